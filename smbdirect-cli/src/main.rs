@@ -1,0 +1,3 @@
+//! The `smbdirect` command.
+
+fn main() {}

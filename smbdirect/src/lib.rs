@@ -1,0 +1,5 @@
+//! SMB Direct in user space.
+#![forbid(unsafe_code)]
+
+pub mod rdma;
+pub mod wire;

@@ -1,0 +1,433 @@
+//! The table of registered buffers: who may touch which bytes, decided in one place.
+//!
+//! Each connection has a table of its own, which is its protection domain: a token means nothing
+//! on another connection. A buffer belongs to the table from [`register`](MemoryTable::register)
+//! to [`deregister`](MemoryTable::deregister). Tokens and base offsets are random, so a peer
+//! cannot guess what it was not told.
+
+use std::collections::{HashMap, hash_map::Entry};
+
+use bytes::{Bytes, BytesMut};
+use thiserror::Error;
+
+use super::work::{Access, RemoteAddress, Token};
+
+/// What the owner of a registered buffer tells the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Where the buffer begins and the token that opens it.
+    pub address: RemoteAddress,
+    /// Bytes in the buffer.
+    pub length: u32,
+}
+
+/// A buffer that could not be registered, and why.
+#[derive(Debug, Error)]
+#[error("{reason}")]
+pub struct RegisterError {
+    /// The buffer, unchanged.
+    pub buffer: BytesMut,
+    /// Why it was not registered.
+    pub reason: RegisterFault,
+}
+
+/// Why a buffer cannot be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RegisterFault {
+    /// A buffer descriptor has 32 bits for the length.
+    #[error("a registered buffer has at most 4294967295 bytes")]
+    TooLong,
+    /// The operating system gave no random numbers, or too many buffers are registered.
+    #[error("no token could be made")]
+    NoToken,
+    /// The provider refused, with an error code of the operating system.
+    #[error("the provider refused the registration (error {0})")]
+    Provider(i32),
+}
+
+/// Why a buffer does not come back yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DeregisterError {
+    /// Queued work still reads from it. The peer has lost its access already.
+    #[error("work that is still queued names the buffer")]
+    InUse,
+    /// No buffer is registered under this token.
+    #[error("no buffer is registered under this token")]
+    Unknown,
+}
+
+/// Why the peer may not touch the bytes it named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AccessFault {
+    /// No valid registration has this token.
+    #[error("the token names no valid registration")]
+    InvalidToken,
+    /// The bytes are not all inside the registration.
+    #[error("the bytes lie outside the registration")]
+    Bounds,
+    /// The registration does not allow this kind of access.
+    #[error("the registration does not allow this access")]
+    Rights,
+    /// Offset and length together pass the end of the address space.
+    #[error("offset and length wrap around")]
+    Wrap,
+}
+
+/// The registered buffers of one connection.
+#[derive(Debug, Default)]
+pub struct MemoryTable {
+    regions: HashMap<Token, Region>,
+}
+
+#[derive(Debug)]
+struct Region {
+    base: u64,
+    access: Access,
+    /// False once invalidated by either end; the buffer stays until it is deregistered.
+    valid: bool,
+    memory: Memory,
+}
+
+/// A buffer that is only read can be shared with queued work; one that is written cannot.
+#[derive(Debug)]
+enum Memory {
+    ReadOnly(Bytes),
+    Writable(BytesMut),
+}
+
+impl Memory {
+    fn len(&self) -> usize {
+        match self {
+            Self::ReadOnly(bytes) => bytes.len(),
+            Self::Writable(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// The lowest token given out: small numbers are what a peer would try first, and 0 and 1 are
+/// what ready-to-receive frames carry.
+const LOWEST_TOKEN: u32 = 0x100;
+/// Base offsets are multiples of this.
+const BASE_ALIGNMENT: u64 = 4096;
+
+impl MemoryTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes `buffer` and lets the peer use it as far as `access` goes.
+    ///
+    /// # Errors
+    /// Buffers of 4 GiB and more, and a machine without random numbers. The error holds the buffer.
+    pub fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        let Ok(length) = u32::try_from(buffer.len()) else {
+            return Err(RegisterError {
+                buffer,
+                reason: RegisterFault::TooLong,
+            });
+        };
+        //= SEC-01
+        for _ in 0..64 {
+            let Ok(random) = getrandom::u64() else { break };
+            let token = Token((random >> 32) as u32);
+            // 32 random bits above the alignment: no buffer reaches the end of the address space.
+            let base = u64::from(random as u32) * BASE_ALIGNMENT;
+            if token.0 < LOWEST_TOKEN {
+                continue;
+            }
+            if let Entry::Vacant(entry) = self.regions.entry(token) {
+                //= SMBD-3.1.4.3-01
+                let memory = if access.contains(Access::REMOTE_WRITE) {
+                    Memory::Writable(buffer)
+                } else {
+                    Memory::ReadOnly(buffer.freeze())
+                };
+                entry.insert(Region {
+                    base,
+                    access,
+                    valid: true,
+                    memory,
+                });
+                return Ok(Registration {
+                    address: RemoteAddress {
+                        token,
+                        offset: base,
+                    },
+                    length,
+                });
+            }
+        }
+        Err(RegisterError {
+            buffer,
+            reason: RegisterFault::NoToken,
+        })
+    }
+
+    /// Ends a registration and gives the buffer back. The peer's access ends with this call,
+    /// whether or not the buffer is free yet.
+    ///
+    /// # Errors
+    /// [`DeregisterError::InUse`] while slices from [`read`](Self::read) are alive.
+    pub fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        let Entry::Occupied(mut entry) = self.regions.entry(token) else {
+            return Err(DeregisterError::Unknown);
+        };
+        //= SMBD-3.1.4.4-03
+        //= SEC-05
+        entry.get_mut().valid = false;
+        let Region {
+            base,
+            access,
+            memory,
+            ..
+        } = entry.remove();
+        match memory {
+            Memory::Writable(buffer) => Ok(buffer),
+            Memory::ReadOnly(shared) => shared.try_into_mut().map_err(|shared| {
+                let memory = Memory::ReadOnly(shared);
+                self.regions.insert(
+                    token,
+                    Region {
+                        base,
+                        access,
+                        valid: false,
+                        memory,
+                    },
+                );
+                DeregisterError::InUse
+            }),
+        }
+    }
+
+    /// The peer invalidates a token by a Send. An already invalid one is no fault.
+    ///
+    /// # Errors
+    /// The token is unknown, or its registration does not allow remote invalidation.
+    pub fn invalidate(&mut self, token: Token) -> Result<(), AccessFault> {
+        //= RDMAP-13
+        let region = self
+            .regions
+            .get_mut(&token)
+            .ok_or(AccessFault::InvalidToken)?;
+        if !region.access.contains(Access::REMOTE_INVALIDATE) {
+            return Err(AccessFault::Rights);
+        }
+        region.valid = false;
+        Ok(())
+    }
+
+    /// Whether the peer may access `length` bytes at `at` in the way of `right`.
+    ///
+    /// # Errors
+    /// Checked in this order: token, right, wrap, bounds.
+    pub fn check(&self, at: RemoteAddress, length: u32, right: Access) -> Result<(), AccessFault> {
+        self.find(at, length, right).map(|_| ())
+    }
+
+    /// Bytes for an RDMA Read of the peer's. A buffer without remote write access is shared,
+    /// not copied.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn read(&self, from: RemoteAddress, length: u32) -> Result<Bytes, AccessFault> {
+        let (region, start) = self.find(from, length, Access::REMOTE_READ)?;
+        let range = start..start + length as usize;
+        Ok(match &region.memory {
+            Memory::ReadOnly(bytes) => bytes.slice(range),
+            Memory::Writable(bytes) => Bytes::copy_from_slice(&bytes[range]),
+        })
+    }
+
+    /// The bytes that an RDMA Write of the peer's names, to be overwritten.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn write(&mut self, to: RemoteAddress, length: u32) -> Result<&mut [u8], AccessFault> {
+        let start = self.find(to, length, Access::REMOTE_WRITE)?.1;
+        match self
+            .regions
+            .get_mut(&to.token)
+            .map(|region| &mut region.memory)
+        {
+            Some(Memory::Writable(bytes)) => Ok(&mut bytes[start..start + length as usize]),
+            _ => unreachable!("a region with remote write access is writable"),
+        }
+    }
+
+    /// Registrations in the table, valid or not.
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether nothing is registered.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    fn find(
+        &self,
+        at: RemoteAddress,
+        length: u32,
+        right: Access,
+    ) -> Result<(&Region, usize), AccessFault> {
+        //= SEC-02
+        //= DDP-15
+        let region = self.regions.get(&at.token).filter(|region| region.valid);
+        let region = region.ok_or(AccessFault::InvalidToken)?;
+        //= SEC-03
+        if !region.access.contains(right) {
+            return Err(AccessFault::Rights);
+        }
+        //= DDP-14
+        at.offset
+            .checked_add(u64::from(length))
+            .ok_or(AccessFault::Wrap)?;
+        //= SEC-04
+        let start = at
+            .offset
+            .checked_sub(region.base)
+            .ok_or(AccessFault::Bounds)?;
+        let size = region.memory.len() as u64;
+        if u64::from(length) > size || start > size - u64::from(length) {
+            return Err(AccessFault::Bounds);
+        }
+        Ok((region, start as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: Access = Access::REMOTE_READ;
+    const WRITE: Access = Access::REMOTE_WRITE;
+
+    fn buffer(length: usize) -> BytesMut {
+        (0..length).map(|i| i as u8).collect()
+    }
+
+    fn past(registration: Registration, bytes: u64) -> RemoteAddress {
+        let RemoteAddress { token, offset } = registration.address;
+        RemoteAddress {
+            token,
+            offset: offset.wrapping_add(bytes),
+        }
+    }
+
+    //= SEC-04 test
+    //= DDP-14 test
+    //= DDP-15 test
+    #[test]
+    fn bounds_to_the_byte() {
+        let mut table = MemoryTable::new();
+        let region = table.register(buffer(100), READ | WRITE).unwrap();
+        for (start, length, expected) in [
+            (0, 100, Ok(())),
+            (0, 0, Ok(())),
+            (100, 0, Ok(())),
+            (99, 1, Ok(())),
+            (99, 2, Err(AccessFault::Bounds)),
+            (100, 1, Err(AccessFault::Bounds)),
+            (101, 0, Err(AccessFault::Bounds)),
+            (0, 101, Err(AccessFault::Bounds)),
+            (u64::MAX, 1, Err(AccessFault::Bounds)),
+            (50, u32::MAX, Err(AccessFault::Bounds)),
+        ] {
+            assert_eq!(
+                table.check(past(region, start), length, READ),
+                expected,
+                "{start} {length}"
+            );
+            assert_eq!(
+                table.write(past(region, start), length).map(|_| ()),
+                expected
+            );
+        }
+        let top = RemoteAddress {
+            token: region.address.token,
+            offset: u64::MAX,
+        };
+        assert_eq!(table.check(top, 2, READ), Err(AccessFault::Wrap));
+    }
+
+    //= SEC-03 test
+    //= SMBD-3.1.4.3-01 test
+    #[test]
+    fn only_the_rights_that_were_given() {
+        for access in (0..8).map(Access::from_bits_truncate) {
+            let mut table = MemoryTable::new();
+            let region = table.register(buffer(8), access).unwrap();
+            let address = region.address;
+            assert_eq!(table.read(address, 8).is_ok(), access.contains(READ));
+            assert_eq!(table.write(address, 8).is_ok(), access.contains(WRITE));
+            let invalidate = access.contains(Access::REMOTE_INVALIDATE);
+            assert_eq!(table.invalidate(address.token).is_ok(), invalidate);
+        }
+    }
+
+    //= RDMAP-13 test
+    #[test]
+    fn an_invalidated_token_opens_nothing_and_the_buffer_still_comes_back() {
+        let mut table = MemoryTable::new();
+        let region = table
+            .register(buffer(8), WRITE | Access::REMOTE_INVALIDATE)
+            .unwrap();
+        table.write(region.address, 8).unwrap().fill(7);
+        let token = region.address.token;
+        assert_eq!(table.invalidate(token), Ok(()));
+        assert_eq!(table.invalidate(token), Ok(()));
+        assert_eq!(
+            table.write(region.address, 8),
+            Err(AccessFault::InvalidToken)
+        );
+        assert_eq!(
+            table.invalidate(Token(token.0 ^ 1)),
+            Err(AccessFault::InvalidToken)
+        );
+        assert_eq!(table.deregister(token).unwrap(), &[7; 8][..]);
+        assert_eq!(table.deregister(token), Err(DeregisterError::Unknown));
+        assert!(table.is_empty());
+    }
+
+    //= SMBD-3.1.4.4-03 test
+    //= SEC-05 test
+    #[test]
+    fn a_buffer_that_is_being_sent_comes_back_when_it_has_been() {
+        let mut table = MemoryTable::new();
+        let region = table.register(buffer(8), READ).unwrap();
+        let token = region.address.token;
+        let outgoing = table.read(region.address, 4).unwrap();
+        assert_eq!(table.deregister(token), Err(DeregisterError::InUse));
+        assert_eq!(
+            table.read(region.address, 4),
+            Err(AccessFault::InvalidToken)
+        );
+        drop(outgoing);
+        let pointer = table.deregister(token).unwrap();
+        assert_eq!(pointer, &[0, 1, 2, 3, 4, 5, 6, 7][..]);
+    }
+
+    //= SEC-01 test
+    //= SEC-02 test
+    #[test]
+    fn tokens_and_bases_do_not_repeat_and_mean_nothing_elsewhere() {
+        let (mut one, other) = (MemoryTable::new(), MemoryTable::new());
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..1000 {
+            let region = one.register(buffer(1), READ).unwrap();
+            assert!(region.address.token.0 >= LOWEST_TOKEN);
+            assert_eq!(region.address.offset % BASE_ALIGNMENT, 0);
+            assert!(region.address.offset < 1 << 52);
+            assert!(seen.insert(region.address.token));
+            assert_eq!(
+                other.read(region.address, 1),
+                Err(AccessFault::InvalidToken)
+            );
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The three traits of a provider: [`Provider`], [`Listener`] and [`QueuePair`].
+//!
+//! They are object-safe and small: a method is here because [MS-SMBD] 3.1.4 or the life of a
+//! connection needs it. A queue pair is a machine without a task of its own: whoever holds it
+//! posts, flushes and polls, and is woken through the context it polled with.
+
+use std::{
+    fmt,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{
+    memory::{DeregisterError, RegisterError, Registration},
+    work::{Access, Completion, Limits, ProviderError, Room, Token, WorkRequest},
+};
+
+/// A future on the heap, so that the traits stay object-safe.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A kind of RDMA: makes connections and listeners.
+pub trait Provider: Send + Sync + fmt::Debug {
+    /// A word for logs and reports: `iwarp`, `loopback`, `verbs`.
+    fn name(&self) -> &'static str;
+
+    /// The port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 elsewhere (1.9).
+    fn default_port(&self) -> u16;
+
+    /// What a connection can do at best; the peer may have it lowered.
+    fn limits(&self) -> Limits;
+
+    /// Connects. Dropping the future gives up and leaves nothing behind.
+    ///
+    /// The receive of the request is posted before the peer can send.
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>>;
+
+    /// Listens. Port 0 picks a free one, to be read from [`Listener::local_address`].
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>>;
+}
+
+/// What [`Provider::connect`] needs to know.
+#[derive(Debug)]
+pub struct ConnectRequest {
+    /// Where the peer listens.
+    pub address: SocketAddr,
+    /// For the peer's eyes, with the connection request; at most 200 bytes.
+    pub private_data: Bytes,
+    /// The receive to post before connecting.
+    pub receive: WorkRequest,
+}
+
+/// A new connection.
+#[derive(Debug)]
+pub struct Connected {
+    /// The machine that carries it.
+    pub queue_pair: Box<dyn QueuePair>,
+    /// The peer.
+    pub remote_address: SocketAddr,
+    /// This end.
+    pub local_address: SocketAddr,
+    /// What the peer said with its answer; empty on the accepting side.
+    pub private_data: Bytes,
+}
+
+/// Waits for connection requests.
+pub trait Listener: Send + fmt::Debug {
+    /// The address listened on, with the port that was picked.
+    fn local_address(&self) -> SocketAddr;
+
+    /// The next request. Dropping the future loses none.
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>>;
+}
+
+/// A peer that wants to connect and has not been answered; dropping it turns the peer away.
+pub struct Incoming {
+    /// The peer.
+    pub remote_address: SocketAddr,
+    /// What the peer said with its request.
+    pub private_data: Bytes,
+    /// Answers the peer.
+    pub answer:
+        Box<dyn FnOnce(Answer) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send>,
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming")
+            .field("remote_address", &self.remote_address)
+            .field("private_data", &self.private_data)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the accepting side says to a connection request.
+#[derive(Debug)]
+pub struct Answer {
+    /// For the peer's eyes, with the answer.
+    pub private_data: Bytes,
+    /// The receive to post before answering.
+    pub receive: WorkRequest,
+    /// Most RDMA Reads the peer is known to serve at once, from its private data.
+    pub peer_serves_reads: Option<u32>,
+}
+
+/// One end of a connection: work goes in, completions come out.
+pub trait QueuePair: Send + fmt::Debug {
+    /// What this connection can do, after both ends had their say.
+    fn limits(&self) -> Limits;
+
+    /// How much may be posted now.
+    fn room(&self) -> Room;
+
+    /// Queues `work`; nothing leaves before [`flush`](Self::flush).
+    ///
+    /// On a connection that has ended the request completes as flushed.
+    ///
+    /// # Panics
+    /// May panic if there was no [`room`](Self::room) for it.
+    fn post(&mut self, work: WorkRequest);
+
+    /// Hands queued work to the wire as far as it takes any. What it does not take goes later:
+    /// the context is woken when there is more to do.
+    fn flush(&mut self, context: &mut Context<'_>);
+
+    /// The next completion. `Pending` wakes the context when there is one; after
+    /// [`Completion::Disconnected`] it stays pending.
+    fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
+
+    /// Ends the connection: in good order behind the work already posted, or at once.
+    /// Completions follow either way, [`Completion::Disconnected`] as the last.
+    fn disconnect(&mut self, how: Teardown);
+
+    /// Makes `buffer` reachable for the peer on this connection, as far as `access` goes.
+    ///
+    /// # Errors
+    /// The error holds the buffer.
+    fn register(&mut self, buffer: BytesMut, access: Access)
+    -> Result<Registration, RegisterError>;
+
+    /// Ends a registration: from this call on the peer can neither read nor write it. Gives the
+    /// buffer back, or [`DeregisterError::InUse`] while queued work still reads from it; call
+    /// again after the next flush or completion. Works on ended connections too.
+    fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError>;
+}
+
+/// How to end a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Teardown {
+    /// Behind the work already posted.
+    Graceful,
+    /// Now.
+    Abort,
+}

@@ -1,0 +1,321 @@
+//! Data Transfer (2.2.3): a 20-byte header, and with a payload 4 bytes of padding before it.
+
+use std::ops::Range;
+
+use bitflags::bitflags;
+use bytes::BufMut;
+
+use super::reader::{DecodeError, Reader};
+
+bitflags! {
+    /// The Flags field; bits without a name are kept and ignored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Flags: u16 {
+        /// SMB_DIRECT_RESPONSE_REQUESTED: the receiver is to send something promptly.
+        const RESPONSE_REQUESTED = 0x0001;
+        const _ = !0;
+    }
+}
+
+/// The header of one Data Transfer message and the place of its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataTransfer {
+    /// Send credits the sender wants to hold in all; absolute.
+    pub credits_requested: u16,
+    /// Send credits this message gives to its receiver; incremental.
+    pub credits_granted: u16,
+    /// Whether an answer is asked for.
+    pub flags: Flags,
+    /// Bytes of the upper-layer message that follow in later messages; 0 in the last.
+    pub remaining_data_length: u32,
+    /// Where the payload begins, in bytes from the start of the header; 0 without one.
+    pub data_offset: u32,
+    /// Bytes of payload in this message.
+    pub data_length: u32,
+}
+
+impl DataTransfer {
+    /// Bytes of the header, and the whole of a message without payload.
+    pub const HEADER_LENGTH: usize = 20;
+    /// Where we put a payload: the header, padded to eight bytes (3.1.5.4).
+    pub const PAYLOAD_OFFSET: u32 = 24;
+
+    /// Reads a header and checks that the payload it names lies in `bytes`.
+    ///
+    /// Bytes behind the payload are ignored, and so are the Reserved field and the padding.
+    /// A payload may overlap the header (offsets 0, 8 and 16): the specification allows it.
+    ///
+    /// # Errors
+    /// The three checks of 3.1.5.8 that concern the message alone.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        //= SMBD-3.1.5.8-01
+        let mut reader = Reader::new("Data Transfer", bytes, Self::HEADER_LENGTH)?;
+        let credits_requested = reader.u16();
+        let credits_granted = reader.u16();
+        //= SMBD-2.2.3-06
+        let flags = Flags::from_bits_retain(reader.u16());
+        let _reserved = reader.u16();
+        let message = Self {
+            credits_requested,
+            credits_granted,
+            flags,
+            remaining_data_length: reader.u32(),
+            data_offset: reader.u32(),
+            data_length: reader.u32(),
+        };
+        let Self {
+            data_offset,
+            data_length,
+            ..
+        } = message;
+        //= SMBD-3.1.5.8-03
+        if !data_offset.is_multiple_of(8) {
+            return Err(DecodeError::DataOffsetAlignment { data_offset });
+        }
+        //= SMBD-3.1.5.8-04
+        if u64::from(data_offset) + u64::from(data_length) > bytes.len() as u64 {
+            let length = bytes.len();
+            return Err(DecodeError::DataBeyondMessage {
+                data_offset,
+                data_length,
+                length,
+            });
+        }
+        Ok(message)
+    }
+
+    /// A message that carries no payload: credits, or a sign of life.
+    pub const fn empty(credits_requested: u16, credits_granted: u16, flags: Flags) -> Self {
+        //= SMBD-2.2.3-02
+        //= SMBD-2.2.3-03
+        //= SMBD-3.1.5.4-03
+        Self {
+            credits_requested,
+            credits_granted,
+            flags,
+            remaining_data_length: 0,
+            data_offset: 0,
+            data_length: 0,
+        }
+    }
+
+    /// Where the payload lies in the bytes this was decoded from.
+    pub const fn payload(&self) -> Range<usize> {
+        let start = self.data_offset as usize;
+        start..start + self.data_length as usize
+    }
+
+    /// Bytes that [`encode`](Self::encode) writes: 20, or 24 in front of a payload.
+    pub const fn encoded_length(&self) -> usize {
+        if self.data_length == 0 && self.data_offset == 0 {
+            Self::HEADER_LENGTH
+        } else {
+            self.data_offset as usize
+        }
+    }
+
+    /// Appends the header and, where a payload follows, the padding up to `data_offset`.
+    ///
+    /// # Panics
+    /// If `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or
+    /// `data_offset` lies inside the header or is no multiple of eight: legal values only.
+    pub fn encode(&self, out: &mut impl BufMut) {
+        out.put_u16_le(self.credits_requested);
+        out.put_u16_le(self.credits_granted);
+        out.put_u16_le(self.flags.bits());
+        out.put_u16_le(0);
+        out.put_u32_le(self.remaining_data_length);
+        out.put_u32_le(self.data_offset);
+        out.put_u32_le(self.data_length);
+        if self.data_offset != 0 {
+            //= SMBD-2.2.3-04
+            assert!(
+                self.data_offset >= Self::PAYLOAD_OFFSET && self.data_offset.is_multiple_of(8),
+                "DataOffset {} is not legal to send",
+                self.data_offset
+            );
+            //= SMBD-2.2.3-05
+            //= SMBD-3.1.5.4-08
+            out.put_bytes(0, self.data_offset as usize - Self::HEADER_LENGTH);
+        } else {
+            assert_eq!(self.data_length, 0, "a payload needs a DataOffset");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn segment(remaining_data_length: u32, data_length: u32) -> DataTransfer {
+        DataTransfer {
+            credits_requested: 10,
+            credits_granted: 1,
+            flags: Flags::empty(),
+            remaining_data_length,
+            data_offset: 24,
+            data_length,
+        }
+    }
+
+    fn encoded(message: &DataTransfer) -> Vec<u8> {
+        let mut out = Vec::new();
+        message.encode(&mut out);
+        out
+    }
+
+    /// The worked messages of section 4.2 and 4.3, an empty grant and a keepalive request.
+    fn worked() -> Vec<(DataTransfer, Vec<u8>)> {
+        let head = |remaining: [u8; 4], length: [u8; 4]| {
+            let mut bytes = vec![0x0a, 0, 1, 0, 0, 0, 0, 0];
+            bytes.extend(remaining);
+            bytes.extend([0x18, 0, 0, 0]);
+            bytes.extend(length);
+            bytes.extend([0; 4]);
+            bytes
+        };
+        vec![
+            (segment(0, 500), head([0; 4], [0xf4, 1, 0, 0])),
+            (
+                segment(64_536, 1000),
+                head([0x18, 0xfc, 0, 0], [0xe8, 3, 0, 0]),
+            ),
+            (
+                segment(63_536, 1000),
+                head([0x30, 0xf8, 0, 0], [0xe8, 3, 0, 0]),
+            ),
+            (segment(536, 1000), head([0x18, 2, 0, 0], [0xe8, 3, 0, 0])),
+            (segment(0, 536), head([0; 4], [0x18, 2, 0, 0])),
+            (
+                DataTransfer::empty(10, 1, Flags::empty()),
+                vec![
+                    0x0a, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                ],
+            ),
+            (
+                DataTransfer::empty(255, 0, Flags::RESPONSE_REQUESTED),
+                vec![
+                    0xff, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                ],
+            ),
+        ]
+    }
+
+    //= SMBD-2.2.3-02 test
+    //= SMBD-2.2.3-03 test
+    //= SMBD-2.2.3-05 test
+    //= SMBD-3.1.5.4-03 test
+    //= SMBD-3.1.5.4-08 test
+    #[test]
+    fn worked_messages_both_ways() {
+        for (message, header) in worked() {
+            assert_eq!(encoded(&message), header);
+            let mut bytes = header;
+            bytes.resize(bytes.len() + message.data_length as usize, 0x55);
+            assert_eq!(DataTransfer::decode(&bytes), Ok(message));
+            assert_eq!(message.payload().len(), message.data_length as usize);
+        }
+    }
+
+    //= SMBD-3.1.5.8-01 test
+    //= SMBD-3.1.5.8-04 test
+    #[test]
+    fn every_truncation_is_an_error() {
+        for (message, header) in worked() {
+            let mut bytes = header;
+            bytes.resize(bytes.len() + message.data_length as usize, 0x55);
+            for length in 0..bytes.len() {
+                let error = DataTransfer::decode(&bytes[..length]).unwrap_err();
+                match error {
+                    DecodeError::TooShort { .. } => assert!(length < 20),
+                    DecodeError::DataBeyondMessage { .. } => assert!(length >= 20),
+                    DecodeError::DataOffsetAlignment { .. } => panic!("nothing was misaligned"),
+                }
+            }
+        }
+    }
+
+    //= SMBD-3.1.5.8-03 test
+    //= SMBD-2.2.3-04 test
+    #[test]
+    fn data_offset_must_be_a_multiple_of_eight() {
+        for data_offset in 0..40_u32 {
+            let mut bytes = encoded(&segment(0, 0));
+            bytes[12..16].copy_from_slice(&data_offset.to_le_bytes());
+            bytes.resize(64, 0);
+            let decoded = DataTransfer::decode(&bytes);
+            if data_offset % 8 == 0 {
+                assert_eq!(decoded.unwrap().data_offset, data_offset);
+            } else {
+                assert_eq!(
+                    decoded,
+                    Err(DecodeError::DataOffsetAlignment { data_offset })
+                );
+            }
+        }
+    }
+
+    //= SMBD-3.1.5.8-04 test
+    #[test]
+    fn offset_and_length_are_added_without_wrapping() {
+        let mut bytes = encoded(&segment(0, 0));
+        bytes[12..16].copy_from_slice(&0xffff_fff8_u32.to_le_bytes());
+        bytes[16..20].copy_from_slice(&16_u32.to_le_bytes());
+        assert!(matches!(
+            DataTransfer::decode(&bytes),
+            Err(DecodeError::DataBeyondMessage { .. })
+        ));
+        // Offset 24 without a byte behind it needs the padding to be there.
+        let empty_with_offset = encoded(&segment(0, 0));
+        assert!(DataTransfer::decode(&empty_with_offset).is_ok());
+        assert!(DataTransfer::decode(&empty_with_offset[..20]).is_err());
+    }
+
+    //= SMBD-2.2-03 test
+    //= SMBD-2.2.3-06 test
+    #[test]
+    fn reserved_padding_and_unknown_flags_are_ignored() {
+        let mut bytes = encoded(&segment(0, 0));
+        bytes[4..6].copy_from_slice(&0xfffe_u16.to_le_bytes());
+        bytes[6..8].fill(0xff);
+        bytes[20..24].fill(0xff);
+        let decoded = DataTransfer::decode(&bytes).unwrap();
+        assert!(!decoded.flags.contains(Flags::RESPONSE_REQUESTED));
+        assert_eq!(
+            DataTransfer {
+                flags: Flags::empty(),
+                ..decoded
+            },
+            segment(0, 0)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_legal_message_survives_the_wire(
+            credits_requested: u16, credits_granted: u16, asks: bool,
+            remaining_data_length: u32, payload in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let flags = if asks { Flags::RESPONSE_REQUESTED } else { Flags::empty() };
+            let message = DataTransfer {
+                credits_requested, credits_granted, flags, remaining_data_length,
+                data_offset: 24, data_length: payload.len() as u32,
+            };
+            let mut bytes = encoded(&message);
+            prop_assert_eq!(bytes.len(), message.encoded_length());
+            bytes.extend_from_slice(&payload);
+            let decoded = DataTransfer::decode(&bytes).unwrap();
+            prop_assert_eq!(decoded, message);
+            prop_assert_eq!(&bytes[decoded.payload()], &payload[..]);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Ok(message) = DataTransfer::decode(&bytes) {
+                prop_assert!(message.payload().end <= bytes.len());
+            }
+        }
+    }
+}
