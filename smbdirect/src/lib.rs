@@ -1,5 +1,33 @@
 //! SMB Direct in user space.
 #![forbid(unsafe_code)]
 
+pub mod engine;
 pub mod rdma;
 pub mod wire;
+
+#[cfg(feature = "tokio")]
+mod connection;
+#[cfg(feature = "tokio")]
+mod driver;
+#[cfg(feature = "tokio")]
+mod inbox;
+#[cfg(feature = "tokio")]
+mod listener;
+#[cfg(feature = "tokio")]
+mod waiters;
+
+#[cfg(feature = "tokio")]
+pub use connection::{
+    ConnectError, Connection, MemoryRegion, ReadError, Reading, RegisterError, Sending,
+    TrySendError, Writing,
+};
+pub use engine::{
+    Config, ConfigError, ConnectionError, Credits, Message, Negotiated, SendError, Settings,
+    Statistics, TransferFault, Violation,
+};
+#[cfg(feature = "tokio")]
+pub use inbox::Segment;
+#[cfg(feature = "tokio")]
+pub use listener::Listener;
+pub use rdma::work::Access;
+pub use wire::BufferDescriptorV1;

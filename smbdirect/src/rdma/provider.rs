@@ -33,6 +33,12 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// What a connection can do at best; the peer may have it lowered.
     fn limits(&self) -> Limits;
 
+    /// Whether this is iWARP, where SMB Direct tells the read depths in the private data
+    /// (section 6) because the provider below may not.
+    fn is_iwarp(&self) -> bool {
+        false
+    }
+
     /// Connects. Dropping the future gives up and leaves nothing behind.
     ///
     /// The receive of the request is posted before the peer can send.
@@ -84,6 +90,9 @@ pub struct Incoming {
     pub remote_address: SocketAddr,
     /// What the peer said with its request.
     pub private_data: Bytes,
+    /// Whether the handshake itself told the read depths. Where it did not (MPA revision 1),
+    /// the private data may, and the answer has to.
+    pub knows_read_depths: bool,
     /// Answers the peer.
     pub answer:
         Box<dyn FnOnce(Answer) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send>,

@@ -1,0 +1,668 @@
+//! [`Connection`]: the handle to an established SMB Direct connection.
+
+use std::{
+    fmt,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use thiserror::Error;
+
+use crate::{
+    driver::{Driver, Shared, State, TransferResult, now},
+    engine::{
+        self, Config, ConnectionError, Credits, Expired, Message, MessageId, Negotiated, SendError,
+        Statistics, TransferFault, TransferId,
+    },
+    inbox::Segment,
+    rdma::{
+        memory::{DeregisterError, RegisterFault, Registration},
+        provider::{ConnectRequest, Connected, Provider},
+        work::{Access, ProviderError, Token},
+    },
+    wire::{BufferDescriptorV1, IrdOrd},
+};
+
+/// An established SMB Direct connection.
+///
+/// Handles are cheap to clone and all methods take `&self`. The connection ends when
+/// [`close`](Self::close) is called or the last handle is dropped; either way what was sent
+/// before is sent first. Every method must be called within a tokio runtime.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use smbdirect::{Config, Connection, Listener, rdma::loopback::Loopback};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let provider = Arc::new(Loopback::new());
+/// let address = "127.0.0.1:445".parse()?;
+/// let mut listener = Listener::bind(provider.clone(), address, Config::default()).await?;
+///
+/// let client = Connection::connect(&*provider, address, Config::default()).await?;
+/// let server = listener.accept().await?;
+///
+/// client.send("hello")?.await?;
+/// assert_eq!(server.recv().await?.into_bytes(), "hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Connection {
+    handle: Arc<Handle>,
+}
+
+/// What all clones of a connection have in common; the last one closes it.
+struct Handle {
+    shared: Arc<Shared>,
+    local_address: SocketAddr,
+    remote_address: SocketAddr,
+    negotiated: Negotiated,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.with(|state| {
+            state.engine.close();
+            state.kick();
+        });
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("local_address", &self.handle.local_address)
+            .field("remote_address", &self.handle.remote_address)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why no connection came about.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConnectError {
+    /// There is no RDMA connection to the peer.
+    #[error("no RDMA connection: {0}")]
+    Provider(#[from] ProviderError),
+    /// There was one, and the negotiation of SMB Direct on it failed.
+    #[error("SMB Direct was not negotiated: {0}")]
+    Negotiation(#[from] ConnectionError),
+}
+
+/// Why [`Connection::try_send`] did not take a message.
+#[derive(Debug, Error)]
+pub enum TrySendError {
+    /// It would have to wait for credits or for messages before it. Here it is again.
+    #[error("the message would have to wait")]
+    NotReady(Message),
+    /// It can never be sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+}
+
+/// A read that was not done, with its buffer.
+#[derive(Debug, Error)]
+#[error("{fault}")]
+pub struct ReadError {
+    /// Why.
+    #[source]
+    pub fault: TransferFault,
+    /// The buffer, in an unknown state; `None` if the runtime stopped with it.
+    pub buffer: Option<BytesMut>,
+}
+
+/// A buffer that was not registered.
+#[derive(Debug, Error)]
+#[error("{reason}")]
+pub struct RegisterError {
+    /// The buffer, unchanged.
+    pub buffer: BytesMut,
+    /// Why it was not registered.
+    #[source]
+    pub reason: RegisterFault,
+}
+
+impl Connection {
+    /// Connects to a peer that listens, and negotiates (3.1.4.1).
+    ///
+    /// Dropping the future gives up. It ends by itself after
+    /// [`active_negotiation_timeout`](engine::Settings::active_negotiation_timeout).
+    ///
+    /// # Errors
+    /// Whether RDMA or SMB Direct failed, and why.
+    pub async fn connect(
+        provider: &dyn Provider,
+        address: SocketAddr,
+        config: Config,
+    ) -> Result<Self, ConnectError> {
+        let mut engine = engine::Connection::active(config.clone(), now());
+        let receive = engine.negotiate_receive();
+        let private_data = read_depths(provider);
+        let request = ConnectRequest {
+            address,
+            private_data,
+            receive,
+        };
+        //= SMBD-3.1.4.1-06
+        let connecting = provider.connect(request);
+        let connected = tokio::time::timeout(config.active_negotiation_timeout, connecting)
+            .await
+            .map_err(|_| ConnectionError::TimedOut(Expired::Negotiation))?
+            //= SMBD-3.1.4.1-08
+            .map_err(ConnectError::Provider)?;
+        //= SMBD-3.1.4.1-10
+        Ok(Self::negotiate(engine, connected, &config).await?)
+    }
+
+    /// Runs the negotiation on an RDMA connection that is there, in either role.
+    pub(crate) async fn negotiate(
+        mut engine: engine::Connection,
+        connected: Connected,
+        config: &Config,
+    ) -> Result<Self, ConnectionError> {
+        let Connected {
+            queue_pair,
+            remote_address,
+            local_address,
+            ..
+        } = connected;
+        engine.handle_connected(queue_pair.limits());
+        let shared = Shared::new(engine, queue_pair, config);
+        let guard = CloseOnDrop(Some(shared.clone()));
+        Driver::spawn(shared.clone());
+        let negotiated = shared
+            .wait(|state| match (state.negotiated, &state.closed) {
+                (Some(negotiated), _) => Some(Ok(negotiated)),
+                (None, Some(error)) => Some(Err(error.clone())),
+                (None, None) => None,
+            })
+            .await?;
+        guard.disarm();
+        let handle = Handle {
+            shared,
+            local_address,
+            remote_address,
+            negotiated,
+        };
+        Ok(Self {
+            handle: Arc::new(handle),
+        })
+    }
+
+    /// Sends a message (3.1.4.2). It is submitted by this call, in the order of calls; the
+    /// future tells when its last segment was handed to the wire, and dropping it changes
+    /// nothing. An empty message goes out, and the peer's upper layer sees nothing of it.
+    ///
+    /// Messages wait, in memory, for the peer's credits. Use [`ready`](Self::ready) and
+    /// [`try_send`](Self::try_send), or await the future, where that must be bounded.
+    ///
+    /// # Errors
+    /// The message is longer than the peer takes, or the connection is over.
+    pub fn send(&self, message: impl Into<Message>) -> Result<Sending, SendError> {
+        self.submit(message.into(), None)
+    }
+
+    /// Sends a message that also ends a registration of the peer's on arrival (3.1.4.2).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_and_invalidate(
+        &self,
+        message: impl Into<Message>,
+        token: Token,
+    ) -> Result<Sending, SendError> {
+        self.submit(message.into(), Some(token))
+    }
+
+    /// Sends a message if it can start at once.
+    ///
+    /// # Errors
+    /// [`TrySendError::NotReady`] gives the message back.
+    pub fn try_send(&self, message: impl Into<Message>) -> Result<Sending, TrySendError> {
+        let message = message.into();
+        let ready = self
+            .shared()
+            .with(|state| state.engine.is_ready() || state.closed.is_some());
+        if !ready {
+            return Err(TrySendError::NotReady(message));
+        }
+        Ok(self.submit(message, None)?)
+    }
+
+    /// Waits until a message handed over would start at once.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub async fn ready(&self) -> Result<(), ConnectionError> {
+        self.shared()
+            .wait(|state| match &state.closed {
+                Some(error) => Some(Err(error.clone())),
+                None => state.engine.is_ready().then_some(Ok(())),
+            })
+            .await
+    }
+
+    fn submit(&self, message: Message, invalidate: Option<Token>) -> Result<Sending, SendError> {
+        self.shared().with(|state| {
+            let index = state.sends.insert();
+            match state
+                .engine
+                .send(MessageId(index as u64), message, invalidate)
+            {
+                Ok(()) => {
+                    state.kick();
+                    Ok(Sending {
+                        shared: self.shared().clone(),
+                        index: Some(index),
+                    })
+                }
+                Err(error) => {
+                    state.sends.remove(index);
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    /// The next message (3.1.5.8), with the token that it invalidated. Messages that arrived
+    /// before the connection ended come first. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// Why the connection is over.
+    pub async fn recv(&self) -> Result<Message, ConnectionError> {
+        self.take(|state| state.inbox.take()).await
+    }
+
+    /// The next message as far as it has arrived, for those who do not wait for the whole.
+    /// Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// Why the connection is over.
+    pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
+        self.take(|state| state.inbox.take_segment()).await
+    }
+
+    async fn take<R>(
+        &self,
+        mut take: impl FnMut(&mut State) -> Option<R>,
+    ) -> Result<R, ConnectionError> {
+        self.shared()
+            .wait(|state| {
+                if let Some(taken) = take(state) {
+                    state.taken();
+                    return Some(Ok(taken));
+                }
+                state.closed.clone().map(Err)
+            })
+            .await
+    }
+
+    /// Registers `buffer` for the peer to use as far as `access` goes (3.1.4.3).
+    ///
+    /// # Errors
+    /// The error has the buffer.
+    pub fn register(
+        &self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<MemoryRegion, RegisterError> {
+        self.shared().with(|state| {
+            //= SMBD-3.1.4.3-03
+            let registration =
+                state
+                    .queue_pair
+                    .register(buffer, access)
+                    .map_err(|error| RegisterError {
+                        buffer: error.buffer,
+                        reason: error.reason,
+                    })?;
+            state.regions += 1;
+            Ok(MemoryRegion {
+                shared: self.shared().clone(),
+                registration,
+                owned: true,
+            })
+        })
+    }
+
+    /// Fills `into` by RDMA Read (3.1.4.6), from `offset` bytes into what the peer's descriptors
+    /// describe. Started by this call; reads finish in the order they were started. Dropping the
+    /// future gives the buffer up, not the read.
+    ///
+    /// # Errors
+    /// The fault, with the buffer.
+    pub fn read(&self, from: &[BufferDescriptorV1], offset: u64, into: BytesMut) -> Reading {
+        self.shared().with(|state| {
+            let index = state.transfers.insert();
+            let id = TransferId(index as u64);
+            if let Err((fault, buffer)) = state.engine.read(id, from, offset, into) {
+                let result = (Some(buffer), Err(fault));
+                state
+                    .transfers
+                    .complete(index, result)
+                    .expect("the place was just made");
+            }
+            state.kick();
+            Reading {
+                shared: self.shared().clone(),
+                index: Some(index),
+            }
+        })
+    }
+
+    /// Puts `data` into the peer's memory by RDMA Write (3.1.4.5), from `offset` bytes into what
+    /// its descriptors describe. Started by this call. When the future is done, `data` was handed
+    /// to the wire; it is in place before any message sent after this call is received.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn write(&self, data: Bytes, to: &[BufferDescriptorV1], offset: u64) -> Writing {
+        self.shared().with(|state| {
+            let index = state.transfers.insert();
+            let id = TransferId(index as u64);
+            if let Err(fault) = state.engine.write(id, to, offset, data) {
+                let result = (None, Err(fault));
+                state
+                    .transfers
+                    .complete(index, result)
+                    .expect("the place was just made");
+            }
+            state.kick();
+            Writing {
+                shared: self.shared().clone(),
+                index: Some(index),
+            }
+        })
+    }
+
+    /// Asks the peer for a sign of life and waits for it: the time of one round trip, if no
+    /// other message comes first.
+    ///
+    /// # Errors
+    /// The connection is over, if only because the peer did not answer in
+    /// [`keepalive_response_timeout`](engine::Settings::keepalive_response_timeout).
+    pub async fn keepalive(&self) -> Result<Duration, ConnectionError> {
+        let started = now();
+        let before = self.shared().with(|state| {
+            let before = state.keepalives_answered;
+            state.engine.prompt_keepalive(started);
+            state.drive(started);
+            before
+        });
+        self.shared()
+            .wait(|state| match &state.closed {
+                _ if state.keepalives_answered != before => Some(Ok(now() - started)),
+                Some(error) => Some(Err(error.clone())),
+                None => None,
+            })
+            .await
+    }
+
+    /// What was agreed with the peer (3.1.4.7).
+    pub fn negotiated(&self) -> Negotiated {
+        self.handle.negotiated
+    }
+
+    /// Credits as they stand.
+    pub fn credits(&self) -> Credits {
+        self.shared().with(|state| state.engine.credits())
+    }
+
+    /// What went over the connection, and what is outstanding.
+    pub fn stats(&self) -> Statistics {
+        self.shared().with(|state| {
+            let mut statistics = state.engine.statistics();
+            statistics.regions = state.regions;
+            statistics
+        })
+    }
+
+    /// The peer.
+    pub fn remote_address(&self) -> SocketAddr {
+        self.handle.remote_address
+    }
+
+    /// This end.
+    pub fn local_address(&self) -> SocketAddr {
+        self.handle.local_address
+    }
+
+    /// Sends what was submitted, finishes reads and writes, and ends the connection in good
+    /// order. Returns when it is over. Dropping the future does not take the close back.
+    ///
+    /// # Errors
+    /// The connection broke, before or on the way.
+    pub async fn close(&self) -> Result<(), ConnectionError> {
+        self.shared().with(|state| {
+            state.engine.close();
+            state.drive(now());
+        });
+        let shared = self.shared();
+        match shared
+            .wait(|state| state.finished.then(|| state.reason()))
+            .await
+        {
+            ConnectionError::Closed(_) => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    /// Waits for the end of the connection and tells its reason.
+    pub async fn closed(&self) -> ConnectionError {
+        self.shared()
+            .wait(|state| state.finished.then(|| state.reason()))
+            .await
+    }
+
+    /// Why the connection is over, if it is.
+    pub fn error(&self) -> Option<ConnectionError> {
+        self.shared().with(|state| state.closed.clone())
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+}
+
+/// The read depths of this end for the private data of iWARP (section 6); elsewhere nothing.
+pub(crate) fn read_depths(provider: &dyn Provider) -> Bytes {
+    if !provider.is_iwarp() {
+        return Bytes::new();
+    }
+    let limits = provider.limits();
+    let depths = IrdOrd {
+        ird: limits.max_inbound_reads.max(1),
+        ord: limits.max_outbound_reads.max(1),
+    };
+    let mut private_data = BytesMut::with_capacity(IrdOrd::LENGTH);
+    depths.encode(&mut private_data);
+    private_data.freeze()
+}
+
+/// Ends a connection whose negotiation is given up.
+struct CloseOnDrop(Option<Arc<Shared>>);
+
+impl CloseOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.with(|state| {
+                state.engine.close();
+                state.drive(now());
+            });
+        }
+    }
+}
+
+/// A message on its way; see [`Connection::send`].
+#[derive(Debug)]
+#[must_use = "the message is on its way; await this to learn when it has been handed to the wire, or drop it by `let _ =`"]
+pub struct Sending {
+    shared: Arc<Shared>,
+    index: Option<usize>,
+}
+
+impl Future for Sending {
+    type Output = Result<(), ConnectionError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let index = self
+            .index
+            .expect("a future is not polled after it was done");
+        let result = self.shared.with(|state| state.sends.poll(index, context));
+        if result.is_ready() {
+            self.index = None;
+        }
+        result
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if let Some(index) = self.index {
+            self.shared.with(|state| state.sends.abandon(index));
+        }
+    }
+}
+
+/// An RDMA Read on its way; see [`Connection::read`].
+#[derive(Debug)]
+#[must_use = "the buffer comes back from this future"]
+pub struct Reading {
+    shared: Arc<Shared>,
+    index: Option<usize>,
+}
+
+impl Future for Reading {
+    type Output = Result<BytesMut, ReadError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { shared, index } = &mut *self;
+        poll_transfer(shared, index, context).map(|(buffer, result)| match (result, buffer) {
+            (Ok(()), Some(buffer)) => Ok(buffer),
+            (Err(fault), buffer) => Err(ReadError { fault, buffer }),
+            (Ok(()), None) => unreachable!("a read that is done has its buffer"),
+        })
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        abandon_transfer(&self.shared, self.index);
+    }
+}
+
+/// An RDMA Write on its way; see [`Connection::write`].
+#[derive(Debug)]
+#[must_use = "the write is on its way; await this to learn when it has been handed to the wire"]
+pub struct Writing {
+    shared: Arc<Shared>,
+    index: Option<usize>,
+}
+
+impl Future for Writing {
+    type Output = Result<(), TransferFault>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { shared, index } = &mut *self;
+        poll_transfer(shared, index, context).map(|(_, result)| result)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        abandon_transfer(&self.shared, self.index);
+    }
+}
+
+fn poll_transfer(
+    shared: &Shared,
+    place: &mut Option<usize>,
+    context: &mut Context<'_>,
+) -> Poll<TransferResult> {
+    let index = place.expect("a future is not polled after it was done");
+    let result = shared.with(|state| state.transfers.poll(index, context));
+    if result.is_ready() {
+        *place = None;
+    }
+    result
+}
+
+fn abandon_transfer(shared: &Shared, place: Option<usize>) {
+    if let Some(index) = place {
+        shared.with(|state| state.transfers.abandon(index));
+    }
+}
+
+/// A buffer that the peer can reach (3.1.4.3). Dropping it ends the registration.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    shared: Arc<Shared>,
+    registration: Registration,
+    owned: bool,
+}
+
+impl MemoryRegion {
+    /// What the peer needs to know: to be sent to it in a message of the upper layer.
+    pub const fn descriptor(&self) -> BufferDescriptorV1 {
+        let Registration { address, length } = self.registration;
+        //= SMBD-3.1.4.3-05
+        BufferDescriptorV1 {
+            offset: address.offset,
+            token: address.token.0,
+            length,
+        }
+    }
+
+    /// The token that the peer can invalidate.
+    pub const fn token(&self) -> Token {
+        self.registration.address.token
+    }
+
+    /// Ends the registration (3.1.4.4). The peer's access ends with the first poll of the
+    /// future; the buffer comes back when no queued work reads from it any more. A registration
+    /// that the peer has invalidated is ended the same way. Dropping the future drops the buffer.
+    ///
+    /// # Errors
+    /// The buffer was lost with the runtime.
+    pub async fn deregister(mut self) -> Result<BytesMut, DeregisterError> {
+        let token = self.token();
+        let shared = self.shared.clone();
+        let result = shared
+            .wait(|state| match state.queue_pair.deregister(token) {
+                //= SMBD-3.1.4.4-01
+                //= SMBD-3.1.4.4-02
+                Err(DeregisterError::InUse) if !state.finished => {
+                    state.watch_flushes();
+                    None
+                }
+                result => {
+                    state.regions -= 1;
+                    Some(result)
+                }
+            })
+            .await;
+        self.owned = false;
+        result
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        if self.owned {
+            let token = self.token();
+            self.shared.with(|state| state.orphan(token));
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! The one task of a connection, and the state it shares with the handles.
+//!
+//! Engine and queue pair stand behind one short lock, and whoever holds it may
+//! [`drive`](State::drive) them: take completions, hand them to the engine, post what the engine
+//! wants, flush. A call of `send` on a quiet connection drives at once, because waking another
+//! task costs more than the whole path to the wire. While a flush is only moments old, `send`
+//! leaves the message for the task, so that a burst of messages shares few system calls. The
+//! task itself is woken by the socket and by time.
+//!
+//! No decision of the protocol is made here.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use tokio::time::{Sleep, sleep_until};
+
+use crate::{
+    engine::{self, ConnectionError, Event, Initiator, Negotiated, TransferFault},
+    inbox::Inbox,
+    rdma::{
+        memory::DeregisterError,
+        provider::{QueuePair, Teardown},
+        work::{Completion, ProviderError, ProviderErrorKind, Room, Token},
+    },
+    waiters::Waiters,
+};
+
+/// Completions between two looks at what there is to send.
+const ROUND: usize = 128;
+/// Rounds before the task lets others run.
+const ROUNDS: usize = 16;
+/// A message that comes so soon after a flush waits for the task to flush it with others.
+const GATHER: Duration = Duration::from_micros(20);
+
+/// What the handles and the task of one connection share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+}
+
+/// A read or write that is over: its buffer, and why it did not happen if it did not.
+pub(crate) type TransferResult = (Option<BytesMut>, Result<(), TransferFault>);
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) engine: engine::Connection,
+    pub(crate) queue_pair: Box<dyn QueuePair>,
+    pub(crate) inbox: Inbox,
+    pub(crate) sends: Waiters<Result<(), ConnectionError>>,
+    pub(crate) transfers: Waiters<TransferResult>,
+    /// Futures that wait for something that concerns them all: a message, room, the end.
+    pub(crate) waiting: Vec<Waker>,
+    pub(crate) negotiated: Option<Negotiated>,
+    pub(crate) closed: Option<ConnectionError>,
+    /// The queue pair has said its last word.
+    pub(crate) finished: bool,
+    pub(crate) keepalives_answered: u64,
+    pub(crate) regions: u64,
+    /// Registrations whose owner is gone while queued work still names them.
+    orphans: Vec<Token>,
+    /// Somebody waits for queued work to let go of a buffer.
+    watches_flushes: bool,
+    /// Whom to wake when the lock is released.
+    wakes: Vec<Waker>,
+    /// The task.
+    waker: Waker,
+    /// When the task wakes by itself.
+    armed: Option<Instant>,
+    last_flush: Option<Instant>,
+    receive_buffer: usize,
+    max_receive_size: usize,
+    /// The engine wants receives that the untaken messages leave no room for.
+    starved: bool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        engine: engine::Connection,
+        queue_pair: Box<dyn QueuePair>,
+        config: &engine::Config,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                engine,
+                queue_pair,
+                inbox: Inbox::default(),
+                sends: Waiters::default(),
+                transfers: Waiters::default(),
+                waiting: Vec::new(),
+                negotiated: None,
+                closed: None,
+                finished: false,
+                keepalives_answered: 0,
+                regions: 0,
+                orphans: Vec::new(),
+                watches_flushes: false,
+                wakes: Vec::new(),
+                waker: Waker::noop().clone(),
+                armed: None,
+                last_flush: None,
+                receive_buffer: config.receive_buffer(),
+                max_receive_size: config.max_receive_size as usize,
+                starved: false,
+            }),
+        })
+    }
+
+    /// Does `action` under the lock, then wakes whom it concerns.
+    pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = action(&mut state);
+        let mut wakes = std::mem::take(&mut state.wakes);
+        drop(state);
+        for waker in wakes.drain(..) {
+            waker.wake();
+        }
+        // Gives the empty list back for its capacity, unless somebody was faster.
+        if wakes.capacity() > 0
+            && let Ok(mut state) = self.state.try_lock()
+            && state.wakes.capacity() == 0
+        {
+            state.wakes = wakes;
+        }
+        result
+    }
+
+    /// A panic under the lock is a bug of ours; the other handles are not to suffer twice.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `poll` has something; `poll` runs under the lock after each change.
+    pub(crate) async fn wait<R>(&self, mut poll: impl FnMut(&mut State) -> Option<R>) -> R {
+        std::future::poll_fn(|context| {
+            self.with(|state| match poll(state) {
+                Some(result) => Poll::Ready(result),
+                None => {
+                    state.wait(context.waker());
+                    Poll::Pending
+                }
+            })
+        })
+        .await
+    }
+}
+
+impl State {
+    /// Something was asked for. Does it now, or has the task do it with what else comes.
+    pub(crate) fn kick(&mut self) {
+        let now = now();
+        if self
+            .last_flush
+            .is_some_and(|flush| now.duration_since(flush) < GATHER)
+        {
+            self.wake_task();
+        } else {
+            self.drive(now);
+        }
+    }
+
+    /// Runs engine and queue pair until both have nothing to do. Says whether the budget ended
+    /// first; then the task has been woken for the rest.
+    pub(crate) fn drive(&mut self, now: Instant) {
+        let waker = self.waker.clone();
+        let context = &mut Context::from_waker(&waker);
+        for _ in 0..ROUNDS {
+            let completed = self.take_completions(now, context);
+            let posted = self.post_work(now, context);
+            if completed == 0 && posted == 0 {
+                self.after_drive();
+                return;
+            }
+        }
+        self.after_drive();
+        self.wake_task();
+    }
+
+    fn take_completions(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
+        for taken in 0..ROUND {
+            let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
+                return taken;
+            };
+            self.finished |= matches!(completion, Completion::Disconnected(_));
+            self.engine.handle_completion(now, completion);
+            self.take_events();
+        }
+        ROUND
+    }
+
+    fn post_work(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
+        let mut posted = 0;
+        while let Some(work) = self.engine.poll_work(now, self.room()) {
+            self.queue_pair.post(work);
+            posted += 1;
+        }
+        self.take_events();
+        if posted > 0 {
+            self.last_flush = Some(now);
+        }
+        self.queue_pair.flush(context);
+        posted
+    }
+
+    fn after_drive(&mut self) {
+        self.starved = self.engine.wants_receives();
+        if !self.orphans.is_empty() {
+            let mut orphans = std::mem::take(&mut self.orphans);
+            orphans.retain(|&token| !self.reclaim(token));
+            self.orphans = orphans;
+        }
+        if std::mem::take(&mut self.watches_flushes) {
+            self.wake_waiting();
+        }
+        let due = self.engine.poll_timeout();
+        if due.is_some_and(|due| self.armed.is_none_or(|armed| due < armed)) || self.finished {
+            self.wake_task();
+        }
+    }
+
+    /// What may be posted: the queue pair's room, and for receives what memory is left besides
+    /// the messages nobody has taken.
+    fn room(&self) -> Room {
+        let Room { sends, receives } = self.queue_pair.room();
+        let left = self.receive_buffer.saturating_sub(self.inbox.cost());
+        let posted = usize::from(self.engine.credits().receive_credits);
+        let affordable = (left / self.max_receive_size).saturating_sub(posted);
+        Room {
+            sends,
+            receives: receives.min(affordable),
+        }
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.engine.poll_event() {
+            match event {
+                Event::Segment {
+                    payload,
+                    remaining,
+                    invalidated,
+                } => {
+                    self.inbox.push(payload, remaining, invalidated);
+                    self.wake_waiting();
+                }
+                Event::MessageSent(id) => {
+                    if let Ok(waker) = self.sends.complete(id.0 as usize, Ok(())) {
+                        self.wakes.extend(waker);
+                    }
+                }
+                Event::TransferDone {
+                    id,
+                    buffer,
+                    completed,
+                } => {
+                    let result = if completed {
+                        Ok(())
+                    } else {
+                        Err(self.reason().into())
+                    };
+                    let waker = self.transfers.complete(id.0 as usize, (buffer, result));
+                    self.wakes.extend(waker.ok().flatten());
+                }
+                Event::Negotiated(negotiated) => {
+                    self.max_receive_size = negotiated.max_receive_size as usize;
+                    self.negotiated = Some(negotiated);
+                    self.wake_waiting();
+                }
+                Event::KeepaliveAnswered => {
+                    self.keepalives_answered += 1;
+                    self.wake_waiting();
+                }
+                Event::Closed(error) => self.end(error),
+            }
+        }
+    }
+
+    fn end(&mut self, error: ConnectionError) {
+        if !self.finished {
+            self.queue_pair.disconnect(match error {
+                ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_) => Teardown::Graceful,
+                _ => Teardown::Abort,
+            });
+        }
+        self.sends
+            .complete_all(|| Err(error.clone()), &mut self.wakes);
+        self.closed = Some(error);
+        self.wake_waiting();
+    }
+
+    /// The task is gone, and with it all hope.
+    fn give_up(&mut self) {
+        if self.closed.is_none() {
+            let what = "the runtime stopped before the connection ended";
+            self.end(ProviderError::new(ProviderErrorKind::Local, what).into());
+        }
+        self.finished = true;
+        let reason = self.reason();
+        self.transfers
+            .complete_all(|| (None, Err(reason.clone().into())), &mut self.wakes);
+        self.wake_waiting();
+    }
+
+    /// Why the connection is over.
+    pub(crate) fn reason(&self) -> ConnectionError {
+        self.closed
+            .clone()
+            .unwrap_or(ConnectionError::Closed(Initiator::Local))
+    }
+
+    /// Somebody took a message; the peer may have waited for that.
+    pub(crate) fn taken(&mut self) {
+        if self.starved {
+            self.drive(now());
+        }
+    }
+
+    /// Has whoever waits look again after the next flush.
+    pub(crate) fn watch_flushes(&mut self) {
+        self.watches_flushes = true;
+    }
+
+    /// Ends a registration whose buffer nobody wants.
+    pub(crate) fn orphan(&mut self, token: Token) {
+        if !self.reclaim(token) {
+            self.orphans.push(token);
+        }
+    }
+
+    fn reclaim(&mut self, token: Token) -> bool {
+        match self.queue_pair.deregister(token) {
+            Err(DeregisterError::InUse) => false,
+            _ => {
+                self.regions -= 1;
+                true
+            }
+        }
+    }
+
+    /// Wakes `waker` at the next change.
+    pub(crate) fn wait(&mut self, waker: &Waker) {
+        if !self.waiting.iter().any(|waiting| waiting.will_wake(waker)) {
+            self.waiting.push(waker.clone());
+        }
+    }
+
+    fn wake_waiting(&mut self) {
+        self.wakes.append(&mut self.waiting);
+    }
+
+    fn wake_task(&mut self) {
+        self.wakes.push(self.waker.clone());
+    }
+}
+
+/// The task: wakes up when the socket or the time wants it.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl Driver {
+    /// Starts the task. Needs a tokio runtime around it.
+    pub(crate) fn spawn(shared: Arc<Shared>) {
+        let sleep = Box::pin(sleep_until(tokio::time::Instant::now()));
+        tokio::spawn(Self { shared, sleep });
+    }
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self { shared, sleep } = self.get_mut();
+        shared.with(|state| {
+            if !state.waker.will_wake(context.waker()) {
+                state.waker = context.waker().clone();
+            }
+            loop {
+                let now = now();
+                if state.engine.poll_timeout().is_some_and(|due| due <= now) {
+                    state.engine.handle_timeout(now);
+                    state.take_events();
+                }
+                // While this runs the task is awake: nothing earlier needs arming.
+                state.armed = Some(now);
+                state.drive(now);
+                if state.finished && state.orphans.is_empty() {
+                    return Poll::Ready(());
+                }
+                state.armed = state.engine.poll_timeout();
+                let Some(due) = state.armed else {
+                    return Poll::Pending;
+                };
+                let due = tokio::time::Instant::from_std(due);
+                if sleep.deadline() > due || sleep.is_elapsed() {
+                    sleep.as_mut().reset(due);
+                } else {
+                    // It rings too early, at a time that was right once, and is set again then.
+                    state.armed = Some(sleep.deadline().into_std());
+                }
+                if sleep.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.with(|state| {
+            if !state.finished {
+                state.give_up();
+            }
+        });
+    }
+}
+
+/// The clock of the runtime, which tests can stop.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

@@ -1,0 +1,1024 @@
+//! Connection: the specification's object of that name, for both roles (3.1).
+//!
+//! # The whole interface in one place
+//! * **A, getters:** [`negotiated`](Connection::negotiated), [`credits`](Connection::credits),
+//!   [`statistics`](Connection::statistics), [`is_ready`](Connection::is_ready),
+//!   [`error`](Connection::error).
+//! * **B, what happened:** [`handle_connected`](Connection::handle_connected) once, then
+//!   [`handle_completion`](Connection::handle_completion) and
+//!   [`handle_timeout`](Connection::handle_timeout).
+//! * **C, what the owner wants:** [`send`](Connection::send), [`read`](Connection::read),
+//!   [`write`](Connection::write), [`prompt`](Connection::prompt),
+//!   [`prompt_keepalive`](Connection::prompt_keepalive), [`close`](Connection::close).
+//! * **D, what is to be done:** after any of B and C drain [`poll_event`](Connection::poll_event)
+//!   and [`poll_work`](Connection::poll_work), posting each request that comes out; then wait
+//!   until [`poll_timeout`](Connection::poll_timeout) at the latest.
+//!
+//! Methods of B and C record; only `poll_work` decides what leaves. Header and grant of a message
+//! are made at that moment, which satisfies both published wordings of 3.1.5.1 at once.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use tracing::{debug, trace};
+
+use super::{
+    config::{Config, GrantPolicy},
+    credits::{Credits, ReceiveCredits},
+    error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation},
+    event::{Event, MessageId, Statistics, TransferId},
+    keepalive::{KeepaliveRequested, OnIdle},
+    message::Message,
+    negotiation::{
+        Negotiated, Outcome, negotiate_request, negotiate_response, receive_negotiate_request,
+        receive_negotiate_response,
+    },
+    reassembly::{Part, Reassembly},
+    send_queue::{Segment, SendQueue},
+    timer::{Timer, TimerTable},
+    transfers::{Done, Transfers},
+};
+use crate::{
+    rdma::work::{
+        Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room, Token,
+        WorkId, WorkRequest,
+    },
+    wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status},
+};
+
+/// Least size of the receive for a negotiate message (3.1.4.1, 3.1.7.2).
+const NEGOTIATE_RECEIVE_SIZE: u32 = 512;
+/// How long the initiator's first credits wait for a first message to ride on. The acceptor
+/// cannot say anything before it has them.
+const FIRST_GRANT_DELAY: Duration = Duration::from_millis(20);
+
+/// One SMB Direct connection, without I/O.
+#[derive(Debug)]
+pub struct Connection {
+    config: Config,
+    role: Role,
+    limits: Limits,
+    send_credits: u16,
+    receive_credits: ReceiveCredits,
+    send_queue: SendQueue,
+    send_immediate: bool,
+    reassembly: Reassembly,
+    keepalive_requested: KeepaliveRequested,
+    timers: TimerTable,
+    transfers: Transfers,
+    /// Sends that are posted, oldest first.
+    sends_in_flight: VecDeque<Sent>,
+    events: VecDeque<Event>,
+    next_work: u64,
+    next_order: u64,
+    /// The owner closes the connection; it ends when nothing is left to do.
+    closing: bool,
+    /// The initiator's first credits wait for a message.
+    holds_first_grant: bool,
+    statistics: Statistics,
+}
+
+/// Connection.Role, with what belongs to each (3.1.1.1).
+#[derive(Debug)]
+enum Role {
+    /// ACTIVE, and the RDMA connection is not there yet.
+    Connecting,
+    /// ACTIVE: the Negotiate Request is to be sent, or was.
+    Active { request_sent: bool },
+    /// PASSIVE.
+    Passive,
+    /// The peer's negotiate message was in order; receives are posted before anything is said.
+    Posting { outcome: Outcome, passive: bool },
+    /// PASSIVE: a refusal is to be sent, or was; the connection ends behind it.
+    Refusing { status: Status, sent: bool },
+    /// ESTABLISHED.
+    Established(Negotiated),
+    /// Over.
+    Closed(ConnectionError),
+}
+
+/// What a posted Send carries.
+#[derive(Debug)]
+enum Sent {
+    Negotiate,
+    Refusal,
+    Segment { completes: Option<MessageId> },
+}
+
+/// What a work request is, in the low bits of its identifier.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Receive,
+    Send,
+    Read,
+    Write,
+}
+
+impl Kind {
+    const fn of(id: WorkId) -> Self {
+        match id.0 & 3 {
+            0 => Self::Receive,
+            1 => Self::Send,
+            2 => Self::Read,
+            _ => Self::Write,
+        }
+    }
+}
+
+impl Connection {
+    /// The connecting side, before the RDMA connection is asked for (3.1.4.1).
+    pub fn active(config: Config, now: Instant) -> Self {
+        //= SMBD-3.1.4.1-01
+        //= SMBD-3.1.4.1-06
+        let timeout = config.active_negotiation_timeout;
+        Self::new(config, Role::Connecting, now + timeout)
+    }
+
+    /// The accepting side, when a connection has arrived (3.1.7.2).
+    pub fn passive(config: Config, now: Instant) -> Self {
+        //= SMBD-3.1.7.2-01
+        //= SMBD-3.1.7.2-02
+        let timeout = config.passive_negotiation_timeout;
+        Self::new(config, Role::Passive, now + timeout)
+    }
+
+    fn new(config: Config, role: Role, negotiation_deadline: Instant) -> Self {
+        let mut timers = TimerTable::default();
+        timers.set(Timer::Negotiation, negotiation_deadline);
+        //= SMBD-3.1.4.1-02
+        //= SMBD-3.1.4.1-03
+        //= SMBD-3.1.4.1-04
+        //= SMBD-3.1.4.1-05
+        //= SMBD-3.1.7.2-05
+        //= SMBD-3.1.7.2-06
+        Self {
+            role,
+            limits: Limits {
+                max_send_queue: 0,
+                max_receive_queue: 0,
+                max_outbound_reads: 0,
+                max_inbound_reads: 0,
+                max_transfer: 0,
+                send_with_invalidate: false,
+            },
+            send_credits: 0,
+            receive_credits: ReceiveCredits::new(config.receive_credit_max),
+            send_queue: SendQueue::default(),
+            send_immediate: false,
+            reassembly: Reassembly::default(),
+            keepalive_requested: KeepaliveRequested::None,
+            timers,
+            transfers: Transfers::default(),
+            sends_in_flight: VecDeque::new(),
+            events: VecDeque::new(),
+            next_work: 0,
+            next_order: 0,
+            closing: false,
+            holds_first_grant: false,
+            statistics: Statistics::default(),
+            config,
+        }
+    }
+
+    // A: getters
+
+    /// What was agreed, once it was (3.1.4.7).
+    pub const fn negotiated(&self) -> Option<&Negotiated> {
+        //= SMBD-3.1.4.7-01
+        match &self.role {
+            Role::Established(negotiated) => Some(negotiated),
+            _ => None,
+        }
+    }
+
+    /// Credits as they stand.
+    pub fn credits(&self) -> Credits {
+        self.receive_credits
+            .report(self.send_credits, self.config.send_credit_target)
+    }
+
+    /// What went over the connection.
+    pub const fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// Whether a message handed over now would start at once.
+    pub fn is_ready(&self) -> bool {
+        self.negotiated().is_some()
+            && !self.closing
+            && self.send_queue.is_empty()
+            && self.send_credits > 0
+    }
+
+    /// Messages that wait or are partly sent.
+    pub fn queued_messages(&self) -> usize {
+        self.send_queue.len()
+    }
+
+    /// Why the connection is over, if it is.
+    pub const fn error(&self) -> Option<&ConnectionError> {
+        match &self.role {
+            Role::Closed(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    // B: what happened
+
+    /// The receive for the peer's negotiate message, to be posted before connecting or accepting.
+    /// To be called once.
+    pub fn negotiate_receive(&mut self) -> WorkRequest {
+        //= SMBD-3.1.4.1-07
+        //= SMBD-3.1.7.2-04
+        self.statistics.receives_outstanding += 1;
+        WorkRequest::Receive {
+            id: self.work_id(Kind::Receive),
+            length: NEGOTIATE_RECEIVE_SIZE,
+        }
+    }
+
+    /// The RDMA connection is there and can do this much.
+    pub fn handle_connected(&mut self, limits: Limits) {
+        self.limits = limits;
+        //= SMBD-3.1.4.1-09
+        if matches!(self.role, Role::Connecting) {
+            self.role = Role::Active {
+                request_sent: false,
+            };
+        }
+    }
+
+    /// The queue pair did something.
+    pub fn handle_completion(&mut self, now: Instant, completion: Completion) {
+        match completion {
+            Completion::Received {
+                message,
+                invalidated,
+                ..
+            } => {
+                self.statistics.receives_outstanding -= 1;
+                self.receive(now, message, invalidated);
+            }
+            Completion::Sent { .. } => {
+                self.statistics.work_outstanding -= 1;
+                self.send_completed();
+            }
+            Completion::Read { buffer, .. } => {
+                self.statistics.work_outstanding -= 1;
+                self.statistics.reads += 1;
+                self.statistics.bytes_read += buffer.len() as u64;
+                self.transfers.read_returned(buffer);
+                self.finish_transfers();
+            }
+            Completion::Written { .. } => {
+                self.statistics.work_outstanding -= 1;
+                self.statistics.writes += 1;
+                self.transfers.write_returned();
+                self.finish_transfers();
+            }
+            Completion::Flushed { id, buffer } => self.flushed(id, buffer),
+            Completion::Disconnected(how) => self.connection_loss(how),
+        }
+        self.end_if_drained();
+    }
+
+    /// Time passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for timer in Timer::ALL {
+            if !self.timers.expire(timer, now) {
+                continue;
+            }
+            match timer {
+                //= SMBD-3.1.6.1-01
+                Timer::Negotiation => self.end(ConnectionError::TimedOut(Expired::Negotiation)),
+                Timer::IdleConnection => self.idle_connection(now),
+                //= SMBD-WIN-CGT-01
+                Timer::SendCreditGrant => {
+                    self.end(ConnectionError::TimedOut(Expired::SendCreditGrant));
+                }
+                Timer::FirstGrant => self.holds_first_grant = false,
+            }
+        }
+    }
+
+    // C: what the owner wants
+
+    /// Queues a message; `invalidate` is a token of the peer's that it invalidates on arrival
+    /// (3.1.4.2). An empty message goes out as an empty Data Transfer, of which the peer's upper
+    /// layer sees nothing.
+    ///
+    /// # Errors
+    /// [`SendError`]; the connection stays as it is.
+    pub fn send(
+        &mut self,
+        id: MessageId,
+        message: Message,
+        invalidate: Option<Token>,
+    ) -> Result<(), SendError> {
+        let max = match &self.role {
+            Role::Established(negotiated) if !self.closing => negotiated.max_fragmented_send_size,
+            _ => return Err(self.unusable().into()),
+        };
+        //= SMBD-3.1.4.2-02
+        //= SMBD-3.1.5.4-02
+        if message.len() as u64 > u64::from(max) {
+            return Err(SendError::TooLarge {
+                length: message.len(),
+                max,
+            });
+        }
+        let order = self.order();
+        //= SMBD-3.1.4.2-01
+        self.send_queue.push(id, message, invalidate, order);
+        Ok(())
+    }
+
+    /// Fills `into` from the peer's memory, `offset` bytes into what `descriptors` describe
+    /// (3.1.4.6). Reads finish in the order they were started.
+    ///
+    /// # Errors
+    /// The fault and the buffer; nothing was posted.
+    pub fn read(
+        &mut self,
+        id: TransferId,
+        descriptors: &[BufferDescriptorV1],
+        offset: u64,
+        into: BytesMut,
+    ) -> Result<(), (TransferFault, BytesMut)> {
+        let max_piece = match self.max_piece() {
+            Ok(_) if self.limits.max_outbound_reads == 0 && !into.is_empty() => {
+                return Err((TransferFault::Unsupported, into));
+            }
+            Ok(max_piece) => max_piece,
+            Err(fault) => return Err((fault, into)),
+        };
+        self.transfers
+            .read(id, descriptors, offset, into, max_piece)?;
+        self.finish_transfers();
+        Ok(())
+    }
+
+    /// Puts `data` into the peer's memory, `offset` bytes into what `descriptors` describe
+    /// (3.1.4.5). It is in place before any message sent after this call is received.
+    ///
+    /// # Errors
+    /// The fault; nothing was posted.
+    pub fn write(
+        &mut self,
+        id: TransferId,
+        descriptors: &[BufferDescriptorV1],
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), TransferFault> {
+        let max_piece = self.max_piece()?;
+        let (length, order) = (data.len() as u64, self.order());
+        self.transfers
+            .write(id, descriptors, offset, data, max_piece, order)?;
+        self.statistics.bytes_written += length;
+        self.finish_transfers();
+        Ok(())
+    }
+
+    /// Says something to the peer now: an empty message, unless one is about to leave anyway.
+    pub fn prompt(&mut self) {
+        self.send_immediate = true;
+    }
+
+    /// Asks the peer for a sign of life now. [`Event::KeepaliveAnswered`] follows, or the end of
+    /// the connection after `keepalive_response_timeout`.
+    pub fn prompt_keepalive(&mut self, now: Instant) {
+        if self.keepalive_requested == KeepaliveRequested::None {
+            self.keepalive_requested = KeepaliveRequested::Pending;
+            self.timers.set(
+                Timer::IdleConnection,
+                now + self.config.keepalive_response_timeout,
+            );
+        }
+        self.send_immediate = true;
+    }
+
+    /// Ends the connection in good order when all that was asked for is done. Nothing new is
+    /// taken from now on.
+    pub fn close(&mut self) {
+        match self.role {
+            Role::Established(_) => self.closing = true,
+            Role::Closed(_) => {}
+            _ => self.end(ConnectionError::Closed(Initiator::Local)),
+        }
+        self.end_if_drained();
+    }
+
+    // D: what is to be done
+
+    /// The next request to post, of which there is `room` for.
+    pub fn poll_work(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
+        if room.receives > 0
+            && let Some(receive) = self.post_receive()
+        {
+            return Some(receive);
+        }
+        if let Role::Posting {
+            outcome,
+            passive: false,
+        } = self.role
+        {
+            self.conclude(now, outcome);
+        }
+        if room.sends == 0 {
+            return None;
+        }
+        let work = match self.role {
+            Role::Active {
+                request_sent: false,
+            } => Some(self.send_negotiate_request()),
+            Role::Posting {
+                outcome,
+                passive: true,
+            } => Some(self.answer(now, outcome)),
+            Role::Refusing {
+                status,
+                sent: false,
+            } => Some(self.send_refusal(status)),
+            Role::Established(negotiated) => self.next_work(now, &negotiated),
+            _ => None,
+        };
+        self.statistics.work_outstanding += u64::from(work.is_some());
+        work
+    }
+
+    /// What happened, oldest first.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Whether receives are wanted that there was no room for.
+    pub fn wants_receives(&self) -> bool {
+        matches!(self.role, Role::Posting { .. } | Role::Established(_))
+            && self
+                .receive_credits
+                .wants_receive(self.spends_last_credit())
+    }
+
+    // Posting receives, and the end of the negotiation
+
+    fn post_receive(&mut self) -> Option<WorkRequest> {
+        if !self.wants_receives() {
+            return None;
+        }
+        //= SMBD-3.1.5.9-07
+        let length = match &self.role {
+            Role::Posting { outcome, .. } => outcome.negotiated.max_receive_size,
+            Role::Established(negotiated) => negotiated.max_receive_size,
+            _ => return None,
+        };
+        self.receive_credits.posted_one();
+        self.statistics.receives_outstanding += 1;
+        Some(WorkRequest::Receive {
+            id: self.work_id(Kind::Receive),
+            length,
+        })
+    }
+
+    /// A message waits to spend our last send credit, which needs a credit to give.
+    fn spends_last_credit(&self) -> bool {
+        self.send_credits == 1 && (self.send_immediate || !self.send_queue.is_empty())
+    }
+
+    /// The connecting side has posted its receives as far as there is room (3.1.5.7).
+    fn conclude(&mut self, now: Instant, outcome: Outcome) {
+        //= SMBD-3.1.5.7-15
+        if self.receive_credits.posted() == 0 {
+            let what = "no receive could be posted";
+            return self.end(ProviderError::new(ProviderErrorKind::Local, what).into());
+        }
+        //= SMBD-3.1.5.7-16
+        self.establish(now, outcome);
+        self.holds_first_grant = true;
+        self.timers.set(Timer::FirstGrant, now + FIRST_GRANT_DELAY);
+    }
+
+    /// The accepting side has posted its receives as far as there is room (3.1.5.6).
+    fn answer(&mut self, now: Instant, outcome: Outcome) -> WorkRequest {
+        //= SMBD-3.1.5.6-10
+        let grant = self.receive_credits.grantable(false);
+        if grant == 0 {
+            return self.send_refusal(Status::INSUFFICIENT_RESOURCES);
+        }
+        //= SMBD-3.1.5.9-08
+        //= SMBD-3.1.5.6-13
+        self.receive_credits.grant(grant);
+        self.statistics.credits_granted += u64::from(grant);
+        let response = negotiate_response(&self.config, &outcome.negotiated, grant);
+        debug!(?response, "accepting the negotiation");
+        //= SMBD-3.1.5.6-11
+        //= SMBD-3.1.5.6-12
+        self.establish(now, outcome);
+        //= SMBD-3.1.5.3-06
+        let header = Inline::build(|out| response.encode(out));
+        self.post_send(header, Bytes::new(), None, Sent::Negotiate)
+    }
+
+    fn establish(&mut self, now: Instant, outcome: Outcome) {
+        self.role = Role::Established(outcome.negotiated);
+        self.send_credits = outcome.send_credits;
+        self.statistics.credits_received += u64::from(outcome.send_credits);
+        self.timers.stop(Timer::Negotiation);
+        self.timers
+            .set(Timer::IdleConnection, now + self.config.keepalive_interval);
+        debug!(negotiated = ?outcome.negotiated, "established");
+        self.events.push_back(Event::Negotiated(outcome.negotiated));
+    }
+
+    fn send_negotiate_request(&mut self) -> WorkRequest {
+        self.role = Role::Active { request_sent: true };
+        let request = negotiate_request(&self.config);
+        debug!(?request, "proposing");
+        //= SMBD-3.1.5.2-04
+        let header = Inline::build(|out| request.encode(out));
+        self.post_send(header, Bytes::new(), None, Sent::Negotiate)
+    }
+
+    fn send_refusal(&mut self, status: Status) -> WorkRequest {
+        self.role = Role::Refusing { status, sent: true };
+        debug!(%status, "refusing the negotiation");
+        let refusal = NegotiateResponse::refusal(status);
+        let header = Inline::build(|out| refusal.encode(out));
+        self.post_send(header, Bytes::new(), None, Sent::Refusal)
+    }
+
+    // Sending
+
+    /// What an established connection does next: an empty message that is due, then messages and
+    /// writes in the order they were asked for, then reads.
+    fn next_work(&mut self, now: Instant, negotiated: &Negotiated) -> Option<WorkRequest> {
+        let write_first = match (self.transfers.write_order(), self.send_queue.head_order()) {
+            (Some(write), Some(message)) => write < message,
+            _ => false,
+        };
+        if write_first {
+            return self.post_write().or_else(|| self.post_read());
+        }
+        self.send_upper_layer_messages(now, negotiated)
+            .or_else(|| self.post_write())
+            .or_else(|| self.post_read())
+    }
+
+    /// Sending Upper Layer Messages (3.1.5.1): one message, if one may leave.
+    fn send_upper_layer_messages(
+        &mut self,
+        now: Instant,
+        negotiated: &Negotiated,
+    ) -> Option<WorkRequest> {
+        let waiting = !self.send_queue.is_empty();
+        if !waiting && !self.empty_message_is_due() {
+            return None;
+        }
+        //= SMBD-3.1.5.1-04
+        //= SMBD-3.1.5.9-10
+        if self.send_credits == 0 {
+            if waiting {
+                self.start_credit_grant_timer(now);
+            }
+            return None;
+        }
+        //= SMBD-3.1.5.1-05
+        //= SMBD-3.1.5.1-05b
+        let last_credit = self.send_credits == 1;
+        let grant = self.receive_credits.grantable(last_credit);
+        //= SMBD-3.1.5.1-06
+        //= SMBD-3.1.5.1-06b
+        let peer_can_answer =
+            !self.config.policy.strict_last_credit && self.receive_credits.granted() > 0;
+        if last_credit && grant == 0 && !peer_can_answer {
+            return None;
+        }
+        //= SMBD-3.1.5.4-05
+        //= SMBD-3.1.5.4-06
+        let max_payload = negotiated.max_send_size as usize - DataTransfer::PAYLOAD_OFFSET as usize;
+        //= SMBD-3.1.5.1-03
+        let segment = self.send_queue.cut(max_payload);
+        //= SMBD-3.1.5.1-07
+        self.send_credits -= 1;
+        self.receive_credits.grant(grant);
+        //= SMBD-3.1.5.1-14
+        //= SMBD-3.1.5.1-14b
+        self.send_immediate = false;
+        self.holds_first_grant = false;
+        self.timers.stop(Timer::FirstGrant);
+        Some(self.send_data_transfer(now, grant, segment))
+    }
+
+    /// Sending a Data Transfer Message (3.1.5.4): the header, made as the message leaves.
+    fn send_data_transfer(
+        &mut self,
+        now: Instant,
+        grant: u16,
+        segment: Option<Segment>,
+    ) -> WorkRequest {
+        let mut flags = Flags::empty();
+        if self.keepalive_requested.take_flag() {
+            flags = Flags::RESPONSE_REQUESTED;
+            self.statistics.keepalives_sent += 1;
+            //= SMBD-3.1.5.1-10
+            let due = now + self.config.keepalive_response_timeout;
+            self.timers.set(Timer::IdleConnection, due);
+        }
+        //= SMBD-3.1.5.1-08
+        let mut header = DataTransfer::empty(self.config.send_credit_target, grant, flags);
+        let (payload, invalidate, completes) = match segment {
+            Some(Segment {
+                payload,
+                remaining,
+                invalidate,
+                completes,
+            }) => {
+                if !payload.is_empty() {
+                    header.data_offset = DataTransfer::PAYLOAD_OFFSET;
+                    header.data_length = payload.len() as u32;
+                }
+                header.remaining_data_length = remaining;
+                (payload, invalidate, completes)
+            }
+            None => (Bytes::new(), None, None),
+        };
+        self.count_sent(&header, grant, completes.is_some());
+        trace!(
+            ?header,
+            ?invalidate,
+            send_credits = self.send_credits,
+            "sending Data Transfer"
+        );
+        //= SMBD-3.1.5.1-11
+        //= SMBD-3.1.5.1-12
+        let invalidate = invalidate.filter(|_| self.limits.send_with_invalidate);
+        //= SMBD-3.1.5.1-13
+        //= SMBD-3.1.5.4-10
+        let header = Inline::build(|out| header.encode(out));
+        self.post_send(header, payload, invalidate, Sent::Segment { completes })
+    }
+
+    fn count_sent(&mut self, header: &DataTransfer, grant: u16, completes: bool) {
+        let statistics = &mut self.statistics;
+        if header.data_length > 0 {
+            statistics.segments_sent += 1;
+        } else {
+            statistics.empty_sent += 1;
+        }
+        statistics.bytes_sent += u64::from(header.data_length);
+        statistics.credits_granted += u64::from(grant);
+        statistics.messages_sent += u64::from(completes);
+    }
+
+    /// Whether an end with nothing to send is to say something.
+    fn empty_message_is_due(&self) -> bool {
+        //= SMBD-3.1.5.8-07
+        //= SMBD-3.1.5.9-09
+        self.send_immediate
+            || (!self.holds_first_grant
+                && self
+                    .receive_credits
+                    .should_grant(self.config.policy.grant_policy))
+    }
+
+    fn start_credit_grant_timer(&mut self, now: Instant) {
+        if let Some(timeout) = self.config.credit_grant_timeout
+            && !self.timers.is_running(Timer::SendCreditGrant)
+        {
+            self.timers.set(Timer::SendCreditGrant, now + timeout);
+        }
+    }
+
+    fn post_send(
+        &mut self,
+        header: Inline,
+        payload: Bytes,
+        invalidate: Option<Token>,
+        sent: Sent,
+    ) -> WorkRequest {
+        self.sends_in_flight.push_back(sent);
+        WorkRequest::Send {
+            id: self.work_id(Kind::Send),
+            header,
+            payload,
+            invalidate,
+        }
+    }
+
+    fn post_write(&mut self) -> Option<WorkRequest> {
+        let (to, data) = self.transfers.next_write()?;
+        Some(WorkRequest::Write {
+            id: self.work_id(Kind::Write),
+            data,
+            to,
+        })
+    }
+
+    fn post_read(&mut self) -> Option<WorkRequest> {
+        let (from, into) = self.transfers.next_read(self.limits.max_outbound_reads)?;
+        Some(WorkRequest::Read {
+            id: self.work_id(Kind::Read),
+            from,
+            into,
+        })
+    }
+
+    fn send_completed(&mut self) {
+        match self.sends_in_flight.pop_front() {
+            Some(Sent::Segment {
+                completes: Some(id),
+            }) => {
+                //= SMBD-3.1.4.2-04
+                self.events.push_back(Event::MessageSent(id));
+            }
+            //= SMBD-3.1.5.3-03
+            Some(Sent::Refusal) => {
+                if let Role::Refusing { status, .. } = self.role {
+                    self.end(ConnectionError::RefusedPeer(status));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // Receiving
+
+    fn receive(&mut self, now: Instant, message: Bytes, invalidated: Option<Token>) {
+        //= SMBD-3.1.5.5-01
+        let result = match self.role {
+            Role::Passive => self.receive_negotiate(receive_negotiate_request, true, &message),
+            Role::Active { request_sent: true } => {
+                self.receive_negotiate(receive_negotiate_response, false, &message)
+            }
+            Role::Established(negotiated) => {
+                self.message_arrived(now);
+                self.receive_data_transfer(now, &negotiated, message, invalidated)
+                    .map_err(ConnectionError::from)
+            }
+            Role::Closed(_) | Role::Refusing { .. } => Ok(()),
+            // Nobody may speak before the negotiation is over.
+            //= SMBD-2.2-06
+            Role::Connecting | Role::Active { .. } | Role::Posting { .. } => {
+                Err(Violation::WithoutCredit.into())
+            }
+        };
+        if let Err(error) = result {
+            self.end(error);
+        }
+    }
+
+    fn receive_negotiate(
+        &mut self,
+        receive: impl FnOnce(&Config, &[u8]) -> Result<Outcome, ConnectionError>,
+        passive: bool,
+        message: &[u8],
+    ) -> Result<(), ConnectionError> {
+        match receive(&self.config, message) {
+            Ok(outcome) => {
+                self.receive_credits
+                    .set_target(outcome.receive_credit_target);
+                self.role = Role::Posting { outcome, passive };
+                Ok(())
+            }
+            Err(ConnectionError::RefusedPeer(status)) => {
+                self.role = Role::Refusing {
+                    status,
+                    sent: false,
+                };
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Any message shows that the peer is there, whatever else is wrong with it.
+    fn message_arrived(&mut self, now: Instant) {
+        //= SMBD-3.1.5.5-02
+        self.timers
+            .set(Timer::IdleConnection, now + self.config.keepalive_interval);
+        if self.keepalive_requested.received() {
+            self.events.push_back(Event::KeepaliveAnswered);
+        }
+    }
+
+    /// Receiving a Data Transfer Message (3.1.5.8).
+    fn receive_data_transfer(
+        &mut self,
+        now: Instant,
+        negotiated: &Negotiated,
+        message: Bytes,
+        invalidated: Option<Token>,
+    ) -> Result<(), Violation> {
+        let header = DataTransfer::decode(&message).map_err(Violation::of_data_transfer)?;
+        trace!(?header, ?invalidated, "received Data Transfer");
+        //= SMBD-3.1.5.8-02
+        if header.credits_requested == 0 {
+            return Err(Violation::WithoutCreditsRequested);
+        }
+        let part = self.reassembly.receive(
+            &header,
+            invalidated,
+            negotiated.max_fragmented_receive_size,
+            self.config.policy.tolerate_empty_in_sequence,
+        )?;
+        let asks = header.flags.contains(Flags::RESPONSE_REQUESTED);
+        let quiet = header.data_length == 0 && header.remaining_data_length == 0 && !asks;
+        if !self.receive_credits.received(quiet) {
+            return Err(Violation::WithoutCredit);
+        }
+        self.receive_credits.set_target(header.credits_requested);
+        self.add_send_credits(header.credits_granted)?;
+        self.count_received(&header, asks);
+        //= SMBD-3.1.5.8-09
+        //= SMBD-3.1.5.8-09b
+        if asks {
+            self.send_immediate = true;
+            if self.config.policy.literal_keepalive_echo {
+                self.keepalive_requested = KeepaliveRequested::Pending;
+                let due = now + self.config.keepalive_response_timeout;
+                self.timers.set(Timer::IdleConnection, due);
+            }
+        }
+        //= SMBD-3.1.5.8-07b
+        if self.config.policy.grant_policy == GrantPolicy::Always && self.send_queue.is_empty() {
+            self.send_immediate = true;
+        }
+        self.deliver(part, &header, message, invalidated.is_some());
+        Ok(())
+    }
+
+    fn add_send_credits(&mut self, granted: u16) -> Result<(), Violation> {
+        if granted == 0 {
+            return Ok(());
+        }
+        //= SMBD-3.1.5.8-10
+        //= SMBD-3.1.5.8-11
+        let held = self.send_credits;
+        self.send_credits = held
+            .checked_add(granted)
+            .ok_or(Violation::TooManyCredits { held, granted })?;
+        self.timers.stop(Timer::SendCreditGrant);
+        Ok(())
+    }
+
+    fn count_received(&mut self, header: &DataTransfer, asks: bool) {
+        let statistics = &mut self.statistics;
+        if header.data_length > 0 {
+            statistics.segments_received += 1;
+        } else {
+            statistics.empty_received += 1;
+        }
+        let overlaps =
+            header.data_length > 0 && (header.data_offset as usize) < DataTransfer::HEADER_LENGTH;
+        statistics.payloads_in_header += u64::from(overlaps);
+        statistics.bytes_received += u64::from(header.data_length);
+        statistics.credits_received += u64::from(header.credits_granted);
+        statistics.keepalives_received += u64::from(asks);
+    }
+
+    fn deliver(&mut self, part: Part, header: &DataTransfer, message: Bytes, invalidated: bool) {
+        self.statistics.tokens_invalidated += u64::from(invalidated);
+        let invalidated = match part {
+            Part::Nothing => return,
+            Part::Middle => None,
+            Part::Last(token) => {
+                self.statistics.messages_received += 1;
+                token
+            }
+        };
+        //= SMBD-3.1.5.8-13
+        //= SMBD-3.1.5.8-17
+        let payload = message.slice(header.payload());
+        let remaining = header.remaining_data_length;
+        self.events.push_back(Event::Segment {
+            payload,
+            remaining,
+            invalidated,
+        });
+    }
+
+    // Timers and the end
+
+    /// Idle Connection Timer (3.1.6.2).
+    fn idle_connection(&mut self, now: Instant) {
+        match self.keepalive_requested.idle() {
+            OnIdle::Terminate => self.end(ConnectionError::TimedOut(Expired::IdleConnection)),
+            OnIdle::Ask => {
+                self.send_immediate = true;
+                //= SMBD-3.1.6.2-03
+                let due = now + self.config.keepalive_response_timeout;
+                self.timers.set(Timer::IdleConnection, due);
+            }
+        }
+    }
+
+    /// RDMA connection loss (3.1.7.1).
+    fn connection_loss(&mut self, how: Disconnect) {
+        //= SMBD-3.1.7.1-01
+        self.end(match how {
+            Disconnect::Local => ConnectionError::Closed(Initiator::Local),
+            Disconnect::Remote => ConnectionError::Closed(Initiator::Remote),
+            Disconnect::Broken(error) => ConnectionError::Provider(error),
+        });
+    }
+
+    fn flushed(&mut self, id: WorkId, buffer: Option<BytesMut>) {
+        match Kind::of(id) {
+            Kind::Receive => {
+                self.statistics.receives_outstanding -= 1;
+                return;
+            }
+            Kind::Send => {
+                self.sends_in_flight.pop_front();
+            }
+            Kind::Read => self.transfers.read_returned(buffer.unwrap_or_default()),
+            Kind::Write => self.transfers.write_returned(),
+        }
+        self.statistics.work_outstanding -= 1;
+        self.abandon_transfers();
+    }
+
+    fn end_if_drained(&mut self) {
+        if self.closing
+            && self.send_queue.is_empty()
+            && self.sends_in_flight.is_empty()
+            && self.transfers.is_idle()
+        {
+            self.end(ConnectionError::Closed(Initiator::Local));
+        }
+    }
+
+    /// The first reason counts; later ones are consequences.
+    fn end(&mut self, error: ConnectionError) {
+        if matches!(self.role, Role::Closed(_)) {
+            return;
+        }
+        debug!(%error, "the connection is over");
+        self.timers.stop_all();
+        self.send_queue.clear();
+        self.role = Role::Closed(error.clone());
+        self.events.push_back(Event::Closed(error));
+        self.abandon_transfers();
+    }
+
+    /// Gives back what finished.
+    fn finish_transfers(&mut self) {
+        while let Some(done) = self.transfers.poll_done() {
+            self.transfer_done(done, true);
+        }
+        if matches!(self.role, Role::Closed(_)) {
+            self.abandon_transfers();
+        }
+    }
+
+    /// Gives back what will never finish and is not named by posted work any more. A Read that
+    /// came back flushed leaves its transfer unfinished, whatever is left of it.
+    fn abandon_transfers(&mut self) {
+        while let Some(done) = self.transfers.poll_abandoned() {
+            self.transfer_done(done, false);
+        }
+    }
+
+    fn transfer_done(&mut self, Done { id, buffer }: Done, completed: bool) {
+        self.events.push_back(Event::TransferDone {
+            id,
+            buffer,
+            completed,
+        });
+    }
+
+    // Small things
+
+    fn max_piece(&self) -> Result<u32, TransferFault> {
+        match &self.role {
+            Role::Established(negotiated) if !self.closing => {
+                Ok(negotiated.max_read_write_size.min(self.limits.max_transfer))
+            }
+            _ => Err(self.unusable().into()),
+        }
+    }
+
+    /// Why nothing new is taken.
+    fn unusable(&self) -> ConnectionError {
+        self.error()
+            .cloned()
+            .unwrap_or(ConnectionError::Closed(Initiator::Local))
+    }
+
+    fn order(&mut self) -> u64 {
+        self.next_order += 1;
+        self.next_order
+    }
+
+    fn work_id(&mut self, kind: Kind) -> WorkId {
+        self.next_work += 1;
+        WorkId(self.next_work << 2 | kind as u64)
+    }
+}

@@ -1,0 +1,294 @@
+//! Credits both ways (3.1.5.9).
+//!
+//! The specification counts the receives we posted in one number, ReceiveCredits. Three are
+//! needed: what is posted, how much of that the peer knows of (`granted`), and how much it does
+//! not yet know of (`available`). Only `available` credits are ever given away, so a credit
+//! always has a receive behind it.
+
+use super::config::GrantPolicy;
+
+/// The numbers of a connection's credits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Credits {
+    /// SendCredits: Data Transfer messages we may send now.
+    pub send_credits: u16,
+    /// SendCreditTarget: what we ask the peer for.
+    pub send_credit_target: u16,
+    /// ReceiveCredits: receives posted for the peer.
+    pub receive_credits: u16,
+    /// Those of them that the peer was told of and has not used.
+    pub granted: u16,
+    /// Those of them that the peer does not know of yet.
+    pub available: u16,
+    /// ReceiveCreditTarget: what the peer asked for last.
+    pub receive_credit_target: u16,
+    /// ReceiveCreditMax: most we give.
+    pub receive_credit_max: u16,
+}
+
+/// ReceiveCredits and what belongs to them.
+#[derive(Debug)]
+pub(super) struct ReceiveCredits {
+    available: u16,
+    granted: u16,
+    target: u16,
+    max: u16,
+    /// The peer asked for more than before, and was given none since.
+    target_rose: bool,
+    /// The last message received was empty and asked for nothing. Two ends that answer such
+    /// messages with such messages never stop.
+    quiet: bool,
+}
+
+impl ReceiveCredits {
+    pub(super) fn new(max: u16) -> Self {
+        Self {
+            available: 0,
+            granted: 0,
+            target: 0,
+            max,
+            target_rose: false,
+            quiet: false,
+        }
+    }
+
+    /// Receives that are posted.
+    pub(super) fn posted(&self) -> u16 {
+        self.granted + self.available
+    }
+
+    pub(super) fn granted(&self) -> u16 {
+        self.granted
+    }
+
+    pub(super) fn report(&self, send_credits: u16, send_credit_target: u16) -> Credits {
+        Credits {
+            send_credits,
+            send_credit_target,
+            receive_credits: self.posted(),
+            granted: self.granted,
+            available: self.available,
+            receive_credit_target: self.target,
+            receive_credit_max: self.max,
+        }
+    }
+
+    /// Credits the peer is to hold at most: what it asked for, as far as we go along.
+    fn limit(&self) -> u16 {
+        //= SMBD-3.1.5.9-06
+        self.target.min(self.max)
+    }
+
+    /// The peer says how many it wants.
+    pub(super) fn set_target(&mut self, target: u16) {
+        //= SMBD-3.1.5.8-08
+        self.target_rose |= target.min(self.max) > self.limit();
+        self.target = target;
+    }
+
+    /// Whether one more receive is to be posted, where `last_credit` says that a message waits
+    /// to spend our last send credit.
+    pub(super) fn wants_receive(&self, last_credit: bool) -> bool {
+        if self.target == 0 {
+            return false;
+        }
+        //= SMBD-3.1.5.9-04
+        let mut wanted = self.limit();
+        //= SMBD-3.1.5.9-03
+        if last_credit {
+            wanted = wanted.max(self.granted.saturating_add(1));
+        }
+        if self.returns_token() {
+            wanted = wanted.max(2);
+        }
+        self.posted() < wanted
+    }
+
+    /// A receive was posted.
+    pub(super) fn posted_one(&mut self) {
+        self.available += 1;
+    }
+
+    /// A message used a receive. False if the peer held no credit for it.
+    pub(super) fn received(&mut self, quiet: bool) -> bool {
+        self.quiet = quiet;
+        //= SMBD-3.1.5.8-06
+        let Some(granted) = self.granted.checked_sub(1) else {
+            return false;
+        };
+        self.granted = granted;
+        true
+    }
+
+    /// Credits that the next message carries if it leaves now.
+    pub(super) fn grantable(&self, last_credit: bool) -> u16 {
+        let mut most = self.limit().saturating_sub(self.granted);
+        if self.returns_token() {
+            most = most.max(2);
+        }
+        if last_credit {
+            most = most.max(1);
+        }
+        self.available.min(most)
+    }
+
+    /// A message leaves with `grant` credits for the peer.
+    pub(super) fn grant(&mut self, grant: u16) {
+        self.available -= grant;
+        self.granted += grant;
+        if grant > 0 {
+            self.target_rose = false;
+            self.quiet = false;
+        }
+    }
+
+    /// Whether an idle end is to say by an empty message that there are credits.
+    pub(super) fn should_grant(&self, policy: GrantPolicy) -> bool {
+        let grant = self.grantable(false);
+        if grant == 0 {
+            return false;
+        }
+        if self.granted == 0 {
+            return !self.quiet || grant >= 2;
+        }
+        // One missing credit alone never makes an empty message answer an empty message.
+        if self.quiet && grant == 1 {
+            return false;
+        }
+        match policy {
+            GrantPolicy::Hysteresis => self.target_rose || self.granted <= self.limit() / 4,
+            GrantPolicy::Eager | GrantPolicy::Always => true,
+        }
+    }
+
+    /// With a target of 1 on both sides there would be a single credit to hand to and fro for
+    /// ever, or to withhold until the peer gives up. 3.1.5.9 sets no most to what the rule of
+    /// the last credit posts: we hand back two, the peer returns one, and each end rests with
+    /// one in hand.
+    fn returns_token(&self) -> bool {
+        self.quiet && self.granted == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credits(target: u16, max: u16) -> ReceiveCredits {
+        let mut credits = ReceiveCredits::new(max);
+        credits.set_target(target);
+        credits.target_rose = false;
+        credits
+    }
+
+    fn post_all(credits: &mut ReceiveCredits) -> u16 {
+        let mut posted = 0;
+        while credits.wants_receive(false) {
+            credits.posted_one();
+            posted += 1;
+        }
+        posted
+    }
+
+    //= SMBD-3.1.5.9-01 test
+    //= SMBD-3.1.5.9-04 test
+    //= SMBD-3.1.5.9-05 test
+    //= SMBD-3.1.5.9-06 test
+    #[test]
+    fn posts_and_grants_up_to_the_smaller_of_target_and_max() {
+        for (target, max, expected) in [(255, 255, 255), (10, 255, 10), (65535, 8, 8), (1, 1, 1)] {
+            let mut credits = credits(target, max);
+            assert_eq!(post_all(&mut credits), expected);
+            assert_eq!(credits.grantable(false), expected);
+            credits.grant(expected);
+            assert_eq!((credits.posted(), credits.grantable(false)), (expected, 0));
+            assert!(!credits.wants_receive(false));
+        }
+    }
+
+    //= SMBD-3.1.5.9-03 test
+    #[test]
+    fn the_last_send_credit_can_grant_one_beyond_the_target() {
+        let mut credits = credits(3, 3);
+        post_all(&mut credits);
+        credits.grant(3);
+        assert!(!credits.wants_receive(false));
+        assert!(credits.wants_receive(true));
+        credits.posted_one();
+        assert!(!credits.wants_receive(true));
+        assert_eq!((credits.grantable(false), credits.grantable(true)), (0, 1));
+        credits.grant(1);
+        assert_eq!(credits.granted(), 4);
+    }
+
+    //= SMBD-3.1.5.1-04 test
+    #[test]
+    fn a_message_without_a_credit_is_noticed() {
+        let mut credits = credits(2, 2);
+        post_all(&mut credits);
+        credits.grant(2);
+        assert!(credits.received(false) && credits.received(false));
+        post_all(&mut credits);
+        assert!(!credits.received(false), "posted is not granted");
+    }
+
+    #[test]
+    fn hysteresis_waits_for_three_quarters() {
+        let mut credits = credits(100, 255);
+        post_all(&mut credits);
+        credits.grant(100);
+        for used in 1..=100_u16 {
+            assert!(credits.received(false));
+            post_all(&mut credits);
+            assert_eq!(
+                credits.should_grant(GrantPolicy::Hysteresis),
+                100 - used <= 25,
+                "{used}"
+            );
+            assert!(credits.should_grant(GrantPolicy::Eager));
+        }
+    }
+
+    #[test]
+    fn a_higher_target_is_served_and_a_lower_one_is_not_taken_back() {
+        let mut credits = credits(10, 255);
+        post_all(&mut credits);
+        credits.grant(10);
+        credits.set_target(20);
+        post_all(&mut credits);
+        assert!(credits.should_grant(GrantPolicy::Hysteresis));
+        credits.grant(credits.grantable(false));
+        assert_eq!(credits.granted(), 20);
+        credits.set_target(5);
+        assert_eq!((credits.grantable(false), post_all(&mut credits)), (0, 0));
+        assert!(!credits.should_grant(GrantPolicy::Hysteresis));
+    }
+
+    #[test]
+    fn a_quiet_message_is_not_answered_for_one_credit() {
+        let mut credits = credits(2, 2);
+        post_all(&mut credits);
+        credits.grant(2);
+        assert!(credits.received(true));
+        post_all(&mut credits);
+        for policy in [GrantPolicy::Hysteresis, GrantPolicy::Eager] {
+            assert!(!credits.should_grant(policy));
+        }
+    }
+
+    #[test]
+    fn the_single_token_comes_back_doubled() {
+        let mut credits = credits(1, 1);
+        post_all(&mut credits);
+        credits.grant(1);
+        assert!(credits.received(true));
+        assert_eq!(post_all(&mut credits), 2);
+        assert!(credits.should_grant(GrantPolicy::Hysteresis));
+        credits.grant(credits.grantable(false));
+        assert_eq!(credits.granted(), 2);
+        assert!(credits.received(true));
+        post_all(&mut credits);
+        assert!(!credits.should_grant(GrantPolicy::Hysteresis));
+    }
+}

@@ -1,0 +1,255 @@
+//! Why a connection ended, and why a call was refused.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::{
+    rdma::work::{ProviderError, ProviderErrorKind},
+    wire::{DecodeError, Status},
+};
+
+/// The rule that the peer broke: one variant a MUST, in the specification's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Violation {
+    /// SMBD-3.1.5.6-01: the Negotiate Request is shorter than 20 bytes.
+    #[error("Negotiate Request of {length} bytes, 20 are needed (3.1.5.6)")]
+    RequestTooShort {
+        /// Bytes received.
+        length: usize,
+    },
+    /// SMBD-3.1.5.6-04: the Negotiate Request asks for no credits.
+    #[error("Negotiate Request with CreditsRequested 0 (3.1.5.6)")]
+    RequestWithoutCreditsRequested,
+    /// SMBD-3.1.5.6-05: the initiator receives less than 128 bytes at once.
+    #[error("Negotiate Request with MaxReceiveSize {0}, at least 128 is needed (3.1.5.6)")]
+    RequestMaxReceiveSize(u32),
+    /// SMBD-3.1.5.6-06: the initiator reassembles less than 131072 bytes.
+    #[error("Negotiate Request with MaxFragmentedSize {0}, at least 131072 is needed (3.1.5.6)")]
+    RequestMaxFragmentedSize(u32),
+    /// SMBD-3.1.5.7-01: the Negotiate Response is shorter than 32 bytes.
+    #[error("Negotiate Response of {length} bytes, 32 are needed (3.1.5.7)")]
+    ResponseTooShort {
+        /// Bytes received.
+        length: usize,
+    },
+    /// SMBD-3.1.5.7-02: the acceptor chose a version that does not exist.
+    #[error("Negotiate Response with NegotiatedVersion 0x{0:04x}, 0x0100 is needed (3.1.5.7)")]
+    NegotiatedVersion(u16),
+    /// SMBD-3.1.5.7-03: the acceptor receives less than 128 bytes at once.
+    #[error("Negotiate Response with MaxReceiveSize {0}, at least 128 is needed (3.1.5.7)")]
+    ResponseMaxReceiveSize(u32),
+    /// SMBD-3.1.5.7-04: the acceptor reassembles less than 131072 bytes.
+    #[error("Negotiate Response with MaxFragmentedSize {0}, at least 131072 is needed (3.1.5.7)")]
+    ResponseMaxFragmentedSize(u32),
+    /// SMBD-3.1.5.7-05: the acceptor gave no credits, so nothing could ever be sent.
+    #[error("Negotiate Response with CreditsGranted 0 (3.1.5.7)")]
+    ResponseWithoutCreditsGranted,
+    /// SMBD-3.1.5.7-06: the acceptor asks for no credits.
+    #[error("Negotiate Response with CreditsRequested 0 (3.1.5.7)")]
+    ResponseWithoutCreditsRequested,
+    /// SMBD-3.1.5.7-07: the acceptor wants to send more at once than we can receive.
+    #[error(
+        "Negotiate Response with PreferredSendSize {preferred_send_size}, \
+         above our MaxReceiveSize {max_receive_size} (3.1.5.7)"
+    )]
+    ResponsePreferredSendSize {
+        /// The field as received.
+        preferred_send_size: u32,
+        /// Our own limit.
+        max_receive_size: u32,
+    },
+    /// SMBD-3.1.5.8-01: a Data Transfer is shorter than its header.
+    #[error("Data Transfer of {length} bytes, 20 are needed (3.1.5.8)")]
+    DataTransferTooShort {
+        /// Bytes received.
+        length: usize,
+    },
+    /// SMBD-3.1.5.8-02: a Data Transfer asks for no credits.
+    #[error("Data Transfer with CreditsRequested 0 (3.1.5.8)")]
+    WithoutCreditsRequested,
+    /// SMBD-3.1.5.8-03: DataOffset is not a multiple of 8.
+    #[error("Data Transfer with DataOffset {0}, not a multiple of 8 (3.1.5.8)")]
+    DataOffsetAlignment(u32),
+    /// SMBD-3.1.5.8-04: the payload lies beyond the message.
+    #[error(
+        "Data Transfer with DataOffset {data_offset} and DataLength {data_length} \
+         in a message of {length} bytes (3.1.5.8)"
+    )]
+    DataBeyondMessage {
+        /// The field as received.
+        data_offset: u32,
+        /// The field as received.
+        data_length: u32,
+        /// Bytes received.
+        length: usize,
+    },
+    /// SMBD-3.1.5.8-05: the upper-layer message is longer than we reassemble.
+    #[error(
+        "Data Transfer with DataLength {data_length} and RemainingDataLength \
+         {remaining_data_length}, above our MaxFragmentedSize {max_fragmented_size} (3.1.5.8)"
+    )]
+    AboveMaxFragmentedSize {
+        /// The field as received.
+        data_length: u32,
+        /// The field as received.
+        remaining_data_length: u32,
+        /// Our own limit.
+        max_fragmented_size: u32,
+    },
+    /// SMBD-3.1.5.8-11: more send credits than fit the specification's 16 bits.
+    #[error("CreditsGranted {granted} on top of {held} credits held (3.1.5.8)")]
+    TooManyCredits {
+        /// Credits we held.
+        held: u16,
+        /// Credits that came on top.
+        granted: u16,
+    },
+    /// SMBD-3.1.5.8-16, -18, -19, -20: a segment does not continue the message it is part of.
+    #[error(
+        "Data Transfer with DataLength {data_length} and RemainingDataLength \
+         {remaining_data_length} while {expected} bytes of the message remained (3.1.5.8)"
+    )]
+    ReassemblyMismatch {
+        /// The field as received.
+        data_length: u32,
+        /// The field as received.
+        remaining_data_length: u32,
+        /// Bytes that were still missing before this segment.
+        expected: u32,
+    },
+    /// SMBD-3.1.5.1-04: the peer sent without a send credit.
+    #[error("a message came although the peer held no send credit (3.1.5.1)")]
+    WithoutCredit,
+}
+
+/// Which side did something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Initiator {
+    /// This end.
+    Local,
+    /// The peer.
+    Remote,
+}
+
+/// The timer that ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum Expired {
+    /// Negotiation Timer (3.1.6.1).
+    #[error("the Negotiation Timer")]
+    Negotiation,
+    /// Idle Connection Timer, with a keepalive unanswered (3.1.6.2).
+    #[error("the Idle Connection Timer, a keepalive was not answered")]
+    IdleConnection,
+    /// Send Credit Grant Timer: messages waited and the peer gave no credit.
+    #[error("the Send Credit Grant Timer, the peer gave no credits while messages waited")]
+    SendCreditGrant,
+}
+
+/// Why a connection ended. Every waiter gets a copy.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The peer broke a rule of the specification.
+    #[error("the peer broke the protocol: {0}")]
+    Violation(#[from] Violation),
+    /// The peer refused to negotiate, with this NTSTATUS.
+    #[error("the peer refused the negotiation with {0}")]
+    Refused(Status),
+    /// We refused to negotiate, with this NTSTATUS.
+    #[error("the peer's negotiation was refused with {0}")]
+    RefusedPeer(Status),
+    /// A timer ran out.
+    #[error("time ran out: {0}")]
+    TimedOut(Expired),
+    /// One side ended it in good order.
+    #[error("{}", match .0 {
+        Initiator::Local => "the connection was closed here",
+        Initiator::Remote => "the peer closed the connection",
+    })]
+    Closed(Initiator),
+    /// The RDMA connection underneath was lost.
+    #[error("the RDMA connection was lost: {0}")]
+    Provider(#[from] ProviderError),
+}
+
+impl From<ConnectionError> for io::Error {
+    fn from(error: ConnectionError) -> Self {
+        let kind = match &error {
+            ConnectionError::Violation(_) => io::ErrorKind::InvalidData,
+            ConnectionError::Refused(_) | ConnectionError::RefusedPeer(_) => {
+                io::ErrorKind::ConnectionRefused
+            }
+            ConnectionError::TimedOut(_) => io::ErrorKind::TimedOut,
+            ConnectionError::Closed(Initiator::Local) => io::ErrorKind::NotConnected,
+            ConnectionError::Closed(Initiator::Remote) => io::ErrorKind::ConnectionReset,
+            ConnectionError::Provider(error) => match error.kind {
+                ProviderErrorKind::Refused => io::ErrorKind::ConnectionRefused,
+                ProviderErrorKind::TimedOut => io::ErrorKind::TimedOut,
+                ProviderErrorKind::Address => io::ErrorKind::AddrNotAvailable,
+                ProviderErrorKind::Protocol => io::ErrorKind::InvalidData,
+                ProviderErrorKind::Local => io::ErrorKind::Other,
+                _ => io::ErrorKind::ConnectionReset,
+            },
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Why a message was not taken for sending. The connection is as it was.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SendError {
+    /// The message is longer than the peer reassembles (3.1.4.2).
+    #[error("a message of {length} bytes, the peer takes at most {max}")]
+    TooLarge {
+        /// Bytes in the message.
+        length: usize,
+        /// MaxFragmentedSendSize.
+        max: u32,
+    },
+    /// Nothing can be sent now or later: the connection has ended, or is ending.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+}
+
+/// Why an RDMA Read or Write was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TransferFault {
+    /// Offset and length reach beyond the descriptors.
+    #[error("{needed} bytes of remote memory are needed, the descriptors have {described}")]
+    BeyondDescriptors {
+        /// Offset plus length.
+        needed: u64,
+        /// Sum of the descriptors' lengths.
+        described: u64,
+    },
+    /// A descriptor's Offset and Length pass the end of the address space.
+    #[error("a descriptor's Offset and Length wrap around")]
+    Wrap,
+    /// The peer's MaxReadWriteSize, or the depth of outstanding reads, is zero.
+    #[error("the peer does not take part in RDMA Reads or Writes")]
+    Unsupported,
+    /// The connection has ended, or is ending.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+}
+
+impl Violation {
+    pub(super) fn of_data_transfer(error: DecodeError) -> Self {
+        match error {
+            DecodeError::TooShort { length, .. } => Self::DataTransferTooShort { length },
+            DecodeError::DataOffsetAlignment { data_offset } => {
+                Self::DataOffsetAlignment(data_offset)
+            }
+            DecodeError::DataBeyondMessage {
+                data_offset,
+                data_length,
+                length,
+            } => Self::DataBeyondMessage {
+                data_offset,
+                data_length,
+                length,
+            },
+        }
+    }
+}

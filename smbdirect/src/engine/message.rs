@@ -1,0 +1,212 @@
+//! An upper-layer message: a short list of byte slices, so that parts need no gluing.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::rdma::work::Token;
+
+/// What the upper layer sends or receives as one piece.
+///
+/// Made from anything that is bytes, or from several `Bytes` in order, which are sent without
+/// being copied together first. A received message is one slice; it may share its allocation
+/// with messages received around the same time, so copy what is kept for long.
+///
+/// ```
+/// use bytes::{Buf, Bytes};
+/// use smbdirect::Message;
+///
+/// let message: Message = [Bytes::from("head"), Bytes::from("body")].into_iter().collect();
+/// assert_eq!(message.len(), 8);
+/// assert_eq!(message.into_bytes(), "headbody");
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Message {
+    head: Bytes,
+    /// Parts behind the head, none of them empty.
+    tail: VecDeque<Bytes>,
+    length: usize,
+    invalidated_token: Option<Token>,
+}
+
+impl Message {
+    /// Bytes in the message.
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The token of ours that the peer invalidated with this message, if it did.
+    pub const fn invalidated_token(&self) -> Option<Token> {
+        self.invalidated_token
+    }
+
+    /// The message as one slice; copies only if it has several parts.
+    pub fn into_bytes(mut self) -> Bytes {
+        self.copy_to_bytes(self.length)
+    }
+
+    pub(crate) fn received(payload: Bytes, invalidated_token: Option<Token>) -> Self {
+        Self {
+            invalidated_token,
+            ..Self::from(payload)
+        }
+    }
+
+    fn push(&mut self, part: Bytes) {
+        if part.is_empty() {
+            return;
+        }
+        self.length += part.len();
+        if self.head.is_empty() {
+            self.head = part;
+        } else {
+            self.tail.push_back(part);
+        }
+    }
+}
+
+impl Buf for Message {
+    fn remaining(&self) -> usize {
+        self.length
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.head
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        assert!(count <= self.length, "advanced beyond the message");
+        self.length -= count;
+        while count >= self.head.len() && !(count == 0 && !self.head.is_empty()) {
+            count -= self.head.len();
+            let Some(next) = self.tail.pop_front() else {
+                self.head = Bytes::new();
+                return;
+            };
+            self.head = next;
+        }
+        self.head.advance(count);
+    }
+
+    /// Shares the bytes where they lie in one part, copies where they do not.
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        assert!(count <= self.length, "advanced beyond the message");
+        if count < self.head.len() {
+            self.length -= count;
+            return self.head.split_to(count);
+        }
+        if count == self.head.len() {
+            self.length -= count;
+            let next = self.tail.pop_front().unwrap_or_default();
+            return std::mem::replace(&mut self.head, next);
+        }
+        let mut gathered = BytesMut::with_capacity(count);
+        gathered.put(self.take(count));
+        gathered.freeze()
+    }
+}
+
+impl From<Bytes> for Message {
+    fn from(head: Bytes) -> Self {
+        Self {
+            length: head.len(),
+            head,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<BytesMut> for Message {
+    fn from(bytes: BytesMut) -> Self {
+        bytes.freeze().into()
+    }
+}
+
+impl From<Vec<u8>> for Message {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+impl From<&'static [u8]> for Message {
+    fn from(bytes: &'static [u8]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl From<&'static str> for Message {
+    fn from(text: &'static str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl FromIterator<Bytes> for Message {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(parts: I) -> Self {
+        let mut message = Self::default();
+        for part in parts {
+            message.push(part);
+        }
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(lengths: &[usize]) -> (Message, Vec<u8>) {
+        let all: Vec<u8> = (0..lengths.iter().sum()).map(|i: usize| i as u8).collect();
+        let mut rest = Bytes::from(all.clone());
+        (
+            lengths
+                .iter()
+                .map(|&length| rest.split_to(length))
+                .collect(),
+            all,
+        )
+    }
+
+    #[test]
+    fn cut_anywhere_gives_the_same_bytes() {
+        for lengths in [
+            &[][..],
+            &[5],
+            &[0, 0],
+            &[3, 0, 4],
+            &[1, 1, 1, 1],
+            &[10, 2, 0, 7],
+        ] {
+            let total: usize = lengths.iter().sum();
+            for cut in 1..=total.max(1) {
+                let (mut message, expected) = parts(lengths);
+                let mut seen = Vec::new();
+                while !message.is_empty() {
+                    let piece = message.copy_to_bytes(cut.min(message.len()));
+                    seen.extend_from_slice(&piece);
+                }
+                assert_eq!(seen, expected, "{lengths:?} by {cut}");
+            }
+            let (mut message, expected) = parts(lengths);
+            for at in 0..total {
+                assert_eq!(message.len(), total - at);
+                assert_eq!(message.chunk()[0], expected[at]);
+                message.advance(1);
+            }
+            assert!(message.is_empty() && message.chunk().is_empty());
+        }
+    }
+
+    #[test]
+    fn one_part_is_shared_not_copied() {
+        let bytes = Bytes::from(vec![7; 100]);
+        let pointer = bytes.as_ptr();
+        let mut message = Message::from(bytes);
+        assert_eq!(message.copy_to_bytes(40).as_ptr(), pointer);
+        assert_eq!(message.into_bytes().as_ptr(), pointer.wrapping_add(40));
+    }
+}

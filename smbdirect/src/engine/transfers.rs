@@ -1,0 +1,500 @@
+//! RDMA Reads and Writes by buffer descriptors (3.1.4.5, 3.1.4.6).
+//!
+//! A transfer walks the peer's descriptors from an offset and becomes one or more work requests,
+//! none longer than MaxReadWriteSize or the provider's limit. Reads keep within ORD. Writes keep
+//! a bounded number of bytes posted, so that a message behind them is never far from the wire.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+
+use super::{error::TransferFault, event::TransferId};
+use crate::{
+    rdma::work::{RemoteAddress, Token},
+    wire::BufferDescriptorV1,
+};
+
+/// Bytes of writes that may be posted and not completed.
+const WRITE_WINDOW: u64 = 8 << 20;
+
+/// A stretch of the peer's memory that one work request covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    at: RemoteAddress,
+    length: u32,
+}
+
+/// Cuts `length` bytes at `offset` of the memory that `descriptors` describe into pieces of at
+/// most `max_piece` bytes.
+fn plan(
+    descriptors: &[BufferDescriptorV1],
+    mut offset: u64,
+    length: usize,
+    max_piece: u32,
+) -> Result<VecDeque<Piece>, TransferFault> {
+    //= SMBD-3.1.4.5-05
+    //= SMBD-3.1.4.6-01
+    let described = descriptors
+        .iter()
+        .map(|descriptor| u64::from(descriptor.length))
+        .sum();
+    let needed = offset.saturating_add(length as u64);
+    if needed > described {
+        return Err(TransferFault::BeyondDescriptors { needed, described });
+    }
+    if length > 0 && max_piece == 0 {
+        return Err(TransferFault::Unsupported);
+    }
+    let mut pieces = VecDeque::new();
+    let mut left = length as u64;
+    for descriptor in descriptors {
+        //= SMBD-3.1.4.5-01
+        if offset >= u64::from(descriptor.length) {
+            offset -= u64::from(descriptor.length);
+            continue;
+        }
+        //= SMBD-3.1.4.5-02
+        //= SMBD-3.1.4.5-03
+        let in_this = left.min(u64::from(descriptor.length) - offset);
+        let start = descriptor
+            .offset
+            .checked_add(offset)
+            .ok_or(TransferFault::Wrap)?;
+        start.checked_add(in_this).ok_or(TransferFault::Wrap)?;
+        let mut done = 0;
+        while done < in_this {
+            let length = (in_this - done).min(u64::from(max_piece)) as u32;
+            let token = Token(descriptor.token);
+            let at = RemoteAddress {
+                token,
+                offset: start + done,
+            };
+            pieces.push_back(Piece { at, length });
+            done += u64::from(length);
+        }
+        left -= in_this;
+        offset = 0;
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(pieces)
+}
+
+/// The reads and writes that are not over.
+#[derive(Debug, Default)]
+pub(super) struct Transfers {
+    reads: VecDeque<Read>,
+    /// How many of `reads`, from the front, are known to be posted to their last piece.
+    reads_posted: usize,
+    /// Work requests of reads that are posted.
+    reads_in_flight: u32,
+    writes: VecDeque<Write>,
+    writes_posted: usize,
+    write_bytes_in_flight: u64,
+}
+
+#[derive(Debug)]
+struct Read {
+    id: TransferId,
+    pieces: VecDeque<Piece>,
+    /// The part of the buffer that came back from its work requests.
+    done: BytesMut,
+    /// The part for which no work request has been made.
+    rest: BytesMut,
+    in_flight: u32,
+}
+
+#[derive(Debug)]
+struct Write {
+    id: TransferId,
+    pieces: VecDeque<Piece>,
+    rest: Bytes,
+    in_flight: VecDeque<u32>,
+    order: u64,
+}
+
+/// A transfer that is over.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) id: TransferId,
+    pub(super) buffer: Option<BytesMut>,
+}
+
+impl Transfers {
+    /// Starts a read that fills `into`. On an error the buffer comes back.
+    pub(super) fn read(
+        &mut self,
+        id: TransferId,
+        descriptors: &[BufferDescriptorV1],
+        offset: u64,
+        into: BytesMut,
+        max_piece: u32,
+    ) -> Result<(), (TransferFault, BytesMut)> {
+        match plan(descriptors, offset, into.len(), max_piece) {
+            Ok(pieces) => {
+                let done = BytesMut::new();
+                self.reads.push_back(Read {
+                    id,
+                    pieces,
+                    done,
+                    rest: into,
+                    in_flight: 0,
+                });
+                Ok(())
+            }
+            Err(fault) => Err((fault, into)),
+        }
+    }
+
+    /// Starts a write of `data`; `order` is its place among all commands.
+    pub(super) fn write(
+        &mut self,
+        id: TransferId,
+        descriptors: &[BufferDescriptorV1],
+        offset: u64,
+        data: Bytes,
+        max_piece: u32,
+        order: u64,
+    ) -> Result<(), TransferFault> {
+        let pieces = plan(descriptors, offset, data.len(), max_piece)?;
+        self.writes.push_back(Write {
+            id,
+            pieces,
+            rest: data,
+            in_flight: VecDeque::new(),
+            order,
+        });
+        Ok(())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.reads.is_empty() && self.writes.is_empty()
+    }
+
+    /// The next Read to post, while fewer than `max_outbound_reads` are outstanding.
+    pub(super) fn next_read(
+        &mut self,
+        max_outbound_reads: u32,
+    ) -> Option<(RemoteAddress, BytesMut)> {
+        //= SMBD-3.1.4.6-05
+        if self.reads_in_flight >= max_outbound_reads {
+            return None;
+        }
+        while self.reads.get(self.reads_posted)?.pieces.is_empty() {
+            self.reads_posted += 1;
+        }
+        let read = self.reads.get_mut(self.reads_posted)?;
+        //= SMBD-3.1.4.6-04
+        let piece = read.pieces.pop_front()?;
+        let into = read.rest.split_to(piece.length as usize);
+        read.in_flight += 1;
+        self.reads_in_flight += 1;
+        Some((piece.at, into))
+    }
+
+    /// The place among all commands of the write that is posted next.
+    pub(super) fn write_order(&mut self) -> Option<u64> {
+        while self.writes.get(self.writes_posted)?.pieces.is_empty() {
+            self.writes_posted += 1;
+        }
+        self.writes.get(self.writes_posted).map(|write| write.order)
+    }
+
+    /// The next Write to post.
+    pub(super) fn next_write(&mut self) -> Option<(RemoteAddress, Bytes)> {
+        self.write_order()?;
+        let write = self.writes.get_mut(self.writes_posted)?;
+        let length = write.pieces.front()?.length;
+        let in_flight = self.write_bytes_in_flight;
+        if in_flight > 0 && in_flight + u64::from(length) > WRITE_WINDOW {
+            return None;
+        }
+        //= SMBD-3.1.4.5-04
+        let piece = write.pieces.pop_front()?;
+        let data = write.rest.split_to(length as usize);
+        write.in_flight.push_back(length);
+        self.write_bytes_in_flight += u64::from(length);
+        Some((piece.at, data))
+    }
+
+    /// A Read came back, done or not; work requests come back in the order they were posted.
+    pub(super) fn read_returned(&mut self, buffer: BytesMut) {
+        let read = self
+            .reads
+            .iter_mut()
+            .find(|read| read.in_flight > 0)
+            .expect("a Read completed that was posted");
+        read.done.unsplit(buffer);
+        read.in_flight -= 1;
+        self.reads_in_flight -= 1;
+    }
+
+    /// A Write came back, done or not.
+    pub(super) fn write_returned(&mut self) {
+        let write = self
+            .writes
+            .iter_mut()
+            .find(|write| !write.in_flight.is_empty())
+            .expect("a Write completed that was posted");
+        let length = write.in_flight.pop_front().expect("it has work in flight");
+        self.write_bytes_in_flight -= u64::from(length);
+    }
+
+    /// The first transfer of which nothing is left to do.
+    pub(super) fn poll_done(&mut self) -> Option<Done> {
+        if self
+            .reads
+            .front()
+            .is_some_and(|read| read.pieces.is_empty() && read.in_flight == 0)
+        {
+            return self.pop_read();
+        }
+        let finished = |write: &Write| write.pieces.is_empty() && write.in_flight.is_empty();
+        if self.writes.front().is_some_and(finished) {
+            return self.pop_write();
+        }
+        None
+    }
+
+    /// The first transfer with no work outstanding, finished or not: what is left when the
+    /// connection has ended.
+    pub(super) fn poll_abandoned(&mut self) -> Option<Done> {
+        if self.reads.front().is_some_and(|read| read.in_flight == 0) {
+            return self.pop_read();
+        }
+        if self
+            .writes
+            .front()
+            .is_some_and(|write| write.in_flight.is_empty())
+        {
+            return self.pop_write();
+        }
+        None
+    }
+
+    fn pop_read(&mut self) -> Option<Done> {
+        let mut read = self.reads.pop_front()?;
+        self.reads_posted = self.reads_posted.saturating_sub(1);
+        read.done.unsplit(read.rest);
+        Some(Done {
+            id: read.id,
+            buffer: Some(read.done),
+        })
+    }
+
+    fn pop_write(&mut self) -> Option<Done> {
+        let write = self.writes.pop_front()?;
+        self.writes_posted = self.writes_posted.saturating_sub(1);
+        Some(Done {
+            id: write.id,
+            buffer: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn descriptor(offset: u64, token: u32, length: u32) -> BufferDescriptorV1 {
+        BufferDescriptorV1 {
+            offset,
+            token,
+            length,
+        }
+    }
+
+    fn planned(
+        descriptors: &[BufferDescriptorV1],
+        offset: u64,
+        length: usize,
+        max_piece: u32,
+    ) -> Vec<(u32, u64, u32)> {
+        let pieces = plan(descriptors, offset, length, max_piece).unwrap();
+        pieces
+            .iter()
+            .map(|piece| (piece.at.token.0, piece.at.offset, piece.length))
+            .collect()
+    }
+
+    //= SMBD-3.1.4.5-01 test
+    //= SMBD-3.1.4.5-02 test
+    //= SMBD-3.1.4.5-03 test
+    //= SMBD-3.1.4.6-01 test
+    #[test]
+    fn walks_the_descriptors() {
+        // The two descriptors that Windows makes of 1 MiB.
+        let windows = [descriptor(0x1000, 1, 0xfffc0), descriptor(0x9000, 2, 0x40)];
+        let all = 1 << 20;
+        assert_eq!(
+            planned(&windows, 0, all, 8 << 20),
+            [(1, 0x1000, 0xfffc0), (2, 0x9000, 0x40)]
+        );
+        assert_eq!(
+            planned(&windows, 0xfffc0, 0x40, 8 << 20),
+            [(2, 0x9000, 0x40)]
+        );
+        assert_eq!(
+            planned(&windows, 0xfffbf, 2, 8 << 20),
+            [(1, 0x100fbf, 1), (2, 0x9000, 1)]
+        );
+        assert_eq!(
+            planned(&windows, 16, 16, 8 << 20),
+            [(1, 0x1010, 16)],
+            "trimmed at both ends"
+        );
+        assert_eq!(planned(&windows, all as u64, 0, 8 << 20), []);
+        let cut = planned(&[descriptor(0, 7, 10)], 1, 9, 4);
+        assert_eq!(cut, [(7, 1, 4), (7, 5, 4), (7, 9, 1)]);
+        let holes = [
+            descriptor(0, 1, 0),
+            descriptor(5, 2, 3),
+            descriptor(0, 3, 0),
+            descriptor(9, 4, 3),
+        ];
+        assert_eq!(
+            planned(&holes, 0, 6, 100),
+            [(2, 5, 3), (4, 9, 3)],
+            "empty ones are skipped"
+        );
+    }
+
+    //= SMBD-3.1.4.5-05 test
+    #[test]
+    fn beyond_the_descriptors_is_an_error_and_nothing_is_posted() {
+        let one = [descriptor(0, 1, 100)];
+        for (offset, length) in [(0, 101), (100, 1), (101, 0), (u64::MAX, 1)] {
+            let error = plan(&one, offset, length, 10).unwrap_err();
+            assert!(matches!(
+                error,
+                TransferFault::BeyondDescriptors { described: 100, .. }
+            ));
+        }
+        let high = [descriptor(u64::MAX - 4, 1, 100)];
+        assert_eq!(plan(&high, 0, 10, 100), Err(TransferFault::Wrap));
+        assert_eq!(plan(&high, 10, 1, 100), Err(TransferFault::Wrap));
+        assert!(plan(&high, 0, 4, 100).is_ok());
+        assert_eq!(plan(&one, 0, 1, 0), Err(TransferFault::Unsupported));
+        let mut transfers = Transfers::default();
+        let buffer = BytesMut::zeroed(101);
+        let (_, buffer) = transfers
+            .read(TransferId(1), &one, 0, buffer, 10)
+            .unwrap_err();
+        assert_eq!(buffer.len(), 101);
+        assert!(transfers.is_idle());
+    }
+
+    //= SMBD-3.1.4.6-04 test
+    //= SMBD-3.1.4.6-05 test
+    #[test]
+    fn reads_keep_within_ord_and_the_buffer_comes_back_whole() {
+        let mut transfers = Transfers::default();
+        let buffer: BytesMut = (0..10).collect();
+        let pointer = buffer.as_ptr();
+        transfers
+            .read(TransferId(1), &[descriptor(0, 1, 10)], 0, buffer, 3)
+            .unwrap();
+        transfers
+            .read(
+                TransferId(2),
+                &[descriptor(0, 1, 10)],
+                0,
+                BytesMut::zeroed(2),
+                3,
+            )
+            .unwrap();
+        let mut outstanding = VecDeque::new();
+        for _ in 0..2 {
+            outstanding.push_back(transfers.next_read(2).unwrap().1);
+        }
+        assert!(transfers.next_read(2).is_none());
+        let mut done = Vec::new();
+        while let Some(piece) = outstanding.pop_front() {
+            transfers.read_returned(piece);
+            outstanding.extend(transfers.next_read(2).map(|(_, into)| into));
+            done.extend(std::iter::from_fn(|| transfers.poll_done()));
+        }
+        let lengths: Vec<_> = done
+            .iter()
+            .map(|done| (done.id.0, done.buffer.as_ref().unwrap().len()))
+            .collect();
+        assert_eq!(lengths, [(1, 10), (2, 2)]);
+        assert_eq!(
+            done[0].buffer.as_ref().unwrap().as_ptr(),
+            pointer,
+            "it was never copied"
+        );
+        assert!(transfers.is_idle());
+    }
+
+    //= SMBD-3.1.4.5-04 test
+    #[test]
+    fn writes_keep_within_the_window() {
+        let mut transfers = Transfers::default();
+        let data = Bytes::from(vec![0; 20 << 20]);
+        transfers
+            .write(
+                TransferId(1),
+                &[descriptor(0, 1, 20 << 20)],
+                0,
+                data,
+                3 << 20,
+                0,
+            )
+            .unwrap();
+        let mut posted = 0;
+        while transfers.next_write().is_some() {
+            posted += 1;
+        }
+        assert_eq!(posted, 2);
+        for _ in 0..7 {
+            transfers.write_returned();
+            while transfers.next_write().is_some() {
+                posted += 1;
+            }
+        }
+        assert_eq!(posted, 7);
+        assert_eq!(transfers.poll_done().unwrap().id, TransferId(1));
+        assert!(transfers.is_idle());
+    }
+
+    #[test]
+    fn an_empty_transfer_is_done_at_once() {
+        let mut transfers = Transfers::default();
+        transfers
+            .read(TransferId(1), &[], 0, BytesMut::new(), 1)
+            .unwrap();
+        transfers
+            .write(TransferId(2), &[], 0, Bytes::new(), 1, 0)
+            .unwrap();
+        assert_eq!(transfers.poll_done().unwrap().id, TransferId(1));
+        assert_eq!(transfers.poll_done().unwrap().id, TransferId(2));
+        assert!(transfers.poll_done().is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_cover_exactly_the_bytes_asked_for(
+            lengths in proptest::collection::vec(0_u32..50, 0..6),
+            from in 0_u64..200, length in 0_usize..200, max_piece in 1_u32..60,
+        ) {
+            let descriptors: Vec<_> = (0..).zip(&lengths)
+                .map(|(i, &length)| descriptor(1000 * u64::from(i), i, length)).collect();
+            let flat: Vec<_> = descriptors.iter()
+                .flat_map(|d| (0..u64::from(d.length)).map(|at| (d.token, d.offset + at))).collect();
+            match plan(&descriptors, from, length, max_piece) {
+                Ok(pieces) => {
+                    prop_assert!(pieces.iter().all(|p| p.length > 0 && p.length <= max_piece));
+                    let walked: Vec<_> = pieces.iter()
+                        .flat_map(|p| (0..u64::from(p.length)).map(|at| (p.at.token.0, p.at.offset + at)))
+                        .collect();
+                    prop_assert_eq!(&walked[..], &flat[from as usize..][..length]);
+                }
+                Err(_) => prop_assert!(from as usize + length > flat.len()),
+            }
+        }
+    }
+}

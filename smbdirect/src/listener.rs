@@ -1,0 +1,166 @@
+//! [`Listener`]: waits for peers, and negotiates with each on its own.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    connection::{Connection, read_depths},
+    driver::now,
+    engine::{self, Config},
+    rdma::{
+        provider::{self, Answer, Incoming, Provider},
+        work::ProviderError,
+    },
+    wire::IrdOrd,
+};
+
+/// Peers that may be negotiating at once; more have to wait for one of them.
+const MAX_NEGOTIATING: usize = 256;
+/// Connections that may wait to be accepted.
+const BACKLOG: usize = 256;
+
+/// Accepts SMB Direct connections.
+///
+/// Each peer negotiates in a task of its own, so that a silent one holds up nobody; one that
+/// does not get through is logged and forgotten. Dropping the listener stops listening;
+/// connections already accepted go on.
+#[derive(Debug)]
+pub struct Listener {
+    local_address: SocketAddr,
+    connections: mpsc::Receiver<Result<Connection, ProviderError>>,
+    /// Aborts the task when the listener is dropped.
+    _task: JoinSet<()>,
+}
+
+impl Listener {
+    /// Listens on `address`; port 0 picks a free port. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub async fn bind(
+        provider: Arc<dyn Provider>,
+        address: SocketAddr,
+        config: Config,
+    ) -> Result<Self, ProviderError> {
+        let listener = provider.listen(address).await?;
+        let local_address = listener.local_address();
+        let (sender, connections) = mpsc::channel(BACKLOG);
+        let mut task = JoinSet::new();
+        task.spawn(listen(provider, listener, config, sender));
+        Ok(Self {
+            local_address,
+            connections,
+            _task: task,
+        })
+    }
+
+    /// The address listened on, with the port that was picked.
+    pub fn local_address(&self) -> SocketAddr {
+        self.local_address
+    }
+
+    /// The next connection, negotiated. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// The provider can listen no longer; the listener is of no more use.
+    pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
+        let gone = || {
+            let what = "the listener has failed before";
+            Err(ProviderError::new(
+                crate::rdma::work::ProviderErrorKind::Local,
+                what,
+            ))
+        };
+        self.connections.recv().await.unwrap_or_else(gone)
+    }
+}
+
+async fn listen(
+    provider: Arc<dyn Provider>,
+    mut listener: Box<dyn provider::Listener>,
+    config: Config,
+    connections: mpsc::Sender<Result<Connection, ProviderError>>,
+) {
+    let negotiating = Arc::new(Semaphore::new(MAX_NEGOTIATING));
+    let mut tasks = JoinSet::new();
+    loop {
+        let permit = negotiating
+            .clone()
+            .acquire_owned()
+            .await
+            .expect("it is never closed");
+        let incoming = match listener.accept().await {
+            Ok(incoming) => incoming,
+            Err(error) => {
+                warn!(%error, "listening ends");
+                // The receiver may be gone, and then nobody wants to know.
+                let _ = connections.send(Err(error)).await;
+                return;
+            }
+        };
+        while tasks.try_join_next().is_some() {}
+        let (provider, config, connections) =
+            (provider.clone(), config.clone(), connections.clone());
+        tasks.spawn(async move {
+            if let Some(connection) = welcome(&*provider, incoming, config).await {
+                let _ = connections.send(Ok(connection)).await;
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// RDMA connection arrival (3.1.7.2), up to the end of the negotiation.
+async fn welcome(
+    provider: &dyn Provider,
+    incoming: Incoming,
+    config: Config,
+) -> Option<Connection> {
+    let peer = incoming.remote_address;
+    let mut engine = engine::Connection::passive(config.clone(), now());
+    let depths = IrdOrd::decode(&incoming.private_data).filter(|_| provider.is_iwarp());
+    //= SMBD-6-02
+    //= EST-15
+    let private_data = match depths {
+        Some(_) if !incoming.knows_read_depths => read_depths(provider),
+        _ => Bytes::new(),
+    };
+    //= SMBD-6-03
+    let peer_serves_reads = depths.map(|depths| depths.ird);
+    //= SMBD-3.1.7.2-03
+    let answer = Answer {
+        private_data,
+        receive: engine.negotiate_receive(),
+        peer_serves_reads,
+    };
+    let accepting = (incoming.answer)(answer);
+    let connected = match tokio::time::timeout(config.passive_negotiation_timeout, accepting).await
+    {
+        Ok(Ok(connected)) => connected,
+        Ok(Err(error)) => {
+            info!(%peer, %error, "a peer did not connect");
+            return None;
+        }
+        Err(_) => {
+            info!(%peer, "a peer took too long to connect");
+            return None;
+        }
+    };
+    //= SMBD-3.1.7.2-07
+    match Connection::negotiate(engine, connected, &config).await {
+        Ok(connection) => {
+            debug!(%peer, "accepted");
+            Some(connection)
+        }
+        Err(error) => {
+            info!(%peer, %error, "a peer did not negotiate");
+            None
+        }
+    }
+}

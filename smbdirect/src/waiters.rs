@@ -1,0 +1,131 @@
+//! Places where futures wait for a result that somebody else brings: a slab without allocation
+//! in steady state. Dropping a future leaves its place, not the work.
+
+use std::task::{Context, Poll, Waker};
+
+#[derive(Debug)]
+pub(crate) struct Waiters<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum Slot<T> {
+    Free,
+    Waiting(Option<Waker>),
+    Done(T),
+    /// The future was dropped; the result goes nowhere.
+    Abandoned,
+}
+
+impl<T> Default for Waiters<T> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<T> Waiters<T> {
+    /// A new place.
+    pub(crate) fn insert(&mut self) -> usize {
+        if let Some(index) = self.free.pop() {
+            self.slots[index] = Slot::Waiting(None);
+            return index;
+        }
+        self.slots.push(Slot::Waiting(None));
+        self.slots.len() - 1
+    }
+
+    /// The place is not needed: nothing was started.
+    pub(crate) fn remove(&mut self, index: usize) {
+        self.slots[index] = Slot::Free;
+        self.free.push(index);
+    }
+
+    /// The result is there. Returns whom to wake, or the result if nobody waits for it any more.
+    pub(crate) fn complete(&mut self, index: usize, result: T) -> Result<Option<Waker>, T> {
+        match std::mem::replace(&mut self.slots[index], Slot::Free) {
+            Slot::Waiting(waker) => {
+                self.slots[index] = Slot::Done(result);
+                Ok(waker)
+            }
+            Slot::Abandoned => {
+                self.free.push(index);
+                Err(result)
+            }
+            other => {
+                self.slots[index] = other;
+                Err(result)
+            }
+        }
+    }
+
+    /// Gives every place that still waits its result.
+    pub(crate) fn complete_all(&mut self, result: impl Fn() -> T, wakes: &mut Vec<Waker>) {
+        for index in 0..self.slots.len() {
+            if matches!(self.slots[index], Slot::Waiting(_) | Slot::Abandoned)
+                && let Ok(waker) = self.complete(index, result())
+            {
+                wakes.extend(waker);
+            }
+        }
+    }
+
+    /// The result, if it is there; frees the place with it.
+    pub(crate) fn poll(&mut self, index: usize, context: &mut Context<'_>) -> Poll<T> {
+        let slot = &mut self.slots[index];
+        match slot {
+            Slot::Waiting(waker) => {
+                if !waker
+                    .as_ref()
+                    .is_some_and(|waker| waker.will_wake(context.waker()))
+                {
+                    *waker = Some(context.waker().clone());
+                }
+                Poll::Pending
+            }
+            Slot::Done(_) => {
+                let Slot::Done(result) = std::mem::replace(slot, Slot::Free) else {
+                    unreachable!("it was just seen to be done")
+                };
+                self.free.push(index);
+                Poll::Ready(result)
+            }
+            Slot::Free | Slot::Abandoned => panic!("a future was polled after it was done"),
+        }
+    }
+
+    /// The future is dropped before its result was taken.
+    pub(crate) fn abandon(&mut self, index: usize) {
+        match self.slots[index] {
+            Slot::Waiting(_) => self.slots[index] = Slot::Abandoned,
+            Slot::Done(_) => self.remove(index),
+            Slot::Free | Slot::Abandoned => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_used_again() {
+        let mut waiters = Waiters::default();
+        let mut context = Context::from_waker(Waker::noop());
+        let (a, b) = (waiters.insert(), waiters.insert());
+        assert!(waiters.poll(a, &mut context).is_pending());
+        assert!(waiters.complete(a, 1).unwrap().is_some());
+        assert!(waiters.complete(b, 2).unwrap().is_none());
+        assert_eq!(waiters.poll(b, &mut context), Poll::Ready(2));
+        waiters.abandon(a);
+        let (c, d) = (waiters.insert(), waiters.insert());
+        assert_eq!((c.min(d), c.max(d)), (0, 1));
+        waiters.abandon(c);
+        assert_eq!(waiters.complete(c, 3).unwrap_err(), 3, "nobody wants it");
+        waiters.complete_all(|| 9, &mut Vec::new());
+        assert_eq!(waiters.poll(d, &mut context), Poll::Ready(9));
+    }
+}
