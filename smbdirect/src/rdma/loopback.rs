@@ -776,3 +776,234 @@ fn wake(waker: Option<Waker>) {
         waker.wake();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        task::Wake,
+    };
+
+    use super::*;
+
+    /// What both connect and accept give at once here, since nothing takes time.
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        match future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(output) => output,
+            Poll::Pending => panic!("it waits"),
+        }
+    }
+
+    fn waits<T>(future: &mut BoxFuture<'_, T>) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        future.as_mut().poll(&mut context).is_pending()
+    }
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn request(address: SocketAddr) -> ConnectRequest {
+        ConnectRequest {
+            address,
+            private_data: Bytes::new(),
+            receive: receive(0),
+        }
+    }
+
+    fn receive(id: u64) -> WorkRequest {
+        WorkRequest::Receive {
+            id: WorkId(id),
+            length: 64,
+        }
+    }
+
+    fn send(id: u64, payload: &'static str) -> WorkRequest {
+        WorkRequest::Send {
+            id: WorkId(id),
+            header: Inline::new(),
+            payload: Bytes::from(payload),
+            invalidate: None,
+        }
+    }
+
+    fn answer(peer_serves_reads: Option<u32>) -> Answer {
+        Answer {
+            private_data: Bytes::new(),
+            receive: receive(0),
+            peer_serves_reads,
+        }
+    }
+
+    fn kind<T: fmt::Debug>(result: Result<T, ProviderError>) -> ProviderErrorKind {
+        result.unwrap_err().kind
+    }
+
+    /// The active and the passive end.
+    fn pair(
+        active: &Loopback,
+        passive: &Loopback,
+        peer_serves_reads: Option<u32>,
+    ) -> [Box<dyn QueuePair>; 2] {
+        let mut listener = now(passive.listen(address(0))).unwrap();
+        let mut connect = active.connect(request(listener.local_address()));
+        assert!(waits(&mut connect));
+        let incoming = now(listener.accept()).unwrap();
+        let passive = now((incoming.answer)(answer(peer_serves_reads))).unwrap();
+        [now(connect).unwrap().queue_pair, passive.queue_pair]
+    }
+
+    fn with_reads(outbound: u32, inbound: u32) -> LoopbackConfig {
+        let mut config = LoopbackConfig::default();
+        config.limits.max_outbound_reads = outbound;
+        config.limits.max_inbound_reads = inbound;
+        config
+    }
+
+    //= SMBD-3.1.4.6-05 test
+    #[test]
+    fn an_end_reads_as_far_as_the_other_serves() {
+        let active = Loopback::with_config(with_reads(8, 3));
+        let passive = active.reconfigured(with_reads(5, 6));
+        for (known, expected) in [(None, 3), (Some(2), 2), (Some(9), 3)] {
+            let [a, p] = pair(&active, &passive, known).map(|end| end.limits());
+            assert_eq!((a.max_outbound_reads, a.max_inbound_reads), (6, 3));
+            assert_eq!((p.max_outbound_reads, p.max_inbound_reads), (expected, 6));
+        }
+    }
+
+    #[test]
+    fn worlds_addresses_and_ports() {
+        let world = Loopback::new();
+        let here = now(world.listen(address(445))).unwrap();
+        assert_eq!(here.local_address(), address(445));
+        let again = now(world.clone().listen(address(445)));
+        assert_eq!(kind(again), ProviderErrorKind::Address);
+        let elsewhere = now(Loopback::new().connect(request(address(445))));
+        assert_eq!(kind(elsewhere), ProviderErrorKind::Refused);
+        drop(here);
+        let everywhere = now(world.listen(SocketAddr::from(([0, 0, 0, 0], 445)))).unwrap();
+        assert!(waits(&mut world.connect(request(address(445)))));
+        drop(everywhere);
+        let nobody = now(world.connect(request(address(445))));
+        assert_eq!(kind(nobody), ProviderErrorKind::Refused);
+    }
+
+    #[test]
+    fn a_listener_has_room_for_so_many_and_refuses_them_all_when_it_goes() {
+        let world = Loopback::with_config(LoopbackConfig {
+            backlog: 2,
+            ..LoopbackConfig::default()
+        });
+        let listener = now(world.listen(address(0))).unwrap();
+        let to = listener.local_address();
+        let [mut one, mut two] = [(); 2].map(|()| world.connect(request(to)));
+        assert!(waits(&mut one) && waits(&mut two));
+        let full = now(world.connect(request(to)));
+        assert_eq!(kind(full), ProviderErrorKind::Refused);
+        // Who gives up makes room.
+        drop(one);
+        let mut three = world.connect(request(to));
+        assert!(waits(&mut three));
+        drop(listener);
+        assert_eq!(kind(now(two)), ProviderErrorKind::Refused);
+        assert_eq!(kind(now(three)), ProviderErrorKind::Refused);
+    }
+
+    #[test]
+    fn answering_one_who_gave_up() {
+        let world = Loopback::new();
+        let mut listener = now(world.listen(address(0))).unwrap();
+        let mut connect = world.connect(request(listener.local_address()));
+        assert!(waits(&mut connect));
+        let incoming = now(listener.accept()).unwrap();
+        drop(connect);
+        let connected = now((incoming.answer)(answer(None)));
+        assert_eq!(kind(connected), ProviderErrorKind::Reset);
+    }
+
+    #[test]
+    fn private_data_has_at_most_200_bytes() {
+        let world = Loopback::new();
+        let long = ConnectRequest {
+            private_data: Bytes::from_static(&[0; 201]),
+            ..request(address(1))
+        };
+        assert_eq!(kind(now(world.connect(long))), ProviderErrorKind::Local);
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn whoever_waits_is_woken_once_for_news() {
+        let [mut a, mut p] = pair_of_one_world();
+        let [here, there] = [(); 2].map(|()| Arc::new(Count::default()));
+        let [here_waker, there_waker] = [&here, &there].map(|count| Waker::from(count.clone()));
+        let mut here_context = Context::from_waker(&here_waker);
+        let mut there_context = Context::from_waker(&there_waker);
+        let woken = || [&here, &there].map(|count| count.0.load(Ordering::Relaxed));
+        assert!(a.poll_completion(&mut here_context).is_pending());
+        assert!(p.poll_completion(&mut there_context).is_pending());
+        a.post(send(1, "hello"));
+        assert_eq!(woken(), [0, 0]);
+        a.flush(&mut here_context);
+        assert_eq!(woken(), [1, 1]);
+        assert!(p.poll_completion(&mut there_context).is_ready());
+        assert!(p.poll_completion(&mut there_context).is_pending());
+        drop(a);
+        assert_eq!(woken(), [1, 2]);
+    }
+
+    fn pair_of_one_world() -> [Box<dyn QueuePair>; 2] {
+        let world = Loopback::new();
+        pair(&world, &world, None)
+    }
+
+    #[test]
+    fn messages_share_an_allocation_and_use_it_again() {
+        let mut arena = Arena::default();
+        let size = Arena::CHUNK / 4;
+        let payload = vec![7; size - 1];
+        let mut chunk = || [(); 4].map(|()| arena.join(b"h", &payload));
+        let first = chunk();
+        let place = first[0].as_ptr();
+        for (i, message) in first.iter().enumerate() {
+            assert_eq!(message.as_ptr(), place.wrapping_add(i * size));
+            assert_eq!(message[0], b'h');
+            assert_eq!(message[1..], payload);
+        }
+        drop(first);
+        let second = chunk();
+        assert_eq!(second[0].as_ptr(), place);
+        // One that is kept keeps its bytes.
+        let third = chunk();
+        assert_ne!(third[0].as_ptr(), place);
+        assert_eq!(second[0][1..], payload);
+    }
+
+    #[test]
+    #[should_panic(expected = "a Send cannot carry a token here")]
+    fn a_token_where_none_can_be_carried() {
+        let active = Loopback::new();
+        let mut config = LoopbackConfig::default();
+        config.limits.send_with_invalidate = false;
+        let [mut end, _peer] = pair(&active, &active.reconfigured(config), None);
+        end.post(WorkRequest::Send {
+            id: WorkId(1),
+            header: Inline::new(),
+            payload: Bytes::new(),
+            invalidate: Some(Token(0x100)),
+        });
+    }
+}
