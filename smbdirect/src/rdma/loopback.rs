@@ -1,1 +1,1009 @@
+//! Loopback: RDMA between two ends in one process, for tests, examples and a first try.
+//!
+//! Read [`Pair::execute`] first: that is the whole wire. A Send is copied into the oldest receive
+//! of the other end, a Write into its memory table, a Read out of it. Both ends of a connection
+//! stand behind one lock. There is no task and no thread: whoever flushes does the work, and the
+//! other end is woken.
 
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    future::{Future, poll_fn},
+    mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{
+    memory::{DeregisterError, MemoryTable, RegisterError, Registration},
+    provider::{
+        Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
+        Teardown,
+    },
+    work::{
+        Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room,
+        Token, WorkId, WorkRequest,
+    },
+};
+
+/// The provider whose connections stay inside the process.
+///
+/// Clones share one name space of addresses; what two calls of [`new`](Self::new) give cannot
+/// reach each other. The addresses mean nothing to the operating system.
+#[derive(Clone, Debug, Default)]
+pub struct Loopback {
+    config: LoopbackConfig,
+    world: Arc<Mutex<World>>,
+}
+
+/// What a [`Loopback`] pretends to be able to do.
+#[derive(Clone, Copy, Debug)]
+pub struct LoopbackConfig {
+    /// What an end can do; a connection does what both of its ends can.
+    pub limits: Limits,
+    /// Connection requests that wait at a listener; more are refused.
+    pub backlog: usize,
+}
+
+impl Default for LoopbackConfig {
+    fn default() -> Self {
+        Self {
+            limits: Limits {
+                max_send_queue: 1024,
+                max_receive_queue: 1024,
+                max_outbound_reads: 16,
+                max_inbound_reads: 16,
+                max_transfer: u32::MAX,
+                send_with_invalidate: true,
+            },
+            backlog: 128,
+        }
+    }
+}
+
+impl Loopback {
+    /// A world of its own, with default limits.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A world of its own.
+    pub fn with_config(config: LoopbackConfig) -> Self {
+        Self {
+            config,
+            ..Self::default()
+        }
+    }
+
+    /// The same world seen with another configuration: a peer of different abilities.
+    pub fn reconfigured(&self, config: LoopbackConfig) -> Self {
+        Self {
+            config,
+            world: Arc::clone(&self.world),
+        }
+    }
+
+    /// Leaves a request at the listener of the address.
+    fn knock(&self, request: ConnectRequest) -> Result<Waiting, ProviderError> {
+        check_private_data(&request.private_data)?;
+        let mut world = lock(&self.world);
+        let from = SocketAddr::new(request.address.ip(), world.pick_port()?);
+        let backlog = world
+            .find(request.address)
+            .ok_or_else(|| refused("nobody listens there"))?;
+        backlog
+            .requests
+            .retain(|request| request.reply.is_awaited());
+        if backlog.requests.len() >= backlog.most {
+            return Err(refused("too many connection requests wait there"));
+        }
+        let handshake = Arc::new(Mutex::new(Handshake::Undecided(None)));
+        backlog.requests.push_back(Request {
+            limits: self.config.limits,
+            from,
+            to: request.address,
+            private_data: request.private_data,
+            receive: request.receive,
+            reply: Reply(Arc::clone(&handshake)),
+        });
+        let waker = backlog.waker.take();
+        drop(world);
+        wake(waker);
+        Ok(Waiting(handshake))
+    }
+}
+
+impl Provider for Loopback {
+    fn name(&self) -> &'static str {
+        "loopback"
+    }
+
+    fn default_port(&self) -> u16 {
+        445
+    }
+
+    fn limits(&self) -> Limits {
+        self.config.limits
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        Box::pin(async move { self.knock(request)?.await })
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+        Box::pin(async move {
+            let address = lock(&self.world).open(address, self.config.backlog)?;
+            Ok(Box::new(LoopbackListener {
+                address,
+                limits: self.config.limits,
+                world: Arc::clone(&self.world),
+            }) as Box<dyn Listener>)
+        })
+    }
+}
+
+// ---- Addresses and listeners ----
+
+/// Who listens where.
+#[derive(Debug, Default)]
+struct World {
+    listeners: HashMap<SocketAddr, Backlog>,
+    last_port: u16,
+}
+
+#[derive(Debug)]
+struct Backlog {
+    most: usize,
+    requests: VecDeque<Request>,
+    waker: Option<Waker>,
+}
+
+/// The ports picked for those who name none; the operating systems use the same.
+const FIRST_FREE_PORT: u16 = 49152;
+
+impl World {
+    fn open(
+        &mut self,
+        mut address: SocketAddr,
+        backlog: usize,
+    ) -> Result<SocketAddr, ProviderError> {
+        if address.port() == 0 {
+            address.set_port(self.pick_port()?);
+        }
+        if self.listeners.contains_key(&address) {
+            let what = format!("somebody listens on {address} already");
+            return Err(ProviderError::new(ProviderErrorKind::Address, what));
+        }
+        let backlog = Backlog {
+            most: backlog,
+            requests: VecDeque::new(),
+            waker: None,
+        };
+        self.listeners.insert(address, backlog);
+        Ok(address)
+    }
+
+    /// Whoever listens on the address, or else on its port at every address.
+    fn find(&mut self, address: SocketAddr) -> Option<&mut Backlog> {
+        let everywhere = match address.ip() {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let everywhere = SocketAddr::new(everywhere, address.port());
+        let exact = self.listeners.contains_key(&address);
+        self.listeners
+            .get_mut(if exact { &address } else { &everywhere })
+    }
+
+    /// The next port that nobody listens on.
+    fn pick_port(&mut self) -> Result<u16, ProviderError> {
+        for _ in FIRST_FREE_PORT..=u16::MAX {
+            self.last_port = self.last_port.wrapping_add(1).max(FIRST_FREE_PORT);
+            let port = self.last_port;
+            if !self.listeners.keys().any(|taken| taken.port() == port) {
+                return Ok(port);
+            }
+        }
+        let what = "every port is in use";
+        Err(ProviderError::new(ProviderErrorKind::Address, what))
+    }
+}
+
+#[derive(Debug)]
+struct LoopbackListener {
+    address: SocketAddr,
+    limits: Limits,
+    world: Arc<Mutex<World>>,
+}
+
+impl Listener for LoopbackListener {
+    fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+        Box::pin(poll_fn(|context| {
+            let mut world = lock(&self.world);
+            let Some(backlog) = world.listeners.get_mut(&self.address) else {
+                unreachable!("only dropping the listener closes it");
+            };
+            while let Some(request) = backlog.requests.pop_front() {
+                if request.reply.is_awaited() {
+                    return Poll::Ready(Ok(request.into_incoming(self.limits)));
+                }
+            }
+            let old = backlog.waker.replace(context.waker().clone());
+            drop(world);
+            drop(old);
+            Poll::Pending
+        }))
+    }
+}
+
+impl Drop for LoopbackListener {
+    fn drop(&mut self) {
+        let closed = lock(&self.world).listeners.remove(&self.address);
+        // Those who wait are refused, and woken, without the lock.
+        drop(closed);
+    }
+}
+
+// ---- The way from a request to a connection ----
+
+/// Somebody who wants to connect.
+#[derive(Debug)]
+struct Request {
+    limits: Limits,
+    from: SocketAddr,
+    to: SocketAddr,
+    private_data: Bytes,
+    receive: WorkRequest,
+    reply: Reply,
+}
+
+impl Request {
+    fn into_incoming(mut self, limits: Limits) -> Incoming {
+        Incoming {
+            remote_address: self.from,
+            private_data: mem::take(&mut self.private_data),
+            answer: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),
+        }
+    }
+
+    fn accept(self, answer: Answer, limits: Limits) -> Result<Connected, ProviderError> {
+        check_private_data(&answer.private_data)?;
+        let mut ours = common_limits(limits, self.limits);
+        if let Some(served) = answer.peer_serves_reads {
+            ours.max_outbound_reads = ours.max_outbound_reads.min(served);
+        }
+        let theirs = common_limits(self.limits, limits);
+        let [mut here, mut there] = LoopbackQueuePair::pair([ours, theirs]);
+        //= SMBD-3.1.7.2-04
+        here.post(answer.receive);
+        //= SMBD-3.1.4.1-07
+        there.post(self.receive);
+        let decided = self.reply.decide(Ok(Connected {
+            queue_pair: Box::new(there),
+            remote_address: self.to,
+            local_address: self.from,
+            private_data: answer.private_data,
+        }));
+        if !decided {
+            let what = "the peer gave up before it was answered";
+            return Err(ProviderError::new(ProviderErrorKind::Reset, what));
+        }
+        Ok(Connected {
+            queue_pair: Box::new(here),
+            remote_address: self.from,
+            local_address: self.to,
+            private_data: Bytes::new(),
+        })
+    }
+}
+
+/// What stands between the two sides of a connection request.
+#[derive(Debug)]
+enum Handshake {
+    Undecided(Option<Waker>),
+    Decided(Result<Connected, ProviderError>),
+    /// The one who asked is gone, or has its answer.
+    Over,
+}
+
+/// The answering side; dropping it refuses.
+#[derive(Debug)]
+struct Reply(Arc<Mutex<Handshake>>);
+
+impl Reply {
+    fn is_awaited(&self) -> bool {
+        matches!(*lock(&self.0), Handshake::Undecided(_))
+    }
+
+    /// Whether anybody still wanted to know.
+    fn decide(&self, answer: Result<Connected, ProviderError>) -> bool {
+        let mut handshake = lock(&self.0);
+        let Handshake::Undecided(waker) = &mut *handshake else {
+            return false;
+        };
+        let waker = waker.take();
+        *handshake = Handshake::Decided(answer);
+        drop(handshake);
+        wake(waker);
+        true
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.decide(Err(refused("the listener turned the connection away")));
+    }
+}
+
+/// The asking side; dropping it gives up.
+#[derive(Debug)]
+struct Waiting(Arc<Mutex<Handshake>>);
+
+impl Future for Waiting {
+    type Output = Result<Connected, ProviderError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut handshake = lock(&self.0);
+        match mem::replace(&mut *handshake, Handshake::Over) {
+            Handshake::Undecided(old) => {
+                *handshake = Handshake::Undecided(Some(context.waker().clone()));
+                drop(handshake);
+                drop(old);
+                Poll::Pending
+            }
+            Handshake::Decided(answer) => Poll::Ready(answer),
+            Handshake::Over => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let unread = mem::replace(&mut *lock(&self.0), Handshake::Over);
+        // A connection in it is dropped, which ends it, without the lock.
+        drop(unread);
+    }
+}
+
+/// What an end with limits `own` can do towards one with limits `peer`.
+fn common_limits(own: Limits, peer: Limits) -> Limits {
+    Limits {
+        max_outbound_reads: own.max_outbound_reads.min(peer.max_inbound_reads),
+        max_inbound_reads: own.max_inbound_reads.min(peer.max_outbound_reads),
+        max_transfer: own.max_transfer.min(peer.max_transfer),
+        send_with_invalidate: own.send_with_invalidate && peer.send_with_invalidate,
+        ..own
+    }
+}
+
+/// What [`ConnectRequest::private_data`] allows.
+const MAX_PRIVATE_DATA: usize = 200;
+
+fn check_private_data(data: &Bytes) -> Result<(), ProviderError> {
+    if data.len() <= MAX_PRIVATE_DATA {
+        return Ok(());
+    }
+    let what = format!(
+        "{} bytes of private data, and {MAX_PRIVATE_DATA} is the most",
+        data.len()
+    );
+    Err(ProviderError::new(ProviderErrorKind::Local, what))
+}
+
+fn refused(what: &str) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Refused, what)
+}
+
+// ---- Connections ----
+
+/// One end of a connection; it is `pair.ends[side]`.
+struct LoopbackQueuePair {
+    limits: Limits,
+    side: usize,
+    pair: Arc<Mutex<Pair>>,
+}
+
+impl LoopbackQueuePair {
+    fn pair(limits: [Limits; 2]) -> [Self; 2] {
+        let pair = Arc::new(Mutex::new(Pair::default()));
+        [0, 1].map(|side| Self {
+            limits: limits[side],
+            side,
+            pair: Arc::clone(&pair),
+        })
+    }
+
+    /// Does `act` under the lock, and without it wakes whoever now has something to take.
+    fn with<T>(&self, act: impl FnOnce(&mut Pair) -> T) -> T {
+        let mut pair = lock(&self.pair);
+        let result = act(&mut pair);
+        let wakers = pair.ends.each_mut().map(End::waker_if_news);
+        drop(pair);
+        wakers.into_iter().for_each(wake);
+        result
+    }
+}
+
+impl QueuePair for LoopbackQueuePair {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn room(&self) -> Room {
+        self.with(|pair| {
+            let end = &pair.ends[self.side];
+            Room {
+                sends: self.limits.max_send_queue.saturating_sub(end.sends),
+                receives: self.limits.max_receive_queue.saturating_sub(end.receives),
+            }
+        })
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        check_against_limits(&work, &self.limits);
+        self.with(|pair| pair.post(self.side, work));
+    }
+
+    fn flush(&mut self, _context: &mut Context<'_>) {
+        self.with(|pair| pair.execute(self.side));
+    }
+
+    fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
+        let (completion, _old_waker) = self.with(|pair| {
+            let end = &mut pair.ends[self.side];
+            match end.take() {
+                Some(completion) => (Poll::Ready(completion), None),
+                None => (Poll::Pending, end.waker.replace(context.waker().clone())),
+            }
+        });
+        completion
+    }
+
+    fn disconnect(&mut self, how: Teardown) {
+        self.with(|pair| match how {
+            Teardown::Graceful => {
+                pair.execute(self.side);
+                pair.end(self.side, Disconnect::Local, Disconnect::Remote);
+            }
+            Teardown::Abort => {
+                let what = "the peer aborted the connection";
+                let reset = ProviderError::new(ProviderErrorKind::Reset, what);
+                pair.end(self.side, Disconnect::Local, Disconnect::Broken(reset));
+            }
+        });
+    }
+
+    fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        self.with(|pair| pair.ends[self.side].memory.register(buffer, access))
+    }
+
+    fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        self.with(|pair| pair.ends[self.side].memory.deregister(token))
+    }
+}
+
+impl Drop for LoopbackQueuePair {
+    fn drop(&mut self) {
+        self.disconnect(Teardown::Abort);
+        let end = mem::take(&mut lock(&self.pair).ends[self.side]);
+        // Its buffers, which may be large, are freed without the lock.
+        drop(end);
+    }
+}
+
+impl fmt::Debug for LoopbackQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopbackQueuePair")
+            .field("side", &self.side)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whoever posts has read the limits; what passes them is a bug of ours, not of the peer.
+fn check_against_limits(work: &WorkRequest, limits: &Limits) {
+    let transfer = match work {
+        WorkRequest::Receive { .. } => 0,
+        WorkRequest::Send { invalidate, .. } => {
+            let allowed = limits.send_with_invalidate || invalidate.is_none();
+            assert!(allowed, "a Send cannot carry a token here");
+            0
+        }
+        WorkRequest::Read { into, .. } => {
+            assert!(limits.max_outbound_reads > 0, "no Reads here");
+            into.len()
+        }
+        WorkRequest::Write { data, .. } => data.len(),
+    };
+    assert!(
+        transfer <= limits.max_transfer as usize,
+        "a transfer of {transfer} bytes"
+    );
+}
+
+/// Both ends of a connection.
+#[derive(Default)]
+struct Pair {
+    ends: [End; 2],
+    ended: bool,
+}
+
+/// What one end has posted, and what it can take.
+#[derive(Default)]
+struct End {
+    /// Sends, Reads and Writes that wait for a flush.
+    posted: VecDeque<WorkRequest>,
+    /// Receives that wait for a Send: each with the most bytes it takes.
+    posted_receives: VecDeque<(WorkId, u32)>,
+    /// What is done, and which of the two queues has a free place when it is taken.
+    completions: VecDeque<(Queue, Completion)>,
+    /// Comes after the last completion.
+    disconnect: Option<Disconnect>,
+    /// Sends, Reads and Writes whose completion was not taken yet; bounds the queues above.
+    sends: usize,
+    /// Receives whose completion was not taken yet.
+    receives: usize,
+    memory: MemoryTable,
+    arena: Arena,
+    waker: Option<Waker>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Send,
+    Receive,
+}
+
+impl Pair {
+    fn post(&mut self, side: usize, work: WorkRequest) {
+        let end = &mut self.ends[side];
+        if self.ended && end.disconnect.is_none() {
+            // Nothing comes behind the Disconnected that was taken.
+            return;
+        }
+        if let WorkRequest::Receive { id, length } = work {
+            end.receives += 1;
+            end.posted_receives.push_back((id, length));
+        } else {
+            end.sends += 1;
+            end.posted.push_back(work);
+        }
+        if self.ended {
+            end.flush_all();
+        }
+    }
+
+    /// Does everything that `side` has posted, in order: so what was written is in place before
+    /// a later Send is received.
+    fn execute(&mut self, side: usize) {
+        //= SMBD-2.1-01
+        //= RDMAP-11
+        while let Some(mut work) = self.ends[side].posted.pop_front() {
+            match perform(&mut work, &mut self.ends[1 - side]) {
+                Ok(()) => self.ends[side].complete(Queue::Send, done(work)),
+                Err(what) => {
+                    self.ends[side].posted.push_front(work);
+                    self.break_for(side, &what);
+                }
+            }
+        }
+    }
+
+    /// `side` broke a rule, and the other end says so.
+    fn break_for(&mut self, side: usize, what: &str) {
+        let words = format!("the peer ended the connection: {what}");
+        let here = ProviderError::new(ProviderErrorKind::Terminated, words);
+        let there = ProviderError::new(ProviderErrorKind::Protocol, what);
+        self.end(side, Disconnect::Broken(here), Disconnect::Broken(there));
+    }
+
+    fn end(&mut self, side: usize, here: Disconnect, there: Disconnect) {
+        if mem::replace(&mut self.ended, true) {
+            return;
+        }
+        //= RDMAP-21
+        for (side, disconnect) in [(side, here), (1 - side, there)] {
+            self.ends[side].flush_all();
+            self.ends[side].disconnect = Some(disconnect);
+        }
+    }
+}
+
+impl End {
+    fn complete(&mut self, queue: Queue, completion: Completion) {
+        self.completions.push_back((queue, completion));
+    }
+
+    fn flush_all(&mut self) {
+        while let Some((id, _)) = self.posted_receives.pop_front() {
+            self.complete(Queue::Receive, Completion::Flushed { id, buffer: None });
+        }
+        while let Some(work) = self.posted.pop_front() {
+            let id = work.id();
+            let buffer = match work {
+                WorkRequest::Read { into, .. } => Some(into),
+                _ => None,
+            };
+            self.complete(Queue::Send, Completion::Flushed { id, buffer });
+        }
+    }
+
+    fn take(&mut self) -> Option<Completion> {
+        let Some((queue, completion)) = self.completions.pop_front() else {
+            return self.disconnect.take().map(Completion::Disconnected);
+        };
+        match queue {
+            Queue::Send => self.sends -= 1,
+            Queue::Receive => self.receives -= 1,
+        }
+        Some(completion)
+    }
+
+    fn waker_if_news(&mut self) -> Option<Waker> {
+        let news = !self.completions.is_empty() || self.disconnect.is_some();
+        if news { self.waker.take() } else { None }
+    }
+
+    /// A Send of the peer's arrives.
+    fn receive(
+        &mut self,
+        header: &Inline,
+        payload: &[u8],
+        invalidate: Option<Token>,
+    ) -> Result<(), String> {
+        let header = header.as_slice();
+        let size = header.len() + payload.len();
+        //= DDP-07
+        let Some(&(id, most)) = self.posted_receives.front() else {
+            return Err("a Send arrived and no receive was posted".to_owned());
+        };
+        //= DDP-08
+        if size > most as usize {
+            return Err(format!(
+                "a Send of {size} bytes arrived and the receive takes {most}"
+            ));
+        }
+        //= RDMAP-12
+        if let Some(token) = invalidate {
+            let result = self.memory.invalidate(token);
+            result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
+        }
+        self.posted_receives.pop_front();
+        let completion = Completion::Received {
+            id,
+            message: self.arena.join(header, payload),
+            invalidated: invalidate,
+        };
+        self.complete(Queue::Receive, completion);
+        Ok(())
+    }
+}
+
+/// Does `work` to the peer, or says which rule it breaks.
+fn perform(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
+    match work {
+        WorkRequest::Send {
+            header,
+            payload,
+            invalidate,
+            ..
+        } => peer.receive(header, payload, *invalidate),
+        //= SMBD-2.1-02
+        //= DDP-13
+        WorkRequest::Write { data, .. } if data.is_empty() => Ok(()),
+        WorkRequest::Write { data, to, .. } => {
+            let target = peer.memory.write(*to, data.len() as u32);
+            let target = target.map_err(|fault| {
+                format!(
+                    "RDMA Write of {} bytes to token {}: {fault}",
+                    data.len(),
+                    to.token
+                )
+            })?;
+            target.copy_from_slice(data);
+            Ok(())
+        }
+        //= RDMAP-10
+        WorkRequest::Read { into, .. } if into.is_empty() => Ok(()),
+        WorkRequest::Read { into, from, .. } => {
+            let source = peer.memory.read(*from, into.len() as u32);
+            let source = source.map_err(|fault| {
+                format!(
+                    "RDMA Read of {} bytes from token {}: {fault}",
+                    into.len(),
+                    from.token
+                )
+            })?;
+            into.copy_from_slice(&source);
+            Ok(())
+        }
+        WorkRequest::Receive { .. } => unreachable!("receives have a queue of their own"),
+    }
+}
+
+/// What to say of `work` that went well.
+fn done(work: WorkRequest) -> Completion {
+    match work {
+        WorkRequest::Send { id, .. } => Completion::Sent { id },
+        WorkRequest::Write { id, .. } => Completion::Written { id },
+        WorkRequest::Read { id, into, .. } => Completion::Read { id, buffer: into },
+        WorkRequest::Receive { .. } => unreachable!("receives have a queue of their own"),
+    }
+}
+
+/// Where messages are put together: many share an allocation, which is used again as soon as the
+/// last of them is dropped.
+#[derive(Default)]
+struct Arena(BytesMut);
+
+impl Arena {
+    /// Some two hundred segments of the size that Windows and Linux agree on.
+    const CHUNK: usize = 256 * 1024;
+
+    fn join(&mut self, header: &[u8], payload: &[u8]) -> Bytes {
+        let size = header.len() + payload.len();
+        if self.0.capacity() < size && !self.0.try_reclaim(size) {
+            self.0 = BytesMut::with_capacity(size.max(Self::CHUNK));
+        }
+        self.0.extend_from_slice(header);
+        self.0.extend_from_slice(payload);
+        self.0.split().freeze()
+    }
+}
+
+/// Locks guard plain data only: wakers are called and dropped without them, since they may run
+/// somebody's code. A panic under the lock has left nothing half done that others would trip over.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        task::Wake,
+    };
+
+    use super::*;
+
+    /// What both connect and accept give at once here, since nothing takes time.
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        match future
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(output) => output,
+            Poll::Pending => panic!("it waits"),
+        }
+    }
+
+    fn waits<T>(future: &mut BoxFuture<'_, T>) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        future.as_mut().poll(&mut context).is_pending()
+    }
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn request(address: SocketAddr) -> ConnectRequest {
+        ConnectRequest {
+            address,
+            private_data: Bytes::new(),
+            receive: receive(0),
+        }
+    }
+
+    fn receive(id: u64) -> WorkRequest {
+        WorkRequest::Receive {
+            id: WorkId(id),
+            length: 64,
+        }
+    }
+
+    fn send(id: u64, payload: &'static str) -> WorkRequest {
+        WorkRequest::Send {
+            id: WorkId(id),
+            header: Inline::new(),
+            payload: Bytes::from(payload),
+            invalidate: None,
+        }
+    }
+
+    fn answer(peer_serves_reads: Option<u32>) -> Answer {
+        Answer {
+            private_data: Bytes::new(),
+            receive: receive(0),
+            peer_serves_reads,
+        }
+    }
+
+    fn kind<T: fmt::Debug>(result: Result<T, ProviderError>) -> ProviderErrorKind {
+        result.unwrap_err().kind
+    }
+
+    /// The active and the passive end.
+    fn pair(
+        active: &Loopback,
+        passive: &Loopback,
+        peer_serves_reads: Option<u32>,
+    ) -> [Box<dyn QueuePair>; 2] {
+        let mut listener = now(passive.listen(address(0))).unwrap();
+        let mut connect = active.connect(request(listener.local_address()));
+        assert!(waits(&mut connect));
+        let incoming = now(listener.accept()).unwrap();
+        let passive = now((incoming.answer)(answer(peer_serves_reads))).unwrap();
+        [now(connect).unwrap().queue_pair, passive.queue_pair]
+    }
+
+    fn with_reads(outbound: u32, inbound: u32) -> LoopbackConfig {
+        let mut config = LoopbackConfig::default();
+        config.limits.max_outbound_reads = outbound;
+        config.limits.max_inbound_reads = inbound;
+        config
+    }
+
+    //= SMBD-3.1.4.6-05 test
+    #[test]
+    fn an_end_reads_as_far_as_the_other_serves() {
+        let active = Loopback::with_config(with_reads(8, 3));
+        let passive = active.reconfigured(with_reads(5, 6));
+        for (known, expected) in [(None, 3), (Some(2), 2), (Some(9), 3)] {
+            let [a, p] = pair(&active, &passive, known).map(|end| end.limits());
+            assert_eq!((a.max_outbound_reads, a.max_inbound_reads), (6, 3));
+            assert_eq!((p.max_outbound_reads, p.max_inbound_reads), (expected, 6));
+        }
+    }
+
+    #[test]
+    fn worlds_addresses_and_ports() {
+        let world = Loopback::new();
+        let here = now(world.listen(address(445))).unwrap();
+        assert_eq!(here.local_address(), address(445));
+        let again = now(world.clone().listen(address(445)));
+        assert_eq!(kind(again), ProviderErrorKind::Address);
+        let elsewhere = now(Loopback::new().connect(request(address(445))));
+        assert_eq!(kind(elsewhere), ProviderErrorKind::Refused);
+        drop(here);
+        let everywhere = now(world.listen(SocketAddr::from(([0, 0, 0, 0], 445)))).unwrap();
+        assert!(waits(&mut world.connect(request(address(445)))));
+        drop(everywhere);
+        let nobody = now(world.connect(request(address(445))));
+        assert_eq!(kind(nobody), ProviderErrorKind::Refused);
+    }
+
+    #[test]
+    fn a_listener_has_room_for_so_many_and_refuses_them_all_when_it_goes() {
+        let world = Loopback::with_config(LoopbackConfig {
+            backlog: 2,
+            ..LoopbackConfig::default()
+        });
+        let listener = now(world.listen(address(0))).unwrap();
+        let to = listener.local_address();
+        let [mut one, mut two] = [(); 2].map(|()| world.connect(request(to)));
+        assert!(waits(&mut one) && waits(&mut two));
+        let full = now(world.connect(request(to)));
+        assert_eq!(kind(full), ProviderErrorKind::Refused);
+        // Who gives up makes room.
+        drop(one);
+        let mut three = world.connect(request(to));
+        assert!(waits(&mut three));
+        drop(listener);
+        assert_eq!(kind(now(two)), ProviderErrorKind::Refused);
+        assert_eq!(kind(now(three)), ProviderErrorKind::Refused);
+    }
+
+    #[test]
+    fn answering_one_who_gave_up() {
+        let world = Loopback::new();
+        let mut listener = now(world.listen(address(0))).unwrap();
+        let mut connect = world.connect(request(listener.local_address()));
+        assert!(waits(&mut connect));
+        let incoming = now(listener.accept()).unwrap();
+        drop(connect);
+        let connected = now((incoming.answer)(answer(None)));
+        assert_eq!(kind(connected), ProviderErrorKind::Reset);
+    }
+
+    #[test]
+    fn private_data_has_at_most_200_bytes() {
+        let world = Loopback::new();
+        let long = ConnectRequest {
+            private_data: Bytes::from_static(&[0; 201]),
+            ..request(address(1))
+        };
+        assert_eq!(kind(now(world.connect(long))), ProviderErrorKind::Local);
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn whoever_waits_is_woken_once_for_news() {
+        let [mut a, mut p] = pair_of_one_world();
+        let [here, there] = [(); 2].map(|()| Arc::new(Count::default()));
+        let [here_waker, there_waker] = [&here, &there].map(|count| Waker::from(count.clone()));
+        let mut here_context = Context::from_waker(&here_waker);
+        let mut there_context = Context::from_waker(&there_waker);
+        let woken = || [&here, &there].map(|count| count.0.load(Ordering::Relaxed));
+        assert!(a.poll_completion(&mut here_context).is_pending());
+        assert!(p.poll_completion(&mut there_context).is_pending());
+        a.post(send(1, "hello"));
+        assert_eq!(woken(), [0, 0]);
+        a.flush(&mut here_context);
+        assert_eq!(woken(), [1, 1]);
+        assert!(p.poll_completion(&mut there_context).is_ready());
+        assert!(p.poll_completion(&mut there_context).is_pending());
+        drop(a);
+        assert_eq!(woken(), [1, 2]);
+    }
+
+    fn pair_of_one_world() -> [Box<dyn QueuePair>; 2] {
+        let world = Loopback::new();
+        pair(&world, &world, None)
+    }
+
+    #[test]
+    fn messages_share_an_allocation_and_use_it_again() {
+        let mut arena = Arena::default();
+        let size = Arena::CHUNK / 4;
+        let payload = vec![7; size - 1];
+        let mut chunk = || [(); 4].map(|()| arena.join(b"h", &payload));
+        let first = chunk();
+        let place = first[0].as_ptr();
+        for (i, message) in first.iter().enumerate() {
+            assert_eq!(message.as_ptr(), place.wrapping_add(i * size));
+            assert_eq!(message[0], b'h');
+            assert_eq!(message[1..], payload);
+        }
+        drop(first);
+        let second = chunk();
+        assert_eq!(second[0].as_ptr(), place);
+        // One that is kept keeps its bytes.
+        let third = chunk();
+        assert_ne!(third[0].as_ptr(), place);
+        assert_eq!(second[0][1..], payload);
+    }
+
+    #[test]
+    #[should_panic(expected = "a Send cannot carry a token here")]
+    fn a_token_where_none_can_be_carried() {
+        let active = Loopback::new();
+        let mut config = LoopbackConfig::default();
+        config.limits.send_with_invalidate = false;
+        let [mut end, _peer] = pair(&active, &active.reconfigured(config), None);
+        end.post(WorkRequest::Send {
+            id: WorkId(1),
+            header: Inline::new(),
+            payload: Bytes::new(),
+            invalidate: Some(Token(0x100)),
+        });
+    }
+}

@@ -5,7 +5,10 @@
 //! to [`deregister`](MemoryTable::deregister). Tokens and base offsets are random, so a peer
 //! cannot guess what it was not told.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
@@ -89,16 +92,28 @@ struct Region {
 }
 
 /// A buffer that is only read can be shared with queued work; one that is written cannot.
+///
+/// The count of its users is our own. That of `Bytes` also counts whoever else has a part of the
+/// same allocation, and would keep a buffer cut from a larger one for ever.
 #[derive(Debug)]
 enum Memory {
-    ReadOnly(Bytes),
+    ReadOnly(Arc<BytesMut>),
     Writable(BytesMut),
+}
+
+/// Queued work's part in a buffer.
+struct Loan(Arc<BytesMut>);
+
+impl AsRef<[u8]> for Loan {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl Memory {
     fn len(&self) -> usize {
         match self {
-            Self::ReadOnly(bytes) => bytes.len(),
+            Self::ReadOnly(shared) => shared.len(),
             Self::Writable(bytes) => bytes.len(),
         }
     }
@@ -145,7 +160,7 @@ impl MemoryTable {
                 let memory = if access.contains(Access::REMOTE_WRITE) {
                     Memory::Writable(buffer)
                 } else {
-                    Memory::ReadOnly(buffer.freeze())
+                    Memory::ReadOnly(Arc::new(buffer))
                 };
                 entry.insert(Region {
                     base,
@@ -188,7 +203,7 @@ impl MemoryTable {
         } = entry.remove();
         match memory {
             Memory::Writable(buffer) => Ok(buffer),
-            Memory::ReadOnly(shared) => shared.try_into_mut().map_err(|shared| {
+            Memory::ReadOnly(shared) => Arc::try_unwrap(shared).map_err(|shared| {
                 let memory = Memory::ReadOnly(shared);
                 self.regions.insert(
                     token,
@@ -238,7 +253,7 @@ impl MemoryTable {
         let (region, start) = self.find(from, length, Access::REMOTE_READ)?;
         let range = start..start + length as usize;
         Ok(match &region.memory {
-            Memory::ReadOnly(bytes) => bytes.slice(range),
+            Memory::ReadOnly(shared) => Bytes::from_owner(Loan(Arc::clone(shared))).slice(range),
             Memory::Writable(bytes) => Bytes::copy_from_slice(&bytes[range]),
         })
     }
@@ -410,6 +425,26 @@ mod tests {
         drop(outgoing);
         let pointer = table.deregister(token).unwrap();
         assert_eq!(pointer, &[0, 1, 2, 3, 4, 5, 6, 7][..]);
+    }
+
+    //= SMBD-3.1.4.4-03 test
+    #[test]
+    fn empty_buffers_and_parts_of_larger_ones_come_back() {
+        let mut table = MemoryTable::new();
+        let mut rest = buffer(16);
+        let part = rest.split_to(8);
+        for buffer in [part, BytesMut::new()] {
+            for access in [READ, WRITE, Access::empty()] {
+                let region = table.register(buffer.clone(), access).unwrap();
+                drop(table.read(region.address, region.length));
+                let back = table.deregister(region.address.token).unwrap();
+                assert_eq!(back, buffer);
+            }
+            let place = buffer.as_ptr();
+            let region = table.register(buffer, READ).unwrap();
+            let back = table.deregister(region.address.token).unwrap();
+            assert_eq!(back.as_ptr(), place);
+        }
     }
 
     //= SEC-01 test

@@ -1,0 +1,184 @@
+//! Listeners, requests and answers.
+
+use std::{future::poll_fn, net::TcpStream, task::Poll, time::Duration};
+
+use bytes::Bytes;
+use smbdirect::rdma::{
+    provider::{Answer, ConnectRequest},
+    work::{ProviderError, ProviderErrorKind},
+};
+
+use super::fabric::{End, Fabric, Pair, accept, first_receive, next_incoming, patiently, request};
+
+pub(crate) async fn private_data_travels_both_ways(fabric: &Fabric) {
+    let mut listener = fabric.listener().await;
+    let address = listener.local_address();
+    assert_ne!(address.port(), 0);
+    let question = Bytes::from(vec![0x51; 200]);
+    let connect = fabric.provider.connect(ConnectRequest {
+        private_data: question.clone(),
+        ..request(address)
+    });
+    let accept = async {
+        let incoming = next_incoming(listener.as_mut()).await;
+        assert_eq!(incoming.private_data, question);
+        let from = incoming.remote_address;
+        let answer = Answer {
+            private_data: Bytes::from_static(b"answer"),
+            receive: first_receive(),
+            peer_serves_reads: Some(4),
+        };
+        (from, (incoming.answer)(answer).await.unwrap())
+    };
+    let both = async { tokio::join!(connect, accept) };
+    let (active, (from, passive)) = patiently("connecting", both).await;
+    let active = active.unwrap();
+    assert_eq!(active.private_data, &b"answer"[..]);
+    assert_eq!(active.remote_address, address);
+    assert_eq!(active.local_address, from);
+    assert_eq!(passive.private_data, &b""[..]);
+    assert_eq!(passive.remote_address, from);
+    assert_eq!(passive.local_address, address);
+    let most = passive.queue_pair.limits().max_outbound_reads;
+    assert!(most <= 4, "the peer serves 4 Reads and we post {most}");
+}
+
+pub(crate) async fn nobody_listens(fabric: &Fabric) {
+    let address = fabric.listener().await.local_address();
+    expect_refused(fabric.connect(address).await.map(drop));
+}
+
+pub(crate) async fn dropped_incoming_refuses(fabric: &Fabric) {
+    let mut listener = fabric.listener().await;
+    let address = listener.local_address();
+    let turn_away = async { drop(next_incoming(listener.as_mut()).await) };
+    let (active, ()) = tokio::join!(fabric.connect(address), turn_away);
+    expect_refused(active.map(drop));
+    // And the listener goes on.
+    let mut pair = fabric.pair_at(listener.as_mut()).await;
+    greet(&mut pair).await;
+}
+
+/// Whether a listener that closes has time to say why depends on the provider.
+pub(crate) async fn closed_listener_refuses(fabric: &Fabric) {
+    let listener = fabric.listener().await;
+    let address = listener.local_address();
+    let close = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop(listener);
+    };
+    let (active, ()) = tokio::join!(fabric.connect(address), close);
+    let kind = active.map(drop).unwrap_err().kind;
+    let kinds = [ProviderErrorKind::Refused, ProviderErrorKind::Reset];
+    assert!(kinds.contains(&kind), "{kind:?}");
+}
+
+pub(crate) async fn given_up_connect(fabric: &Fabric) {
+    let mut listener = fabric.listener().await;
+    let address = listener.local_address();
+    let mut connect = fabric.provider.connect(request(address));
+    poll_fn(|context| Poll::Ready(connect.as_mut().poll(context).is_pending())).await;
+    drop(connect);
+    // The listener may see a peer that is gone, or nothing; the next one gets through.
+    let connect = fabric.connect(address);
+    let accept = async {
+        loop {
+            if let Ok(connected) = accept(next_incoming(listener.as_mut()).await).await {
+                let mut end = End::new(connected);
+                end.send("welcome");
+                break end;
+            }
+        }
+    };
+    let (active, passive) = tokio::join!(connect, accept);
+    let active = End::new(active.unwrap());
+    let mut pair = Pair { active, passive };
+    let message = pair.until("a message", |a, _| a.messages.pop_front()).await;
+    assert_eq!(message.bytes, "welcome");
+}
+
+//= SMBD-3.1.4.1-07 test
+//= SMBD-3.1.7.2-04 test
+pub(crate) async fn the_receive_posted_before_connecting(fabric: &Fabric) {
+    let mut pair = fabric.pair().await;
+    greet(&mut pair).await;
+}
+
+pub(crate) async fn a_hundred_connections(fabric: &Fabric) {
+    let mut listener = fabric.listener().await;
+    let address = listener.local_address();
+    let mut active = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let provider = fabric.provider.clone();
+        active.spawn(async move { provider.connect(request(address)).await.unwrap() });
+    }
+    let mut passive = Vec::new();
+    while passive.len() < 100 {
+        let incoming = next_incoming(listener.as_mut()).await;
+        passive.push(End::new(accept(incoming).await.unwrap()));
+    }
+    let active = patiently("connecting", active.join_all()).await;
+    assert_eq!(active.len(), 100);
+    drop(active);
+    for end in &mut passive {
+        end.ended().await;
+    }
+}
+
+pub(crate) async fn connections_outlive_the_listener(fabric: &Fabric) {
+    let mut listener = fabric.listener().await;
+    let mut pair = fabric.pair_at(listener.as_mut()).await;
+    drop(listener);
+    greet(&mut pair).await;
+}
+
+//= MPA-31 test
+pub(crate) async fn a_silent_peer_blocks_nobody(fabric: &Fabric) {
+    if !fabric.over_tcp {
+        println!(
+            "skipped: nobody can half connect to {}",
+            fabric.provider.name()
+        );
+        return;
+    }
+    let mut listener = fabric.listener().await;
+    let address = listener.local_address();
+    let silent = [(); 3].map(|()| TcpStream::connect(address).unwrap());
+    let pair = fabric.pair_at(listener.as_mut());
+    // Less than a provider waits for the silent ones.
+    let mut pair = tokio::time::timeout(Duration::from_secs(3), pair)
+        .await
+        .unwrap();
+    greet(&mut pair).await;
+    drop(silent);
+}
+
+//= SMBD-3.1.4.6-05 test
+pub(crate) async fn limits_of_the_two_ends_agree(fabric: &Fabric) {
+    let pair = fabric.pair().await;
+    let (a, p) = (pair.active.limits(), pair.passive.limits());
+    assert!(a.max_outbound_reads <= p.max_inbound_reads, "{a:?} {p:?}");
+    assert!(p.max_outbound_reads <= a.max_inbound_reads, "{a:?} {p:?}");
+    let best = fabric.provider.limits();
+    for limits in [a, p] {
+        assert!(limits.max_outbound_reads <= best.max_outbound_reads);
+        assert!(limits.max_transfer <= best.max_transfer);
+        assert!(limits.max_send_queue <= best.max_send_queue);
+        assert!(limits.max_receive_queue <= best.max_receive_queue);
+    }
+}
+
+/// A message each way.
+async fn greet(pair: &mut Pair) {
+    pair.active.send("hello");
+    let message = pair.until("hello", |_, p| p.messages.pop_front()).await;
+    assert_eq!(message.bytes, "hello");
+    pair.passive.send("welcome");
+    let message = pair.until("welcome", |a, _| a.messages.pop_front()).await;
+    assert_eq!(message.bytes, "welcome");
+}
+
+fn expect_refused(result: Result<(), ProviderError>) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind, ProviderErrorKind::Refused, "{error:?}");
+}

@@ -1,0 +1,420 @@
+//! Connected pairs of queue pairs, and the rules that hold for every completion.
+
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    net::SocketAddr,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::rdma::{
+    memory::{DeregisterError, Registration},
+    provider::{
+        Answer, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair, Teardown,
+    },
+    work::{
+        Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind,
+        RemoteAddress, Room, Token, WorkId, WorkRequest,
+    },
+};
+use tokio::time::timeout;
+
+/// Longer than any test takes on a busy machine, short enough to wait for.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of the receive that is posted before connecting.
+pub(crate) const FIRST_RECEIVE: u32 = 512;
+
+/// A provider, and where it listens in tests.
+pub(crate) struct Fabric {
+    pub(crate) provider: Arc<dyn Provider>,
+    listen: SocketAddr,
+    /// Whether a plain TCP connection reaches its listeners.
+    pub(crate) over_tcp: bool,
+}
+
+impl Fabric {
+    pub(crate) fn new(provider: impl Provider + 'static, over_tcp: bool) -> Self {
+        Self {
+            provider: Arc::new(provider),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            over_tcp,
+        }
+    }
+
+    pub(crate) async fn listener(&self) -> Box<dyn Listener> {
+        patiently("listen", self.provider.listen(self.listen))
+            .await
+            .unwrap()
+    }
+
+    pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Connected, ProviderError> {
+        patiently("connect", self.provider.connect(request(address))).await
+    }
+
+    /// The active and the passive end of a new connection.
+    pub(crate) async fn pair(&self) -> Pair {
+        let mut listener = self.listener().await;
+        self.pair_at(listener.as_mut()).await
+    }
+
+    pub(crate) async fn pair_at(&self, listener: &mut dyn Listener) -> Pair {
+        let address = listener.local_address();
+        let passive = async { accept(next_incoming(listener).await).await };
+        let (active, passive) = tokio::join!(self.connect(address), passive);
+        Pair {
+            active: End::new(active.unwrap()),
+            passive: End::new(passive.unwrap()),
+        }
+    }
+}
+
+pub(crate) fn request(address: SocketAddr) -> ConnectRequest {
+    ConnectRequest {
+        address,
+        private_data: Bytes::new(),
+        receive: first_receive(),
+    }
+}
+
+pub(crate) fn first_receive() -> WorkRequest {
+    WorkRequest::Receive {
+        id: WorkId(0),
+        length: FIRST_RECEIVE,
+    }
+}
+
+pub(crate) async fn next_incoming(listener: &mut dyn Listener) -> Incoming {
+    patiently("accept", listener.accept()).await.unwrap()
+}
+
+pub(crate) async fn accept(incoming: Incoming) -> Result<Connected, ProviderError> {
+    let answer = Answer {
+        private_data: Bytes::new(),
+        receive: first_receive(),
+        peer_serves_reads: None,
+    };
+    patiently("answer", (incoming.answer)(answer)).await
+}
+
+pub(crate) async fn patiently<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| panic!("{what} takes too long"))
+}
+
+/// Both ends of a connection. Waiting for one drives the other, as two tasks would.
+pub(crate) struct Pair {
+    pub(crate) active: End,
+    pub(crate) passive: End,
+}
+
+impl Pair {
+    /// Drives both ends until `news` finds what it looks for.
+    pub(crate) async fn until<T>(
+        &mut self,
+        what: &str,
+        mut news: impl FnMut(&mut End, &mut End) -> Option<T>,
+    ) -> T {
+        let Self { active, passive } = self;
+        let found = poll_fn(|context| {
+            loop {
+                let progress = active.turn(context) | passive.turn(context);
+                if let Some(found) = news(active, passive) {
+                    return Poll::Ready(found);
+                }
+                if !progress {
+                    return Poll::Pending;
+                }
+            }
+        });
+        patiently(what, found).await
+    }
+
+    /// Drives both ends once, without waiting.
+    pub(crate) async fn turn(&mut self) {
+        poll_fn(|context| {
+            self.active.turn(context);
+            self.passive.turn(context);
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Drives both ends until nothing but receives is outstanding.
+    pub(crate) async fn settle(&mut self) {
+        self.until("settling", |a, p| {
+            (a.is_idle() && p.is_idle()).then_some(())
+        })
+        .await;
+    }
+
+    /// Drives both ends until the connection has ended for both: how, in their order.
+    pub(crate) async fn ended(&mut self) -> (Disconnect, Disconnect) {
+        self.until("the end of both", |a, p| {
+            a.ended.clone().zip(p.ended.clone())
+        })
+        .await
+    }
+
+    /// The active end broke a rule; the passive end names it.
+    pub(crate) async fn ended_by_fault_of_active(&mut self) {
+        let (offender, offended) = self.ended().await;
+        expect_broken(&offended, &[ProviderErrorKind::Protocol]);
+        // The peer's last words may be lost when a connection breaks.
+        let kinds = [ProviderErrorKind::Terminated, ProviderErrorKind::Reset];
+        expect_broken(&offender, &kinds);
+    }
+}
+
+pub(crate) fn expect_broken(disconnect: &Disconnect, kinds: &[ProviderErrorKind]) {
+    match disconnect {
+        Disconnect::Broken(error) => {
+            assert!(kinds.contains(&error.kind), "{error:?}");
+            assert!(!error.what.is_empty());
+        }
+        other => panic!("{other:?} and not broken"),
+    }
+}
+
+/// A message that arrived.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) bytes: Bytes,
+    pub(crate) invalidated: Option<Token>,
+}
+
+/// One end of a connection, with all that is known of it.
+pub(crate) struct End {
+    queue_pair: Box<dyn QueuePair>,
+    last_id: u64,
+    /// What was posted and has not completed, in order.
+    outstanding: [VecDeque<WorkId>; 4],
+    /// What was posted and what has completed, the receive before connecting included.
+    pub(crate) posted: usize,
+    pub(crate) completed: usize,
+    pub(crate) messages: VecDeque<Arrived>,
+    pub(crate) reads: VecDeque<BytesMut>,
+    pub(crate) flushed: Vec<(WorkId, Option<BytesMut>)>,
+    pub(crate) ended: Option<Disconnect>,
+}
+
+/// The kinds of work that complete in order among themselves: places in [`End::outstanding`].
+const RECEIVE: usize = 0;
+const SEND: usize = 1;
+const READ: usize = 2;
+const WRITE: usize = 3;
+
+impl End {
+    pub(crate) fn new(connected: Connected) -> Self {
+        let mut outstanding: [VecDeque<WorkId>; 4] = Default::default();
+        outstanding[RECEIVE].push_back(WorkId(0));
+        Self {
+            queue_pair: connected.queue_pair,
+            last_id: 0,
+            outstanding,
+            posted: 1,
+            completed: 0,
+            messages: VecDeque::new(),
+            reads: VecDeque::new(),
+            flushed: Vec::new(),
+            ended: None,
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.queue_pair.limits()
+    }
+
+    pub(crate) fn room(&self) -> Room {
+        self.queue_pair.room()
+    }
+
+    pub(crate) fn receive(&mut self, length: u32) {
+        let id = self.next_id(RECEIVE);
+        self.queue_pair.post(WorkRequest::Receive { id, length });
+    }
+
+    pub(crate) fn receives(&mut self, count: usize, length: u32) {
+        (0..count).for_each(|_| self.receive(length));
+    }
+
+    pub(crate) fn send(&mut self, message: impl Into<Bytes>) {
+        self.send_parts(&[], message.into(), None);
+    }
+
+    pub(crate) fn send_parts(&mut self, header: &[u8], payload: Bytes, invalidate: Option<Token>) {
+        let id = self.next_id(SEND);
+        self.queue_pair.post(WorkRequest::Send {
+            id,
+            header: Inline::build(|rest| bytes::BufMut::put_slice(rest, header)),
+            payload,
+            invalidate,
+        });
+    }
+
+    pub(crate) fn write(&mut self, data: impl Into<Bytes>, to: RemoteAddress) {
+        let (id, data) = (self.next_id(WRITE), data.into());
+        self.queue_pair.post(WorkRequest::Write { id, data, to });
+    }
+
+    pub(crate) fn read(&mut self, from: RemoteAddress, length: usize) -> WorkId {
+        let (id, into) = (self.next_id(READ), BytesMut::zeroed(length));
+        self.queue_pair.post(WorkRequest::Read { id, from, into });
+        id
+    }
+
+    fn next_id(&mut self, kind: usize) -> WorkId {
+        self.last_id += 1;
+        self.posted += 1;
+        let id = WorkId(self.last_id);
+        self.outstanding[kind].push_back(id);
+        id
+    }
+
+    pub(crate) fn disconnect(&mut self, how: Teardown) {
+        self.queue_pair.disconnect(how);
+    }
+
+    pub(crate) fn register(&mut self, buffer: BytesMut, access: Access) -> Registration {
+        let length = buffer.len();
+        let registration = self.queue_pair.register(buffer, access).unwrap();
+        assert_eq!(registration.length as usize, length);
+        registration
+    }
+
+    pub(crate) fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        self.queue_pair.deregister(token)
+    }
+
+    /// Receives that have not completed.
+    pub(crate) fn receives_outstanding(&self) -> usize {
+        self.outstanding[RECEIVE].len()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.outstanding[SEND..].iter().all(VecDeque::is_empty)
+    }
+
+    /// Flushes and takes all completions there are; whether there were any.
+    fn turn(&mut self, context: &mut Context<'_>) -> bool {
+        self.queue_pair.flush(context);
+        self.take(context)
+    }
+
+    /// Takes all completions there are, without a flush; whether there were any.
+    pub(crate) async fn take_now(&mut self) -> bool {
+        poll_fn(|context| Poll::Ready(self.take(context))).await
+    }
+
+    fn take(&mut self, context: &mut Context<'_>) -> bool {
+        let mut progress = false;
+        while let Poll::Ready(completion) = self.queue_pair.poll_completion(context) {
+            progress = true;
+            self.note(completion);
+        }
+        progress
+    }
+
+    /// Drives this end alone until the connection has ended.
+    pub(crate) async fn ended(&mut self) -> Disconnect {
+        self.until("the end", |end| end.ended.clone()).await
+    }
+
+    /// Drives this end alone until `news` finds what it looks for.
+    pub(crate) async fn until<T>(
+        &mut self,
+        what: &str,
+        mut news: impl FnMut(&mut Self) -> Option<T>,
+    ) -> T {
+        let found = poll_fn(|context| {
+            self.turn(context);
+            news(self).map_or(Poll::Pending, Poll::Ready)
+        });
+        patiently(what, found).await
+    }
+
+    //= RDMAP-21 test
+    //= SMBD-2.1-01 test
+    fn note(&mut self, completion: Completion) {
+        assert!(self.ended.is_none(), "{completion:?} after the end");
+        match completion {
+            Completion::Received {
+                id,
+                message: bytes,
+                invalidated,
+            } => {
+                self.note_done(RECEIVE, id);
+                self.messages.push_back(Arrived { bytes, invalidated });
+            }
+            Completion::Sent { id } => self.note_done(SEND, id),
+            Completion::Written { id } => self.note_done(WRITE, id),
+            Completion::Read { id, buffer } => {
+                self.note_done(READ, id);
+                self.reads.push_back(buffer);
+            }
+            Completion::Flushed { id, buffer } => {
+                let kind = self.outstanding.iter().position(|kind| kind.contains(&id));
+                let kind = kind.expect("what is flushed was outstanding");
+                assert_eq!(buffer.is_some(), kind == READ, "buffers of Reads come back");
+                self.note_done(kind, id);
+                self.flushed.push((id, buffer));
+            }
+            Completion::Disconnected(how) => {
+                let left: Vec<_> = self.outstanding.iter().flatten().collect();
+                assert!(left.is_empty(), "{left:?} never completed");
+                self.ended = Some(how);
+            }
+        }
+    }
+
+    fn note_done(&mut self, kind: usize, id: WorkId) {
+        let expected = self.outstanding[kind].pop_front();
+        assert_eq!(Some(id), expected, "completions of a kind come in order");
+        self.completed += 1;
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(length: usize, seed: u64) -> BytesMut {
+    let mut random = Random::new(seed);
+    let mut bytes = BytesMut::with_capacity(length + 8);
+    while bytes.len() < length {
+        bytes.extend_from_slice(&random.next().to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// A registration's address, so many bytes on.
+pub(crate) fn past(registration: Registration, bytes: u64) -> RemoteAddress {
+    let RemoteAddress { token, offset } = registration.address;
+    RemoteAddress {
+        token,
+        offset: offset.wrapping_add(bytes),
+    }
+}
+
+/// Numbers from a seed (xorshift64*): the same everywhere.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}

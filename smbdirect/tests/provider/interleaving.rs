@@ -1,0 +1,159 @@
+//! Random work both ways, from a seed, and every byte compared.
+
+use bytes::BytesMut;
+use smbdirect::rdma::{
+    memory::Registration,
+    provider::Teardown,
+    work::{Access, Disconnect},
+};
+
+use super::fabric::{End, Fabric, Pair, Random, past, pattern};
+
+/// Bytes of each region: one to read from and one to write to at each end.
+const REGION: usize = 1 << 20;
+/// Bytes of each receive.
+const RECEIVE: usize = 20_000;
+/// Things done in a run.
+const STEPS: usize = 400;
+
+//= SMBD-2.1-01 test
+//= SMBD-2.1-02 test
+pub(crate) async fn random_work_both_ways(fabric: &Fabric) {
+    for seed in 1..=8 {
+        // Shown when the test fails.
+        println!("seed={seed}");
+        run(fabric, seed).await;
+    }
+}
+
+async fn run(fabric: &Fabric, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut pair = fabric.pair().await;
+    let mut models = [
+        Model::new(&mut pair.active, 1),
+        Model::new(&mut pair.passive, 2),
+    ];
+    for _ in 0..STEPS {
+        let side = random.below(2);
+        let (here, there) = match side {
+            0 => (&mut pair.active, &mut pair.passive),
+            _ => (&mut pair.passive, &mut pair.active),
+        };
+        let [one, other] = &mut models;
+        let (ours, theirs) = if side == 0 {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        step(&mut random, (here, ours), (there, theirs));
+        if random.below(4) == 0 {
+            pair.turn().await;
+        }
+    }
+    finish(pair, models).await;
+}
+
+/// What should come of it: what one end owns and what it has done to the other.
+struct Model {
+    source: Registration,
+    sink: Registration,
+    source_bytes: BytesMut,
+    sink_bytes: BytesMut,
+    /// Writes of the peer's never overlap: their order among themselves is not promised.
+    sink_used: usize,
+    /// Receives that the peer's Sends have not taken yet.
+    receives: usize,
+    sent: Vec<BytesMut>,
+    read: Vec<BytesMut>,
+}
+
+impl Model {
+    fn new(end: &mut End, seed: u64) -> Self {
+        let source_bytes = pattern(REGION, seed);
+        let sink_bytes = pattern(REGION, seed + 100);
+        end.receive(RECEIVE as u32);
+        Self {
+            source: end.register(source_bytes.clone(), Access::REMOTE_READ),
+            sink: end.register(sink_bytes.clone(), Access::REMOTE_WRITE),
+            source_bytes,
+            sink_bytes,
+            sink_used: 0,
+            receives: 2,
+            sent: Vec::new(),
+            read: Vec::new(),
+        }
+    }
+}
+
+fn step(random: &mut Random, here: (&mut End, &mut Model), there: (&mut End, &mut Model)) {
+    let ((end, ours), (_, theirs)) = (here, there);
+    // Often nothing, often little, sometimes much.
+    let length = match random.below(4) {
+        0 => random.below(3),
+        1 => random.below(100),
+        2 => random.below(2_000),
+        _ => random.below(RECEIVE),
+    };
+    let choice = random.below(4);
+    if choice == 0 && end.room().receives > 0 {
+        end.receive(RECEIVE as u32);
+        ours.receives += 1;
+    }
+    if choice == 0 || end.room().sends == 0 {
+        return;
+    }
+    match choice {
+        1 if theirs.receives > 0 => {
+            // The first receive of each end is shorter than the others.
+            let most = if ours.sent.is_empty() { 512 } else { RECEIVE };
+            let message = pattern(length.min(most), random.next());
+            let cut = random.below(33).min(message.len());
+            let payload = message.clone().freeze().slice(cut..);
+            end.send_parts(&message[..cut], payload, None);
+            ours.sent.push(message);
+            theirs.receives -= 1;
+        }
+        2 if theirs.sink_used + length <= REGION => {
+            let (start, data) = (theirs.sink_used, pattern(length, random.next()));
+            theirs.sink_bytes[start..start + length].copy_from_slice(&data);
+            theirs.sink_used += length;
+            end.write(data, past(theirs.sink, start as u64));
+        }
+        3 => {
+            let start = random.below(REGION - length);
+            end.read(past(theirs.source, start as u64), length);
+            let expected = &theirs.source_bytes[start..start + length];
+            ours.read.push(BytesMut::from(expected));
+        }
+        _ => {}
+    }
+}
+
+async fn finish(mut pair: Pair, models: [Model; 2]) {
+    pair.settle().await;
+    let [a, p] = &models;
+    let (to_active, to_passive) = (p.sent.len(), a.sent.len());
+    pair.until("all messages", |a, p| {
+        (a.messages.len() == to_active && p.messages.len() == to_passive).then_some(())
+    })
+    .await;
+    pair.active.disconnect(Teardown::Graceful);
+    assert_eq!(pair.ended().await, (Disconnect::Local, Disconnect::Remote));
+    compare(&mut pair.active, a, p);
+    compare(&mut pair.passive, p, a);
+}
+
+/// Messages of the peer's, Reads of ours, memory of ours.
+fn compare(end: &mut End, ours: &Model, theirs: &Model) {
+    for (i, (message, expected)) in end.messages.iter().zip(&theirs.sent).enumerate() {
+        assert!(message.bytes == expected, "message {i}");
+    }
+    assert_eq!(end.reads.len(), ours.read.len());
+    for (i, (read, expected)) in end.reads.iter().zip(&ours.read).enumerate() {
+        assert!(read == expected, "Read {i}");
+    }
+    let sink = end.deregister(ours.sink.address.token).unwrap();
+    assert!(sink == ours.sink_bytes, "memory written by the peer");
+    let source = end.deregister(ours.source.address.token).unwrap();
+    assert!(source == ours.source_bytes, "memory read by the peer");
+}
