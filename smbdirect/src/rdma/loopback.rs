@@ -273,6 +273,7 @@ impl Request {
         Incoming {
             remote_address: self.from,
             private_data: mem::take(&mut self.private_data),
+            knows_read_depths: true,
             answer: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),
         }
     }
