@@ -1,6 +1,6 @@
 //! Loopback: RDMA between two ends in one process, for tests, examples and a first try.
 //!
-//! Read [`Pair::execute`] first: that is the whole wire. A Send is copied into the oldest receive
+//! Read `Pair::execute` first: that is the whole wire. A Send is copied into the oldest receive
 //! of the other end, a Write into its memory table, a Read out of it. Both ends of a connection
 //! stand behind one lock. There is no task and no thread: whoever flushes does the work, and the
 //! other end is woken.

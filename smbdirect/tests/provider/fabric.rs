@@ -23,7 +23,7 @@ use smbdirect::rdma::{
 use tokio::time::timeout;
 
 /// Longer than any test takes on a busy machine, short enough to wait for.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bytes of the receive that is posted before connecting.
 pub(crate) const FIRST_RECEIVE: u32 = 512;
