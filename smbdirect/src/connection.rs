@@ -507,7 +507,7 @@ impl Drop for CloseOnDrop {
 
 /// A message on its way; see [`Connection::send`].
 #[derive(Debug)]
-#[must_use = "the message is on its way; await this to learn when it has been handed to the wire, or drop it by `let _ =`"]
+#[must_use = "await it to learn when the message was handed to the wire, or drop it"]
 pub struct Sending {
     shared: Arc<Shared>,
     index: Option<usize>,
@@ -565,7 +565,7 @@ impl Drop for Reading {
 
 /// An RDMA Write on its way; see [`Connection::write`].
 #[derive(Debug)]
-#[must_use = "the write is on its way; await this to learn when it has been handed to the wire"]
+#[must_use = "await it to learn when the data was handed to the wire, or drop it"]
 pub struct Writing {
     shared: Arc<Shared>,
     index: Option<usize>,

@@ -42,7 +42,9 @@ pub struct Settings {
     /// `None` leaves it to the keepalive.
     pub credit_grant_timeout: Option<Duration>,
     /// Most bytes of memory for messages that arrived and were not taken, and for those that may
-    /// still arrive on the credits given. `None` takes twice what the credits need. A message
+    /// still arrive on the credits given. Once it is full no credits are given any more, and since
+    /// the last send credit is never spent without giving one, sending comes to a halt too.
+    /// `None` takes twice what the credits need and four messages of the largest size. A message
     /// that is incomplete counts extra, up to `max_fragmented_receive_size`.
     pub receive_buffer: Option<usize>,
     /// Where the specification leaves a choice, or contradicts itself.
@@ -135,7 +137,7 @@ impl Settings {
 }
 
 /// Settings that have been checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config(Settings);
 
 /// Settings that contradict the specification or each other.
@@ -221,9 +223,9 @@ impl Config {
 
     /// Bytes that untaken and possible messages may take together.
     pub fn receive_buffer(&self) -> usize {
-        self.0
-            .receive_buffer
-            .unwrap_or_else(|| needed_for_credits(&self.0) * 2)
+        let generous =
+            || needed_for_credits(&self.0) * 2 + self.0.max_fragmented_receive_size as usize * 4;
+        self.0.receive_buffer.unwrap_or_else(generous)
     }
 
     /// The settings, to make others from.
@@ -236,12 +238,6 @@ impl Config {
 /// for the last-credit rule, and one in reserve.
 fn needed_for_credits(settings: &Settings) -> usize {
     (usize::from(settings.receive_credit_max) + 2) * settings.max_receive_size as usize
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self(Settings::default())
-    }
 }
 
 impl Deref for Config {

@@ -82,13 +82,9 @@ impl Buf for Message {
     fn advance(&mut self, mut count: usize) {
         assert!(count <= self.length, "advanced beyond the message");
         self.length -= count;
-        while count >= self.head.len() && !(count == 0 && !self.head.is_empty()) {
+        while count > 0 && count >= self.head.len() {
             count -= self.head.len();
-            let Some(next) = self.tail.pop_front() else {
-                self.head = Bytes::new();
-                return;
-            };
-            self.head = next;
+            self.head = self.tail.pop_front().unwrap_or_default();
         }
         self.head.advance(count);
     }
@@ -192,9 +188,9 @@ mod tests {
                 assert_eq!(seen, expected, "{lengths:?} by {cut}");
             }
             let (mut message, expected) = parts(lengths);
-            for at in 0..total {
+            for (at, &byte) in expected.iter().enumerate() {
                 assert_eq!(message.len(), total - at);
-                assert_eq!(message.chunk()[0], expected[at]);
+                assert_eq!(message.chunk()[0], byte);
                 message.advance(1);
             }
             assert!(message.is_empty() && message.chunk().is_empty());

@@ -128,7 +128,8 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Queues `work`; nothing leaves before [`flush`](Self::flush).
     ///
-    /// On a connection that has ended the request completes as flushed.
+    /// On a connection that has ended the request completes as flushed; once
+    /// [`Completion::Disconnected`] has been taken it is dropped.
     ///
     /// # Panics
     /// May panic if there was no [`room`](Self::room) for it.

@@ -1,0 +1,257 @@
+//! Connections over the in-process provider: the handle, the driver and the listener.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::{
+    Access, Config, Connection, ConnectionError, Listener, SendError, Settings, TransferFault,
+    engine::Initiator, rdma::loopback::Loopback,
+};
+use tokio::time::timeout;
+
+/// Both ends of one connection, and what keeps them alive.
+struct Pair {
+    client: Connection,
+    server: Connection,
+    _listener: Listener,
+}
+
+async fn pair_with(client: Settings, server: Settings) -> Pair {
+    let provider = Arc::new(Loopback::new());
+    let address: SocketAddr = "127.0.0.1:445".parse().unwrap();
+    let server_config = Config::new(server).unwrap();
+    let mut listener = Listener::bind(provider.clone(), address, server_config)
+        .await
+        .unwrap();
+    let (client, server) = tokio::join!(
+        Connection::connect(&*provider, address, Config::new(client).unwrap()),
+        listener.accept()
+    );
+    Pair {
+        client: client.unwrap(),
+        server: server.unwrap(),
+        _listener: listener,
+    }
+}
+
+async fn pair() -> Pair {
+    pair_with(Settings::default(), Settings::default()).await
+}
+
+fn bytes(length: usize) -> Bytes {
+    (0..length).map(|i| (i * 31 / 7) as u8).collect()
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(30), future)
+        .await
+        .expect("it takes forever")
+}
+
+#[tokio::test]
+async fn messages_of_all_sizes_both_ways() {
+    let Pair { client, server, .. } = pair().await;
+    for length in [1, 2, 8111, 8112, 8113, 65_536, 131_072, 1 << 20] {
+        let message = bytes(length);
+        let sending = client.send(message.clone()).unwrap();
+        assert_eq!(within(server.recv()).await.unwrap().into_bytes(), message);
+        within(sending).await.unwrap();
+        drop(server.send(message.clone()).unwrap());
+        assert_eq!(within(client.recv()).await.unwrap().into_bytes(), message);
+    }
+    let too_long = client.send(bytes((1 << 20) + 1)).unwrap_err();
+    assert_eq!(
+        too_long,
+        SendError::TooLarge {
+            length: (1 << 20) + 1,
+            max: 1 << 20
+        }
+    );
+    drop(client.send("still up").unwrap());
+    assert_eq!(
+        within(server.recv()).await.unwrap().into_bytes(),
+        "still up"
+    );
+}
+
+#[tokio::test]
+async fn the_acceptor_may_speak_first() {
+    let Pair { client, server, .. } = pair().await;
+    drop(server.send("welcome").unwrap());
+    assert_eq!(within(client.recv()).await.unwrap().into_bytes(), "welcome");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways() {
+    let small = Settings {
+        send_credit_target: 1,
+        receive_credit_max: 1,
+        max_send_size: 128,
+        max_receive_size: 128,
+        max_fragmented_receive_size: 131_072,
+        ..Settings::default()
+    };
+    let Pair { client, server, .. } = pair_with(small.clone(), small).await;
+    let message = bytes(131_072);
+    for end in [&client, &server] {
+        for _ in 0..3 {
+            drop(end.send(message.clone()).unwrap());
+        }
+    }
+    for end in [&client, &server] {
+        for _ in 0..3 {
+            assert_eq!(within(end.recv()).await.unwrap().into_bytes(), message);
+        }
+    }
+}
+
+#[tokio::test]
+async fn reads_writes_and_invalidation() {
+    let Pair { client, server, .. } = pair().await;
+    let data = bytes(3 << 20);
+    let source = client
+        .register(BytesMut::from(&data[..]), Access::REMOTE_READ)
+        .unwrap();
+    let access = Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
+    let sink = client.register(BytesMut::zeroed(3 << 20), access).unwrap();
+    let into = BytesMut::zeroed(3 << 20);
+    let read = within(server.read(&[source.descriptor()], 0, into))
+        .await
+        .unwrap();
+    assert_eq!(read, data);
+    let writing = server.write(data.clone(), &[sink.descriptor()], 0);
+    drop(server.send_and_invalidate("done", sink.token()).unwrap());
+    let done = within(client.recv()).await.unwrap();
+    assert_eq!(done.invalidated_token(), Some(sink.token()));
+    assert_eq!(within(sink.deregister()).await.unwrap(), data);
+    within(writing).await.unwrap();
+    let beyond = within(server.read(&[source.descriptor()], 1, BytesMut::zeroed(3 << 20))).await;
+    let error = beyond.unwrap_err();
+    assert!(matches!(
+        error.fault,
+        TransferFault::BeyondDescriptors { .. }
+    ));
+    assert_eq!(error.buffer.unwrap().len(), 3 << 20);
+    assert_eq!(within(source.deregister()).await.unwrap(), data);
+    assert_eq!(client.stats().regions, 0);
+}
+
+#[tokio::test]
+async fn closing_sends_what_was_submitted_and_both_ends_learn_why() {
+    let Pair { client, server, .. } = pair().await;
+    for _ in 0..100 {
+        drop(client.send(bytes(100_000)).unwrap());
+    }
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close().await }
+    });
+    for _ in 0..100 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 100_000);
+    }
+    assert_eq!(
+        within(server.recv()).await.unwrap_err(),
+        ConnectionError::Closed(Initiator::Remote)
+    );
+    within(closing).await.unwrap().unwrap();
+    assert_eq!(
+        within(client.closed()).await,
+        ConnectionError::Closed(Initiator::Local)
+    );
+    assert!(matches!(
+        client.send("x"),
+        Err(SendError::Connection(ConnectionError::Closed(_)))
+    ));
+    for stats in [client.stats(), server.stats()] {
+        assert_eq!(
+            (
+                stats.receives_outstanding,
+                stats.work_outstanding,
+                stats.regions
+            ),
+            (0, 0, 0)
+        );
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_last_handle_closes() {
+    let Pair { client, server, .. } = pair().await;
+    drop(client.send("last words").unwrap());
+    drop(client);
+    assert_eq!(
+        within(server.recv()).await.unwrap().into_bytes(),
+        "last words"
+    );
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
+}
+
+#[tokio::test]
+async fn a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded() {
+    let settings = Settings {
+        credit_grant_timeout: None,
+        ..Settings::default()
+    };
+    let Pair { client, server, .. } = pair_with(settings.clone(), settings).await;
+    let sent: Vec<_> = (0..20_000)
+        .map(|_| client.send(bytes(1000)).unwrap())
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waiting = server.stats().bytes_received;
+    let limit = Config::default().receive_buffer() as u64;
+    assert!(
+        (limit / 2..limit).contains(&waiting),
+        "{waiting} bytes wait"
+    );
+    for _ in 0..20_000 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 1000);
+    }
+    for sending in sent {
+        within(sending).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn keepalive_is_a_round_trip() {
+    let Pair { client, server, .. } = pair().await;
+    for _ in 0..3 {
+        within(client.keepalive()).await.unwrap();
+        within(server.keepalive()).await.unwrap();
+    }
+    assert_eq!(client.stats().keepalives_sent, 3);
+    assert_eq!(client.stats().keepalives_received, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_idle_hours_are_keepalives_and_nothing_else() {
+    for credits in [1, 2, 3, 255] {
+        let settings = Settings {
+            send_credit_target: credits,
+            receive_credit_max: credits,
+            ..Settings::default()
+        };
+        let Pair { client, server, .. } = pair_with(settings.clone(), settings).await;
+        drop(client.send("hello").unwrap());
+        server.recv().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let before = (client.stats(), server.stats());
+        tokio::time::sleep(Duration::from_secs(36_000)).await;
+        let after = (client.stats(), server.stats());
+        let keepalives = after.0.keepalives_sent + after.1.keepalives_sent
+            - before.0.keepalives_sent
+            - before.1.keepalives_sent;
+        let messages =
+            after.0.empty_sent + after.1.empty_sent - before.0.empty_sent - before.1.empty_sent;
+        assert!((299..=600).contains(&keepalives), "{keepalives} keepalives");
+        // An answer that took the peer's only credit has it returned.
+        let each = if credits == 1 { 3 } else { 2 };
+        assert!(
+            messages <= each * keepalives,
+            "{messages} messages for {keepalives} keepalives"
+        );
+        assert_eq!(client.error(), None);
+    }
+}
