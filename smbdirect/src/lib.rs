@@ -1,4 +1,4 @@
-//! SMB Direct in user space.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub mod engine;
