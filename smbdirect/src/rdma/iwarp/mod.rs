@@ -1,1 +1,39 @@
+//! iWARP in software: RDMA over an ordinary TCP connection.
+//!
+//! ```text
+//!   Iwarp: Provider, Listener, QueuePair            tcp        (feature `tokio`)
+//!   ---------------------------------------------------------------------------------
+//!   Stream: work and completions <-> bytes          stream     no I/O, no clock
+//!   messages: Send, Write, Read, Terminate          rdmap      RFC 5040
+//!   segments: to a queue or to memory               ddp        RFC 5041
+//!   startup frames; FPDUs, CRC32C                   mpa        RFC 5044, RFC 6581
+//!   ---------------------------------------------------------------------------------
+//!   TCP
+//! ```
+//!
+//! The peer may be another end of ours, Linux siw or a network card with iWARP. The three codecs
+//! are public so that captures can be read with them; [`Stream`] is the machine for those who
+//! bring a socket of their own.
 
+pub mod ddp;
+pub mod mpa;
+pub mod rdmap;
+
+mod error;
+#[cfg(test)]
+mod examples;
+mod outgoing;
+mod receive;
+mod shared;
+#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+mod startup;
+mod stream;
+#[cfg(feature = "tokio")]
+mod tcp;
+mod transmit;
+
+pub use error::StreamError;
+pub use startup::{MpaCrc, Rtr};
+pub use stream::{Stream, StreamConfig};
+#[cfg(feature = "tokio")]
+pub use tcp::{Direction, Iwarp, IwarpConfig, Tap};

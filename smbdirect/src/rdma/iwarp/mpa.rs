@@ -1,0 +1,607 @@
+//! MPA (RFC 5044, RFC 6581): the startup frames of a connection, and the FPDUs behind them.
+//!
+//! ```text
+//! startup frame:  Key (16) | M C R S flags | Rev | PD_Length (2) | private data
+//! FPDU:           ULPDU_Length (2) | ULPDU | PAD (0..3) | CRC (4)
+//! ```
+//!
+//! Everything is big-endian but the CRC. Markers are neither sent nor understood: a Request that
+//! wants them is turned away.
+
+use bytes::{BufMut, Bytes};
+use crc_fast::{CrcAlgorithm, Digest};
+use thiserror::Error;
+
+/// Which of the two startup frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// The initiator's, the first bytes of a connection.
+    Request,
+    /// The responder's answer.
+    Reply,
+}
+
+impl FrameKind {
+    const fn key(self) -> &'static [u8; 16] {
+        match self {
+            Self::Request => b"MPA ID Req Frame",
+            Self::Reply => b"MPA ID Rep Frame",
+        }
+    }
+}
+
+/// An MPA Request or Reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartupFrame {
+    /// Request or Reply.
+    pub kind: FrameKind,
+    /// M: its sender wants markers in what it receives.
+    pub markers: bool,
+    /// C: its sender wants CRCs, in both directions.
+    pub crc: bool,
+    /// R: the connection is refused.
+    pub rejected: bool,
+    /// Rev: 1 for RFC 5044, 2 for RFC 6581.
+    pub revision: u8,
+    /// The first four bytes of private data, where S is set in a frame of revision 2.
+    pub enhanced: Option<Enhanced>,
+    /// The private data of the upper layer.
+    pub private_data: Bytes,
+}
+
+/// The enhanced connection data of RFC 6581.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Enhanced {
+    /// A: the initiator's first FPDU is a ready-to-receive frame (RTR).
+    pub peer_to_peer: bool,
+    /// B: the RTR may be a zero-length Send.
+    pub rtr_send: bool,
+    /// C: the RTR may be a zero-length RDMA Write.
+    pub rtr_write: bool,
+    /// D: the RTR may be a zero-length RDMA Read.
+    pub rtr_read: bool,
+    /// Inbound RDMA Read queue depth, 14 bits.
+    pub ird: u16,
+    /// Outbound RDMA Read queue depth, 14 bits.
+    pub ord: u16,
+}
+
+/// Why bytes are not the startup frame they should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StartupError {
+    /// The frame goes on behind the bytes that were given.
+    #[error("the MPA frame is at least {needed} bytes long")]
+    Incomplete {
+        /// Bytes that can be waited for: the frame is not shorter.
+        needed: usize,
+    },
+    /// The peer speaks something else, or the other role.
+    #[error("not the expected MPA frame")]
+    Key,
+    /// A revision that does not exist.
+    #[error("MPA revision {0} is not known")]
+    Revision(u8),
+    /// More private data than allowed.
+    #[error("{0} bytes of MPA private data, at most 512 are allowed")]
+    PrivateDataLength(u16),
+    /// S is set and the four bytes are not there.
+    #[error("the MPA frame lacks the enhanced connection data that it announces")]
+    EnhancedMissing,
+}
+
+const FLAG_MARKERS: u8 = 0x80;
+const FLAG_CRC: u8 = 0x40;
+const FLAG_REJECT: u8 = 0x20;
+const FLAG_ENHANCED: u8 = 0x10;
+/// A in the IRD word, C in the ORD word.
+const HIGH_BIT: u16 = 0x8000;
+/// B in the IRD word, D in the ORD word.
+const SECOND_BIT: u16 = 0x4000;
+
+impl StartupFrame {
+    /// Bytes in front of the private data.
+    pub const HEADER_LENGTH: usize = 20;
+    /// Most private data that a frame may carry.
+    pub const MAX_PRIVATE_DATA: u16 = 512;
+
+    /// A frame of `kind` with no flag set.
+    pub const fn new(kind: FrameKind, revision: u8) -> Self {
+        Self {
+            kind,
+            markers: false,
+            crc: false,
+            rejected: false,
+            revision,
+            enhanced: None,
+            private_data: Bytes::new(),
+        }
+    }
+
+    /// Reads a frame of `kind` off the front of `bytes`; it took
+    /// [`encoded_length`](Self::encoded_length) of them.
+    ///
+    /// # Errors
+    /// A wrong key is found with its first wrong byte; so a peer that speaks another protocol
+    /// need not send a whole frame before it is known.
+    pub fn decode(kind: FrameKind, bytes: &[u8]) -> Result<Self, StartupError> {
+        //= MPA-01
+        //= MPA-09
+        let known = bytes.len().min(16);
+        if bytes[..known] != kind.key()[..known] {
+            return Err(StartupError::Key);
+        }
+        let needed = Self::HEADER_LENGTH;
+        let Some((header, rest)) = bytes.split_first_chunk::<{ Self::HEADER_LENGTH }>() else {
+            return Err(StartupError::Incomplete { needed });
+        };
+        //= MPA-02
+        let [flags, revision] = [header[16], header[17]];
+        let length = u16::from_be_bytes([header[18], header[19]]);
+        //= MPA-03
+        if length > Self::MAX_PRIVATE_DATA {
+            return Err(StartupError::PrivateDataLength(length));
+        }
+        //= MPA-10
+        if !(1..=2).contains(&revision) {
+            return Err(StartupError::Revision(revision));
+        }
+        let needed = needed + usize::from(length);
+        let Some(mut private_data) = rest.get(..usize::from(length)) else {
+            return Err(StartupError::Incomplete { needed });
+        };
+        let mut enhanced = None;
+        //= MPA-12
+        if revision == 2 && flags & FLAG_ENHANCED != 0 {
+            //= MPA-13
+            let (block, behind) = private_data
+                .split_first_chunk::<{ Enhanced::LENGTH }>()
+                .ok_or(StartupError::EnhancedMissing)?;
+            enhanced = Some(Enhanced::decode(*block));
+            //= MPA-14
+            private_data = behind;
+        }
+        //= MPA-33
+        Ok(Self {
+            kind,
+            markers: flags & FLAG_MARKERS != 0,
+            crc: flags & FLAG_CRC != 0,
+            rejected: flags & FLAG_REJECT != 0,
+            revision,
+            enhanced,
+            private_data: Bytes::copy_from_slice(private_data),
+        })
+    }
+
+    /// Bytes that [`encode`](Self::encode) writes.
+    pub fn encoded_length(&self) -> usize {
+        let block = self.enhanced.map_or(0, |_| Enhanced::LENGTH);
+        Self::HEADER_LENGTH + block + self.private_data.len()
+    }
+
+    /// Appends the frame.
+    ///
+    /// # Panics
+    /// On more private data than a frame may carry, and on enhanced data outside revision 2.
+    pub fn encode(&self, out: &mut impl BufMut) {
+        let private_length = self.encoded_length() - Self::HEADER_LENGTH;
+        assert!(private_length <= usize::from(Self::MAX_PRIVATE_DATA));
+        assert!(self.enhanced.is_none() || self.revision == 2);
+        out.put_slice(self.kind.key());
+        let flag = |set, bit| if set { bit } else { 0 };
+        //= MPA-33
+        out.put_u8(
+            flag(self.markers, FLAG_MARKERS)
+                | flag(self.crc, FLAG_CRC)
+                | flag(self.rejected, FLAG_REJECT)
+                | flag(self.enhanced.is_some(), FLAG_ENHANCED),
+        );
+        out.put_u8(self.revision);
+        out.put_u16(private_length as u16);
+        if let Some(enhanced) = self.enhanced {
+            out.put_slice(&enhanced.encode());
+        }
+        out.put_slice(&self.private_data);
+    }
+}
+
+impl Enhanced {
+    /// Bytes on the wire.
+    pub const LENGTH: usize = 4;
+    /// The depth that says: not negotiated here. Also the greatest that 14 bits hold.
+    pub const NOT_NEGOTIATED: u16 = 0x3fff;
+
+    const fn decode([a, b, c, d]: [u8; 4]) -> Self {
+        //= EST-01
+        let (ird, ord) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        Self {
+            peer_to_peer: ird & HIGH_BIT != 0,
+            rtr_send: ird & SECOND_BIT != 0,
+            rtr_write: ord & HIGH_BIT != 0,
+            rtr_read: ord & SECOND_BIT != 0,
+            ird: ird & Self::NOT_NEGOTIATED,
+            ord: ord & Self::NOT_NEGOTIATED,
+        }
+    }
+
+    fn encode(self) -> [u8; 4] {
+        assert!(self.ird <= Self::NOT_NEGOTIATED && self.ord <= Self::NOT_NEGOTIATED);
+        let flag = |set, bit| if set { bit } else { 0 };
+        let ird = flag(self.peer_to_peer, HIGH_BIT) | flag(self.rtr_send, SECOND_BIT) | self.ird;
+        let ord = flag(self.rtr_write, HIGH_BIT) | flag(self.rtr_read, SECOND_BIT) | self.ord;
+        let ([a, b], [c, d]) = (ird.to_be_bytes(), ord.to_be_bytes());
+        [a, b, c, d]
+    }
+}
+
+/// One framed ULPDU in the bytes it was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fpdu<'a> {
+    /// What is framed: one DDP segment.
+    pub ulpdu: &'a [u8],
+    /// Bytes of the whole FPDU.
+    pub length: usize,
+}
+
+/// The CRC of an FPDU is not that of its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the CRC of an FPDU is wrong")]
+pub struct CrcMismatch;
+
+impl<'a> Fpdu<'a> {
+    /// Bytes of the ULPDU_Length field.
+    pub const HEADER_LENGTH: usize = 2;
+    /// Bytes of the CRC field.
+    pub const CRC_LENGTH: usize = 4;
+
+    /// Reads an FPDU off the front of `bytes`, which may hold less than one or more.
+    ///
+    /// # Errors
+    /// With `crc`, if the FPDU is whole and its CRC is wrong.
+    pub fn decode(bytes: &'a [u8], crc: bool) -> Result<Option<Self>, CrcMismatch> {
+        let Some((ulpdu_length, rest)) = bytes.split_first_chunk::<2>() else {
+            return Ok(None);
+        };
+        //= MPA-26
+        let ulpdu_length = u16::from_be_bytes(*ulpdu_length);
+        let length = fpdu_length(ulpdu_length);
+        //= MPA-24
+        let Some((covered, found)) = bytes
+            .get(..length)
+            .and_then(|fpdu| fpdu.split_last_chunk::<4>())
+        else {
+            return Ok(None);
+        };
+        //= MPA-20
+        //= MPA-22
+        if crc && *found != crc32c(covered).to_le_bytes() {
+            return Err(CrcMismatch);
+        }
+        let ulpdu = &rest[..usize::from(ulpdu_length)];
+        Ok(Some(Self { ulpdu, length }))
+    }
+
+    /// Appends an FPDU around the ULPDU that the `parts` make up.
+    ///
+    /// # Panics
+    /// If they are more than 65535 bytes.
+    pub fn encode(parts: &[&[u8]], crc: bool, out: &mut Vec<u8>) {
+        let start = out.len();
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let length = u16::try_from(length).expect("a ULPDU has at most 65535 bytes");
+        out.extend_from_slice(&length.to_be_bytes());
+        for part in parts {
+            out.extend_from_slice(part);
+        }
+        //= MPA-23
+        out.extend_from_slice(&[0; 3][..pad_length(length)]);
+        let checksum = if crc { crc32c(&out[start..]) } else { 0 };
+        //= MPA-21
+        out.extend_from_slice(&checksum.to_le_bytes());
+    }
+}
+
+/// Bytes of padding behind a ULPDU of this length.
+pub const fn pad_length(ulpdu_length: u16) -> usize {
+    (4 - (ulpdu_length as usize + 2) % 4) % 4
+}
+
+/// Bytes of the FPDU around a ULPDU of this length.
+pub const fn fpdu_length(ulpdu_length: u16) -> usize {
+    Fpdu::HEADER_LENGTH + ulpdu_length as usize + pad_length(ulpdu_length) + Fpdu::CRC_LENGTH
+}
+
+/// The longest FPDU to send where TCP segments carry `mss` bytes.
+///
+/// A multiple of eight, so that all segments of a message but the last keep its alignment and
+/// need no padding; large enough for every header, and within the 16 bits of ULPDU_Length.
+pub const fn max_fpdu(mss: u32) -> usize {
+    //= MPA-27
+    //= DDP-18
+    match mss & !7 {
+        0..136 => 136,
+        fitting @ 136..65536 => fitting as usize,
+        _ => 65536,
+    }
+}
+
+/// CRC32C of contiguous bytes.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// CRC32C of bytes that come in pieces.
+#[derive(Clone, Debug)]
+pub struct Crc32c(Digest);
+
+impl Default for Crc32c {
+    fn default() -> Self {
+        Self(Digest::new(CrcAlgorithm::Crc32Iscsi))
+    }
+}
+
+impl Crc32c {
+    /// Forgets all pieces.
+    pub fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    /// Takes the next piece.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The CRC of all pieces, as it goes over the wire.
+    pub fn wire(&self) -> [u8; 4] {
+        (self.0.finalize() as u32).to_le_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crc::{CRC_32_ISCSI, Crc};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rdma::iwarp::examples::{self, hex};
+
+    fn frame(kind: FrameKind, revision: u8) -> StartupFrame {
+        StartupFrame {
+            crc: true,
+            ..StartupFrame::new(kind, revision)
+        }
+    }
+
+    fn worked() -> Vec<(&'static str, StartupFrame)> {
+        use FrameKind::{Reply, Request};
+        let b1 = Enhanced {
+            peer_to_peer: true,
+            rtr_write: true,
+            rtr_read: true,
+            ird: 32,
+            ord: 16,
+            ..Enhanced::default()
+        };
+        let b2 = Enhanced {
+            peer_to_peer: true,
+            rtr_write: true,
+            ird: 16,
+            ord: 32,
+            ..Enhanced::default()
+        };
+        let plain = |ird, ord| {
+            Some(Enhanced {
+                ird,
+                ord,
+                ..Enhanced::default()
+            })
+        };
+        vec![
+            (examples::A1, frame(Request, 1)),
+            (examples::A2, frame(Reply, 1)),
+            (
+                examples::A3,
+                StartupFrame {
+                    private_data: Bytes::from_static(&[0, 0, 0, 16, 0, 0, 0, 16]),
+                    ..frame(Request, 1)
+                },
+            ),
+            (
+                examples::A4,
+                StartupFrame {
+                    rejected: true,
+                    ..frame(Reply, 1)
+                },
+            ),
+            (
+                examples::B1,
+                StartupFrame {
+                    enhanced: Some(b1),
+                    ..frame(Request, 2)
+                },
+            ),
+            (
+                examples::B2,
+                StartupFrame {
+                    enhanced: Some(b2),
+                    ..frame(Reply, 2)
+                },
+            ),
+            (
+                examples::B3,
+                StartupFrame {
+                    crc: false,
+                    enhanced: plain(32, 8),
+                    ..frame(Request, 2)
+                },
+            ),
+            (
+                examples::B4,
+                StartupFrame {
+                    crc: false,
+                    enhanced: plain(8, 32),
+                    ..frame(Reply, 2)
+                },
+            ),
+        ]
+    }
+
+    //= MPA-01 test
+    //= MPA-02 test
+    //= MPA-14 test
+    //= EST-01 test
+    #[test]
+    fn worked_frames_both_ways_and_every_truncation() {
+        for (text, value) in worked() {
+            let mut bytes = hex(text);
+            assert_eq!(StartupFrame::decode(value.kind, &bytes), Ok(value.clone()));
+            let mut out = Vec::new();
+            value.encode(&mut out);
+            assert_eq!(out, bytes);
+            assert_eq!(value.encoded_length(), bytes.len());
+            for length in 0..bytes.len() {
+                let needed = if length < 20 { 20 } else { bytes.len() };
+                assert_eq!(
+                    StartupFrame::decode(value.kind, &bytes[..length]),
+                    Err(StartupError::Incomplete { needed })
+                );
+            }
+            bytes.extend_from_slice(b"the first FPDU");
+            assert_eq!(StartupFrame::decode(value.kind, &bytes), Ok(value));
+        }
+    }
+
+    //= MPA-03 test
+    //= MPA-09 test
+    //= MPA-10 test
+    //= MPA-12 test
+    //= MPA-13 test
+    //= MPA-33 test
+    #[test]
+    fn frames_that_are_not_to_be_had() {
+        use FrameKind::{Reply, Request};
+        let request = hex(examples::A1);
+        let patched = |at: usize, with: &[u8]| {
+            let mut bytes = request.clone();
+            bytes[at..at + with.len()].copy_from_slice(with);
+            StartupFrame::decode(Request, &bytes)
+        };
+        assert_eq!(
+            StartupFrame::decode(Reply, &request),
+            Err(StartupError::Key)
+        );
+        assert_eq!(StartupFrame::decode(Request, b"G"), Err(StartupError::Key));
+        assert_eq!(patched(17, &[0]), Err(StartupError::Revision(0)));
+        assert_eq!(patched(17, &[3]), Err(StartupError::Revision(3)));
+        assert_eq!(
+            patched(18, &[2, 1]),
+            Err(StartupError::PrivateDataLength(513))
+        );
+        assert_eq!(
+            patched(18, &[2, 0]),
+            Err(StartupError::Incomplete { needed: 532 })
+        );
+        assert_eq!(patched(16, &[0x10, 2]), Err(StartupError::EnhancedMissing));
+        let unenhanced = patched(16, &[0x4f, 2]).unwrap();
+        assert_eq!((unenhanced.revision, unenhanced.enhanced), (2, None));
+    }
+
+    //= MPA-21 test
+    #[test]
+    fn the_checksums_of_rfc_3720() {
+        let ascending: Vec<u8> = (0..32).collect();
+        let descending: Vec<u8> = (0..32).rev().collect();
+        let read_pdu = hex(
+            "01c00000 00000000 00000000 00000000 14000000 00000400 00000014 00000018 \
+             28000000 00000000 02000000 00000000",
+        );
+        for (bytes, wire) in [
+            (vec![0; 32], "aa36918a"),
+            (vec![0xff; 32], "43aba862"),
+            (ascending, "4e79dd46"),
+            (descending, "5cdb3f11"),
+            (read_pdu, "563a96d9"),
+        ] {
+            assert_eq!(crc32c(&bytes).to_le_bytes()[..], hex(wire));
+        }
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    //= MPA-20 test
+    //= MPA-22 test
+    //= MPA-23 test
+    #[test]
+    fn a_flipped_bit_is_found_if_the_checksum_is_on() {
+        let fpdu = hex(examples::C2);
+        for bit in 16..fpdu.len() * 8 {
+            let mut flipped = fpdu.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Fpdu::decode(&flipped, true), Err(CrcMismatch));
+            assert!(Fpdu::decode(&flipped, false).unwrap().is_some());
+        }
+        for length in 0..fpdu.len() {
+            assert_eq!(Fpdu::decode(&fpdu[..length], true), Ok(None));
+        }
+    }
+
+    //= MPA-27 test
+    //= DDP-18 test
+    #[test]
+    fn fpdu_sizes() {
+        for (mss, expected) in [(0, 136), (1448, 1448), (1460, 1456), (65483, 65480)] {
+            assert_eq!(max_fpdu(mss), expected);
+        }
+        assert_eq!(max_fpdu(u32::MAX), 65536);
+        assert_eq!(fpdu_length(14), 20);
+        assert_eq!(fpdu_length(18), 24);
+        assert_eq!(fpdu_length(46), 52);
+        assert_eq!(fpdu_length(u16::MAX), 65544);
+        for length in 0..1000 {
+            assert_eq!(fpdu_length(length) % 4, 0);
+            assert!(pad_length(length) < 4);
+        }
+    }
+
+    proptest! {
+        //= MPA-21 test
+        #[test]
+        fn the_checksum_is_that_of_another_implementation(
+            bytes in proptest::collection::vec(any::<u8>(), 0..3000), cut: u16,
+        ) {
+            let oracle = Crc::<u32>::new(&CRC_32_ISCSI).checksum(&bytes);
+            prop_assert_eq!(crc32c(&bytes), oracle);
+            let (head, tail) = bytes.split_at(usize::from(cut) % (bytes.len() + 1));
+            let mut pieces = Crc32c::default();
+            pieces.update(b"before");
+            pieces.reset();
+            pieces.update(head);
+            pieces.update(tail);
+            prop_assert_eq!(pieces.wire(), oracle.to_le_bytes());
+        }
+
+        //= MPA-23 test
+        //= MPA-26 test
+        #[test]
+        fn any_ulpdu_survives_the_frame(
+            ulpdu in proptest::collection::vec(any::<u8>(), 0..300), crc: bool,
+        ) {
+            let mut bytes = Vec::new();
+            Fpdu::encode(&[&ulpdu], crc, &mut bytes);
+            let length = bytes.len();
+            bytes.push(0xee);
+            prop_assert_eq!(Fpdu::decode(&bytes, crc), Ok(Some(Fpdu { ulpdu: &ulpdu, length })));
+        }
+
+        //= SEC-08 test
+        #[test]
+        fn no_startup_bytes_make_it_panic(
+            tail in proptest::collection::vec(any::<u8>(), 0..64), reply: bool,
+        ) {
+            let kind = if reply { FrameKind::Reply } else { FrameKind::Request };
+            let _ = StartupFrame::decode(kind, &tail);
+            let frame = [&kind.key()[..], &tail].concat();
+            if let Ok(frame) = StartupFrame::decode(kind, &frame) {
+                prop_assert!(frame.encoded_length() <= 16 + tail.len());
+            }
+        }
+    }
+}

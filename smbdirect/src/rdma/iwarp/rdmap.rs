@@ -1,0 +1,557 @@
+//! RDMAP (RFC 5040): what a message does.
+//!
+//! | opcode | message                 | T | QN | the word RsvdULP   |
+//! |--------|-------------------------|---|----|--------------------|
+//! | 0      | RDMA Write              | 1 |    |                    |
+//! | 1      | RDMA Read Request       | 0 | 1  | 0                  |
+//! | 2      | RDMA Read Response      | 1 |    |                    |
+//! | 3, 5   | Send, solicited         | 0 | 0  | 0                  |
+//! | 4, 6   | Send with Invalidate    | 0 | 0  | STag to invalidate |
+//! | 7      | Terminate               | 0 | 2  | 0                  |
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::ddp::{Header, Tagged, Untagged, word};
+
+/// What a message does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Opcode {
+    /// Puts data into the receiver's memory.
+    RdmaWrite = 0,
+    /// Asks for data of the receiver's memory.
+    RdmaReadRequest = 1,
+    /// Brings the data that was asked for.
+    RdmaReadResponse = 2,
+    /// A message for the upper layer.
+    Send = 3,
+    /// The same, and a registration of the receiver's ends.
+    SendInvalidate = 4,
+    /// A Send that wakes a receiver who waits for such only.
+    SendSolicited = 5,
+    /// Both.
+    SendSolicitedInvalidate = 6,
+    /// The connection ends over an error.
+    Terminate = 7,
+}
+
+/// The queue of Sends.
+pub const QUEUE_SEND: u32 = 0;
+/// The queue of Read Requests.
+pub const QUEUE_READ_REQUEST: u32 = 1;
+/// The queue of the Terminate.
+pub const QUEUE_TERMINATE: u32 = 2;
+
+/// Why a segment's control byte is none of RDMAP's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RdmapError {
+    /// A version other than 1.
+    #[error("RDMAP version {0}")]
+    Version(u8),
+    /// An opcode that is not ours, or that does not go with the kind of segment.
+    #[error("RDMAP opcode {0} is unexpected here")]
+    Opcode(u8),
+    /// The message is not as long as its kind always is.
+    #[error("an RDMAP message of {length} bytes of payload has a fixed length of another size")]
+    Length {
+        /// Bytes behind the DDP header.
+        length: usize,
+    },
+}
+
+const VERSION: u8 = 1;
+
+impl Opcode {
+    /// The opcode of a segment with this header.
+    ///
+    /// # Errors
+    /// Another version, an opcode that RFC 5040 does not have, and one that does not go with
+    /// tagged or untagged segments respectively.
+    pub const fn of(header: &Header) -> Result<Self, RdmapError> {
+        let (tagged, control) = match header {
+            Header::Tagged(header) => (true, header.rdmap_control),
+            Header::Untagged(header) => (false, header.rdmap_control),
+        };
+        //= RDMAP-01
+        if control >> 6 != VERSION {
+            return Err(RdmapError::Version(control >> 6));
+        }
+        //= RDMAP-02
+        let opcode = match control & 0x0f {
+            0 => Self::RdmaWrite,
+            1 => Self::RdmaReadRequest,
+            2 => Self::RdmaReadResponse,
+            3 => Self::Send,
+            4 => Self::SendInvalidate,
+            5 => Self::SendSolicited,
+            6 => Self::SendSolicitedInvalidate,
+            7 => Self::Terminate,
+            other => return Err(RdmapError::Opcode(other)),
+        };
+        //= DDP-03
+        if tagged != matches!(opcode, Self::RdmaWrite | Self::RdmaReadResponse) {
+            return Err(RdmapError::Opcode(opcode as u8));
+        }
+        Ok(opcode)
+    }
+
+    /// The control byte of a segment of such a message.
+    pub const fn control(self) -> u8 {
+        VERSION << 6 | self as u8
+    }
+
+    /// The queue its segments go to, if they are untagged.
+    pub const fn queue_number(self) -> u32 {
+        match self {
+            Self::RdmaReadRequest => QUEUE_READ_REQUEST,
+            Self::Terminate => QUEUE_TERMINATE,
+            _ => QUEUE_SEND,
+        }
+    }
+
+    /// Whether its word RsvdULP is an STag to invalidate.
+    pub const fn invalidates(self) -> bool {
+        matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
+    }
+}
+
+/// What a Read Request carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Data Sink STag: comes back in the response.
+    pub sink_stag: u32,
+    /// Data Sink Tagged Offset: likewise.
+    pub sink_tagged_offset: u64,
+    /// RDMA Read Message Size, in bytes.
+    pub read_message_size: u32,
+    /// Data Source STag: memory of the receiver's.
+    pub source_stag: u32,
+    /// Data Source Tagged Offset: where in that memory.
+    pub source_tagged_offset: u64,
+}
+
+impl ReadRequest {
+    /// Bytes on the wire.
+    pub const LENGTH: usize = 28;
+
+    /// Reads the payload of a Read Request.
+    ///
+    /// # Errors
+    /// Any other length than [`LENGTH`](Self::LENGTH).
+    pub fn decode(payload: &[u8]) -> Result<Self, RdmapError> {
+        //= MPA-25
+        //= RDMAP-03
+        if payload.len() != Self::LENGTH {
+            let length = payload.len();
+            return Err(RdmapError::Length { length });
+        }
+        let long = |at| u64::from(word(payload, at)) << 32 | u64::from(word(payload, at + 4));
+        Ok(Self {
+            sink_stag: word(payload, 0),
+            sink_tagged_offset: long(4),
+            read_message_size: word(payload, 12),
+            source_stag: word(payload, 16),
+            source_tagged_offset: long(20),
+        })
+    }
+
+    /// The bytes of the payload.
+    pub fn encode(&self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..4].copy_from_slice(&self.sink_stag.to_be_bytes());
+        bytes[4..12].copy_from_slice(&self.sink_tagged_offset.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.read_message_size.to_be_bytes());
+        bytes[16..20].copy_from_slice(&self.source_stag.to_be_bytes());
+        bytes[20..].copy_from_slice(&self.source_tagged_offset.to_be_bytes());
+        bytes
+    }
+}
+
+/// What a Terminate says is wrong: layer, error type and error code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 the layer below.
+    pub layer: u8,
+    /// The meaning depends on the layer.
+    pub error_type: u8,
+    /// The meaning depends on layer and type.
+    pub error_code: u8,
+}
+
+impl TerminateCode {
+    /// These three numbers.
+    pub const fn new(layer: u8, error_type: u8, error_code: u8) -> Self {
+        Self {
+            layer,
+            error_type,
+            error_code,
+        }
+    }
+
+    /// What the numbers mean; `None` where the RFCs give them no meaning.
+    pub const fn meaning(self) -> Option<&'static str> {
+        Some(match (self.layer, self.error_type, self.error_code) {
+            (0, 0, _) => "RDMAP: local catastrophic error",
+            (0, 1, 0x00) => "remote protection: invalid STag",
+            (0, 1, 0x01) => "remote protection: base or bounds",
+            (0, 1, 0x02) => "remote protection: access rights",
+            (0, 1, 0x03) => "remote protection: STag not associated with the stream",
+            (0, 1, 0x04) => "remote protection: tagged offset wraps",
+            (0, 1 | 2, 0x09) => "STag cannot be invalidated",
+            (0, 1, 0xff) => "remote protection: unspecified",
+            (0, 2, 0x05) => "remote operation: invalid RDMAP version",
+            (0, 2, 0x06) => "remote operation: unexpected opcode",
+            (0, 2, 0x07) => "remote operation: catastrophic, this stream",
+            (0, 2, 0x08) => "remote operation: catastrophic, global",
+            (0, 2, 0xff) => "remote operation: unspecified",
+            (1, 0, _) => "DDP: local catastrophic error",
+            (1, 1, 0x00) => "tagged buffer: invalid STag",
+            (1, 1, 0x01) => "tagged buffer: base or bounds",
+            (1, 1, 0x02) => "tagged buffer: STag not associated with the stream",
+            (1, 1, 0x03) => "tagged buffer: tagged offset wraps",
+            (1, 1, 0x04) => "tagged buffer: invalid DDP version",
+            (1, 2, 0x01) => "untagged buffer: invalid queue number",
+            (1, 2, 0x02) => "untagged buffer: none posted",
+            (1, 2, 0x03) => "untagged buffer: message sequence number out of range",
+            (1, 2, 0x04) => "untagged buffer: invalid message offset",
+            (1, 2, 0x05) => "untagged buffer: message too long",
+            (1, 2, 0x06) => "untagged buffer: invalid DDP version",
+            (2, 0, 0x01) => "MPA: connection lost",
+            (2, 0, 0x02) => "MPA: CRC error",
+            (2, 0, 0x03) => "MPA: markers and length do not agree",
+            (2, 0, 0x04) => "MPA: invalid Request or Reply",
+            (2, 0, 0x05) => "MPA: local catastrophic error",
+            (2, 0, 0x06) => "MPA: insufficient IRD",
+            (2, 0, 0x07) => "MPA: no matching RTR option",
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for TerminateCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (layer, kind, code) = (self.layer, self.error_type, self.error_code);
+        let meaning = self.meaning().unwrap_or("unknown");
+        write!(f, "{layer}/{kind}/{code} ({meaning})")
+    }
+}
+
+/// What a Terminate carries, as it stands on the wire.
+///
+/// Linux siw writes the control word with its nibbles and bits swapped, so there are two ways to
+/// read a code, and neither is to be relied on: a Terminate is told and obeyed, never believed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terminate {
+    /// Layer and error type, error code, and which headers are copied.
+    pub control: [u8; 4],
+    /// DDP Segment Length and the headers of the offending segment, if they are there.
+    pub copied: Vec<u8>,
+}
+
+impl Terminate {
+    const SEGMENT_LENGTH_VALID: u8 = 0x80;
+    const DDP_HEADER_COPIED: u8 = 0x40;
+    const RDMAP_HEADER_COPIED: u8 = 0x20;
+
+    /// Says `code` of a segment, of which the ULPDU is at hand as far as its headers go and its
+    /// length is known; or of none.
+    pub fn new(code: TerminateCode, offending: Option<(u16, &[u8])>) -> Self {
+        //= RDMAP-19
+        let mut control = [code.layer << 4 | code.error_type, code.error_code, 0, 0];
+        let mut copied = Vec::new();
+        if let Some((length, ulpdu)) = offending
+            && let Some(headers) = headers_of(ulpdu)
+        {
+            control[2] = Self::SEGMENT_LENGTH_VALID | Self::DDP_HEADER_COPIED;
+            if headers.len() > Untagged::LENGTH {
+                control[2] |= Self::RDMAP_HEADER_COPIED;
+            }
+            copied.extend_from_slice(&length.to_be_bytes());
+            copied.extend_from_slice(headers);
+        }
+        Self { control, copied }
+    }
+
+    /// Reads the payload of a Terminate, however little it is.
+    pub fn decode(payload: &[u8]) -> Self {
+        let mut control = [0; 4];
+        let length = payload.len().min(4);
+        control[..length].copy_from_slice(&payload[..length]);
+        // No known Terminate copies more than a length and two headers.
+        let longest = 4 + 2 + Untagged::LENGTH + ReadRequest::LENGTH;
+        let copied = payload[length..payload.len().min(longest)].to_vec();
+        Self { control, copied }
+    }
+
+    /// Appends the payload.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.control);
+        out.extend_from_slice(&self.copied);
+    }
+
+    /// The code as the RFC has it.
+    pub const fn code(&self) -> TerminateCode {
+        TerminateCode::new(self.control[0] >> 4, self.control[0] & 0xf, self.control[1])
+    }
+
+    /// The code as Linux siw writes it.
+    pub const fn code_of_siw(&self) -> TerminateCode {
+        TerminateCode::new(self.control[0] & 0xf, self.control[0] >> 4, self.control[1])
+    }
+
+    /// The ULPDU of a Terminate, headers and all.
+    pub fn ulpdu(&self) -> Vec<u8> {
+        //= RDMAP-18
+        let header = Untagged {
+            last: true,
+            rdmap_control: Opcode::Terminate.control(),
+            rsvd_ulp: 0,
+            queue_number: QUEUE_TERMINATE,
+            message_sequence_number: 1,
+            message_offset: 0,
+        };
+        let mut ulpdu = header.encode().to_vec();
+        self.encode(&mut ulpdu);
+        ulpdu
+    }
+}
+
+impl fmt::Display for Terminate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        //= RDMAP-20
+        let (code, swapped) = (self.code(), self.code_of_siw());
+        write!(f, "Terminate {code}")?;
+        if code != swapped {
+            write!(f, ", or in the bit order of siw {swapped}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The DDP header at the front of a ULPDU, together with a Read Request behind it.
+fn headers_of(ulpdu: &[u8]) -> Option<&[u8]> {
+    let (header, payload) = Header::decode(ulpdu).ok()?;
+    match header {
+        Header::Tagged(_) => Some(&ulpdu[..Tagged::LENGTH]),
+        Header::Untagged(_) => {
+            let is_read = matches!(Opcode::of(&header), Ok(Opcode::RdmaReadRequest));
+            if is_read && payload.len() == ReadRequest::LENGTH {
+                return Some(ulpdu);
+            }
+            Some(&ulpdu[..Untagged::LENGTH])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::iwarp::{
+        examples::{self, hex},
+        mpa::Fpdu,
+    };
+
+    /// Takes an FPDU apart, checks that it can be put together again, and gives the parts.
+    fn taken_apart(text: &str, crc: bool) -> (Header, Opcode, Vec<u8>) {
+        let bytes = hex(text);
+        let fpdu = Fpdu::decode(&bytes, crc).unwrap().unwrap();
+        assert_eq!(fpdu.length, bytes.len());
+        let (header, payload) = Header::decode(fpdu.ulpdu).unwrap();
+        let mut ulpdu = Vec::new();
+        header.encode(&mut ulpdu);
+        let mut again = Vec::new();
+        Fpdu::encode(&[&ulpdu, payload], crc, &mut again);
+        assert_eq!(again, bytes);
+        (header, Opcode::of(&header).unwrap(), payload.to_vec())
+    }
+
+    fn tagged(opcode: Opcode, last: bool, stag: u32, tagged_offset: u64) -> Header {
+        Header::Tagged(Tagged {
+            last,
+            rdmap_control: opcode.control(),
+            stag,
+            tagged_offset,
+        })
+    }
+
+    fn untagged(opcode: Opcode, message_sequence_number: u32, rsvd_ulp: u32) -> Header {
+        Header::Untagged(Untagged {
+            last: true,
+            rdmap_control: opcode.control(),
+            rsvd_ulp,
+            queue_number: opcode.queue_number(),
+            message_sequence_number,
+            message_offset: 0,
+        })
+    }
+
+    const STAG: u32 = 0x0001_2345;
+    const OFFSET: u64 = 0x7f00_1234_5678;
+
+    //= RDMAP-01 test
+    #[test]
+    fn worked_segments_both_ways() {
+        use Opcode::*;
+        let bytes: Vec<u8> = (0..16).collect();
+        let smbd = hex("00010001 0000ff00 54050000 00200000 00001000");
+        for (text, header, opcode, payload) in [
+            (
+                examples::C1,
+                tagged(RdmaWrite, true, 1, 0),
+                RdmaWrite,
+                &[][..],
+            ),
+            (examples::C2, untagged(Send, 1, 0), Send, b"hello"),
+            (examples::C3, untagged(Send, 2, 0), Send, &smbd),
+            (
+                examples::C4,
+                tagged(RdmaWrite, true, STAG, OFFSET),
+                RdmaWrite,
+                &bytes,
+            ),
+            (
+                examples::C6,
+                tagged(RdmaReadResponse, true, 0xab00, 0x1000),
+                RdmaReadResponse,
+                &bytes,
+            ),
+            (
+                examples::C7,
+                untagged(SendInvalidate, 3, STAG),
+                SendInvalidate,
+                b"done",
+            ),
+            (
+                examples::C8,
+                untagged(SendSolicitedInvalidate, 4, STAG),
+                SendSolicitedInvalidate,
+                b"done",
+            ),
+            (examples::C9, untagged(Send, 5, 0), Send, b""),
+            (
+                examples::C10,
+                tagged(RdmaWrite, false, STAG, OFFSET),
+                RdmaWrite,
+                &bytes[..8],
+            ),
+            (
+                examples::C11,
+                tagged(RdmaWrite, true, STAG, OFFSET + 8),
+                RdmaWrite,
+                &bytes[8..],
+            ),
+        ] {
+            assert_eq!(taken_apart(text, true), (header, opcode, payload.to_vec()));
+        }
+        assert_eq!(taken_apart(examples::C13, false).2, b"hello");
+    }
+
+    //= RDMAP-03 test
+    //= MPA-25 test
+    #[test]
+    fn worked_read_requests_both_ways() {
+        let of_c5 = ReadRequest {
+            sink_stag: 0xab00,
+            sink_tagged_offset: 0x1000,
+            read_message_size: 16,
+            source_stag: STAG,
+            source_tagged_offset: OFFSET,
+        };
+        let of_c12 = ReadRequest {
+            sink_stag: 0,
+            sink_tagged_offset: 0,
+            read_message_size: 0,
+            source_stag: 1,
+            source_tagged_offset: 0,
+        };
+        for (text, number, request) in [(examples::C5, 1, of_c5), (examples::C12, 2, of_c12)] {
+            let (header, opcode, payload) = taken_apart(text, true);
+            assert_eq!(header, untagged(Opcode::RdmaReadRequest, number, 0));
+            assert_eq!(opcode, Opcode::RdmaReadRequest);
+            assert_eq!(ReadRequest::decode(&payload), Ok(request));
+            assert_eq!(request.encode()[..], payload);
+            for length in 0..28 {
+                let error = RdmapError::Length { length };
+                assert_eq!(ReadRequest::decode(&payload[..length]), Err(error));
+            }
+            assert!(ReadRequest::decode(&[0; 29]).is_err());
+        }
+    }
+
+    //= RDMAP-18 test
+    //= RDMAP-19 test
+    #[test]
+    fn worked_terminates_both_ways() {
+        let (crc, bounds, rights) = (
+            TerminateCode::new(2, 0, 2),
+            TerminateCode::new(1, 1, 1),
+            TerminateCode::new(0, 1, 2),
+        );
+        let (c4, c5) = (hex(examples::C4), hex(examples::C5));
+        for (text, code, offending) in [
+            (examples::D1, crc, None),
+            (examples::D2, bounds, Some((30, &c4[2..]))),
+            (examples::D3, rights, Some((46, &c5[2..48]))),
+        ] {
+            let (_, _, payload) = taken_apart(text, true);
+            let terminate = Terminate::new(code, offending);
+            assert_eq!(Terminate::decode(&payload), terminate);
+            assert_eq!(terminate.code(), code);
+            let mut fpdu = Vec::new();
+            Fpdu::encode(&[&terminate.ulpdu()], true, &mut fpdu);
+            assert_eq!(fpdu, hex(text));
+        }
+    }
+
+    //= RDMAP-20 test
+    #[test]
+    fn a_terminate_of_siw_is_told_both_ways() {
+        for (text, code) in [
+            (examples::D4, TerminateCode::new(2, 0, 2)),
+            (examples::D5, TerminateCode::new(1, 1, 1)),
+        ] {
+            let (_, opcode, payload) = taken_apart(text, true);
+            assert_eq!(opcode, Opcode::Terminate);
+            let terminate = Terminate::decode(&payload);
+            assert_eq!(terminate.code_of_siw(), code);
+            let mut again = Vec::new();
+            terminate.encode(&mut again);
+            assert_eq!(again, payload);
+        }
+        let told = Terminate::decode(&[2, 2]).to_string();
+        assert_eq!(
+            told,
+            "Terminate 0/2/2 (unknown), or in the bit order of siw 2/0/2 (MPA: CRC error)"
+        );
+        assert_eq!(Terminate::decode(&[]).copied, []);
+        assert_eq!(Terminate::decode(&[0; 500]).copied.len(), 48);
+    }
+
+    //= RDMAP-02 test
+    //= DDP-03 test
+    #[test]
+    fn opcodes_go_with_their_kind_of_segment_and_no_others_exist() {
+        for control in 0..=u8::MAX {
+            let (version, opcode) = (control >> 6, control & 0xf);
+            let mut headers = [
+                tagged(Opcode::Send, true, 0, 0),
+                untagged(Opcode::Send, 1, 0),
+            ];
+            if let [Header::Tagged(tagged), Header::Untagged(untagged)] = &mut headers {
+                tagged.rdmap_control = control;
+                untagged.rdmap_control = control;
+            }
+            let [tagged, untagged] = headers.map(|header| Opcode::of(&header));
+            if version != 1 {
+                assert_eq!(tagged, Err(RdmapError::Version(version)));
+                assert_eq!(untagged, Err(RdmapError::Version(version)));
+                continue;
+            }
+            assert_eq!(tagged.is_ok(), [0, 2].contains(&opcode));
+            assert_eq!(untagged.is_ok(), [1, 3, 4, 5, 6, 7].contains(&opcode));
+            let refused = Err(RdmapError::Opcode(opcode));
+            assert!(tagged == refused || untagged == refused);
+        }
+    }
+}

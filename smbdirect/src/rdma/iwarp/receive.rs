@@ -1,0 +1,499 @@
+//! The receiving direction of a stream: bytes from the socket become messages and placed data.
+//!
+//! Bytes are read in bulk into a staging buffer; FPDUs that are whole there are checked and their
+//! payload copied out. When much of a tagged payload has yet to be read, its place is offered to
+//! the next read instead, so those bytes are copied once, by the kernel.
+
+use std::mem;
+
+use bytes::BytesMut;
+
+use super::{
+    ddp::{Header, Tagged, Untagged},
+    error::StreamError,
+    mpa::{Crc32c, CrcMismatch, Fpdu, pad_length},
+    rdmap::{Opcode, ReadRequest, Terminate},
+    shared::{Fault, InboundRead, Shared},
+    stream::StreamConfig,
+};
+use crate::rdma::work::{Access, Completion, RemoteAddress, Token};
+
+/// Bytes read at once at best.
+const STAGING: usize = 256 * 1024;
+/// Unread bytes of a tagged payload that make direct placement worth its bookkeeping.
+const PLACE_FROM: usize = 16 * 1024;
+/// Bytes of an arena from which received messages are cut.
+const ARENA: usize = 256 * 1024;
+/// An arena this small would not be taken for the next message, but a new one.
+const SMALLEST_ARENA: usize = 16 * 1024;
+
+/// The receiving direction.
+#[derive(Debug)]
+pub(super) struct Receive {
+    crc: bool,
+    /// What was read and not looked at is `staging[start..end]`.
+    staging: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// A tagged FPDU whose payload is still coming in.
+    placing: Option<Placing>,
+    messages: Messages,
+    any_fpdu: bool,
+}
+
+/// A tagged segment that goes straight to its place.
+#[derive(Debug)]
+struct Placing {
+    header: Tagged,
+    opcode: Opcode,
+    ulpdu_length: u16,
+    /// Payload bytes in place.
+    placed: u32,
+    /// Payload bytes in all.
+    length: u32,
+    digest: Crc32c,
+}
+
+/// What is known of the messages of the stream.
+#[derive(Debug)]
+struct Messages {
+    max_inbound_reads: u32,
+    next_send: u32,
+    next_read_request: u32,
+    /// Payload of the Send that is coming in; `None` between two Sends.
+    assembled: Option<u32>,
+    /// Whether the last segment of an RDMA Write is yet to come.
+    write_open: bool,
+    /// Received messages are cut off the front of this.
+    arena: BytesMut,
+}
+
+impl Receive {
+    pub(super) fn new(config: &StreamConfig) -> Self {
+        Self {
+            crc: config.crc,
+            staging: vec![0; STAGING],
+            start: 0,
+            end: 0,
+            placing: None,
+            messages: Messages {
+                max_inbound_reads: config.max_inbound_reads,
+                next_send: 1,
+                next_read_request: 1,
+                assembled: None,
+                write_open: false,
+                arena: BytesMut::new(),
+            },
+            any_fpdu: false,
+        }
+    }
+
+    /// Whether a valid FPDU has come.
+    pub(super) const fn any_fpdu(&self) -> bool {
+        self.any_fpdu
+    }
+
+    /// Whether the stream may end here: between FPDUs and between messages.
+    pub(super) fn at_boundary(&self, shared: &Shared) -> bool {
+        //= MPA-34
+        //= DDP-09
+        self.start == self.end
+            && self.placing.is_none()
+            && self.messages.assembled.is_none()
+            && !self.messages.write_open
+            && shared.reads.front().is_none_or(|read| read.filled == 0)
+    }
+
+    /// Where the next bytes go: first the place of a payload under way, if there is one, then
+    /// the staging buffer.
+    pub(super) fn slices<'a>(
+        &'a mut self,
+        shared: &'a mut Shared,
+    ) -> Result<[&'a mut [u8]; 2], StreamError> {
+        let direct = match &self.placing {
+            Some(placing) => placing.rest(shared)?,
+            None => &mut [],
+        };
+        Ok([direct, &mut self.staging[self.end..]])
+    }
+
+    /// `count` bytes have gone to where [`slices`](Self::slices) pointed.
+    pub(super) fn received(&mut self, count: usize, shared: &mut Shared) -> Result<(), Fault> {
+        let placed = match &mut self.placing {
+            Some(placing) => placing.received(count, self.crc, shared)?,
+            None => 0,
+        };
+        self.end += count - placed;
+        assert!(
+            self.end <= self.staging.len(),
+            "more was read than asked for"
+        );
+        while self.step(shared)? {}
+        // A rest is moved to the front, so that the next read has the whole buffer.
+        self.staging.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        Ok(())
+    }
+
+    /// Handles one FPDU; false if there is no whole one.
+    fn step(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
+        if self.placing.is_some() {
+            return self.finish_placing(shared);
+        }
+        let bytes = &self.staging[self.start..self.end];
+        let Some(fpdu) = Fpdu::decode(bytes, self.crc).map_err(StreamError::from)? else {
+            return self.begin_placing(shared);
+        };
+        self.messages
+            .segment(fpdu.ulpdu, shared)
+            .map_err(|error| Fault::within(error, fpdu.ulpdu))?;
+        self.start += fpdu.length;
+        self.any_fpdu = true;
+        Ok(true)
+    }
+
+    /// Lets the rest of a long tagged payload go straight to its place.
+    fn begin_placing(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
+        let bytes = &self.staging[self.start..self.end];
+        let Some((ulpdu_length, ulpdu)) = bytes.split_first_chunk::<2>() else {
+            return Ok(false);
+        };
+        let ulpdu_length = u16::from_be_bytes(*ulpdu_length);
+        if usize::from(ulpdu_length) < ulpdu.len() + PLACE_FROM || ulpdu.len() < Tagged::LENGTH {
+            return Ok(false);
+        }
+        let within = |error: StreamError| Fault {
+            error,
+            segment: Some((ulpdu_length, ulpdu[..Tagged::LENGTH].to_vec())),
+        };
+        // An untagged header may not be whole yet, and is not wanted.
+        let Ok((Header::Tagged(header), payload)) = Header::decode(ulpdu) else {
+            return Ok(false);
+        };
+        let opcode = Opcode::of(&Header::Tagged(header)).map_err(|error| within(error.into()))?;
+        let length = u32::from(ulpdu_length) - Tagged::LENGTH as u32;
+        check_tagged(&header, opcode, length, shared).map_err(within)?;
+        let mut placing = Placing {
+            header,
+            opcode,
+            ulpdu_length,
+            placed: 0,
+            length,
+            digest: Crc32c::default(),
+        };
+        let here = payload.len();
+        if self.crc {
+            placing.digest.update(bytes);
+        }
+        placing.rest(shared).map_err(within)?[..here].copy_from_slice(payload);
+        placing.placed = here as u32;
+        self.placing = Some(placing);
+        self.start = self.end;
+        Ok(true)
+    }
+
+    /// Checks a placed FPDU when its end has come.
+    fn finish_placing(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
+        let Some(placing) = &mut self.placing else {
+            return Ok(false);
+        };
+        let pad = pad_length(placing.ulpdu_length);
+        let trailer = &self.staging[self.start..self.end];
+        if placing.placed < placing.length || trailer.len() < pad + Fpdu::CRC_LENGTH {
+            return Ok(false);
+        }
+        let (pad, rest) = trailer.split_at(pad);
+        placing.digest.update(pad);
+        if self.crc && rest[..Fpdu::CRC_LENGTH] != placing.digest.wire() {
+            return Err(StreamError::from(CrcMismatch).into());
+        }
+        self.start += pad.len() + Fpdu::CRC_LENGTH;
+        self.any_fpdu = true;
+        let (header, opcode, length) = (placing.header, placing.opcode, placing.length);
+        self.placing = None;
+        self.messages.placed(&header, opcode, length, shared);
+        Ok(true)
+    }
+}
+
+impl Placing {
+    /// The place of the payload that has not come.
+    fn rest<'a>(&self, shared: &'a mut Shared) -> Result<&'a mut [u8], StreamError> {
+        place(
+            &self.header,
+            self.opcode,
+            self.placed,
+            self.length - self.placed,
+            shared,
+        )
+    }
+
+    /// Takes as much of `count` bytes as went to the payload's place; tells how much that was.
+    fn received(
+        &mut self,
+        count: usize,
+        crc: bool,
+        shared: &mut Shared,
+    ) -> Result<usize, StreamError> {
+        let rest = self.rest(shared)?;
+        let placed = count.min(rest.len());
+        if crc {
+            // Now, while the bytes are in the cache.
+            self.digest.update(&rest[..placed]);
+        }
+        self.placed += placed as u32;
+        Ok(placed)
+    }
+}
+
+impl Messages {
+    /// Takes one segment.
+    fn segment(&mut self, ulpdu: &[u8], shared: &mut Shared) -> Result<(), StreamError> {
+        let (header, payload) = Header::decode(ulpdu)?;
+        let opcode = Opcode::of(&header)?;
+        match &header {
+            Header::Tagged(header) => {
+                let length = payload.len() as u32;
+                //= DDP-16
+                check_tagged(header, opcode, length, shared)?;
+                if length > 0 {
+                    place(header, opcode, 0, length, shared)?.copy_from_slice(payload);
+                }
+                self.placed(header, opcode, length, shared);
+                Ok(())
+            }
+            Header::Untagged(header) => self.untagged(header, opcode, payload, shared),
+        }
+    }
+
+    /// The payload of a tagged segment is in place and its CRC was right.
+    fn placed(&mut self, header: &Tagged, opcode: Opcode, length: u32, shared: &mut Shared) {
+        if opcode == Opcode::RdmaWrite {
+            //= RDMAP-11
+            self.write_open = !header.last;
+            return;
+        }
+        let read = shared.reads.front_mut().expect("the header was checked");
+        read.filled += length as usize;
+        //= RDMAP-16
+        if header.last
+            && let Some(read) = shared.reads.pop_front()
+            && let Some(id) = read.id
+        {
+            let buffer = read.buffer;
+            shared
+                .completions
+                .push_back(Completion::Read { id, buffer });
+        }
+    }
+
+    fn untagged(
+        &mut self,
+        header: &Untagged,
+        opcode: Opcode,
+        payload: &[u8],
+        shared: &mut Shared,
+    ) -> Result<(), StreamError> {
+        //= DDP-06
+        if header.queue_number != opcode.queue_number() {
+            return Err(StreamError::QueueNumber {
+                opcode,
+                queue_number: header.queue_number,
+            });
+        }
+        match opcode {
+            Opcode::RdmaReadRequest => self.read_request(header, payload, shared),
+            Opcode::Terminate => Err(StreamError::Terminated(Terminate::decode(payload))),
+            _ => self.send(header, opcode, payload, shared),
+        }
+    }
+
+    fn send(
+        &mut self,
+        header: &Untagged,
+        opcode: Opcode,
+        payload: &[u8],
+        shared: &mut Shared,
+    ) -> Result<(), StreamError> {
+        check_number(header, self.next_send)?;
+        //= DDP-07
+        let receive = shared.receives.front().ok_or(StreamError::NoReceive)?;
+        let before = self.assembled.unwrap_or(0);
+        //= DDP-05
+        //= DDP-12
+        if header.message_offset != before {
+            return Err(StreamError::MessageOffset {
+                expected: before.into(),
+                received: header.message_offset,
+            });
+        }
+        //= DDP-08
+        let length = u64::from(before) + payload.len() as u64;
+        if length > u64::from(receive.length) {
+            return Err(StreamError::MessageTooLong {
+                length,
+                limit: receive.length,
+            });
+        }
+        self.store(payload);
+        if !header.last {
+            self.assembled = Some(length as u32);
+            return Ok(());
+        }
+        let mut invalidated = None;
+        //= RDMAP-12
+        if opcode.invalidates() {
+            let token = Token(header.rsvd_ulp);
+            shared
+                .memory
+                .invalidate(token)
+                .map_err(|fault| StreamError::Invalidate { token, fault })?;
+            invalidated = Some(token);
+        }
+        //= DDP-17
+        //= RDMAP-25
+        let receive = shared.receives.pop_front().expect("it was just looked at");
+        self.assembled = None;
+        self.next_send = self.next_send.wrapping_add(1);
+        shared.completions.push_back(Completion::Received {
+            id: receive.id,
+            message: self.arena.split().freeze(),
+            invalidated,
+        });
+        Ok(())
+    }
+
+    /// Appends to the message under way. Messages share an arena, and an arena whose messages
+    /// are all gone is used again, so in the steady state nothing is allocated.
+    fn store(&mut self, payload: &[u8]) {
+        let spare = self.arena.capacity() - self.arena.len();
+        if payload.len() > spare && !self.arena.try_reclaim(payload.len().max(SMALLEST_ARENA)) {
+            let room = ARENA.max(2 * (self.arena.len() + payload.len()));
+            let begun = mem::replace(&mut self.arena, BytesMut::with_capacity(room));
+            self.arena.extend_from_slice(&begun);
+        }
+        self.arena.extend_from_slice(payload);
+    }
+
+    fn read_request(
+        &mut self,
+        header: &Untagged,
+        payload: &[u8],
+        shared: &mut Shared,
+    ) -> Result<(), StreamError> {
+        check_number(header, self.next_read_request)?;
+        let request = ReadRequest::decode(payload)?;
+        //= RDMAP-03
+        if header.message_offset != 0 {
+            return Err(StreamError::MessageOffset {
+                expected: 0,
+                received: header.message_offset,
+            });
+        }
+        if !header.last {
+            return Err(StreamError::NotOneSegment(Opcode::RdmaReadRequest));
+        }
+        //= RDMAP-04
+        //= SEC-06
+        if shared.inbound_reads.len() >= self.max_inbound_reads as usize {
+            let granted = self.max_inbound_reads;
+            return Err(StreamError::TooManyReads { granted });
+        }
+        //= RDMAP-10
+        if request.read_message_size > 0 {
+            let from = RemoteAddress {
+                token: Token(request.source_stag),
+                offset: request.source_tagged_offset,
+            };
+            //= RDMAP-07
+            shared
+                .memory
+                .check(from, request.read_message_size, Access::REMOTE_READ)
+                .map_err(StreamError::ReadSource)?;
+        }
+        self.next_read_request = self.next_read_request.wrapping_add(1);
+        shared.inbound_reads.push_back(InboundRead {
+            message_sequence_number: header.message_sequence_number,
+            request,
+        });
+        Ok(())
+    }
+}
+
+const fn check_number(header: &Untagged, expected: u32) -> Result<(), StreamError> {
+    //= DDP-04
+    let received = header.message_sequence_number;
+    if received != expected {
+        return Err(StreamError::MessageSequenceNumber { expected, received });
+    }
+    Ok(())
+}
+
+/// Whether a tagged segment may be placed: all of it, before its first byte is.
+fn check_tagged(
+    header: &Tagged,
+    opcode: Opcode,
+    length: u32,
+    shared: &Shared,
+) -> Result<(), StreamError> {
+    if opcode == Opcode::RdmaWrite {
+        //= DDP-13
+        //= EST-06
+        if length == 0 {
+            return Ok(());
+        }
+        return shared
+            .memory
+            .check(address(header, 0), length, Access::REMOTE_WRITE)
+            .map_err(StreamError::Write);
+    }
+    //= RDMAP-09
+    let read = shared
+        .reads
+        .front()
+        .ok_or(StreamError::UnexpectedReadResponse)?;
+    //= RDMAP-08
+    if length > 0 && header.stag != read.sink_stag {
+        return Err(StreamError::ReadResponseStag {
+            expected: read.sink_stag,
+            received: header.stag,
+        });
+    }
+    // The sinks that we name begin at 0, so an offset into the sink is one into the buffer.
+    let in_order = length == 0 || header.tagged_offset == read.filled as u64;
+    let missing = (read.buffer.len() - read.filled) as u64;
+    let ends = u64::from(length) == missing;
+    if !in_order || u64::from(length) > missing || (header.last && !ends) {
+        return Err(StreamError::ReadResponseBounds);
+    }
+    Ok(())
+}
+
+/// The place of `length` payload bytes of a tagged segment, `after` its first.
+fn place<'a>(
+    header: &Tagged,
+    opcode: Opcode,
+    after: u32,
+    length: u32,
+    shared: &'a mut Shared,
+) -> Result<&'a mut [u8], StreamError> {
+    if opcode == Opcode::RdmaWrite {
+        return shared
+            .memory
+            .write(address(header, after), length)
+            .map_err(StreamError::Write);
+    }
+    let oldest = shared.reads.front_mut();
+    let read = oldest.ok_or(StreamError::UnexpectedReadResponse)?;
+    let start = read.filled + after as usize;
+    Ok(&mut read.buffer[start..start + length as usize])
+}
+
+/// A wrapped offset stays on this side of the check: it was checked for all of the segment.
+const fn address(header: &Tagged, after: u32) -> RemoteAddress {
+    RemoteAddress {
+        token: Token(header.stag),
+        offset: header.tagged_offset.wrapping_add(after as u64),
+    }
+}

@@ -1,0 +1,286 @@
+//! The decisions at the start of a connection, made of frames alone: what to ask for, what to
+//! answer, and what holds from then on.
+//!
+//! # CRC
+//!
+//! CRC is on if either frame has C set. With [`MpaCrc::Auto`] our Requests do not set it, because
+//! the peer may be Linux siw, which takes an FPDU for broken if the border between two TCP
+//! segments cuts its CRC field. But a Request of revision 2 carries [`MARKER`] behind the private
+//! data of the upper layer, where others read past it; a responder of ours that finds the
+//! marker sets C, and puts the marker into its Reply, so that the initiator knows too. Hence
+//! between two ends of ours CRC is on, and otherwise as the peer asks.
+
+use bytes::{Bytes, BytesMut};
+use thiserror::Error;
+
+use super::{
+    mpa::{Enhanced, FrameKind, StartupFrame},
+    rdmap::TerminateCode,
+};
+
+/// Tells an end of ours that the other end is too, that is, copes with any segmentation. Eight
+/// bytes that nobody's private data ends with by chance.
+pub(super) const MARKER: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
+
+/// When FPDUs carry a CRC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MpaCrc {
+    /// Between two ends of ours, and where the peer asks for it.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Only where the peer asks for it.
+    Off,
+}
+
+/// The zero-length message that shows the responder that the initiator is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rtr {
+    /// RDMA Write.
+    Write,
+    /// RDMA Read.
+    Read,
+}
+
+/// What this end wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wishes {
+    pub(super) crc: MpaCrc,
+    /// Inbound reads to serve at most.
+    pub(super) ird: u16,
+    /// Outbound reads to have outstanding at most.
+    pub(super) ord: u16,
+}
+
+/// What both ends know when the frames have been exchanged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    pub(super) crc: bool,
+    /// Whether the peer is known to be ours.
+    pub(super) own_kind: bool,
+    pub(super) ird: u32,
+    pub(super) ord: u32,
+    /// What the initiator sends first.
+    pub(super) ready_to_receive: Option<Rtr>,
+    /// What the peer's upper layer says.
+    pub(super) private_data: Bytes,
+}
+
+/// Why a Reply does not lead to a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum ReplyFault {
+    #[error("the peer turned the connection away{}", told(.0))]
+    Rejected(Bytes),
+    #[error("the peer answered with MPA revision {0}")]
+    Revision(u8),
+    #[error("the peer wants MPA markers")]
+    Markers,
+    #[error("the peer wants {ord} RDMA Reads outstanding, {ird} are served")]
+    InsufficientIrd { ord: u16, ird: u16 },
+    #[error("the peer accepts no ready-to-receive frame that was offered")]
+    NoRtr,
+}
+
+fn told(private_data: &Bytes) -> String {
+    if private_data.is_empty() {
+        return String::new();
+    }
+    format!(", saying {private_data:02x?}")
+}
+
+impl ReplyFault {
+    /// What the peer is told before the connection is closed.
+    pub(super) const fn terminate_code(&self) -> Option<TerminateCode> {
+        match self {
+            Self::InsufficientIrd { .. } => Some(TerminateCode::new(2, 0, 6)),
+            Self::NoRtr => Some(TerminateCode::new(2, 0, 7)),
+            _ => None,
+        }
+    }
+}
+
+/// A depth for peers that have no way to name theirs.
+const UNKNOWN_DEPTH: u16 = 16;
+/// What hardware and siw take at most.
+const MAX_DEPTH: u16 = 128;
+
+impl Wishes {
+    /// Peers round our IRD up to a power of two and use that many: so it is one from the start.
+    fn ird(&self) -> u16 {
+        //= EST-09
+        self.ird.clamp(1, MAX_DEPTH).next_power_of_two()
+    }
+
+    fn ord(&self) -> u16 {
+        //= EST-10
+        self.ord.min(MAX_DEPTH)
+    }
+
+    /// The Request of an initiator.
+    pub(super) fn request(&self, revision: u8, private_data: &Bytes) -> StartupFrame {
+        //= MPA-15
+        let mut frame = StartupFrame::new(FrameKind::Request, revision);
+        //= MPA-18
+        frame.crc = self.crc == MpaCrc::On;
+        frame.private_data = private_data.clone();
+        if revision == 2 {
+            //= EST-02
+            frame.enhanced = Some(Enhanced {
+                peer_to_peer: true,
+                rtr_send: false,
+                rtr_write: true,
+                rtr_read: true,
+                ird: self.ird(),
+                ord: self.ord(),
+            });
+            if self.crc != MpaCrc::Off {
+                frame.private_data = marked(private_data);
+            }
+        }
+        frame
+    }
+
+    /// The Reply of a responder, and what holds if it reaches the peer.
+    ///
+    /// `peer_serves_reads` is the IRD that the upper layer found in the private data.
+    pub(super) fn answer(
+        &self,
+        request: &StartupFrame,
+        private_data: &Bytes,
+        peer_serves_reads: Option<u32>,
+    ) -> (StartupFrame, Agreement) {
+        //= MPA-11
+        let mut reply = StartupFrame::new(FrameKind::Reply, request.revision);
+        let (theirs, own_kind) = unmarked(request);
+        let wanted = match self.crc {
+            MpaCrc::Auto => own_kind,
+            MpaCrc::On => true,
+            MpaCrc::Off => false,
+        };
+        //= MPA-17
+        reply.crc = request.crc || wanted;
+        reply.private_data = if own_kind {
+            marked(private_data)
+        } else {
+            private_data.clone()
+        };
+        let serves = peer_serves_reads.map(|reads| reads.min(MAX_DEPTH.into()) as u16);
+        let mut ird = self.ird();
+        //= EST-13
+        let mut ord = self.ord().min(serves.unwrap_or(match request.enhanced {
+            Some(enhanced) if enhanced.ird != Enhanced::NOT_NEGOTIATED => enhanced.ird,
+            _ => UNKNOWN_DEPTH,
+        }));
+        if let Some(asked) = request.enhanced {
+            //= EST-08
+            ird = ird.min(asked.ord.clamp(1, MAX_DEPTH).next_power_of_two());
+            //= EST-16
+            ord = ord.min(asked.ird);
+            //= EST-04
+            //= EST-05
+            let rtr_read = asked.peer_to_peer && asked.rtr_read && !asked.rtr_write;
+            reply.enhanced = Some(Enhanced {
+                peer_to_peer: asked.peer_to_peer,
+                rtr_send: false,
+                rtr_write: asked.peer_to_peer && !rtr_read,
+                rtr_read,
+                ird,
+                ord,
+            });
+        }
+        let agreement = Agreement {
+            crc: reply.crc,
+            own_kind,
+            ird: ird.into(),
+            ord: ord.into(),
+            ready_to_receive: None,
+            private_data: theirs,
+        };
+        (reply, agreement)
+    }
+
+    /// What holds when `reply` has come to `request`.
+    pub(super) fn agree(
+        &self,
+        request: &StartupFrame,
+        reply: &StartupFrame,
+    ) -> Result<Agreement, ReplyFault> {
+        let (theirs, own_kind) = unmarked(reply);
+        if reply.revision != request.revision {
+            return Err(ReplyFault::Revision(reply.revision));
+        }
+        //= MPA-29
+        if reply.rejected {
+            return Err(ReplyFault::Rejected(theirs));
+        }
+        //= MPA-16
+        if reply.markers {
+            return Err(ReplyFault::Markers);
+        }
+        let (ird, mut ord) = (self.ird(), self.ord().min(UNKNOWN_DEPTH));
+        let mut ready_to_receive = None;
+        if let Some(answer) = reply.enhanced {
+            //= EST-11
+            if answer.ord != Enhanced::NOT_NEGOTIATED && answer.ord > ird {
+                let ord = answer.ord;
+                return Err(ReplyFault::InsufficientIrd { ord, ird });
+            }
+            if answer.ird != Enhanced::NOT_NEGOTIATED {
+                ord = self.ord().min(answer.ird);
+            }
+            //= EST-03
+            //= EST-12
+            if answer.peer_to_peer {
+                ready_to_receive = Some(match answer {
+                    Enhanced {
+                        rtr_write: true, ..
+                    } => Rtr::Write,
+                    Enhanced { rtr_read: true, .. } => Rtr::Read,
+                    _ => return Err(ReplyFault::NoRtr),
+                });
+            }
+        }
+        Ok(Agreement {
+            //= MPA-17
+            //= MPA-19
+            crc: request.crc || reply.crc,
+            own_kind,
+            ird: ird.into(),
+            ord: ord.into(),
+            ready_to_receive,
+            private_data: theirs,
+        })
+    }
+}
+
+/// The Reply that turns a Request away. Of a Request that could not be read nothing is known but
+/// that it was one of revision 2.
+pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
+    //= MPA-11
+    //= MPA-13
+    //= MPA-16
+    let revision = request.map_or(2, |request| request.revision);
+    StartupFrame {
+        crc: request.is_some_and(|request| request.crc),
+        rejected: true,
+        enhanced: match request {
+            Some(request) => request.enhanced.map(|_| Enhanced::default()),
+            None => Some(Enhanced::default()),
+        },
+        ..StartupFrame::new(FrameKind::Reply, revision)
+    }
+}
+
+fn marked(private_data: &Bytes) -> Bytes {
+    let mut marked = BytesMut::from(&private_data[..]);
+    marked.extend_from_slice(&MARKER);
+    marked.freeze()
+}
+
+/// The private data of the upper layer, and whether our marker was behind it.
+pub(super) fn unmarked(frame: &StartupFrame) -> (Bytes, bool) {
+    let own_kind = frame.revision == 2 && frame.private_data.ends_with(&MARKER);
+    let length = frame.private_data.len() - if own_kind { MARKER.len() } else { 0 };
+    (frame.private_data.slice(..length), own_kind)
+}

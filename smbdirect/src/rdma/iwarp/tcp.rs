@@ -1,0 +1,895 @@
+//! The iWARP provider over TCP sockets of tokio: startup frames, then a [`Stream`] and its socket.
+//!
+//! A queue pair has no task. It reads and writes when it is polled, in bulk, and a read or write
+//! that came out short tells that the socket is drained or full, without another system call.
+//!
+//! A listener has one task that accepts, and in it one for each peer whose Request has not come:
+//! so a peer that is stuck hinders nobody, and dropping the listener ends them all.
+
+use std::{
+    fmt,
+    future::Future,
+    io::{self, IoSlice, IoSliceMut, Read},
+    net::{Shutdown, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use socket2::SockRef;
+use tokio::{
+    io::Interest,
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+    time::{Sleep, sleep, timeout},
+};
+
+use super::{
+    mpa::{self, Fpdu, FrameKind, StartupError, StartupFrame},
+    rdmap::Terminate,
+    startup::{Agreement, MpaCrc, ReplyFault, Wishes, rejection, unmarked},
+    stream::{Stream, StreamConfig},
+};
+use crate::rdma::{
+    memory::{DeregisterError, RegisterError, Registration},
+    provider::{
+        Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
+        Teardown,
+    },
+    work::{
+        Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
+        WorkRequest,
+    },
+};
+
+/// How [`Iwarp`] makes connections.
+#[derive(Clone, Debug)]
+pub struct IwarpConfig {
+    /// When FPDUs carry a CRC.
+    pub crc: MpaCrc,
+    /// RDMA Reads of a peer's that are served at once; rounded up to a power of two, at most 128.
+    pub ird: u16,
+    /// RDMA Reads to have outstanding; at most 128, and never more than the peer serves.
+    pub ord: u16,
+    /// The MPA revision to connect with: 2, or 1 for peers without RFC 6581.
+    pub revision: u8,
+    /// Whether to connect once more, with revision 1, where a peer hangs up on revision 2.
+    pub fall_back: bool,
+    /// How long to wait for TCP to connect, and then for the Reply.
+    pub connect_timeout: Duration,
+    /// How long a peer may take for its Request.
+    pub accept_timeout: Duration,
+    /// How long the work in hand and the peer's FIN may take after a graceful disconnect.
+    pub close_timeout: Duration,
+    /// Peers of one listener that have connected and not sent their Request; more wait unaccepted.
+    pub max_half_open: usize,
+    /// The longest FPDU to send, for peers that are known to take longer ones than a TCP segment
+    /// holds; at most 65536. `None` stays within the TCP segment, as cards may need it.
+    pub max_fpdu: Option<u32>,
+    /// Sees all bytes of all connections.
+    pub tap: Option<Arc<dyn Tap>>,
+}
+
+impl Default for IwarpConfig {
+    fn default() -> Self {
+        //= MPA-30
+        Self {
+            crc: MpaCrc::Auto,
+            ird: 32,
+            ord: 32,
+            revision: 2,
+            fall_back: true,
+            connect_timeout: Duration::from_secs(10),
+            accept_timeout: Duration::from_secs(5),
+            close_timeout: Duration::from_secs(5),
+            max_half_open: 64,
+            max_fpdu: None,
+            tap: None,
+        }
+    }
+}
+
+impl IwarpConfig {
+    const fn wishes(&self) -> Wishes {
+        Wishes {
+            crc: self.crc,
+            ird: self.ird,
+            ord: self.ord,
+        }
+    }
+}
+
+/// Sees the bytes of connections, startup frames included, to write captures.
+pub trait Tap: Send + Sync + fmt::Debug {
+    /// `bytes` were taken by the socket, or came from it, next in their direction.
+    fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]);
+}
+
+/// Which way bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// To the peer.
+    Sent,
+    /// From the peer.
+    Received,
+}
+
+/// iWARP in software, over TCP.
+#[derive(Clone, Debug, Default)]
+pub struct Iwarp {
+    config: Arc<IwarpConfig>,
+}
+
+impl Iwarp {
+    /// A provider that makes connections in the way of `config`.
+    pub fn new(config: IwarpConfig) -> Self {
+        Self {
+            config: Arc::new(config),
+        }
+    }
+}
+
+/// The most private data that every known peer takes beside our own additions.
+const MAX_PRIVATE_DATA: usize = 200;
+
+impl Provider for Iwarp {
+    fn name(&self) -> &'static str {
+        "iwarp"
+    }
+
+    fn default_port(&self) -> u16 {
+        5445
+    }
+
+    fn limits(&self) -> Limits {
+        Stream::limits_of(self.config.ord.into(), self.config.ird.into())
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        Box::pin(async move {
+            check_private_data(&request.private_data)?;
+            let config = &self.config;
+            let first = initiate(config, &request, config.revision).await;
+            let (socket, agreement) = match first {
+                //= MPA-32
+                Err(Refusal::OfRevision(error)) if config.revision == 2 && config.fall_back => {
+                    tracing::debug!(address = %request.address, %error, "trying MPA revision 1");
+                    initiate(config, &request, 1).await
+                }
+                other => other,
+            }
+            .map_err(Refusal::into_error)?;
+            let private_data = agreement.private_data.clone();
+            Ok(socket.connected(config, true, &agreement, request.receive, private_data))
+        })
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+        Box::pin(async move {
+            let failed = |error| failure("listening", &error);
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let local_address = listener.local_addr().map_err(failed)?;
+            let (sender, incoming) = mpsc::channel(16);
+            let task = tokio::spawn(accept_all(listener, self.config.clone(), sender));
+            let listener = IwarpListener {
+                local_address,
+                incoming,
+                task: task.abort_handle(),
+            };
+            Ok(Box::new(listener) as Box<dyn Listener>)
+        })
+    }
+}
+
+fn check_private_data(private_data: &Bytes) -> Result<(), ProviderError> {
+    //= MPA-04
+    if private_data.len() > MAX_PRIVATE_DATA {
+        let what = format!(
+            "{} bytes of private data, at most {MAX_PRIVATE_DATA} can be sent",
+            private_data.len()
+        );
+        return Err(ProviderError::new(ProviderErrorKind::Local, what));
+    }
+    Ok(())
+}
+
+/// Why an initiator has no connection.
+enum Refusal {
+    /// The peer may not know this revision of MPA.
+    OfRevision(ProviderError),
+    Other(ProviderError),
+}
+
+impl Refusal {
+    fn into_error(self) -> ProviderError {
+        let (Self::OfRevision(error) | Self::Other(error)) = self;
+        error
+    }
+}
+
+/// Connects and exchanges startup frames of one revision.
+async fn initiate(
+    config: &IwarpConfig,
+    request: &ConnectRequest,
+    revision: u8,
+) -> Result<(Socket, Agreement), Refusal> {
+    let late = |_| {
+        let what = format!("{} did not answer in time", request.address);
+        Refusal::Other(ProviderError::new(ProviderErrorKind::TimedOut, what))
+    };
+    let stream = timeout(config.connect_timeout, TcpStream::connect(request.address))
+        .await
+        .map_err(late)?
+        .map_err(|error| Refusal::Other(failure("connecting", &error)))?;
+    let socket = Socket::new(stream, config)
+        .map_err(|error| Refusal::Other(failure("connecting", &error)))?;
+    let frame = config.wishes().request(revision, &request.private_data);
+    //= MPA-30
+    let reply = timeout(config.connect_timeout, async {
+        socket.write_frame(&frame).await?;
+        socket.read_frame(FrameKind::Reply).await
+    })
+    .await
+    .map_err(late)?
+    .map_err(|fault| match fault {
+        FrameFault::Silent(error) => Refusal::OfRevision(error),
+        FrameFault::Lost(error) => Refusal::Other(error),
+        FrameFault::Malformed(error) => Refusal::Other(malformed(error)),
+    })?;
+    let agreement = config.wishes().agree(&frame, &reply).map_err(|fault| {
+        if let Some(code) = fault.terminate_code() {
+            let mut fpdu = Vec::new();
+            let ulpdu = Terminate::new(code, None).ulpdu();
+            Fpdu::encode(&[&ulpdu], frame.crc || reply.crc, &mut fpdu);
+            socket.write_last(&fpdu);
+        }
+        let what = fault.to_string();
+        match fault {
+            ReplyFault::Revision(_) => {
+                Refusal::OfRevision(ProviderError::new(ProviderErrorKind::Refused, what))
+            }
+            ReplyFault::Rejected(_) => {
+                Refusal::Other(ProviderError::new(ProviderErrorKind::Refused, what))
+            }
+            _ => Refusal::Other(ProviderError::new(ProviderErrorKind::Protocol, what)),
+        }
+    })?;
+    Ok((socket, agreement))
+}
+
+/// Waits for peers whose Request has come.
+#[derive(Debug)]
+struct IwarpListener {
+    local_address: SocketAddr,
+    incoming: mpsc::Receiver<Incoming>,
+    task: AbortHandle,
+}
+
+impl Listener for IwarpListener {
+    fn local_address(&self) -> SocketAddr {
+        self.local_address
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+        Box::pin(async move {
+            self.incoming.recv().await.ok_or_else(|| {
+                ProviderError::new(ProviderErrorKind::Local, "the listener has stopped")
+            })
+        })
+    }
+}
+
+impl Drop for IwarpListener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Accepts TCP connections and reads their Requests side by side.
+async fn accept_all(
+    listener: TcpListener,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<Incoming>,
+) {
+    let mut half_open = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = half_open.join_next() => {}
+            //= MPA-31
+            //= SEC-07
+            accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
+                match accepted {
+                    Ok((stream, _)) => {
+                        let incoming = incoming.clone();
+                        half_open.spawn(respond(stream, config.clone(), incoming));
+                    }
+                    Err(error) => {
+                        // Too many open files, say: the peers already here may end meanwhile.
+                        tracing::warn!(%error, "accepting a TCP connection failed");
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads the Request of a peer and hands it to the listener.
+async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Sender<Incoming>) {
+    let Ok(socket) = Socket::new(stream, &config) else {
+        return;
+    };
+    let remote_address = socket.remote;
+    //= MPA-30
+    let frame = timeout(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
+    let request = match frame {
+        Ok(Ok(request)) => request,
+        Ok(Err(fault)) => {
+            tracing::debug!(%remote_address, error = %fault.to_error(), "no MPA Request");
+            //= MPA-13
+            if let FrameFault::Malformed(StartupError::EnhancedMissing) = fault {
+                socket.reject(&rejection(None));
+            }
+            return;
+        }
+        Err(_) => {
+            tracing::debug!(%remote_address, "no MPA Request in time");
+            return;
+        }
+    };
+    //= MPA-16
+    if request.markers || request.rejected {
+        tracing::debug!(%remote_address, "an MPA Request that cannot be granted");
+        return socket.reject(&rejection(Some(&request)));
+    }
+    let (private_data, _) = unmarked(&request);
+    let unanswered = Unanswered {
+        socket: Some(socket),
+        request,
+        config,
+    };
+    let request = Incoming {
+        remote_address,
+        private_data,
+        answer: Box::new(move |answer| Box::pin(unanswered.accept(answer))),
+    };
+    // If the listener is gone, the peer is turned away with what is dropped here.
+    let _ = incoming.send(request).await;
+}
+
+/// A peer that waits for a Reply; dropping it turns the peer away.
+struct Unanswered {
+    socket: Option<Socket>,
+    request: StartupFrame,
+    config: Arc<IwarpConfig>,
+}
+
+impl Unanswered {
+    async fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
+        check_private_data(&answer.private_data)?;
+        let socket = self.socket.take().expect("it is answered once");
+        let config = &self.config;
+        let (reply, agreement) = config.wishes().answer(
+            &self.request,
+            &answer.private_data,
+            answer.peer_serves_reads,
+        );
+        let late =
+            |_| ProviderError::new(ProviderErrorKind::TimedOut, "the MPA Reply cannot be sent");
+        timeout(config.accept_timeout, socket.write_frame(&reply))
+            .await
+            .map_err(late)?
+            .map_err(|fault| fault.to_error())?;
+        Ok(socket.connected(config, false, &agreement, answer.receive, Bytes::new()))
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            socket.reject(&rejection(Some(&self.request)));
+        }
+    }
+}
+
+/// A TCP connection and those who look at it.
+struct Socket {
+    stream: TcpStream,
+    local: SocketAddr,
+    remote: SocketAddr,
+    tap: Option<Arc<dyn Tap>>,
+}
+
+/// Why there is no startup frame.
+enum FrameFault {
+    /// The peer hung up before it said anything.
+    Silent(ProviderError),
+    Lost(ProviderError),
+    Malformed(StartupError),
+}
+
+impl FrameFault {
+    fn to_error(&self) -> ProviderError {
+        match self {
+            Self::Silent(error) | Self::Lost(error) => error.clone(),
+            Self::Malformed(error) => malformed(*error),
+        }
+    }
+}
+
+fn malformed(error: StartupError) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Protocol, error.to_string())
+}
+
+impl Socket {
+    fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
+        //= MPA-28
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            local: stream.local_addr()?,
+            remote: stream.peer_addr()?,
+            stream,
+            tap: config.tap.clone(),
+        })
+    }
+
+    /// Reads a startup frame and no byte more: what follows belongs to the stream.
+    async fn read_frame(&self, kind: FrameKind) -> Result<StartupFrame, FrameFault> {
+        //= MPA-08
+        //= SEC-06
+        let mut bytes = Vec::new();
+        loop {
+            let missing = match StartupFrame::decode(kind, &bytes) {
+                Ok(frame) => {
+                    self.show(Direction::Received, &bytes);
+                    return Ok(frame);
+                }
+                Err(StartupError::Incomplete { needed }) => needed - bytes.len(),
+                Err(error) => return Err(FrameFault::Malformed(error)),
+            };
+            let mut more = vec![0; missing];
+            let read = match self.stream.readable().await {
+                Ok(()) => self.stream.try_read(&mut more),
+                Err(error) => Err(error),
+            };
+            let lost = match read {
+                Ok(0) => failure("the startup", &io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    bytes.extend_from_slice(&more[..count]);
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => failure("the startup", &error),
+            };
+            return Err(match bytes.is_empty() {
+                true => FrameFault::Silent(lost),
+                false => FrameFault::Lost(lost),
+            });
+        }
+    }
+
+    async fn write_frame(&self, frame: &StartupFrame) -> Result<(), FrameFault> {
+        let mut bytes = Vec::with_capacity(frame.encoded_length());
+        frame.encode(&mut bytes);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let written = match self.stream.writable().await {
+                //= MPA-05
+                Ok(()) => self.stream.try_write(rest),
+                Err(error) => Err(error),
+            };
+            match written {
+                Ok(count) => {
+                    self.show(Direction::Sent, &rest[..count]);
+                    rest = &rest[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(FrameFault::Silent(failure("the startup", &error))),
+            }
+        }
+        Ok(())
+    }
+
+    fn reject(&self, reply: &StartupFrame) {
+        let mut bytes = Vec::with_capacity(reply.encoded_length());
+        reply.encode(&mut bytes);
+        self.write_last(&bytes);
+    }
+
+    /// Writes once, if there is room, and says that there will be no more.
+    fn write_last(&self, bytes: &[u8]) {
+        if let Ok(count) = SockRef::from(&self.stream).send(bytes) {
+            self.show(Direction::Sent, &bytes[..count]);
+        }
+        self.shut_down();
+    }
+
+    fn shut_down(&self) {
+        // It fails where the connection is gone, which is as good.
+        let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
+    }
+
+    fn show(&self, direction: Direction, bytes: &[u8]) {
+        if let Some(tap) = &self.tap
+            && !bytes.is_empty()
+        {
+            tap.bytes(direction, self.local, self.remote, bytes);
+        }
+    }
+
+    /// One read into both slices. A short one clears the socket's readiness on the way, within
+    /// `try_io` so that bytes which come at this moment set it again.
+    fn read(&self, slices: [&mut [u8]; 2]) -> io::Result<usize> {
+        let [first, second] = slices;
+        let room = first.len() + second.len();
+        let mut count = None;
+        let outcome = self.stream.try_io(Interest::READABLE, || {
+            let socket = SockRef::from(&self.stream);
+            let read = if first.is_empty() {
+                (&*socket).read(second)?
+            } else {
+                (&*socket).read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(second)])?
+            };
+            count = Some(read);
+            match read {
+                0 => Ok(()),
+                read if read < room => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Ok(()),
+            }
+        });
+        let Some(count) = count else {
+            return outcome.map(|()| 0);
+        };
+        let placed = count.min(first.len());
+        self.show(Direction::Received, &first[..placed]);
+        self.show(Direction::Received, &second[..count - placed]);
+        Ok(count)
+    }
+
+    /// One write of all slices, likewise.
+    fn write(&self, slices: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
+        let mut count = None;
+        let outcome = self.stream.try_io(Interest::WRITABLE, || {
+            let written = SockRef::from(&self.stream).send_vectored_with_flags(slices, flags)?;
+            count = Some(written);
+            if written < slices.iter().map(|slice| slice.len()).sum() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(())
+        });
+        let Some(count) = count else {
+            return outcome.map(|()| 0);
+        };
+        if self.tap.is_some() {
+            let mut rest = count;
+            for slice in slices {
+                let shown = slice.len().min(rest);
+                self.show(Direction::Sent, &slice[..shown]);
+                rest -= shown;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The connection that this socket carries from now on.
+    fn connected(
+        self,
+        config: &IwarpConfig,
+        initiator: bool,
+        agreement: &Agreement,
+        receive: WorkRequest,
+        private_data: Bytes,
+    ) -> Connected {
+        let (local_address, remote_address) = (self.local, self.remote);
+        // A peer that is not ours may be siw, which with CRC on needs each FPDU in a segment.
+        //= MPA-28
+        let one_fpdu_a_write = agreement.crc && !agreement.own_kind;
+        let max_fpdu = if one_fpdu_a_write {
+            None
+        } else {
+            config.max_fpdu
+        };
+        let mut machine = Stream::new(&StreamConfig {
+            initiator,
+            crc: agreement.crc,
+            max_fpdu: max_fpdu.map_or_else(|| self.max_fpdu(), mpa::max_fpdu),
+            one_fpdu_a_write,
+            max_outbound_reads: agreement.ord,
+            max_inbound_reads: agreement.ird,
+            ready_to_receive: agreement.ready_to_receive,
+        });
+        machine.post(receive);
+        tracing::debug!(
+            %local_address, %remote_address, crc = agreement.crc, ird = agreement.ird,
+            ord = agreement.ord, "iWARP connection"
+        );
+        let queue_pair = IwarpQueuePair {
+            machine,
+            socket: Some(self),
+            one_fpdu_a_write,
+            follow_mss: max_fpdu.is_none(),
+            next_mss: FIRST_MSS,
+            broken_pipe: None,
+            closing: Closing::No,
+            close_timeout: config.close_timeout,
+            deadline: None,
+        };
+        Connected {
+            queue_pair: Box::new(queue_pair),
+            remote_address,
+            local_address,
+            private_data,
+        }
+    }
+
+    /// The longest FPDU that a TCP segment holds now.
+    fn max_fpdu(&self) -> usize {
+        // 1460 is Ethernet's.
+        mpa::max_fpdu(SockRef::from(&self.stream).tcp_mss().unwrap_or(1460))
+    }
+}
+
+/// One end of a connection.
+struct IwarpQueuePair {
+    machine: Stream,
+    /// Gone once nothing is to be said or heard any more.
+    socket: Option<Socket>,
+    one_fpdu_a_write: bool,
+    /// Whether FPDUs follow the size of TCP segments.
+    follow_mss: bool,
+    /// When to look at the size again, in bytes sent.
+    next_mss: u64,
+    /// Why nothing can be written. The peer's last words may still be there to be read.
+    broken_pipe: Option<ProviderError>,
+    closing: Closing,
+    close_timeout: Duration,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+/// How far a graceful disconnect is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    No,
+    /// Work is being finished.
+    Draining,
+    /// FIN is sent, the peer's has not come.
+    Finished,
+    /// The stream broke and the peer was told.
+    Settled,
+}
+
+/// The size of TCP segments is looked at after this many bytes: TCP has found its size by then,
+/// mostly;
+const FIRST_MSS: u64 = 64 * 1024;
+/// and then each time after so many.
+const NEXT_MSS: u64 = 4 * 1024 * 1024;
+/// Slices in one write. Large FPDUs take two each.
+const SLICES: usize = 64;
+/// Writes in one call, so that others have their turn.
+const WRITES: usize = 16;
+/// The same where a write is one FPDU.
+const SINGLE_WRITES: usize = 256;
+/// Reads in one call without a completion.
+const READS: usize = 16;
+/// Linux' flag for: let no later bytes join this segment.
+const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
+
+impl IwarpQueuePair {
+    fn write(&mut self, context: &mut Context<'_>) {
+        let (writes, flags) = match self.one_fpdu_a_write {
+            true => (SINGLE_WRITES, MSG_EOR),
+            false => (WRITES, 0),
+        };
+        for _ in 0..writes {
+            if self.machine.prepare() == 0 || self.machine.has_ended() {
+                return;
+            }
+            let (Some(socket), None) = (&self.socket, &self.broken_pipe) else {
+                return;
+            };
+            if self.follow_mss && self.machine.transmitted_bytes() >= self.next_mss {
+                self.next_mss = self.machine.transmitted_bytes() + NEXT_MSS;
+                self.machine.set_max_fpdu(socket.max_fpdu());
+            }
+            if socket.stream.poll_write_ready(context).is_pending() {
+                return;
+            }
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = self.machine.transmit_slices(&mut slices);
+            match socket.write(&slices[..count], flags) {
+                Ok(count) => self.machine.transmitted(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => self.broken_pipe = Some(failure("sending", &error)),
+            }
+        }
+        if self.machine.prepare() > 0 {
+            context.waker().wake_by_ref();
+        }
+    }
+
+    /// Reads once; false if there was nothing.
+    fn read(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(socket) = &self.socket else {
+            return false;
+        };
+        if socket.stream.poll_read_ready(context).is_pending() {
+            return false;
+        }
+        let slices = self.machine.receive_slices();
+        if slices.iter().all(|slice| slice.is_empty()) {
+            return false;
+        }
+        match socket.read(slices) {
+            Ok(0) => self.machine.handle_end(),
+            Ok(count) => self.machine.received(count),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => self.machine.handle_loss(failure("receiving", &error)),
+        }
+        true
+    }
+
+    /// What comes after the end: the Terminate goes out if it can, and the socket is closed. A
+    /// socket that said one stays until the queue pair is dropped: closed with bytes unread, TCP
+    /// would take it back.
+    fn settle(&mut self) {
+        if !self.machine.has_ended() {
+            return;
+        }
+        let Some(socket) = &self.socket else { return };
+        if self.machine.prepare() == 0 {
+            if self.closing != Closing::Settled {
+                self.socket = None;
+            }
+            return;
+        }
+        while self.machine.prepare() > 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = self.machine.transmit_slices(&mut slices);
+            match socket.write(&slices[..count], 0) {
+                Ok(count) => self.machine.transmitted(count),
+                Err(_) => self.machine.give_up_transmitting(),
+            }
+        }
+        socket.shut_down();
+        self.closing = Closing::Settled;
+    }
+
+    /// The next step of a graceful disconnect.
+    fn close(&mut self, context: &mut Context<'_>) {
+        if self.closing == Closing::Draining && self.machine.is_drained() {
+            //= RDMAP-22
+            if let Some(socket) = &self.socket {
+                socket.shut_down();
+            }
+            self.machine.finish();
+            self.closing = Closing::Finished;
+        }
+        if matches!(self.closing, Closing::Draining | Closing::Finished) {
+            let deadline = self
+                .deadline
+                .get_or_insert_with(|| Box::pin(sleep(self.close_timeout)));
+            if deadline.as_mut().poll(context).is_ready() {
+                self.machine.end(Disconnect::Local);
+            }
+        }
+    }
+}
+
+impl QueuePair for IwarpQueuePair {
+    fn limits(&self) -> Limits {
+        self.machine.limits()
+    }
+
+    fn room(&self) -> Room {
+        self.machine.room()
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        self.machine.post(work);
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) {
+        self.write(context);
+        self.settle();
+    }
+
+    fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
+        let mut reads = 0;
+        loop {
+            self.settle();
+            if let Some(completion) = self.machine.poll_completion() {
+                return Poll::Ready(completion);
+            }
+            if self.machine.has_ended() {
+                return Poll::Pending;
+            }
+            self.write(context);
+            if self.machine.has_completion() {
+                continue;
+            }
+            if reads == READS {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if self.read(context) {
+                reads += 1;
+                continue;
+            }
+            if let Some(error) = self.broken_pipe.take() {
+                self.machine.handle_loss(error);
+            }
+            self.close(context);
+            if !self.machine.has_ended() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn disconnect(&mut self, how: Teardown) {
+        match how {
+            Teardown::Graceful if self.closing == Closing::No => {
+                self.machine.close();
+                self.closing = Closing::Draining;
+            }
+            Teardown::Graceful => {}
+            Teardown::Abort => {
+                if let Some(socket) = &self.socket
+                    && !self.machine.has_ended()
+                {
+                    // RST: the peer is to see that this was no end in good order.
+                    let _ = socket.stream.set_zero_linger();
+                }
+                self.machine.end(Disconnect::Local);
+            }
+        }
+    }
+
+    fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        self.machine.memory().register(buffer, access)
+    }
+
+    fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        self.machine.memory().deregister(token)
+    }
+}
+
+impl fmt::Debug for IwarpQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IwarpQueuePair")
+            .field("remote", &self.socket.as_ref().map(|socket| socket.remote))
+            .field("limits", &self.machine.limits())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An error of the operating system in our words.
+fn failure(doing: &str, error: &io::Error) -> ProviderError {
+    use io::ErrorKind as Kind;
+    let kind = match error.kind() {
+        Kind::ConnectionRefused => ProviderErrorKind::Refused,
+        Kind::TimedOut => ProviderErrorKind::TimedOut,
+        Kind::ConnectionReset
+        | Kind::ConnectionAborted
+        | Kind::BrokenPipe
+        | Kind::NotConnected
+        | Kind::UnexpectedEof => ProviderErrorKind::Reset,
+        Kind::AddrInUse
+        | Kind::AddrNotAvailable
+        | Kind::HostUnreachable
+        | Kind::NetworkUnreachable
+        | Kind::NetworkDown
+        | Kind::InvalidInput => ProviderErrorKind::Address,
+        _ => ProviderErrorKind::Local,
+    };
+    ProviderError::new(kind, format!("{doing}: {error}"))
+}
