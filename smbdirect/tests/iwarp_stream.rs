@@ -361,11 +361,11 @@ proptest! {
         let both = StreamConfig {
             crc, max_fpdu, max_outbound_reads: depth, max_inbound_reads: depth, ..config(false)
         };
+        let mut other = End::new(&both, 2);
         let initiator = StreamConfig {
-            initiator: true, ready_to_receive: Some(rtr), ..both.clone()
+            initiator: true, ready_to_receive: Some(rtr), ..both
         };
         let mut one = End::new(&initiator, 1);
-        let mut other = End::new(&both, 2);
         one.post(&ours, &mut other);
         other.post(&theirs, &mut one);
         let mut random = seed | 1;
