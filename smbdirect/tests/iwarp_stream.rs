@@ -990,3 +990,39 @@ fn read_responses_and_own_work_take_turns() {
     let seen = opcodes(&take_all(&mut stream));
     assert_eq!(seen, [Opcode::RdmaReadResponse, Opcode::Send].repeat(4));
 }
+
+//= RDMAP-12 test
+//= RDMAP-14 test
+//= RDMAP-24 test
+#[test]
+fn solicited_sends_are_sends() {
+    let mut stream = Stream::new(&config(false));
+    assert_eq!(stream.limits().max_transfer, u32::MAX);
+    let once = Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
+    let region = register(&mut stream, &[0; 8], once);
+    stream.post(receive(1, 8));
+    stream.post(receive(2, 8));
+    let solicited = untagged(Opcode::SendSolicited, 1);
+    let both = Untagged {
+        rsvd_ulp: region.token.0,
+        ..untagged(Opcode::SendSolicitedInvalidate, 2)
+    };
+    let mut bytes = fpdu(&[&solicited.encode(), b"one"]);
+    bytes.extend(fpdu(&[&both.encode(), b"two"]));
+    // By the time the completion is there, the token opens nothing.
+    bytes.extend(fpdu(&[
+        &tagged(Opcode::RdmaWrite, region).encode(),
+        &[1; 8],
+    ]));
+    stream.handle_bytes(&bytes);
+    let all = completions(&mut stream);
+    assert_eq!(words(&all), ["received 1", "received 2", "Protocol"]);
+    let token_of = |completion: &Completion| match completion {
+        Completion::Received { invalidated, .. } => *invalidated,
+        _ => None,
+    };
+    assert_eq!(token_of(&all[0]), None);
+    assert_eq!(token_of(&all[1]), Some(region.token));
+    let buffer = stream.memory().deregister(region.token).unwrap();
+    assert_eq!(buffer, &[0; 8][..]);
+}

@@ -167,6 +167,7 @@ impl Recorder {
 }
 
 //= MPA-04 test
+//= MPA-05 test
 //= MPA-06 test
 //= MPA-11 test
 //= MPA-15 test
@@ -213,6 +214,13 @@ async fn two_ends_of_ours_agree_on_everything() {
             assert_eq!((here.max_outbound_reads, there.max_inbound_reads), (2, 2));
         }
 
+        // The Request was one write.
+        let (direction, first) = tap.0.lock().unwrap()[0].clone();
+        let whole = StartupFrame::decode(FrameKind::Request, &first).unwrap();
+        assert_eq!(
+            (direction, whole.encoded_length()),
+            (Direction::Sent, first.len())
+        );
         // The tap saw the startup frames and all FPDUs.
         let (sent, seen) = (tap.all(Direction::Sent), tap.all(Direction::Received));
         let request = StartupFrame::decode(FrameKind::Request, &sent).unwrap();

@@ -162,6 +162,7 @@ impl Provider for Iwarp {
                 other => other,
             }
             .map_err(Refusal::into_error)?;
+            //= MPA-06
             let private_data = agreement.private_data.clone();
             Ok(socket.connected(config, true, &agreement, request.receive, private_data))
         })

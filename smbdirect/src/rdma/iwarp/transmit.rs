@@ -483,6 +483,7 @@ fn push(
     payload: &Bytes,
     range: std::ops::Range<usize>,
 ) {
+    //= PERF-02
     if range.len() < COPY_BELOW {
         outgoing.push_copied(header, [first, &payload[range]]);
     } else {
