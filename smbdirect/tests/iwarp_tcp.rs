@@ -287,13 +287,13 @@ async fn large_transfers_both_ways() {
         let (finished, mut over) = tokio::sync::oneshot::channel();
         let there = async {
             let mut into = None;
-            for _ in 0..3 {
-                // The read, the write and the message, in whatever order they finish.
+            for _ in 0..4 {
+                // The peer's message, and the read, the write and the message of this end.
                 if let Completion::Read { buffer, .. } = next(&mut other).await {
                     into = Some(buffer);
                 }
             }
-            let buffer = into.expect("the read is one of three");
+            let buffer = into.expect("the read is one of them");
             finished.send(()).unwrap();
             buffer
         };
