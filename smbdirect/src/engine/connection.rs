@@ -76,6 +76,8 @@ pub struct Connection {
     next_order: u64,
     /// The owner closes the connection; it ends when nothing is left to do.
     closing: bool,
+    /// Work came back undone: the connection has ended, and why is about to be told.
+    flushing: bool,
     /// The initiator's first credits wait for a message.
     holds_first_grant: bool,
     statistics: Statistics,
@@ -177,6 +179,7 @@ impl Connection {
             next_work: 0,
             next_order: 0,
             closing: false,
+            flushing: false,
             holds_first_grant: false,
             statistics: Statistics::default(),
             config,
@@ -930,6 +933,7 @@ impl Connection {
     }
 
     fn flushed(&mut self, id: WorkId, buffer: Option<BytesMut>) {
+        self.flushing = true;
         match Kind::of(id) {
             Kind::Receive => {
                 self.statistics.receives_outstanding -= 1;
@@ -947,6 +951,7 @@ impl Connection {
 
     fn end_if_drained(&mut self) {
         if self.closing
+            && !self.flushing
             && self.send_queue.is_empty()
             && self.sends_in_flight.is_empty()
             && self.transfers.is_idle()
