@@ -72,6 +72,8 @@ pub struct Connection {
     /// Sends that are posted, oldest first.
     sends_in_flight: VecDeque<Sent>,
     events: VecDeque<Event>,
+    /// Transfers that came to nothing, told once the reason is known.
+    abandoned: Vec<Event>,
     next_work: u64,
     next_order: u64,
     /// The owner closes the connection; it ends when nothing is left to do.
@@ -176,6 +178,7 @@ impl Connection {
             transfers: Transfers::default(),
             sends_in_flight: VecDeque::new(),
             events: VecDeque::new(),
+            abandoned: Vec::new(),
             next_work: 0,
             next_order: 0,
             closing: false,
@@ -970,6 +973,7 @@ impl Connection {
         self.send_queue.clear();
         self.role = Role::Closed(error.clone());
         self.events.push_back(Event::Closed(error));
+        self.events.extend(self.abandoned.drain(..));
         self.abandon_transfers();
     }
 
@@ -992,11 +996,16 @@ impl Connection {
     }
 
     fn transfer_done(&mut self, Done { id, buffer }: Done, completed: bool) {
-        self.events.push_back(Event::TransferDone {
+        let event = Event::TransferDone {
             id,
             buffer,
             completed,
-        });
+        };
+        if completed || matches!(self.role, Role::Closed(_)) {
+            self.events.push_back(event);
+        } else {
+            self.abandoned.push(event);
+        }
     }
 
     // Small things
