@@ -740,7 +740,7 @@ impl Connection {
         match self.sends_in_flight.pop_front() {
             Some(Sent::Segment {
                 completes: Some(id),
-            }) => {
+            }) if self.error().is_none() => {
                 //= SMBD-3.1.4.2-04
                 self.events.push_back(Event::MessageSent(id));
             }
