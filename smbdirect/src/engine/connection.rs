@@ -394,8 +394,11 @@ impl Connection {
     }
 
     /// Asks the peer for a sign of life now. [`Event::KeepaliveAnswered`] follows, or the end of
-    /// the connection after `keepalive_response_timeout`.
+    /// the connection after `keepalive_response_timeout`. Does nothing unless established.
     pub fn prompt_keepalive(&mut self, now: Instant) {
+        if self.negotiated().is_none() {
+            return;
+        }
         if self.keepalive_requested == KeepaliveRequested::None {
             self.keepalive_requested = KeepaliveRequested::Pending;
             self.timers.set(
