@@ -1039,3 +1039,6 @@ impl Connection {
         WorkId(self.next_work << 2 | kind as u64)
     }
 }
+
+#[cfg(test)]
+mod tests;
