@@ -249,6 +249,7 @@ impl Connection {
     /// The RDMA connection is there and can do this much.
     pub fn handle_connected(&mut self, limits: Limits) {
         self.limits = limits;
+        self.receive_credits.fit_into(limits.max_receive_queue);
         //= SMBD-3.1.4.1-09
         if matches!(self.role, Role::Connecting) {
             self.role = Role::Active {

@@ -1407,6 +1407,23 @@ mod credit_management {
     }
 
     #[test]
+    fn a_short_receive_queue_keeps_a_receive_for_the_last_credit() {
+        let mut bench = Bench::new(credits(10, 10), Connection::active);
+        bench.engine.handle_connected(Limits {
+            max_receive_queue: 5,
+            ..limits()
+        });
+        bench.work();
+        bench.hear_bytes(encoded(|out| response(10, 2).encode(out)));
+        bench.work();
+        bench.send(1, 5);
+        assert_eq!(bench.grants(), [3]);
+        bench.send(2, 5);
+        assert_eq!(bench.grants(), [1]);
+        assert_eq!(bench.receives.len(), 4);
+    }
+
+    #[test]
     fn a_single_token_comes_back_as_two() {
         let mut bench = Bench::settled(credits(1, 1), 1, 2);
         bench.hear(DataTransfer {
