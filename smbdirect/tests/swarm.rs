@@ -76,6 +76,8 @@ struct Scenario {
     longest: u64,
     /// A slow consumer may be slower than the peer is patient.
     may_time_out: bool,
+    /// The connection breaks somewhere on the way.
+    is_killed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,6 +86,8 @@ enum Ending {
     CloseBoth,
     Kill,
     Vanish,
+    /// An end hears something that no engine says.
+    Garbage(Who),
 }
 
 fn draw_policy(random: &mut Random) -> Policy {
@@ -161,8 +165,11 @@ impl Scenario {
             Ending::CloseBoth,
             Ending::Kill,
             Ending::Vanish,
+            Ending::Garbage(Active),
+            Ending::Garbage(Passive),
         ]);
-        if random.one_in(4) {
+        let is_killed = random.one_in(4);
+        if is_killed {
             faults.kill_at = Some(random.between(1, 600));
             ending = Ending::Kill;
         }
@@ -174,6 +181,7 @@ impl Scenario {
             ending,
             longest,
             may_time_out: false,
+            is_killed,
         }
     }
 
@@ -184,6 +192,7 @@ impl Scenario {
             self.pair.step();
         }
         self.pair.drive();
+        self.assert_open();
         for _ in 0..self.random.between(1, 4) {
             self.burst();
             // Some bursts run into each other, and into the end.
@@ -196,9 +205,16 @@ impl Scenario {
             if self.random.one_in(4) {
                 self.rest();
             }
+            self.assert_open();
         }
         self.end();
         self.pair
+    }
+
+    /// Nothing ends a connection that nobody ended.
+    fn assert_open(&self) {
+        let open = self.pair.is_open() || self.may_time_out || self.is_killed;
+        assert!(open, "the connection ended\n{:?}", self.pair);
     }
 
     fn burst(&mut self) {
@@ -281,6 +297,16 @@ impl Scenario {
         self.pair.withhold_receives(who, duration);
     }
 
+    /// Near enough to a Data Transfer to get past the first look.
+    fn garbage(&mut self) -> Bytes {
+        let length = self.random.pick(&[0, 19, 20, 24, 32, 100]);
+        let mut bytes = content(self.random.next(), length).to_vec();
+        for byte in &mut bytes {
+            *byte = self.random.pick(&[0, 0, 1, 8, *byte]);
+        }
+        bytes.into()
+    }
+
     /// A pause, in which two idle ends have little to say.
     fn rest(&mut self) {
         self.pair.run();
@@ -303,6 +329,10 @@ impl Scenario {
                 .collect(),
             Ending::Kill => self.pair.kill(),
             Ending::Vanish => self.pair.fall_silent(),
+            Ending::Garbage(who) => {
+                let message = self.garbage();
+                self.pair.inject(who, message);
+            }
         }
         self.pair.run();
         self.pair.advance(Duration::from_secs(600));

@@ -84,3 +84,20 @@ fn without_the_timer_the_keepalive_ends_it() {
     assert!(pair.active.closed == expired || pair.passive.closed == expired);
     pair.assert_all_returned();
 }
+
+//= SMBD-3.1.5.8-07 test
+//= SMBD-3.1.5.9-01 test
+#[test]
+fn an_end_that_only_receives_grants_in_batches_before_the_last_credit_is_used() {
+    let mut pair = pair(same_credits(100));
+    for _ in 0..1000 {
+        pair.send(Active, 1);
+    }
+    pair.drive();
+    let grants = &pair.passive.grants;
+    assert!((10..=14).contains(&grants.len()), "{grants:?}");
+    assert!(
+        grants.iter().all(|grant| (75..90).contains(grant)),
+        "{grants:?}"
+    );
+}

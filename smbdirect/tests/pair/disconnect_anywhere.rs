@@ -102,7 +102,11 @@ fn either_side_closes_at_each_step() {
 fn close_loses_nothing() {
     for number in [1, 2, 10] {
         let settings = same_credits(number);
-        let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
+        let faults = Faults {
+            completion_delay: [500, 0, 0, 0],
+            ..Faults::default()
+        };
+        let mut pair = Pair::established(1, settings.clone(), settings, faults);
         for length in [1, 5000, 20_000] {
             pair.send(Active, length);
         }
@@ -110,6 +114,7 @@ fn close_loses_nothing() {
         pair.send(Active, 1);
         pair.run();
         assert_eq!(pair.passive.messages_received, 3);
+        assert_eq!(pair.active.messages_sent, 3);
         assert_eq!(pair.active.closed, Some(closed_by(Active, Active)));
         assert_eq!(pair.passive.closed, Some(closed_by(Active, Passive)));
         pair.assert_all_returned();

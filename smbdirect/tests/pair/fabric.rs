@@ -32,7 +32,7 @@ use smbdirect::{
 /// delay of the first grant, shorter than every timer of the specification.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Steps after which a pair that should fall silent has not.
-const TOO_MANY_STEPS: usize = 3_000_000;
+const TOO_MANY_STEPS: usize = 500_000;
 
 /// SplitMix64: small, and the same everywhere.
 #[derive(Debug)]
@@ -167,6 +167,8 @@ struct Expected {
     content: Bytes,
     length: usize,
     token: Option<Token>,
+    /// What the peer's upper layer is to find in its memory when it has the message.
+    writes: Vec<(RemoteAddress, Bytes)>,
     sent: bool,
 }
 
@@ -202,6 +204,10 @@ pub(crate) struct End {
     under_way: u32,
     /// Bytes of a message that its segments still have to bring.
     wire_remaining: u32,
+    /// The message under way has carried its token.
+    wire_token: bool,
+    /// Writes started since the last message, which are to be in place before the next.
+    writes: Vec<(RemoteAddress, Bytes)>,
     /// Messages this end sends, not yet received whole by the other.
     expected: VecDeque<Expected>,
     received: usize,
@@ -243,6 +249,8 @@ pub(crate) struct Pair {
     /// Work requests posted so far.
     pub(crate) operations: u64,
     broken: bool,
+    /// An end was told nonsense: the rules of the upper layers hold no more.
+    garbled: bool,
     /// Nothing arrives any more, and nobody is told.
     silent: bool,
     steps: usize,
@@ -293,6 +301,8 @@ impl End {
             coming: 0,
             under_way: 0,
             wire_remaining: 0,
+            wire_token: false,
+            writes: Vec::new(),
             expected: VecDeque::new(),
             received: 0,
             next_id: 0,
@@ -344,6 +354,28 @@ pub(crate) fn content(id: u64, length: usize) -> Bytes {
     bytes.into()
 }
 
+/// Where the bytes of a write go.
+fn places(
+    descriptors: &[BufferDescriptorV1],
+    mut offset: u64,
+    mut data: Bytes,
+) -> Vec<(RemoteAddress, Bytes)> {
+    let mut places = Vec::new();
+    for descriptor in descriptors {
+        let skipped = offset.min(descriptor.length.into());
+        offset -= skipped;
+        let length = data
+            .len()
+            .min(descriptor.length as usize - skipped as usize);
+        let to = RemoteAddress {
+            token: Token(descriptor.token),
+            offset: descriptor.offset + skipped,
+        };
+        places.push((to, data.split_to(length)));
+    }
+    places
+}
+
 // What tests do.
 impl Pair {
     /// Two ends whose RDMA connection is there and who have said nothing yet.
@@ -360,6 +392,7 @@ impl Pair {
             next_happening: 0,
             operations: 0,
             broken: false,
+            garbled: false,
             silent: false,
             steps: 0,
             story: Vec::new(),
@@ -423,8 +456,14 @@ impl Pair {
         if end.engine.send(id, content.clone().into(), token).is_err() {
             return;
         }
+        let writes = if length > 0 {
+            std::mem::take(&mut end.writes)
+        } else {
+            Vec::new()
+        };
         end.expected.push_back(Expected {
             id,
+            writes,
             content,
             length,
             token,
@@ -483,12 +522,14 @@ impl Pair {
         end.next_id += 1;
         let id = end.next_id;
         end.transfers.insert(id, Transfer::Write);
-        if end
+        let started = end
             .engine
-            .write(TransferId(id), descriptors, offset, data)
-            .is_err()
-        {
-            end.transfers.remove(&id);
+            .write(TransferId(id), descriptors, offset, data.clone());
+        match started {
+            Ok(()) => end.writes.extend(places(descriptors, offset, data)),
+            Err(_) => {
+                end.transfers.remove(&id);
+            }
         }
         self.turn(who);
     }
@@ -517,12 +558,19 @@ impl Pair {
 
     /// The network between the two is gone.
     pub(crate) fn kill(&mut self) {
-        if std::mem::replace(&mut self.broken, true) {
-            return;
-        }
-        // Completions that are already in a queue stay there; what travels is lost.
+        self.cut();
+        self.lose();
+    }
+
+    /// What travels is lost; completions that are already in a queue stay there.
+    fn cut(&mut self) {
+        self.broken = true;
         self.schedule
             .retain(|_, happening| !matches!(happening, Happening::Arrival(..)));
+    }
+
+    /// Both providers notice.
+    fn lose(&mut self) {
         for who in Who::BOTH {
             let error = ProviderError::new(ProviderErrorKind::Reset, "the network is gone");
             self.disconnect(who, Disconnect::Broken(error));
@@ -532,6 +580,26 @@ impl Pair {
     /// From now on nothing arrives, and nobody is told.
     pub(crate) fn fall_silent(&mut self) {
         self.silent = true;
+    }
+
+    /// `who` hears something that no engine says, and then the network is gone.
+    pub(crate) fn inject(&mut self, who: Who, message: Bytes) {
+        let now = self.now;
+        self.cut();
+        self.garbled = true;
+        let end = self.end_mut(who);
+        if let Some((id, length)) = end.receives.pop_front() {
+            let message = message.slice(..message.len().min(length as usize));
+            let invalidated = None;
+            let completion = Completion::Received {
+                id,
+                message,
+                invalidated,
+            };
+            end.engine.handle_completion(now, completion);
+            self.work(who);
+        }
+        self.lose();
     }
 
     /// Runs until nothing moves, or only timers of seconds run, and asserts that nobody waits
@@ -621,10 +689,10 @@ impl Pair {
 
     /// Does the next thing.
     pub(crate) fn step(&mut self) {
-        let Some(now) = self.next_time() else { return };
-        self.now = now;
         self.steps += 1;
         assert!(self.steps < TOO_MANY_STEPS, "it never ends\n{self:?}");
+        let Some(now) = self.next_time() else { return };
+        self.now = now;
         let scheduled = self.schedule.first_key_value().map(|(&(at, _), _)| at);
         if scheduled.is_some_and(|at| at <= now) {
             let (_, happening) = self.schedule.pop_first().expect("it is there");
@@ -790,7 +858,7 @@ impl Pair {
             } => {
                 let message = [header.as_slice(), &payload].concat().into();
                 self.end_mut(who).work.push_back(id);
-                self.look_at(who, &message);
+                self.look_at(who, &message, invalidate.is_some());
                 let packet = Packet::Send {
                     message,
                     invalidate,
@@ -823,7 +891,10 @@ impl Pair {
     }
 
     /// Reads a message as it leaves `who`, as a capture would, and holds it to the rules.
-    fn look_at(&mut self, who: Who, message: &Bytes) {
+    fn look_at(&mut self, who: Who, message: &Bytes, invalidates: bool) {
+        if self.broken {
+            return;
+        }
         let strict = self.end(who).settings.policy.strict_last_credit;
         let end = self.end_mut(who);
         assert!(end.held > 0, "{who:?} sends without a credit");
@@ -853,7 +924,9 @@ impl Pair {
             );
             assert!(header.data_length > 0, "an empty message between segments");
         }
+        assert!(!(invalidates && end.wire_token), "a token goes out twice");
         end.wire_remaining = header.remaining_data_length;
+        end.wire_token = (end.wire_token || invalidates) && end.wire_remaining > 0;
         end.data_transfers += 1;
         end.empty += usize::from(payload == 0);
         end.grants.push(header.credits_granted);
@@ -998,6 +1071,9 @@ impl Pair {
 
     /// A segment reached the upper layer of `who`: whole, in order, exactly once.
     fn deliver(&mut self, who: Who, payload: &[u8], remaining: u32, invalidated: Option<Token>) {
+        if self.garbled {
+            return;
+        }
         let honoured = self.faults.send_with_invalidate;
         assert!(self.end(who).closed.is_none());
         let sender = self.end_mut(who.peer());
@@ -1016,9 +1092,15 @@ impl Pair {
             return assert_eq!(invalidated, None);
         }
         assert_eq!(invalidated, expected.token.filter(|_| honoured));
-        let Expected { id, .. } = sender.expected.pop_front().unwrap();
+        let Expected { id, writes, .. } = sender.expected.pop_front().unwrap();
         sender.drop_unseen(honoured);
         let end = self.end_mut(who);
+        for (to, data) in writes {
+            // Memory that was taken back since is nobody's business.
+            if let Ok(place) = end.memory.write(to, data.len() as u32) {
+                assert_eq!(*place, data[..], "message {id:?} overtook a write");
+            }
+        }
         end.messages_received += 1;
         end.invalidated.extend(invalidated);
         self.tell(who, "receives", id.0);
