@@ -170,10 +170,7 @@ impl Demo {
                 }
             }
         }
-        let closed = timeout(CLOSE, active.close()).await;
-        if !matches!(closed, Ok(Ok(()))) {
-            tracing::debug!(?closed, "the connection did not end well");
-        }
+        transport::close(&active, CLOSE).await;
         report.line(format_args!(
             "\n{}, sha-256 {}",
             report.style.good("every byte arrived three times"),

@@ -261,7 +261,7 @@ impl One {
                 result = &mut work => result,
                 () = told_to_end => {
                     // Closing makes the work come to its own end.
-                    let (result, _) = tokio::join!(work, timeout(SHUTDOWN, self.connection.close()));
+                    let (result, _) = tokio::join!(work, transport::close(&self.connection, SHUTDOWN));
                     result
                 }
             }
@@ -272,9 +272,7 @@ impl One {
         };
         let statistics = self.connection.stats();
         self.report_end(started.elapsed(), &tally, &statistics, well, how);
-        if timeout(SHUTDOWN, self.connection.close()).await.is_err() {
-            debug!(peer = %self.connection.remote_address(), "the connection does not end");
-        }
+        transport::close(&self.connection, SHUTDOWN).await;
         well
     }
 

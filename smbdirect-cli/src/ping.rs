@@ -114,7 +114,7 @@ impl Ping {
         let tally = self.run_all(&report, &connection).await;
         tally.report(&report);
         // Whether the end is a good one changes nothing of what was measured.
-        let _ = timeout(CLOSE, connection.close()).await;
+        transport::close(&connection, CLOSE).await;
         Ok(tally.lost == 0 && tally.answered > 0)
     }
 

@@ -9,7 +9,6 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::Serialize;
 use smbdirect::Connection;
-use tokio::time::timeout;
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, seconds},
@@ -125,11 +124,8 @@ impl Send {
             result = self.send_all(&report, &connection, &mut files, &mut total) => result,
             () = interrupted.wait() => Err(anyhow!("interrupted")),
         };
-        let closed = timeout(CLOSE, connection.close()).await;
+        transport::close(&connection, CLOSE).await;
         result?;
-        if let Ok(Err(error)) = closed {
-            tracing::debug!(%error, "the connection did not end well");
-        }
         self.report_total(&report, &total);
         Ok(total.arrived == total.files)
     }

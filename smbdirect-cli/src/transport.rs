@@ -13,6 +13,8 @@ use smbdirect::{
     },
 };
 
+use tokio::time::timeout;
+
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
     pcap::Capture,
@@ -96,7 +98,7 @@ pub(crate) async fn connect(
     let mut last = None;
     for address in resolve(address, provider.default_port()).await? {
         let connecting = Connection::connect(provider, address, config.clone());
-        let result = tokio::time::timeout(options.connect_timeout, connecting).await;
+        let result = timeout(options.connect_timeout, connecting).await;
         let fault = match result {
             Ok(Ok(connection)) => return Ok(connection),
             Ok(Err(error)) => explain_connect(&error, address, options.connect_timeout),
@@ -213,3 +215,23 @@ pub(crate) fn explain_end(error: &ConnectionError) -> String {
         error => error.to_string(),
     }
 }
+
+/// Ends a connection in good order, or leaves it to its fate after `limit`.
+pub(crate) async fn close(connection: &Connection, limit: Duration) {
+    let closing = async {
+        // A close that has been missed is noticed when it is asked for again.
+        loop {
+            if let Ok(closed) = timeout(ASK_AGAIN, connection.close()).await {
+                break closed;
+            }
+        }
+    };
+    let peer = connection.remote_address();
+    match timeout(limit, closing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "the connection did not end well"),
+        Err(_) => tracing::debug!(%peer, "the connection does not end"),
+    }
+}
+
+const ASK_AGAIN: Duration = Duration::from_millis(20);
