@@ -23,7 +23,7 @@ use crate::{
     transfer::{
         Checksum, Method, TransferError,
         receiving::{Received, receive_files},
-        sending::{Source, plain, send_file},
+        sending::{Source, send_file},
         store::Nowhere,
     },
     transport,
@@ -226,7 +226,7 @@ impl WhatMoves {
         let hashed = path.clone();
         let checksum = spawn_blocking(move || hash(&hashed)).await?;
         let checksum =
-            checksum.map_err(|error| anyhow!("cannot read {shown}: {}", plain(&error)))?;
+            checksum.map_err(|error| anyhow!("cannot read {shown}: {}", report::plain(&error)))?;
         Ok(Self {
             path,
             length,

@@ -23,7 +23,6 @@ use crate::{
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method,
         receiving::{Received, receive_files},
-        sending::plain,
         store::{Directory, Store},
     },
     transport,
@@ -166,7 +165,7 @@ impl Listen {
             let path = report::printable(&path.to_string_lossy());
             anyhow!(
                 "cannot receive into {path}: {}; give an existing directory",
-                plain(&error)
+                report::plain(&error)
             )
         })?;
         Ok(Mode::Receive {

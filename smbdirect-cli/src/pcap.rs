@@ -24,7 +24,7 @@ use pcap_file::{
 use smbdirect::rdma::iwarp::{Direction, Tap};
 use tracing::warn;
 
-use crate::transfer::sending::plain;
+use crate::report::plain;
 
 /// A capture that is being written; dropping it completes the file.
 #[derive(Debug)]

@@ -356,7 +356,7 @@ impl Tally {
                 "min {min}   median {median}   p99 {p99}   max {max}"
             ));
         }
-        let seconds = |time: Duration| (self.answered > 0).then(|| time.as_secs_f64());
+        let seconds = |time: Duration| (self.answered > 0).then_some(time.as_secs_f64());
         report.event(&Event::Summary {
             sent: self.sent,
             answered: self.answered,

@@ -153,6 +153,17 @@ pub(crate) fn printable(text: &str) -> String {
         .collect()
 }
 
+/// What the operating system says, without its number and its capital.
+pub(crate) fn plain(error: &impl Display) -> String {
+    let text = error.to_string();
+    let end = text.find(" (os error").unwrap_or(text.len());
+    let mut text = text[..end].to_owned();
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_lowercase();
+    }
+    text
+}
+
 /// What was agreed, in JSON.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct NegotiatedReport {

@@ -165,23 +165,35 @@ fn explain_connect(error: &ConnectError, address: SocketAddr, limit: Duration) -
 }
 
 fn explain_provider(error: &ProviderError, address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let what = &error.what;
+    let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused => anyhow!(
-            "nobody listens on {address} ({what}); start `smbdirect listen` there, or check the port"
+        ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+            "nobody listens on {address} ({what}); start `smbdirect listen` there, \
+             or check the port"
         ),
+        ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
         ProviderErrorKind::TimedOut => nobody_answers(address, limit),
         ProviderErrorKind::Address => {
             anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
         }
         ProviderErrorKind::Reset => anyhow!(
-            "{address} hung up on the iWARP startup ({what}); does it speak iWARP on this port?"
+            "{address} hung up at the start of iWARP ({what}); does it speak iWARP? check the port"
         ),
         ProviderErrorKind::Protocol => {
             anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
         }
         _ => anyhow!("no RDMA connection to {address}: {what}"),
     }
+}
+
+/// A provider's words without what the sentence around them says.
+fn in_short(error: &ProviderError) -> String {
+    let what = &*error.what;
+    let what = ["connecting: ", "listening: "]
+        .iter()
+        .find_map(|prefix| what.strip_prefix(prefix))
+        .unwrap_or(what);
+    report::plain(&what)
 }
 
 fn nobody_answers(address: SocketAddr, limit: Duration) -> anyhow::Error {
@@ -193,7 +205,7 @@ fn nobody_answers(address: SocketAddr, limit: Duration) -> anyhow::Error {
 }
 
 fn explain_listen(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
-    let text = error.what.to_lowercase();
+    let text = in_short(error);
     let cure = if text.contains("in use") {
         "another program listens there; stop it, or give another port as ADDR"
     } else if text.contains("permission") {
@@ -203,7 +215,7 @@ fn explain_listen(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
     } else {
         "give another address as ADDR"
     };
-    anyhow!("cannot listen on {address}: {}; {cure}", error.what)
+    anyhow!("cannot listen on {address}: {text}; {cure}")
 }
 
 /// Why a connection that was up is no more, and what to try.

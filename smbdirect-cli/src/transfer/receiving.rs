@@ -18,10 +18,12 @@ use tokio::{
     time::timeout,
 };
 
+use crate::report::plain;
+
 use super::{
     Checksum, MAX_PIECE, MAX_STALE, Method, TransferError, WINDOW, broken,
     frame::Frame,
-    sending::{front, next_frame, plain},
+    sending::{front, next_frame},
     store::{Store, Target, check_name},
 };
 
@@ -266,9 +268,8 @@ impl Receiver<'_> {
         match done.token {
             None => self.say(frame),
             Some(token) => {
-                let _ = self
-                    .connection
-                    .send_and_invalidate(frame.into_message(), token)?;
+                let message = frame.into_message();
+                drop(self.connection.send_and_invalidate(message, token)?);
                 Ok(())
             }
         }
@@ -341,7 +342,7 @@ impl Receiver<'_> {
 
     fn say(&self, frame: Frame) -> Result<(), TransferError> {
         // Nobody waits for it to leave: the window bounds what is on its way.
-        let _ = self.connection.send(frame.into_message())?;
+        drop(self.connection.send(frame.into_message())?);
         Ok(())
     }
 }
@@ -404,7 +405,7 @@ fn write_file(
     says: &mpsc::UnboundedSender<WriterSays>,
 ) -> Result<Option<Checksum>, String> {
     check_name(name).map_err(|fault| format!("the name is refused: {fault}"))?;
-    let failed = |error| format!("cannot be stored: {}", plain(&error));
+    let failed = |error: std::io::Error| format!("cannot be stored: {}", plain(&error));
     let mut target: Box<dyn Target> = store.create(name).map_err(failed)?;
     let mut hasher = Sha256::new();
     let _ = says.send(WriterSays::Created);

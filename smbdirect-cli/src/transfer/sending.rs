@@ -14,6 +14,8 @@ use smbdirect::rdma::work::Token;
 use smbdirect::{Access, BufferDescriptorV1, Connection, MemoryRegion, Message, Writing};
 use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
 
+use crate::report::plain;
+
 use super::{
     Checksum, MAX_PIECE, MAX_STALE, Method, TransferError, WINDOW, broken,
     frame::{DATA_OVERHEAD, Frame},
@@ -53,17 +55,6 @@ impl Source {
             checksum: None,
         })
     }
-}
-
-/// What the operating system says, without its number.
-pub(crate) fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    let end = text.find(" (os error").unwrap_or(text.len());
-    let mut text = text[..end].to_owned();
-    if let Some(first) = text.get_mut(..1) {
-        first.make_ascii_lowercase();
-    }
-    text
 }
 
 /// A file that arrived.
@@ -229,9 +220,8 @@ impl Sender<'_> {
                 let writing = self.connection.write(bytes.freeze(), &[memory], 0);
                 self.writes.push_back(writing);
                 let done = Frame::Done { offset: end }.into_message();
-                let _ = self
-                    .connection
-                    .send_and_invalidate(done, Token(memory.token))?;
+                let token = Token(memory.token);
+                drop(self.connection.send_and_invalidate(done, token)?);
                 progress(end);
                 return Ok(());
             }
@@ -317,7 +307,7 @@ impl Sender<'_> {
 
     fn say(&self, frame: Frame) -> Result<(), TransferError> {
         // Nobody waits for it to leave: the window bounds what is on its way.
-        let _ = self.connection.send(frame.into_message())?;
+        drop(self.connection.send(frame.into_message())?);
         Ok(())
     }
 
