@@ -166,6 +166,7 @@ impl Provider for Iwarp {
                 other => other,
             }
             .map_err(Refusal::into_error)?;
+            //= MPA-06
             let private_data = agreement.private_data.clone();
             Ok(socket.connected(config, true, &agreement, request.receive, private_data))
         })
@@ -803,6 +804,10 @@ impl QueuePair for IwarpQueuePair {
     fn flush(&mut self, context: &mut Context<'_>) {
         self.write(context);
         self.settle();
+        // Whoever polled before this had nothing to wait for but the peer.
+        if self.machine.has_completion() || self.broken_pipe.is_some() {
+            context.waker().wake_by_ref();
+        }
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
