@@ -7,6 +7,8 @@
 //! reaches its listeners.
 
 use provider::fabric::Fabric;
+#[cfg(feature = "tokio")]
+use smbdirect::rdma::iwarp::{Iwarp, IwarpConfig};
 use smbdirect::rdma::loopback::Loopback;
 
 mod provider {
@@ -65,3 +67,5 @@ macro_rules! conformance {
 }
 
 conformance!(loopback, Fabric::new(Loopback::new(), false));
+#[cfg(feature = "tokio")]
+conformance!(iwarp, Fabric::new(Iwarp::new(IwarpConfig::default()), true));

@@ -154,6 +154,7 @@ impl Receive {
     }
 
     /// Lets the rest of a long tagged payload go straight to its place.
+    //= PERF-03
     fn begin_placing(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
         let bytes = &self.staging[self.start..self.end];
         let Some((ulpdu_length, ulpdu)) = bytes.split_first_chunk::<2>() else {
@@ -249,6 +250,7 @@ impl Placing {
 
 impl Messages {
     /// Takes one segment.
+    //= SEC-08
     fn segment(&mut self, ulpdu: &[u8], shared: &mut Shared) -> Result<(), StreamError> {
         let (header, payload) = Header::decode(ulpdu)?;
         let opcode = Opcode::of(&header)?;
@@ -305,6 +307,8 @@ impl Messages {
         match opcode {
             Opcode::RdmaReadRequest => self.read_request(header, payload, shared),
             Opcode::Terminate => Err(StreamError::Terminated(Terminate::decode(payload))),
+            // Whoever waits here waits for all Sends, solicited or not.
+            //= RDMAP-14
             _ => self.send(header, opcode, payload, shared),
         }
     }

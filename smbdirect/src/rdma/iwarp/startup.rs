@@ -284,3 +284,183 @@ pub(super) fn unmarked(frame: &StartupFrame) -> (Bytes, bool) {
     let length = frame.private_data.len() - if own_kind { MARKER.len() } else { 0 };
     (frame.private_data.slice(..length), own_kind)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn wishes(crc: MpaCrc, ird: u16, ord: u16) -> Wishes {
+        Wishes { crc, ird, ord }
+    }
+
+    fn asked(ird: u16, ord: u16) -> StartupFrame {
+        StartupFrame {
+            enhanced: Some(Enhanced {
+                ird,
+                ord,
+                ..Enhanced::default()
+            }),
+            ..StartupFrame::new(FrameKind::Request, 2)
+        }
+    }
+
+    /// The depths in the Reply to a Request with these, IRD first.
+    fn answered(ours: Wishes, ird: u16, ord: u16, serves: Option<u32>) -> (u16, u16) {
+        let (reply, agreement) = ours.answer(&asked(ird, ord), &Bytes::new(), serves);
+        let enhanced = reply.enhanced.unwrap();
+        assert_eq!((u32::from(enhanced.ird), u32::from(enhanced.ord)), {
+            (agreement.ird, agreement.ord)
+        });
+        (enhanced.ird, enhanced.ord)
+    }
+
+    //= EST-08 test
+    //= EST-09 test
+    //= EST-10 test
+    //= EST-13 test
+    //= EST-16 test
+    //= SEC-06 test
+    #[test]
+    fn depths_in_a_reply() {
+        let ours = wishes(MpaCrc::Auto, 32, 32);
+        // What siw asks for, and the answer to it that is known to work.
+        assert_eq!(answered(ours, 32, 8, None), (8, 32));
+        assert_eq!(answered(ours, 32, 0, None), (1, 32));
+        assert_eq!(answered(ours, 0, 5, None), (8, 0));
+        assert_eq!(answered(ours, 32, 200, Some(3)), (32, 3));
+        assert_eq!(answered(ours, 2, 200, Some(30)), (32, 2));
+        let greedy = wishes(MpaCrc::Auto, u16::MAX, u16::MAX);
+        assert_eq!(answered(greedy, 200, 200, None), (128, 128));
+        let not_negotiated = Enhanced::NOT_NEGOTIATED;
+        assert_eq!(
+            answered(ours, not_negotiated, not_negotiated, None),
+            (32, 16)
+        );
+        assert_eq!(answered(ours, not_negotiated, 1, Some(20)), (1, 20));
+        assert_eq!(answered(wishes(MpaCrc::Auto, 0, 0), 9, 9, None), (1, 0));
+    }
+
+    //= MPA-11 test
+    //= MPA-12 test
+    //= EST-13 test
+    #[test]
+    fn without_enhanced_data_the_depths_come_from_the_upper_layer() {
+        for revision in [1, 2] {
+            let request = StartupFrame::new(FrameKind::Request, revision);
+            for (serves, expected) in [(None, 16), (Some(4), 4), (Some(u32::MAX), 32)] {
+                let ours = wishes(MpaCrc::Auto, 20, 32);
+                let (reply, agreement) = ours.answer(&request, &Bytes::new(), serves);
+                assert_eq!((reply.revision, reply.enhanced), (revision, None));
+                assert_eq!((agreement.ird, agreement.ord), (32, expected));
+            }
+        }
+    }
+
+    //= EST-02 test
+    //= EST-03 test
+    //= EST-04 test
+    //= EST-05 test
+    #[test]
+    fn ready_to_receive_is_a_write_where_it_can_be() {
+        let ours = wishes(MpaCrc::Auto, 32, 32);
+        for (send, write, read, expected) in [
+            (false, true, true, Rtr::Write),
+            (false, true, false, Rtr::Write),
+            (false, false, true, Rtr::Read),
+            (true, false, true, Rtr::Read),
+            // We ask for a Write where only a Send was offered: nobody implements that well.
+            (true, false, false, Rtr::Write),
+        ] {
+            let mut request = asked(8, 8);
+            request.enhanced = Some(Enhanced {
+                peer_to_peer: true,
+                rtr_send: send,
+                rtr_write: write,
+                rtr_read: read,
+                ..request.enhanced.unwrap()
+            });
+            let (reply, _) = ours.answer(&request, &Bytes::new(), None);
+            let chosen = reply.enhanced.unwrap();
+            assert!(chosen.peer_to_peer && !chosen.rtr_send);
+            assert_ne!(chosen.rtr_write, chosen.rtr_read);
+            let agreement = ours.agree(&request, &reply).unwrap();
+            assert_eq!(agreement.ready_to_receive, Some(expected));
+        }
+        let (reply, _) = ours.answer(&asked(8, 8), &Bytes::new(), None);
+        let chosen = reply.enhanced.unwrap();
+        assert!(!chosen.peer_to_peer && !chosen.rtr_write && !chosen.rtr_read);
+        let own = ours.request(2, &Bytes::new()).enhanced.unwrap();
+        assert!(own.peer_to_peer && own.rtr_write && own.rtr_read && !own.rtr_send);
+    }
+
+    //= MPA-04 test
+    //= MPA-17 test
+    //= MPA-18 test
+    #[test]
+    fn the_marker_is_for_our_own_kind_and_never_seen_above() {
+        let private_data = Bytes::from_static(b"01234567");
+        let ours = wishes(MpaCrc::Auto, 32, 32);
+        let request = ours.request(2, &private_data);
+        assert!(!request.crc && request.private_data.starts_with(&private_data));
+        assert!(request.encoded_length() <= 20 + 4 + 248);
+        let (reply, agreement) = ours.answer(&request, &private_data, None);
+        assert!(reply.crc && agreement.crc && agreement.own_kind);
+        assert_eq!(agreement.private_data, private_data);
+        let agreement = ours.agree(&request, &reply).unwrap();
+        assert!(agreement.crc && agreement.own_kind);
+        assert_eq!(agreement.private_data, private_data);
+
+        // Others do not know it, and are asked for nothing.
+        let mut foreign = asked(8, 8);
+        foreign.private_data = private_data.clone();
+        let (reply, agreement) = ours.answer(&foreign, &private_data, None);
+        assert!(!reply.crc && !agreement.crc && !agreement.own_kind);
+        assert_eq!(reply.private_data, private_data);
+        for (crc, revision) in [(MpaCrc::Auto, 1), (MpaCrc::Off, 2)] {
+            let request = wishes(crc, 32, 32).request(revision, &private_data);
+            assert_eq!(request.private_data, private_data);
+        }
+    }
+
+    //= EST-11 test
+    //= EST-13 test
+    #[test]
+    fn depths_that_come_with_a_reply() {
+        let ours = wishes(MpaCrc::Auto, 8, 32);
+        let request = ours.request(2, &Bytes::new());
+        let replied = |ird, ord| {
+            let reply = StartupFrame {
+                kind: FrameKind::Reply,
+                ..asked(ird, ord)
+            };
+            let agreed = ours.agree(&request, &reply);
+            agreed.map(|agreement| (agreement.ird, agreement.ord))
+        };
+        assert_eq!(replied(4, 8), Ok((8, 4)));
+        assert_eq!(replied(0, 0), Ok((8, 0)));
+        assert_eq!(replied(100, 1), Ok((8, 32)));
+        let not_negotiated = Enhanced::NOT_NEGOTIATED;
+        assert_eq!(replied(not_negotiated, not_negotiated), Ok((8, 16)));
+        let fault = replied(4, 9).unwrap_err();
+        assert_eq!(fault.terminate_code(), Some(TerminateCode::new(2, 0, 6)));
+        let older = StartupFrame::new(FrameKind::Reply, 1);
+        assert_eq!(ours.agree(&request, &older), Err(ReplyFault::Revision(1)));
+    }
+
+    //= MPA-11 test
+    //= MPA-13 test
+    //= MPA-16 test
+    #[test]
+    fn a_rejection_has_the_form_of_its_request() {
+        let request = StartupFrame {
+            crc: true,
+            markers: true,
+            ..asked(8, 8)
+        };
+        let reply = rejection(Some(&request));
+        assert!(reply.rejected && reply.crc && !reply.markers);
+        assert_eq!((reply.revision, reply.enhanced.is_some()), (2, true));
+        let reply = rejection(Some(&StartupFrame::new(FrameKind::Request, 1)));
+        assert_eq!((reply.revision, reply.enhanced.is_some()), (1, false));
+    }
+}

@@ -217,10 +217,7 @@ impl Stream {
             self.fail(error.into());
             return [&mut [], &mut []];
         }
-        match self.receive.slices(&mut self.shared) {
-            Ok(slices) => slices,
-            Err(_) => [&mut [], &mut []],
-        }
+        self.receive.slices(&mut self.shared).unwrap_or_default()
     }
 
     /// `count` bytes are where [`receive_slices`](Self::receive_slices) pointed.

@@ -148,6 +148,10 @@ impl Provider for Iwarp {
         Stream::limits_of(self.config.ord.into(), self.config.ird.into())
     }
 
+    fn is_iwarp(&self) -> bool {
+        true
+    }
+
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
         Box::pin(async move {
             check_private_data(&request.private_data)?;
@@ -162,6 +166,7 @@ impl Provider for Iwarp {
                 other => other,
             }
             .map_err(Refusal::into_error)?;
+            //= MPA-06
             let private_data = agreement.private_data.clone();
             Ok(socket.connected(config, true, &agreement, request.receive, private_data))
         })
@@ -349,6 +354,7 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
         return socket.reject(&rejection(Some(&request)));
     }
     let (private_data, _) = unmarked(&request);
+    let knows_read_depths = request.enhanced.is_some();
     let unanswered = Unanswered {
         socket: Some(socket),
         request,
@@ -357,6 +363,7 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
     let request = Incoming {
         remote_address,
         private_data,
+        knows_read_depths,
         answer: Box::new(move |answer| Box::pin(unanswered.accept(answer))),
     };
     // If the listener is gone, the peer is turned away with what is dropped here.
@@ -797,6 +804,10 @@ impl QueuePair for IwarpQueuePair {
     fn flush(&mut self, context: &mut Context<'_>) {
         self.write(context);
         self.settle();
+        // Whoever polled before this had nothing to wait for but the peer.
+        if self.machine.has_completion() || self.broken_pipe.is_some() {
+            context.waker().wake_by_ref();
+        }
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {

@@ -199,11 +199,10 @@ impl Transmit {
 
     /// Begins the next message, of whichever source has its turn.
     fn begin_message(&mut self, shared: &mut Shared) -> bool {
-        if self.responded {
-            self.begin_work(shared) || self.begin_response(shared)
-        } else {
-            self.begin_response(shared) || self.begin_work(shared)
-        }
+        let response_first = !self.responded;
+        (response_first && self.begin_response(shared))
+            || self.begin_work(shared)
+            || self.begin_response(shared)
     }
 
     fn begin_response(&mut self, shared: &Shared) -> bool {
@@ -484,6 +483,7 @@ fn push(
     payload: &Bytes,
     range: std::ops::Range<usize>,
 ) {
+    //= PERF-02
     if range.len() < COPY_BELOW {
         outgoing.push_copied(header, [first, &payload[range]]);
     } else {

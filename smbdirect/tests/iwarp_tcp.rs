@@ -1,0 +1,841 @@
+//! The iWARP provider on 127.0.0.1: against itself, and against peers made by hand.
+#![cfg(feature = "tokio")]
+
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::rdma::{
+    iwarp::{
+        Direction, Iwarp, IwarpConfig, MpaCrc, Tap,
+        ddp::{Header, Tagged, Untagged},
+        mpa::{Enhanced, Fpdu, FrameKind, StartupError, StartupFrame},
+        rdmap::{Opcode, Terminate, TerminateCode},
+    },
+    provider::{
+        Answer, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair, Teardown,
+    },
+    work::{
+        Access, Completion, Disconnect, Inline, ProviderError, ProviderErrorKind, RemoteAddress,
+        Token, WorkId, WorkRequest,
+    },
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+
+const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+fn receive(id: u64) -> WorkRequest {
+    WorkRequest::Receive {
+        id: WorkId(id),
+        length: 100_000,
+    }
+}
+
+fn send(id: u64, payload: impl Into<Bytes>) -> WorkRequest {
+    WorkRequest::Send {
+        id: WorkId(id),
+        header: Inline::new(),
+        payload: payload.into(),
+        invalidate: None,
+    }
+}
+
+fn request(address: SocketAddr) -> ConnectRequest {
+    ConnectRequest {
+        address,
+        private_data: Bytes::from_static(b"\0\0\0\x20\0\0\0\x01"),
+        receive: receive(1),
+    }
+}
+
+fn answer() -> Answer {
+    Answer {
+        private_data: Bytes::from_static(b"welcome"),
+        receive: receive(1),
+        peer_serves_reads: None,
+    }
+}
+
+async fn listen(config: IwarpConfig) -> Box<dyn Listener> {
+    Iwarp::new(config).listen(HERE).await.unwrap()
+}
+
+async fn incoming(listener: &mut dyn Listener) -> Incoming {
+    let incoming = timeout(Duration::from_secs(20), listener.accept()).await;
+    incoming.expect("a request in time").unwrap()
+}
+
+/// Two ends that are connected: the initiator's and the responder's.
+async fn pair(initiator: IwarpConfig, responder: IwarpConfig) -> (Connected, Connected) {
+    let mut listener = listen(responder).await;
+    let address = listener.local_address();
+    let provider = Iwarp::new(initiator);
+    let (one, other) = tokio::join!(provider.connect(request(address)), async {
+        let incoming = incoming(&mut *listener).await;
+        (incoming.answer)(answer()).await
+    });
+    (one.unwrap(), other.unwrap())
+}
+
+fn post(connected: &mut Connected, work: impl IntoIterator<Item = WorkRequest>) {
+    for work in work {
+        connected.queue_pair.post(work);
+    }
+}
+
+async fn next(connected: &mut Connected) -> Completion {
+    let queue_pair = &mut connected.queue_pair;
+    let completion = poll_fn(|context| {
+        queue_pair.flush(context);
+        queue_pair.poll_completion(context)
+    });
+    let completion = timeout(Duration::from_secs(20), completion).await;
+    completion.expect("a completion in time")
+}
+
+async fn received(connected: &mut Connected) -> Bytes {
+    loop {
+        match next(connected).await {
+            Completion::Received { message, .. } => return message,
+            Completion::Sent { .. } | Completion::Written { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Everything up to the end, and how it ended.
+async fn ended(connected: &mut Connected) -> Disconnect {
+    loop {
+        if let Completion::Disconnected(how) = next(connected).await {
+            return how;
+        }
+    }
+}
+
+fn kind(disconnect: Disconnect) -> Option<ProviderErrorKind> {
+    match disconnect {
+        Disconnect::Broken(error) => Some(error.kind),
+        _ => None,
+    }
+}
+
+/// Says hello both ways, the initiator first.
+async fn greet(one: &mut Connected, other: &mut Connected) {
+    post(one, [send(2, &b"hello"[..])]);
+    post(other, [send(3, &b"good day"[..])]);
+    let (there, back) = tokio::join!(sent_and_received(other), sent_and_received(one));
+    assert_eq!((&there[..], &back[..]), (&b"hello"[..], &b"good day"[..]));
+}
+
+/// The next message, once the message of this end is on its way too.
+async fn sent_and_received(connected: &mut Connected) -> Bytes {
+    let mut received = Bytes::new();
+    for _ in 0..2 {
+        match next(connected).await {
+            Completion::Received { message, .. } => received = message,
+            Completion::Sent { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    received
+}
+
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<(Direction, Vec<u8>)>>);
+
+impl Tap for Recorder {
+    fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]) {
+        assert_ne!(local, remote);
+        self.0.lock().unwrap().push((direction, bytes.to_vec()));
+    }
+}
+
+impl Recorder {
+    fn all(&self, which: Direction) -> Vec<u8> {
+        let chunks = self.0.lock().unwrap();
+        let chunks = chunks.iter().filter(|chunk| chunk.0 == which);
+        chunks.flat_map(|chunk| chunk.1.clone()).collect()
+    }
+}
+
+//= MPA-04 test
+//= MPA-05 test
+//= MPA-06 test
+//= MPA-11 test
+//= MPA-15 test
+//= MPA-17 test
+//= MPA-18 test
+//= EST-02 test
+//= EST-04 test
+//= EST-08 test
+#[tokio::test]
+async fn two_ends_of_ours_agree_on_everything() {
+    use MpaCrc::{Auto, Off, On};
+    for (crc, responder_crc, revision, expected) in [
+        (Auto, Auto, 2, true),
+        (Auto, Off, 2, false),
+        (Auto, On, 2, true),
+        (Off, Auto, 2, false),
+        (Off, On, 2, true),
+        (On, Off, 2, true),
+        (Auto, Auto, 1, false),
+        (On, Auto, 1, true),
+        (Off, Off, 1, false),
+    ] {
+        let tap = Arc::new(Recorder::default());
+        let initiator = IwarpConfig {
+            crc,
+            revision,
+            ird: 5,
+            ord: 2,
+            tap: Some(tap.clone()),
+            ..IwarpConfig::default()
+        };
+        let responder = IwarpConfig {
+            crc: responder_crc,
+            ..IwarpConfig::default()
+        };
+        let (mut one, mut other) = pair(initiator, responder).await;
+        greet(&mut one, &mut other).await;
+        assert_eq!(one.private_data, &b"welcome"[..]);
+        assert_eq!(one.remote_address, other.local_address);
+        let (here, there) = (one.queue_pair.limits(), other.queue_pair.limits());
+        if revision == 2 {
+            // IRD 5 counts as 8, and the depths of one end fit those of the other.
+            assert_eq!((here.max_inbound_reads, there.max_outbound_reads), (8, 8));
+            assert_eq!((here.max_outbound_reads, there.max_inbound_reads), (2, 2));
+        }
+
+        // The Request was one write.
+        let (direction, first) = tap.0.lock().unwrap()[0].clone();
+        let whole = StartupFrame::decode(FrameKind::Request, &first).unwrap();
+        assert_eq!(
+            (direction, whole.encoded_length()),
+            (Direction::Sent, first.len())
+        );
+        // The tap saw the startup frames and all FPDUs.
+        let (sent, seen) = (tap.all(Direction::Sent), tap.all(Direction::Received));
+        let request = StartupFrame::decode(FrameKind::Request, &sent).unwrap();
+        let reply = StartupFrame::decode(FrameKind::Reply, &seen).unwrap();
+        assert_eq!((request.crc, request.markers), (crc == On, false));
+        assert_eq!(
+            request.crc || reply.crc,
+            expected,
+            "{crc:?} {responder_crc:?}"
+        );
+        assert_eq!((request.revision, reply.revision), (revision, revision));
+        assert!(request.private_data.starts_with(b"\0\0\0\x20\0\0\0\x01"));
+        let fpdus = &sent[request.encoded_length()..];
+        let first = Fpdu::decode(fpdus, expected).unwrap().unwrap();
+        assert_eq!(
+            first.length,
+            if revision == 2 { 20 } else { 32 },
+            "an RTR, or hello"
+        );
+        assert_eq!(fpdus[first.length - 4..first.length] != [0; 4], expected);
+    }
+}
+
+//= MPA-08 test
+//= PERF-03 test
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_transfers_both_ways() {
+    const SIZE: usize = 9_000_000;
+    let data = |seed: u8| -> Vec<u8> {
+        (0..SIZE)
+            .map(|at| (at as u8).wrapping_add((at >> 8) as u8) ^ seed)
+            .collect()
+    };
+    for (crc, max_fpdu) in [
+        (MpaCrc::Auto, None),
+        (MpaCrc::Off, Some(65536)),
+        (MpaCrc::Auto, Some(1448)),
+    ] {
+        let config = IwarpConfig {
+            crc,
+            max_fpdu,
+            ..IwarpConfig::default()
+        };
+        let (mut one, mut other) = pair(config.clone(), config).await;
+        let mut register = |access| {
+            let buffer = BytesMut::from(&data(1)[..]);
+            one.queue_pair.register(buffer, access).unwrap().address
+        };
+        let source = register(Access::REMOTE_READ);
+        let sink = register(Access::REMOTE_WRITE);
+        post(&mut one, [send(2, &b"go"[..])]);
+        let into = BytesMut::zeroed(SIZE);
+        let read = WorkRequest::Read {
+            id: WorkId(3),
+            from: source,
+            into,
+        };
+        let write = WorkRequest::Write {
+            id: WorkId(4),
+            data: data(2).into(),
+            to: sink,
+        };
+        post(&mut other, [read, write, send(5, &b"done"[..])]);
+        let (finished, mut over) = tokio::sync::oneshot::channel();
+        let there = async {
+            let mut into = None;
+            for _ in 0..4 {
+                // The peer's message, and the read, the write and the message of this end.
+                if let Completion::Read { buffer, .. } = next(&mut other).await {
+                    into = Some(buffer);
+                }
+            }
+            let buffer = into.expect("the read is one of them");
+            finished.send(()).unwrap();
+            buffer
+        };
+        // This end has to go on after its message: it serves the read.
+        let here = async {
+            assert_eq!(received(&mut one).await, &b"done"[..]);
+            let queue_pair = &mut one.queue_pair;
+            tokio::select! {
+                _ = &mut over => {}
+                more = poll_fn(|context| queue_pair.poll_completion(context)) => panic!("{more:?}"),
+            }
+        };
+        let (buffer, ()) = tokio::join!(there, here);
+        assert!(buffer == data(1)[..]);
+        let written = one.queue_pair.deregister(sink.token).unwrap();
+        assert!(written == data(2)[..]);
+        assert!(one.queue_pair.deregister(source.token).is_ok());
+    }
+}
+
+//= MPA-29 test
+#[tokio::test]
+async fn a_request_that_is_dropped_is_refused_and_the_listener_goes_on() {
+    let mut listener = listen(IwarpConfig::default()).await;
+    let address = listener.local_address();
+    for revision in [2, 1] {
+        let provider = Iwarp::new(IwarpConfig {
+            revision,
+            ..IwarpConfig::default()
+        });
+        let (refused, ()) = tokio::join!(provider.connect(request(address)), async {
+            let incoming = incoming(&mut *listener).await;
+            assert_eq!(incoming.private_data, &b"\0\0\0\x20\0\0\0\x01"[..]);
+            drop(incoming);
+        });
+        assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
+    }
+    let provider = Iwarp::default();
+    let (connected, other) = tokio::join!(provider.connect(request(address)), async {
+        let incoming = incoming(&mut *listener).await;
+        (incoming.answer)(answer()).await
+    });
+    greet(&mut connected.unwrap(), &mut other.unwrap()).await;
+    drop(listener);
+    // The task behind it ends when it runs next.
+    sleep(Duration::from_millis(20)).await;
+    let refused = provider.connect(request(address)).await;
+    assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
+}
+
+/// Connects to a listener by hand and sends `bytes`.
+async fn say(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    stream
+}
+
+/// What the other side still says before it hangs up.
+async fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let end = timeout(Duration::from_secs(10), stream.read_to_end(&mut bytes)).await;
+    let _ = end.expect("an end in time");
+    bytes
+}
+
+fn bytes_of(frame: &StartupFrame) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes);
+    bytes
+}
+
+//= MPA-09 test
+//= MPA-10 test
+//= MPA-13 test
+//= MPA-16 test
+//= MPA-30 test
+//= MPA-31 test
+//= SEC-07 test
+#[tokio::test]
+async fn bad_and_stuck_peers_hinder_nobody() {
+    let mut listener = listen(IwarpConfig {
+        accept_timeout: Duration::from_millis(600),
+        max_half_open: 3,
+        ..IwarpConfig::default()
+    })
+    .await;
+    let address = listener.local_address();
+    let good = StartupFrame::new(FrameKind::Request, 1);
+    let mut unknown = bytes_of(&good);
+    unknown[17] = 3;
+    for bytes in [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        bytes_of(&StartupFrame::new(FrameKind::Reply, 1)),
+        unknown,
+        [&bytes_of(&good)[..18], &[0xff, 0xff]].concat(),
+    ] {
+        let mut stream = say(address, &bytes).await;
+        assert_eq!(rest(&mut stream).await, b"", "closed without a word");
+    }
+    let markers = StartupFrame {
+        markers: true,
+        crc: true,
+        ..good.clone()
+    };
+    let mut lacking = bytes_of(&StartupFrame::new(FrameKind::Request, 2));
+    lacking[16] = 0x10;
+    for (bytes, revision, crc) in [(bytes_of(&markers), 1, true), (lacking, 2, false)] {
+        let said = rest(&mut say(address, &bytes).await).await;
+        let reply = StartupFrame::decode(FrameKind::Reply, &said).unwrap();
+        assert!(reply.rejected && !reply.markers);
+        assert_eq!((reply.revision, reply.crc), (revision, crc));
+        assert_eq!(reply.enhanced.is_some(), revision == 2);
+    }
+    // Two peers that say nothing leave room for one more; then all wait for their time to pass.
+    let mut stuck = vec![say(address, b"").await, say(address, b"MPA ID").await];
+    let provider = Iwarp::default();
+    for _ in 0..2 {
+        let (one, other) = tokio::join!(provider.connect(request(address)), async {
+            let incoming = incoming(&mut *listener).await;
+            (incoming.answer)(answer()).await
+        });
+        greet(&mut one.unwrap(), &mut other.unwrap()).await;
+        stuck.push(say(address, b"").await);
+    }
+    for mut stream in stuck {
+        assert_eq!(rest(&mut stream).await, b"");
+    }
+}
+
+/// A peer by hand that listens: answers the first Request with what `reply` makes of it.
+async fn answer_by_hand(
+    listener: &TcpListener,
+    reply: impl FnOnce(&StartupFrame) -> Vec<u8>,
+) -> (TcpStream, StartupFrame) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut bytes = Vec::new();
+    let request = loop {
+        match StartupFrame::decode(FrameKind::Request, &bytes) {
+            Ok(request) => break request,
+            Err(StartupError::Incomplete { needed }) => {
+                let mut more = vec![0; needed - bytes.len()];
+                stream.read_exact(&mut more).await.unwrap();
+                bytes.extend(more);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    stream.write_all(&reply(&request)).await.unwrap();
+    (stream, request)
+}
+
+fn untagged(opcode: Opcode, message_sequence_number: u32) -> [u8; 18] {
+    Untagged {
+        last: true,
+        rdmap_control: opcode.control(),
+        rsvd_ulp: 0,
+        queue_number: opcode.queue_number(),
+        message_sequence_number,
+        message_offset: 0,
+    }
+    .encode()
+}
+
+fn fpdu(parts: &[&[u8]], crc: bool) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Fpdu::encode(parts, crc, &mut bytes);
+    bytes
+}
+
+fn reply_of_siw(request: &StartupFrame) -> StartupFrame {
+    StartupFrame {
+        enhanced: Some(Enhanced {
+            ird: 1,
+            ord: 8,
+            ..Enhanced::default()
+        }),
+        ..StartupFrame::new(FrameKind::Reply, request.revision)
+    }
+}
+
+async fn connect_to(
+    config: IwarpConfig,
+    reply: impl FnOnce(&StartupFrame) -> Vec<u8>,
+) -> (Result<Connected, ProviderError>, TcpStream) {
+    let listener = TcpListener::bind(HERE).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let provider = Iwarp::new(config);
+    let connecting = provider.connect(request(address));
+    let (connected, (stream, _)) = tokio::join!(connecting, answer_by_hand(&listener, reply));
+    (connected, stream)
+}
+
+//= MPA-08 test
+//= MPA-20 test
+//= EST-05 test
+#[tokio::test]
+async fn an_fpdu_right_behind_the_reply_is_received() {
+    let (connected, mut peer) = connect_to(IwarpConfig::default(), |request| {
+        let hasty = fpdu(&[&untagged(Opcode::Send, 1), b"hasty"], false);
+        [bytes_of(&reply_of_siw(request)), hasty].concat()
+    })
+    .await;
+    let mut connected = connected.unwrap();
+    assert_eq!(connected.queue_pair.limits().max_outbound_reads, 1);
+    assert_eq!(received(&mut connected).await, &b"hasty"[..]);
+    // No RTR was asked for, so a Send is the first thing; CRC is off.
+    post(&mut connected, [send(2, &b"hello"[..])]);
+    assert!(matches!(
+        next(&mut connected).await,
+        Completion::Sent { .. }
+    ));
+    let mut bytes = [0; 32];
+    peer.read_exact(&mut bytes).await.unwrap();
+    assert_eq!(
+        bytes[..],
+        fpdu(&[&untagged(Opcode::Send, 1), b"hello"], false)
+    );
+}
+
+//= EST-03 test
+//= EST-11 test
+//= EST-12 test
+//= MPA-16 test
+//= MPA-19 test
+//= MPA-29 test
+#[tokio::test]
+async fn replies_that_do_not_do() {
+    type Change = fn(&mut StartupFrame);
+    let cases: [(Change, ProviderErrorKind, Option<TerminateCode>); 6] = [
+        (
+            |reply| reply.rejected = true,
+            ProviderErrorKind::Refused,
+            None,
+        ),
+        (
+            |reply| reply.markers = true,
+            ProviderErrorKind::Protocol,
+            None,
+        ),
+        (
+            |reply| reply.private_data = Bytes::from(vec![0; 400]),
+            ProviderErrorKind::Local,
+            None,
+        ),
+        (
+            |reply| reply.enhanced.as_mut().unwrap().ord = 33,
+            ProviderErrorKind::Protocol,
+            Some(TerminateCode::new(2, 0, 6)),
+        ),
+        (
+            |reply| reply.enhanced.as_mut().unwrap().peer_to_peer = true,
+            ProviderErrorKind::Protocol,
+            Some(TerminateCode::new(2, 0, 7)),
+        ),
+        (
+            |reply| {
+                reply.crc = true;
+                reply.enhanced.as_mut().unwrap().ord = 200;
+            },
+            ProviderErrorKind::Protocol,
+            Some(TerminateCode::new(2, 0, 6)),
+        ),
+    ];
+    for (change, expected, code) in cases {
+        let mut crc = false;
+        let (connected, mut peer) = connect_to(IwarpConfig::default(), |request| {
+            let mut reply = reply_of_siw(request);
+            change(&mut reply);
+            crc = reply.crc;
+            bytes_of(&reply)
+        })
+        .await;
+        match connected {
+            Err(error) => assert_eq!(error.kind, expected, "{error}"),
+            // Much private data is for the upper layer to judge.
+            Ok(connected) => {
+                drop(connected);
+                assert_eq!(expected, ProviderErrorKind::Local);
+            }
+        }
+        let said = rest(&mut peer).await;
+        let Some(code) = code else {
+            assert_eq!(said, b"");
+            continue;
+        };
+        let fpdu = Fpdu::decode(&said, crc).unwrap().unwrap();
+        let (_, payload) = Header::decode(fpdu.ulpdu).unwrap();
+        assert_eq!(Terminate::decode(payload).code(), code);
+    }
+}
+
+//= MPA-12 test
+//= MPA-32 test
+#[tokio::test]
+async fn a_peer_that_hangs_up_is_tried_once_more_with_revision_1() {
+    let listener = TcpListener::bind(HERE).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let provider = Iwarp::default();
+    let (connected, peer) = tokio::join!(provider.connect(request(address)), async {
+        let (_, first) = answer_by_hand(&listener, |_| Vec::new()).await;
+        assert_eq!((first.revision, first.enhanced.is_some()), (2, true));
+        let (peer, second) = answer_by_hand(&listener, |_| {
+            bytes_of(&StartupFrame::new(FrameKind::Reply, 1))
+        })
+        .await;
+        assert_eq!((second.revision, second.enhanced), (1, None));
+        assert_eq!(
+            second.private_data,
+            &b"\0\0\0\x20\0\0\0\x01"[..],
+            "no marker"
+        );
+        peer
+    });
+    assert_eq!(
+        connected.unwrap().queue_pair.limits().max_outbound_reads,
+        16
+    );
+    drop(peer);
+
+    let config = IwarpConfig {
+        fall_back: false,
+        ..IwarpConfig::default()
+    };
+    let (refused, _) = connect_to(config, |_| b"GET / HTTP".to_vec()).await;
+    assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Protocol);
+    let provider = Iwarp::new(IwarpConfig {
+        fall_back: false,
+        connect_timeout: Duration::from_millis(200),
+        ..IwarpConfig::default()
+    });
+    let late = provider.connect(request(address)).await;
+    assert_eq!(late.unwrap_err().kind, ProviderErrorKind::TimedOut);
+}
+
+/// A connection of a hand-made initiator to a responder of ours.
+async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream, Connected) {
+    let mut listener = listen(config).await;
+    let mut stream = say(listener.local_address(), &bytes_of(frame)).await;
+    let incoming = incoming(&mut *listener).await;
+    let connected = (incoming.answer)(answer()).await.unwrap();
+    let mut bytes = [0; 20];
+    stream.read_exact(&mut bytes).await.unwrap();
+    let length = u16::from_be_bytes([bytes[18], bytes[19]]);
+    stream
+        .read_exact(&mut vec![0; length.into()])
+        .await
+        .unwrap();
+    (stream, connected)
+}
+
+//= MPA-07 test
+//= MPA-34 test
+//= RDMAP-21 test
+#[tokio::test]
+async fn fin_and_rst_are_told_apart() {
+    let frame = StartupFrame::new(FrameKind::Request, 1);
+    let hello = fpdu(&[&untagged(Opcode::Send, 1), b"hello"], false);
+    for (sent, reset, expected) in [
+        (hello.len(), false, None),
+        (0, false, None),
+        (hello.len() - 1, false, Some(ProviderErrorKind::Reset)),
+        (hello.len(), true, Some(ProviderErrorKind::Reset)),
+    ] {
+        let (mut peer, mut connected) = accept_by_hand(IwarpConfig::default(), &frame).await;
+        peer.write_all(&hello[..sent]).await.unwrap();
+        if sent == hello.len() {
+            assert_eq!(received(&mut connected).await, &b"hello"[..]);
+            post(&mut connected, [receive(2)]);
+        } else {
+            // Nothing goes out before the first FPDU has come.
+            post(&mut connected, [send(3, &b"early"[..])]);
+            let early = timeout(Duration::from_millis(50), peer.read_u8());
+            let (early, more) = tokio::join!(early, async {
+                timeout(Duration::from_millis(60), next(&mut connected)).await
+            });
+            assert!(early.is_err() && more.is_err());
+        }
+        if reset {
+            peer.set_zero_linger().unwrap();
+        }
+        drop(peer);
+        let Completion::Flushed { .. } = next(&mut connected).await else {
+            panic!("the receive is flushed");
+        };
+        let how = ended(&mut connected).await;
+        if expected.is_none() {
+            assert_eq!(how, Disconnect::Remote);
+        }
+        assert_eq!(kind(how), expected);
+    }
+}
+
+//= RDMAP-18 test
+//= RDMAP-20 test
+//= MPA-22 test
+#[tokio::test]
+async fn the_side_at_fault_hears_why() {
+    let (mut one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
+    greet(&mut one, &mut other).await;
+    post(&mut other, [receive(7)]);
+    let nowhere = RemoteAddress {
+        token: Token(77),
+        offset: 0,
+    };
+    let write = WorkRequest::Write {
+        id: WorkId(4),
+        data: vec![1; 3_000_000].into(),
+        to: nowhere,
+    };
+    post(&mut one, [write, send(5, &b"never"[..])]);
+    let (here, there) = tokio::join!(ended(&mut one), ended(&mut other));
+    assert_eq!(kind(there), Some(ProviderErrorKind::Protocol));
+    let Disconnect::Broken(error) = here else {
+        panic!("{here:?}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Terminated, "{error}");
+    assert!(error.what.contains("1/1/0"), "{error}");
+}
+
+//= RDMAP-22 test
+#[tokio::test]
+async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
+    let (mut one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
+    greet(&mut one, &mut other).await;
+    post(&mut other, (10..60).map(receive));
+    post(
+        &mut one,
+        (10..60).map(|id| send(id, vec![id as u8; 50_000])),
+    );
+    one.queue_pair.disconnect(Teardown::Graceful);
+    let there = async {
+        for id in 10..60 {
+            assert_eq!(received(&mut other).await, vec![id; 50_000]);
+        }
+        ended(&mut other).await
+    };
+    let (here, there) = tokio::join!(ended(&mut one), there);
+    assert_eq!((here, there), (Disconnect::Local, Disconnect::Remote));
+
+    // A peer that never hangs up is not waited for long.
+    let frame = StartupFrame::new(FrameKind::Request, 1);
+    let config = IwarpConfig {
+        close_timeout: Duration::from_millis(100),
+        ..IwarpConfig::default()
+    };
+    let (peer, mut connected) = accept_by_hand(config, &frame).await;
+    connected.queue_pair.disconnect(Teardown::Graceful);
+    assert_eq!(ended(&mut connected).await, Disconnect::Local);
+    drop(peer);
+
+    let (mut one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
+    greet(&mut one, &mut other).await;
+    post(&mut one, [send(8, vec![0; 1000])]);
+    one.queue_pair.disconnect(Teardown::Abort);
+    assert!(matches!(
+        next(&mut one).await,
+        Completion::Flushed { id: WorkId(8), .. }
+    ));
+    assert_eq!(ended(&mut one).await, Disconnect::Local);
+    assert_eq!(
+        kind(ended(&mut other).await),
+        Some(ProviderErrorKind::Reset)
+    );
+
+    // A queue pair that is dropped closes its socket.
+    let (one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
+    drop(one);
+    assert_eq!(ended(&mut other).await, Disconnect::Remote);
+}
+
+//= MPA-28 test
+#[tokio::test]
+async fn with_crc_on_and_a_strange_peer_each_fpdu_is_a_write() {
+    let tap = Arc::new(Recorder::default());
+    let frame = StartupFrame {
+        crc: true,
+        ..StartupFrame::new(FrameKind::Request, 1)
+    };
+    let config = IwarpConfig {
+        tap: Some(tap.clone()),
+        max_fpdu: Some(65536),
+        ..IwarpConfig::default()
+    };
+    let (mut peer, mut connected) = accept_by_hand(config, &frame).await;
+    let rtr = Tagged {
+        last: true,
+        rdmap_control: Opcode::RdmaWrite.control(),
+        stag: 1,
+        tagged_offset: 0,
+    };
+    peer.write_all(&fpdu(&[&rtr.encode()], true)).await.unwrap();
+    let nowhere = RemoteAddress {
+        token: Token(77),
+        offset: 0,
+    };
+    let data = vec![7; 500_000];
+    let write = WorkRequest::Write {
+        id: WorkId(2),
+        data: data.into(),
+        to: nowhere,
+    };
+    post(&mut connected, [write, send(3, &b"done"[..])]);
+    let reader = tokio::spawn(async move { peer.read_to_end(&mut Vec::new()).await });
+    assert!(matches!(
+        next(&mut connected).await,
+        Completion::Written { .. }
+    ));
+    assert!(matches!(
+        next(&mut connected).await,
+        Completion::Sent { .. }
+    ));
+    let sent = tap.all(Direction::Sent);
+    let reply = StartupFrame::decode(FrameKind::Reply, &sent).unwrap();
+    let mut rest = &sent[reply.encoded_length()..];
+    while !rest.is_empty() {
+        let fpdu = Fpdu::decode(rest, true).unwrap().expect("only whole FPDUs");
+        assert!(fpdu.length < 65536, "within the segment size of loopback");
+        rest = &rest[fpdu.length..];
+    }
+    drop(connected);
+    let _ = timeout(Duration::from_secs(5), reader).await;
+}
+
+#[tokio::test]
+async fn addresses_that_lead_nowhere() {
+    let provider = Iwarp::default();
+    let closed = TcpListener::bind(HERE).await.unwrap().local_addr().unwrap();
+    let refused = provider.connect(request(closed)).await;
+    assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
+    let listener = listen(IwarpConfig::default()).await;
+    let taken = provider.listen(listener.local_address()).await;
+    assert_eq!(taken.unwrap_err().kind, ProviderErrorKind::Address);
+    let strange = provider.listen("192.0.2.1:0".parse().unwrap()).await;
+    assert_eq!(strange.unwrap_err().kind, ProviderErrorKind::Address);
+    let much = ConnectRequest {
+        private_data: Bytes::from(vec![0; 201]),
+        ..request(closed)
+    };
+    let refused = provider.connect(much).await;
+    assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Local);
+    assert_eq!((provider.name(), provider.default_port()), ("iwarp", 5445));
+}
+
+/// Queue pairs can go from task to task.
+const _: fn(Box<dyn QueuePair>) -> Box<dyn Send> = |queue_pair| Box::new(queue_pair);

@@ -1,0 +1,144 @@
+//! Many connections: in a row and at once. At the end every buffer is back, and so is the memory.
+
+use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::{
+    Access, Config, Connection, Listener, Statistics,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+    },
+};
+use tokio::time::timeout;
+
+/// More than the slack of an allocator, far less than the buffers of the connections opened.
+const TOLERANCE: usize = 24 << 20;
+
+fn providers() -> Vec<Arc<dyn Provider>> {
+    vec![
+        Arc::new(Loopback::new()),
+        Arc::new(Iwarp::new(IwarpConfig::default())),
+    ]
+}
+
+/// Bytes of memory in use, where the system tells.
+fn resident() -> Option<usize> {
+    let pages: usize = fs::read_to_string("/proc/self/statm")
+        .ok()?
+        .split(' ')
+        .nth(1)?
+        .parse()
+        .ok()?;
+    Some(pages * 4096)
+}
+
+fn assert_nothing_outstanding(stats: Statistics) {
+    let left = (
+        stats.receives_outstanding,
+        stats.work_outstanding,
+        stats.regions,
+    );
+    assert_eq!(left, (0, 0, 0), "receives, work and regions at the end");
+}
+
+/// A bit of everything, then a close from the side that `index` picks.
+async fn session(client: Connection, server: Connection, index: usize) {
+    let message: Bytes = (0..20_000 + index).map(|i| i as u8).collect();
+    drop(client.send(message.clone()).unwrap());
+    assert_eq!(server.recv().await.unwrap().into_bytes(), message);
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
+    let region = client
+        .register(BytesMut::from(&message[..]), access)
+        .unwrap();
+    let into = BytesMut::zeroed(message.len());
+    assert_eq!(
+        server.read(&[region.descriptor()], 0, into).await.unwrap(),
+        message
+    );
+    drop(server.write(message.slice(1..), &[region.descriptor()], 0));
+    drop(server.send_and_invalidate("done", region.token()).unwrap());
+    assert_eq!(
+        client.recv().await.unwrap().invalidated_token(),
+        Some(region.token())
+    );
+    assert_eq!(
+        region.deregister().await.unwrap()[..message.len() - 1],
+        message[1..]
+    );
+    let (first, second) = if index.is_multiple_of(2) {
+        (client, server)
+    } else {
+        (server, client)
+    };
+    first.close().await.unwrap();
+    second.closed().await;
+    assert_nothing_outstanding(first.stats());
+    assert_nothing_outstanding(second.stats());
+}
+
+async fn listen(provider: &Arc<dyn Provider>) -> (Listener, SocketAddr) {
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(provider.clone(), address, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    (listener, address)
+}
+
+async fn one_after_the_other(provider: &Arc<dyn Provider>, count: usize) {
+    let (mut listener, address) = listen(provider).await;
+    for index in 0..count {
+        let connecting = Connection::connect(&**provider, address, Config::default());
+        let both = async { tokio::join!(connecting, listener.accept()) };
+        let both = timeout(Duration::from_secs(20), both);
+        let (client, server) = both.await.expect("connecting hangs");
+        let session = session(client.unwrap(), server.unwrap(), index);
+        timeout(Duration::from_secs(20), session)
+            .await
+            .expect("a session hangs");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_in_a_row_and_a_hundred_at_once() {
+    for provider in providers() {
+        one_after_the_other(&provider, 50).await;
+        at_once(&provider, 100).await;
+        let before = resident();
+        one_after_the_other(&provider, 1000).await;
+        at_once(&provider, 100).await;
+        if let (Some(before), Some(after)) = (before, resident()) {
+            let name = provider.name();
+            assert!(
+                after < before + TOLERANCE,
+                "{name}: {before} bytes before, {after} after"
+            );
+        }
+    }
+}
+
+/// `count` connections that are all open before the first moves data.
+async fn at_once(provider: &Arc<dyn Provider>, count: usize) {
+    let (mut listener, address) = listen(provider).await;
+    let mut pairs = Vec::new();
+    for _ in 0..count {
+        let connecting = Connection::connect(&**provider, address, Config::default());
+        let both = async { tokio::join!(connecting, listener.accept()) };
+        let both = timeout(Duration::from_secs(20), both);
+        let (client, server) = both.await.expect("connecting hangs");
+        pairs.push((client.unwrap(), server.unwrap()));
+    }
+    let sessions: Vec<_> = pairs
+        .into_iter()
+        .enumerate()
+        .map(|(index, (client, server))| tokio::spawn(session(client, server, index)))
+        .collect();
+    for session in sessions {
+        timeout(Duration::from_secs(60), session)
+            .await
+            .expect("a session hangs")
+            .unwrap();
+    }
+}
