@@ -1,3 +1,104 @@
-//! The `smbdirect` command.
+//! The `smbdirect` command: SMB Direct for people and scripts.
+//!
+//! One file a command: [`demo`], [`listen`], [`send`], [`ping`]. What they share: [`options`]
+//! (the command line), [`transport`] (connecting, and why it failed), [`transfer`] (files over a
+//! connection), [`report`] (what is printed),
+//! [`signals`] and [`pcap`] (captures).
+//!
+//! The exit status is 0 only when what was asked for happened, 1 if it did not, and 2 if the
+//! command line asks for something that cannot be.
 
-fn main() {}
+mod demo;
+mod listen;
+mod options;
+mod pcap;
+mod ping;
+mod report;
+mod send;
+mod signals;
+mod transfer;
+mod transport;
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+use options::UsageError;
+
+/// SMB Direct in user space: show it, listen, send files, ping.
+#[derive(Debug, Parser)]
+#[command(name = "smbdirect", version, propagate_version = true, after_help = EXAMPLES)]
+#[command(
+    arg_required_else_help = true,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Demo),
+    Listen(listen::Listen),
+    Send(send::Send),
+    Ping(ping::Ping),
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect demo                         both ends on this machine, everything at once
+  smbdirect listen --receive /srv/in     on one machine
+  smbdirect send HOST big.iso --rdma     on another
+  smbdirect ping HOST                    is there SMB Direct, and how far away?";
+
+impl Command {
+    fn options(&self) -> &options::CommonOptions {
+        match self {
+            Self::Demo(command) => &command.options,
+            Self::Listen(command) => &command.options,
+            Self::Send(command) => &command.options,
+            Self::Ping(command) => &command.options,
+        }
+    }
+
+    async fn run(self) -> Result<bool> {
+        match self {
+            Self::Demo(command) => command.run().await,
+            Self::Listen(command) => command.run().await,
+            Self::Send(command) => command.run().await,
+            Self::Ping(command) => command.run().await,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    command.options().start_tracing();
+    let result = run(command).and_then(|done| report::written().map(|()| done));
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            report::error(&error);
+            let usage = error.downcast_ref::<UsageError>().is_some();
+            ExitCode::from(if usage { 2 } else { 1 })
+        }
+    }
+}
+
+/// Says whether what was asked for happened; where it did not, and no error says why, the command
+/// has reported it.
+fn run(command: Command) -> Result<bool> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
+    let result = runtime.block_on(command.run());
+    // Threads that write files remove what is unfinished; a disk that hangs is not waited for.
+    runtime.shutdown_timeout(THREADS_MAY_TAKE);
+    result
+}
+
+const THREADS_MAY_TAKE: Duration = Duration::from_secs(5);

@@ -1,0 +1,437 @@
+//! `smbdirect listen`: the passive side, for `ping --echo`, for tests, and for files.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, anyhow};
+use clap::{ArgGroup, Args};
+use serde::Serialize;
+use smbdirect::{Connection, ConnectionError, Listener, SendError, Sending, Statistics};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
+use tracing::debug;
+
+use crate::{
+    options::{Address, CommonOptions, seconds},
+    report::{self, Report},
+    signals::Interrupted,
+    transfer::{
+        Checksum, INACTIVITY_LIMIT, Method,
+        receiving::{Received, receive_files},
+        store::{Directory, Store},
+    },
+    transport,
+};
+
+/// Wait for SMB Direct connections, and echo, drop or store what they bring
+///
+/// Says where it listens in the first line of output, then one line for each file and for each
+/// connection at its end. Goes on until SIGINT or SIGTERM, and ends with status 0; with --count
+/// or --once, the status is 0 only if every connection ended well.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, group = ArgGroup::new("mode").required(true))]
+pub(crate) struct Listen {
+    /// Where to listen: HOST[:PORT]; port 0 picks a free one [default: 0.0.0.0:5445]
+    #[arg(value_name = "ADDR")]
+    address: Option<Address>,
+
+    /// Return every message unchanged
+    #[arg(long, group = "mode")]
+    echo: bool,
+
+    /// Count what comes, and drop it
+    #[arg(long, group = "mode")]
+    sink: bool,
+
+    /// Store the files that `smbdirect send` offers in DIR, checked and never overwriting
+    #[arg(long, group = "mode", value_name = "DIR")]
+    receive: Option<PathBuf>,
+
+    /// End after N connections
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// End after one connection
+    #[arg(long, conflicts_with = "count")]
+    once: bool,
+
+    /// With --receive, end connections on which nothing moves for so long
+    #[arg(long, value_name = "SECONDS", default_value = INACTIVITY_LIMIT, value_parser = seconds)]
+    inactivity_limit: Duration,
+
+    #[command(flatten)]
+    pub(crate) options: CommonOptions,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect listen --receive /srv/incoming
+  smbdirect listen 127.0.0.1:0 --echo --once
+  smbdirect listen [::]:5445 --sink --profile windows
+
+\x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"listening\", address}
+  {\"event\":\"file\", peer, name, bytes, method, seconds, bytes_per_second, sha256, ok, error}
+  {\"event\":\"connection\", peer, seconds, ok, ended, files, messages_received, messages_sent,
+   bytes_received, bytes_sent, reads, writes, bytes_read, bytes_written}";
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event {
+    Listening {
+        address: String,
+    },
+    File {
+        peer: SocketAddr,
+        name: String,
+        bytes: u64,
+        method: Method,
+        seconds: f64,
+        bytes_per_second: Option<f64>,
+        sha256: Option<Checksum>,
+        ok: bool,
+        error: Option<String>,
+    },
+    Connection {
+        peer: SocketAddr,
+        seconds: f64,
+        ok: bool,
+        ended: String,
+        files: u64,
+        messages_received: u64,
+        messages_sent: u64,
+        bytes_received: u64,
+        bytes_sent: u64,
+        reads: u64,
+        writes: u64,
+        bytes_read: u64,
+        bytes_written: u64,
+    },
+}
+
+/// Connections served at once; more are closed as soon as they come.
+const MAX_CONNECTIONS: usize = 64;
+/// How long connections may take to end once this process is told to.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+/// Messages that may be on their way back before more are taken in.
+const MAX_ECHOES: usize = 16;
+
+/// What to do with connections.
+#[derive(Clone)]
+enum Mode {
+    Echo,
+    Sink,
+    Receive {
+        store: Arc<dyn Store>,
+        inactivity_limit: Duration,
+    },
+}
+
+impl Listen {
+    pub(crate) async fn run(self) -> Result<bool> {
+        let report = Report::new(self.options.json);
+        let config = self.options.config(None)?;
+        let mode = self.mode()?;
+        let (provider, _capture) = transport::one_end(&self.options)?;
+        let everywhere = Address {
+            host: String::new(),
+            port: None,
+        };
+        // From here on a signal ends the command in good order.
+        let interrupted = Interrupted::new();
+        let address = self.address.clone().unwrap_or(everywhere);
+        let listener = transport::listen(provider, &address, &config).await?;
+        let address = listener.local_address();
+        report.line(format_args!("listening on {address}"));
+        report.event(&Event::Listening {
+            address: address.to_string(),
+        });
+        let most = if self.once { Some(1) } else { self.count };
+        serve(listener, mode, report, most, interrupted).await
+    }
+
+    fn mode(&self) -> Result<Mode> {
+        if self.echo {
+            return Ok(Mode::Echo);
+        }
+        let Some(path) = &self.receive else {
+            return Ok(Mode::Sink);
+        };
+        let directory = Directory::open(path).map_err(|error| {
+            let path = report::printable(&path.to_string_lossy());
+            anyhow!(
+                "cannot receive into {path}: {}; give an existing directory",
+                report::plain(&error)
+            )
+        })?;
+        Ok(Mode::Receive {
+            store: Arc::new(directory),
+            inactivity_limit: self.inactivity_limit,
+        })
+    }
+}
+
+async fn serve(
+    listener: Listener,
+    mode: Mode,
+    report: Report,
+    most: Option<u64>,
+    mut interrupted: Interrupted,
+) -> Result<bool> {
+    let mut listener = Some(listener);
+    let (end, ended) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let (mut accepted, mut all_well) = (0, true);
+    let signalled = loop {
+        if most.is_some_and(|most| accepted >= most) {
+            // Whoever comes now is refused rather than left waiting.
+            listener = None;
+            if connections.is_empty() {
+                break false;
+            }
+        }
+        tokio::select! {
+            connection = accept(&mut listener) => {
+                let connection = connection?;
+                if connections.len() >= MAX_CONNECTIONS {
+                    turn_away(report, &connection);
+                    continue;
+                }
+                accepted += 1;
+                let one = One { connection, mode: mode.clone(), report };
+                connections.spawn(one.serve(ended.clone()));
+            }
+            Some(well) = connections.join_next() => all_well &= well.unwrap_or(false),
+            () = interrupted.wait() => break true,
+        }
+    };
+    drop(listener);
+    end.send_replace(true);
+    let all = async { while connections.join_next().await.is_some() {} };
+    if timeout(SHUTDOWN, all).await.is_err() {
+        debug!("some connections did not end in time");
+    }
+    Ok(signalled || all_well)
+}
+
+async fn accept(listener: &mut Option<Listener>) -> Result<Connection> {
+    match listener {
+        Some(listener) => {
+            let accepted = listener.accept().await;
+            accepted.map_err(|error| anyhow!("cannot listen any longer: {error}"))
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn turn_away(report: Report, connection: &Connection) {
+    let peer = connection.remote_address();
+    report.line(format_args!(
+        "{peer}  {}",
+        report.style.bad(&format!(
+            "turned away: {MAX_CONNECTIONS} connections are open"
+        )),
+    ));
+}
+
+/// One connection and what is done with it.
+struct One {
+    connection: Connection,
+    mode: Mode,
+    report: Report,
+}
+
+impl One {
+    /// Says whether the connection ended well.
+    async fn serve(self, mut ended: watch::Receiver<bool>) -> bool {
+        let started = Instant::now();
+        let mut tally = Tally::default();
+        let result = {
+            let mut work = pin!(self.work(&mut tally));
+            let told_to_end = async {
+                // The lock in the result is not to be kept.
+                let _ = ended.wait_for(|&ended| ended).await;
+            };
+            tokio::select! {
+                result = &mut work => result,
+                () = told_to_end => {
+                    // Closing makes the work come to its own end.
+                    let (result, _) = tokio::join!(work, transport::close(&self.connection, SHUTDOWN));
+                    result
+                }
+            }
+        };
+        let (well, how) = match result {
+            Ok(()) => (tally.failed == 0, "closed".to_owned()),
+            Err(reason) => (false, reason),
+        };
+        let statistics = self.connection.stats();
+        self.report_end(started.elapsed(), &tally, &statistics, well, how);
+        transport::close(&self.connection, SHUTDOWN).await;
+        well
+    }
+
+    async fn work(&self, tally: &mut Tally) -> Result<(), String> {
+        let result = match &self.mode {
+            Mode::Echo => return self.echo().await,
+            Mode::Sink => self.sink().await,
+            Mode::Receive {
+                store,
+                inactivity_limit,
+            } => {
+                let report = |received: Received| {
+                    tally.files += u64::from(received.result.is_ok());
+                    tally.failed += u64::from(received.result.is_err());
+                    self.report_file(received);
+                };
+                let store = store.clone();
+                let received =
+                    receive_files(&self.connection, store, *inactivity_limit, report).await;
+                return received.map_err(|error| error.to_string());
+            }
+        };
+        well_ended(result)
+    }
+
+    async fn sink(&self) -> ConnectionError {
+        loop {
+            if let Err(error) = self.connection.recv().await {
+                return error;
+            }
+        }
+    }
+
+    async fn echo(&self) -> Result<(), String> {
+        let mut echoes: VecDeque<Sending> = VecDeque::with_capacity(MAX_ECHOES);
+        loop {
+            let message = match self.connection.recv().await {
+                Ok(message) => message,
+                Err(error) => return well_ended(error),
+            };
+            if echoes.len() == MAX_ECHOES
+                && let Some(oldest) = echoes.pop_front()
+                && let Err(error) = oldest.await
+            {
+                return well_ended(error);
+            }
+            match self.connection.send(message) {
+                Ok(sending) => echoes.push_back(sending),
+                Err(SendError::Connection(error)) => return well_ended(error),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn report_file(&self, received: Received) {
+        let Received {
+            name,
+            length,
+            method,
+            took,
+            result,
+        } = received;
+        let peer = self.connection.remote_address();
+        let style = self.report.style;
+        let plain_name = report::printable(&name);
+        match &result {
+            Ok(_) => self.report.line(format_args!(
+                "{peer}  {}  {} in {}  {}  {method}  {}",
+                style.bold(&plain_name),
+                report::bytes(length),
+                report::time(took),
+                report::rate(length, took),
+                style.good("stored"),
+            )),
+            Err(reason) => self.report.line(format_args!(
+                "{peer}  {}  {}  {} {}",
+                style.bold(&plain_name),
+                report::bytes(length),
+                style.bad("not stored:"),
+                report::printable(reason),
+            )),
+        }
+        self.report.event(&Event::File {
+            peer,
+            name,
+            bytes: length,
+            method,
+            seconds: took.as_secs_f64(),
+            bytes_per_second: report::per_second(length, took),
+            sha256: result.as_ref().ok().copied(),
+            ok: result.is_ok(),
+            error: result.err(),
+        });
+    }
+
+    fn report_end(
+        &self,
+        took: Duration,
+        tally: &Tally,
+        statistics: &Statistics,
+        ok: bool,
+        ended: String,
+    ) {
+        let peer = self.connection.remote_address();
+        let style = self.report.style;
+        let what = match self.mode {
+            Mode::Receive { .. } => {
+                let bytes = statistics.bytes_received + statistics.bytes_read;
+                format!(
+                    "{}, {}",
+                    report::plural(tally.files, "file"),
+                    report::bytes(bytes)
+                )
+            }
+            Mode::Echo | Mode::Sink => {
+                let messages = report::plural(statistics.messages_received, "message");
+                format!("{messages}, {}", report::bytes(statistics.bytes_received))
+            }
+        };
+        let how = match (ok, tally.failed) {
+            (true, _) => style.dim(&ended),
+            (false, 0) => style.bad(&ended),
+            (false, failed) if ended == "closed" => {
+                style.bad(&format!("{} not stored", report::plural(failed, "file")))
+            }
+            (false, _) => style.bad(&ended),
+        };
+        self.report.line(format_args!(
+            "{peer}  {what} in {}  {how}",
+            report::time(took)
+        ));
+        self.report.event(&Event::Connection {
+            peer,
+            seconds: took.as_secs_f64(),
+            ok,
+            ended,
+            files: tally.files,
+            messages_received: statistics.messages_received,
+            messages_sent: statistics.messages_sent,
+            bytes_received: statistics.bytes_received,
+            bytes_sent: statistics.bytes_sent,
+            reads: statistics.reads,
+            writes: statistics.writes,
+            bytes_read: statistics.bytes_read,
+            bytes_written: statistics.bytes_written,
+        });
+    }
+}
+
+/// Files of one connection.
+#[derive(Debug, Default)]
+struct Tally {
+    files: u64,
+    failed: u64,
+}
+
+/// A connection that was closed in good order, by whomever, ended well.
+fn well_ended(error: ConnectionError) -> Result<(), String> {
+    match error {
+        ConnectionError::Closed(_) => Ok(()),
+        error => Err(transport::explain_end(&error)),
+    }
+}

@@ -1,0 +1,436 @@
+//! What the commands have in common on the command line: settings under the specification's
+//! names, addresses, units.
+
+use std::{fmt, io::IsTerminal, net::Ipv6Addr, path::PathBuf, str::FromStr, time::Duration};
+
+use anyhow::Result;
+use clap::{ArgAction, Args, ValueEnum};
+use smbdirect::{Config, ConfigError, Settings, rdma::iwarp::MpaCrc};
+use thiserror::Error;
+use tracing_subscriber::EnvFilter;
+
+use crate::report;
+
+/// The command line asks for something that cannot be: exit status 2.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
+/// A usage error for `?`.
+pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
+    UsageError(what.into()).into()
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CommonOptions {
+    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; loopback stays in the process
+    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    pub(crate) transport: Transport,
+
+    /// Print one JSON object a line, for programs
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Tell what happens on stderr; twice for every message
+    #[arg(short, long, action = ArgAction::Count)]
+    verbose: u8,
+
+    /// Write what goes over the connection to FILE, as Wireshark reads it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+
+    /// Known set of settings to begin with
+    #[arg(long, value_enum, default_value_t, help_heading = SETTINGS)]
+    profile: Profile,
+
+    /// Send credits to ask the peer for
+    #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
+    send_credit_target: Option<u16>,
+
+    /// Most send credits to give the peer
+    #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
+    receive_credit_max: Option<u16>,
+
+    /// Largest single message to send, header included; 128 or more
+    #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
+    max_send_size: Option<u32>,
+
+    /// Largest single message to receive, header included; 128 or more
+    #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
+    max_receive_size: Option<u32>,
+
+    /// Largest message to reassemble from fragments; 128K or more
+    #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
+    max_fragmented_size: Option<u32>,
+
+    /// Most bytes to move by one RDMA Read or Write; 64K or more
+    #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
+    max_read_write_size: Option<u32>,
+
+    /// Silence after which the peer is asked for a sign of life
+    #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
+    keepalive_interval: Option<Duration>,
+
+    /// CRC32C in iWARP frames; auto uses it where it is cheap or the peer wants it
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
+    pub(crate) mpa_crc: Crc,
+}
+
+const SETTINGS: &str = "Connection settings";
+
+/// Options of commands that connect.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ConnectOptions {
+    /// How long connecting and negotiating may take
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) connect_timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    #[default]
+    Iwarp,
+    Loopback,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Profile {
+    /// The fastest that every known peer accepts
+    #[default]
+    Default,
+    /// What Windows uses
+    Windows,
+    /// What the Linux client and ksmbd use
+    Linux,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum Crc {
+    #[default]
+    Auto,
+    On,
+    Off,
+}
+
+impl From<Crc> for MpaCrc {
+    fn from(crc: Crc) -> Self {
+        match crc {
+            Crc::Auto => Self::Auto,
+            Crc::On => Self::On,
+            Crc::Off => Self::Off,
+        }
+    }
+}
+
+impl CommonOptions {
+    /// The settings, checked.
+    ///
+    /// # Errors
+    /// A usage error that names the option.
+    pub(crate) fn config(&self, connect: Option<&ConnectOptions>) -> Result<Config> {
+        let mut settings = match self.profile {
+            Profile::Default => Settings::default(),
+            Profile::Windows => Settings::windows(),
+            Profile::Linux => Settings::linux(),
+        };
+        let set = |field: &mut u32, option: Option<u32>| *field = option.unwrap_or(*field);
+        set(&mut settings.max_send_size, self.max_send_size);
+        set(&mut settings.max_receive_size, self.max_receive_size);
+        set(
+            &mut settings.max_fragmented_receive_size,
+            self.max_fragmented_size,
+        );
+        set(&mut settings.max_read_write_size, self.max_read_write_size);
+        if let Some(credits) = self.send_credit_target {
+            settings.send_credit_target = credits;
+        }
+        if let Some(credits) = self.receive_credit_max {
+            settings.receive_credit_max = credits;
+        }
+        if let Some(interval) = self.keepalive_interval {
+            settings.keepalive_interval = interval;
+        }
+        if let Some(options) = connect {
+            settings.active_negotiation_timeout = options.connect_timeout;
+        }
+        Config::new(settings).map_err(|error| usage(in_options(&error)))
+    }
+
+    /// Has the library's log go to stderr, as far as `-v` or `RUST_LOG` ask for it.
+    pub(crate) fn start_tracing(&self) {
+        let filter = match self.verbose {
+            0 => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
+            1 => EnvFilter::new("smbdirect=debug,info"),
+            _ => EnvFilter::new("smbdirect=trace,info"),
+        };
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted())
+            .init();
+    }
+}
+
+/// A library error in the words of the command line.
+fn in_options(error: &ConfigError) -> String {
+    let option = |setting: &str| match setting {
+        "max_fragmented_receive_size" => "--max-fragmented-size".into(),
+        "active_negotiation_timeout" => "--connect-timeout".into(),
+        setting => format!("--{}", setting.replace('_', "-")),
+    };
+    match error {
+        ConfigError::TooSmall {
+            setting,
+            value,
+            minimum,
+        } => format!(
+            "{} {value} is too small, the least is {minimum}",
+            option(setting)
+        ),
+        ConfigError::ZeroDuration { setting } => format!("{} must not be zero", option(setting)),
+    }
+}
+
+/// Where a peer is, or where to listen: `HOST[:PORT]`, with an empty host for every address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: Option<u16>,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (host, port) = split_port(text)?;
+        let port = match port {
+            None => None,
+            Some(digits) => {
+                let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+                let port = digits.parse().ok().filter(|_| is_number);
+                Some(port.ok_or_else(|| format!("`{digits}` is no port; 0 to 65535 are"))?)
+            }
+        };
+        if host.is_empty() && port.is_none() {
+            return Err("the address is empty".into());
+        }
+        if !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(format!(
+                "`{host}` has no host; a port is written `HOST:{host}`"
+            ));
+        }
+        if host
+            .chars()
+            .any(|c| c.is_whitespace() || c.is_control() || c == '/')
+        {
+            return Err("an address is HOST[:PORT]".into());
+        }
+        Ok(Self {
+            host: host.into(),
+            port,
+        })
+    }
+}
+
+fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or("the `]` is missing")?;
+        check_ipv6(host)?;
+        return match rest.strip_prefix(':') {
+            _ if rest.is_empty() => Ok((host, None)),
+            Some(port) => Ok((host, Some(port))),
+            None => Err("behind `]` only `:PORT` may follow".into()),
+        };
+    }
+    match text.split_once(':') {
+        None => Ok((text, None)),
+        Some((_, port)) if port.contains(':') => {
+            check_ipv6(text)?;
+            Ok((text, None))
+        }
+        Some((host, port)) => Ok((host, Some(port))),
+    }
+}
+
+fn check_ipv6(host: &str) -> Result<(), String> {
+    let without_scope = host.split_once('%').map_or(host, |(address, _)| address);
+    match without_scope.parse::<Ipv6Addr>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!(
+            "`{host}` is no IPv6 address; with a port it is written `[IPv6]:PORT`"
+        )),
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        match port {
+            None => f.write_str(host),
+            Some(port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Some(port) => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// A size in bytes, with K, M or G behind it for the binary multiples.
+pub(crate) fn size(text: &str) -> Result<u32, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (&text[..end], 10),
+        Some((end, 'm' | 'M')) => (&text[..end], 20),
+        Some((end, 'g' | 'G')) => (&text[..end], 30),
+        _ => (text, 0),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("a size is a number of bytes, as in 8136, 64K, 1M or 1G".into());
+    }
+    let bytes = digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift));
+    bytes
+        .and_then(|bytes| u32::try_from(bytes).ok())
+        .ok_or_else(|| "the most is 4294967295 bytes".into())
+}
+
+/// A time in seconds, fractions allowed; not zero.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    match seconds_or_zero(text)? {
+        Duration::ZERO => Err("it must be more than zero".into()),
+        duration => Ok(duration),
+    }
+}
+
+/// A time in seconds, fractions allowed.
+pub(crate) fn seconds_or_zero(text: &str) -> Result<Duration, String> {
+    let plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let seconds = text.parse::<f64>().ok().filter(|_| plain);
+    let seconds = seconds.ok_or("a time is a number of seconds, as in 5 or 0.25")?;
+    if seconds > LONGEST_SECONDS {
+        return Err(format!("the most is {LONGEST_SECONDS} seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Ten years: beyond it, clocks wrap before anybody waits.
+const LONGEST_SECONDS: f64 = 315_360_000.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_in_all_their_forms() {
+        for (text, host, port) in [
+            ("10.0.0.1", "10.0.0.1", None),
+            ("10.0.0.1:5445", "10.0.0.1", Some(5445)),
+            ("10.0.0.1:0", "10.0.0.1", Some(0)),
+            ("server", "server", None),
+            ("server.example:445", "server.example", Some(445)),
+            ("::1", "::1", None),
+            ("::", "::", None),
+            ("fe80::1%eth0", "fe80::1%eth0", None),
+            ("[::1]", "::1", None),
+            ("[::1]:65535", "::1", Some(65535)),
+            ("[fe80::1%eth0]:1", "fe80::1%eth0", Some(1)),
+            (":5445", "", Some(5445)),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(
+                (address.host.as_str(), address.port),
+                (host, port),
+                "{text}"
+            );
+        }
+        for (text, says) in [
+            ("", "empty"),
+            ("5445", "no host"),
+            ("5445:5445", "no host"),
+            ("host:", "no port"),
+            ("host:+1", "no port"),
+            ("host:65536", "no port"),
+            ("host:port", "no port"),
+            ("host:1:2", "no IPv6"),
+            ("[::1", "missing"),
+            ("[::1]5445", "may follow"),
+            ("[host]:1", "no IPv6"),
+            ("[]:1", "no IPv6"),
+            ("::1::2", "no IPv6"),
+            ("two words:1", "HOST[:PORT]"),
+            ("http://host", "no port"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_print_as_they_parse() {
+        for text in ["10.0.0.1", "server:445", "::1", "[::1]:5445"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1364", 1364),
+            ("64K", 65_536),
+            ("64k", 65_536),
+            ("8M", 8 << 20),
+            ("3G", 3 << 30),
+            ("4294967295", u32::MAX),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "K",
+            "-1",
+            "+1",
+            "1.5M",
+            "1 K",
+            "1KK",
+            "4G",
+            "4294967296",
+            "0x10",
+            "1T",
+            "1é",
+            "99999999999999999999G",
+            "18446744073709551615G",
+        ] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        for (text, milliseconds) in [("1", 1000), ("0.25", 250), ("120", 120_000), (".5", 500)] {
+            assert_eq!(
+                seconds(text),
+                Ok(Duration::from_millis(milliseconds)),
+                "{text}"
+            );
+        }
+        for text in [
+            "",
+            "0",
+            "0.0",
+            "-1",
+            "+1",
+            "1s",
+            "nan",
+            "inf",
+            "1e9",
+            "1e-12",
+            ".",
+            "400000000",
+        ] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! `--pcap`: what an iWARP connection carried, as a capture of Ethernet, IP and TCP around it.
+//!
+//! The bytes are those of the socket; the packets around them are made up here, because what the
+//! network cut them into is not seen from a program. Wireshark finds MPA, DDP, RDMAP and SMB
+//! Direct in them by itself.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    fs::File,
+    io::BufWriter,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use etherparse::PacketBuilder;
+use pcap_file::{
+    DataLink,
+    pcap::{PcapHeader, PcapPacket, PcapWriter},
+};
+use smbdirect::rdma::iwarp::{Direction, Tap};
+use tracing::warn;
+
+use crate::report::plain;
+
+/// A capture that is being written; dropping it completes the file.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    shared: Arc<Shared>,
+}
+
+struct Shared(Mutex<State>);
+
+struct State {
+    /// `None` once writing has failed, or all is written.
+    writer: Option<PcapWriter<BufWriter<File>>>,
+    flows: HashMap<(SocketAddr, SocketAddr), Flow>,
+}
+
+/// One TCP connection, seen from its local end.
+struct Flow {
+    /// Next sequence number of each direction: sent, received.
+    sequence: [u32; 2],
+    /// Bytes of `direction` that are not in a packet yet.
+    pending: Vec<u8>,
+    direction: Direction,
+    since: Instant,
+}
+
+/// Fits an IP packet with its headers, in both versions of IP.
+const MAX_SEGMENT: usize = 65_000;
+/// Bytes that go the same way within this time share a packet.
+const GATHER: Duration = Duration::from_millis(1);
+/// What the connecting end of MPA says first.
+const MPA_REQUEST: &[u8] = b"MPA ID Req Frame";
+
+impl Capture {
+    /// Begins the file, over what was there before.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        let failed = || format!("cannot write the capture {}", path.display());
+        let file = File::create(path)
+            .map_err(|error| anyhow::anyhow!(plain(&error)))
+            .with_context(failed)?;
+        let header = PcapHeader {
+            snaplen: 1 << 18,
+            datalink: DataLink::ETHERNET,
+            ..PcapHeader::default()
+        };
+        let writer = PcapWriter::with_header(BufWriter::new(file), header).with_context(failed)?;
+        let state = State {
+            writer: Some(writer),
+            flows: HashMap::new(),
+        };
+        Ok(Self {
+            shared: Arc::new(Shared(Mutex::new(state))),
+        })
+    }
+
+    /// What the provider shows its bytes to.
+    pub(crate) fn tap(&self) -> Arc<dyn Tap> {
+        self.shared.clone()
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let mut state = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let flows = std::mem::take(&mut state.flows);
+        for (ends, mut flow) in flows {
+            state.end(ends, &mut flow);
+        }
+        state.writer = None;
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture").finish_non_exhaustive()
+    }
+}
+
+impl Tap for Shared {
+    fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.bytes(direction, (local, remote), bytes);
+    }
+}
+
+impl State {
+    fn bytes(&mut self, direction: Direction, ends: (SocketAddr, SocketAddr), bytes: &[u8]) {
+        if self.writer.is_none() {
+            return;
+        }
+        let known = self.flows.remove(&ends);
+        let mut flow = match known {
+            // The port was used before, by a connection that is over.
+            Some(mut flow) if bytes.starts_with(MPA_REQUEST) => {
+                self.end(ends, &mut flow);
+                self.begin(ends, direction)
+            }
+            Some(flow) => flow,
+            None => self.begin(ends, direction),
+        };
+        if flow.direction != direction || flow.since.elapsed() > GATHER {
+            self.write_pending(ends, &mut flow);
+        }
+        if flow.pending.is_empty() {
+            flow.direction = direction;
+            flow.since = Instant::now();
+        }
+        flow.pending.extend_from_slice(bytes);
+        while flow.pending.len() >= MAX_SEGMENT {
+            self.write_pending(ends, &mut flow);
+        }
+        self.flows.insert(ends, flow);
+    }
+
+    /// The handshake of TCP; `first` is the direction of the end that connected.
+    fn begin(&mut self, ends: (SocketAddr, SocketAddr), first: Direction) -> Flow {
+        let mut flow = Flow {
+            sequence: [1_000_000, 2_000_000],
+            pending: Vec::new(),
+            direction: first,
+            since: Instant::now(),
+        };
+        let back = opposite(first);
+        for (direction, flags) in [(first, SYN), (back, SYN | ACK), (first, ACK)] {
+            self.packet(ends, &flow, direction, flags, &[]);
+            flow.sequence[direction as usize] += u32::from(flags & SYN != 0);
+        }
+        flow
+    }
+
+    fn end(&mut self, ends: (SocketAddr, SocketAddr), flow: &mut Flow) {
+        while !flow.pending.is_empty() {
+            self.write_pending(ends, flow);
+        }
+        for direction in [Direction::Sent, Direction::Received] {
+            self.packet(ends, flow, direction, FIN | ACK, &[]);
+            flow.sequence[direction as usize] = flow.sequence[direction as usize].wrapping_add(1);
+        }
+    }
+
+    fn write_pending(&mut self, ends: (SocketAddr, SocketAddr), flow: &mut Flow) {
+        let length = flow.pending.len().min(MAX_SEGMENT);
+        if length == 0 {
+            return;
+        }
+        let payload: Vec<u8> = flow.pending.drain(..length).collect();
+        self.packet(ends, flow, flow.direction, PSH | ACK, &payload);
+        let sequence = &mut flow.sequence[flow.direction as usize];
+        *sequence = sequence.wrapping_add(length as u32);
+    }
+
+    fn packet(
+        &mut self,
+        (local, remote): (SocketAddr, SocketAddr),
+        flow: &Flow,
+        direction: Direction,
+        flags: u8,
+        payload: &[u8],
+    ) {
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        let (from, to) = match direction {
+            Direction::Sent => (local, remote),
+            Direction::Received => (remote, local),
+        };
+        let acknowledged = flow.sequence[opposite(direction) as usize];
+        let sequence = flow.sequence[direction as usize];
+        let bytes = ethernet(from, to, [sequence, acknowledged], flags, payload);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let packet = PcapPacket::new(now, bytes.len() as u32, &bytes);
+        if let Err(error) = writer.write_packet(&packet) {
+            warn!(%error, "the capture ends here");
+            self.writer = None;
+        }
+    }
+}
+
+const fn opposite(direction: Direction) -> Direction {
+    match direction {
+        Direction::Sent => Direction::Received,
+        Direction::Received => Direction::Sent,
+    }
+}
+
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const PSH: u8 = 0x08;
+const ACK: u8 = 0x10;
+
+/// A frame with its checksums.
+fn ethernet(
+    from: SocketAddr,
+    to: SocketAddr,
+    [sequence, acknowledged]: [u32; 2],
+    flags: u8,
+    payload: &[u8],
+) -> Vec<u8> {
+    let mac = |address: SocketAddr| {
+        let [high, low] = address.port().to_be_bytes();
+        // Locally administered, and different at the two ends.
+        [0x02, 0, 0, 0, high, low]
+    };
+    let link = PacketBuilder::ethernet2(mac(from), mac(to));
+    let packet = match (from.ip().to_canonical(), to.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => link.ipv4(from.octets(), to.octets(), 64),
+        (from, to) => link.ipv6(octets(from), octets(to), 64),
+    };
+    let mut packet = packet.tcp(from.port(), to.port(), sequence, 65_535);
+    if flags & SYN != 0 {
+        packet = packet.syn();
+    }
+    if flags & FIN != 0 {
+        packet = packet.fin();
+    }
+    if flags & PSH != 0 {
+        packet = packet.psh();
+    }
+    if flags & ACK != 0 {
+        packet = packet.ack(acknowledged);
+    }
+    let mut bytes = Vec::with_capacity(packet.size(payload.len()));
+    packet
+        .write(&mut bytes, payload)
+        .expect("a segment fits its packet, and memory takes it");
+    bytes
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+    use pcap_file::pcap::PcapReader;
+
+    use super::*;
+
+    /// Sequence numbers and payloads by source port, each checksum checked.
+    fn read_back(path: &Path) -> Vec<(u16, u32, u32, u8, Vec<u8>)> {
+        let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
+        let mut packets = Vec::new();
+        while let Some(packet) = reader.next_packet() {
+            let packet = packet.unwrap();
+            let sliced = SlicedPacket::from_ethernet(&packet.data).unwrap();
+            let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+                panic!("TCP")
+            };
+            let sum = match sliced.net.unwrap() {
+                NetSlice::Ipv4(ip) => {
+                    let header = ip.header().to_header();
+                    assert_eq!(header.calc_header_checksum(), header.header_checksum);
+                    let sum = tcp.to_header().calc_checksum_ipv4(&header, tcp.payload());
+                    sum.unwrap()
+                }
+                NetSlice::Ipv6(ip) => {
+                    let header = ip.header().to_header();
+                    let sum = tcp.to_header().calc_checksum_ipv6(&header, tcp.payload());
+                    sum.unwrap()
+                }
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(sum, tcp.checksum());
+            let flags = tcp.slice()[13] & 0x1f;
+            packets.push((
+                tcp.source_port(),
+                tcp.sequence_number(),
+                tcp.acknowledgment_number(),
+                flags,
+                tcp.payload().to_vec(),
+            ));
+        }
+        packets
+    }
+
+    #[test]
+    fn bytes_come_back_in_order_with_a_handshake_around_them() {
+        for (local, remote) in [
+            ("127.0.0.1:1", "127.0.0.1:2"),
+            ("[::1]:1", "[::1]:2"),
+            ("[::ffff:10.0.0.1]:1", "[::ffff:10.0.0.2]:2"),
+        ] {
+            let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let capture = Capture::create(file.path()).unwrap();
+            let tap = capture.tap();
+            let long = vec![7; 3 * MAX_SEGMENT + 5];
+            tap.bytes(Direction::Received, local, remote, MPA_REQUEST);
+            tap.bytes(Direction::Sent, local, remote, b"re");
+            tap.bytes(Direction::Sent, local, remote, b"ply");
+            tap.bytes(Direction::Received, local, remote, &long);
+            drop(capture);
+            tap.bytes(Direction::Sent, local, remote, b"too late");
+            let packets = read_back(file.path());
+            let (them, us) = (2, 1);
+            assert_eq!(
+                packets[..3].iter().map(|p| (p.0, p.3)).collect::<Vec<_>>(),
+                [(them, SYN), (us, SYN | ACK), (them, ACK)]
+            );
+            let mut next = HashMap::new();
+            let mut streams: HashMap<u16, Vec<u8>> = HashMap::new();
+            for (port, sequence, acknowledged, flags, payload) in packets {
+                let expected = *next.entry(port).or_insert(sequence);
+                assert_eq!(sequence, expected);
+                if flags & ACK != 0 {
+                    assert_eq!(Some(&acknowledged), next.get(&(3 - port)));
+                }
+                let extra = u32::from(flags & (SYN | FIN) != 0);
+                next.insert(port, sequence + payload.len() as u32 + extra);
+                streams.entry(port).or_default().extend(payload);
+            }
+            assert_eq!(streams[&us], b"reply");
+            assert_eq!(streams[&them], [MPA_REQUEST, &long].concat());
+        }
+    }
+
+    #[test]
+    fn a_port_used_again_is_a_connection_of_its_own() {
+        let (local, remote) = ("1.1.1.1:1".parse().unwrap(), "1.1.1.1:2".parse().unwrap());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let capture = Capture::create(file.path()).unwrap();
+        for _ in 0..2 {
+            capture
+                .tap()
+                .bytes(Direction::Sent, local, remote, MPA_REQUEST);
+        }
+        drop(capture);
+        let flags = read_back(file.path()).into_iter().map(|packet| packet.3);
+        let one = [SYN, SYN | ACK, ACK, PSH | ACK, FIN | ACK, FIN | ACK];
+        assert_eq!(flags.collect::<Vec<_>>(), [one, one].concat());
+    }
+}

@@ -1,0 +1,319 @@
+//! What is printed: lines for people, JSON objects for programs, and the units of both.
+
+use std::{
+    env,
+    fmt::Display,
+    io::{self, IsTerminal, Write},
+    sync::Mutex,
+    time::Duration,
+};
+
+use anyhow::{Result, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use smbdirect::Negotiated;
+
+/// Where results go: stdout, in one of two languages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    json: bool,
+    pub(crate) style: Style,
+}
+
+/// Colour, or none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Style {
+    colour: bool,
+}
+
+/// The first failure to write to stdout; commands go on, and the exit status tells.
+static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
+
+impl Report {
+    pub(crate) fn new(json: bool) -> Self {
+        let colour = !json && io::stdout().is_terminal() && colour_wanted();
+        Self {
+            json,
+            style: Style { colour },
+        }
+    }
+
+    /// A line for people.
+    pub(crate) fn line(&self, line: impl Display) {
+        if !self.json {
+            print(&format!("{line}\n"));
+        }
+    }
+
+    /// An object for programs; each has its kind under `event`.
+    pub(crate) fn event(&self, event: &impl Serialize) {
+        if self.json {
+            let object = serde_json::to_string(event).expect("keys are strings");
+            print(&format!("{object}\n"));
+        }
+    }
+
+    /// A bar on stderr for `length` bytes; invisible where stderr is not a terminal.
+    pub(crate) fn progress(&self, length: u64, name: &str) -> ProgressBar {
+        let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::hidden());
+        if self.json || !io::stderr().is_terminal() {
+            return bar;
+        }
+        let template = if colour_wanted() {
+            "{msg} {bar:30.cyan/dim} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}"
+        } else {
+            "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}"
+        };
+        let style = ProgressStyle::with_template(template).expect("the template is correct");
+        bar.set_style(style.progress_chars("━╸─"));
+        bar.set_message(printable(name));
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+        bar
+    }
+}
+
+fn print(text: &str) {
+    let mut stdout = io::stdout().lock();
+    let result = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    if let Err(error) = result {
+        FAILURE
+            .lock()
+            .expect("no panic under it")
+            .get_or_insert(error);
+    }
+}
+
+/// Whether everything reported so far could be written. That nobody reads it any more is fine.
+///
+/// # Errors
+/// The first failure.
+pub(crate) fn written() -> Result<()> {
+    match FAILURE.lock().expect("no panic under it").take() {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow!("cannot write to stdout: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An error, on stderr, in one line.
+pub(crate) fn error(error: &anyhow::Error) {
+    let style = Style {
+        colour: io::stderr().is_terminal() && colour_wanted(),
+    };
+    let text = printable(&format!("{error:#}"));
+    // If stderr is gone too, there is nobody left to tell.
+    let _ = writeln!(io::stderr(), "{} {text}", style.bad("error:"));
+}
+
+/// Whether the user has not asked for plain text (no-color.org).
+pub(crate) fn colour_wanted() -> bool {
+    env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+impl Style {
+    pub(crate) fn good(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+
+    pub(crate) fn bad(self, text: &str) -> String {
+        self.paint("1;31", text)
+    }
+
+    pub(crate) fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    pub(crate) fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.into()
+        }
+    }
+}
+
+/// Text of a peer's, or a file's name: nothing in it moves the cursor.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| {
+            if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+/// What the operating system says, without its number and its capital.
+pub(crate) fn plain(error: &impl Display) -> String {
+    let text = error.to_string();
+    let end = text.find(" (os error").unwrap_or(text.len());
+    let mut text = text[..end].to_owned();
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_lowercase();
+    }
+    text
+}
+
+/// What was agreed, in JSON.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct NegotiatedReport {
+    /// `1.0`
+    version: &'static str,
+    max_send_size: u32,
+    max_receive_size: u32,
+    max_fragmented_send_size: u32,
+    max_fragmented_receive_size: u32,
+    max_read_write_size: u32,
+    keepalive_interval: f64,
+}
+
+impl From<Negotiated> for NegotiatedReport {
+    fn from(negotiated: Negotiated) -> Self {
+        Self {
+            version: version(negotiated.protocol),
+            max_send_size: negotiated.max_send_size,
+            max_receive_size: negotiated.max_receive_size,
+            max_fragmented_send_size: negotiated.max_fragmented_send_size,
+            max_fragmented_receive_size: negotiated.max_fragmented_receive_size,
+            max_read_write_size: negotiated.max_read_write_size,
+            keepalive_interval: negotiated.keepalive_interval.as_secs_f64(),
+        }
+    }
+}
+
+/// The one version there is.
+pub(crate) fn version(protocol: u16) -> &'static str {
+    match protocol {
+        0x0100 => "1.0",
+        _ => "unknown",
+    }
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn plural(number: u64, what: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{} {what}{s}", count(number))
+}
+
+/// `12,345`
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `512 B`, `1.50 KiB`, `23.4 MiB`
+pub(crate) fn bytes(bytes: u64) -> String {
+    scaled(
+        bytes as f64,
+        1024.0,
+        &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"],
+    )
+}
+
+/// `750 MiB/s`, or `-` where no time passed.
+pub(crate) fn rate(bytes: u64, time: Duration) -> String {
+    match per_second(bytes, time) {
+        Some(rate) if bytes > 0 => {
+            let units = ["B/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s"];
+            scaled(rate.round(), 1024.0, &units)
+        }
+        _ => "-".into(),
+    }
+}
+
+/// Bytes a second, unless no time passed.
+pub(crate) fn per_second(bytes: u64, time: Duration) -> Option<f64> {
+    (!time.is_zero()).then(|| bytes as f64 / time.as_secs_f64())
+}
+
+/// `43.1 µs`, `1.20 ms`, `2.35 s`, `3 min 20 s`
+pub(crate) fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    if seconds >= 3600 {
+        return format!("{} h {} min", seconds / 3600, seconds % 3600 / 60);
+    }
+    if seconds >= 60 {
+        return format!("{} min {} s", seconds / 60, seconds % 60);
+    }
+    scaled(time.as_nanos() as f64, 1000.0, &["ns", "µs", "ms", "s"])
+}
+
+/// Three digits and a unit.
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    // 999.5 would be printed as 1000 of the smaller unit.
+    while value >= step.min(999.5) && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if unit == 0 => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        for (number, text) in [
+            (0, "0 B"),
+            (1, "1 B"),
+            (999, "999 B"),
+            (1000, "0.98 KiB"),
+            (1024, "1.00 KiB"),
+            (131_072, "128 KiB"),
+            (1 << 20, "1.00 MiB"),
+            (24_536_678, "23.4 MiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(bytes(number), text);
+        }
+        for (nanoseconds, text) in [
+            (0, "0 ns"),
+            (43_100, "43.1 µs"),
+            (999_600, "1.00 ms"),
+            (1_204_000, "1.20 ms"),
+            (2_350_000_000, "2.35 s"),
+            (59_990_000_000, "60.0 s"),
+            (200_000_000_000, "3 min 20 s"),
+            (7_260_000_000_000, "2 h 1 min"),
+        ] {
+            assert_eq!(time(Duration::from_nanos(nanoseconds)), text);
+        }
+        assert_eq!(rate(1 << 20, Duration::from_millis(500)), "2.00 MiB/s");
+        assert_eq!(rate(0, Duration::from_secs(1)), "-");
+        assert_eq!(rate(1, Duration::ZERO), "-");
+        assert_eq!(
+            [count(0), count(999), count(1000), count(1_234_567)].join(" "),
+            "0 999 1,000 1,234,567"
+        );
+    }
+
+    #[test]
+    fn a_peer_does_not_write_on_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
+    }
+}

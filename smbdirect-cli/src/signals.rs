@@ -1,0 +1,60 @@
+//! SIGINT and SIGTERM: the polite ways to be told to end.
+
+use std::future::Future;
+
+use anyhow::{Result, bail};
+
+/// Waits for either signal. From its making on they no longer kill the process.
+#[derive(Debug)]
+pub(crate) struct Interrupted {
+    #[cfg(unix)]
+    signals: [tokio::signal::unix::Signal; 2],
+}
+
+impl Interrupted {
+    /// # Panics
+    /// If the system takes no signal handlers, which no system does that runs this.
+    pub(crate) fn new() -> Self {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let handle = |kind| signal(kind).expect("the signal can be handled");
+            Self {
+                signals: [SignalKind::interrupt(), SignalKind::terminate()].map(handle),
+            }
+        }
+        #[cfg(not(unix))]
+        Self {}
+    }
+
+    /// Returns at the next signal. Dropping the future loses none.
+    pub(crate) async fn wait(&mut self) {
+        #[cfg(unix)]
+        {
+            let [interrupt, terminate] = &mut self.signals;
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        #[cfg(not(unix))]
+        {
+            // Without a handler there is nothing to wait for.
+            if tokio::signal::ctrl_c().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Runs `work` to its end, or drops it at a signal.
+///
+/// # Errors
+/// Those of the work, or that it was interrupted.
+pub(crate) async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut interrupted = Interrupted::new();
+    tokio::select! {
+        result = work => result,
+        () = interrupted.wait() => bail!("interrupted"),
+    }
+}

@@ -1,0 +1,385 @@
+//! Where received files go: to a directory, under a temporary name until they are whole and
+//! checked, and never over a file that is there.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use thiserror::Error;
+use tracing::{debug, warn};
+
+/// Takes files.
+pub(crate) trait Store: Send + Sync {
+    /// Begins a file. The name has been checked.
+    fn create(&self, name: &str) -> io::Result<Box<dyn Target>>;
+}
+
+/// A file that is being received; dropping it leaves nothing behind.
+pub(crate) trait Target: Send {
+    /// Appends.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Gives the file its name.
+    fn publish(self: Box<Self>) -> io::Result<()>;
+}
+
+/// Forgets what it takes; the checksum has been made by then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nowhere;
+
+impl Store for Nowhere {
+    fn create(&self, _name: &str) -> io::Result<Box<dyn Target>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl Target for Nowhere {
+    fn write(&mut self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn publish(self: Box<Self>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why a name is not the plain name of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum NameFault {
+    #[error("it is empty")]
+    Empty,
+    #[error("it is longer than {MAX_NAME} bytes")]
+    TooLong,
+    #[error("it names a directory")]
+    Directory,
+    #[error("it has a path in it")]
+    Path,
+    #[error("it has control characters in it")]
+    Control,
+    #[error("names that begin with `{PREFIX}` are for files being received")]
+    Reserved,
+}
+
+const MAX_NAME: usize = 255;
+/// What names of files begin with while they are received.
+const PREFIX: &str = ".smbdirect-";
+/// Temporary files are locked right after they are made; this is for "right after".
+const YOUNG: Duration = Duration::from_secs(10);
+
+/// Whether `name` is the plain name of a file: no path, nothing special.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn check_name(name: &str) -> Result<(), NameFault> {
+    if name.is_empty() {
+        return Err(NameFault::Empty);
+    }
+    if name.len() > MAX_NAME {
+        return Err(NameFault::TooLong);
+    }
+    if name == "." || name == ".." {
+        return Err(NameFault::Directory);
+    }
+    // The backslash separates on other systems, and copies of the directory may go there.
+    if name.contains(['/', '\\']) {
+        return Err(NameFault::Path);
+    }
+    if name.contains(char::is_control) {
+        return Err(NameFault::Control);
+    }
+    if name.starts_with(PREFIX) {
+        return Err(NameFault::Reserved);
+    }
+    Ok(())
+}
+
+/// A directory for received files.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// Opens an existing directory, and removes what receivers left there that were killed.
+    ///
+    /// # Errors
+    /// It is not there, or is no directory.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        if !fs::metadata(path)?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        let path = path.to_owned();
+        for entry in fs::read_dir(&path)?.flatten() {
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(PREFIX.as_bytes())
+            {
+                remove_if_orphaned(&entry.path());
+            }
+        }
+        Ok(Self { path })
+    }
+}
+
+/// A receiver holds a lock on its file; a file without one has no receiver any more.
+fn remove_if_orphaned(path: &Path) {
+    // Opening something that is no file may take for ever.
+    if !fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file()) {
+        return;
+    }
+    let Ok(file) = OpenOptions::new().write(true).open(path) else {
+        return;
+    };
+    let young = file
+        .metadata()
+        .and_then(|metadata| metadata.modified())
+        .map(|modified| modified.elapsed().unwrap_or_default() < YOUNG);
+    if young.unwrap_or(true) || file.try_lock().is_err() {
+        return;
+    }
+    debug!(path = %path.display(), "removing what a killed receiver left");
+    remove(path);
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        warn!(path = %path.display(), %error, "a temporary file stays behind");
+    }
+}
+
+impl Store for Directory {
+    fn create(&self, name: &str) -> io::Result<Box<dyn Target>> {
+        let destination = self.path.join(name);
+        // Early, so that nothing is moved in vain; `publish` is what makes sure.
+        if fs::symlink_metadata(&destination).is_ok() {
+            return Err(exists());
+        }
+        let (temporary, file) = self.create_temporary()?;
+        Ok(Box::new(Unfinished {
+            file,
+            temporary: Temporary(temporary),
+            destination,
+        }))
+    }
+}
+
+impl Directory {
+    fn create_temporary(&self) -> io::Result<(PathBuf, File)> {
+        let mut attempt = 0_u32;
+        loop {
+            let now = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
+            let (process, nanoseconds) = (std::process::id(), now.as_nanos());
+            let name = format!("{PREFIX}{process}-{nanoseconds:x}-{attempt}.part");
+            let path = self.path.join(name);
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => {
+                    // File systems without locks have no killed receivers tidied away.
+                    let _ = file.try_lock();
+                    return Ok((path, file));
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => {
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn exists() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        "a file of this name is there already",
+    )
+}
+
+/// A file under its temporary name.
+struct Unfinished {
+    file: File,
+    temporary: Temporary,
+    destination: PathBuf,
+}
+
+/// The name, removed when it is dropped.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+impl Target for Unfinished {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    fn publish(self: Box<Self>) -> io::Result<()> {
+        let Self {
+            temporary,
+            destination,
+            ..
+        } = &*self;
+        // A second name for the file, if nobody has it; the first goes with `temporary`.
+        match fs::hard_link(&temporary.0, destination) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+            Err(error) => {
+                debug!(%error, "no hard links here");
+                publish_by_placeholder(&temporary.0, destination)
+            }
+        }
+    }
+}
+
+/// For file systems without hard links: takes the name with an empty file, which is ours, and
+/// then replaces that.
+fn publish_by_placeholder(temporary: &Path, destination: &Path) -> io::Result<()> {
+    let placeholder = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(destination);
+    match placeholder {
+        Ok(_) => fs::rename(temporary, destination).inspect_err(|_| remove(destination)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for name in [
+            "a",
+            "a b",
+            ".bashrc",
+            "...",
+            "ü.txt",
+            "a:b",
+            &"x".repeat(255),
+        ] {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+        for (name, fault) in [
+            ("", NameFault::Empty),
+            (".", NameFault::Directory),
+            ("..", NameFault::Directory),
+            ("/", NameFault::Path),
+            ("/etc/passwd", NameFault::Path),
+            ("../a", NameFault::Path),
+            ("a/", NameFault::Path),
+            ("a\\b", NameFault::Path),
+            ("a\0b", NameFault::Control),
+            ("a\nb", NameFault::Control),
+            ("\x1b[2J", NameFault::Control),
+            (".smbdirect-1", NameFault::Reserved),
+            (&"x".repeat(256), NameFault::TooLong),
+        ] {
+            assert_eq!(check_name(name), Err(fault), "{name:?}");
+        }
+    }
+
+    fn names_in(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_appears_when_it_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Directory::open(directory.path()).unwrap();
+        let mut target = store.create("a").unwrap();
+        target.write(b"he").unwrap();
+        target.write(b"llo").unwrap();
+        assert!(names_in(directory.path())[0].starts_with(PREFIX));
+        target.publish().unwrap();
+        assert_eq!(names_in(directory.path()), ["a"]);
+        assert_eq!(fs::read(directory.path().join("a")).unwrap(), b"hello");
+    }
+
+    #[test]
+    fn a_dropped_file_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Directory::open(directory.path()).unwrap();
+        let mut target = store.create("a").unwrap();
+        target.write(b"hello").unwrap();
+        drop(target);
+        assert!(names_in(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_overwritten_whenever_it_appeared() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Directory::open(directory.path()).unwrap();
+        let early = store.create("a").unwrap();
+        let raced = store.create("a").unwrap();
+        early.publish().unwrap();
+        let error = raced.publish().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        let error = store.create("a").err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(names_in(directory.path()), ["a"]);
+        let error = publish_by_placeholder(Path::new("none"), &directory.path().join("a"));
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_dangling_link_is_somebodys_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Directory::open(directory.path()).unwrap();
+        std::os::unix::fs::symlink("nowhere", directory.path().join("a")).unwrap();
+        assert!(store.create("a").is_err());
+        assert_eq!(names_in(directory.path()), ["a"]);
+    }
+
+    #[test]
+    fn placeholders_work_and_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+        fs::write(&from, "x").unwrap();
+        publish_by_placeholder(&from, &to).unwrap();
+        assert_eq!(names_in(directory.path()), ["to"]);
+        let other = directory.path().join("other");
+        assert!(publish_by_placeholder(&from, &other).is_err());
+        assert_eq!(names_in(directory.path()), ["to"]);
+    }
+
+    #[test]
+    fn what_killed_receivers_left_is_removed_and_what_living_ones_write_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let old = SystemTime::now() - Duration::from_secs(60);
+        let orphan = directory.path().join(".smbdirect-1-2-0.part");
+        File::create(&orphan).unwrap().set_modified(old).unwrap();
+        let young = directory.path().join(".smbdirect-1-3-0.part");
+        fs::write(&young, "x").unwrap();
+        let locked = directory.path().join(".smbdirect-1-4-0.part");
+        let receiver = File::create(&locked).unwrap();
+        receiver.set_modified(old).unwrap();
+        receiver.lock().unwrap();
+        Directory::open(directory.path()).unwrap();
+        assert!(!orphan.exists() && young.exists() && locked.exists());
+    }
+
+    #[test]
+    fn a_directory_must_be_one() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Directory::open(file.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
+}

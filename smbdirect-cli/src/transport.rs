@@ -1,0 +1,249 @@
+//! Providers by their names, and connecting: with an answer to "why not?".
+
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, anyhow};
+use smbdirect::{
+    Config, ConnectError, Connection, ConnectionError, Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+        work::{ProviderError, ProviderErrorKind},
+    },
+};
+
+use tokio::time::timeout;
+
+use crate::{
+    options::{Address, CommonOptions, ConnectOptions, Transport, usage},
+    pcap::Capture,
+    report,
+};
+
+/// Both ends of connections within this process. A capture sees the connecting end.
+pub(crate) struct Ends {
+    pub(crate) active: Arc<dyn Provider>,
+    pub(crate) passive: Arc<dyn Provider>,
+}
+
+/// Providers for a command that is both ends.
+///
+/// # Errors
+/// A capture of what cannot be captured, or that cannot be written.
+pub(crate) fn both_ends(options: &CommonOptions) -> Result<(Ends, Option<Capture>)> {
+    match options.transport {
+        Transport::Iwarp => {
+            let (active, capture) = iwarp(options, options.pcap.as_deref())?;
+            let (passive, _) = iwarp(options, None)?;
+            Ok((Ends { active, passive }, capture))
+        }
+        Transport::Loopback => {
+            if options.pcap.is_some() {
+                return Err(usage(
+                    "--pcap has nothing to see with --transport loopback; use iwarp",
+                ));
+            }
+            let provider = Arc::new(Loopback::new());
+            let (active, passive) = (provider.clone(), provider);
+            Ok((Ends { active, passive }, None))
+        }
+    }
+}
+
+/// The provider of a command that is one end.
+///
+/// # Errors
+/// A transport that does not leave the process; a capture that cannot be written.
+pub(crate) fn one_end(options: &CommonOptions) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+    match options.transport {
+        Transport::Iwarp => iwarp(options, options.pcap.as_deref()),
+        Transport::Loopback => Err(usage(
+            "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
+             leave it out for iwarp",
+        )),
+    }
+}
+
+fn iwarp(
+    options: &CommonOptions,
+    pcap: Option<&Path>,
+) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+    let mut config = IwarpConfig {
+        crc: options.mpa_crc.into(),
+        ..IwarpConfig::default()
+    };
+    let mut capture = None;
+    if let Some(path) = pcap {
+        let started = Capture::create(path)?;
+        config.tap = Some(started.tap());
+        capture = Some(started);
+    }
+    Ok((Arc::new(Iwarp::new(config)), capture))
+}
+
+/// Connects to the first address of `address` that answers.
+///
+/// # Errors
+/// Why the last one did not, and what to try.
+pub(crate) async fn connect(
+    provider: &dyn Provider,
+    address: &Address,
+    config: &Config,
+    options: &ConnectOptions,
+) -> Result<Connection> {
+    if address.host.is_empty() {
+        return Err(usage("the address to connect to has no host: HOST[:PORT]"));
+    }
+    let mut last = None;
+    for address in resolve(address, provider.default_port()).await? {
+        let connecting = Connection::connect(provider, address, config.clone());
+        let result = timeout(options.connect_timeout, connecting).await;
+        let fault = match result {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error)) => explain_connect(&error, address, options.connect_timeout),
+            Err(_) => nobody_answers(address, options.connect_timeout),
+        };
+        tracing::debug!(%address, "{fault:#}");
+        last = Some(fault);
+    }
+    Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
+}
+
+/// Listens on `address`; an empty host is every address.
+///
+/// # Errors
+/// Why it cannot be listened on, and what to try.
+pub(crate) async fn listen(
+    provider: Arc<dyn Provider>,
+    address: &Address,
+    config: &Config,
+) -> Result<Listener> {
+    let resolved = resolve(address, provider.default_port()).await?;
+    let address = *resolved
+        .first()
+        .with_context(|| format!("{address} has no addresses"))?;
+    Listener::bind(provider, address, config.clone())
+        .await
+        .map_err(|error| explain_listen(&error, address))
+}
+
+async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
+    let port = address.port.unwrap_or(default_port);
+    let host = match address.host.as_str() {
+        "" => "0.0.0.0",
+        host => host,
+    };
+    let addresses = tokio::net::lookup_host((host, port)).await;
+    let addresses = addresses.map_err(|error| {
+        let why = report::printable(&error.to_string());
+        let why = why.strip_prefix("failed to lookup address information: ");
+        match why {
+            Some(why) => anyhow!("`{host}` has no address: {why}; check the name"),
+            None => anyhow!("`{host}` has no address: {error}; check the name"),
+        }
+    })?;
+    Ok(addresses.collect())
+}
+
+fn explain_connect(error: &ConnectError, address: SocketAddr, limit: Duration) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) => explain_provider(error, address, limit),
+        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => nobody_answers(address, limit),
+        ConnectError::Negotiation(ConnectionError::Provider(error)) => {
+            anyhow!(
+                "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
+            )
+        }
+        ConnectError::Negotiation(ConnectionError::Closed(_)) => {
+            anyhow!("{address} hung up during the negotiation of SMB Direct; its log may say why")
+        }
+        ConnectError::Negotiation(error) => {
+            anyhow!("SMB Direct was not negotiated with {address}: {error}")
+        }
+    }
+}
+
+fn explain_provider(error: &ProviderError, address: SocketAddr, limit: Duration) -> anyhow::Error {
+    let what = in_short(error);
+    match error.kind {
+        ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+            "nobody listens on {address} ({what}); start `smbdirect listen` there, \
+             or check the port"
+        ),
+        ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
+        ProviderErrorKind::TimedOut => nobody_answers(address, limit),
+        ProviderErrorKind::Address => {
+            anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
+        }
+        ProviderErrorKind::Reset => anyhow!(
+            "{address} hung up at the start of iWARP ({what}); does it speak iWARP? check the port"
+        ),
+        ProviderErrorKind::Protocol => {
+            anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
+        }
+        _ => anyhow!("no RDMA connection to {address}: {what}"),
+    }
+}
+
+/// A provider's words without what the sentence around them says.
+fn in_short(error: &ProviderError) -> String {
+    let what = &*error.what;
+    let what = ["connecting: ", "listening: "]
+        .iter()
+        .find_map(|prefix| what.strip_prefix(prefix))
+        .unwrap_or(what);
+    report::plain(&what)
+}
+
+fn nobody_answers(address: SocketAddr, limit: Duration) -> anyhow::Error {
+    let limit = report::time(limit);
+    anyhow!(
+        "{address} did not answer within {limit}; check the address and firewalls between, \
+         or give it more by --connect-timeout"
+    )
+}
+
+fn explain_listen(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
+    let text = in_short(error);
+    let cure = if text.contains("in use") {
+        "another program listens there; stop it, or give another port as ADDR"
+    } else if text.contains("permission") {
+        "ports below 1024 are the administrator's; give a higher one as ADDR"
+    } else if text.contains("assign") {
+        "it is no address of this machine; 0.0.0.0 is all of them"
+    } else {
+        "give another address as ADDR"
+    };
+    anyhow!("cannot listen on {address}: {text}; {cure}")
+}
+
+/// Why a connection that was up is no more, and what to try.
+pub(crate) fn explain_end(error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::TimedOut(_) => {
+            format!("{error}; the peer or the network between is stuck")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Ends a connection in good order, or leaves it to its fate after `limit`.
+pub(crate) async fn close(connection: &Connection, limit: Duration) {
+    let closing = async {
+        // A close that has been missed is noticed when it is asked for again.
+        loop {
+            if let Ok(closed) = timeout(ASK_AGAIN, connection.close()).await {
+                break closed;
+            }
+        }
+    };
+    let peer = connection.remote_address();
+    match timeout(limit, closing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "the connection did not end well"),
+        Err(_) => tracing::debug!(%peer, "the connection does not end"),
+    }
+}
+
+const ASK_AGAIN: Duration = Duration::from_millis(20);

@@ -1,0 +1,16 @@
+//! The built command, from the outside: what it prints, what it stores, how it ends.
+//!
+//! Everything happens on 127.0.0.1 with ports the system picks, and every wait is bounded.
+
+#[path = "cli/demo.rs"]
+mod demo;
+#[path = "cli/files.rs"]
+mod files;
+#[path = "cli/listen.rs"]
+mod listen;
+#[path = "cli/ping.rs"]
+mod ping;
+#[path = "cli/support.rs"]
+mod support;
+#[path = "cli/usage.rs"]
+mod usage;

@@ -1,0 +1,154 @@
+//! `demo`: all sizes, all profiles, both transports, both languages.
+
+use std::fs;
+
+use crate::support::{run, write_noise};
+
+const SIZES: [usize; 5] = [0, 1, 131_072, (1 << 20) + 1, 5_242_917];
+
+#[test]
+fn moves_files_of_all_sizes() {
+    let directory = tempfile::tempdir().unwrap();
+    for transport in ["iwarp", "loopback"] {
+        for size in SIZES {
+            let path = write_noise(directory.path(), "file", size);
+            let path = path.to_str().unwrap();
+            let done = run(&["demo", path, "--transport", transport]).succeeded();
+            let last = done.stdout.lines().last().unwrap();
+            assert!(last.starts_with("every byte arrived three times"), "{last}");
+            assert!(
+                !done.stdout.contains('\x1b'),
+                "no colour where no terminal is"
+            );
+            assert!(done.stdout.lines().count() < 24, "it fits a screen");
+            assert!(done.stdout.lines().all(|line| line.chars().count() <= 112));
+        }
+    }
+}
+
+#[test]
+fn json_has_what_it_promises() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 3_000_000);
+    let done = run(&["demo", path.to_str().unwrap(), "--json"]).succeeded();
+    let events = done.json();
+    let kinds: Vec<_> = events
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["connected", "leg", "leg", "leg", "summary"]);
+    assert_eq!(events[0]["bytes"], 3_000_000);
+    assert_eq!(events[0]["transport"], "iwarp");
+    for end in ["connecting", "listening"] {
+        let end = &events[0][end];
+        assert_eq!(end["negotiated"]["version"], "1.0");
+        assert_eq!(end["negotiated"]["max_send_size"], 8136);
+        assert_eq!(end["negotiated"]["max_read_write_size"], 8 << 20);
+        assert_eq!(end["receive_credit_max"], 255);
+        assert!(end["send_credits"].as_u64().unwrap() >= 1);
+    }
+    for (leg, method) in events[1..4]
+        .iter()
+        .zip(["messages", "rdma_read", "rdma_write"])
+    {
+        assert_eq!(
+            (leg["method"].as_str(), leg["ok"].as_bool()),
+            (Some(method), Some(true))
+        );
+        assert!(leg["bytes_per_second"].as_f64().unwrap() > 0.0);
+        assert_eq!(leg["sha256"], events[4]["sha256"]);
+        let (operations, invalidations) = match method {
+            "messages" => (0, 0),
+            _ => (3, 3),
+        };
+        assert_eq!(leg["rdma_operations"], operations);
+        assert_eq!(leg["invalidations"], invalidations);
+    }
+    assert!(events[1]["segments"].as_u64().unwrap() > 3_000_000 / 8136);
+    assert_eq!(
+        (&events[4]["legs"], &events[4]["ok"]),
+        (&3.into(), &true.into())
+    );
+}
+
+#[test]
+fn every_profile_negotiates_its_own_sizes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 1_000_003);
+    let path = path.to_str().unwrap();
+    for (profile, max_send_size, max_fragmented) in [
+        ("default", 8136, 1 << 20),
+        ("windows", 1364, 1 << 20),
+        ("linux", 1364, 173_910),
+    ] {
+        let done = run(&["demo", path, "--json", "--profile", profile]).succeeded();
+        let negotiated = &done.json()[0]["connecting"]["negotiated"];
+        assert_eq!(negotiated["max_send_size"], max_send_size, "{profile}");
+        assert_eq!(
+            negotiated["max_fragmented_send_size"], max_fragmented,
+            "{profile}"
+        );
+    }
+}
+
+#[test]
+fn the_smallest_of_everything_is_enough() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 300_001);
+    for transport in ["iwarp", "loopback"] {
+        let smallest = [
+            "demo",
+            path.to_str().unwrap(),
+            "--transport",
+            transport,
+            "--send-credit-target",
+            "1",
+            "--receive-credit-max",
+            "1",
+            "--max-send-size",
+            "128",
+            "--max-receive-size",
+            "128",
+            "--max-fragmented-size",
+            "128K",
+            "--max-read-write-size",
+            "64K",
+        ];
+        run(&smallest).succeeded();
+    }
+}
+
+#[test]
+fn checksums_of_the_frames_change_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 100_000);
+    for when in ["auto", "on", "off"] {
+        run(&["demo", path.to_str().unwrap(), "--mpa-crc", when]).succeeded();
+    }
+}
+
+#[test]
+fn the_capture_holds_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 100_000);
+    let capture = directory.path().join("capture.pcap");
+    let capture = capture.to_str().unwrap();
+    run(&["demo", path.to_str().unwrap(), "--pcap", capture]).succeeded();
+    assert!(fs::metadata(capture).unwrap().len() > 3 * 100_000);
+    let nowhere = directory.path().join("none/capture.pcap");
+    run(&["demo", "--pcap", nowhere.to_str().unwrap()])
+        .failed(1, "no such file or directory")
+        .one_line();
+}
+
+#[test]
+fn what_cannot_be_read_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    run(&["demo", missing.to_str().unwrap()])
+        .failed(1, "no such file or directory")
+        .one_line();
+    run(&["demo", directory.path().to_str().unwrap()])
+        .failed(1, "not a regular file")
+        .one_line();
+}

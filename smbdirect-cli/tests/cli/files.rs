@@ -1,0 +1,620 @@
+//! `send` and `listen --receive`: what arrives, what must not, and what is left when it breaks.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use smbdirect::{
+    Config, Connection, ConnectionError, Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        provider::Provider,
+    },
+};
+use tokio::time::timeout;
+
+use crate::support::{
+    Listening, PATIENCE, PROGRAM, command, eventually, listen, listening, names_in, run, start,
+    write_noise,
+};
+
+const SIZES: [usize; 6] = [0, 1, 4095, 131_072, (1 << 20) + 1, 5_242_917];
+
+/// A directory with files to send, and one to receive into.
+struct Place {
+    _root: tempfile::TempDir,
+    from: PathBuf,
+    into: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let (from, into) = (root.path().join("from"), root.path().join("into"));
+        fs::create_dir(&from).unwrap();
+        fs::create_dir(&into).unwrap();
+        Self {
+            _root: root,
+            from,
+            into,
+        }
+    }
+
+    fn listen(&self, arguments: &[&str]) -> Listening {
+        let mut all = vec!["--receive", self.into.to_str().unwrap()];
+        all.extend(arguments);
+        listen(&all)
+    }
+
+    /// A file of many zeros, to be interrupted in the middle of.
+    fn huge(&self) -> String {
+        let path = self.from.join("huge");
+        File::create(&path).unwrap().set_len(64 << 30).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn is_receiving(&self) -> bool {
+        names_in(&self.into).iter().any(|name| {
+            let metadata = fs::metadata(self.into.join(name));
+            name.starts_with(".smbdirect-") && metadata.is_ok_and(|metadata| metadata.len() > 0)
+        })
+    }
+}
+
+fn assert_same(one: &Path, other: &Path) {
+    assert!(
+        fs::read(one).unwrap() == fs::read(other).unwrap(),
+        "{}",
+        other.display()
+    );
+}
+
+#[test]
+fn files_arrive_byte_for_byte() {
+    for rdma in [false, true] {
+        let place = Place::new();
+        let listening = place.listen(&[]);
+        let sources: Vec<_> = SIZES
+            .iter()
+            .map(|&size| write_noise(&place.from, &format!("file {size}"), size))
+            .collect();
+        let mut send = command(&["send", &listening.address]);
+        send.args(&sources);
+        if rdma {
+            send.arg("--rdma");
+        }
+        let done = crate::support::Running::new(send).finish().succeeded();
+        assert_eq!(
+            done.stdout.matches("arrived").count(),
+            SIZES.len() + 1,
+            "{done:?}"
+        );
+        for source in &sources {
+            assert_same(source, &place.into.join(source.file_name().unwrap()));
+        }
+        assert_eq!(names_in(&place.into).len(), SIZES.len());
+        let done = listening.terminate().succeeded();
+        assert_eq!(
+            done.stdout.matches("stored\n").count(),
+            SIZES.len(),
+            "{done:?}"
+        );
+        let how = if rdma { "RDMA Read" } else { "messages" };
+        assert_eq!(done.stdout.matches(how).count(), SIZES.len(), "{done:?}");
+    }
+}
+
+#[test]
+fn small_credits_and_other_profiles_work_too() {
+    let smallest = [
+        "--send-credit-target",
+        "1",
+        "--receive-credit-max",
+        "1",
+        "--max-send-size",
+        "128",
+        "--max-receive-size",
+        "128",
+        "--max-fragmented-size",
+        "128K",
+    ];
+    for profile in [
+        &smallest[..],
+        &["--profile", "windows"],
+        &["--profile", "linux"],
+    ] {
+        let place = Place::new();
+        let listening = place.listen(profile);
+        let file = write_noise(&place.from, "file", 300_001);
+        for rdma in [false, true] {
+            let mut arguments = vec!["send", &listening.address, file.to_str().unwrap()];
+            arguments.extend(profile);
+            if rdma {
+                arguments.push("--rdma");
+            }
+            run(&arguments).succeeded();
+            assert_same(&file, &place.into.join("file"));
+            fs::remove_file(place.into.join("file")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn json_has_what_it_promises() {
+    let place = Place::new();
+    let listening = place.listen(&["--once", "--inactivity-limit", "20"]);
+    let file = write_noise(&place.from, "file", 200_000);
+    let missing = place.from.join("missing");
+    let done = run(&[
+        "send",
+        &listening.address,
+        file.to_str().unwrap(),
+        missing.to_str().unwrap(),
+        "--json",
+        "--rdma",
+    ]);
+    assert_eq!(done.status.code(), Some(1));
+    let events = done.json();
+    let kinds: Vec<_> = events
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["file", "connected", "file", "summary"]);
+    assert_eq!(
+        (&events[0]["ok"], &events[0]["error"]),
+        (&false.into(), &"no such file or directory".into())
+    );
+    assert_eq!(
+        (&events[2]["ok"], &events[2]["bytes"]),
+        (&true.into(), &200_000.into())
+    );
+    assert_eq!(
+        (&events[2]["name"], &events[2]["method"]),
+        (&"file".into(), &"rdma_read".into())
+    );
+    assert_eq!(events[2]["sha256"].as_str().unwrap().len(), 64);
+    assert_eq!(
+        (&events[3]["files"], &events[3]["arrived"]),
+        (&2.into(), &1.into())
+    );
+    listening.running.finish().succeeded();
+}
+
+#[test]
+fn the_listener_tells_programs_too() {
+    let place = Place::new();
+    let mut arguments = command(&["listen", "127.0.0.1:0", "--json", "--receive"]);
+    arguments.arg(&place.into);
+    let mut running = crate::support::Running::new(arguments);
+    let first: serde_json::Value = serde_json::from_str(&running.line()).unwrap();
+    let address = first["address"].as_str().unwrap();
+    let file = write_noise(&place.from, "file", 200_000);
+    let sent = run(&["send", address, file.to_str().unwrap(), "--json"])
+        .succeeded()
+        .json();
+    running.signal("TERM");
+    let events = running.finish().succeeded().json();
+    assert_eq!(
+        (&events[0]["event"], &events[0]["ok"]),
+        (&"file".into(), &true.into())
+    );
+    assert_eq!(
+        (&events[0]["name"], &events[0]["bytes"]),
+        (&"file".into(), &200_000.into())
+    );
+    assert_eq!(events[0]["sha256"], sent[1]["sha256"]);
+    assert_eq!(
+        (&events[1]["event"], &events[1]["files"]),
+        (&"connection".into(), &1.into())
+    );
+}
+
+#[test]
+fn nothing_is_overwritten() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    fs::write(place.into.join("taken"), "mine").unwrap();
+    let taken = write_noise(&place.from, "taken", 100_000);
+    let free = write_noise(&place.from, "free", 100_000);
+    for method in [None, Some("--rdma")] {
+        let mut arguments = vec![
+            "send",
+            &listening.address,
+            taken.to_str().unwrap(),
+            free.to_str().unwrap(),
+        ];
+        arguments.extend(method);
+        let done = run(&arguments);
+        done.failed(1, "a file of this name is there already")
+            .one_line();
+        assert!(done.stdout.contains("1 of 2 files arrived"), "{done:?}");
+        assert_eq!(fs::read(place.into.join("taken")).unwrap(), b"mine");
+        assert_same(&free, &place.into.join("free"));
+        fs::remove_file(place.into.join("free")).unwrap();
+    }
+    let done = listening.terminate().succeeded();
+    assert_eq!(done.stdout.matches("not stored: ").count(), 2, "{done:?}");
+    assert_eq!(names_in(&place.into), ["taken"]);
+}
+
+#[test]
+fn what_cannot_be_sent_is_said_before_anything_is_tried() {
+    let place = Place::new();
+    let missing = place.from.join("missing");
+    let done = run(&["send", "127.0.0.1:1", missing.to_str().unwrap()]);
+    done.failed(1, "no such file or directory").one_line();
+    let done = run(&["send", "127.0.0.1:1", place.from.to_str().unwrap()]);
+    done.failed(1, "not a regular file").one_line();
+    let file = write_noise(&place.from, "file", 1);
+    let done = run(&["send", "127.0.0.1:1", file.to_str().unwrap()]);
+    done.failed(1, "nobody listens on 127.0.0.1:1").one_line();
+}
+
+#[test]
+fn an_echo_is_no_receiver() {
+    let place = Place::new();
+    let file = write_noise(&place.from, "file", 1);
+    let echo = listen(&["--echo"]);
+    let done = run(&["send", &echo.address, file.to_str().unwrap()]);
+    done.failed(1, "does it run `smbdirect listen --receive DIR`?");
+    let sink = listen(&["--sink"]);
+    let done = run(&[
+        "send",
+        &sink.address,
+        file.to_str().unwrap(),
+        "--inactivity-limit",
+        "0.3",
+    ]);
+    done.failed(1, "the peer moved nothing for 300 ms");
+}
+
+#[test]
+fn a_sender_that_ends_in_the_middle_leaves_nothing() {
+    for (signal, rdma) in [
+        ("KILL", false),
+        ("KILL", true),
+        ("TERM", false),
+        ("INT", true),
+    ] {
+        let place = Place::new();
+        let listening = place.listen(&[]);
+        let huge = place.huge();
+        let mut arguments = vec!["send", &listening.address, &huge];
+        if rdma {
+            arguments.push("--rdma");
+        }
+        let sender = start(&arguments);
+        eventually("receiving", || place.is_receiving());
+        sender.signal(signal);
+        let done = sender.finish();
+        assert!(!done.status.success());
+        if signal != "KILL" {
+            done.failed(1, "interrupted").one_line();
+        }
+        eventually("tidying up", || names_in(&place.into).is_empty());
+        let file = write_noise(&place.from, "file", 10_000);
+        run(&["send", &listening.address, file.to_str().unwrap()]).succeeded();
+        let done = listening.terminate().succeeded();
+        assert!(done.stdout.contains("not stored: "), "{done:?}");
+        assert_eq!(names_in(&place.into), ["file"]);
+    }
+}
+
+#[test]
+fn a_listener_that_is_told_to_end_in_the_middle_leaves_nothing() {
+    for rdma in [false, true] {
+        let place = Place::new();
+        let listening = place.listen(&[]);
+        let huge = place.huge();
+        let mut arguments = vec!["send", &listening.address, &huge];
+        if rdma {
+            arguments.push("--rdma");
+        }
+        let sender = start(&arguments);
+        eventually("receiving", || place.is_receiving());
+        let done = listening.terminate().succeeded();
+        assert!(done.stdout.contains("not stored: "), "{done:?}");
+        assert!(names_in(&place.into).is_empty());
+        let done = sender.finish();
+        done.failed(1, "the peer closed the connection");
+    }
+}
+
+#[test]
+fn a_listener_that_is_killed_leaves_nothing_under_the_name() {
+    for rdma in [false, true] {
+        let place = Place::new();
+        let listening = place.listen(&[]);
+        let huge = place.huge();
+        let mut arguments = vec!["send", &listening.address, &huge];
+        if rdma {
+            arguments.push("--rdma");
+        }
+        let sender = start(&arguments);
+        eventually("receiving", || place.is_receiving());
+        listening.running.signal("KILL");
+        sender.finish().failed(1, "lost");
+        drop(listening);
+        let left = names_in(&place.into);
+        assert_eq!(left.len(), 1);
+        assert!(left[0].starts_with(".smbdirect-"));
+        // The next listener finds that nobody writes it any more.
+        let old = SystemTime::now() - Duration::from_secs(60);
+        let left = File::options()
+            .write(true)
+            .open(place.into.join(&left[0]))
+            .unwrap();
+        left.set_modified(old).unwrap();
+        let _next = place.listen(&[]);
+        assert!(names_in(&place.into).is_empty());
+    }
+}
+
+/// No file may grow beyond a mebibyte: as good as a full disk, and needs no rights.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_reported_on_both_sides() {
+    let place = Place::new();
+    let mut limited = Command::new("sh");
+    limited
+        .args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\"",
+            PROGRAM,
+        ])
+        .args(["listen", "127.0.0.1:0", "--receive"])
+        .arg(&place.into)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let listening = listening(limited);
+    let big = write_noise(&place.from, "big", 40 << 20);
+    let small = write_noise(&place.from, "small", 1000);
+    for (rdma, name) in [(false, "one"), (true, "two")] {
+        let renamed = place.from.join(name);
+        fs::copy(&small, &renamed).unwrap();
+        let mut arguments = vec![
+            "send",
+            &listening.address,
+            big.to_str().unwrap(),
+            renamed.to_str().unwrap(),
+        ];
+        if rdma {
+            arguments.push("--rdma");
+        }
+        let done = run(&arguments);
+        done.failed(1, "file too large").one_line();
+        assert!(done.stdout.contains("1 of 2 files arrived"), "{done:?}");
+    }
+    assert_eq!(names_in(&place.into), ["one", "two"]);
+    let done = listening.terminate().succeeded();
+    assert_eq!(
+        done.stdout
+            .matches("not stored: cannot be stored: file too large")
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn a_directory_that_vanished_is_reported_on_both_sides() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    fs::remove_dir(&place.into).unwrap();
+    let file = write_noise(&place.from, "file", 1000);
+    let done = run(&["send", &listening.address, file.to_str().unwrap()]);
+    done.failed(1, "no such file or directory").one_line();
+    let done = listening.terminate().succeeded();
+    assert!(done.stdout.contains("not stored: "), "{done:?}");
+}
+
+// ---- Peers that do not keep to the rules ----
+
+fn provider() -> Arc<dyn Provider> {
+    Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+async fn connect(address: &str) -> Connection {
+    let address = address.parse().unwrap();
+    let connecting = Connection::connect(&*provider(), address, Config::default()).await;
+    connecting.unwrap()
+}
+
+async fn receive(connection: &Connection) -> Result<Bytes, ConnectionError> {
+    let received = timeout(PATIENCE, connection.recv()).await;
+    received
+        .expect("an answer in time")
+        .map(smbdirect::Message::into_bytes)
+}
+
+fn offer(length: u64, method: u8, name: &[u8]) -> Vec<u8> {
+    [&[1, 1, 0, 0][..], &length.to_le_bytes(), &[method], name].concat()
+}
+
+fn data(offset: u64, bytes: &[u8]) -> Vec<u8> {
+    [&[1, 3, 0, 0][..], &offset.to_le_bytes(), bytes].concat()
+}
+
+const ACCEPT: [u8; 4] = [1, 2, 0, 0];
+const FAILED: u8 = 8;
+const CANCEL: [u8; 4] = [1, 9, 0, 0];
+
+#[tokio::test]
+async fn names_with_paths_are_refused() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let connection = connect(&listening.address).await;
+    let long = [b'x'; 256];
+    let names: [&[u8]; 10] = [
+        b"",
+        b".",
+        b"..",
+        b"/etc/smbdirect-was-here",
+        b"../escaped",
+        b"a/b",
+        b"a\\b",
+        b"a\0b",
+        b".smbdirect-1",
+        &long,
+    ];
+    for name in names {
+        drop(connection.send(offer(3, 1, name)).unwrap());
+        let answer = receive(&connection).await.unwrap();
+        assert_eq!(answer[1], FAILED, "{name:?}: {answer:?}");
+        assert!(
+            answer[4..].starts_with(b"the name is refused: "),
+            "{answer:?}"
+        );
+        drop(connection.send(CANCEL.to_vec()).unwrap());
+    }
+    // The connection is none the worse for it.
+    drop(connection.send(offer(0, 1, b"fine")).unwrap());
+    assert_eq!(receive(&connection).await.unwrap(), &ACCEPT[..]);
+    connection.close().await.ok();
+    eventually("tidying up", || names_in(&place.into).is_empty());
+    assert!(names_in(place.into.parent().unwrap()).len() == 2);
+    listening.terminate();
+}
+
+#[tokio::test]
+async fn broken_rules_end_the_connection_and_no_other() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let descriptor = |length: u32| [&[0_u8; 12][..], &length.to_le_bytes()].concat();
+    let memory = |offset: u64, length| {
+        [
+            &[1, 4, 0, 0][..],
+            &offset.to_le_bytes(),
+            &descriptor(length),
+        ]
+        .concat()
+    };
+    let done = |offset: u64| [&[1, 5, 0, 0][..], &offset.to_le_bytes()].concat();
+    let finish = [&[1, 6, 0, 0][..], &[0; 32]].concat();
+    let accepted: [(u8, Vec<u8>); 12] = [
+        (1, data(1, b"x")),
+        (1, data(0, &[0; 101])),
+        (1, data(u64::MAX, b"x")),
+        (1, finish.clone()),
+        (1, memory(0, 10)),
+        (1, done(0)),
+        (1, offer(1, 1, b"again")),
+        (2, data(0, b"x")),
+        (2, memory(0, 101)),
+        (2, memory(0, u32::MAX)),
+        (3, done(100)),
+        (3, vec![1, 99, 0, 0]),
+    ];
+    for (method, message) in accepted {
+        let connection = connect(&listening.address).await;
+        drop(connection.send(offer(100, method, b"file")).unwrap());
+        assert_eq!(receive(&connection).await.unwrap(), &ACCEPT[..]);
+        drop(connection.send(message.clone()).unwrap());
+        // Memory may be offered before the end.
+        let mut answers = 0;
+        while receive(&connection).await.is_ok() {
+            answers += 1;
+            assert!(answers < 4, "{message:?}");
+        }
+    }
+    for message in [
+        vec![1],
+        vec![2, 2, 0, 0],
+        data(0, b"x"),
+        finish,
+        CANCEL.to_vec(),
+    ] {
+        let connection = connect(&listening.address).await;
+        drop(connection.send(message.clone()).unwrap());
+        assert!(receive(&connection).await.is_err(), "{message:?}");
+    }
+    let file = write_noise(&place.from, "file", 1000);
+    run(&["send", &listening.address, file.to_str().unwrap()]).succeeded();
+    assert_eq!(names_in(&place.into), ["file"]);
+    let done = listening.terminate().succeeded();
+    assert_eq!(
+        done.stdout
+            .matches("does not keep to the file protocol")
+            .count(),
+        12 + 17
+    );
+}
+
+#[tokio::test]
+async fn a_wrong_checksum_keeps_the_file_out() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let connection = connect(&listening.address).await;
+    for message in [offer(5, 1, b"file"), data(0, b"hello")] {
+        drop(connection.send(message).unwrap());
+        receive(&connection).await.unwrap();
+    }
+    drop(
+        connection
+            .send([&[1, 6, 0, 0][..], &[0; 32]].concat())
+            .unwrap(),
+    );
+    let answer = receive(&connection).await.unwrap();
+    assert_eq!(answer[1], FAILED);
+    assert!(answer[4..].starts_with(b"the checksum is "), "{answer:?}");
+    assert!(names_in(&place.into).is_empty());
+    let done = listening.terminate().succeeded();
+    assert!(done.stdout.contains("damaged on the way"), "{done:?}");
+}
+
+#[tokio::test]
+async fn an_offer_and_then_silence_is_given_up() {
+    let place = Place::new();
+    let listening = place.listen(&["--inactivity-limit", "0.4", "--once"]);
+    let connection = connect(&listening.address).await;
+    drop(connection.send(offer(1 << 40, 1, b"file")).unwrap());
+    assert_eq!(receive(&connection).await.unwrap(), &ACCEPT[..]);
+    assert!(receive(&connection).await.is_err());
+    let done = listening.running.finish();
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(
+        done.stdout.contains("the peer moved nothing for 400 ms"),
+        "{done:?}"
+    );
+    assert!(names_in(&place.into).is_empty());
+}
+
+/// A listener that accepts a file and then breaks the rules.
+#[tokio::test]
+async fn a_sender_notices_a_listener_that_breaks_the_rules() {
+    let place = Place::new();
+    let file = write_noise(&place.from, "file", 5 << 20);
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(provider(), address, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address().to_string();
+    let done = |offset: u64| [&[1, 5, 0, 0][..], &offset.to_le_bytes()].concat();
+    for (rdma, answer) in [
+        (false, done(1)),
+        (false, done(u64::MAX)),
+        (true, done(1 << 20)), // does not invalidate
+        (false, vec![1, 7, 0, 0]),
+        (false, vec![0; 3]),
+        (true, [&[1, 4, 0, 0][..], &[0; 23], &[1]].concat()),
+    ] {
+        let mut arguments = vec!["send", &address, file.to_str().unwrap()];
+        if rdma {
+            arguments.push("--rdma");
+        }
+        let sender = start(&arguments);
+        let connection = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        receive(&connection).await.unwrap();
+        drop(connection.send(ACCEPT.to_vec()).unwrap());
+        receive(&connection).await.unwrap();
+        drop(connection.send(answer).unwrap());
+        let finished = tokio::task::spawn_blocking(|| sender.finish())
+            .await
+            .unwrap();
+        finished.failed(1, "does not keep to the file protocol");
+    }
+}

@@ -1,0 +1,154 @@
+//! `listen`: its first line, its ends, and that one connection is not another's business.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::support::{command, listen, run, start};
+
+#[test]
+fn the_first_line_says_where() {
+    let mut running = start(&["listen", "127.0.0.1:0", "--echo"]);
+    let line = running.line();
+    let port = line.strip_prefix("listening on 127.0.0.1:").unwrap();
+    assert_ne!(port.strip_suffix('\n').unwrap().parse::<u16>().unwrap(), 0);
+    let mut running = start(&["listen", "127.0.0.1:0", "--sink", "--json"]);
+    let line = running.line();
+    let event: Value = serde_json::from_str(&line).unwrap();
+    let address = event["address"].as_str().unwrap();
+    assert_eq!(
+        line,
+        format!("{{\"event\":\"listening\",\"address\":\"{address}\"}}\n")
+    );
+    assert!(address.starts_with("127.0.0.1:"));
+}
+
+#[test]
+fn signals_end_it_well() {
+    for signal in ["TERM", "INT"] {
+        let listening = listen(&["--sink"]);
+        let started = Instant::now();
+        listening.running.signal(signal);
+        let done = listening.running.finish().succeeded();
+        assert_eq!(done.stdout, "");
+        assert!(started.elapsed() < Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn signals_end_connections_too() {
+    let listening = listen(&["--echo"]);
+    let mut ping = start(&[
+        "ping",
+        &listening.address,
+        "--count",
+        "0",
+        "--interval",
+        "0.02",
+    ]);
+    ping.line();
+    ping.line();
+    let started = Instant::now();
+    let done = listening.terminate().succeeded();
+    assert!(started.elapsed() < Duration::from_secs(3));
+    assert!(done.stdout.ends_with("closed\n"), "{done:?}");
+    let done = ping.finish();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(
+        done.stdout.contains("the peer closed the connection"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn it_ends_after_as_many_connections_as_it_is_told() {
+    let listening = listen(&["--echo", "--count", "2", "--json"]);
+    for _ in 0..2 {
+        run(&["ping", &listening.address, "-c", "1", "--echo"]).succeeded();
+    }
+    let done = listening.running.finish().succeeded();
+    let events = done.json();
+    assert_eq!(events.len(), 2);
+    for event in events {
+        assert_eq!(event["event"], "connection");
+        assert_eq!(
+            (&event["ok"], &event["ended"]),
+            (&true.into(), &"closed".into())
+        );
+        assert_eq!(event["messages_received"], 1);
+        assert_eq!(event["bytes_sent"], 64);
+        assert!(event["peer"].as_str().unwrap().starts_with("127.0.0.1:"));
+    }
+    let listening = listen(&["--sink", "--once"]);
+    run(&["ping", &listening.address, "-c", "1"]).succeeded();
+    listening.running.finish().succeeded();
+}
+
+#[test]
+fn strangers_are_turned_away_and_others_served() {
+    let listening = listen(&["--echo"]);
+    let _silent = TcpStream::connect(&listening.address).unwrap();
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096]] {
+        let mut stranger = TcpStream::connect(&listening.address).unwrap();
+        stranger
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        // It may hang up before it has read everything.
+        let _ = stranger.write_all(garbage);
+        let mut answer = Vec::new();
+        let end = stranger.read_to_end(&mut answer);
+        let late = |kind| {
+            matches!(
+                kind,
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+            )
+        };
+        assert!(
+            !end.is_err_and(|error| late(error.kind())),
+            "hung up in time"
+        );
+    }
+    run(&["ping", &listening.address, "-c", "1", "--echo"]).succeeded();
+    listening.terminate().succeeded();
+}
+
+#[test]
+fn an_address_can_be_listened_on_once() {
+    let listening = listen(&["--sink"]);
+    run(&["listen", &listening.address, "--sink"])
+        .failed(1, "another program listens there")
+        .one_line();
+    run(&["listen", "127.0.0.1:0", "--receive", "/no/such/directory"])
+        .failed(1, "give an existing directory")
+        .one_line();
+}
+
+#[test]
+fn a_reader_that_is_gone_does_not_matter() {
+    let mut listening = listen(&["--echo"]);
+    listening.running.close_stdout();
+    run(&["ping", &listening.address, "-c", "1", "--echo"]).succeeded();
+    run(&["ping", &listening.address, "-c", "1", "--echo"]).succeeded();
+    listening.running.signal("TERM");
+    assert!(listening.running.status().success());
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") else {
+        return;
+    };
+    let mut command = command(&["demo", "Cargo.toml", "--transport", "loopback"]);
+    command.stdout(full);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        stderr.starts_with("error: cannot write to stdout: "),
+        "{stderr}"
+    );
+}

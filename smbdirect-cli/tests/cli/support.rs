@@ -1,0 +1,236 @@
+//! Running the command, with an end to every wait.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+/// No step of a test may take longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_smbdirect");
+
+pub(crate) fn command(arguments: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(arguments)
+        .env_remove("NO_COLOR")
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// What a finished command left.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Done {
+    #[track_caller]
+    pub(crate) fn succeeded(self) -> Self {
+        assert!(self.status.success(), "{self:?}");
+        assert_eq!(self.stderr, "");
+        self
+    }
+
+    /// It failed with `code`, and stderr is one line about it.
+    #[track_caller]
+    pub(crate) fn failed(&self, code: i32, says: &str) -> &Self {
+        assert_eq!(self.status.code(), Some(code), "{self:?}");
+        assert!(self.stderr.starts_with("error: "), "{self:?}");
+        assert!(self.stderr.contains(says), "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn one_line(&self) {
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+    }
+
+    /// stdout as one object a line.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Vec<Value> {
+        let parse = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        self.stdout.lines().map(parse).collect()
+    }
+}
+
+/// A command that is running; dropping it kills it.
+pub(crate) struct Running {
+    child: Child,
+    stdout: Option<BufReader<ChildStdout>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn start(arguments: &[impl AsRef<OsStr>]) -> Running {
+    Running::new(command(arguments))
+}
+
+pub(crate) fn run(arguments: &[impl AsRef<OsStr>]) -> Done {
+    start(arguments).finish()
+}
+
+impl Running {
+    pub(crate) fn new(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let stdout = child.stdout.take().map(BufReader::new);
+        Self { child, stdout }
+    }
+
+    /// The next line of stdout.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> String {
+        let mut stdout = self.stdout.take().expect("nobody else reads");
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            let result = stdout.read_line(&mut line).map(|_| line);
+            let _ = sender.send((stdout, result));
+        });
+        let (stdout, line) = receiver.recv_timeout(PATIENCE).expect("a line in time");
+        self.stdout = Some(stdout);
+        line.unwrap()
+    }
+
+    pub(crate) fn close_stdout(&mut self) {
+        self.stdout = None;
+    }
+
+    /// Waits for the end of a command whose output nobody wants.
+    #[track_caller]
+    pub(crate) fn status(mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < PATIENCE, "it ends in time");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    #[track_caller]
+    pub(crate) fn finish(mut self) -> Done {
+        let mut stdout = self.stdout.take().expect("nobody else reads");
+        let mut stderr = self.child.stderr.take().expect("nobody else reads");
+        let (sender, receiver) = mpsc::channel();
+        let other = sender.clone();
+        thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stdout.read_to_string(&mut text);
+            let _ = sender.send((true, text));
+        });
+        thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stderr.read_to_string(&mut text);
+            let _ = other.send((false, text));
+        });
+        let mut texts = [String::new(), String::new()];
+        for _ in 0..2 {
+            let (is_stdout, text) = receiver.recv_timeout(PATIENCE).expect("it ends in time");
+            texts[usize::from(!is_stdout)] = text;
+        }
+        let [stdout, stderr] = texts;
+        let status = self.child.wait().unwrap();
+        Done {
+            status,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+/// A `listen` on a port of its own.
+pub(crate) struct Listening {
+    pub(crate) running: Running,
+    pub(crate) address: String,
+}
+
+pub(crate) fn listen(arguments: &[impl AsRef<OsStr>]) -> Listening {
+    let mut command = command(&["listen", "127.0.0.1:0"]);
+    command.args(arguments);
+    listening(command)
+}
+
+#[track_caller]
+pub(crate) fn listening(command: Command) -> Listening {
+    let mut running = Running::new(command);
+    let first = running.line();
+    let address = first
+        .strip_prefix("listening on ")
+        .and_then(|rest| rest.strip_suffix('\n'))
+        .unwrap_or_else(|| panic!("{first:?}"))
+        .to_owned();
+    Listening { running, address }
+}
+
+impl Listening {
+    #[track_caller]
+    pub(crate) fn terminate(self) -> Done {
+        self.running.signal("TERM");
+        self.running.finish()
+    }
+}
+
+/// Bytes that do not repeat.
+pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub(crate) fn write_noise(directory: &Path, name: &str, length: usize) -> PathBuf {
+    let path = directory.join(name);
+    fs::write(&path, noise(length, length as u64 + 1)).unwrap();
+    path
+}
+
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+    let entries = fs::read_dir(directory).unwrap().map(name);
+    let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Waits for something that another process does.
+#[track_caller]
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < PATIENCE, "{what} did not happen");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,113 @@
+//! The command line itself: help, versions, and what cannot be asked for.
+
+use crate::support::run;
+
+#[test]
+fn what_cannot_be_asked_for_is_status_2() {
+    for (arguments, says) in [
+        (&["frobnicate"][..], "unrecognized subcommand"),
+        (&["bench"], "unrecognized subcommand"),
+        (&["listen"], "--echo|--sink|--receive"),
+        (&["listen", "--echo", "--sink"], "cannot be used with"),
+        (
+            &["listen", "--echo", "--once", "--count", "2"],
+            "cannot be used with",
+        ),
+        (&["listen", "--echo", "--count", "0"], "invalid value"),
+        (&["listen", "5445", "--echo"], "has no host"),
+        (
+            &["listen", "--echo", "--transport", "verbs"],
+            "invalid value 'verbs'",
+        ),
+        (
+            &["listen", "--echo", "--transport", "loopback"],
+            "only `smbdirect demo` can use it",
+        ),
+        (&["send", "127.0.0.1:1"], "<FILE>"),
+        (&["ping"], "<ADDR>"),
+        (&["ping", "::1::"], "IPv6"),
+        (&["ping", ":5445"], "has no host"),
+        (&["ping", "localhost:99999"], "no port"),
+        (&["ping", "localhost", "--size", "5"], "--echo"),
+        (
+            &["ping", "localhost", "--echo", "--size", "0"],
+            "at least 1",
+        ),
+        (&["ping", "localhost", "--count", "-1"], "--count"),
+        (
+            &["ping", "localhost", "--interval", "often"],
+            "number of seconds",
+        ),
+        (
+            &["ping", "localhost", "--connect-timeout", "0"],
+            "more than zero",
+        ),
+        (
+            &["ping", "localhost", "--transport", "loopback"],
+            "only `smbdirect demo` can use it",
+        ),
+        (
+            &["demo", "--max-send-size", "127"],
+            "--max-send-size 127 is too small, the least is 128",
+        ),
+        (
+            &["demo", "--max-receive-size", "1"],
+            "--max-receive-size 1 is too small",
+        ),
+        (
+            &["demo", "--max-fragmented-size", "127K"],
+            "--max-fragmented-size 130048 is too small",
+        ),
+        (
+            &["demo", "--max-read-write-size", "63K"],
+            "--max-read-write-size 64512 is too small",
+        ),
+        (
+            &["demo", "--send-credit-target", "0"],
+            "--send-credit-target",
+        ),
+        (
+            &["demo", "--receive-credit-max", "65536"],
+            "--receive-credit-max",
+        ),
+        (
+            &["demo", "--max-send-size", "8T"],
+            "a size is a number of bytes",
+        ),
+        (&["demo", "--max-send-size", "4G"], "the most is"),
+        (&["demo", "--keepalive-interval", "0"], "more than zero"),
+        (&["demo", "--profile", "macos"], "invalid value 'macos'"),
+        (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
+        (
+            &["demo", "--pcap", "x", "--transport", "loopback"],
+            "--pcap",
+        ),
+    ] {
+        let done = run(arguments);
+        done.failed(2, says);
+        assert_eq!(done.stdout, "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    for command in ["demo", "listen", "send", "ping"] {
+        let done = run(&[command, "--help"]).succeeded();
+        assert!(
+            done.stdout.contains("Examples:\n  smbdirect "),
+            "{}",
+            done.stdout
+        );
+        assert!(done.stdout.contains("With --json:"), "{}", done.stdout);
+        assert!(!done.stdout.contains('\x1b'));
+    }
+    let done = run(&["--help"]).succeeded();
+    for command in ["demo", "listen", "send", "ping"] {
+        assert!(
+            done.stdout.contains(&format!("\n  {command} ")),
+            "{}",
+            done.stdout
+        );
+    }
+    run(&["--version"]).succeeded();
+}
