@@ -7,6 +7,7 @@ mod pair {
     pub(crate) mod backpressure;
     pub(crate) mod credit_grant;
     pub(crate) mod disconnect_anywhere;
+    #[allow(dead_code, reason = "what only the swarm uses")]
     pub(crate) mod fabric;
     pub(crate) mod fragmented_message;
     pub(crate) mod idle_timeout;

@@ -2,6 +2,9 @@
 
 use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
 
+//= SMBD-2.2-02 test
+//= SMBD-2.2-05 test
+//= SMBD-2.2.3-01 test
 //= SMBD-3.1.5.4-04 test
 //= SMBD-3.1.5.4-10 test
 //= SMBD-3.1.5.8-13 test
