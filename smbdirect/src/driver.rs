@@ -186,7 +186,10 @@ impl State {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
-            self.finished |= matches!(completion, Completion::Disconnected(_));
+            if matches!(completion, Completion::Disconnected(_)) {
+                self.finished = true;
+                self.wake_waiting();
+            }
             self.engine.handle_completion(now, completion);
             self.take_events();
         }
@@ -285,6 +288,8 @@ impl State {
                 ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_) => Teardown::Graceful,
                 _ => Teardown::Abort,
             });
+            // Somebody has to poll the queue pair through to its end.
+            self.wake_task();
         }
         self.sends
             .complete_all(|| Err(error.clone()), &mut self.wakes);

@@ -1,11 +1,16 @@
-//! Connections over the in-process provider: the handle, the driver and the listener.
+//! The handle, the driver and the listener, over every provider that runs anywhere.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, Config, Connection, ConnectionError, Listener, SendError, Settings, TransferFault,
-    engine::Initiator, rdma::loopback::Loopback,
+    engine::Initiator,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+    },
 };
 use tokio::time::timeout;
 
@@ -16,13 +21,13 @@ struct Pair {
     _listener: Listener,
 }
 
-async fn pair_with(client: Settings, server: Settings) -> Pair {
-    let provider = Arc::new(Loopback::new());
-    let address: SocketAddr = "127.0.0.1:445".parse().unwrap();
+async fn pair_with(provider: Arc<dyn Provider>, client: Settings, server: Settings) -> Pair {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let server_config = Config::new(server).unwrap();
     let mut listener = Listener::bind(provider.clone(), address, server_config)
         .await
         .unwrap();
+    let address = listener.local_address();
     let (client, server) = tokio::join!(
         Connection::connect(&*provider, address, Config::new(client).unwrap()),
         listener.accept()
@@ -34,8 +39,8 @@ async fn pair_with(client: Settings, server: Settings) -> Pair {
     }
 }
 
-async fn pair() -> Pair {
-    pair_with(Settings::default(), Settings::default()).await
+async fn pair(provider: Arc<dyn Provider>) -> Pair {
+    pair_with(provider, Settings::default(), Settings::default()).await
 }
 
 fn bytes(length: usize) -> Bytes {
@@ -48,9 +53,43 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
         .expect("it takes forever")
 }
 
-#[tokio::test]
-async fn messages_of_all_sizes_both_ways() {
-    let Pair { client, server, .. } = pair().await;
+/// Each behaviour in this file, on one thread in one process, and on two over TCP.
+macro_rules! over_every_provider {
+    ($($behaviour:ident)*) => {
+        mod loopback {
+            $(
+                #[tokio::test]
+                async fn $behaviour() {
+                    super::$behaviour(super::Arc::new(super::Loopback::new())).await;
+                }
+            )*
+        }
+
+        mod iwarp {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $behaviour() {
+                    let provider = super::Iwarp::new(super::IwarpConfig::default());
+                    super::$behaviour(super::Arc::new(provider)).await;
+                }
+            )*
+        }
+    };
+}
+
+over_every_provider! {
+    messages_of_all_sizes_both_ways
+    the_acceptor_may_speak_first
+    credits_of_one_and_smallest_sizes_carry_traffic_both_ways
+    reads_writes_and_invalidation
+    closing_sends_what_was_submitted_and_both_ends_learn_why
+    dropping_the_last_handle_closes
+    a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
+    keepalive_is_a_round_trip
+}
+
+async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
     for length in [1, 2, 8111, 8112, 8113, 65_536, 131_072, 1 << 20] {
         let message = bytes(length);
         let sending = client.send(message.clone()).unwrap();
@@ -74,15 +113,13 @@ async fn messages_of_all_sizes_both_ways() {
     );
 }
 
-#[tokio::test]
-async fn the_acceptor_may_speak_first() {
-    let Pair { client, server, .. } = pair().await;
+async fn the_acceptor_may_speak_first(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
     drop(server.send("welcome").unwrap());
     assert_eq!(within(client.recv()).await.unwrap().into_bytes(), "welcome");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways() {
+async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways(provider: Arc<dyn Provider>) {
     let small = Settings {
         send_credit_target: 1,
         receive_credit_max: 1,
@@ -91,7 +128,7 @@ async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways() {
         max_fragmented_receive_size: 131_072,
         ..Settings::default()
     };
-    let Pair { client, server, .. } = pair_with(small.clone(), small).await;
+    let Pair { client, server, .. } = pair_with(provider, small.clone(), small).await;
     let message = bytes(131_072);
     for end in [&client, &server] {
         for _ in 0..3 {
@@ -105,9 +142,8 @@ async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways() {
     }
 }
 
-#[tokio::test]
-async fn reads_writes_and_invalidation() {
-    let Pair { client, server, .. } = pair().await;
+async fn reads_writes_and_invalidation(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
     let data = bytes(3 << 20);
     let source = client
         .register(BytesMut::from(&data[..]), Access::REMOTE_READ)
@@ -136,9 +172,8 @@ async fn reads_writes_and_invalidation() {
     assert_eq!(client.stats().regions, 0);
 }
 
-#[tokio::test]
-async fn closing_sends_what_was_submitted_and_both_ends_learn_why() {
-    let Pair { client, server, .. } = pair().await;
+async fn closing_sends_what_was_submitted_and_both_ends_learn_why(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
     for _ in 0..100 {
         drop(client.send(bytes(100_000)).unwrap());
     }
@@ -174,9 +209,8 @@ async fn closing_sends_what_was_submitted_and_both_ends_learn_why() {
     }
 }
 
-#[tokio::test]
-async fn dropping_the_last_handle_closes() {
-    let Pair { client, server, .. } = pair().await;
+async fn dropping_the_last_handle_closes(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
     drop(client.send("last words").unwrap());
     drop(client);
     assert_eq!(
@@ -189,13 +223,14 @@ async fn dropping_the_last_handle_closes() {
     );
 }
 
-#[tokio::test]
-async fn a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded() {
+async fn a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded(
+    provider: Arc<dyn Provider>,
+) {
     let settings = Settings {
         credit_grant_timeout: None,
         ..Settings::default()
     };
-    let Pair { client, server, .. } = pair_with(settings.clone(), settings).await;
+    let Pair { client, server, .. } = pair_with(provider, settings.clone(), settings).await;
     let sent: Vec<_> = (0..20_000)
         .map(|_| client.send(bytes(1000)).unwrap())
         .collect();
@@ -214,9 +249,8 @@ async fn a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
     }
 }
 
-#[tokio::test]
-async fn keepalive_is_a_round_trip() {
-    let Pair { client, server, .. } = pair().await;
+async fn keepalive_is_a_round_trip(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
     for _ in 0..3 {
         within(client.keepalive()).await.unwrap();
         within(server.keepalive()).await.unwrap();
@@ -233,7 +267,8 @@ async fn ten_idle_hours_are_keepalives_and_nothing_else() {
             receive_credit_max: credits,
             ..Settings::default()
         };
-        let Pair { client, server, .. } = pair_with(settings.clone(), settings).await;
+        let Pair { client, server, .. } =
+            pair_with(Arc::new(Loopback::new()), settings.clone(), settings).await;
         drop(client.send("hello").unwrap());
         server.recv().await.unwrap();
         tokio::time::sleep(Duration::from_secs(10)).await;

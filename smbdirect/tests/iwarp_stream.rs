@@ -844,7 +844,7 @@ fn closing_finishes_what_was_posted_and_takes_no_more() {
     let seen = words(&completions(&mut one));
     assert_eq!(
         seen,
-        ["flushed 5", "sent 4", "read 3", "flushed 2", "local"]
+        ["sent 4", "read 3", "flushed 2", "flushed 5", "local"]
     );
 }
 

@@ -72,10 +72,14 @@ pub struct Connection {
     /// Sends that are posted, oldest first.
     sends_in_flight: VecDeque<Sent>,
     events: VecDeque<Event>,
+    /// Transfers that came to nothing, told once the reason is known.
+    abandoned: Vec<Event>,
     next_work: u64,
     next_order: u64,
     /// The owner closes the connection; it ends when nothing is left to do.
     closing: bool,
+    /// Work came back undone: the connection has ended, and why is about to be told.
+    flushing: bool,
     /// The initiator's first credits wait for a message.
     holds_first_grant: bool,
     statistics: Statistics,
@@ -174,9 +178,11 @@ impl Connection {
             transfers: Transfers::default(),
             sends_in_flight: VecDeque::new(),
             events: VecDeque::new(),
+            abandoned: Vec::new(),
             next_work: 0,
             next_order: 0,
             closing: false,
+            flushing: false,
             holds_first_grant: false,
             statistics: Statistics::default(),
             config,
@@ -243,6 +249,7 @@ impl Connection {
     /// The RDMA connection is there and can do this much.
     pub fn handle_connected(&mut self, limits: Limits) {
         self.limits = limits;
+        self.receive_credits.fit_into(limits.max_receive_queue);
         //= SMBD-3.1.4.1-09
         if matches!(self.role, Role::Connecting) {
             self.role = Role::Active {
@@ -388,8 +395,11 @@ impl Connection {
     }
 
     /// Asks the peer for a sign of life now. [`Event::KeepaliveAnswered`] follows, or the end of
-    /// the connection after `keepalive_response_timeout`.
+    /// the connection after `keepalive_response_timeout`. Does nothing unless established.
     pub fn prompt_keepalive(&mut self, now: Instant) {
+        if self.negotiated().is_none() {
+            return;
+        }
         if self.keepalive_requested == KeepaliveRequested::None {
             self.keepalive_requested = KeepaliveRequested::Pending;
             self.timers.set(
@@ -734,7 +744,7 @@ impl Connection {
         match self.sends_in_flight.pop_front() {
             Some(Sent::Segment {
                 completes: Some(id),
-            }) => {
+            }) if self.error().is_none() => {
                 //= SMBD-3.1.4.2-04
                 self.events.push_back(Event::MessageSent(id));
             }
@@ -930,6 +940,7 @@ impl Connection {
     }
 
     fn flushed(&mut self, id: WorkId, buffer: Option<BytesMut>) {
+        self.flushing = true;
         match Kind::of(id) {
             Kind::Receive => {
                 self.statistics.receives_outstanding -= 1;
@@ -947,6 +958,7 @@ impl Connection {
 
     fn end_if_drained(&mut self) {
         if self.closing
+            && !self.flushing
             && self.send_queue.is_empty()
             && self.sends_in_flight.is_empty()
             && self.transfers.is_idle()
@@ -965,6 +977,7 @@ impl Connection {
         self.send_queue.clear();
         self.role = Role::Closed(error.clone());
         self.events.push_back(Event::Closed(error));
+        self.events.extend(self.abandoned.drain(..));
         self.abandon_transfers();
     }
 
@@ -987,11 +1000,16 @@ impl Connection {
     }
 
     fn transfer_done(&mut self, Done { id, buffer }: Done, completed: bool) {
-        self.events.push_back(Event::TransferDone {
+        let event = Event::TransferDone {
             id,
             buffer,
             completed,
-        });
+        };
+        if completed || matches!(self.role, Role::Closed(_)) {
+            self.events.push_back(event);
+        } else {
+            self.abandoned.push(event);
+        }
     }
 
     // Small things
@@ -1022,3 +1040,6 @@ impl Connection {
         WorkId(self.next_work << 2 | kind as u64)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,10 +33,11 @@ impl KeepaliveRequested {
         OnIdle::Ask
     }
 
-    /// Anything came from the peer. Says whether that answers a keepalive that was sent.
+    /// Anything came from the peer. Says whether a sign of life was wanted: one that comes
+    /// before the question could leave will do, for then the question does not leave.
     pub(super) fn received(&mut self) -> bool {
         //= SMBD-3.1.5.5-02
-        std::mem::take(self) == Self::Sent
+        std::mem::take(self) != Self::None
     }
 
     /// A message leaves. Says whether it is to ask for an answer.
@@ -68,7 +69,7 @@ mod tests {
             let mut state = before;
             assert_eq!((state.idle(), state), (action, after));
         }
-        for (before, answered) in [(None, false), (Pending, false), (Sent, true)] {
+        for (before, answered) in [(None, false), (Pending, true), (Sent, true)] {
             let mut state = before;
             assert_eq!((state.received(), state), (answered, None));
         }

@@ -56,6 +56,8 @@ pub struct Stream {
     limits: Limits,
     /// No more work is taken; what was posted is finished.
     closing: bool,
+    /// Posted after that; completes as flushed, behind what was posted before.
+    late: Vec<WorkRequest>,
     /// FIN is sent.
     finished: bool,
     /// How it ended; told behind all other completions.
@@ -83,6 +85,7 @@ impl Stream {
             shared,
             limits: Self::limits_of(config.max_outbound_reads, config.max_inbound_reads),
             closing: false,
+            late: Vec::new(),
             finished: false,
             ended: None,
             reported: false,
@@ -133,10 +136,14 @@ impl Stream {
             u32::try_from(length).is_ok(),
             "RDMAP messages have less than 4 GiB"
         );
-        if self.ended.is_some() || self.closing {
+        if self.ended.is_some() {
             if !self.reported {
                 self.shared.flush_work(work);
             }
+            return;
+        }
+        if self.closing {
+            self.late.push(work);
             return;
         }
         match work {
@@ -226,12 +233,14 @@ impl Stream {
             return;
         }
         //= MPA-22
-        if let Err(fault) = self.receive.received(count, &mut self.shared) {
-            self.fail(fault);
-        }
+        let received = self.receive.received(count, &mut self.shared);
+        // Before a fault is told: the first FPDU lets even a Terminate pass.
         //= MPA-07
         if self.receive.any_fpdu() {
             self.transmit.release();
+        }
+        if let Err(fault) = received {
+            self.fail(fault);
         }
     }
 
@@ -300,6 +309,11 @@ impl Stream {
         self.ended.is_some()
     }
 
+    /// Whether the stream is over because something went wrong.
+    pub const fn is_broken(&self) -> bool {
+        matches!(self.ended, Some(Disconnect::Broken(_)))
+    }
+
     /// Forgets what could still be written; after an error that is the Terminate.
     pub fn give_up_transmitting(&mut self) {
         self.transmit.clear();
@@ -333,5 +347,8 @@ impl Stream {
             self.shared.flush(receive.id, None);
         }
         self.shared.inbound_reads.clear();
+        for work in std::mem::take(&mut self.late) {
+            self.shared.flush_work(work);
+        }
     }
 }

@@ -231,9 +231,9 @@ async fn initiate(
     let stream = timeout(config.connect_timeout, TcpStream::connect(request.address))
         .await
         .map_err(late)?
-        .map_err(|error| Refusal::Other(failure("connecting", &error)))?;
-    let socket = Socket::new(stream, config)
-        .map_err(|error| Refusal::Other(failure("connecting", &error)))?;
+        .map_err(|error| Refusal::Other(not_connected(&error)))?;
+    let socket =
+        Socket::new(stream, config).map_err(|error| Refusal::Other(not_connected(&error)))?;
     let frame = config.wishes().request(revision, &request.private_data);
     //= MPA-30
     let reply = timeout(config.connect_timeout, async {
@@ -522,6 +522,12 @@ impl Socket {
         let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
     }
 
+    /// Has the connection end by RST: the peer is to see that this was no end in good order.
+    fn reset(&self) {
+        // It fails where the connection is gone, which is as good.
+        let _ = self.stream.set_zero_linger();
+    }
+
     fn show(&self, direction: Direction, bytes: &[u8]) {
         if let Some(tap) = &self.tap
             && !bytes.is_empty()
@@ -733,7 +739,11 @@ impl IwarpQueuePair {
             return false;
         }
         match socket.read(slices) {
-            Ok(0) => self.machine.handle_end(),
+            // A reset that a write has met is an end of file to the reads behind it.
+            Ok(0) => match self.broken_pipe.take() {
+                Some(error) => self.machine.handle_loss(error),
+                None => self.machine.handle_end(),
+            },
             Ok(count) => self.machine.received(count),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => self.machine.handle_loss(failure("receiving", &error)),
@@ -751,6 +761,9 @@ impl IwarpQueuePair {
         let Some(socket) = &self.socket else { return };
         if self.machine.prepare() == 0 {
             if self.closing != Closing::Settled {
+                if self.machine.is_broken() {
+                    socket.reset();
+                }
                 self.socket = None;
             }
             return;
@@ -853,8 +866,7 @@ impl QueuePair for IwarpQueuePair {
                 if let Some(socket) = &self.socket
                     && !self.machine.has_ended()
                 {
-                    // RST: the peer is to see that this was no end in good order.
-                    let _ = socket.stream.set_zero_linger();
+                    socket.reset();
                 }
                 self.machine.end(Disconnect::Local);
             }
@@ -874,6 +886,18 @@ impl QueuePair for IwarpQueuePair {
     }
 }
 
+/// A queue pair that is dropped without a disconnect is aborted.
+impl Drop for IwarpQueuePair {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.socket
+            && self.closing == Closing::No
+            && !self.machine.has_ended()
+        {
+            socket.reset();
+        }
+    }
+}
+
 impl fmt::Debug for IwarpQueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IwarpQueuePair")
@@ -881,6 +905,15 @@ impl fmt::Debug for IwarpQueuePair {
             .field("limits", &self.machine.limits())
             .finish_non_exhaustive()
     }
+}
+
+/// Why TCP does not connect. A listener that goes away meanwhile resets, and refuses as well.
+fn not_connected(error: &io::Error) -> ProviderError {
+    let mut failure = failure("connecting", error);
+    if failure.kind == ProviderErrorKind::Reset {
+        failure.kind = ProviderErrorKind::Refused;
+    }
+    failure
 }
 
 /// An error of the operating system in our words.

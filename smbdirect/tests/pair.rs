@@ -1,0 +1,20 @@
+//! Two engines on a simulated fabric with virtual time, one behaviour a file.
+//!
+//! Read `pair/fabric.rs` first: it has the fabric, its faults, and what is checked after every
+//! step of every test here. `swarm.rs` does the same with everything drawn by lot.
+
+mod pair {
+    pub(crate) mod backpressure;
+    pub(crate) mod credit_grant;
+    pub(crate) mod disconnect_anywhere;
+    pub(crate) mod fabric;
+    pub(crate) mod fragmented_message;
+    pub(crate) mod idle_timeout;
+    pub(crate) mod keepalive;
+    pub(crate) mod last_credit;
+    pub(crate) mod minimum_credits;
+    pub(crate) mod negotiation;
+    pub(crate) mod policies;
+    pub(crate) mod remote_invalidate;
+    pub(crate) mod transfers;
+}

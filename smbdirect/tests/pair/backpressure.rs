@@ -1,0 +1,107 @@
+//! Short queues, late completions and slow consumers delay, and do nothing else.
+
+use std::time::Duration;
+
+use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
+
+fn flood(seed: u64, number: u16, faults: Faults) {
+    let settings = same_credits(number);
+    let mut pair = Pair::established(seed, settings.clone(), settings, faults);
+    for length in [1, 3000, 1340, 0, 10_000, 7] {
+        for who in Who::BOTH {
+            pair.send(who, length);
+        }
+    }
+    pair.drive();
+    for who in Who::BOTH {
+        assert_eq!(pair.end(who).messages_received, 5);
+        assert_eq!(pair.end(who).messages_sent, 6);
+    }
+    pair.finish(Passive);
+}
+
+#[test]
+fn a_send_queue_of_one() {
+    for number in [1, 2, 20] {
+        let faults = Faults {
+            send_queue: 1,
+            completion_delay: [500, 0, 0, 0],
+            ..Faults::default()
+        };
+        flood(1, number, faults);
+    }
+}
+
+/// Linux took credits for receives whose completions it had not yet seen.
+#[test]
+fn completions_in_any_order_between_queues() {
+    for seed in 0..60 {
+        for delays in [[0, 500, 0, 0], [500, 0, 0, 0], [300; 4]] {
+            let faults = Faults {
+                completion_delay: delays,
+                lazy: seed % 2 == 0,
+                ..Faults::default()
+            };
+            flood(seed, 1 + (seed % 4) as u16, faults);
+        }
+    }
+}
+
+#[test]
+fn room_that_comes_and_goes() {
+    for seed in 0..60 {
+        let faults = Faults {
+            lean_rooms: true,
+            lazy: true,
+            completion_delay: [50; 4],
+            ..Faults::default()
+        };
+        flood(seed, 1 + (seed % 5) as u16, faults);
+    }
+}
+
+#[test]
+fn fewer_receives_than_credits_asked_for() {
+    for receive_queue in 2..=6 {
+        let faults = Faults {
+            receive_queue,
+            ..Faults::default()
+        };
+        flood(1, 255, faults.clone());
+        flood(1, receive_queue as u16, faults);
+    }
+}
+
+//= SMBD-3.1.5.9-09 test
+#[test]
+fn a_slow_consumer_is_waited_for() {
+    for number in [1, 2, 3, 10] {
+        for stalled in Who::BOTH {
+            let settings = same_credits(number);
+            let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
+            pair.withhold_receives(stalled, Duration::from_secs(4));
+            for _ in 0..30 {
+                pair.send(Active, 2000);
+                pair.send(Passive, 2000);
+            }
+            pair.drive();
+            assert_eq!(pair.active.messages_received, 30);
+            assert_eq!(pair.passive.messages_received, 30);
+        }
+    }
+}
+
+#[test]
+fn both_are_slow() {
+    for number in [1, 2, 3, 10] {
+        let settings = same_credits(number);
+        let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
+        pair.withhold_receives(Active, Duration::from_secs(2));
+        pair.withhold_receives(Passive, Duration::from_secs(4));
+        for _ in 0..30 {
+            pair.send(Active, 2000);
+            pair.send(Passive, 2000);
+        }
+        pair.drive();
+    }
+}

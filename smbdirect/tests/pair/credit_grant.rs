@@ -1,0 +1,103 @@
+//! A peer that gives no credits: how long it is waited for.
+
+use std::time::Duration;
+
+use smbdirect::{ConnectionError, Settings, engine::Expired};
+
+use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
+
+const SECOND: Duration = Duration::from_secs(1);
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
+fn pair(settings: Settings) -> Pair {
+    Pair::established(1, settings.clone(), settings, Faults::default())
+}
+
+//= SMBD-WIN-CGT-01 test
+//= SMBD-3.1.5.9-10 test
+#[test]
+fn five_seconds_and_no_longer() {
+    for who in Who::BOTH {
+        let mut pair = pair(same_credits(10));
+        pair.withhold_receives(who.peer(), FOR_EVER);
+        for _ in 0..20 {
+            pair.send(who, 1);
+        }
+        pair.advance(4 * SECOND);
+        let received = pair.end(who.peer()).messages_received;
+        assert!((9..20).contains(&received), "{received}");
+        assert!(pair.is_open());
+        pair.advance(2 * SECOND);
+        let expected = ConnectionError::TimedOut(Expired::SendCreditGrant);
+        assert_eq!(pair.end(who).closed, Some(expected));
+        assert!(matches!(
+            pair.end(who.peer()).closed,
+            Some(ConnectionError::Provider(_))
+        ));
+        pair.assert_all_returned();
+    }
+}
+
+//= SMBD-WIN-CGT-01 test
+#[test]
+fn a_grant_in_time_is_all_it_takes() {
+    let mut pair = pair(same_credits(4));
+    for round in 0..5 {
+        pair.withhold_receives(Passive, 4 * SECOND);
+        for _ in 0..20 {
+            pair.send(Active, 1);
+        }
+        pair.drive();
+        assert_eq!(pair.passive.messages_received, 20 * (round + 1));
+    }
+}
+
+#[test]
+fn nothing_runs_while_nothing_waits() {
+    let mut pair = pair(same_credits(4));
+    pair.withhold_receives(Passive, 100 * SECOND);
+    for _ in 0..4 {
+        pair.send(Active, 1);
+    }
+    pair.advance(100 * SECOND);
+    assert!(pair.is_open());
+    pair.drive();
+}
+
+//= SMBD-3.1.6.2-03 test
+#[test]
+fn without_the_timer_the_keepalive_ends_it() {
+    let settings = Settings {
+        credit_grant_timeout: None,
+        ..same_credits(4)
+    };
+    let mut pair = pair(settings);
+    pair.withhold_receives(Passive, FOR_EVER);
+    for _ in 0..10 {
+        pair.send(Active, 1);
+    }
+    pair.advance(100 * SECOND);
+    assert!(pair.is_open());
+    pair.advance(40 * SECOND);
+    // Nor can the peer, which gives nothing, spend its last credit to ask: either may be first.
+    let expired = Some(ConnectionError::TimedOut(Expired::IdleConnection));
+    assert!(pair.active.closed == expired || pair.passive.closed == expired);
+    pair.assert_all_returned();
+}
+
+//= SMBD-3.1.5.8-07 test
+//= SMBD-3.1.5.9-01 test
+#[test]
+fn an_end_that_only_receives_grants_in_batches_before_the_last_credit_is_used() {
+    let mut pair = pair(same_credits(100));
+    for _ in 0..1000 {
+        pair.send(Active, 1);
+    }
+    pair.drive();
+    let grants = &pair.passive.grants;
+    assert!((10..=14).contains(&grants.len()), "{grants:?}");
+    assert!(
+        grants.iter().all(|grant| (75..90).contains(grant)),
+        "{grants:?}"
+    );
+}
