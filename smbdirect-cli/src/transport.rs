@@ -230,20 +230,10 @@ pub(crate) fn explain_end(error: &ConnectionError) -> String {
 
 /// Ends a connection in good order, or leaves it to its fate after `limit`.
 pub(crate) async fn close(connection: &Connection, limit: Duration) {
-    let closing = async {
-        // A close that has been missed is noticed when it is asked for again.
-        loop {
-            if let Ok(closed) = timeout(ASK_AGAIN, connection.close()).await {
-                break closed;
-            }
-        }
-    };
     let peer = connection.remote_address();
-    match timeout(limit, closing).await {
+    match timeout(limit, connection.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%peer, %error, "the connection did not end well"),
         Err(_) => tracing::debug!(%peer, "the connection does not end"),
     }
 }
-
-const ASK_AGAIN: Duration = Duration::from_millis(20);

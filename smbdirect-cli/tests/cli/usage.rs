@@ -33,7 +33,7 @@ fn what_cannot_be_asked_for_is_status_2() {
             &["ping", "localhost", "--echo", "--size", "0"],
             "at least 1",
         ),
-        (&["ping", "localhost", "--count", "-1"], "--count"),
+        (&["ping", "localhost", "--count=-1"], "--count"),
         (
             &["ping", "localhost", "--interval", "often"],
             "number of seconds",
