@@ -31,11 +31,14 @@ pub(crate) struct Ends {
 ///
 /// # Errors
 /// A capture of what cannot be captured, or that cannot be written.
-pub(crate) fn both_ends(options: &CommonOptions) -> Result<(Ends, Option<Capture>)> {
+pub(crate) fn both_ends(
+    options: &CommonOptions,
+    connect: &ConnectOptions,
+) -> Result<(Ends, Option<Capture>)> {
     match options.transport {
         Transport::Iwarp => {
-            let (active, capture) = iwarp(options, options.pcap.as_deref())?;
-            let (passive, _) = iwarp(options, None)?;
+            let (active, capture) = iwarp(options, Some(connect), options.pcap.as_deref())?;
+            let (passive, _) = iwarp(options, None, None)?;
             Ok((Ends { active, passive }, capture))
         }
         Transport::Loopback => {
@@ -55,9 +58,12 @@ pub(crate) fn both_ends(options: &CommonOptions) -> Result<(Ends, Option<Capture
 ///
 /// # Errors
 /// A transport that does not leave the process; a capture that cannot be written.
-pub(crate) fn one_end(options: &CommonOptions) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+pub(crate) fn one_end(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     match options.transport {
-        Transport::Iwarp => iwarp(options, options.pcap.as_deref()),
+        Transport::Iwarp => iwarp(options, connect, options.pcap.as_deref()),
         Transport::Loopback => Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
              leave it out for iwarp",
@@ -67,12 +73,16 @@ pub(crate) fn one_end(options: &CommonOptions) -> Result<(Arc<dyn Provider>, Opt
 
 fn iwarp(
     options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
     pcap: Option<&Path>,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     let mut config = IwarpConfig {
         crc: options.mpa_crc.into(),
         ..IwarpConfig::default()
     };
+    if let Some(options) = connect {
+        config.connect_timeout = options.connect_timeout;
+    }
     let mut capture = None;
     if let Some(path) = pcap {
         let started = Capture::create(path)?;
