@@ -128,7 +128,7 @@ impl Demo {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect))?;
-        let (ends, _capture) = transport::both_ends(&self.options)?;
+        let (ends, _capture) = transport::both_ends(&self.options, &self.connect)?;
         let path = match &self.file {
             Some(path) => path.clone(),
             None => std::env::current_exe().context("this program does not find itself")?,

@@ -136,7 +136,7 @@ impl Listen {
         let report = Report::new(self.options.json);
         let config = self.options.config(None)?;
         let mode = self.mode()?;
-        let (provider, _capture) = transport::one_end(&self.options)?;
+        let (provider, _capture) = transport::one_end(&self.options, None)?;
         let everywhere = Address {
             host: String::new(),
             port: None,

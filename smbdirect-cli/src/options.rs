@@ -72,7 +72,7 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     keepalive_interval: Option<Duration>,
 
-    /// CRC32C in iWARP frames; auto uses it where it is cheap or the peer wants it
+    /// CRC32C in iWARP frames; auto uses it with peers of this kind and where the peer asks for it
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
 }

@@ -12,10 +12,11 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result};
+use bytes::BytesMut;
 use etherparse::PacketBuilder;
 use pcap_file::{
     DataLink,
@@ -42,18 +43,16 @@ struct State {
 
 /// One TCP connection, seen from its local end.
 struct Flow {
-    /// Next sequence number of each direction: sent, received.
+    /// By direction, the next sequence number.
     sequence: [u32; 2],
-    /// Bytes of `direction` that are not in a packet yet.
-    pending: Vec<u8>,
-    direction: Direction,
-    since: Instant,
+    /// By direction, the bytes of a frame of MPA that is not complete.
+    pending: [BytesMut; 2],
+    /// By direction, whether the startup frame has passed.
+    started: [bool; 2],
 }
 
 /// Fits an IP packet with its headers, in both versions of IP.
-const MAX_SEGMENT: usize = 65_000;
-/// Bytes that go the same way within this time share a packet.
-const GATHER: Duration = Duration::from_millis(1);
+const MAX_SEGMENT: usize = 65_495;
 /// What the connecting end of MPA says first.
 const MPA_REQUEST: &[u8] = b"MPA ID Req Frame";
 
@@ -119,24 +118,25 @@ impl State {
         }
         let known = self.flows.remove(&ends);
         let mut flow = match known {
-            // The port was used before, by a connection that is over.
-            Some(mut flow) if bytes.starts_with(MPA_REQUEST) => {
+            // The port was used before, by a connection that is over. In the middle of a frame
+            // the same bytes are somebody's file.
+            Some(mut flow)
+                if flow.pending[direction as usize].is_empty()
+                    && bytes.starts_with(MPA_REQUEST) =>
+            {
                 self.end(ends, &mut flow);
                 self.begin(ends, direction)
             }
             Some(flow) => flow,
             None => self.begin(ends, direction),
         };
-        if flow.direction != direction || flow.since.elapsed() > GATHER {
-            self.write_pending(ends, &mut flow);
-        }
-        if flow.pending.is_empty() {
-            flow.direction = direction;
-            flow.since = Instant::now();
-        }
-        flow.pending.extend_from_slice(bytes);
-        while flow.pending.len() >= MAX_SEGMENT {
-            self.write_pending(ends, &mut flow);
+        // The peer acts upon whole frames only, so packets of whole frames are in true order.
+        let way = direction as usize;
+        flow.pending[way].extend_from_slice(bytes);
+        while let Some(length) = frame_length(&flow.pending[way], flow.started[way]) {
+            flow.started[way] = true;
+            let frame = flow.pending[way].split_to(length);
+            self.payload(ends, &mut flow, direction, &frame);
         }
         self.flows.insert(ends, flow);
     }
@@ -145,9 +145,8 @@ impl State {
     fn begin(&mut self, ends: (SocketAddr, SocketAddr), first: Direction) -> Flow {
         let mut flow = Flow {
             sequence: [1_000_000, 2_000_000],
-            pending: Vec::new(),
-            direction: first,
-            since: Instant::now(),
+            pending: Default::default(),
+            started: [false; 2],
         };
         let back = opposite(first);
         for (direction, flags) in [(first, SYN), (back, SYN | ACK), (first, ACK)] {
@@ -158,8 +157,9 @@ impl State {
     }
 
     fn end(&mut self, ends: (SocketAddr, SocketAddr), flow: &mut Flow) {
-        while !flow.pending.is_empty() {
-            self.write_pending(ends, flow);
+        for direction in [Direction::Sent, Direction::Received] {
+            let rest = std::mem::take(&mut flow.pending[direction as usize]);
+            self.payload(ends, flow, direction, &rest);
         }
         for direction in [Direction::Sent, Direction::Received] {
             self.packet(ends, flow, direction, FIN | ACK, &[]);
@@ -167,15 +167,18 @@ impl State {
         }
     }
 
-    fn write_pending(&mut self, ends: (SocketAddr, SocketAddr), flow: &mut Flow) {
-        let length = flow.pending.len().min(MAX_SEGMENT);
-        if length == 0 {
-            return;
+    fn payload(
+        &mut self,
+        ends: (SocketAddr, SocketAddr),
+        flow: &mut Flow,
+        direction: Direction,
+        bytes: &[u8],
+    ) {
+        for segment in bytes.chunks(MAX_SEGMENT) {
+            self.packet(ends, flow, direction, PSH | ACK, segment);
+            let sequence = &mut flow.sequence[direction as usize];
+            *sequence = sequence.wrapping_add(segment.len() as u32);
         }
-        let payload: Vec<u8> = flow.pending.drain(..length).collect();
-        self.packet(ends, flow, flow.direction, PSH | ACK, &payload);
-        let sequence = &mut flow.sequence[flow.direction as usize];
-        *sequence = sequence.wrapping_add(length as u32);
     }
 
     fn packet(
@@ -205,6 +208,21 @@ impl State {
             self.writer = None;
         }
     }
+}
+
+/// The length of the frame of MPA at the front of `bytes`, if all of it is there: a startup frame,
+/// or behind it an FPDU.
+fn frame_length(bytes: &[u8], started: bool) -> Option<usize> {
+    let length_at = |at: usize| {
+        let field = bytes.get(at..at + 2)?;
+        Some(usize::from(u16::from_be_bytes([field[0], field[1]])))
+    };
+    let length = if started {
+        (2 + length_at(0)?).next_multiple_of(4) + 4
+    } else {
+        20 + length_at(18)?
+    };
+    (bytes.len() >= length).then_some(length)
 }
 
 const fn opposite(direction: Direction) -> Direction {
@@ -308,6 +326,13 @@ mod tests {
         packets
     }
 
+    /// An FPDU with `length` bytes in it.
+    fn fpdu(length: u16) -> Vec<u8> {
+        let mut bytes = length.to_be_bytes().to_vec();
+        bytes.resize((2 + usize::from(length)).next_multiple_of(4) + 4, 7);
+        bytes
+    }
+
     #[test]
     fn bytes_come_back_in_order_with_a_handshake_around_them() {
         for (local, remote) in [
@@ -319,11 +344,15 @@ mod tests {
             let file = tempfile::NamedTempFile::new().unwrap();
             let capture = Capture::create(file.path()).unwrap();
             let tap = capture.tap();
-            let long = vec![7; 3 * MAX_SEGMENT + 5];
-            tap.bytes(Direction::Received, local, remote, MPA_REQUEST);
-            tap.bytes(Direction::Sent, local, remote, b"re");
-            tap.bytes(Direction::Sent, local, remote, b"ply");
-            tap.bytes(Direction::Received, local, remote, &long);
+            let request = [MPA_REQUEST, &[0x40, 2, 0, 4], b"data"].concat();
+            let fpdus = [&fpdu(0xffff)[..], &fpdu(0), &fpdu(5)].concat();
+            let (start, rest) = fpdus.split_at(1001);
+            tap.bytes(Direction::Received, local, remote, &request);
+            tap.bytes(Direction::Sent, local, remote, b"MPA ID Rep Frame");
+            tap.bytes(Direction::Received, local, remote, start);
+            tap.bytes(Direction::Sent, local, remote, &[0x40, 2, 0, 0]);
+            tap.bytes(Direction::Received, local, remote, rest);
+            tap.bytes(Direction::Sent, local, remote, &fpdu(9)[..7]);
             drop(capture);
             tap.bytes(Direction::Sent, local, remote, b"too late");
             let packets = read_back(file.path());
@@ -332,6 +361,7 @@ mod tests {
                 packets[..3].iter().map(|p| (p.0, p.3)).collect::<Vec<_>>(),
                 [(them, SYN), (us, SYN | ACK), (them, ACK)]
             );
+            let lengths: Vec<_> = packets.iter().map(|packet| packet.4.len()).collect();
             let mut next = HashMap::new();
             let mut streams: HashMap<u16, Vec<u8>> = HashMap::new();
             for (port, sequence, acknowledged, flags, payload) in packets {
@@ -344,8 +374,11 @@ mod tests {
                 next.insert(port, sequence + payload.len() as u32 + extra);
                 streams.entry(port).or_default().extend(payload);
             }
-            assert_eq!(streams[&us], b"reply");
-            assert_eq!(streams[&them], [MPA_REQUEST, &long].concat());
+            let reply = [&b"MPA ID Rep Frame"[..], &[0x40, 2, 0, 0], &fpdu(9)[..7]].concat();
+            assert_eq!(streams[&us], reply);
+            assert_eq!(streams[&them], [request, fpdus].concat());
+            let lengths: Vec<_> = lengths.into_iter().filter(|&length| length > 0).collect();
+            assert_eq!(lengths, [24, 20, 65_495, 65_544 - 65_495, 8, 12, 7]);
         }
     }
 
@@ -355,9 +388,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let capture = Capture::create(file.path()).unwrap();
         for _ in 0..2 {
-            capture
-                .tap()
-                .bytes(Direction::Sent, local, remote, MPA_REQUEST);
+            let request = [MPA_REQUEST, &[0x40, 2, 0, 0]].concat();
+            let tap = capture.tap();
+            tap.bytes(Direction::Sent, local, remote, &request);
         }
         drop(capture);
         let flags = read_back(file.path()).into_iter().map(|packet| packet.3);

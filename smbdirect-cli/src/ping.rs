@@ -106,7 +106,7 @@ impl Ping {
                 "--size must be at least 1: empty messages are not returned",
             ));
         }
-        let (provider, _capture) = transport::one_end(&self.options)?;
+        let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
         let connecting = transport::connect(&*provider, &self.address, &config, &self.connect);
         let connection = signals::unless_interrupted(connecting).await?;
         self.check_size(&connection)?;

@@ -106,7 +106,7 @@ impl Send {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect))?;
-        let (provider, _capture) = transport::one_end(&self.options)?;
+        let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
         let mut total = Total::default();
         let mut files = self.openable(&report, &mut total);
         if files.is_empty() {

@@ -31,11 +31,14 @@ pub(crate) struct Ends {
 ///
 /// # Errors
 /// A capture of what cannot be captured, or that cannot be written.
-pub(crate) fn both_ends(options: &CommonOptions) -> Result<(Ends, Option<Capture>)> {
+pub(crate) fn both_ends(
+    options: &CommonOptions,
+    connect: &ConnectOptions,
+) -> Result<(Ends, Option<Capture>)> {
     match options.transport {
         Transport::Iwarp => {
-            let (active, capture) = iwarp(options, options.pcap.as_deref())?;
-            let (passive, _) = iwarp(options, None)?;
+            let (active, capture) = iwarp(options, Some(connect), options.pcap.as_deref())?;
+            let (passive, _) = iwarp(options, None, None)?;
             Ok((Ends { active, passive }, capture))
         }
         Transport::Loopback => {
@@ -55,9 +58,12 @@ pub(crate) fn both_ends(options: &CommonOptions) -> Result<(Ends, Option<Capture
 ///
 /// # Errors
 /// A transport that does not leave the process; a capture that cannot be written.
-pub(crate) fn one_end(options: &CommonOptions) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+pub(crate) fn one_end(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     match options.transport {
-        Transport::Iwarp => iwarp(options, options.pcap.as_deref()),
+        Transport::Iwarp => iwarp(options, connect, options.pcap.as_deref()),
         Transport::Loopback => Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
              leave it out for iwarp",
@@ -67,12 +73,16 @@ pub(crate) fn one_end(options: &CommonOptions) -> Result<(Arc<dyn Provider>, Opt
 
 fn iwarp(
     options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
     pcap: Option<&Path>,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     let mut config = IwarpConfig {
         crc: options.mpa_crc.into(),
         ..IwarpConfig::default()
     };
+    if let Some(options) = connect {
+        config.connect_timeout = options.connect_timeout;
+    }
     let mut capture = None;
     if let Some(path) = pcap {
         let started = Capture::create(path)?;
@@ -230,20 +240,10 @@ pub(crate) fn explain_end(error: &ConnectionError) -> String {
 
 /// Ends a connection in good order, or leaves it to its fate after `limit`.
 pub(crate) async fn close(connection: &Connection, limit: Duration) {
-    let closing = async {
-        // A close that has been missed is noticed when it is asked for again.
-        loop {
-            if let Ok(closed) = timeout(ASK_AGAIN, connection.close()).await {
-                break closed;
-            }
-        }
-    };
     let peer = connection.remote_address();
-    match timeout(limit, closing).await {
+    match timeout(limit, connection.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%peer, %error, "the connection did not end well"),
         Err(_) => tracing::debug!(%peer, "the connection does not end"),
     }
 }
-
-const ASK_AGAIN: Duration = Duration::from_millis(20);

@@ -91,14 +91,20 @@ pub(crate) async fn receive_files(
         };
         match result {
             Ok(checksum) => report(received(Ok(checksum))),
-            Err(error) => {
-                report(received(Err(error.to_string())));
-                if error.ends_connection() {
+            Err(Failure { reason, ends }) => {
+                report(received(Err(reason)));
+                if let Some(error) = ends {
                     return Err(error);
                 }
             }
         }
     }
+}
+
+/// Why a file was not stored, and why the connection cannot go on if it cannot.
+struct Failure {
+    reason: String,
+    ends: Option<TransferError>,
 }
 
 /// Names that are refused can be long.
@@ -137,14 +143,20 @@ enum Step {
 }
 
 impl Receiver<'_> {
-    async fn receive(&mut self) -> Result<Checksum, TransferError> {
+    async fn receive(&mut self) -> Result<Checksum, Failure> {
         loop {
-            match self.step().await {
-                Ok(None) => {}
+            let error = match self.step().await {
+                Ok(None) => continue,
                 Ok(Some(checksum)) => return Ok(checksum),
-                Err(TransferError::Here(reason)) => return self.give_up(reason).await,
-                Err(error) => return Err(error),
-            }
+                Err(error) => error,
+            };
+            let reason = error.to_string();
+            let ends = match error {
+                TransferError::Peer(_) => None,
+                TransferError::Here(reason) => self.give_up(reason).await.err(),
+                error => Some(error),
+            };
+            return Err(Failure { reason, ends });
         }
     }
 
@@ -320,13 +332,13 @@ impl Receiver<'_> {
     }
 
     /// Tells the sender, and ignores what it sent before it heard of it.
-    async fn give_up(&mut self, reason: String) -> Result<Checksum, TransferError> {
+    async fn give_up(&mut self, reason: String) -> Result<(), TransferError> {
         self.finish_reads().await;
-        self.say(Frame::Failed(reason.clone()))?;
+        self.say(Frame::Failed(reason))?;
         for _ in 0..MAX_STALE {
             let (frame, _) = next_frame(self.connection, self.inactivity_limit).await?;
             if let Frame::Cancel(_) = frame {
-                return Err(TransferError::Here(reason));
+                return Ok(());
             }
         }
         broken("a file goes on that was given up")

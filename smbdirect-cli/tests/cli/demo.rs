@@ -1,6 +1,9 @@
 //! `demo`: all sizes, all profiles, both transports, both languages.
 
-use std::fs;
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
 
 use crate::support::{run, write_noise};
 
@@ -139,6 +142,39 @@ fn the_capture_holds_the_file() {
     run(&["demo", "--pcap", nowhere.to_str().unwrap()])
         .failed(1, "no such file or directory")
         .one_line();
+}
+
+/// Wireshark's own eyes, where it is installed.
+#[test]
+fn wireshark_reads_the_capture() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 300_000);
+    let capture = directory.path().join("capture.pcap");
+    let capture = capture.to_str().unwrap();
+    run(&["demo", path.to_str().unwrap(), "--pcap", capture]).succeeded();
+    let read = |filter: &str| {
+        let options = [
+            "-o",
+            "tcp.check_checksum:TRUE",
+            "-o",
+            "ip.check_checksum:TRUE",
+        ];
+        let mut tshark = Command::new("tshark");
+        tshark.args(["-r", capture, "-Y", filter]).args(options);
+        let output = tshark.stdin(Stdio::null()).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(text)
+    };
+    let Some(messages) = read("smb_direct") else {
+        eprintln!("skipped: there is no tshark");
+        return;
+    };
+    for kind in ["NegotiateRequest", "NegotiateResponse", "DataMessage"] {
+        assert!(messages.contains(kind), "{messages}");
+    }
+    let strange = "tcp.analysis.flags || _ws.malformed || \
+                   tcp.checksum.status == \"Bad\" || ip.checksum.status == \"Bad\"";
+    assert_eq!(read(strange).unwrap(), "");
 }
 
 #[test]

@@ -181,11 +181,12 @@ pub(crate) fn listen(arguments: &[impl AsRef<OsStr>]) -> Listening {
 pub(crate) fn listening(command: Command) -> Listening {
     let mut running = Running::new(command);
     let first = running.line();
-    let address = first
-        .strip_prefix("listening on ")
-        .and_then(|rest| rest.strip_suffix('\n'))
-        .unwrap_or_else(|| panic!("{first:?}"))
-        .to_owned();
+    let prefixes = ["listening on ", "{\"event\":\"listening\",\"address\":\""];
+    let rest = prefixes
+        .iter()
+        .find_map(|prefix| first.strip_prefix(prefix));
+    let rest = rest.unwrap_or_else(|| panic!("{first:?}"));
+    let address = rest.trim_end_matches(['\n', '}', '"']).to_owned();
     Listening { running, address }
 }
 

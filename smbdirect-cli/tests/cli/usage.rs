@@ -1,6 +1,8 @@
 //! The command line itself: help, versions, and what cannot be asked for.
 
-use crate::support::run;
+use std::process::{Command, Stdio};
+
+use crate::support::{PROGRAM, run};
 
 #[test]
 fn what_cannot_be_asked_for_is_status_2() {
@@ -33,7 +35,7 @@ fn what_cannot_be_asked_for_is_status_2() {
             &["ping", "localhost", "--echo", "--size", "0"],
             "at least 1",
         ),
-        (&["ping", "localhost", "--count", "-1"], "--count"),
+        (&["ping", "localhost", "--count=-1"], "--count"),
         (
             &["ping", "localhost", "--interval", "often"],
             "number of seconds",
@@ -100,6 +102,8 @@ fn every_command_has_help_with_examples() {
         );
         assert!(done.stdout.contains("With --json:"), "{}", done.stdout);
         assert!(!done.stdout.contains('\x1b'));
+        let short = |line: &str| line.chars().count() <= 100;
+        assert!(done.stdout.lines().all(short), "{}", done.stdout);
     }
     let done = run(&["--help"]).succeeded();
     for command in ["demo", "listen", "send", "ping"] {
@@ -110,4 +114,26 @@ fn every_command_has_help_with_examples() {
         );
     }
     run(&["--version"]).succeeded();
+}
+
+/// Colour is for terminals, and only for those who want it.
+#[cfg(target_os = "linux")]
+#[test]
+fn colour_where_it_is_wanted() {
+    let demo = format!("{PROGRAM} demo Cargo.toml --transport loopback");
+    for (no_color, coloured) in [(None, true), (Some("1"), false), (Some(""), true)] {
+        let mut script = Command::new("script");
+        script
+            .args(["-qec", &demo, "/dev/null"])
+            .env("TERM", "xterm")
+            .env_remove("NO_COLOR");
+        script.envs(no_color.map(|value| ("NO_COLOR", value)));
+        let Ok(output) = script.stdin(Stdio::null()).output() else {
+            eprintln!("skipped: there is no `script` to make a terminal");
+            return;
+        };
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("every byte arrived"), "{text}");
+        assert_eq!(text.contains("\x1b["), coloured, "{no_color:?}: {text}");
+    }
 }
