@@ -443,7 +443,7 @@ const ACCEPT: [u8; 4] = [1, 2, 0, 0];
 const FAILED: u8 = 8;
 const CANCEL: [u8; 4] = [1, 9, 0, 0];
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn names_with_paths_are_refused() {
     let place = Place::new();
     let listening = place.listen(&[]);
@@ -480,7 +480,7 @@ async fn names_with_paths_are_refused() {
     listening.terminate();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn broken_rules_end_the_connection_and_no_other() {
     let place = Place::new();
     let listening = place.listen(&[]);
@@ -544,7 +544,7 @@ async fn broken_rules_end_the_connection_and_no_other() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_checksum_keeps_the_file_out() {
     let place = Place::new();
     let listening = place.listen(&[]);
@@ -566,7 +566,7 @@ async fn a_wrong_checksum_keeps_the_file_out() {
     assert!(done.stdout.contains("damaged on the way"), "{done:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_offer_and_then_silence_is_given_up() {
     let place = Place::new();
     let listening = place.listen(&["--inactivity-limit", "0.4", "--once"]);
@@ -584,7 +584,7 @@ async fn an_offer_and_then_silence_is_given_up() {
 }
 
 /// A listener that accepts a file and then breaks the rules.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sender_notices_a_listener_that_breaks_the_rules() {
     let place = Place::new();
     let file = write_noise(&place.from, "file", 5 << 20);
