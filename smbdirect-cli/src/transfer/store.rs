@@ -1,5 +1,8 @@
-//! Where received files go: to a directory, under a temporary name until they are whole and
-//! checked, and never over a file that is there.
+//! Where received files go: to a directory, without a name or under a temporary one until they are
+//! whole and checked, and never over a file that is there.
+//!
+//! Linux makes files without a name, of which nothing is left however the receiver ends. Where
+//! that cannot be, a temporary name is used, and the next receiver removes what a killed one left.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -160,6 +163,9 @@ impl Store for Directory {
         if fs::symlink_metadata(&destination).is_ok() {
             return Err(exists());
         }
+        if let Some(file) = nameless::create(&self.path) {
+            return Ok(Box::new(Nameless { file, destination }));
+        }
         let (temporary, file) = self.create_temporary()?;
         Ok(Box::new(Unfinished {
             file,
@@ -199,6 +205,70 @@ fn exists() -> io::Error {
         io::ErrorKind::AlreadyExists,
         "a file of this name is there already",
     )
+}
+
+/// A file without a name.
+struct Nameless {
+    file: File,
+    destination: PathBuf,
+}
+
+impl Target for Nameless {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    fn publish(self: Box<Self>) -> io::Result<()> {
+        match nameless::name(&self.file, &self.destination) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
+            result => result,
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod nameless {
+    use std::{
+        fs::{self, File},
+        io,
+        os::fd::AsRawFd,
+        path::Path,
+    };
+
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+
+    /// Where the kernel shows what a process has open, by which a file can be named later.
+    const OPEN_FILES: &str = "/proc/self/fd";
+
+    /// A file in `directory` that has no name, where the file system can do it.
+    pub(super) fn create(directory: &Path) -> Option<File> {
+        if fs::metadata(OPEN_FILES).is_err() {
+            return None;
+        }
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        open(directory, flags, Mode::from_raw_mode(0o666))
+            .ok()
+            .map(File::from)
+    }
+
+    /// Gives the file its name, if nobody has it.
+    pub(super) fn name(file: &File, name: &Path) -> io::Result<()> {
+        let opened = format!("{OPEN_FILES}/{}", file.as_raw_fd());
+        Ok(linkat(CWD, opened, CWD, name, AtFlags::SYMLINK_FOLLOW)?)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod nameless {
+    use std::{fs::File, io, path::Path};
+
+    pub(super) fn create(_directory: &Path) -> Option<File> {
+        None
+    }
+
+    pub(super) fn name(_file: &File, _name: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// A file under its temporary name.
@@ -306,10 +376,36 @@ mod tests {
         let mut target = store.create("a").unwrap();
         target.write(b"he").unwrap();
         target.write(b"llo").unwrap();
-        assert!(names_in(directory.path())[0].starts_with(PREFIX));
+        assert!(
+            names_in(directory.path())
+                .iter()
+                .all(|name| name.starts_with(PREFIX))
+        );
         target.publish().unwrap();
         assert_eq!(names_in(directory.path()), ["a"]);
         assert_eq!(fs::read(directory.path().join("a")).unwrap(), b"hello");
+    }
+
+    #[test]
+    fn temporary_names_do_where_files_need_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Directory::open(directory.path()).unwrap();
+        for publish in [false, true] {
+            let (temporary, file) = store.create_temporary().unwrap();
+            let destination = directory.path().join("a");
+            let temporary = Temporary(temporary);
+            let mut target: Box<dyn Target> = Box::new(Unfinished {
+                file,
+                temporary,
+                destination,
+            });
+            target.write(b"hello").unwrap();
+            assert!(names_in(directory.path())[0].starts_with(PREFIX));
+            if publish {
+                target.publish().unwrap();
+            }
+        }
+        assert_eq!(names_in(directory.path()), ["a"]);
     }
 
     #[test]
