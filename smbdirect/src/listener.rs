@@ -131,7 +131,6 @@ async fn welcome(
         Some(_) if !incoming.knows_read_depths => read_depths(provider),
         _ => Bytes::new(),
     };
-    //= SMBD-6-03
     let peer_serves_reads = depths.map(|depths| depths.ird);
     //= SMBD-3.1.7.2-03
     let answer = Answer {

@@ -9,10 +9,14 @@ use smbdirect::{
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
+        memory::RegisterFault,
         provider::Provider,
     },
 };
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
 
 /// Both ends of one connection, and what keeps them alive.
 struct Pair {
@@ -113,6 +117,8 @@ async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
     );
 }
 
+//= SMBD-3.1.7.2-03 test
+//= SMBD-3.1.7.2-07 test
 async fn the_acceptor_may_speak_first(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair(provider).await;
     drop(server.send("welcome").unwrap());
@@ -142,6 +148,8 @@ async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways(provider: Arc
     }
 }
 
+//= SMBD-3.1.4.3-05 test
+//= SMBD-3.1.4.4-01 test
 async fn reads_writes_and_invalidation(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair(provider).await;
     let data = bytes(3 << 20);
@@ -288,5 +296,51 @@ async fn ten_idle_hours_are_keepalives_and_nothing_else() {
             "{messages} messages for {keepalives} keepalives"
         );
         assert_eq!(client.error(), None);
+    }
+}
+
+//= SMBD-3.1.4.3-03 test
+//= SMBD-3.1.4.4-02 test
+#[cfg(target_pointer_width = "64")]
+#[tokio::test]
+async fn what_cannot_be_registered_comes_back_with_the_reason() {
+    let Pair { client, .. } = pair(Arc::new(Loopback::new())).await;
+    // Address space only: the pages are never touched.
+    let buffer = BytesMut::zeroed(1 << 32);
+    let error = client.register(buffer, Access::REMOTE_WRITE).unwrap_err();
+    assert_eq!(error.reason, RegisterFault::TooLong);
+    assert_eq!(error.buffer.len(), 1 << 32);
+    assert_eq!(client.stats().regions, 0);
+}
+
+/// A peer of MPA revision 1 can learn our read depths from the private data alone.
+//= EST-15 test
+//= SMBD-6-02 test
+#[tokio::test]
+async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(provider, address, Config::default())
+        .await
+        .unwrap();
+    for (private_data, answer) in [
+        (
+            &[0, 0, 0, 16, 0, 0, 0, 16][..],
+            &[0, 0, 0, 32, 0, 0, 0, 32][..],
+        ),
+        (&[], &[]),
+    ] {
+        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+            .await
+            .unwrap();
+        let mut request = b"MPA ID Req Frame\x40\x01\x00".to_vec();
+        request.push(private_data.len() as u8);
+        request.extend_from_slice(private_data);
+        peer.write_all(&request).await.unwrap();
+        let mut reply = vec![0; 20 + answer.len()];
+        within(peer.read_exact(&mut reply)).await.unwrap();
+        assert_eq!(&reply[..19], b"MPA ID Rep Frame\x40\x01\x00");
+        assert_eq!(usize::from(reply[19]), answer.len());
+        assert_eq!(&reply[20..], answer);
     }
 }

@@ -452,6 +452,8 @@ impl Connection {
                 status,
                 sent: false,
             } => Some(self.send_refusal(status)),
+            //= SMBD-3.1.5.1-01
+            //= SMBD-3.1.5.4-01
             Role::Established(negotiated) => self.next_work(now, &negotiated),
             _ => None,
         };
@@ -633,6 +635,7 @@ impl Connection {
         grant: u16,
         segment: Option<Segment>,
     ) -> WorkRequest {
+        //= SMBD-2.2.3-01
         let mut flags = Flags::empty();
         if self.keepalive_requested.take_flag() {
             flags = Flags::RESPONSE_REQUESTED;
@@ -870,6 +873,7 @@ impl Connection {
         }
         //= SMBD-3.1.5.8-10
         //= SMBD-3.1.5.8-11
+        //= SMBD-3.1.5.8-12
         let held = self.send_credits;
         self.send_credits = held
             .checked_add(granted)

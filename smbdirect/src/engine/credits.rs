@@ -83,6 +83,7 @@ impl ReceiveCredits {
 
     /// Credits the peer is to hold at most: what it asked for, as far as we go along.
     fn limit(&self) -> u16 {
+        //= SMBD-3.1.5.9-02
         //= SMBD-3.1.5.9-06
         self.target.min(self.max)
     }
@@ -100,6 +101,7 @@ impl ReceiveCredits {
         if self.target == 0 {
             return false;
         }
+        //= SMBD-3.1.5.9-01
         //= SMBD-3.1.5.9-04
         let mut wanted = self.limit();
         //= SMBD-3.1.5.9-03
@@ -130,6 +132,7 @@ impl ReceiveCredits {
 
     /// Credits that the next message carries if it leaves now.
     pub(super) fn grantable(&self, last_credit: bool) -> u16 {
+        //= SMBD-3.1.5.9-05
         let mut most = self.limit().saturating_sub(self.granted);
         if self.returns_token() {
             most = most.max(2);

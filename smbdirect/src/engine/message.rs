@@ -50,7 +50,8 @@ impl Message {
         self.copy_to_bytes(self.length)
     }
 
-    pub(crate) fn received(payload: Bytes, invalidated_token: Option<Token>) -> Self {
+    /// A message as it came, for those who drive an engine of their own.
+    pub fn received(payload: Bytes, invalidated_token: Option<Token>) -> Self {
         Self {
             invalidated_token,
             ..Self::from(payload)

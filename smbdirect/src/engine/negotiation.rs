@@ -47,6 +47,7 @@ pub(super) struct Outcome {
 
 /// The request that `config` proposes (3.1.5.2).
 pub(super) fn negotiate_request(config: &Config) -> NegotiateRequest {
+    //= SMBD-2.2.1-01
     //= SMBD-3.1.5.2-01
     //= SMBD-3.1.5.2-02
     //= SMBD-3.1.5.2-03
@@ -66,6 +67,9 @@ pub(super) fn negotiate_response(
     negotiated: &Negotiated,
     credits_granted: u16,
 ) -> NegotiateResponse {
+    //= SMBD-2.2.2-01
+    //= SMBD-2.2.2-02
+    //= SMBD-2.2.2-03
     //= SMBD-3.1.5.3-01
     //= SMBD-3.1.5.3-04
     //= SMBD-3.1.5.3-05
@@ -266,6 +270,7 @@ mod tests {
         receive_negotiate_response(config, &bytes)
     }
 
+    //= SMBD-2.2.1-01 test
     //= SMBD-3.1.5.2-01 test
     //= SMBD-3.1.5.2-02 test
     //= SMBD-3.1.5.2-03 test

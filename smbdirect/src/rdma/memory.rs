@@ -193,6 +193,7 @@ impl MemoryTable {
             return Err(DeregisterError::Unknown);
         };
         //= SMBD-3.1.4.4-03
+        //= SMBD-3.1.4.4-04
         //= SEC-05
         entry.get_mut().valid = false;
         let Region {
@@ -386,6 +387,7 @@ mod tests {
     }
 
     //= RDMAP-13 test
+    //= SMBD-3.1.4.4-04 test
     #[test]
     fn an_invalidated_token_opens_nothing_and_the_buffer_still_comes_back() {
         let mut table = MemoryTable::new();

@@ -134,6 +134,7 @@ impl DataTransfer {
                 "DataOffset {} is not legal to send",
                 self.data_offset
             );
+            //= SMBD-2.2-05
             //= SMBD-2.2.3-05
             //= SMBD-3.1.5.4-08
             out.put_bytes(0, self.data_offset as usize - Self::HEADER_LENGTH);

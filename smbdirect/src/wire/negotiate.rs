@@ -82,6 +82,7 @@ impl NegotiateRequest {
         out.put_u16_le(self.min_version);
         out.put_u16_le(self.max_version);
         //= SMBD-2.2-02
+        //= SMBD-2.2-04
         out.put_u16_le(0);
         out.put_u16_le(self.credits_requested);
         out.put_u32_le(self.preferred_send_size);
@@ -241,6 +242,7 @@ mod tests {
 
     //= SMBD-2.2-01 test
     //= SMBD-2.2-02 test
+    //= SMBD-2.2-04 test
     #[test]
     fn worked_requests_both_ways() {
         assert_eq!(NegotiateRequest::decode(&REQUEST), Ok(request()));

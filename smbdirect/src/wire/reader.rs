@@ -67,6 +67,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn u16(&mut self) -> u16 {
+        //= SMBD-2.2-01
         u16::from_le_bytes(self.take())
     }
 
