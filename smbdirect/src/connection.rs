@@ -243,7 +243,11 @@ impl Connection {
         self.shared()
             .wait(|state| match &state.closed {
                 Some(error) => Some(Err(error.clone())),
-                None => state.engine.is_ready().then_some(Ok(())),
+                None if state.engine.is_ready() => Some(Ok(())),
+                None => {
+                    state.watch_ready();
+                    None
+                }
             })
             .await
     }

@@ -66,6 +66,8 @@ pub(crate) struct State {
     orphans: Vec<Token>,
     /// Somebody waits for queued work to let go of a buffer.
     watches_flushes: bool,
+    /// Somebody waits until a message can start at once.
+    watches_ready: bool,
     /// Whom to wake when the lock is released.
     wakes: Vec<Waker>,
     /// The task.
@@ -100,6 +102,7 @@ impl Shared {
                 regions: 0,
                 orphans: Vec::new(),
                 watches_flushes: false,
+                watches_ready: false,
                 wakes: Vec::new(),
                 waker: Waker::noop().clone(),
                 armed: None,
@@ -217,7 +220,10 @@ impl State {
             orphans.retain(|&token| !self.reclaim(token));
             self.orphans = orphans;
         }
-        if std::mem::take(&mut self.watches_flushes) {
+        // Credits may come alone, and the last message may leave: neither is an event.
+        let ready = self.watches_ready && self.engine.is_ready();
+        self.watches_ready &= !ready;
+        if std::mem::take(&mut self.watches_flushes) || ready {
             self.wake_waiting();
         }
         let due = self.engine.poll_timeout();
@@ -327,6 +333,11 @@ impl State {
     /// Has whoever waits look again after the next flush.
     pub(crate) fn watch_flushes(&mut self) {
         self.watches_flushes = true;
+    }
+
+    /// Has whoever waits look again when a message can start at once.
+    pub(crate) fn watch_ready(&mut self) {
+        self.watches_ready = true;
     }
 
     /// Ends a registration whose buffer nobody wants.

@@ -47,6 +47,16 @@ async fn pair(provider: Arc<dyn Provider>) -> Pair {
     pair_with(provider, Settings::default(), Settings::default()).await
 }
 
+/// Few messages fill the receive buffer, and then no credits are given.
+fn few_credits() -> Settings {
+    Settings {
+        send_credit_target: 4,
+        receive_credit_max: 4,
+        receive_buffer: Some(6 * 8192),
+        ..Settings::default()
+    }
+}
+
 fn bytes(length: usize) -> Bytes {
     (0..length).map(|i| (i * 31 / 7) as u8).collect()
 }
@@ -90,6 +100,7 @@ over_every_provider! {
     dropping_the_last_handle_closes
     a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
     keepalive_is_a_round_trip
+    ready_learns_of_credits_that_come_alone
 }
 
 async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
@@ -265,6 +276,36 @@ async fn keepalive_is_a_round_trip(provider: Arc<dyn Provider>) {
     }
     assert_eq!(client.stats().keepalives_sent, 3);
     assert_eq!(client.stats().keepalives_received, 3);
+}
+
+async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
+    let few = Settings {
+        credit_grant_timeout: None,
+        ..few_credits()
+    };
+    let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
+    let mut sent = 0;
+    for _ in 0..3 {
+        // Until the other end holds as much as it wants to.
+        for _ in 0..10 {
+            while let Ok(sending) = client.try_send(bytes(8000)) {
+                drop(sending);
+                sent += 1;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let ready = tokio::spawn({
+            let client = client.clone();
+            async move { client.ready().await }
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(!ready.is_finished());
+        while sent > 0 {
+            within(server.recv()).await.unwrap();
+            sent -= 1;
+        }
+        within(ready).await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
