@@ -289,7 +289,12 @@ impl Connection {
     /// # Errors
     /// Why the connection is over.
     pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
-        self.take(|state| state.inbox.take_segment()).await
+        self.take(|state| {
+            let segment = state.inbox.take_segment();
+            state.wants_segments |= segment.is_none();
+            segment
+        })
+        .await
     }
 
     async fn take<R>(

@@ -32,9 +32,9 @@ use crate::{
 };
 
 /// Completions between two looks at what there is to send.
-const ROUND: usize = 128;
+const ROUND: usize = 64;
 /// Rounds before the task lets others run.
-const ROUNDS: usize = 16;
+const ROUNDS: usize = 4;
 /// A message that comes so soon after a flush waits for the task to flush it with others.
 const GATHER: Duration = Duration::from_micros(20);
 
@@ -61,6 +61,8 @@ pub(crate) struct State {
     /// The queue pair has said its last word.
     pub(crate) finished: bool,
     pub(crate) keepalives_answered: u64,
+    /// Somebody waits for a part of a message; others are woken for whole ones only.
+    pub(crate) wants_segments: bool,
     pub(crate) regions: u64,
     /// Registrations whose owner is gone while queued work still names them.
     orphans: Vec<Token>,
@@ -99,6 +101,7 @@ impl Shared {
                 closed: None,
                 finished: false,
                 keepalives_answered: 0,
+                wants_segments: false,
                 regions: 0,
                 orphans: Vec::new(),
                 watches_flushes: false,
@@ -254,7 +257,9 @@ impl State {
                     invalidated,
                 } => {
                     self.inbox.push(payload, remaining, invalidated);
-                    self.wake_waiting();
+                    if remaining == 0 || std::mem::take(&mut self.wants_segments) {
+                        self.wake_waiting();
+                    }
                 }
                 Event::MessageSent(id) => {
                     if let Ok(waker) = self.sends.complete(id.0 as usize, Ok(())) {

@@ -167,7 +167,12 @@ impl ReceiveCredits {
             return false;
         }
         match policy {
-            GrantPolicy::Hysteresis => self.target_rose || self.granted <= self.limit() / 4,
+            // Low, and worth a message: where untaken messages hold receives back, credits would
+            // otherwise go out one by one.
+            GrantPolicy::Hysteresis => {
+                let quarter = self.limit() / 4;
+                self.target_rose || (self.granted <= quarter && grant >= quarter)
+            }
             GrantPolicy::Eager | GrantPolicy::Always => true,
         }
     }
