@@ -198,7 +198,7 @@ impl Capture {
     /// Waits until the file has stopped growing.
     fn finish(mut self, file: &Path) {
         let size = || fs::metadata(file).map_or(0, |metadata| metadata.len());
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(30);
         let mut before = size();
         loop {
             sleep(Duration::from_millis(300));
@@ -208,7 +208,10 @@ impl Capture {
             }
             before = now;
         }
-        self.tcpdump.kill().unwrap();
+        // Asked to end, it finishes the packet that it writes.
+        let id = self.tcpdump.id().to_string();
+        let asked = Command::new("kill").args(["-s", "TERM", &id]).status();
+        assert!(asked.unwrap().success());
         self.tcpdump.wait().unwrap();
     }
 }

@@ -342,7 +342,11 @@ impl Connection {
 
     /// Fills `into` by RDMA Read (3.1.4.6), from `offset` bytes into what the peer's descriptors
     /// describe. Started by this call; reads finish in the order they were started. Dropping the
-    /// future gives the buffer up, not the read.
+    /// future gives the buffer up, not the read. Awaiting it gives the filled buffer.
+    ///
+    /// Any length goes: more than MaxReadWriteSize is read in several operations. A place that the
+    /// peer has not registered, or no longer, ends the connection, as RDMA has it; what lies
+    /// outside the descriptors is refused here.
     ///
     /// # Errors
     /// The fault, with the buffer.
@@ -368,6 +372,10 @@ impl Connection {
     /// Puts `data` into the peer's memory by RDMA Write (3.1.4.5), from `offset` bytes into what
     /// its descriptors describe. Started by this call. When the future is done, `data` was handed
     /// to the wire; it is in place before any message sent after this call is received.
+    ///
+    /// Any length goes: more than MaxReadWriteSize is written in several operations. A place that
+    /// the peer has not registered, or no longer, ends the connection, as RDMA has it; since the
+    /// future knows of the wire only, [`recv`](Self::recv) and [`closed`](Self::closed) tell.
     ///
     /// # Errors
     /// The fault.

@@ -29,5 +29,5 @@ pub use engine::{
 pub use inbox::Segment;
 #[cfg(feature = "tokio")]
 pub use listener::Listener;
-pub use rdma::work::Access;
+pub use rdma::work::{Access, Token};
 pub use wire::BufferDescriptorV1;

@@ -78,9 +78,9 @@ pub struct Statistics {
     pub payloads_in_header: u64,
     /// Tokens of ours that the peer invalidated.
     pub tokens_invalidated: u64,
-    /// RDMA Reads done.
+    /// RDMA Read operations done; a long read takes several.
     pub reads: u64,
-    /// RDMA Writes done.
+    /// RDMA Write operations done; a long write takes several.
     pub writes: u64,
     /// Bytes read by RDMA.
     pub bytes_read: u64,

@@ -17,6 +17,13 @@ pub struct WorkId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
 
+/// A token as a buffer descriptor has it.
+impl From<u32> for Token {
+    fn from(token: u32) -> Self {
+        Self(token)
+    }
+}
+
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "0x{:08x}", self.0)
