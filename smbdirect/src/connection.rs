@@ -32,7 +32,8 @@ use crate::{
 ///
 /// Handles are cheap to clone and all methods take `&self`. The connection ends when
 /// [`close`](Self::close) is called or the last handle is dropped; either way what was sent
-/// before is sent first. Every method must be called within a tokio runtime.
+/// before is sent first. Every method must be called within a tokio runtime; they may be
+/// dropped anywhere.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -68,10 +69,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.with(|state| {
-            state.engine.close();
-            state.kick();
-        });
+        self.shared.with(State::close);
     }
 }
 
@@ -443,10 +441,7 @@ impl Connection {
     /// # Errors
     /// The connection broke, before or on the way.
     pub async fn close(&self) -> Result<(), ConnectionError> {
-        self.shared().with(|state| {
-            state.engine.close();
-            state.drive(now());
-        });
+        self.shared().with(State::close);
         let shared = self.shared();
         match shared
             .wait(|state| state.finished.then(|| state.reason()))
@@ -501,10 +496,7 @@ impl CloseOnDrop {
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
-            shared.with(|state| {
-                state.engine.close();
-                state.drive(now());
-            });
+            shared.with(State::close);
         }
     }
 }

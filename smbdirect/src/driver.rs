@@ -167,6 +167,13 @@ impl State {
         }
     }
 
+    /// Ends the connection in good order. It is left to the task, since a handle may be dropped
+    /// outside its runtime, where there is no clock.
+    pub(crate) fn close(&mut self) {
+        self.engine.close();
+        self.wake_task();
+    }
+
     /// Runs engine and queue pair until both have nothing to do. Says whether the budget ended
     /// first; then the task has been woken for the rest.
     pub(crate) fn drive(&mut self, now: Instant) {

@@ -300,6 +300,29 @@ async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
     }
 }
 
+#[tokio::test]
+async fn the_last_handle_may_be_dropped_outside_the_runtime() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let Pair { client, server, .. } = pair(provider).await;
+    for _ in 0..3 {
+        drop(client.send("last words").unwrap());
+    }
+    // The task, which would send the others, does not run meanwhile.
+    let drop_it = move || {
+        std::thread::sleep(Duration::from_millis(1));
+        drop(client);
+    };
+    std::thread::spawn(drop_it).join().unwrap();
+    for _ in 0..3 {
+        let message = within(server.recv()).await.unwrap();
+        assert_eq!(message.into_bytes(), "last words");
+    }
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn ten_idle_hours_are_keepalives_and_nothing_else() {
     for credits in [1, 2, 3, 255] {
