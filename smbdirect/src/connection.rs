@@ -69,7 +69,11 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.with(State::close);
+        self.shared.with(|state| {
+            // Else a full inbox would withhold the credits that the last messages need.
+            state.inbox.desert();
+            state.close();
+        });
     }
 }
 

@@ -97,6 +97,7 @@ over_every_provider! {
     a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
     keepalive_is_a_round_trip
     ready_learns_of_credits_that_come_alone
+    what_was_sent_leaves_though_nobody_takes_what_came
 }
 
 async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
@@ -298,6 +299,23 @@ async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
         }
         within(ready).await.unwrap().unwrap();
     }
+}
+
+async fn what_was_sent_leaves_though_nobody_takes_what_came(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair_with(provider, few_credits(), few_credits()).await;
+    for _ in 0..100 {
+        drop(client.send(bytes(8000)).unwrap());
+        drop(server.send(bytes(8000)).unwrap());
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(client);
+    for _ in 0..100 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 8000);
+    }
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
 }
 
 #[tokio::test]
