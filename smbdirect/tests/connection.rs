@@ -97,6 +97,7 @@ over_every_provider! {
     a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
     keepalive_is_a_round_trip
     ready_learns_of_credits_that_come_alone
+    everything_ends_when_the_runtime_does
     what_was_sent_leaves_though_nobody_takes_what_came
 }
 
@@ -316,6 +317,84 @@ async fn what_was_sent_leaves_though_nobody_takes_what_came(provider: Arc<dyn Pr
         within(server.closed()).await,
         ConnectionError::Closed(Initiator::Remote)
     );
+}
+
+async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(provider.clone(), address, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let (client, gone) = tokio::sync::oneshot::channel();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let connection = Connection::connect(&*provider, address, Config::default()).await;
+            client.send(connection.unwrap()).unwrap();
+            stopped.await.unwrap();
+        });
+    });
+    let server = listener.accept().await.unwrap();
+    let client = gone.await.unwrap();
+    let region = server
+        .register(BytesMut::zeroed(64), Access::all())
+        .unwrap();
+    let ours = client
+        .register(BytesMut::zeroed(64), Access::all())
+        .unwrap();
+    let sendings: Vec<_> = (0..1000)
+        .map(|_| client.send(bytes(8000)).unwrap())
+        .collect();
+    let mut begun = Vec::new();
+    for _ in 0..4 {
+        begun.push(client.read(&[region.descriptor()], 0, BytesMut::zeroed(64)));
+    }
+    let receiving = tokio::spawn({
+        let client = client.clone();
+        async move { client.recv().await.map(|_| ()) }
+    });
+    tokio::task::yield_now().await;
+    stop.send(()).unwrap();
+    tokio::task::spawn_blocking(|| thread.join().unwrap())
+        .await
+        .unwrap();
+
+    let stopped = client.error().unwrap();
+    assert!(matches!(stopped, ConnectionError::Provider(_)), "{stopped}");
+    assert_eq!(within(receiving).await.unwrap(), Err(stopped.clone()));
+    for sending in sendings {
+        let _ = within(sending).await;
+    }
+    for reading in begun {
+        let buffer = within(reading)
+            .await
+            .map_or_else(|error| error.buffer, Some);
+        assert_eq!(buffer.unwrap().len(), 64);
+    }
+    let reading = client.read(&[region.descriptor()], 0, BytesMut::zeroed(64));
+    let refused = within(reading).await.unwrap_err();
+    assert_eq!(refused.fault, stopped.clone().into());
+    assert_eq!(refused.buffer.unwrap().len(), 64, "a read that never began");
+    assert_eq!(client.send("x").unwrap_err(), stopped.clone().into());
+    assert_eq!(within(client.keepalive()).await, Err(stopped.clone()));
+    assert_eq!(within(client.ready()).await, Err(stopped.clone()));
+    assert_eq!(within(client.close()).await, Err(stopped.clone()));
+    assert_eq!(within(client.closed()).await, stopped);
+    assert_eq!(within(ours.deregister()).await.unwrap().len(), 64);
+    let stats = client.stats();
+    assert_eq!(
+        (
+            stats.receives_outstanding,
+            stats.work_outstanding,
+            stats.regions
+        ),
+        (0, 0, 0)
+    );
+    within(server.closed()).await;
 }
 
 #[tokio::test]
