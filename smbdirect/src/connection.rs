@@ -32,7 +32,8 @@ use crate::{
 ///
 /// Handles are cheap to clone and all methods take `&self`. The connection ends when
 /// [`close`](Self::close) is called or the last handle is dropped; either way what was sent
-/// before is sent first. Every method must be called within a tokio runtime.
+/// before is sent first. Every method must be called within a tokio runtime; they may be
+/// dropped anywhere.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -69,8 +70,9 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.with(|state| {
-            state.engine.close();
-            state.kick();
+            // Else a full inbox would withhold the credits that the last messages need.
+            state.inbox.desert();
+            state.close();
         });
     }
 }
@@ -456,10 +458,7 @@ impl Connection {
     /// # Errors
     /// The connection broke, before or on the way.
     pub async fn close(&self) -> Result<(), ConnectionError> {
-        self.shared().with(|state| {
-            state.engine.close();
-            state.drive(now());
-        });
+        self.shared().with(State::close);
         let shared = self.shared();
         match shared
             .wait(|state| state.finished.then(|| state.reason()))
@@ -514,10 +513,7 @@ impl CloseOnDrop {
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         if let Some(shared) = &self.0 {
-            shared.with(|state| {
-                state.engine.close();
-                state.drive(now());
-            });
+            shared.with(State::close);
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     rdma::{
         memory::DeregisterError,
         provider::{QueuePair, Teardown},
-        work::{Completion, ProviderError, ProviderErrorKind, Room, Token},
+        work::{Completion, Disconnect, ProviderError, ProviderErrorKind, Room, Token},
     },
     waiters::Waiters,
 };
@@ -170,6 +170,13 @@ impl State {
         }
     }
 
+    /// Ends the connection in good order. It is left to the task, since a handle may be dropped
+    /// outside its runtime, where there is no clock.
+    pub(crate) fn close(&mut self) {
+        self.engine.close();
+        self.wake_task();
+    }
+
     /// Runs engine and queue pair until both have nothing to do. Says whether the budget ended
     /// first; then the task has been woken for the rest.
     pub(crate) fn drive(&mut self, now: Instant) {
@@ -308,12 +315,17 @@ impl State {
         self.wake_waiting();
     }
 
-    /// The task is gone, and with it all hope.
+    /// The task is gone, and with it all hope. What is posted comes back at once.
     fn give_up(&mut self) {
-        if self.closed.is_none() {
-            let what = "the runtime stopped before the connection ended";
-            self.end(ProviderError::new(ProviderErrorKind::Local, what).into());
-        }
+        let what = "the runtime stopped before the connection ended";
+        let error = ProviderError::new(ProviderErrorKind::Local, what);
+        let now = now();
+        self.engine
+            .handle_completion(now, Completion::Disconnected(Disconnect::Broken(error)));
+        self.take_events();
+        self.queue_pair.disconnect(Teardown::Abort);
+        let context = &mut Context::from_waker(Waker::noop());
+        while self.take_completions(now, context) > 0 {}
         self.finished = true;
         let reason = self.reason();
         self.transfers

@@ -31,6 +31,8 @@ pub(crate) struct Inbox {
     remaining: u32,
     /// What `complete` costs.
     cost: usize,
+    /// Nobody can take anything any more.
+    deserted: bool,
 }
 
 impl Inbox {
@@ -40,8 +42,19 @@ impl Inbox {
         self.cost
     }
 
-    /// A segment arrived. Says whether there is something new to take.
+    /// Nobody will take anything any more: what is there and what comes costs nothing.
+    pub(crate) fn desert(&mut self) {
+        *self = Self {
+            deserted: true,
+            ..Self::default()
+        };
+    }
+
+    /// A segment arrived.
     pub(crate) fn push(&mut self, payload: Bytes, remaining: u32, invalidated: Option<Token>) {
+        if self.deserted {
+            return;
+        }
         let whole = remaining == 0 && self.remaining == 0;
         if whole {
             self.complete(payload, invalidated);
@@ -112,6 +125,17 @@ mod tests {
         assert_eq!(message.into_bytes(), "abcde");
         assert_eq!(inbox.take().unwrap().into_bytes(), "f");
         assert_eq!(inbox.cost(), 0);
+    }
+
+    #[test]
+    fn what_nobody_takes_costs_nothing() {
+        let mut inbox = Inbox::default();
+        inbox.push(Bytes::from("a"), 0, None);
+        inbox.push(Bytes::from("b"), 1, None);
+        inbox.desert();
+        inbox.push(Bytes::from("c"), 0, None);
+        assert_eq!(inbox.cost(), 0);
+        assert!(inbox.take_segment().is_none());
     }
 
     #[test]

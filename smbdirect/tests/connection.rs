@@ -101,6 +101,8 @@ over_every_provider! {
     a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
     keepalive_is_a_round_trip
     ready_learns_of_credits_that_come_alone
+    everything_ends_when_the_runtime_does
+    what_was_sent_leaves_though_nobody_takes_what_came
 }
 
 async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
@@ -306,6 +308,124 @@ async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
         }
         within(ready).await.unwrap().unwrap();
     }
+}
+
+async fn what_was_sent_leaves_though_nobody_takes_what_came(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair_with(provider, few_credits(), few_credits()).await;
+    for _ in 0..100 {
+        drop(client.send(bytes(8000)).unwrap());
+        drop(server.send(bytes(8000)).unwrap());
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(client);
+    for _ in 0..100 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 8000);
+    }
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
+}
+
+async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(provider.clone(), address, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let (client, gone) = tokio::sync::oneshot::channel();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let connection = Connection::connect(&*provider, address, Config::default()).await;
+            client.send(connection.unwrap()).unwrap();
+            stopped.await.unwrap();
+        });
+    });
+    let server = listener.accept().await.unwrap();
+    let client = gone.await.unwrap();
+    let region = server
+        .register(BytesMut::zeroed(64), Access::all())
+        .unwrap();
+    let ours = client
+        .register(BytesMut::zeroed(64), Access::all())
+        .unwrap();
+    let sendings: Vec<_> = (0..1000)
+        .map(|_| client.send(bytes(8000)).unwrap())
+        .collect();
+    let mut begun = Vec::new();
+    for _ in 0..4 {
+        begun.push(client.read(&[region.descriptor()], 0, BytesMut::zeroed(64)));
+    }
+    let receiving = tokio::spawn({
+        let client = client.clone();
+        async move { client.recv().await.map(|_| ()) }
+    });
+    tokio::task::yield_now().await;
+    stop.send(()).unwrap();
+    tokio::task::spawn_blocking(|| thread.join().unwrap())
+        .await
+        .unwrap();
+
+    let stopped = client.error().unwrap();
+    assert!(matches!(stopped, ConnectionError::Provider(_)), "{stopped}");
+    assert_eq!(within(receiving).await.unwrap(), Err(stopped.clone()));
+    for sending in sendings {
+        let _ = within(sending).await;
+    }
+    for reading in begun {
+        let buffer = within(reading)
+            .await
+            .map_or_else(|error| error.buffer, Some);
+        assert_eq!(buffer.unwrap().len(), 64);
+    }
+    let reading = client.read(&[region.descriptor()], 0, BytesMut::zeroed(64));
+    let refused = within(reading).await.unwrap_err();
+    assert_eq!(refused.fault, stopped.clone().into());
+    assert_eq!(refused.buffer.unwrap().len(), 64, "a read that never began");
+    assert_eq!(client.send("x").unwrap_err(), stopped.clone().into());
+    assert_eq!(within(client.keepalive()).await, Err(stopped.clone()));
+    assert_eq!(within(client.ready()).await, Err(stopped.clone()));
+    assert_eq!(within(client.close()).await, Err(stopped.clone()));
+    assert_eq!(within(client.closed()).await, stopped);
+    assert_eq!(within(ours.deregister()).await.unwrap().len(), 64);
+    let stats = client.stats();
+    assert_eq!(
+        (
+            stats.receives_outstanding,
+            stats.work_outstanding,
+            stats.regions
+        ),
+        (0, 0, 0)
+    );
+    within(server.closed()).await;
+}
+
+#[tokio::test]
+async fn the_last_handle_may_be_dropped_outside_the_runtime() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let Pair { client, server, .. } = pair(provider).await;
+    for _ in 0..3 {
+        drop(client.send("last words").unwrap());
+    }
+    // The task, which would send the others, does not run meanwhile.
+    let drop_it = move || {
+        std::thread::sleep(Duration::from_millis(1));
+        drop(client);
+    };
+    std::thread::spawn(drop_it).join().unwrap();
+    for _ in 0..3 {
+        let message = within(server.recv()).await.unwrap();
+        assert_eq!(message.into_bytes(), "last words");
+    }
+    assert_eq!(
+        within(server.closed()).await,
+        ConnectionError::Closed(Initiator::Remote)
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -576,20 +576,26 @@ impl Connection {
             _ => false,
         };
         if write_first {
-            return self.post_write().or_else(|| self.post_read());
+            // Writes may wait for long. The peer is to have its credits and signs of life.
+            return self
+                .post_write()
+                .or_else(|| self.send_upper_layer_messages(now, negotiated, false))
+                .or_else(|| self.post_read());
         }
-        self.send_upper_layer_messages(now, negotiated)
+        let waiting = !self.send_queue.is_empty();
+        self.send_upper_layer_messages(now, negotiated, waiting)
             .or_else(|| self.post_write())
             .or_else(|| self.post_read())
     }
 
-    /// Sending Upper Layer Messages (3.1.5.1): one message, if one may leave.
+    /// Sending Upper Layer Messages (3.1.5.1): one message, if one may leave: the head of the
+    /// queue if it is `waiting`, else an empty one.
     fn send_upper_layer_messages(
         &mut self,
         now: Instant,
         negotiated: &Negotiated,
+        waiting: bool,
     ) -> Option<WorkRequest> {
-        let waiting = !self.send_queue.is_empty();
         if !waiting && !self.empty_message_is_due() {
             return None;
         }
@@ -616,7 +622,7 @@ impl Connection {
         //= SMBD-3.1.5.4-06
         let max_payload = negotiated.max_send_size as usize - DataTransfer::PAYLOAD_OFFSET as usize;
         //= SMBD-3.1.5.1-03
-        let segment = self.send_queue.cut(max_payload);
+        let segment = waiting.then(|| self.send_queue.cut(max_payload)).flatten();
         //= SMBD-3.1.5.1-07
         self.send_credits -= 1;
         self.receive_credits.grant(grant);

@@ -1847,6 +1847,28 @@ mod transferring {
     }
 
     #[test]
+    fn writes_hold_up_neither_a_sign_of_life_nor_credits() {
+        let mut bench = bench();
+        bench.write(1, 20 << 20);
+        bench.send(2, 5);
+        assert!(bench.sent().is_empty());
+        bench.hear(flagged(0));
+        let sent = bench.sent();
+        assert_eq!(sent.len(), 1);
+        assert_eq!((sent[0].data_length, sent[0].credits_granted), (0, 1));
+        for _ in 0..8 {
+            bench.hear(segment(0, 5, 0));
+        }
+        assert_eq!(bench.grants(), [8]);
+        // The last of the twenty is posted when there is room for it.
+        for _ in 0..12 {
+            assert!(bench.sent().is_empty());
+            bench.complete_write();
+        }
+        assert_eq!(bench.sent()[0].data_length, 5);
+    }
+
+    #[test]
     fn a_write_does_not_wait_for_a_message_without_credits() {
         let mut bench = Bench::passive(credits(10, 10), 10);
         bench.send(1, 5);
