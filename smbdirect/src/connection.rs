@@ -207,7 +207,9 @@ impl Connection {
     /// # Errors
     /// The message is longer than the peer takes, or the connection is over.
     pub fn send(&self, message: impl Into<Message>) -> Result<Sending, SendError> {
-        self.submit(message.into(), None)
+        let message = message.into();
+        self.shared()
+            .with(|state| self.submit(state, message, None))
     }
 
     /// Sends a message that also ends a registration of the peer's on arrival (3.1.4.2).
@@ -219,7 +221,9 @@ impl Connection {
         message: impl Into<Message>,
         token: Token,
     ) -> Result<Sending, SendError> {
-        self.submit(message.into(), Some(token))
+        let message = message.into();
+        self.shared()
+            .with(|state| self.submit(state, message, Some(token)))
     }
 
     /// Sends a message if it can start at once.
@@ -228,13 +232,13 @@ impl Connection {
     /// [`TrySendError::NotReady`] gives the message back.
     pub fn try_send(&self, message: impl Into<Message>) -> Result<Sending, TrySendError> {
         let message = message.into();
-        let ready = self
-            .shared()
-            .with(|state| state.engine.is_ready() || state.closed.is_some());
-        if !ready {
-            return Err(TrySendError::NotReady(message));
-        }
-        Ok(self.submit(message, None)?)
+        self.shared().with(|state| {
+            // On a connection that is over, `submit` has the reason.
+            if state.closed.is_none() && !state.engine.is_ready() {
+                return Err(TrySendError::NotReady(message));
+            }
+            Ok(self.submit(state, message, None)?)
+        })
     }
 
     /// Waits until a message handed over would start at once.
@@ -254,25 +258,25 @@ impl Connection {
             .await
     }
 
-    fn submit(&self, message: Message, invalidate: Option<Token>) -> Result<Sending, SendError> {
-        self.shared().with(|state| {
-            let index = state.sends.insert();
-            match state
-                .engine
-                .send(MessageId(index as u64), message, invalidate)
-            {
-                Ok(()) => {
-                    state.kick();
-                    Ok(Sending {
-                        shared: self.shared().clone(),
-                        index: Some(index),
-                    })
-                }
-                Err(error) => {
-                    state.sends.remove(index);
-                    Err(error)
-                }
-            }
+    fn submit(
+        &self,
+        state: &mut State,
+        message: Message,
+        invalidate: Option<Token>,
+    ) -> Result<Sending, SendError> {
+        let index = state.sends.insert();
+        if let Err(error) = state
+            .engine
+            .send(MessageId(index as u64), message, invalidate)
+        {
+            state.sends.remove(index);
+            return Err(error);
+        }
+        state.kick();
+        let shared = self.shared().clone();
+        Ok(Sending {
+            shared,
+            index: Some(index),
         })
     }
 

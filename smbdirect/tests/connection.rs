@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, Config, Connection, ConnectionError, Listener, SendError, Settings, TransferFault,
+    TrySendError,
     engine::Initiator,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -426,6 +427,31 @@ async fn the_last_handle_may_be_dropped_outside_the_runtime() {
         within(server.closed()).await,
         ConnectionError::Closed(Initiator::Remote)
     );
+}
+
+#[tokio::test]
+async fn try_send_takes_only_what_starts_at_once() {
+    let one = Settings {
+        send_credit_target: 1,
+        receive_credit_max: 1,
+        ..Settings::default()
+    };
+    let provider = Arc::new(Loopback::new());
+    let Pair { client, server, .. } = pair_with(provider, one.clone(), one).await;
+    within(client.ready()).await.unwrap();
+    drop(client.try_send("first").unwrap());
+    let Err(TrySendError::NotReady(second)) = client.try_send("second") else {
+        panic!("there was one credit");
+    };
+    assert_eq!(server.recv().await.unwrap().into_bytes(), "first");
+    within(client.ready()).await.unwrap();
+    drop(client.try_send(second).unwrap());
+    assert_eq!(server.recv().await.unwrap().into_bytes(), "second");
+    client.close().await.unwrap();
+    assert!(matches!(
+        client.try_send("third"),
+        Err(TrySendError::Send(_))
+    ));
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,8 +56,11 @@ impl ReceiveCredits {
     /// The provider holds so many receives. Two of them stay out of the credits that the peer
     /// may hoard: the last send credit needs one to grant, and the returned token one more.
     pub(super) fn fit_into(&mut self, max_receive_queue: usize) {
-        let most = max_receive_queue.saturating_sub(2).max(1);
-        self.max = self.max.min(u16::try_from(most).unwrap_or(u16::MAX));
+        let most = max_receive_queue
+            .min(usize::from(u16::MAX))
+            .saturating_sub(2)
+            .max(1);
+        self.max = self.max.min(most as u16);
     }
 
     /// Receives that are posted.
