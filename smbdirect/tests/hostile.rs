@@ -276,7 +276,12 @@ async fn little_messages_in_much_padding() {
         }
         peer.say(&bytes).await;
     }
-    peer.await_credits(100).await;
+    within(async {
+        while scene.victim.stats().messages_received < 600 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
     let grown = resident().saturating_sub(before);
     assert!(grown < 40 << 20, "{grown} bytes for 600");
     for _ in 0..600 {
@@ -343,6 +348,58 @@ async fn half_an_fpdu_and_silence() {
     assert!(busy < Duration::from_millis(200), "{busy:?} of nothing");
     scene.assert_ends("Idle").await;
     assert_eq!(within(target.deregister()).await.unwrap().len(), 60_000);
+}
+
+/// All the work there is in the fewest bytes; meanwhile others have their turn.
+#[tokio::test(flavor = "current_thread")]
+async fn a_flood_of_nothing() {
+    let Scene {
+        victim,
+        mut peer,
+        good,
+        _listener,
+        _alone,
+    } = Scene::new(Settings::default()).await;
+    let target = region(&victim, 4096, Access::REMOTE_WRITE);
+    let descriptor = target.descriptor();
+    let before = resident();
+    let stream = peer.stream.into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    let flood = std::thread::spawn(move || {
+        use std::io::Write;
+        let mut bytes = Vec::new();
+        for index in 0..20_000 {
+            bytes.extend(write(0, 0, true, &[]));
+            bytes.extend(write(
+                descriptor.token,
+                descriptor.offset,
+                index % 2 == 0,
+                &[1],
+            ));
+        }
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            (&stream).write_all(&bytes).unwrap();
+        }
+        stream
+    });
+    let scene_of_others = [&good[0], &good[1]];
+    let mut slowest = Duration::ZERO;
+    while !flood.is_finished() {
+        let began = Instant::now();
+        drop(scene_of_others[0].send("still there?").unwrap());
+        within(scene_of_others[1].recv()).await.unwrap();
+        slowest = slowest.max(began.elapsed());
+    }
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    let stream = flood.join().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    peer.stream = TcpStream::from_std(stream).unwrap();
+    let goodbye = peer.transfer(segment(4, 0), b"last");
+    peer.say(&goodbye).await;
+    assert_eq!(within(victim.recv()).await.unwrap().into_bytes(), "last");
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 24 << 20, "{grown} bytes");
 }
 
 /// Each of these is the end of the connection that it came on, and of nothing else.
