@@ -11,14 +11,17 @@
 
 use std::{
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
 use bytes::BytesMut;
-use tokio::time::{Sleep, sleep_until};
+use tokio::{
+    task::yield_now,
+    time::{Sleep, sleep_until},
+};
 
 use crate::{
     engine::{self, ConnectionError, Event, Initiator, Negotiated, TransferFault},
@@ -191,7 +194,8 @@ impl State {
             }
         }
         self.after_drive();
-        self.wake_task();
+        // Wakes the task when others had their turn, and the runtime has looked at its sockets.
+        let _ = pin!(yield_now()).poll(context);
     }
 
     fn take_completions(&mut self, now: Instant, context: &mut Context<'_>) -> usize {

@@ -8,6 +8,11 @@ use crate::{engine::Message, rdma::work::Token};
 
 /// Charged for each message on top of its bytes, so that many small ones are not free.
 const OVERHEAD: usize = 128;
+/// Messages that may wait in memory they share with others. One byte in there can keep a whole
+/// arena of the provider's from being used again, and a peer can see to it that it does;
+const SHARING: usize = 64;
+/// not so if it has this many bytes of it.
+const LARGE: usize = 16 << 10;
 /// Most bytes set aside for a message on the word of its first segment.
 const TRUSTED: usize = 128 << 10;
 
@@ -73,6 +78,10 @@ impl Inbox {
     }
 
     fn complete(&mut self, payload: Bytes, invalidated: Option<Token>) {
+        let payload = match self.complete.len() >= SHARING && payload.len() < LARGE {
+            true => Bytes::copy_from_slice(&payload),
+            false => payload,
+        };
         self.cost += payload.len() + OVERHEAD;
         self.complete
             .push_back(Message::received(payload, invalidated));

@@ -1,0 +1,487 @@
+//! Peers by hand that speak iWARP well and mean harm: time and memory stay bounded, one
+//! connection dies at most, and nothing else notices.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use smbdirect::{
+    Access, Config, Connection, Listener, MemoryRegion, Settings,
+    rdma::{
+        iwarp::{
+            Iwarp,
+            ddp::{Header, Tagged, Untagged},
+            mpa::{Fpdu, FrameKind, StartupFrame},
+            rdmap::{Opcode, ReadRequest},
+        },
+        provider::Provider,
+    },
+    wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::{Mutex, MutexGuard},
+    time::{sleep, timeout},
+};
+
+/// The tests measure the process, so each has it for itself.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// A field of `/proc/self/stat` or of its kin, where there is one.
+fn field(file: &str, index: usize) -> Option<usize> {
+    let text = fs::read_to_string(file).ok()?;
+    let fields = text.rsplit(") ").next()?;
+    fields.split_whitespace().nth(index)?.parse().ok()
+}
+
+/// Bytes of memory in use, where the system tells.
+fn resident() -> usize {
+    field("/proc/self/statm", 1).unwrap_or(0) * 4096
+}
+
+/// Time that all threads have spent, where the system tells.
+fn spent() -> Duration {
+    // User and system time in hundredths of a second, counted from the state.
+    let ticks = |index| field("/proc/self/stat", index).unwrap_or(0) as u64;
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future)
+        .await
+        .expect("it takes forever")
+}
+
+/// A listener, a good connection of its own, and a connection whose peer is a script.
+struct Scene {
+    victim: Connection,
+    peer: Peer,
+    good: [Connection; 2],
+    _listener: Listener,
+    _alone: MutexGuard<'static, ()>,
+}
+
+struct Peer {
+    stream: TcpStream,
+    received: Vec<u8>,
+    next_send: u32,
+    next_read: u32,
+    /// Data Transfers it may send.
+    credits: u32,
+}
+
+impl Scene {
+    async fn new(settings: Settings) -> Self {
+        let alone = ALONE.lock().await;
+        let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());
+        let config = Config::new(settings).unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let mut listener = Listener::bind(provider.clone(), address, config.clone())
+            .await
+            .unwrap();
+        let address = listener.local_address();
+        let (one, other) = tokio::join!(
+            Connection::connect(&*provider, address, config),
+            listener.accept()
+        );
+        let good = [one.unwrap(), other.unwrap()];
+        let (peer, victim) = tokio::join!(Peer::connect(address), listener.accept());
+        Self {
+            victim: victim.unwrap(),
+            peer,
+            good,
+            _listener: listener,
+            _alone: alone,
+        }
+    }
+
+    /// The other connection is as well as ever.
+    async fn assert_others_live(&self) {
+        let [one, other] = &self.good;
+        for _ in 0..10 {
+            let began = Instant::now();
+            drop(one.send("still there?").unwrap());
+            within(other.recv()).await.unwrap();
+            let took = began.elapsed();
+            assert!(took < Duration::from_millis(500), "{took:?} for a message");
+        }
+    }
+
+    async fn assert_ends(&mut self, words: &str) {
+        let reason = within(self.victim.closed()).await;
+        assert!(reason.to_string().contains(words), "{reason}");
+        self.assert_others_live().await;
+    }
+}
+
+impl Peer {
+    async fn connect(address: SocketAddr) -> Self {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let mut bytes = Vec::new();
+        StartupFrame::new(FrameKind::Request, 1).encode(&mut bytes);
+        stream.write_all(&bytes).await.unwrap();
+        let mut reply = [0; 20];
+        stream.read_exact(&mut reply).await.unwrap();
+        let mut peer = Self {
+            stream,
+            received: Vec::new(),
+            next_send: 1,
+            next_read: 1,
+            credits: 0,
+        };
+        let request = NegotiateRequest {
+            min_version: 0x0100,
+            max_version: 0x0100,
+            credits_requested: 255,
+            preferred_send_size: 8192,
+            max_receive_size: 8192,
+            max_fragmented_size: 1 << 20,
+        };
+        let mut message = Vec::new();
+        request.encode(&mut message);
+        let fpdu = peer.send(Opcode::Send, 0, &message);
+        peer.say(&fpdu).await;
+        let (_, response) = peer.hear().await;
+        let response = NegotiateResponse::decode(&response).unwrap();
+        peer.credits = response.credits_granted.into();
+        peer
+    }
+
+    async fn say(&mut self, bytes: &[u8]) {
+        within(self.stream.write_all(bytes)).await.unwrap();
+    }
+
+    /// A message of the peer's own making.
+    fn send(&mut self, opcode: Opcode, invalidate: u32, message: &[u8]) -> Vec<u8> {
+        let header = Untagged {
+            last: true,
+            rdmap_control: opcode.control(),
+            rsvd_ulp: invalidate,
+            queue_number: 0,
+            message_sequence_number: self.next_send,
+            message_offset: 0,
+        };
+        self.next_send += 1;
+        fpdu(&[&header.encode(), message])
+    }
+
+    /// A Data Transfer that spends a credit.
+    fn transfer(&mut self, header: DataTransfer, payload: &[u8]) -> Vec<u8> {
+        self.credits -= 1;
+        let mut message = Vec::new();
+        header.encode(&mut message);
+        message.extend_from_slice(payload);
+        self.send(Opcode::Send, 0, &message)
+    }
+
+    fn read_request(&mut self, source_stag: u32, source_tagged_offset: u64, size: u32) -> Vec<u8> {
+        let header = Untagged {
+            last: true,
+            rdmap_control: Opcode::RdmaReadRequest.control(),
+            rsvd_ulp: 0,
+            queue_number: 1,
+            message_sequence_number: self.next_read,
+            message_offset: 0,
+        };
+        self.next_read += 1;
+        let request = ReadRequest {
+            sink_stag: 1,
+            sink_tagged_offset: 0,
+            read_message_size: size,
+            source_stag,
+            source_tagged_offset,
+        };
+        fpdu(&[&header.encode(), &request.encode()])
+    }
+
+    /// The next FPDU: its header and payload.
+    async fn hear(&mut self) -> (Header, Vec<u8>) {
+        loop {
+            if let Some(fpdu) = Fpdu::decode(&self.received, false).unwrap() {
+                let (header, payload) = Header::decode(fpdu.ulpdu).unwrap();
+                let (payload, length) = (payload.to_vec(), fpdu.length);
+                self.received.drain(..length);
+                return (header, payload);
+            }
+            let count = within(self.stream.read_buf(&mut self.received)).await;
+            assert_ne!(count.unwrap(), 0, "the connection is over");
+        }
+    }
+
+    /// Waits for so many credits.
+    async fn await_credits(&mut self, credits: u32) {
+        while self.credits < credits {
+            let (_, message) = self.hear().await;
+            let header = DataTransfer::decode(&message).unwrap();
+            self.credits += u32::from(header.credits_granted);
+        }
+    }
+}
+
+fn fpdu(parts: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Fpdu::encode(parts, false, &mut bytes);
+    bytes
+}
+
+fn write(stag: u32, tagged_offset: u64, last: bool, payload: &[u8]) -> Vec<u8> {
+    let header = Tagged {
+        last,
+        rdmap_control: Opcode::RdmaWrite.control(),
+        stag,
+        tagged_offset,
+    };
+    fpdu(&[&header.encode(), payload])
+}
+
+fn empty(credits_requested: u16, credits_granted: u16) -> DataTransfer {
+    DataTransfer::empty(credits_requested, credits_granted, Flags::empty())
+}
+
+fn segment(data_length: u32, remaining_data_length: u32) -> DataTransfer {
+    DataTransfer {
+        data_offset: 24,
+        data_length,
+        remaining_data_length,
+        ..empty(255, 0)
+    }
+}
+
+fn region(connection: &Connection, length: usize, access: Access) -> MemoryRegion {
+    connection
+        .register(BytesMut::zeroed(length), access)
+        .unwrap()
+}
+
+/// A message of one byte must not keep the memory of all the nothing that came with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn little_messages_in_much_padding() {
+    let mut scene = Scene::new(Settings::default()).await;
+    let before = resident();
+    // Bytes that belong to no payload are legal.
+    let padding = vec![0; 8192 - 20];
+    let peer = &mut scene.peer;
+    for round in 0..600 {
+        peer.await_credits(33).await;
+        let mut bytes = peer.transfer(segment(1, 0), &padding[..8192 - 24]);
+        if round % 2 == 0 {
+            for _ in 0..32 {
+                bytes.extend(peer.transfer(empty(255, 1), &padding));
+            }
+        }
+        peer.say(&bytes).await;
+    }
+    within(async {
+        while scene.victim.stats().messages_received < 600 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 40 << 20, "{grown} bytes for 600");
+    for _ in 0..600 {
+        assert_eq!(within(scene.victim.recv()).await.unwrap().len(), 1);
+    }
+    scene.assert_others_live().await;
+}
+
+/// 4 GiB are asked for, 32 reads at a time, and nobody takes the answers. The victim's own
+/// messages have nowhere to go either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_asks_and_does_not_listen() {
+    let mut scene = Scene::new(Settings {
+        keepalive_interval: Duration::from_secs(2),
+        keepalive_response_timeout: Duration::from_secs(1),
+        ..Settings::default()
+    })
+    .await;
+    let served = region(&scene.victim, 64 << 20, Access::REMOTE_READ);
+    let descriptor = served.descriptor();
+    let before = (resident(), spent());
+    for _ in 0..16 {
+        let request =
+            scene
+                .peer
+                .read_request(descriptor.token, descriptor.offset, descriptor.length);
+        scene.peer.say(&request).await;
+    }
+    for _ in 0..500 {
+        drop(scene.victim.send(vec![0; 8000]).unwrap());
+    }
+    sleep(Duration::from_millis(500)).await;
+    let grown = resident().saturating_sub(before.0);
+    assert!(grown < 24 << 20, "{grown} bytes");
+    let calm = spent();
+    sleep(Duration::from_secs(1)).await;
+    let busy = spent() - calm;
+    assert!(busy < Duration::from_millis(200), "{busy:?} of nothing");
+    scene.assert_others_live().await;
+    scene.assert_ends("Idle").await;
+    assert_eq!(within(served.deregister()).await.unwrap().len(), 64 << 20);
+}
+
+/// Half an FPDU, and then nothing: the victim waits in peace, and not for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_an_fpdu_and_silence() {
+    let mut scene = Scene::new(Settings {
+        keepalive_interval: Duration::from_secs(1),
+        keepalive_response_timeout: Duration::from_secs(1),
+        ..Settings::default()
+    })
+    .await;
+    let target = region(&scene.victim, 60_000, Access::REMOTE_WRITE);
+    let bytes = write(
+        target.descriptor().token,
+        target.descriptor().offset,
+        true,
+        &[7; 60_000],
+    );
+    scene.peer.say(&bytes[..30_000]).await;
+    let calm = spent();
+    sleep(Duration::from_secs(1)).await;
+    let busy = spent() - calm;
+    assert!(busy < Duration::from_millis(200), "{busy:?} of nothing");
+    scene.assert_ends("Idle").await;
+    assert_eq!(within(target.deregister()).await.unwrap().len(), 60_000);
+}
+
+/// All the work there is in the fewest bytes; meanwhile others have their turn.
+#[tokio::test(flavor = "current_thread")]
+async fn a_flood_of_nothing() {
+    let Scene {
+        victim,
+        mut peer,
+        good,
+        _listener,
+        _alone,
+    } = Scene::new(Settings::default()).await;
+    let target = region(&victim, 4096, Access::REMOTE_WRITE);
+    let descriptor = target.descriptor();
+    let before = resident();
+    let stream = peer.stream.into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    let flood = std::thread::spawn(move || {
+        use std::io::Write;
+        let mut bytes = Vec::new();
+        for index in 0..20_000 {
+            bytes.extend(write(0, 0, true, &[]));
+            bytes.extend(write(
+                descriptor.token,
+                descriptor.offset,
+                index % 2 == 0,
+                &[1],
+            ));
+        }
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            (&stream).write_all(&bytes).unwrap();
+        }
+        stream
+    });
+    let scene_of_others = [&good[0], &good[1]];
+    let mut slowest = Duration::ZERO;
+    while !flood.is_finished() {
+        let began = Instant::now();
+        drop(scene_of_others[0].send("still there?").unwrap());
+        within(scene_of_others[1].recv()).await.unwrap();
+        slowest = slowest.max(began.elapsed());
+    }
+    assert!(slowest < Duration::from_millis(500), "{slowest:?}");
+    let stream = flood.join().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    peer.stream = TcpStream::from_std(stream).unwrap();
+    let goodbye = peer.transfer(segment(4, 0), b"last");
+    peer.say(&goodbye).await;
+    assert_eq!(within(victim.recv()).await.unwrap().into_bytes(), "last");
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 24 << 20, "{grown} bytes");
+}
+
+/// Each of these is the end of the connection that it came on, and of nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn single_crimes() {
+    type Crime = fn(&mut Peer, &MemoryRegion) -> Vec<u8>;
+    let crimes: &[(&str, Crime)] = &[
+        ("token", |peer, _| {
+            peer.send(Opcode::SendInvalidate, 0x1234, &[0; 20])
+        }),
+        ("access", |peer, region| {
+            peer.send(Opcode::SendInvalidate, region.token().0, &[0; 20])
+        }),
+        ("access", |_, region| {
+            write(region.token().0, region.descriptor().offset, true, &[1])
+        }),
+        ("outside", |peer, region| {
+            peer.read_request(region.token().0, region.descriptor().offset, u32::MAX)
+        }),
+        ("wrap", |peer, region| {
+            peer.read_request(region.token().0, u64::MAX, 2)
+        }),
+        ("Reads", |peer, _| {
+            (0..129).flat_map(|_| peer.read_request(0, 0, 0)).collect()
+        }),
+        ("credits", |peer, _| {
+            let mut bytes = peer.transfer(empty(255, 65_535), &[]);
+            bytes.extend(peer.transfer(empty(255, 65_535), &[]));
+            bytes
+        }),
+        ("", |_, _| b"GET / HTTP/1.1\r\n\r\n".repeat(10_000)),
+        ("receive", |peer, _| {
+            let mut bytes = Vec::new();
+            for _ in 0..300 {
+                peer.credits = 1;
+                bytes.extend(peer.transfer(segment(8, 0), &[0; 8]));
+            }
+            bytes
+        }),
+    ];
+    for (words, crime) in crimes {
+        let mut scene = Scene::new(Settings::default()).await;
+        let region = region(&scene.victim, 4096, Access::REMOTE_READ);
+        let bytes = crime(&mut scene.peer, &region);
+        scene.peer.say(&bytes).await;
+        scene.assert_ends(words).await;
+        within(region.deregister()).await.unwrap();
+        assert_eq!(scene.victim.stats().receives_outstanding, 0);
+    }
+}
+
+/// A large message in segments of a byte, wishes that change with each, and credits by the
+/// thousand.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_in_single_bytes_and_wishes_that_flap() {
+    let mut scene = Scene::new(Settings::default()).await;
+    let before = resident();
+    let peer = &mut scene.peer;
+    let length = 100_000_u32;
+    let mut sent = 0;
+    while sent < length {
+        peer.await_credits(2).await;
+        let mut bytes = Vec::new();
+        while peer.credits > 1 && sent < length {
+            sent += 1;
+            let header = DataTransfer {
+                credits_requested: if sent % 2 == 0 { 65_535 } else { 1 },
+                credits_granted: u16::from(sent % 64 == 0),
+                ..segment(1, length - sent)
+            };
+            bytes.extend(peer.transfer(header, &[sent as u8]));
+        }
+        peer.say(&bytes).await;
+    }
+    let message = within(scene.victim.recv()).await.unwrap().into_bytes();
+    assert_eq!(message.len(), length as usize);
+    assert!(
+        (1..)
+            .zip(&message)
+            .all(|(i, &byte): (u32, _)| byte == i as u8)
+    );
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 24 << 20, "{grown} bytes");
+    scene.assert_others_live().await;
+}
