@@ -227,6 +227,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
     )
 }
 
+/// `3.20 MiB of 64.0 MiB`
+pub(crate) fn part(done: u64, whole: u64) -> String {
+    format!("{} of {}", bytes(done), bytes(whole))
+}
+
 /// `750 MiB/s`, or `-` where no time passed.
 pub(crate) fn rate(bytes: u64, time: Duration) -> String {
     match per_second(bytes, time) {
