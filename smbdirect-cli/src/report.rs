@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use smbdirect::Negotiated;
 
@@ -65,6 +65,8 @@ impl Report {
             "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}"
         };
         let style = ProgressStyle::with_template(template).expect("the template is correct");
+        // Work that is dropped leaves no bar on the screen.
+        let bar = bar.with_finish(ProgressFinish::AndClear);
         bar.set_style(style.progress_chars("━╸─"));
         bar.set_message(printable(name));
         bar.set_draw_target(ProgressDrawTarget::stderr());
