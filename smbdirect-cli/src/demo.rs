@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use smbdirect::{Config, Connection, Credits, Listener, Statistics};
@@ -133,8 +134,8 @@ impl Demo {
             Some(path) => path.clone(),
             None => std::env::current_exe().context("this program does not find itself")?,
         };
-        let what = WhatMoves::read(path).await?;
-        let demo = self.demonstrate(&report, &ends, config, &what);
+        let what = WhatMoves::find(path)?;
+        let demo = self.demonstrate(&report, &ends, config, what);
         signals::unless_interrupted(demo).await
     }
 
@@ -143,13 +144,15 @@ impl Demo {
         report: &Report,
         ends: &transport::Ends,
         config: Config,
-        what: &WhatMoves,
+        mut what: WhatMoves,
     ) -> Result<bool> {
         let (active, passive) = self.connect(ends, config).await?;
         let name = ends.active.name();
         // The first message brings the listening end its first credits.
         let round_trip = active.keepalive().await?;
-        report_connection(report, [&active, &passive], name, what, round_trip);
+        report_connection(report, [&active, &passive], name, &what, round_trip);
+        what.hash(report).await?;
+        let what = &what;
         report.line(report.style.dim(LEGS_HEAD));
         let mut all_well = true;
         for method in METHODS {
@@ -159,7 +162,7 @@ impl Demo {
                 Method::RdmaWrite => (&passive, &active),
             };
             let before = Counted::of(&active, &passive);
-            let result = move_once(from, to, what, method).await;
+            let result = move_once(report, from, to, what, method).await;
             let counted = Counted::of(&active, &passive).since(&before);
             report_leg(report, what, method, &counted, &result);
             match result {
@@ -209,6 +212,17 @@ impl Demo {
     }
 }
 
+/// A bar for a file that takes its time.
+fn progress(report: &Report, what: &WhatMoves, doing: &str) -> ProgressBar {
+    if what.length < LONG {
+        return ProgressBar::hidden();
+    }
+    report.progress(what.length, doing)
+}
+
+/// From here on a file takes long enough to watch.
+const LONG: u64 = 256 << 20;
+
 /// The file, hashed once so that the hashing at one end is not timed three times.
 #[derive(Debug)]
 struct WhatMoves {
@@ -218,20 +232,31 @@ struct WhatMoves {
 }
 
 impl WhatMoves {
-    async fn read(path: PathBuf) -> Result<Self> {
-        let shown = report::printable(&path.to_string_lossy());
-        let source =
-            Source::open(&path).map_err(|reason| anyhow!("cannot read {shown}: {reason}"))?;
+    /// Finds the file and its length; the checksum is not known yet.
+    fn find(path: PathBuf) -> Result<Self> {
+        let source = Source::open(&path).map_err(|reason| unreadable(&path, &reason))?;
         let length = source.length;
-        let hashed = path.clone();
-        let checksum = spawn_blocking(move || hash(&hashed)).await?;
-        let checksum =
-            checksum.map_err(|error| anyhow!("cannot read {shown}: {}", report::plain(&error)))?;
         Ok(Self {
             path,
             length,
-            checksum,
+            checksum: Checksum([0; 32]),
         })
+    }
+
+    async fn hash(&mut self, report: &Report) -> Result<()> {
+        let bar = progress(report, self, "hashing");
+        // The thread ends soon after nobody waits for it.
+        let (wanted, shown) = (Arc::new(()), bar.clone());
+        let (is_wanted, path) = (Arc::downgrade(&wanted), self.path.clone());
+        let goes_on = move |done| {
+            shown.set_position(done);
+            is_wanted.strong_count() > 0
+        };
+        let checksum = spawn_blocking(move || hash(&path, goes_on)).await?;
+        drop(wanted);
+        bar.finish_and_clear();
+        self.checksum = checksum.map_err(|error| unreadable(&self.path, &report::plain(&error)))?;
+        Ok(())
     }
 
     fn name(&self) -> String {
@@ -240,14 +265,27 @@ impl WhatMoves {
     }
 }
 
-fn hash(path: &Path) -> io::Result<Checksum> {
+fn unreadable(path: &Path, reason: &str) -> anyhow::Error {
+    let shown = report::printable(&path.to_string_lossy());
+    anyhow!("cannot read {shown}: {reason}")
+}
+
+/// Hashes the file; `goes_on` is told how far it is, and says whether to continue.
+fn hash(path: &Path, goes_on: impl Fn(u64) -> bool) -> io::Result<Checksum> {
     let mut hasher = Sha256::new();
     let mut file = File::open(path)?;
     let mut buffer = vec![0; 1 << 20];
+    let mut done = 0;
     loop {
         match io::Read::read(&mut file, &mut buffer)? {
             0 => return Ok(hasher.into()),
-            read => hasher.update(&buffer[..read]),
+            read => {
+                hasher.update(&buffer[..read]);
+                done += read as u64;
+            }
+        }
+        if !goes_on(done) {
+            return Err(io::Error::other("nobody waits for the checksum"));
         }
     }
 }
@@ -260,6 +298,7 @@ struct Moved {
 
 /// Moves the file once, and says what the receiver made of it.
 async fn move_once(
+    report: &Report,
     from: &Connection,
     to: &Connection,
     what: &WhatMoves,
@@ -269,15 +308,20 @@ async fn move_once(
     source.checksum = Some(what.checksum);
     let (sender, arrived) = oneshot::channel();
     let mut sender = Some(sender);
-    let report = |received: Received| {
+    let stored = |received: Received| {
         if let Some(sender) = sender.take() {
             // Nobody waits for it if the sending end has failed.
             let _ = sender.send(received.result);
         }
     };
-    let receiving = receive_files(to, Arc::new(Nowhere), PATIENCE, report);
+    let receiving = receive_files(to, Arc::new(Nowhere), PATIENCE, stored);
     let sending = async {
-        let sent = send_file(from, source, method, PATIENCE, |_| ()).await?;
+        let bar = progress(report, what, &method.to_string());
+        let sent = send_file(from, source, method, PATIENCE, |done| {
+            bar.set_position(done);
+        })
+        .await?;
+        bar.finish_and_clear();
         let received = arrived.await.map_err(|_| missing())?;
         let checksum = received.map_err(TransferError::Peer)?;
         Ok(Moved {
@@ -365,22 +409,22 @@ fn report_connection(
         "MaxReadWriteSize",
         ends.map(|end| size(end.max_read_write_size)),
     );
-    let of = |now: fn(&Credits) -> u16, wanted: fn(&Credits) -> u16| {
-        credits.map(|credits| format!("{} of {}", now(&credits), wanted(&credits)))
-    };
-    row(
-        "SendCredits",
-        of(|c| c.send_credits, |c| c.send_credit_target),
+    let [one, other] = credits;
+    let (send, receive) = (
+        [send_credits(&one, &other), send_credits(&other, &one)],
+        credits.map(receive_credits),
     );
-    row(
-        "ReceiveCredits",
-        of(|c| c.receive_credits, |c| c.receive_credit_target),
-    );
+    row("SendCredits", send.map(of_most));
+    row("ReceiveCredits", receive.map(of_most));
     let round_trip = report::time(round_trip);
     report.line(format_args!(
-        "{:<24}{round_trip:>14}\n",
+        "{:<24}{round_trip:>14}",
         "keepalive round trip"
     ));
+    if send.iter().chain(&receive).any(|(now, most)| now > most) {
+        report.line(style.dim(ONE_MORE));
+    }
+    report.line("");
     report.event(&Event::Connected {
         address,
         transport,
@@ -389,6 +433,27 @@ fn report_connection(
         connecting: active.into(),
         listening: passive.into(),
     });
+}
+
+const ONE_MORE: &str =
+    "* one more than the maximum is posted so that the last credit can always be answered";
+
+/// The credits to send, and the most there can be: what this end asks for and the other gives.
+fn send_credits(this: &Credits, other: &Credits) -> (u16, u16) {
+    let most = this.send_credit_target.min(other.receive_credit_max);
+    (this.send_credits, most)
+}
+
+/// The receives posted, and the most there should be: what the peer asks for and this end gives.
+fn receive_credits(this: Credits) -> (u16, u16) {
+    let most = this.receive_credit_target.min(this.receive_credit_max);
+    (this.receive_credits, most)
+}
+
+/// `255 of 255`; a star leads to the footnote.
+fn of_most((now, most): (u16, u16)) -> String {
+    let star = if now > most { "*" } else { "" };
+    format!("{now}{star} of {most}")
 }
 
 const LEGS_HEAD: &str =

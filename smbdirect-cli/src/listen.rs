@@ -75,7 +75,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address}
-  {\"event\":\"file\", peer, name, bytes, method, seconds, bytes_per_second, sha256, ok, error}
+  {\"event\":\"file\", peer, name, bytes, bytes_moved, method, seconds, bytes_per_second, sha256, ok,
+   error}
   {\"event\":\"connection\", peer, seconds, ok, ended, files, messages_received, messages_sent,
    bytes_received, bytes_sent, reads, writes, bytes_read, bytes_written}";
 
@@ -89,6 +90,7 @@ enum Event {
         peer: SocketAddr,
         name: String,
         bytes: u64,
+        bytes_moved: u64,
         method: Method,
         seconds: f64,
         bytes_per_second: Option<f64>,
@@ -330,6 +332,7 @@ impl One {
         let Received {
             name,
             length,
+            moved,
             method,
             took,
             result,
@@ -349,18 +352,20 @@ impl One {
             Err(reason) => self.report.line(format_args!(
                 "{peer}  {}  {}  {} {}",
                 style.bold(&plain_name),
-                report::bytes(length),
+                report::part(moved, length),
                 style.bad("not stored:"),
                 report::printable(reason),
             )),
         }
+        let rate = report::per_second(length, took);
         self.report.event(&Event::File {
             peer,
             name,
             bytes: length,
+            bytes_moved: moved,
             method,
             seconds: took.as_secs_f64(),
-            bytes_per_second: report::per_second(length, took),
+            bytes_per_second: rate.filter(|_| result.is_ok()),
             sha256: result.as_ref().ok().copied(),
             ok: result.is_ok(),
             error: result.err(),

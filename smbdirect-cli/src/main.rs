@@ -29,11 +29,7 @@ use options::UsageError;
 /// SMB Direct in user space: show it, listen, send files, ping.
 #[derive(Debug, Parser)]
 #[command(name = "smbdirect", version, propagate_version = true, after_help = EXAMPLES)]
-#[command(
-    arg_required_else_help = true,
-    max_term_width = 100,
-    disable_help_subcommand = true
-)]
+#[command(arg_required_else_help = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

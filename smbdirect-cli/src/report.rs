@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use smbdirect::Negotiated;
 
@@ -65,6 +65,8 @@ impl Report {
             "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}"
         };
         let style = ProgressStyle::with_template(template).expect("the template is correct");
+        // Work that is dropped leaves no bar on the screen.
+        let bar = bar.with_finish(ProgressFinish::AndClear);
         bar.set_style(style.progress_chars("━╸─"));
         bar.set_message(printable(name));
         bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -225,6 +227,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
         1024.0,
         &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"],
     )
+}
+
+/// `3.20 MiB of 64.0 MiB`
+pub(crate) fn part(done: u64, whole: u64) -> String {
+    format!("{} of {}", bytes(done), bytes(whole))
 }
 
 /// `750 MiB/s`, or `-` where no time passed.

@@ -1,19 +1,22 @@
 //! `smbdirect send`: files to a `listen --receive`.
 
 use std::{
+    collections::VecDeque,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::Serialize;
-use smbdirect::Connection;
+use smbdirect::{Config, Connection, rdma::provider::Provider};
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, seconds},
     report::{self, NegotiatedReport, Report},
-    signals,
+    signals::{Interrupted, Stopped, unless},
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method, TransferError,
         sending::{Sent, Source, send_file},
@@ -58,8 +61,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"connected\", address, transport, negotiated}
-  {\"event\":\"file\", file, name, bytes, method, seconds, bytes_per_second, sha256, ok, error}
-  {\"event\":\"summary\", files, arrived, bytes, seconds, bytes_per_second, ok}";
+  {\"event\":\"file\", file, name, bytes, bytes_moved, method, seconds, bytes_per_second, sha256,
+   ok, error}                                       one for each FILE
+  {\"event\":\"summary\", files, arrived, bytes, seconds, bytes_per_second, interrupted, ok}";
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -73,6 +77,7 @@ enum Event {
         file: String,
         name: Option<String>,
         bytes: Option<u64>,
+        bytes_moved: u64,
         method: Method,
         seconds: Option<f64>,
         bytes_per_second: Option<f64>,
@@ -86,6 +91,7 @@ enum Event {
         bytes: u64,
         seconds: f64,
         bytes_per_second: Option<f64>,
+        interrupted: bool,
         ok: bool,
     },
 }
@@ -94,12 +100,23 @@ enum Event {
 const CLOSE: Duration = Duration::from_secs(5);
 
 /// What has been done so far.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Total {
     files: u64,
     arrived: u64,
     bytes: u64,
     took: Duration,
+    interrupted: bool,
+    connection: Option<Arc<Connection>>,
+    underway: Option<Underway>,
+}
+
+/// The file that is being sent.
+struct Underway {
+    path: PathBuf,
+    name: String,
+    length: u64,
+    bar: ProgressBar,
 }
 
 impl Send {
@@ -107,55 +124,76 @@ impl Send {
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect))?;
         let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
+        let mut interrupted = Interrupted::new();
         let mut total = Total::default();
         let mut files = self.openable(&report, &mut total);
-        if files.is_empty() {
-            return Ok(false);
-        }
-        let connecting = transport::connect(&*provider, &self.address, &config, &self.connect);
-        let connection = signals::unless_interrupted(connecting).await?;
-        report.event(&Event::Connected {
-            address: connection.remote_address().to_string(),
-            transport: provider.name(),
-            negotiated: connection.negotiated().into(),
-        });
-        let mut interrupted = signals::Interrupted::new();
-        let result = tokio::select! {
-            result = self.send_all(&report, &connection, &mut files, &mut total) => result,
-            () = interrupted.wait() => Err(anyhow!("interrupted")),
+        let result = if files.is_empty() {
+            Ok(())
+        } else {
+            let sending = self.send_all(&report, &*provider, &config, &mut files, &mut total);
+            unless(&mut interrupted, sending).await
         };
-        transport::close(&connection, CLOSE).await;
-        result?;
+        total.interrupted = matches!(result, Err(Stopped::Interrupted));
+        if let Some(underway) = total.underway.take() {
+            self.report_stopped(&report, underway);
+        }
+        for (path, source) in files {
+            self.report_not_sent(&report, &path, source);
+        }
+        if let Some(connection) = total.connection.take() {
+            transport::close(&connection, CLOSE).await;
+        }
         self.report_total(&report, &total);
-        Ok(total.arrived == total.files)
+        match result {
+            Ok(()) => Ok(total.arrived == total.files),
+            Err(Stopped::Interrupted) => Err(anyhow!("interrupted")),
+            Err(Stopped::Failed(error)) => Err(error),
+        }
     }
 
     /// Opens what can be opened, and reports the others, before anything is moved.
-    fn openable(&self, report: &Report, total: &mut Total) -> Vec<(PathBuf, Source)> {
-        let mut files = Vec::new();
+    fn openable(&self, report: &Report, total: &mut Total) -> VecDeque<(PathBuf, Source)> {
+        let mut files = VecDeque::new();
         for path in &self.files {
             total.files += 1;
             match Source::open(path) {
-                Ok(source) => files.push((path.clone(), source)),
+                Ok(source) => files.push_back((path.clone(), source)),
                 Err(reason) => self.report_failure(report, path, None, &reason),
             }
         }
         files
     }
 
+    /// Connects and sends; whatever ends it, `files` has those that were not reached.
     async fn send_all(
         &self,
         report: &Report,
-        connection: &Connection,
-        files: &mut Vec<(PathBuf, Source)>,
+        provider: &dyn Provider,
+        config: &Config,
+        files: &mut VecDeque<(PathBuf, Source)>,
         total: &mut Total,
     ) -> Result<()> {
-        for (path, source) in files.drain(..) {
+        let connected = transport::connect(provider, &self.address, config, &self.connect).await?;
+        let connection = Arc::new(connected);
+        total.connection = Some(connection.clone());
+        report.event(&Event::Connected {
+            address: connection.remote_address().to_string(),
+            transport: provider.name(),
+            negotiated: connection.negotiated().into(),
+        });
+        while let Some((path, source)) = files.pop_front() {
             let (name, length) = (source.name.clone(), source.length);
             let bar = report.progress(length, &name);
+            total.underway = Some(Underway {
+                path: path.clone(),
+                name: name.clone(),
+                length,
+                bar: bar.clone(),
+            });
             let progress = |done| bar.set_position(done);
             let limit = self.inactivity_limit;
-            let result = send_file(connection, source, self.method(), limit, progress).await;
+            let result = send_file(&connection, source, self.method(), limit, progress).await;
+            total.underway = None;
             bar.finish_and_clear();
             match result {
                 Ok(sent) => {
@@ -165,9 +203,10 @@ impl Send {
                     self.report_file(report, &path, &name, length, sent);
                 }
                 Err(error) => {
-                    self.report_failure(report, &path, Some((name, length)), &error.to_string());
+                    let known = Some((name, length, bar.position()));
+                    self.report_failure(report, &path, known, &error.to_string());
                     if error.ends_connection() {
-                        return Err(lost(&error, connection));
+                        return Err(lost(&error, &connection));
                     }
                 }
             }
@@ -197,6 +236,7 @@ impl Send {
             file: path.to_string_lossy().into_owned(),
             name: Some(name.into()),
             bytes: Some(length),
+            bytes_moved: length,
             method: self.method(),
             seconds: Some(sent.took.as_secs_f64()),
             bytes_per_second: report::per_second(length, sent.took),
@@ -210,16 +250,71 @@ impl Send {
         &self,
         report: &Report,
         path: &Path,
-        known: Option<(String, u64)>,
+        known: Option<(String, u64, u64)>,
         reason: &str,
     ) {
         let file = path.to_string_lossy();
-        report::error(&anyhow!("{file}: {reason}"));
-        let (name, bytes) = known.unzip();
+        let moved = match known {
+            Some((_, length, moved)) if moved > 0 => {
+                format!(" ({} moved)", report::part(moved, length))
+            }
+            _ => String::new(),
+        };
+        report::error(&anyhow!("{file}: {reason}{moved}"));
+        self.failure_event(report, path, known, reason);
+    }
+
+    /// A file whose sending a signal has stopped.
+    fn report_stopped(&self, report: &Report, underway: Underway) {
+        let Underway {
+            path,
+            name,
+            length,
+            bar,
+        } = underway;
+        bar.finish_and_clear();
+        let moved = bar.position();
+        report.line(format_args!(
+            "{}  {}  {}",
+            report
+                .style
+                .bold(&report::printable(&path.to_string_lossy())),
+            report::part(moved, length),
+            report.style.bad("interrupted"),
+        ));
+        self.failure_event(report, &path, Some((name, length, moved)), "interrupted");
+    }
+
+    /// A file whose turn did not come.
+    fn report_not_sent(&self, report: &Report, path: &Path, source: Source) {
+        report.line(format_args!(
+            "{}  {}  {}",
+            report
+                .style
+                .bold(&report::printable(&path.to_string_lossy())),
+            report::bytes(source.length),
+            report.style.bad("not sent"),
+        ));
+        let known = Some((source.name, source.length, 0));
+        self.failure_event(report, path, known, "not sent");
+    }
+
+    fn failure_event(
+        &self,
+        report: &Report,
+        path: &Path,
+        known: Option<(String, u64, u64)>,
+        reason: &str,
+    ) {
+        let (name, bytes, moved) = match known {
+            Some((name, bytes, moved)) => (Some(name), Some(bytes), moved),
+            None => (None, None, 0),
+        };
         report.event(&Event::File {
-            file: file.into_owned(),
+            file: path.to_string_lossy().into_owned(),
             name,
             bytes,
+            bytes_moved: moved,
             method: self.method(),
             seconds: None,
             bytes_per_second: None,
@@ -235,20 +330,24 @@ impl Send {
             arrived,
             bytes,
             took,
+            interrupted,
+            ..
         } = total;
         if files > 1 {
-            let arrived = if arrived == files {
+            let how = if arrived == files {
                 format!("{} arrived", report::plural(files, "file"))
             } else {
                 let short = format!("{arrived} of {} arrived", report::plural(files, "file"));
                 report.style.bad(&short)
             };
-            report.line(format_args!(
-                "{arrived}, {} in {}  {}",
-                report::bytes(bytes),
-                report::time(took),
-                report::rate(bytes, took),
-            ));
+            let moved = if arrived > 0 {
+                let (bytes, time) = (report::bytes(bytes), report::time(took));
+                format!(", {bytes} in {time}  {}", report::rate(total.bytes, took))
+            } else {
+                String::new()
+            };
+            let why = if interrupted { "; interrupted" } else { "" };
+            report.line(format_args!("{how}{why}{moved}"));
         }
         report.event(&Event::Summary {
             files,
@@ -256,6 +355,7 @@ impl Send {
             bytes,
             seconds: took.as_secs_f64(),
             bytes_per_second: report::per_second(bytes, took),
+            interrupted,
             ok: arrived == files,
         });
     }

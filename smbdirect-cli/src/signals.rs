@@ -47,14 +47,32 @@ impl Interrupted {
     }
 }
 
+/// Why work did not come to its end.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    Interrupted,
+    Failed(anyhow::Error),
+}
+
 /// Runs `work` to its end, or drops it at a signal.
+pub(crate) async fn unless<T>(
+    interrupted: &mut Interrupted,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T, Stopped> {
+    tokio::select! {
+        result = work => result.map_err(Stopped::Failed),
+        () = interrupted.wait() => Err(Stopped::Interrupted),
+    }
+}
+
+/// The same for work that has nothing to report when it is interrupted.
 ///
 /// # Errors
 /// Those of the work, or that it was interrupted.
 pub(crate) async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut interrupted = Interrupted::new();
-    tokio::select! {
-        result = work => result,
-        () = interrupted.wait() => bail!("interrupted"),
+    match unless(&mut Interrupted::new(), work).await {
+        Ok(done) => Ok(done),
+        Err(Stopped::Interrupted) => bail!("interrupted"),
+        Err(Stopped::Failed(error)) => Err(error),
     }
 }

@@ -13,13 +13,16 @@ use smbdirect::{
     },
 };
 
-use tokio::time::timeout;
+use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
     pcap::Capture,
     report,
 };
+
+/// How long TCP may take to connect when it is asked why nothing came.
+const PROBE: Duration = Duration::from_secs(1);
 
 /// Both ends of connections within this process. A capture sees the connecting end.
 pub(crate) struct Ends {
@@ -111,8 +114,8 @@ pub(crate) async fn connect(
         let result = timeout(options.connect_timeout, connecting).await;
         let fault = match result {
             Ok(Ok(connection)) => return Ok(connection),
-            Ok(Err(error)) => explain_connect(&error, address, options.connect_timeout),
-            Err(_) => nobody_answers(address, options.connect_timeout),
+            Ok(Err(error)) => explain_connect(&error, address, options.connect_timeout).await,
+            Err(_) => explain_silence(address, options.connect_timeout).await,
         };
         tracing::debug!(%address, "{fault:#}");
         last = Some(fault);
@@ -156,10 +159,21 @@ async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>
     Ok(addresses.collect())
 }
 
-fn explain_connect(error: &ConnectError, address: SocketAddr, limit: Duration) -> anyhow::Error {
+async fn explain_connect(
+    error: &ConnectError,
+    address: SocketAddr,
+    limit: Duration,
+) -> anyhow::Error {
     match error {
-        ConnectError::Provider(error) => explain_provider(error, address, limit),
-        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => nobody_answers(address, limit),
+        ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut => {
+            explain_silence(address, limit).await
+        }
+        ConnectError::Provider(error) => explain_provider(error, address),
+        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
+            "{address} answers as iWARP but did not negotiate SMB Direct within {}; \
+             is it an SMB Direct listener?",
+            report::time(limit)
+        ),
         ConnectError::Negotiation(ConnectionError::Provider(error)) => {
             anyhow!(
                 "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
@@ -174,7 +188,7 @@ fn explain_connect(error: &ConnectError, address: SocketAddr, limit: Duration) -
     }
 }
 
-fn explain_provider(error: &ProviderError, address: SocketAddr, limit: Duration) -> anyhow::Error {
+fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
     let what = in_short(error);
     match error.kind {
         ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
@@ -182,13 +196,12 @@ fn explain_provider(error: &ProviderError, address: SocketAddr, limit: Duration)
              or check the port"
         ),
         ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
-        ProviderErrorKind::TimedOut => nobody_answers(address, limit),
         ProviderErrorKind::Address => {
             anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
         }
-        ProviderErrorKind::Reset => anyhow!(
-            "{address} hung up at the start of iWARP ({what}); does it speak iWARP? check the port"
-        ),
+        ProviderErrorKind::Reset => no_iwarp(address),
+        // Whatever it said, it was no Reply.
+        ProviderErrorKind::Protocol if what.contains("MPA frame") => no_iwarp(address),
         ProviderErrorKind::Protocol => {
             anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
         }
@@ -206,7 +219,16 @@ fn in_short(error: &ProviderError) -> String {
     report::plain(&what)
 }
 
-fn nobody_answers(address: SocketAddr, limit: Duration) -> anyhow::Error {
+fn no_iwarp(address: SocketAddr) -> anyhow::Error {
+    anyhow!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
+}
+
+/// Nothing came in time: whether TCP connects tells an unreachable host from another service.
+async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
+    let probe = timeout(limit.min(PROBE), TcpStream::connect(address)).await;
+    if let Ok(Ok(_)) = probe {
+        return no_iwarp(address);
+    }
     let limit = report::time(limit);
     anyhow!(
         "{address} did not answer within {limit}; check the address and firewalls between, \

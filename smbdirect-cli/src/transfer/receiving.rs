@@ -32,6 +32,8 @@ use super::{
 pub(crate) struct Received {
     pub(crate) name: String,
     pub(crate) length: u64,
+    /// Bytes that came and were written, whether the file was stored or not.
+    pub(crate) moved: u64,
     pub(crate) method: Method,
     pub(crate) took: Duration,
     /// Why it was not stored, in words.
@@ -78,13 +80,14 @@ pub(crate) async fn receive_files(
             finishing: false,
         };
         let result = receiver.receive().await;
-        let writer = receiver.writer;
+        let (writer, moved) = (receiver.writer, receiver.stored);
         // The file has its name, or is gone, before anybody hears of it.
         writer.end().await;
         let name = name.chars().take(MAX_REPORTED_NAME).collect();
         let received = |result| Received {
             name,
             length,
+            moved,
             method,
             took: started.elapsed(),
             result,

@@ -3,9 +3,10 @@
 use std::{
     fs,
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
-use crate::support::{run, write_noise};
+use crate::support::{run, start, write_noise};
 
 const SIZES: [usize; 5] = [0, 1, 131_072, (1 << 20) + 1, 5_242_917];
 
@@ -92,6 +93,63 @@ fn every_profile_negotiates_its_own_sizes() {
             "{profile}"
         );
     }
+}
+
+/// The number and the most of each end, as the table has them.
+fn credits(most: &str, transport: &str) -> (Vec<String>, bool) {
+    let done = run(&[
+        "demo",
+        "Cargo.toml",
+        "--transport",
+        transport,
+        "--send-credit-target",
+        most,
+        "--receive-credit-max",
+        most,
+    ])
+    .succeeded();
+    let row = |line: &&str| line.contains("Credits  ");
+    let rows: Vec<_> = done.stdout.lines().filter(row).collect();
+    assert!(rows.iter().all(|line| line.len() == 52), "{rows:?}");
+    let words = rows.iter().flat_map(|row| row.split_whitespace().skip(1));
+    let numbers = words.filter(|&word| word != "of").map(str::to_owned);
+    (
+        numbers.collect(),
+        done.stdout.contains("\n* one more than the maximum"),
+    )
+}
+
+#[test]
+fn credits_are_shown_against_what_they_can_be() {
+    for transport in ["iwarp", "loopback"] {
+        for most in ["1", "255", "65535"] {
+            let (numbers, footnote) = credits(most, transport);
+            assert_eq!(numbers.len(), 8, "{numbers:?}");
+            let starred = numbers.iter().any(|number| number.ends_with('*'));
+            assert_eq!(starred, footnote, "{numbers:?}");
+            for pair in numbers.chunks(2) {
+                let now: u32 = pair[0].trim_end_matches('*').parse().unwrap();
+                let limit: u32 = pair[1].parse().unwrap();
+                assert!(limit <= most.parse().unwrap(), "{numbers:?}");
+                assert_eq!(pair[0].ends_with('*'), now > limit, "{numbers:?}");
+                assert!(now <= limit + 1, "{numbers:?}");
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_long_file_can_be_interrupted_from_the_first_line_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("huge");
+    fs::File::create(&path).unwrap().set_len(64 << 30).unwrap();
+    let mut demo = start(&["demo", path.to_str().unwrap()]);
+    assert!(demo.line().starts_with("huge, 64.0 GiB, over iwarp on "));
+    let started = Instant::now();
+    demo.signal("INT");
+    demo.finish().failed(1, "interrupted").one_line();
+    assert!(started.elapsed() < Duration::from_secs(4));
 }
 
 #[test]

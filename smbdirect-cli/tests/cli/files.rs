@@ -313,6 +313,81 @@ fn a_sender_that_ends_in_the_middle_leaves_nothing() {
 }
 
 #[test]
+fn every_file_is_accounted_for() {
+    for signal in ["INT", "KILL"] {
+        let place = Place::new();
+        let mut listening = place.listen(&["--json"]);
+        let empty = write_noise(&place.from, "empty", 0);
+        let last = write_noise(&place.from, "last", 1000);
+        let huge = place.huge();
+        let files = [empty.to_str().unwrap(), &huge, last.to_str().unwrap()];
+        let mut send = command(&["send", &listening.address, "--json"]);
+        send.args(files);
+        let sender = crate::support::Running::new(send);
+        eventually("receiving", || place.is_receiving(&listening));
+        let interrupted = signal == "INT";
+        if interrupted {
+            sender.signal("INT");
+        } else {
+            listening.running.signal("KILL");
+        }
+        let done = sender.finish();
+        assert_eq!(done.status.code(), Some(1));
+        let events = done.json();
+        let named: Vec<_> = events
+            .iter()
+            .filter(|event| event["event"] == "file")
+            .map(|event| (event["file"].as_str().unwrap(), event["ok"] == true))
+            .collect();
+        assert_eq!(
+            named,
+            [(files[0], true), (files[1], false), (files[2], false)]
+        );
+        assert_eq!(events[3]["error"], "not sent");
+        assert_eq!(events[4]["event"], "summary");
+        assert_eq!(events[4]["interrupted"], interrupted);
+        assert_eq!(events[4]["arrived"], 1);
+        if interrupted {
+            listening.running.line();
+            let stopped: serde_json::Value =
+                serde_json::from_str(&listening.running.line()).unwrap();
+            assert_eq!(
+                (&stopped["ok"], &stopped["bytes"]),
+                (&false.into(), &(64_u64 << 30).into())
+            );
+            assert!(stopped["bytes_per_second"].is_null());
+            let moved = stopped["bytes_moved"].as_u64().unwrap();
+            assert!(moved < 64 << 30, "{moved}");
+        }
+    }
+}
+
+#[test]
+fn what_was_not_reached_is_said_in_words_too() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let empty = write_noise(&place.from, "empty", 0);
+    let last = write_noise(&place.from, "last", 1000);
+    let huge = place.huge();
+    let mut send = command(&["send", &listening.address]);
+    send.arg(&empty).arg(huge).arg(&last);
+    let sender = crate::support::Running::new(send);
+    eventually("receiving", || place.is_receiving(&listening));
+    sender.signal("INT");
+    let done = sender.finish();
+    done.failed(1, "interrupted").one_line();
+    let lines: Vec<_> = done.stdout.lines().collect();
+    assert!(lines[1].ends_with(" of 64.0 GiB  interrupted"), "{done:?}");
+    assert!(lines[2].ends_with("/last  0.98 KiB  not sent"), "{done:?}");
+    assert!(
+        lines[3].starts_with("1 of 3 files arrived; interrupted"),
+        "{done:?}"
+    );
+    let done = run(&["send", "127.0.0.1:1", "/no/such/a", "/no/such/b"]);
+    assert_eq!(done.stdout, "0 of 2 files arrived\n");
+}
+
+#[test]
 fn a_listener_that_is_told_to_end_in_the_middle_leaves_nothing() {
     for rdma in [false, true] {
         let place = Place::new();

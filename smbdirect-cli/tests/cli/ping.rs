@@ -111,12 +111,18 @@ fn somebody_who_never_answers() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     run(&["ping", &address, "--connect-timeout", "0.3"])
-        .failed(1, "did not answer within 300 ms")
+        .failed(1, "accepts TCP but does not answer as iWARP")
         .one_line();
 }
 
 #[test]
 fn somebody_who_speaks_something_else() {
+    let rude = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = rude.local_addr().unwrap().to_string();
+    thread::spawn(move || rude.incoming().for_each(drop));
+    run(&["ping", &address, "--connect-timeout", "5"])
+        .failed(1, "does not answer as iWARP")
+        .one_line();
     let http = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = http.local_addr().unwrap().to_string();
     thread::spawn(move || {
@@ -128,7 +134,10 @@ fn somebody_who_speaks_something_else() {
         }
     });
     run(&["ping", &address, "--connect-timeout", "5"])
-        .failed(1, "check the port")
+        .failed(
+            1,
+            "accepts TCP but does not answer as iWARP; is it an SMB Direct listener?",
+        )
         .one_line();
 }
 

@@ -114,6 +114,9 @@ fn every_command_has_help_with_examples() {
         );
     }
     run(&["--version"]).succeeded();
+    run(&["help"]).succeeded();
+    let by_name = run(&["help", "demo"]).succeeded().stdout;
+    assert_eq!(by_name, run(&["demo", "--help"]).succeeded().stdout);
 }
 
 /// Colour is for terminals, and only for those who want it.
