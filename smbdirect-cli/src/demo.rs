@@ -18,7 +18,7 @@ use smbdirect::{Config, Connection, Credits, Listener, Statistics};
 use tokio::{sync::oneshot, task::spawn_blocking, time::timeout};
 
 use crate::{
-    options::{CommonOptions, ConnectOptions},
+    options::{CommonOptions, ConnectOptions, with_profiles},
     report::{self, NegotiatedReport, Report},
     signals,
     transfer::{
@@ -36,7 +36,7 @@ use crate::{
 /// sender's memory, and by RDMA Write to the receiver's memory; the memory is advertised by
 /// buffer descriptors and taken back by Send with Invalidate.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Demo {
     /// What to move [default: this program]
     #[arg(value_name = "FILE")]

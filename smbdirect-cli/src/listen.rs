@@ -17,7 +17,7 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
 use crate::{
-    options::{Address, CommonOptions, seconds},
+    options::{Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
     report::{self, Report},
     signals::Interrupted,
     transfer::{
@@ -34,7 +34,7 @@ use crate::{
 /// connection at its end. Goes on until SIGINT or SIGTERM, and ends with status 0; with --count
 /// or --once, the status is 0 only if every connection ended well.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, group = ArgGroup::new("mode").required(true))]
+#[command(after_help = with_profiles(EXAMPLES), group = ArgGroup::new("mode").required(true))]
 pub(crate) struct Listen {
     /// Where to listen: HOST[:PORT]; port 0 picks a free one [default: 0.0.0.0:5445]
     #[arg(value_name = "ADDR")]
@@ -53,16 +53,16 @@ pub(crate) struct Listen {
     receive: Option<PathBuf>,
 
     /// End after N connections
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short, long, value_name = "N", value_parser = at_least_one)]
     count: Option<u64>,
 
     /// End after one connection
     #[arg(long, conflicts_with = "count")]
     once: bool,
 
-    /// With --receive, end connections on which nothing moves for so long
-    #[arg(long, value_name = "SECONDS", default_value = INACTIVITY_LIMIT, value_parser = seconds)]
-    inactivity_limit: Duration,
+    /// With --receive, end connections on which nothing moves for so long [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    inactivity_limit: Option<Duration>,
 
     #[command(flatten)]
     pub(crate) options: CommonOptions,
@@ -157,6 +157,9 @@ impl Listen {
     }
 
     fn mode(&self) -> Result<Mode> {
+        if self.receive.is_none() && self.inactivity_limit.is_some() {
+            return Err(usage("--inactivity-limit goes with --receive"));
+        }
         if self.echo {
             return Ok(Mode::Echo);
         }
@@ -166,13 +169,13 @@ impl Listen {
         let directory = Directory::open(path).map_err(|error| {
             let path = report::printable(&path.to_string_lossy());
             anyhow!(
-                "cannot receive into {path}: {}; give an existing directory",
+                "cannot receive into {path}: {}; give an existing directory that can be written to",
                 report::plain(&error)
             )
         })?;
         Ok(Mode::Receive {
             store: Arc::new(directory),
-            inactivity_limit: self.inactivity_limit,
+            inactivity_limit: self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT),
         })
     }
 }
@@ -231,7 +234,7 @@ async fn accept(listener: &mut Option<Listener>) -> Result<Connection> {
 }
 
 fn turn_away(report: Report, connection: &Connection) {
-    let peer = connection.remote_address();
+    let peer = report::peer(connection.remote_address());
     report.line(format_args!(
         "{peer}  {}",
         report.style.bad(&format!(
@@ -337,7 +340,7 @@ impl One {
             took,
             result,
         } = received;
-        let peer = self.connection.remote_address();
+        let peer = report::peer(self.connection.remote_address());
         let style = self.report.style;
         let plain_name = report::printable(&name);
         match &result {
@@ -380,7 +383,7 @@ impl One {
         ok: bool,
         ended: String,
     ) {
-        let peer = self.connection.remote_address();
+        let peer = report::peer(self.connection.remote_address());
         let style = self.report.style;
         let what = match self.mode {
             Mode::Receive { .. } => {

@@ -73,9 +73,13 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     command.options().start_tracing();
     let result = run(command).and_then(|done| report::written().map(|()| done));
+    let captured = pcap::complete();
+    if let Err(error) = &captured {
+        report::error(error);
+    }
     match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
+        Ok(true) if captured.is_ok() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(1),
         Err(error) => {
             report::error(&error);
             let usage = error.downcast_ref::<UsageError>().is_some();

@@ -192,6 +192,29 @@ fn in_options(error: &ConfigError) -> String {
     }
 }
 
+/// `help`, and behind it what each profile sets.
+pub(crate) fn with_profiles(help: &str) -> String {
+    let profiles = [Settings::default(), Settings::windows(), Settings::linux()];
+    let mut text = format!(
+        "{help}\n\n\x1b[1m\x1b[4mSettings by --profile:\x1b[0m\n  {:<24}{:>10}{:>10}{:>10}",
+        "", "default", "windows", "linux"
+    );
+    let mut row = |option: &str, value: fn(&Settings) -> u64| {
+        let [default, windows, linux] = profiles.each_ref().map(value);
+        text += &format!("\n  {option:<24}{default:>10}{windows:>10}{linux:>10}");
+    };
+    row("--send-credit-target", |s| s.send_credit_target.into());
+    row("--receive-credit-max", |s| s.receive_credit_max.into());
+    row("--max-send-size", |s| s.max_send_size.into());
+    row("--max-receive-size", |s| s.max_receive_size.into());
+    row("--max-fragmented-size", |s| {
+        s.max_fragmented_receive_size.into()
+    });
+    row("--max-read-write-size", |s| s.max_read_write_size.into());
+    row("--keepalive-interval", |s| s.keepalive_interval.as_secs());
+    text
+}
+
 /// Where a peer is, or where to listen: `HOST[:PORT]`, with an empty host for every address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
@@ -203,6 +226,10 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let strange = |c: char| c.is_whitespace() || c.is_control() || c == '/';
+        if text.contains(strange) {
+            return Err(FORMS.into());
+        }
         let (host, port) = split_port(text)?;
         let port = match port {
             None => None,
@@ -220,12 +247,6 @@ impl FromStr for Address {
                 "`{host}` has no host; a port is written `HOST:{host}`"
             ));
         }
-        if host
-            .chars()
-            .any(|c| c.is_whitespace() || c.is_control() || c == '/')
-        {
-            return Err("an address is HOST[:PORT]".into());
-        }
         Ok(Self {
             host: host.into(),
             port,
@@ -233,14 +254,16 @@ impl FromStr for Address {
     }
 }
 
+const FORMS: &str = "an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT";
+
 fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
     if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or("the `]` is missing")?;
+        let (host, rest) = rest.split_once(']').ok_or(FORMS)?;
         check_ipv6(host)?;
         return match rest.strip_prefix(':') {
             _ if rest.is_empty() => Ok((host, None)),
             Some(port) => Ok((host, Some(port))),
-            None => Err("behind `]` only `:PORT` may follow".into()),
+            None => Err(FORMS.into()),
         };
     }
     match text.split_once(':') {
@@ -257,9 +280,7 @@ fn check_ipv6(host: &str) -> Result<(), String> {
     let without_scope = host.split_once('%').map_or(host, |(address, _)| address);
     match without_scope.parse::<Ipv6Addr>() {
         Ok(_) => Ok(()),
-        Err(_) => Err(format!(
-            "`{host}` is no IPv6 address; with a port it is written `[IPv6]:PORT`"
-        )),
+        Err(_) => Err(FORMS.into()),
     }
 }
 
@@ -271,6 +292,15 @@ impl fmt::Display for Address {
             Some(port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Some(port) => write!(f, "{host}:{port}"),
         }
+    }
+}
+
+/// A number that is not zero.
+pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => Err("at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("it is a number, at least 1".into()),
     }
 }
 
@@ -353,14 +383,14 @@ mod tests {
             ("host:+1", "no port"),
             ("host:65536", "no port"),
             ("host:port", "no port"),
-            ("host:1:2", "no IPv6"),
-            ("[::1", "missing"),
-            ("[::1]5445", "may follow"),
-            ("[host]:1", "no IPv6"),
-            ("[]:1", "no IPv6"),
-            ("::1::2", "no IPv6"),
-            ("two words:1", "HOST[:PORT]"),
-            ("http://host", "no port"),
+            ("host:1:2", FORMS),
+            ("[::1", FORMS),
+            ("[::1]5445", FORMS),
+            ("[host]:1", FORMS),
+            ("[]:1", FORMS),
+            ("::1::2", FORMS),
+            ("two words:1", FORMS),
+            ("http://host", FORMS),
         ] {
             let error = text.parse::<Address>().unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

@@ -8,14 +8,14 @@ use std::{
     collections::HashMap,
     fmt,
     fs::File,
-    io::BufWriter,
+    io::{self, BufWriter, Write},
     net::{IpAddr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use bytes::BytesMut;
 use etherparse::PacketBuilder;
 use pcap_file::{
@@ -23,7 +23,6 @@ use pcap_file::{
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
 use smbdirect::rdma::iwarp::{Direction, Tap};
-use tracing::warn;
 
 use crate::report::plain;
 
@@ -31,13 +30,56 @@ use crate::report::plain;
 #[derive(Debug)]
 pub(crate) struct Capture {
     shared: Arc<Shared>,
+    path: PathBuf,
+}
+
+/// What is wrong with the captures that have ended.
+static INCOMPLETE: Mutex<Option<anyhow::Error>> = Mutex::new(None);
+
+/// Whether all captures that have ended are complete.
+///
+/// # Errors
+/// The first that is not, and why.
+pub(crate) fn complete() -> Result<()> {
+    let mut incomplete = INCOMPLETE.lock().unwrap_or_else(PoisonError::into_inner);
+    incomplete.take().map_or(Ok(()), Err)
+}
+
+/// The file, and why writing to it failed at first: `pcap_file` does not pass that on.
+struct Output {
+    file: BufWriter<File>,
+    failure: Option<io::Error>,
+}
+
+impl Output {
+    fn keep<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|error| {
+            let kind = error.kind();
+            self.failure.get_or_insert(error);
+            kind.into()
+        })
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let result = self.file.write(bytes);
+        self.keep(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.file.flush();
+        self.keep(result)
+    }
 }
 
 struct Shared(Mutex<State>);
 
 struct State {
     /// `None` once writing has failed, or all is written.
-    writer: Option<PcapWriter<BufWriter<File>>>,
+    writer: Option<PcapWriter<Output>>,
+    /// Why writing has failed.
+    failure: Option<String>,
     flows: HashMap<(SocketAddr, SocketAddr), Flow>,
 }
 
@@ -64,20 +106,26 @@ impl Capture {
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let failed = || format!("cannot write the capture {}", path.display());
         let file = File::create(path)
-            .map_err(|error| anyhow::anyhow!(plain(&error)))
+            .map_err(|error| anyhow!(plain(&error)))
             .with_context(failed)?;
         let header = PcapHeader {
             snaplen: 1 << 18,
             datalink: DataLink::ETHERNET,
             ..PcapHeader::default()
         };
-        let writer = PcapWriter::with_header(BufWriter::new(file), header).with_context(failed)?;
+        let output = Output {
+            file: BufWriter::new(file),
+            failure: None,
+        };
+        let writer = PcapWriter::with_header(output, header).with_context(failed)?;
         let state = State {
             writer: Some(writer),
+            failure: None,
             flows: HashMap::new(),
         };
         Ok(Self {
             shared: Arc::new(Shared(Mutex::new(state))),
+            path: path.to_owned(),
         })
     }
 
@@ -94,7 +142,14 @@ impl Drop for Capture {
         for (ends, mut flow) in flows {
             state.end(ends, &mut flow);
         }
-        state.writer = None;
+        state.finish();
+        if let Some(why) = state.failure.take() {
+            let path = self.path.display();
+            INCOMPLETE
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(anyhow!("the capture {path} is incomplete: {why}"));
+        }
     }
 }
 
@@ -204,8 +259,22 @@ impl State {
             .unwrap_or_default();
         let packet = PcapPacket::new(now, bytes.len() as u32, &bytes);
         if let Err(error) = writer.write_packet(&packet) {
-            warn!(%error, "the capture ends here");
-            self.writer = None;
+            // Its own words are for want of the true ones.
+            self.failure = Some(plain(&error));
+            self.finish();
+        }
+    }
+
+    /// Writes what is buffered, and no more from here on.
+    fn finish(&mut self) {
+        let Some(writer) = self.writer.take() else {
+            return;
+        };
+        let mut output = writer.into_writer();
+        // A failure is kept with the others.
+        let _ = output.flush();
+        if let Some(error) = output.failure {
+            self.failure = Some(plain(&error));
         }
     }
 }

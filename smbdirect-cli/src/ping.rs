@@ -11,7 +11,10 @@ use smbdirect::{Connection, ConnectionError};
 use tokio::time::{sleep_until, timeout};
 
 use crate::{
-    options::{Address, CommonOptions, ConnectOptions, seconds, seconds_or_zero, size, usage},
+    options::{
+        Address, CommonOptions, ConnectOptions, seconds, seconds_or_zero, size, usage,
+        with_profiles,
+    },
     report::{self, NegotiatedReport, Report},
     signals, transport,
 };
@@ -22,7 +25,7 @@ use crate::{
 /// Direct peer, Windows and Linux among them. With --echo it sends messages instead, which
 /// `smbdirect listen --echo` returns, and compares them.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Ping {
     /// The peer: HOST[:PORT], the port of SMB Direct if none is given (5445)
     #[arg(value_name = "ADDR")]
@@ -40,13 +43,13 @@ pub(crate) struct Ping {
     #[arg(long)]
     echo: bool,
 
-    /// Bytes in a message; with --echo
-    #[arg(short, long, value_name = "SIZE", default_value = "64", requires = "echo", value_parser = size)]
-    size: u32,
+    /// Bytes in a message; with --echo [default: 64]
+    #[arg(short, long, value_name = "SIZE", value_parser = size)]
+    size: Option<u32>,
 
-    /// How long to wait for a message to come back; with --echo
-    #[arg(long, value_name = "SECONDS", default_value = "5", requires = "echo", value_parser = seconds)]
-    timeout: Duration,
+    /// How long to wait for a message to come back; with --echo [default: 5]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
 
     #[command(flatten)]
     connect: ConnectOptions,
@@ -99,9 +102,18 @@ enum Event<'a> {
 
 impl Ping {
     pub(crate) async fn run(self) -> Result<bool> {
+        transport::check_connectable(&self.address)?;
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect))?;
-        if self.echo && self.size == 0 {
+        for (option, given) in [
+            ("--size", self.size.is_some()),
+            ("--timeout", self.timeout.is_some()),
+        ] {
+            if given && !self.echo {
+                return Err(usage(format!("{option} goes with --echo")));
+            }
+        }
+        if self.size() == 0 {
             return Err(usage(
                 "--size must be at least 1: empty messages are not returned",
             ));
@@ -118,13 +130,21 @@ impl Ping {
         Ok(tally.lost == 0 && tally.answered > 0)
     }
 
+    fn size(&self) -> u32 {
+        self.size.unwrap_or(64)
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(5))
+    }
+
     fn check_size(&self, connection: &Connection) -> Result<()> {
         let negotiated = connection.negotiated();
         let most = negotiated
             .max_fragmented_send_size
             .min(negotiated.max_fragmented_receive_size);
-        if self.echo && self.size > most {
-            let size = self.size;
+        if self.echo && self.size() > most {
+            let size = self.size();
             return Err(usage(format!(
                 "--size {size} is more than {most}, the largest message that was negotiated; \
                  see --max-fragmented-size"
@@ -136,7 +156,7 @@ impl Ping {
     fn report_connected(&self, report: &Report, connection: &Connection, transport: &str) {
         let (address, negotiated) = (connection.remote_address(), connection.negotiated());
         let kind = if self.echo {
-            format!("echo of {}", report::bytes(self.size.into()))
+            format!("echo of {}", report::bytes(self.size().into()))
         } else {
             "keepalive".into()
         };
@@ -183,7 +203,7 @@ impl Ping {
                     report.event(&Event::Reply {
                         sequence,
                         seconds: took.as_secs_f64(),
-                        bytes: self.echo.then_some(self.size),
+                        bytes: self.echo.then(|| self.size()),
                     });
                 }
                 Err(lost) => {
@@ -214,7 +234,7 @@ impl Ping {
     }
 
     async fn echo(&self, connection: &Connection, sequence: u64) -> Result<Duration, Lost> {
-        let sent = contents(sequence, self.size as usize);
+        let sent = contents(sequence, self.size() as usize);
         let started = Instant::now();
         let sending = connection
             .send(sent.clone())
@@ -223,16 +243,23 @@ impl Ping {
             sending.await?;
             connection.recv().await
         };
-        let Ok(received) = timeout(self.timeout, answer).await else {
+        let Ok(received) = timeout(self.timeout(), answer).await else {
             return Err(Lost {
                 reason: format!(
                     "nothing came back in {}; does the peer run `smbdirect listen --echo`?",
-                    report::time(self.timeout)
+                    report::time(self.timeout())
                 ),
                 last: true,
             });
         };
         let (received, took) = (received?.into_bytes(), started.elapsed());
+        // This process may have been late itself.
+        if took > self.timeout() {
+            return Err(Lost {
+                reason: format!("it came back after {}, too late", report::time(took)),
+                last: false,
+            });
+        }
         if received == sent {
             return Ok(took);
         }
@@ -299,12 +326,17 @@ fn contents(sequence: u64, length: usize) -> Bytes {
 const CLOSE: Duration = Duration::from_secs(2);
 /// No round trip takes longer than a keepalive or an echo may.
 const LONGEST_NANOSECONDS: u64 = 3_600_000_000_000;
+/// Round trips that are kept one by one; a ping may go on for days.
+const MAX_SAMPLES: usize = 1 << 20;
 
 struct Tally {
     sent: u64,
     answered: u64,
     lost: u64,
     interrupted: bool,
+    /// The first [`MAX_SAMPLES`]; sorted only in the end.
+    samples: Vec<Duration>,
+    /// All of them, rounded.
     nanoseconds: Histogram<u64>,
     min: Duration,
     max: Duration,
@@ -318,6 +350,7 @@ impl Tally {
             answered: 0,
             lost: 0,
             interrupted: false,
+            samples: Vec::new(),
             nanoseconds: nanoseconds.expect("the bounds are legal"),
             min: Duration::MAX,
             max: Duration::ZERO,
@@ -326,13 +359,23 @@ impl Tally {
 
     fn answer(&mut self, took: Duration) {
         self.answered += 1;
+        if self.samples.len() < MAX_SAMPLES {
+            self.samples.push(took);
+        }
         self.nanoseconds.saturating_record(took.as_nanos() as u64);
         self.min = self.min.min(took);
         self.max = self.max.max(took);
     }
 
-    /// In nanoseconds the histogram rounds to three digits.
+    /// The sample that this share of them does not exceed. Of very many, the histogram has it
+    /// rounded to three digits.
     fn quantile(&self, quantile: f64) -> Duration {
+        if self.answered as usize == self.samples.len() {
+            let mut sorted = self.samples.clone();
+            sorted.sort_unstable();
+            let rank = (quantile * sorted.len() as f64).ceil() as usize;
+            return sorted.get(rank.max(1) - 1).copied().unwrap_or_default();
+        }
         let rounded = self.nanoseconds.value_at_quantile(quantile);
         Duration::from_nanos(rounded).clamp(self.min.min(self.max), self.max)
     }
@@ -391,10 +434,15 @@ mod tests {
         }
         assert_eq!(tally.min, Duration::from_micros(1));
         assert_eq!(tally.max, Duration::from_micros(1000));
+        assert_eq!(tally.quantile(0.5), Duration::from_micros(500));
+        assert_eq!(tally.quantile(0.99), Duration::from_micros(990));
+        // More than are kept.
+        tally.samples.pop();
         let median = tally.quantile(0.5).as_micros();
         assert!((499..=501).contains(&median), "{median}");
         let p99 = tally.quantile(0.99).as_micros();
         assert!((989..=991).contains(&p99), "{p99}");
+        assert_eq!(Tally::new().quantile(0.5), Duration::ZERO);
         let mut one = Tally::new();
         one.answer(Duration::from_nanos(1_234_567));
         assert_eq!(one.quantile(0.99), Duration::from_nanos(1_234_567));

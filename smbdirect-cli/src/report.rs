@@ -4,6 +4,7 @@ use std::{
     env,
     fmt::Display,
     io::{self, IsTerminal, Write},
+    net::{IpAddr, SocketAddr},
     sync::Mutex,
     time::Duration,
 };
@@ -198,6 +199,15 @@ pub(crate) fn version(protocol: u16) -> &'static str {
     match protocol {
         0x0100 => "1.0",
         _ => "unknown",
+    }
+}
+
+/// An IPv4 peer of an IPv6 listener under its own address.
+pub(crate) fn peer(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // With its scope.
+        IpAddr::V6(_) => address,
     }
 }
 

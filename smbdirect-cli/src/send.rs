@@ -14,7 +14,7 @@ use serde::Serialize;
 use smbdirect::{Config, Connection, rdma::provider::Provider};
 
 use crate::{
-    options::{Address, CommonOptions, ConnectOptions, seconds},
+    options::{Address, CommonOptions, ConnectOptions, seconds, with_profiles},
     report::{self, NegotiatedReport, Report},
     signals::{Interrupted, Stopped, unless},
     transfer::{
@@ -29,7 +29,7 @@ use crate::{
 /// The far end checks each file by its SHA-256 before it gives it its name, and overwrites
 /// nothing. The exit status is 0 only if all files arrived.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Send {
     /// The listener: HOST[:PORT], the port of SMB Direct if none is given (5445)
     #[arg(value_name = "ADDR")]
@@ -43,9 +43,9 @@ pub(crate) struct Send {
     #[arg(long)]
     rdma: bool,
 
-    /// Give up when nothing moves for so long
-    #[arg(long, value_name = "SECONDS", default_value = INACTIVITY_LIMIT, value_parser = seconds)]
-    inactivity_limit: Duration,
+    /// Give up when nothing moves for so long [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    inactivity_limit: Option<Duration>,
 
     #[command(flatten)]
     connect: ConnectOptions,
@@ -121,6 +121,7 @@ struct Underway {
 
 impl Send {
     pub(crate) async fn run(self) -> Result<bool> {
+        transport::check_connectable(&self.address)?;
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect))?;
         let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
@@ -191,9 +192,11 @@ impl Send {
                 bar: bar.clone(),
             });
             let progress = |done| bar.set_position(done);
-            let limit = self.inactivity_limit;
+            let limit = self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT);
             let result = send_file(&connection, source, self.method(), limit, progress).await;
             total.underway = None;
+            // Finishing a bar fills it.
+            let moved = bar.position();
             bar.finish_and_clear();
             match result {
                 Ok(sent) => {
@@ -203,7 +206,7 @@ impl Send {
                     self.report_file(report, &path, &name, length, sent);
                 }
                 Err(error) => {
-                    let known = Some((name, length, bar.position()));
+                    let known = Some((name, length, moved));
                     self.report_failure(report, &path, known, &error.to_string());
                     if error.ends_connection() {
                         return Err(lost(&error, &connection));
@@ -272,8 +275,9 @@ impl Send {
             length,
             bar,
         } = underway;
-        bar.finish_and_clear();
+        // Finishing a bar fills it.
         let moved = bar.position();
+        bar.finish_and_clear();
         report.line(format_args!(
             "{}  {}  {}",
             report

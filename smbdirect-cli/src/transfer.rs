@@ -49,8 +49,8 @@ use crate::{report, transport};
 pub(crate) const WINDOW: usize = 8;
 /// Most bytes in one piece; a piece by RDMA has as many, the last of a file fewer.
 pub(crate) const MAX_PIECE: u32 = 1 << 20;
-/// How long a peer may move nothing, in seconds, unless the command line has something else.
-pub(crate) const INACTIVITY_LIMIT: &str = "30";
+/// How long a peer may move nothing, unless the command line has something else.
+pub(crate) const INACTIVITY_LIMIT: Duration = Duration::from_secs(30);
 /// Messages that a peer may have on their way when it is told that a file is given up.
 const MAX_STALE: usize = 2 * WINDOW + 2;
 

@@ -95,6 +95,20 @@ fn iwarp(
     Ok((Arc::new(Iwarp::new(config)), capture))
 }
 
+/// Whether `address` can be one to connect to.
+///
+/// # Errors
+/// A usage error: what it lacks.
+pub(crate) fn check_connectable(address: &Address) -> Result<()> {
+    if address.host.is_empty() {
+        return Err(usage("the address to connect to has no host: HOST[:PORT]"));
+    }
+    if address.port == Some(0) {
+        return Err(usage("port 0 cannot be connected to"));
+    }
+    Ok(())
+}
+
 /// Connects to the first address of `address` that answers.
 ///
 /// # Errors
@@ -105,9 +119,6 @@ pub(crate) async fn connect(
     config: &Config,
     options: &ConnectOptions,
 ) -> Result<Connection> {
-    if address.host.is_empty() {
-        return Err(usage("the address to connect to has no host: HOST[:PORT]"));
-    }
     let mut last = None;
     for address in resolve(address, provider.default_port()).await? {
         let connecting = Connection::connect(provider, address, config.clone());

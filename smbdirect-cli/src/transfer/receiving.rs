@@ -51,6 +51,7 @@ pub(crate) async fn receive_files(
     inactivity_limit: Duration,
     mut report: impl FnMut(Received),
 ) -> Result<(), TransferError> {
+    let mut is_first = true;
     loop {
         let (length, method, name) = match next_frame(connection, inactivity_limit).await {
             Ok((
@@ -63,8 +64,12 @@ pub(crate) async fn receive_files(
             )) => (length, method, name),
             Ok((frame, _)) => return broken(format!("{} without an OFFER", frame.kind())),
             Err(TransferError::Connection(ConnectionError::Closed(_))) => return Ok(()),
+            Err(TransferError::Protocol(_)) if is_first => {
+                return broken("this is not an offer of a file; is the peer `ping --echo`?");
+            }
             Err(error) => return Err(error),
         };
+        is_first = false;
         let started = Instant::now();
         let mut receiver = Receiver {
             connection,
@@ -420,7 +425,7 @@ fn write_file(
     says: &mpsc::UnboundedSender<WriterSays>,
 ) -> Result<Option<Checksum>, String> {
     check_name(name).map_err(|fault| format!("the name is refused: {fault}"))?;
-    let failed = |error: std::io::Error| format!("cannot be stored: {}", plain(&error));
+    let failed = |error: std::io::Error| plain(&error);
     let mut target: Box<dyn Target> = store.create(name).map_err(failed)?;
     let mut hasher = Sha256::new();
     let _ = says.send(WriterSays::Created);

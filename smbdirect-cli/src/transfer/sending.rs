@@ -298,7 +298,8 @@ impl Sender<'_> {
     fn unexpected(&self, frame: Frame) -> TransferError {
         match frame {
             Frame::Failed(reason) => match self.say(Frame::Cancel(String::new())) {
-                Ok(()) => TransferError::Peer(reason),
+                Ok(()) if reason.is_empty() => TransferError::Peer("not stored".into()),
+                Ok(()) => TransferError::Peer(format!("not stored: {reason}")),
                 Err(error) => error,
             },
             frame => TransferError::Protocol(format!("{} at the wrong time", frame.kind())),

@@ -60,6 +60,8 @@ pub(crate) enum NameFault {
     Directory,
     #[error("it has a path in it")]
     Path,
+    #[error("it has a `\\`, which is a path on Windows")]
+    Backslash,
     #[error("it has control characters in it")]
     Control,
     #[error("names that begin with `{PREFIX}` are for files being received")]
@@ -86,9 +88,12 @@ pub(crate) fn check_name(name: &str) -> Result<(), NameFault> {
     if name == "." || name == ".." {
         return Err(NameFault::Directory);
     }
-    // The backslash separates on other systems, and copies of the directory may go there.
-    if name.contains(['/', '\\']) {
+    if name.contains('/') {
         return Err(NameFault::Path);
+    }
+    // The backslash separates on other systems, and copies of the directory may go there.
+    if name.contains('\\') {
+        return Err(NameFault::Backslash);
     }
     if name.contains(char::is_control) {
         return Err(NameFault::Control);
@@ -109,7 +114,7 @@ impl Directory {
     /// Opens an existing directory, and removes what receivers left there that were killed.
     ///
     /// # Errors
-    /// It is not there, or is no directory.
+    /// It is not there, is no directory, or cannot be written to.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
@@ -124,7 +129,13 @@ impl Directory {
                 remove_if_orphaned(&entry.path());
             }
         }
-        Ok(Self { path })
+        let directory = Self { path };
+        // Better to hear now that nothing can be stored than with the first file.
+        if nameless::create(&directory.path).is_none() {
+            let (path, file) = directory.create_temporary()?;
+            drop((Temporary(path), file));
+        }
+        Ok(directory)
     }
 }
 
@@ -349,7 +360,7 @@ mod tests {
             ("/etc/passwd", NameFault::Path),
             ("../a", NameFault::Path),
             ("a/", NameFault::Path),
-            ("a\\b", NameFault::Path),
+            ("a\\b", NameFault::Backslash),
             ("a\0b", NameFault::Control),
             ("a\nb", NameFault::Control),
             ("\x1b[2J", NameFault::Control),

@@ -202,6 +202,20 @@ fn the_capture_holds_the_file() {
         .one_line();
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_capture_that_is_incomplete_is_a_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    // All that fits the buffer fails at the end, what does not in the middle.
+    for size in [1, 3_000_000] {
+        let path = write_noise(directory.path(), "file", size);
+        let done = run(&["demo", path.to_str().unwrap(), "--pcap", "/dev/full"]);
+        let says = "the capture /dev/full is incomplete: no space left on device";
+        done.failed(1, says).one_line();
+        assert!(done.stdout.contains("every byte arrived"), "{done:?}");
+    }
+}
+
 /// Wireshark's own eyes, where it is installed.
 #[test]
 fn wireshark_reads_the_capture() {

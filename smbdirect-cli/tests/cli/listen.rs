@@ -125,6 +125,12 @@ fn an_address_can_be_listened_on_once() {
     run(&["listen", "127.0.0.1:0", "--receive", "/no/such/directory"])
         .failed(1, "give an existing directory")
         .one_line();
+    if cfg!(target_os = "linux") {
+        // Nobody can make files there.
+        run(&["listen", "127.0.0.1:0", "--receive", "/proc"])
+            .failed(1, "cannot receive into /proc: ")
+            .one_line();
+    }
 }
 
 #[test]

@@ -158,6 +158,20 @@ fn a_sink_does_not_echo() {
 }
 
 #[test]
+fn an_answer_that_comes_too_late_is_lost() {
+    let listening = listen(&["--echo"]);
+    let mut arguments = vec!["ping", &listening.address, "--echo", "--count", "1"];
+    // Timers are coarser than this, so the answer often wins against them.
+    arguments.extend(["--timeout", "0.000001"]);
+    let done = run(&arguments);
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(
+        done.stdout.contains("1 sent, 0 answered, 1 lost"),
+        "{done:?}"
+    );
+}
+
+#[test]
 fn a_listener_that_is_killed_loses_pings() {
     let listening = listen(&["--echo"]);
     let mut ping = start(&[

@@ -15,7 +15,7 @@ fn what_cannot_be_asked_for_is_status_2() {
             &["listen", "--echo", "--once", "--count", "2"],
             "cannot be used with",
         ),
-        (&["listen", "--echo", "--count", "0"], "invalid value"),
+        (&["listen", "--echo", "--count", "0"], "at least 1"),
         (&["listen", "5445", "--echo"], "has no host"),
         (
             &["listen", "--echo", "--transport", "verbs"],
@@ -30,7 +30,26 @@ fn what_cannot_be_asked_for_is_status_2() {
         (&["ping", "::1::"], "IPv6"),
         (&["ping", ":5445"], "has no host"),
         (&["ping", "localhost:99999"], "no port"),
-        (&["ping", "localhost", "--size", "5"], "--echo"),
+        (
+            &["ping", "localhost", "--size", "5"],
+            "--size goes with --echo",
+        ),
+        (
+            &["ping", "localhost", "--timeout", "5"],
+            "--timeout goes with --echo",
+        ),
+        (
+            &["listen", "--sink", "--inactivity-limit", "5"],
+            "--inactivity-limit goes with --receive",
+        ),
+        (
+            &["send", "127.0.0.1:0", "Cargo.toml"],
+            "port 0 cannot be connected to",
+        ),
+        (
+            &["ping", "http://host"],
+            "an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT",
+        ),
         (
             &["ping", "localhost", "--echo", "--size", "0"],
             "at least 1",
@@ -101,6 +120,16 @@ fn every_command_has_help_with_examples() {
             done.stdout
         );
         assert!(done.stdout.contains("With --json:"), "{}", done.stdout);
+        for row in [
+            "\n                             default   windows     linux\n",
+            "\n  --send-credit-target           255       255       255\n",
+            "\n  --max-send-size               8136      1364      1364\n",
+            "\n  --max-receive-size            8192      8192      1364\n",
+            "\n  --max-fragmented-size      1048576   1048576    173910\n",
+            "\n  --keepalive-interval           120       120       120\n",
+        ] {
+            assert!(done.stdout.contains(row), "{row}{}", done.stdout);
+        }
         assert!(!done.stdout.contains('\x1b'));
         let short = |line: &str| line.chars().count() <= 100;
         assert!(done.stdout.lines().all(short), "{}", done.stdout);
