@@ -24,6 +24,44 @@ struct Piece {
     length: u32,
 }
 
+/// What is left of a transfer. It is cut when it is posted: the peer chooses how long the pieces
+/// may be, and a list of them all could be longer than the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pieces {
+    /// One for each descriptor, of any length.
+    stretches: VecDeque<Piece>,
+    max_piece: u32,
+}
+
+impl Pieces {
+    fn is_empty(&self) -> bool {
+        self.stretches.is_empty()
+    }
+
+    /// The length of the next.
+    fn next_length(&self) -> Option<u32> {
+        let stretch = self.stretches.front()?;
+        Some(stretch.length.min(self.max_piece))
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let length = self.next_length()?;
+        let stretch = self.stretches.front_mut()?;
+        let at = stretch.at;
+        if length == stretch.length {
+            self.stretches.pop_front();
+        } else {
+            stretch.length -= length;
+            stretch.at.offset += u64::from(length);
+        }
+        Some(Piece { at, length })
+    }
+}
+
 /// Cuts `length` bytes at `offset` of the memory that `descriptors` describe into pieces of at
 /// most `max_piece` bytes.
 fn plan(
@@ -31,7 +69,7 @@ fn plan(
     mut offset: u64,
     length: usize,
     max_piece: u32,
-) -> Result<VecDeque<Piece>, TransferFault> {
+) -> Result<Pieces, TransferFault> {
     //= SMBD-3.1.4.5-05
     //= SMBD-3.1.4.6-01
     let described = descriptors
@@ -45,7 +83,7 @@ fn plan(
     if length > 0 && max_piece == 0 {
         return Err(TransferFault::Unsupported);
     }
-    let mut pieces = VecDeque::new();
+    let mut stretches = VecDeque::new();
     let mut left = length as u64;
     for descriptor in descriptors {
         //= SMBD-3.1.4.5-01
@@ -61,16 +99,13 @@ fn plan(
             .checked_add(offset)
             .ok_or(TransferFault::Wrap)?;
         start.checked_add(in_this).ok_or(TransferFault::Wrap)?;
-        let mut done = 0;
-        while done < in_this {
-            let length = (in_this - done).min(u64::from(max_piece)) as u32;
-            let token = Token(descriptor.token);
+        if in_this > 0 {
             let at = RemoteAddress {
-                token,
-                offset: start + done,
+                token: Token(descriptor.token),
+                offset: start,
             };
-            pieces.push_back(Piece { at, length });
-            done += u64::from(length);
+            let length = in_this as u32;
+            stretches.push_back(Piece { at, length });
         }
         left -= in_this;
         offset = 0;
@@ -78,7 +113,10 @@ fn plan(
             break;
         }
     }
-    Ok(pieces)
+    Ok(Pieces {
+        stretches,
+        max_piece,
+    })
 }
 
 /// The reads and writes that are not over.
@@ -97,7 +135,7 @@ pub(super) struct Transfers {
 #[derive(Debug)]
 struct Read {
     id: TransferId,
-    pieces: VecDeque<Piece>,
+    pieces: Pieces,
     /// The part of the buffer that came back from its work requests.
     done: BytesMut,
     /// The part for which no work request has been made.
@@ -108,7 +146,7 @@ struct Read {
 #[derive(Debug)]
 struct Write {
     id: TransferId,
-    pieces: VecDeque<Piece>,
+    pieces: Pieces,
     rest: Bytes,
     in_flight: VecDeque<u32>,
     order: u64,
@@ -186,7 +224,7 @@ impl Transfers {
         }
         let read = self.reads.get_mut(self.reads_posted)?;
         //= SMBD-3.1.4.6-04
-        let piece = read.pieces.pop_front()?;
+        let piece = read.pieces.next()?;
         let into = read.rest.split_to(piece.length as usize);
         read.in_flight += 1;
         self.reads_in_flight += 1;
@@ -205,13 +243,13 @@ impl Transfers {
     pub(super) fn next_write(&mut self) -> Option<(RemoteAddress, Bytes)> {
         self.write_order()?;
         let write = self.writes.get_mut(self.writes_posted)?;
-        let length = write.pieces.front()?.length;
+        let length = write.pieces.next_length()?;
         let in_flight = self.write_bytes_in_flight;
         if in_flight > 0 && in_flight + u64::from(length) > WRITE_WINDOW {
             return None;
         }
         //= SMBD-3.1.4.5-04
-        let piece = write.pieces.pop_front()?;
+        let piece = write.pieces.next()?;
         let data = write.rest.split_to(length as usize);
         write.in_flight.push_back(length);
         self.write_bytes_in_flight += u64::from(length);
@@ -315,7 +353,6 @@ mod tests {
     ) -> Vec<(u32, u64, u32)> {
         let pieces = plan(descriptors, offset, length, max_piece).unwrap();
         pieces
-            .iter()
             .map(|piece| (piece.at.token.0, piece.at.offset, piece.length))
             .collect()
     }
@@ -360,6 +397,14 @@ mod tests {
             [(2, 5, 3), (4, 9, 3)],
             "empty ones are skipped"
         );
+    }
+
+    #[test]
+    fn a_plan_is_no_longer_than_its_descriptors() {
+        let one = [descriptor(0, 1, u32::MAX)];
+        let mut pieces = plan(&one, 0, u32::MAX as usize, 1).unwrap();
+        assert_eq!(pieces.stretches.len(), 1);
+        assert_eq!(pieces.nth(1000).unwrap().at.offset, 1000);
     }
 
     //= SMBD-3.1.4.5-05 test
@@ -487,6 +532,7 @@ mod tests {
                 .flat_map(|d| (0..u64::from(d.length)).map(|at| (d.token, d.offset + at))).collect();
             match plan(&descriptors, from, length, max_piece) {
                 Ok(pieces) => {
+                    let pieces: Vec<_> = pieces.collect();
                     prop_assert!(pieces.iter().all(|p| p.length > 0 && p.length <= max_piece));
                     let walked: Vec<_> = pieces.iter()
                         .flat_map(|p| (0..u64::from(p.length)).map(|at| (p.at.token.0, p.at.offset + at)))

@@ -1,0 +1,254 @@
+//! Random commands from several tasks, each of which may be given up at any await, over every
+//! provider and kind of runtime. Whatever happens, everything ends and nothing is left.
+//!
+//! `STRESS_SEED=7 cargo test --test stress` plays one game again, as far as threads allow.
+
+use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use bytes::BytesMut;
+use smbdirect::{
+    Access, BufferDescriptorV1, Config, Connection, ConnectionError, Listener, Settings,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+    },
+};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+const GAMES: u64 = 12;
+const TASKS: u64 = 4;
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// Mostly small, at times large.
+    fn length(&mut self) -> usize {
+        let largest = [1, 100, 9000, 100_000][self.below(4) as usize];
+        self.below(largest + 1) as usize
+    }
+}
+
+/// Awaits `future`, or polls it a few times and drops it.
+async fn perhaps<T>(random: &mut Random, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    if random.below(2) == 0 {
+        let patience = Duration::from_millis(random.below(20));
+        return timeout(patience, future).await.ok();
+    }
+    let mut polls = random.below(4);
+    poll_fn(|context| {
+        if polls == 0 {
+            return Poll::Ready(None);
+        }
+        polls -= 1;
+        if let Poll::Ready(result) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(result));
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
+/// What both ends know: where each has memory, which the other may use.
+type Memory = Arc<[watch::Sender<Vec<BufferDescriptorV1>>; 2]>;
+
+/// One of several users of one end, until the connection is over.
+async fn user(connection: Connection, end: usize, memory: Memory, mut random: Random) {
+    while connection.error().is_none() {
+        let theirs = memory[1 - end].borrow().clone();
+        let length = random.length();
+        match random.below(12) {
+            0..3 => {
+                if let Ok(sending) = connection.send(vec![7; length]) {
+                    perhaps(&mut random, sending).await;
+                }
+            }
+            3 => drop(connection.try_send(vec![7; length])),
+            4 => drop(perhaps(&mut random, connection.ready()).await),
+            5 => drop(perhaps(&mut random, connection.recv_segment()).await),
+            6 => drop(perhaps(&mut random, connection.keepalive()).await),
+            7 => {
+                let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+                let access = if random.below(2) == 0 {
+                    access
+                } else {
+                    Access::REMOTE_READ
+                };
+                let buffer = BytesMut::zeroed(100_000);
+                let region = connection.register(buffer, access).unwrap();
+                if access.contains(Access::REMOTE_WRITE) {
+                    // The peer may use it until the end, or else the peer breaks the rules.
+                    memory[end].send_modify(|all| all.push(region.descriptor()));
+                    let connection = connection.clone();
+                    tokio::spawn(async move {
+                        connection.closed().await;
+                        drop(connection);
+                        drop(region);
+                    });
+                } else if random.below(2) == 0 {
+                    perhaps(&mut random, region.deregister()).await;
+                }
+            }
+            8 if !theirs.is_empty() => {
+                let into = BytesMut::zeroed(length);
+                let reading = connection.read(&theirs[..1], 0, into);
+                if let Some(read) = perhaps(&mut random, reading).await {
+                    let buffer = read.unwrap_or_else(|error| error.buffer.unwrap());
+                    assert_eq!(buffer.len(), length);
+                }
+            }
+            9 if !theirs.is_empty() => {
+                let writing = connection.write(vec![9; length].into(), &theirs[..1], 0);
+                drop(perhaps(&mut random, writing).await);
+            }
+            10 => drop(perhaps(&mut random, connection.closed()).await),
+            _ => drop(perhaps(&mut random, connection.recv()).await),
+        }
+    }
+}
+
+/// Takes what comes, so that the other end gets its credits.
+async fn taker(connection: Connection) {
+    while connection.recv().await.is_ok() {}
+}
+
+async fn game(provider: Arc<dyn Provider>, seed: u64) {
+    let mut random = Random(seed);
+    let credits = [1, 2, 10, 255][random.below(4) as usize];
+    let config = Config::new(Settings {
+        send_credit_target: credits,
+        receive_credit_max: credits,
+        ..Settings::default()
+    })
+    .unwrap();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    // Some who give up while they connect.
+    for _ in 0..random.below(5) {
+        let connecting = Connection::connect(&*provider, address, config.clone());
+        drop(perhaps(&mut random, connecting).await);
+    }
+    let client = Connection::connect(&*provider, address, config)
+        .await
+        .unwrap();
+    let server = loop {
+        let server = listener.accept().await.unwrap();
+        if server.remote_address() == client.local_address() {
+            break server;
+        }
+    };
+    let memory: Memory = Arc::new([watch::Sender::default(), watch::Sender::default()]);
+    let mut users = JoinSet::new();
+    for (end, connection) in [(0, &client), (1, &server)] {
+        users.spawn(taker(connection.clone()));
+        for _ in 0..TASKS {
+            let random = Random(random.next());
+            users.spawn(user(connection.clone(), end, memory.clone(), random));
+        }
+    }
+    sleep(Duration::from_millis(50 + random.below(100))).await;
+    match random.below(4) {
+        0 => drop(perhaps(&mut random, client.close()).await),
+        1 => drop(perhaps(&mut random, server.close()).await),
+        2 => drop(tokio::join!(client.close(), server.close())),
+        _ => {
+            let both = [client.clone(), server.clone()];
+            for connection in both {
+                tokio::spawn(async move { connection.close().await });
+            }
+        }
+    }
+    // A close that was never polled has not begun.
+    client.close().await.unwrap();
+    for connection in [&client, &server] {
+        let reason = connection.closed().await;
+        assert!(matches!(reason, ConnectionError::Closed(_)), "{reason}");
+    }
+    while let Some(user) = users.join_next().await {
+        user.unwrap();
+    }
+    for connection in [client, server] {
+        let left = || {
+            let stats = connection.stats();
+            (
+                stats.receives_outstanding,
+                stats.work_outstanding,
+                stats.regions,
+            )
+        };
+        // Regions are dropped by tasks of their own.
+        while left() != (0, 0, 0) {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+fn play(provider: fn() -> Arc<dyn Provider>, threads: usize) {
+    let seeds = match std::env::var("STRESS_SEED") {
+        Ok(seed) => vec![seed.parse().expect("STRESS_SEED is a number")],
+        Err(_) => (0..GAMES).collect(),
+    };
+    for seed in seeds {
+        let mut builder = match threads {
+            0 => tokio::runtime::Builder::new_current_thread(),
+            _ => tokio::runtime::Builder::new_multi_thread(),
+        };
+        if threads > 0 {
+            builder.worker_threads(threads);
+        }
+        let runtime = builder.enable_all().build().unwrap();
+        let ended = runtime.block_on(async { timeout(LONGEST, game(provider(), seed)).await });
+        ended.unwrap_or_else(|_| panic!("the game of seed {seed} does not end"));
+    }
+}
+
+fn loopback() -> Arc<dyn Provider> {
+    Arc::new(Loopback::new())
+}
+
+fn iwarp() -> Arc<dyn Provider> {
+    Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+#[test]
+fn loopback_on_one_thread() {
+    play(loopback, 0);
+}
+
+#[test]
+fn loopback_on_three_threads() {
+    play(loopback, 3);
+}
+
+#[test]
+fn iwarp_on_one_thread() {
+    play(iwarp, 0);
+}
+
+#[test]
+fn iwarp_on_three_threads() {
+    play(iwarp, 3);
+}
