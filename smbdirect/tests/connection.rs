@@ -407,6 +407,28 @@ async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
 }
 
 #[tokio::test]
+async fn for_ever_is_a_time() {
+    let patient = Settings {
+        keepalive_interval: Duration::MAX,
+        keepalive_response_timeout: Duration::MAX,
+        active_negotiation_timeout: Duration::MAX,
+        passive_negotiation_timeout: Duration::MAX,
+        credit_grant_timeout: Some(Duration::MAX),
+        ..few_credits()
+    };
+    let provider = Arc::new(Loopback::new());
+    let Pair { client, server, .. } = pair_with(provider, patient.clone(), patient).await;
+    for _ in 0..20 {
+        drop(client.send(bytes(8000)).unwrap());
+    }
+    for _ in 0..20 {
+        assert_eq!(within(server.recv()).await.unwrap().len(), 8000);
+    }
+    within(client.keepalive()).await.unwrap();
+    within(client.close()).await.unwrap();
+}
+
+#[tokio::test]
 async fn the_last_handle_may_be_dropped_outside_the_runtime() {
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let Pair { client, server, .. } = pair(provider).await;

@@ -136,6 +136,8 @@ impl Settings {
     }
 }
 
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// Settings that have been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config(Settings);
@@ -162,11 +164,12 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Checks each field and the relations between them.
+    /// Checks each field and the relations between them. Durations of more than a century,
+    /// [`Duration::MAX`] say, become one.
     ///
     /// # Errors
     /// The first setting that cannot be used.
-    pub fn new(settings: Settings) -> Result<Self, ConfigError> {
+    pub fn new(mut settings: Settings) -> Result<Self, ConfigError> {
         let at_least = |setting, value: u64, minimum: u64| {
             if value < minimum {
                 return Err(ConfigError::TooSmall {
@@ -217,6 +220,18 @@ impl Config {
             if duration == Some(Duration::ZERO) {
                 return Err(ConfigError::ZeroDuration { setting });
             }
+        }
+        // Later is no time that an `Instant` could hold.
+        for duration in [
+            &mut settings.keepalive_interval,
+            &mut settings.keepalive_response_timeout,
+            &mut settings.active_negotiation_timeout,
+            &mut settings.passive_negotiation_timeout,
+        ]
+        .into_iter()
+        .chain(&mut settings.credit_grant_timeout)
+        {
+            *duration = CENTURY.min(*duration);
         }
         Ok(Self(settings))
     }
