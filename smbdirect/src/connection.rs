@@ -457,7 +457,9 @@ impl Connection {
     }
 
     /// Sends what was submitted, finishes reads and writes, and ends the connection in good
-    /// order. Returns when it is over. Dropping the future does not take the close back.
+    /// order. Returns when it is over. Dropping the future, once it was polled, does not take the
+    /// close back. A peer that lets none of that work get done for
+    /// [`keepalive_interval`](engine::Settings::keepalive_interval) is waited for no longer.
     ///
     /// # Errors
     /// The connection broke, before or on the way.

@@ -274,6 +274,7 @@ impl Connection {
                 self.send_completed();
             }
             Completion::Read { buffer, .. } => {
+                self.timers.stop(Timer::Close);
                 self.statistics.work_outstanding -= 1;
                 self.statistics.reads += 1;
                 self.statistics.bytes_read += buffer.len() as u64;
@@ -281,6 +282,7 @@ impl Connection {
                 self.finish_transfers();
             }
             Completion::Written { .. } => {
+                self.timers.stop(Timer::Close);
                 self.statistics.work_outstanding -= 1;
                 self.statistics.writes += 1;
                 self.transfers.write_returned();
@@ -307,6 +309,7 @@ impl Connection {
                     self.end(ConnectionError::TimedOut(Expired::SendCreditGrant));
                 }
                 Timer::FirstGrant => self.holds_first_grant = false,
+                Timer::Close => self.end(ConnectionError::TimedOut(Expired::Close)),
             }
         }
     }
@@ -411,7 +414,9 @@ impl Connection {
     }
 
     /// Ends the connection in good order when all that was asked for is done. Nothing new is
-    /// taken from now on.
+    /// taken from now on. It ends as well when nothing of that gets done for
+    /// [`keepalive_interval`](super::Settings::keepalive_interval): a peer can leave a read
+    /// unanswered and show for ever that it is there.
     pub fn close(&mut self) {
         match self.role {
             Role::Established(_) => self.closing = true,
@@ -425,6 +430,10 @@ impl Connection {
 
     /// The next request to post, of which there is `room` for.
     pub fn poll_work(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
+        if self.closing && self.error().is_none() && !self.timers.is_running(Timer::Close) {
+            self.timers
+                .set(Timer::Close, now + self.config.keepalive_interval);
+        }
         if room.receives > 0
             && let Some(receive) = self.post_receive()
         {
@@ -754,6 +763,8 @@ impl Connection {
             Some(Sent::Segment {
                 completes: Some(id),
             }) if self.error().is_none() => {
+                // An answer to a keepalive is no progress.
+                self.timers.stop(Timer::Close);
                 //= SMBD-3.1.4.2-04
                 self.events.push_back(Event::MessageSent(id));
             }

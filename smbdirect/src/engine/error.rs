@@ -144,6 +144,10 @@ pub enum Expired {
     /// Send Credit Grant Timer: messages waited and the peer gave no credit.
     #[error("the Send Credit Grant Timer, the peer gave no credits while messages waited")]
     SendCreditGrant,
+    /// The connection was to be closed, and the work left made no progress for
+    /// [`keepalive_interval`](super::Settings::keepalive_interval).
+    #[error("the wait for the last work before the close")]
+    Close,
 }
 
 /// Why a connection ended. Every waiter gets a copy.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// The timers of a connection (3.1.2), and two of ours.
+/// The timers of a connection (3.1.2), and three of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// Negotiation Timer.
@@ -13,14 +13,17 @@ pub(super) enum Timer {
     SendCreditGrant,
     /// How long the initiator's first credits wait for a message to ride on.
     FirstGrant,
+    /// How long a connection that is being closed may take for its next piece of work.
+    Close,
 }
 
 impl Timer {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::Negotiation,
         Self::IdleConnection,
         Self::SendCreditGrant,
         Self::FirstGrant,
+        Self::Close,
     ];
 }
 

@@ -1869,6 +1869,29 @@ mod transferring {
     }
 
     #[test]
+    fn a_close_waits_for_progress_and_not_for_ever() {
+        let mut bench = bench();
+        bench.read(1, 10);
+        bench.read(2, 10);
+        bench.engine.close();
+        assert_eq!(bench.work().len(), 2);
+        let alive = |bench: &mut Bench| {
+            bench.wait(IDLE - SECOND);
+            bench.hear(flagged(1));
+            assert_eq!(bench.sent().len(), 1);
+            bench.complete_sends();
+        };
+        alive(&mut bench);
+        bench.complete_read();
+        bench.work();
+        alive(&mut bench);
+        assert_eq!(bench.engine.error(), None);
+        bench.wait(SECOND);
+        let expired = ConnectionError::TimedOut(Expired::Close);
+        assert_eq!(bench.engine.error(), Some(&expired));
+    }
+
+    #[test]
     fn a_write_does_not_wait_for_a_message_without_credits() {
         let mut bench = Bench::passive(credits(10, 10), 10);
         bench.send(1, 5);
