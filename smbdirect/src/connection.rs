@@ -291,6 +291,7 @@ impl Connection {
 
     /// The next message as far as it has arrived, for those who do not wait for the whole.
     /// Dropping the future loses nothing.
+    /// Of a message taken in part, [`recv`](Self::recv) would give the rest.
     ///
     /// # Errors
     /// Why the connection is over.
@@ -460,6 +461,10 @@ impl Connection {
     /// order. Returns when it is over. Dropping the future, once it was polled, does not take the
     /// close back. A peer that lets none of that work get done for
     /// [`keepalive_interval`](engine::Settings::keepalive_interval) is waited for no longer.
+    ///
+    /// What was submitted needs the peer's credits, and the last of ours is spent only with one in
+    /// return: where messages that nobody takes have filled the receive buffer, take them, or drop
+    /// all handles, or the wait ends with a timer.
     ///
     /// # Errors
     /// The connection broke, before or on the way.

@@ -79,18 +79,20 @@ pub(crate) async fn given_up_connect(fabric: &Fabric) {
     let mut connect = fabric.provider.connect(request(address));
     poll_fn(|context| Poll::Ready(connect.as_mut().poll(context).is_pending())).await;
     drop(connect);
-    // The listener may see a peer that is gone, or nothing; the next one gets through.
-    let connect = fabric.connect(address);
-    let accept = async {
-        loop {
-            if let Ok(connected) = accept(next_incoming(listener.as_mut()).await).await {
-                let mut end = End::new(connected);
-                end.send("welcome");
-                break end;
+    // The listener may see a peer that is gone, or nothing; the next one gets through, and is the
+    // last one that it sees.
+    let mut accepted = None;
+    let mut connect = std::pin::pin!(fabric.connect(address));
+    let active = loop {
+        tokio::select! {
+            active = &mut connect => break active,
+            incoming = next_incoming(listener.as_mut()) => {
+                accepted = accept(incoming).await.ok().or(accepted);
             }
         }
     };
-    let (active, passive) = tokio::join!(connect, accept);
+    let mut passive = End::new(accepted.expect("who connects was accepted"));
+    passive.send("welcome");
     let active = End::new(active.unwrap());
     let mut pair = Pair { active, passive };
     let message = pair.until("a message", |a, _| a.messages.pop_front()).await;

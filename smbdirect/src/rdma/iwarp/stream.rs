@@ -126,9 +126,9 @@ impl Stream {
         //= RDMAP-24
         let length = match &work {
             WorkRequest::Receive { .. } => 0,
-            WorkRequest::Send { payload, .. } => {
-                payload.len() + crate::rdma::work::Inline::CAPACITY
-            }
+            WorkRequest::Send {
+                header, payload, ..
+            } => header.as_slice().len() + payload.len(),
             WorkRequest::Read { into, .. } => into.len(),
             WorkRequest::Write { data, .. } => data.len(),
         };
