@@ -50,6 +50,8 @@ fn tshark(capture: &Path, port: u16, arguments: &[&str]) -> String {
         // Port numbers must not decide what a stream is, and several Sends in one TCP segment
         // are each to be shown.
         .args(["-o", "tcp.try_heuristic_first:TRUE"])
+        // Two processors may put packets into a capture in another order than they were sent.
+        .args(["-o", "tcp.reassemble_out_of_order:TRUE"])
         .args(["-o", "iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE"])
         .arg("-r")
         .arg(capture)

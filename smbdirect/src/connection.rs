@@ -290,8 +290,8 @@ impl Connection {
     }
 
     /// The next message as far as it has arrived, for those who do not wait for the whole.
-    /// Dropping the future loses nothing.
-    /// Of a message taken in part, [`recv`](Self::recv) would give the rest.
+    /// Dropping the future loses nothing. Of a message taken in part, [`recv`](Self::recv) would
+    /// give the rest.
     ///
     /// # Errors
     /// Why the connection is over.

@@ -180,8 +180,8 @@ impl State {
         self.wake_task();
     }
 
-    /// Runs engine and queue pair until both have nothing to do. Says whether the budget ended
-    /// first; then the task has been woken for the rest.
+    /// Runs engine and queue pair until both have nothing to do, or the budget is spent; then the
+    /// task goes on with the rest when others had their turn.
     pub(crate) fn drive(&mut self, now: Instant) {
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
