@@ -22,8 +22,8 @@ pub use connection::{
     TrySendError, Writing,
 };
 pub use engine::{
-    Config, ConfigError, ConnectionError, Credits, Message, Negotiated, SendError, Settings,
-    Statistics, TransferFault, Violation,
+    Config, ConfigError, ConnectionError, Credits, GrantPolicy, Message, Negotiated, Policy,
+    Revision, SendError, Settings, Statistics, TransferFault, Violation,
 };
 #[cfg(feature = "tokio")]
 pub use inbox::Segment;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use fabric::{Active, Faults, Pair, Passive, Random, Who, content};
 use smbdirect::{
     Access, BufferDescriptorV1, Settings,
-    engine::{GrantPolicy, Policy},
+    engine::{GrantPolicy, Policy, Revision},
     rdma::work::Token,
 };
 
@@ -18,7 +18,7 @@ use smbdirect::{
 #[allow(dead_code, reason = "what only the pair's tests use")]
 mod fabric;
 
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 3000;
 
 #[test]
 fn swarm() {
@@ -92,6 +92,7 @@ enum Ending {
 
 fn draw_policy(random: &mut Random) -> Policy {
     Policy {
+        revision: random.pick(&[Revision::Current, Revision::V2014]),
         grant_policy: random.pick(&[
             GrantPolicy::Hysteresis,
             GrantPolicy::Hysteresis,

@@ -54,6 +54,8 @@ pub struct Settings {
 /// Choices that are not on the wire; the defaults are what the digest of the field recommends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
+    /// Which wording of 3.1.5.1 and 3.1.5.8 to follow where they differ on the wire.
+    pub revision: Revision,
     /// When an idle end gives credits by an empty message.
     pub grant_policy: GrantPolicy,
     /// Never spend the last send credit on a message that grants none. `false` is what Linux
@@ -71,20 +73,44 @@ pub struct Policy {
     pub windows_8136_limit: bool,
 }
 
-/// When an end that has nothing to send gives credits by an empty message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A published wording of 3.1.5.1, Sending Upper Layer Messages, and 3.1.5.8, Receiving a Data
+/// Transfer Message.
+///
+/// They differ in when credits are counted and in what is cleared when, of which nothing shows on
+/// the wire: header and grant of a message are made as it leaves, which satisfies both. What shows
+/// is the answer to a message that arrives while nothing waits to be sent:
+///
+/// | the message | `Current` | `V2014` |
+/// |---|---|---|
+/// | asks for an answer | answered | answered |
+/// | brings payload | answered if there are credits to give, as [`GrantPolicy`] says | answered at once, even with no credits to give |
+/// | is empty and asks for nothing | answered if there are credits to give | the same |
+///
+/// In the last row the wording of 2014 wants an answer as well. Two ends that follow it there
+/// never fall silent, so that row is not followed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Revision {
+    /// The wording since 2018 at the latest, up to version 16.0 of 2025.
+    #[default]
+    Current,
+    /// The wording of 2014.
+    V2014,
+}
+
+/// When an end that has nothing to send gives credits by an empty message: 3.1.5.9 leaves it open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GrantPolicy {
     /// When the peer is down to a quarter of what it asked for.
+    #[default]
     Hysteresis,
-    /// After each message that used a credit: the current wording of 3.1.5.8.
+    /// After each message that used a credit.
     Eager,
-    /// After each message: the wording of 2014. Two such ends never fall silent; for experiments.
-    Always,
 }
 
 impl Default for Policy {
     fn default() -> Self {
         Self {
+            revision: Revision::Current,
             grant_policy: GrantPolicy::Hysteresis,
             strict_last_credit: true,
             literal_keepalive_echo: false,

@@ -26,7 +26,7 @@ use bytes::{Bytes, BytesMut};
 use tracing::{debug, trace};
 
 use super::{
-    config::{Config, GrantPolicy},
+    config::{Config, Revision},
     credits::{Credits, ReceiveCredits},
     error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation},
     event::{Event, MessageId, Statistics, TransferId},
@@ -877,7 +877,7 @@ impl Connection {
             }
         }
         //= SMBD-3.1.5.8-07b
-        if self.config.policy.grant_policy == GrantPolicy::Always && self.send_queue.is_empty() {
+        if self.config.policy.revision == Revision::V2014 && !quiet && self.send_queue.is_empty() {
             self.send_immediate = true;
         }
         self.deliver(part, &header, message, invalidated.is_some());

@@ -176,7 +176,7 @@ impl ReceiveCredits {
                 let quarter = self.limit() / 4;
                 self.target_rose || (self.granted <= quarter && grant >= quarter)
             }
-            GrantPolicy::Eager | GrantPolicy::Always => true,
+            GrantPolicy::Eager => true,
         }
     }
 

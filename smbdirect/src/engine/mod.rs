@@ -27,7 +27,7 @@ mod send_queue;
 mod timer;
 mod transfers;
 
-pub use config::{Config, ConfigError, GrantPolicy, Policy, Settings};
+pub use config::{Config, ConfigError, GrantPolicy, Policy, Revision, Settings};
 pub use connection::Connection;
 pub use credits::Credits;
 pub use error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation};

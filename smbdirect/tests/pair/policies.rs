@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smbdirect::{
     Settings,
-    engine::{GrantPolicy, Policy},
+    engine::{GrantPolicy, Policy, Revision},
 };
 
 use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
@@ -21,8 +21,8 @@ fn eager(policy: &mut Policy) {
     policy.grant_policy = GrantPolicy::Eager;
 }
 
-fn always(policy: &mut Policy) {
-    policy.grant_policy = GrantPolicy::Always;
+fn of_2014(policy: &mut Policy) {
+    policy.revision = Revision::V2014;
 }
 
 fn linux(policy: &mut Policy) {
@@ -52,14 +52,16 @@ fn work_and_fall_silent(active: Settings, passive: Settings) {
 //= SMBD-3.1.5.8-07 test
 //= SMBD-3.1.5.8-07b test
 #[test]
-fn grants_of_the_current_text_and_of_2014_work_with_ours() {
+fn both_wordings_and_both_ways_to_grant_work_with_each_other() {
     for number in [1, 2, 3, 10, 255] {
         for (active, passive) in [
             (eager as fn(&mut Policy), default as fn(&mut Policy)),
             (default, eager),
             (eager, eager),
-            (always, default),
-            (default, always),
+            (of_2014, default),
+            (default, of_2014),
+            (of_2014, of_2014),
+            (of_2014, eager),
         ] {
             work_and_fall_silent(with(number, active), with(number, passive));
         }

@@ -2,7 +2,11 @@
 //! `tests/pair`.
 
 use super::{super::config::Settings, *};
-use crate::{engine::Policy, rdma::work::RemoteAddress, wire::NegotiateRequest};
+use crate::{
+    engine::{GrantPolicy, Policy},
+    rdma::work::RemoteAddress,
+    wire::NegotiateRequest,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const INSTANT: Duration = Duration::from_nanos(1);
@@ -1355,17 +1359,31 @@ mod credit_management {
         assert_eq!(bench.sent(), []);
     }
 
+    //= SMBD-3.1.5.8-07 test
     //= SMBD-3.1.5.8-07b test
     #[test]
-    fn the_wording_of_2014_answers_everything() {
-        let mut bench = Bench::settled(
-            policy(|policy| policy.grant_policy = GrantPolicy::Always),
-            10,
-            10,
-        );
-        for message in [segment(1, 1, 0), grant(1), grant(1)] {
-            bench.hear(message);
-            assert_eq!(bench.sent(), [grant(1)]);
+    fn the_two_wordings_answer_differently_what_they_may_answer_differently() {
+        // Towards a peer that wants fewer credits than it holds there are none to give.
+        let sated = |message| DataTransfer {
+            credits_requested: 5,
+            ..message
+        };
+        for (revision, answers) in [
+            (Revision::Current, [None, None, None]),
+            (Revision::V2014, [Some(1), Some(0), None]),
+        ] {
+            let mut bench = Bench::settled(policy(|policy| policy.revision = revision), 10, 10);
+            let mut answer = |message| {
+                bench.hear(message);
+                let sent = bench.sent();
+                assert!(sent.iter().all(|answer| answer.data_length == 0));
+                assert!(sent.len() <= 1, "{sent:?}");
+                sent.first().map(|answer| answer.credits_granted)
+            };
+            let payload = [segment(1, 1, 0), sated(segment(0, 1, 0))].map(&mut answer);
+            let empty = answer(sated(grant(1)));
+            assert_eq!([payload[0], payload[1], empty], answers, "{revision:?}");
+            assert_eq!(answer(sated(flagged(1))), Some(0), "{revision:?}");
         }
     }
 
