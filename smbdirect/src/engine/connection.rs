@@ -86,7 +86,7 @@ pub struct Connection {
 }
 
 /// Connection.Role, with what belongs to each (3.1.1.1).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Role {
     /// ACTIVE, and the RDMA connection is not there yet.
     Connecting,
@@ -105,7 +105,7 @@ enum Role {
 }
 
 /// What a posted Send carries.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 enum Sent {
     Negotiate,
     Refusal,
@@ -1062,5 +1062,7 @@ impl Connection {
     }
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

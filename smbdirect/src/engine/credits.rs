@@ -28,7 +28,7 @@ pub struct Credits {
 }
 
 /// ReceiveCredits and what belongs to them.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(super) struct ReceiveCredits {
     available: u16,
     granted: u16,

@@ -1,7 +1,7 @@
 //! KeepaliveRequested and what the Idle Connection Timer makes of it (3.1.6.2).
 
 /// Where an exchange of keepalives stands (3.1.1.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum KeepaliveRequested {
     /// None is under way.
     #[default]

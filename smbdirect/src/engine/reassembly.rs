@@ -18,7 +18,7 @@ pub(super) enum Part {
     Last(Option<Token>),
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Reassembly {
     /// Bytes still missing from the message that has begun. A message whose first segment is
     /// empty has begun too, so that this is more than the specification's counter.

@@ -10,12 +10,12 @@ use bytes::{Buf, Bytes};
 use super::{event::MessageId, message::Message};
 use crate::rdma::work::Token;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SendQueue {
     messages: VecDeque<Queued>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Queued {
     id: MessageId,
     /// What is left of it.

@@ -28,7 +28,7 @@ impl Timer {
 }
 
 /// When each timer is due.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct TimerTable {
     due: [Option<Instant>; Timer::ALL.len()],
 }
