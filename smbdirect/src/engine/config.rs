@@ -59,7 +59,8 @@ pub struct Policy {
     /// When an idle end gives credits by an empty message.
     pub grant_policy: GrantPolicy,
     /// Never spend the last send credit on a message that grants none. `false` is what Linux
-    /// does: it spends it while the peer still holds credits.
+    /// does: it spends it while the peer still holds credits. Two such ends can block each other
+    /// for good where their upper layers are slow, so one of them has to keep the rule.
     pub strict_last_credit: bool,
     /// Answer a keepalive with a keepalive, as the text of 3.1.5.8 has it. Two such ends never
     /// fall silent; for experiments only.
