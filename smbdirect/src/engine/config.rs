@@ -377,4 +377,75 @@ mod tests {
             ..base()
         }));
     }
+
+    /// The figures of Windows are in product notes 3, 4 and 8, those of Linux in its sources.
+    #[test]
+    fn the_profiles_are_those_of_windows_and_linux() {
+        let sizes = |settings: Settings| {
+            (
+                settings.max_send_size,
+                settings.max_receive_size,
+                settings.max_fragmented_receive_size,
+                settings.max_read_write_size,
+            )
+        };
+        let ours = (8136, 8192, 1_048_576, 8_388_608);
+        assert_eq!(sizes(Settings::default()), ours);
+        assert_eq!(sizes(Settings::windows()), (1364, ours.1, ours.2, ours.3));
+        assert_eq!(sizes(Settings::linux()), (1364, 1364, 173_910, ours.3));
+        for settings in [Settings::default(), Settings::windows(), Settings::linux()] {
+            let credits = (settings.send_credit_target, settings.receive_credit_max);
+            assert_eq!(credits, (255, 255));
+            let keepalive = (
+                settings.keepalive_interval,
+                settings.keepalive_response_timeout,
+            );
+            assert_eq!(keepalive, (SECOND * 120, SECOND * 5));
+            let negotiation = (
+                settings.active_negotiation_timeout,
+                settings.passive_negotiation_timeout,
+            );
+            assert_eq!(negotiation, (SECOND * 120, SECOND * 5));
+            assert_eq!(settings.credit_grant_timeout, Some(SECOND * 5));
+            assert_eq!(settings.policy, Policy::default());
+        }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn for_ever_is_a_hundred_years() {
+        let century = SECOND * 100 * 365 * 24 * 60 * 60;
+        for (asked, expected) in [
+            (Duration::MAX, century),
+            (century + SECOND, century),
+            (century - SECOND, century - SECOND),
+        ] {
+            let settings = Settings {
+                keepalive_interval: asked,
+                credit_grant_timeout: Some(asked),
+                ..Settings::default()
+            };
+            let settings = Config::new(settings).unwrap().into_settings();
+            assert_eq!(settings.keepalive_interval, expected);
+            assert_eq!(settings.credit_grant_timeout, Some(expected));
+        }
+    }
+
+    #[test]
+    fn the_receive_buffer_is_twice_what_credits_need_and_four_messages() {
+        let buffer = |settings| Config::new(settings).unwrap().receive_buffer();
+        let settings = Settings {
+            receive_credit_max: 10,
+            max_receive_size: 1000,
+            max_fragmented_receive_size: 200_000,
+            ..Settings::default()
+        };
+        assert_eq!(buffer(settings.clone()), 2 * 12 * 1000 + 4 * 200_000);
+        let chosen = Settings {
+            receive_buffer: Some(12_345),
+            ..settings
+        };
+        assert_eq!(buffer(chosen), 12_345);
+    }
 }
