@@ -324,7 +324,8 @@ fn smbd_negotiate_negotiation_timer_timeout() {
 //= SMBD-3.1.5.4-06 test
 #[test]
 fn bvt_smbd_data_transfer_basic_send_small_bytes_of_data() {
-    let mut script = session(&server());
+    let server = server();
+    let mut script = session(&server);
     let message = content(500);
     script.send(&message, message.len());
     let Transfer { header, payload } = script.next();
@@ -343,7 +344,8 @@ fn bvt_smbd_data_transfer_basic_send_small_bytes_of_data() {
 //= SMBD-3.1.5.8-17 test
 #[test]
 fn bvt_smbd_data_transfer_basic_send_moderate_bytes_data() {
-    session(&server()).echo(&content(MODERATE), 1000);
+    let server = server();
+    session(&server).echo(&content(MODERATE), 1000);
 }
 
 /// 21. SmbdDataTransfer_VariableLengthSegment: 0, 128, 127 and so on to 1, 0, 1, 2 and so on.
@@ -370,14 +372,16 @@ fn smbd_data_transfer_variable_length_segment() {
 //= SMBD-3.1.5.8-21 test
 #[test]
 fn smbd_data_transfer_small_length_segment() {
-    session(&server()).echo(&content(MODERATE), 1);
+    let server = server();
+    session(&server).echo(&content(MODERATE), 1);
 }
 
 /// 23. SmbdDataTransfer_Redundancy: there may be anything behind the data.
 //= SMBD-3.1.5.8-04 test
 #[test]
 fn smbd_data_transfer_redundancy() {
-    let mut script = session(&server());
+    let server = server();
+    let mut script = session(&server);
     let longest = script.max_send_size as usize;
     for length in [525, longest - 1, longest] {
         let message = content(500);
@@ -688,8 +692,8 @@ fn is_grant(Transfer { header, .. }: &Transfer) {
     assert_eq!(lengths, (0, 0, 0));
 }
 
-/// 39. SmbdCreditMgmt_ConsumeAllSendCredits, on empty messages as the code of the suite has it,
-/// and on segments of one message as its document does.
+/// 39. SmbdCreditMgmt_ConsumeAllSendCredits: on empty messages, and on segments of a message of
+/// which more is to come.
 //= SMBD-3.1.5.9-09 test
 //= SMBD-3.1.5.8-07 test
 #[test]
