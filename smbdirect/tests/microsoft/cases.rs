@@ -692,8 +692,9 @@ fn is_grant(Transfer { header, .. }: &Transfer) {
     assert_eq!(lengths, (0, 0, 0));
 }
 
-/// 39. SmbdCreditMgmt_ConsumeAllSendCredits: on empty messages, and on segments of a message of
-/// which more is to come.
+/// 39. SmbdCreditMgmt_ConsumeAllSendCredits
+///
+/// On empty messages, and on segments of a message of which more is to come.
 //= SMBD-3.1.5.9-09 test
 //= SMBD-3.1.5.8-07 test
 #[test]

@@ -516,6 +516,16 @@ fn reserved_bits_and_unknown_flags() {
     segment_is_taken(|bytes| bytes[6..8].fill(0xff));
     segment_is_taken(|bytes| bytes[20..24].fill(0xff));
     segment_is_taken(|bytes| bytes[4..6].copy_from_slice(&0xfffe_u16.to_le_bytes()));
+    // None of them asks for an answer.
+    let (initiator, mut script, message) = session(Errand::Echo(500));
+    let header = DataTransfer {
+        flags: Flags::from_bits_retain(0xfffe),
+        ..script.empty(1)
+    };
+    script.transfer(&header, &[]);
+    script.expect_nothing();
+    script.send(&message, 500);
+    ends_well(script, initiator);
 }
 
 /// Other offsets than 24 are as good.
