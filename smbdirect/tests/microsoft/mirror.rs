@@ -285,13 +285,15 @@ fn session(errand: Errand) -> (Initiator, Script, Vec<u8>) {
     (initiator, script, message)
 }
 
-/// A segment of so many bytes whose header was changed ends the connection.
-fn header_is_refused(payload: usize, change: impl FnOnce(&mut DataTransfer), rule: &str) {
-    let (initiator, mut script, _) = session(Errand::Send);
-    let mut header = script.segment(payload, 0);
-    change(&mut header);
-    script.transfer(&header, &padded(&content(payload)));
-    terminated(script, initiator, rule);
+/// A segment of so many bytes whose header was changed ends the connection, whatever it is for.
+fn header_is_refused(payload: usize, change: impl Fn(&mut DataTransfer), rule: &str) {
+    for errand in [Errand::Send, Errand::Echo(500)] {
+        let (initiator, mut script, _) = session(errand);
+        let mut header = script.segment(payload, 0);
+        change(&mut header);
+        script.transfer(&header, &padded(&content(payload)));
+        terminated(script, initiator, rule);
+    }
 }
 
 /// The initiator's message comes back in one segment, whose bytes were changed, and is taken.
@@ -571,7 +573,7 @@ fn credits_that_overflow() {
 }
 
 /// One message more than the initiator has given credits for. It has none itself to give more.
-/// Where no receive is posted either, it is RDMA that tells.
+/// Where it has had no time to post another receive, it is RDMA that tells.
 //= SMBD-3.1.5.1-04 test
 //= SMBD-3.1.5.8-06 test
 #[test]
@@ -589,6 +591,7 @@ fn message_without_a_credit() {
         let header = script.empty(0);
         script.transfer(&header, &[]);
     }
+    script.expect_nothing();
     script.send_without_credit();
     script.expect_terminated();
     let rules = ["held no send credit", "a Send without a posted receive"];
