@@ -128,7 +128,7 @@ const CLOSE: Duration = Duration::from_secs(5);
 impl Demo {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
-        let config = self.options.config(Some(&self.connect))?;
+        let config = self.options.config(Some(&self.connect), None)?;
         let (ends, _capture) = transport::both_ends(&self.options, &self.connect)?;
         let path = match &self.file {
             Some(path) => path.clone(),

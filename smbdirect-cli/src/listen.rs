@@ -17,7 +17,7 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
 use crate::{
-    options::{Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
+    options::{AcceptOptions, Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
     report::{self, Report},
     signals::Interrupted,
     transfer::{
@@ -66,6 +66,9 @@ pub(crate) struct Listen {
 
     #[command(flatten)]
     pub(crate) options: CommonOptions,
+
+    #[command(flatten)]
+    accept: AcceptOptions,
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
@@ -136,7 +139,7 @@ enum Mode {
 impl Listen {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
-        let config = self.options.config(None)?;
+        let config = self.options.config(None, Some(&self.accept))?;
         let mode = self.mode()?;
         let (provider, _capture) = transport::one_end(&self.options, None)?;
         let everywhere = Address {

@@ -72,6 +72,14 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     keepalive_interval: Option<Duration>,
 
+    /// How long the peer may take for the sign of life
+    #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
+    keepalive_response_timeout: Option<Duration>,
+
+    /// How long messages may wait for a send credit
+    #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
+    credit_grant_timeout: Option<Duration>,
+
     /// CRC32C in iWARP frames; auto uses it with peers of this kind and where the peer asks for it
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
@@ -85,6 +93,14 @@ pub(crate) struct ConnectOptions {
     /// How long connecting and negotiating may take
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub(crate) connect_timeout: Duration,
+}
+
+/// Options of commands that accept connections.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AcceptOptions {
+    /// How long a peer that has connected may take to negotiate [default: 5]
+    #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
+    negotiation_timeout: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -128,7 +144,11 @@ impl CommonOptions {
     ///
     /// # Errors
     /// A usage error that names the option.
-    pub(crate) fn config(&self, connect: Option<&ConnectOptions>) -> Result<Config> {
+    pub(crate) fn config(
+        &self,
+        connect: Option<&ConnectOptions>,
+        accept: Option<&AcceptOptions>,
+    ) -> Result<Config> {
         let mut settings = match self.profile {
             Profile::Default => Settings::default(),
             Profile::Windows => Settings::windows(),
@@ -150,6 +170,15 @@ impl CommonOptions {
         }
         if let Some(interval) = self.keepalive_interval {
             settings.keepalive_interval = interval;
+        }
+        if let Some(timeout) = self.keepalive_response_timeout {
+            settings.keepalive_response_timeout = timeout;
+        }
+        if let Some(timeout) = self.credit_grant_timeout {
+            settings.credit_grant_timeout = Some(timeout);
+        }
+        if let Some(timeout) = accept.and_then(|options| options.negotiation_timeout) {
+            settings.passive_negotiation_timeout = timeout;
         }
         if let Some(options) = connect {
             settings.active_negotiation_timeout = options.connect_timeout;
@@ -177,6 +206,7 @@ fn in_options(error: &ConfigError) -> String {
     let option = |setting: &str| match setting {
         "max_fragmented_receive_size" => "--max-fragmented-size".into(),
         "active_negotiation_timeout" => "--connect-timeout".into(),
+        "passive_negotiation_timeout" => "--negotiation-timeout".into(),
         setting => format!("--{}", setting.replace('_', "-")),
     };
     match error {

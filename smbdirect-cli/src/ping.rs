@@ -104,7 +104,7 @@ impl Ping {
     pub(crate) async fn run(self) -> Result<bool> {
         transport::check_connectable(&self.address)?;
         let report = Report::new(self.options.json);
-        let config = self.options.config(Some(&self.connect))?;
+        let config = self.options.config(Some(&self.connect), None)?;
         for (option, given) in [
             ("--size", self.size.is_some()),
             ("--timeout", self.timeout.is_some()),

@@ -123,7 +123,7 @@ impl Send {
     pub(crate) async fn run(self) -> Result<bool> {
         transport::check_connectable(&self.address)?;
         let report = Report::new(self.options.json);
-        let config = self.options.config(Some(&self.connect))?;
+        let config = self.options.config(Some(&self.connect), None)?;
         let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
         let mut interrupted = Interrupted::new();
         let mut total = Total::default();

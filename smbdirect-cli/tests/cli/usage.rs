@@ -97,6 +97,19 @@ fn what_cannot_be_asked_for_is_status_2() {
         ),
         (&["demo", "--max-send-size", "4G"], "the most is"),
         (&["demo", "--keepalive-interval", "0"], "more than zero"),
+        (
+            &["demo", "--keepalive-response-timeout", "0"],
+            "more than zero",
+        ),
+        (&["demo", "--credit-grant-timeout", "0"], "more than zero"),
+        (
+            &["listen", "--sink", "--negotiation-timeout", "0"],
+            "more than zero",
+        ),
+        (
+            &["ping", "localhost", "--negotiation-timeout", "1"],
+            "unexpected argument",
+        ),
         (&["demo", "--profile", "macos"], "invalid value 'macos'"),
         (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
         (

@@ -1,0 +1,359 @@
+//! The engine alone, in virtual time, on a queue pair that is two lists in memory.
+//!
+//! The specification's own times hold: 5 s to negotiate, 120 s of silence. RDMA forgives nothing:
+//! a Send of the engine that finds no receive, or one too short, fails the test, and one of the
+//! script's ends the connection.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use smbdirect::{
+    Config, ConnectionError, Message, Settings,
+    engine::{Connection, Event, MessageId},
+    rdma::work::{
+        Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, WorkId, WorkRequest,
+    },
+};
+
+use crate::script::{Next, content};
+
+/// How long the script waits for what is due at once.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// How long the script waits for what must not come.
+pub(crate) const QUIET: Duration = Duration::from_secs(1);
+
+/// Settings for cases that are about timers: as they are.
+pub(crate) fn timers(settings: Settings) -> Settings {
+    settings
+}
+
+/// A little less than a timer: a second, as in the suite.
+pub(crate) fn almost(timer: Duration) -> Duration {
+    timer - Duration::from_secs(1)
+}
+
+/// It took as long as it should have.
+pub(crate) fn assert_took(took: Duration, expected: Duration) {
+    assert_eq!(took, expected);
+}
+
+/// What became of connections.
+#[derive(Clone, Default)]
+struct Log(Rc<RefCell<Vec<String>>>);
+
+/// The side that accepts. Its upper layer returns every message.
+pub(crate) struct Server {
+    pub(crate) settings: Settings,
+    log: Log,
+}
+
+impl Server {
+    pub(crate) fn start(settings: Settings) -> Self {
+        Self {
+            settings,
+            log: Log::default(),
+        }
+    }
+
+    /// A new RDMA connection.
+    pub(crate) fn connect(&self) -> Peer {
+        let config = Config::new(self.settings.clone()).unwrap();
+        Peer::new(Connection::passive, config, Upper::Echo, self.log.clone())
+    }
+
+    /// The connection that ended last ended for a reason with these words.
+    pub(crate) fn expect_said(&self, words: &str) {
+        let log = self.log.0.borrow();
+        let last = log.last().expect("a connection has ended");
+        assert!(last.contains(words), "{last}");
+    }
+}
+
+/// The side that connects.
+pub(crate) struct Initiator {
+    pub(crate) settings: Settings,
+    errand: Errand,
+    log: Log,
+}
+
+/// What it connects for.
+#[derive(Clone, Copy)]
+pub(crate) enum Errand {
+    /// A message that is never answered.
+    Send,
+    /// A message of so many bytes that is to come back.
+    Echo(usize),
+}
+
+impl Initiator {
+    pub(crate) fn start(settings: Settings, errand: Errand) -> Self {
+        Self {
+            settings,
+            errand,
+            log: Log::default(),
+        }
+    }
+
+    pub(crate) fn accept(&mut self) -> Peer {
+        let config = Config::new(self.settings.clone()).unwrap();
+        let length = match self.errand {
+            Errand::Send => 30,
+            Errand::Echo(length) => length,
+        };
+        let upper = Upper::Errand(content(length).into());
+        Peer::new(Connection::active, config, upper, self.log.clone())
+    }
+
+    /// How its errand ended: with words if it failed.
+    pub(crate) fn finish(self) -> Result<(), String> {
+        match self.log.0.borrow().last().expect("it has ended") {
+            done if done == DONE => Ok(()),
+            words => Err(words.clone()),
+        }
+    }
+}
+
+/// What the log says of an errand that is done.
+const DONE: &str = "done";
+
+/// The engine's upper layer.
+enum Upper {
+    Echo,
+    Errand(Bytes),
+}
+
+/// The script's end of a connection, with the engine at the other.
+pub(crate) struct Peer {
+    engine: Connection,
+    upper: Upper,
+    /// The message that is coming.
+    gathered: Vec<u8>,
+    next_message: u64,
+    connected: Instant,
+    now: Instant,
+    /// Of the engine.
+    receives: VecDeque<(WorkId, u32)>,
+    /// Of the script.
+    script_receives: VecDeque<u32>,
+    arrived: VecDeque<Bytes>,
+    ended: bool,
+    log: Log,
+}
+
+/// The receive posted before connecting, as every end has it.
+const FIRST_RECEIVE: u32 = 512;
+const ROOM: Room = Room {
+    sends: 64,
+    receives: 300,
+};
+
+impl Peer {
+    fn new(
+        role: fn(Config, Instant) -> Connection,
+        config: Config,
+        upper: Upper,
+        log: Log,
+    ) -> Self {
+        let now = Instant::now();
+        let mut engine = role(config, now);
+        let first = engine.negotiate_receive();
+        engine.handle_connected(Limits {
+            max_send_queue: ROOM.sends,
+            max_receive_queue: ROOM.receives,
+            max_outbound_reads: 1,
+            max_inbound_reads: 1,
+            max_transfer: 1 << 20,
+            send_with_invalidate: true,
+        });
+        let mut peer = Self {
+            engine,
+            upper,
+            gathered: Vec::new(),
+            next_message: 0,
+            connected: now,
+            now,
+            receives: VecDeque::new(),
+            script_receives: [FIRST_RECEIVE].into(),
+            arrived: VecDeque::new(),
+            ended: false,
+            log,
+        };
+        peer.post(first);
+        peer.drive();
+        peer
+    }
+
+    pub(crate) fn connected(&self) -> Instant {
+        self.connected
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.now
+    }
+
+    pub(crate) fn post_receives(&mut self, count: u16, length: u32) {
+        self.script_receives.extend((0..count).map(|_| length));
+    }
+
+    pub(crate) fn send(&mut self, message: &[u8]) {
+        if self.ended {
+            return;
+        }
+        let length = self.receives.front().map(|&(_, length)| length as usize);
+        let fault = match length {
+            Some(length) if message.len() <= length => None,
+            Some(length) => Some(format!(
+                "a Send of {} for a receive of {length}",
+                message.len()
+            )),
+            None => Some("a Send without a posted receive".into()),
+        };
+        if let Some(what) = fault {
+            let error = ProviderError::new(ProviderErrorKind::Protocol, what);
+            self.break_off(Disconnect::Broken(error));
+        } else if let Some((id, _)) = self.receives.pop_front() {
+            let received = Completion::Received {
+                id,
+                message: Bytes::copy_from_slice(message),
+                invalidated: None,
+            };
+            self.engine.handle_completion(self.now, received);
+        }
+        self.drive();
+    }
+
+    pub(crate) fn next(&mut self, limit: Duration) -> Next {
+        let until = self.now + limit;
+        loop {
+            if let Some(message) = self.arrived.pop_front() {
+                return Next::Message(message);
+            }
+            if self.ended {
+                return Next::End;
+            }
+            match self.engine.poll_timeout() {
+                Some(due) if due <= until => {
+                    self.now = self.now.max(due);
+                    self.engine.handle_timeout(self.now);
+                    self.drive();
+                }
+                _ => {
+                    self.now = until;
+                    return Next::Silence;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn disconnect(&mut self) {
+        self.break_off(Disconnect::Remote);
+        self.drive();
+    }
+
+    /// Has the engine do all that it has to do now.
+    fn drive(&mut self) {
+        loop {
+            if let Some(event) = self.engine.poll_event() {
+                self.handle(event);
+            } else if let Some(work) = self.engine.poll_work(self.now, ROOM) {
+                self.post(work);
+            // Work may have brought about an event.
+            } else if let Some(event) = self.engine.poll_event() {
+                self.handle(event);
+            } else {
+                break;
+            }
+        }
+        let statistics = self.engine.statistics();
+        let posted = self.receives.len();
+        assert_eq!(statistics.receives_outstanding, posted as u64);
+        assert_eq!(statistics.work_outstanding, 0);
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        match work {
+            WorkRequest::Receive { id, length } => self.receives.push_back((id, length)),
+            WorkRequest::Send {
+                id,
+                header,
+                payload,
+                ..
+            } => {
+                let message = [header.as_slice(), &payload].concat();
+                let receive = self.script_receives.pop_front();
+                let length = receive.expect("the engine sends where a receive is posted");
+                assert!(message.len() <= length as usize, "it is too long");
+                self.arrived.push_back(message.into());
+                self.engine
+                    .handle_completion(self.now, Completion::Sent { id });
+            }
+            other => panic!("nobody asked for {other:?}"),
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Negotiated(_) => {
+                if let Upper::Errand(message) = &self.upper {
+                    let message = message.clone().into();
+                    self.submit(message);
+                }
+            }
+            Event::Segment {
+                payload, remaining, ..
+            } => {
+                self.gathered.extend_from_slice(&payload);
+                if remaining == 0 {
+                    self.take_message();
+                }
+            }
+            Event::Closed(error) => self.closed(&error),
+            Event::MessageSent(_) | Event::KeepaliveAnswered => {}
+            Event::TransferDone { .. } => panic!("nobody asked for a transfer"),
+        }
+    }
+
+    fn take_message(&mut self) {
+        let message = Bytes::from(std::mem::take(&mut self.gathered));
+        match &self.upper {
+            Upper::Echo => self.submit(message.into()),
+            Upper::Errand(sent) => {
+                assert!(message == *sent, "it comes back unchanged");
+                self.log.0.borrow_mut().push(DONE.into());
+                self.engine.close();
+            }
+        }
+    }
+
+    fn submit(&mut self, message: Message) {
+        self.next_message += 1;
+        let id = MessageId(self.next_message);
+        self.engine.send(id, message, None).unwrap();
+    }
+
+    fn closed(&mut self, error: &ConnectionError) {
+        let done = self.log.0.borrow().iter().any(|words| words == DONE);
+        if !done {
+            self.log.0.borrow_mut().push(error.to_string());
+        }
+        if !self.ended {
+            self.break_off(Disconnect::Local);
+        }
+    }
+
+    /// The RDMA connection ends, and all that is posted comes back.
+    fn break_off(&mut self, how: Disconnect) {
+        self.ended = true;
+        for (id, _) in std::mem::take(&mut self.receives) {
+            let flushed = Completion::Flushed { id, buffer: None };
+            self.engine.handle_completion(self.now, flushed);
+        }
+        let disconnected = Completion::Disconnected(how);
+        self.engine.handle_completion(self.now, disconnected);
+    }
+}
