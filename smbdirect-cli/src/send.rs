@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use smbdirect::{Config, Connection, rdma::provider::Provider};
+use smbdirect::{Config, Connection, ConnectionError, rdma::provider::Provider};
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, seconds, with_profiles},
@@ -368,6 +368,9 @@ impl Send {
 fn lost(error: &TransferError, connection: &Connection) -> anyhow::Error {
     let peer = connection.remote_address();
     match error {
+        TransferError::Connection(ConnectionError::Violation(_)) => {
+            anyhow!("gave up on {peer}, which breaks the protocol; sending again will not help")
+        }
         TransferError::Connection(_) => anyhow!(
             "the connection to {peer} was lost; see what `smbdirect listen` says there, and send again"
         ),

@@ -420,7 +420,6 @@ impl Connection {
     pub fn close(&mut self) {
         match self.role {
             Role::Established(_) => self.closing = true,
-            Role::Closed(_) => {}
             _ => self.end(ConnectionError::Closed(Initiator::Local)),
         }
         self.end_if_drained();
