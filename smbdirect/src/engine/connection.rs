@@ -905,8 +905,8 @@ impl Connection {
         } else {
             statistics.empty_received += 1;
         }
-        let overlaps =
-            header.data_length > 0 && (header.data_offset as usize) < DataTransfer::HEADER_LENGTH;
+        // Any aligned offset before the usual one lies in the header.
+        let overlaps = header.data_length > 0 && header.data_offset < DataTransfer::PAYLOAD_OFFSET;
         statistics.payloads_in_header += u64::from(overlaps);
         statistics.bytes_received += u64::from(header.data_length);
         statistics.credits_received += u64::from(header.credits_granted);
@@ -1057,7 +1057,7 @@ impl Connection {
 
     fn work_id(&mut self, kind: Kind) -> WorkId {
         self.next_work += 1;
-        WorkId(self.next_work << 2 | kind as u64)
+        WorkId((self.next_work << 2) + kind as u64)
     }
 }
 
