@@ -296,6 +296,20 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_without_credits_gets_the_one_there_is_unless_it_was_quiet() {
+        for (quiet, answered) in [(false, true), (true, false)] {
+            let mut credits = credits(3, 3);
+            credits.posted_one();
+            credits.grant(1);
+            assert!(credits.received(quiet));
+            // There is no room for more than one receive.
+            credits.posted_one();
+            assert_eq!((credits.granted(), credits.posted()), (0, 1));
+            assert_eq!(credits.should_grant(GrantPolicy::Hysteresis), answered);
+        }
+    }
+
+    #[test]
     fn the_single_token_comes_back_doubled() {
         let mut credits = credits(1, 1);
         post_all(&mut credits);

@@ -257,3 +257,39 @@ impl Violation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_has_its_kind_of_io_error() {
+        use io::ErrorKind::*;
+        let provider = |kind| ProviderError::new(kind, "why").into();
+        for (error, kind) in [
+            (Violation::WithoutCredit.into(), InvalidData),
+            (
+                ConnectionError::Refused(Status::NOT_SUPPORTED),
+                ConnectionRefused,
+            ),
+            (
+                ConnectionError::RefusedPeer(Status::NOT_SUPPORTED),
+                ConnectionRefused,
+            ),
+            (ConnectionError::TimedOut(Expired::IdleConnection), TimedOut),
+            (ConnectionError::Closed(Initiator::Local), NotConnected),
+            (ConnectionError::Closed(Initiator::Remote), ConnectionReset),
+            (provider(ProviderErrorKind::Refused), ConnectionRefused),
+            (provider(ProviderErrorKind::TimedOut), TimedOut),
+            (provider(ProviderErrorKind::Address), AddrNotAvailable),
+            (provider(ProviderErrorKind::Protocol), InvalidData),
+            (provider(ProviderErrorKind::Local), Other),
+            (provider(ProviderErrorKind::Reset), ConnectionReset),
+            (provider(ProviderErrorKind::Terminated), ConnectionReset),
+        ] {
+            let words = error.to_string();
+            let error = io::Error::from(error);
+            assert_eq!((error.kind(), error.to_string()), (kind, words));
+        }
+    }
+}

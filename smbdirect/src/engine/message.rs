@@ -199,6 +199,17 @@ mod tests {
     }
 
     #[test]
+    fn a_received_message_has_its_token() {
+        let message = Message::received(Bytes::from_static(b"12"), Some(Token(7)));
+        assert_eq!(message.invalidated_token(), Some(Token(7)));
+        assert_eq!((message.remaining(), message.is_empty()), (2, false));
+        assert_eq!(message.into_bytes(), "12");
+        let message = Message::from("12");
+        assert_eq!(message.invalidated_token(), None);
+        assert!(Message::default().is_empty());
+    }
+
+    #[test]
     fn one_part_is_shared_not_copied() {
         let bytes = Bytes::from(vec![7; 100]);
         let pointer = bytes.as_ptr();
