@@ -204,8 +204,15 @@ mod tests {
         assert_eq!(message.invalidated_token(), Some(Token(7)));
         assert_eq!((message.remaining(), message.is_empty()), (2, false));
         assert_eq!(message.into_bytes(), "12");
-        let message = Message::from("12");
-        assert_eq!(message.invalidated_token(), None);
+        for message in [
+            Message::from("12"),
+            Message::from(&b"12"[..]),
+            Message::from(b"12".to_vec()),
+            Message::from(BytesMut::from("12")),
+        ] {
+            assert_eq!(message.invalidated_token(), None);
+            assert_eq!(message.into_bytes(), "12");
+        }
         assert!(Message::default().is_empty());
     }
 

@@ -31,9 +31,10 @@ const SEGMENT: usize = 128 - 24;
 /// Sends, and receives, that the queue pair of each end takes.
 const SEND_QUEUE: u8 = 2;
 const RECEIVE_QUEUE: u8 = 8;
-/// Messages without payload that may follow on each other while nobody wants anything. Each end
-/// may have a keepalive to ask, one to answer, and credits to give.
-const PATIENCE: u8 = 6;
+/// Messages without payload that may follow on each other while nobody wants anything. Each end may
+/// ask once and answer once. Beyond that an empty message is answered for two credits or more only,
+/// so each answer leaves one credit less to be given, and there are three at each end.
+const PATIENCE: u8 = 10;
 
 const RULES: &str = "every rule holds";
 

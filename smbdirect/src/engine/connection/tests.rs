@@ -1656,6 +1656,21 @@ mod waiting_for_credits {
 mod ending {
     use super::*;
 
+    #[test]
+    fn messages_that_wait_are_dropped_with_the_connection() {
+        let mut bench = Bench::settled(credits(10, 10), 10, 1);
+        let message = Bytes::from(vec![0; 5000]);
+        let sent = bench
+            .engine
+            .send(MessageId(1), message.clone().into(), None);
+        sent.unwrap();
+        bench.work();
+        assert!(!message.is_unique(), "the rest of it waits");
+        bench.disconnect(Disconnect::Remote);
+        assert_eq!(bench.engine.queued_messages(), 0);
+        assert!(message.is_unique(), "nobody holds on to it");
+    }
+
     fn closed() -> ConnectionError {
         ConnectionError::Closed(Initiator::Local)
     }
