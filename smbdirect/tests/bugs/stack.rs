@@ -543,8 +543,17 @@ async fn bug_18_peers_that_vanish_in_any_state() {
 /// at each step see the end of their connection, and one that was accepted goes on.
 #[tokio::test]
 async fn bug_23_listener_closed_with_half_open_children() {
-    let provider = iwarp();
-    let mut listener = listen(&provider, Settings::default()).await;
+    // No timer is to do the work.
+    let patient = IwarpConfig {
+        accept_timeout: Duration::from_secs(600),
+        ..IwarpConfig::default()
+    };
+    let settings = Settings {
+        passive_negotiation_timeout: Duration::from_secs(600),
+        ..Settings::default()
+    };
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(patient));
+    let mut listener = listen(&provider, settings).await;
     let address = listener.local_address();
     let mut accepted_peer = Peer::negotiated(address).await;
     let accepted = within(listener.accept()).await.unwrap();
@@ -675,7 +684,10 @@ async fn bug_27_deregistration_on_a_dying_connection() {
         ..Settings::default()
     };
     for way in 0..4 {
-        let provider = iwarp();
+        let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig {
+            close_timeout: Duration::from_millis(500),
+            ..IwarpConfig::default()
+        }));
         let mut listener = listen(&provider, impatient.clone()).await;
         let mut peer = Peer::negotiated(listener.local_address()).await;
         let victim = within(listener.accept()).await.unwrap();
