@@ -217,11 +217,12 @@ impl Peer {
         }
     }
 
-    /// Sees the other side hang up.
-    pub(crate) async fn end(&mut self) {
-        let mut rest = Vec::new();
+    /// Sees the other side hang up, and says how many bytes came before.
+    pub(crate) async fn end(&mut self) -> usize {
+        let mut rest = std::mem::take(&mut self.received);
         // A reset is an end, too.
         let _ = within(self.stream.read_to_end(&mut rest)).await;
+        rest.len()
     }
 }
 

@@ -269,6 +269,37 @@ fn bug_08_acceptor_that_waits_for_minutes() {
     }
 }
 
+/// More reads and writes were posted than the send queue or the peer's read depth holds. Here the
+/// fabric has queues of a few places and sees to it that no engine posts into a full one.
+#[test]
+fn bug_16_reads_and_writes_within_the_queues() {
+    for (send_queue, outbound_reads) in [(1, 1), (2, 1), (3, 2), (4, 16), (64, 3)] {
+        let faults = Faults {
+            send_queue,
+            outbound_reads,
+            completion_delay: [50; 4],
+            max_transfer: 1000,
+            ..Faults::default()
+        };
+        let mut pair = pair(1, same_credits(10), faults);
+        for who in Who::BOTH {
+            let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+            let memory = pair.register(who.peer(), 1, 5000, access);
+            for _ in 0..50 {
+                pair.read(who, &[memory], 0, content(1, 5000));
+                pair.write(who, &[memory], 0, content(1, 5000));
+                pair.send(who, 1);
+            }
+        }
+        pair.drive();
+        for who in Who::BOTH {
+            let end = pair.end(who);
+            assert_eq!((end.transfers_done, end.messages_sent), (100, 50));
+            assert!((1..=outbound_reads as usize).contains(&end.most_reads));
+        }
+    }
+}
+
 /// Receives were posted, and the empty message that tells of new credits went out ahead of the
 /// response. Here the response is the first thing that leaves, whatever else is wanted.
 #[test]
