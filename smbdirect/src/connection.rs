@@ -158,14 +158,22 @@ impl Connection {
             .map_err(|_| ConnectionError::TimedOut(Expired::Negotiation))?
             //= SMBD-3.1.4.1-08
             .map_err(ConnectError::Provider)?;
+        let depths = IrdOrd::decode(&connected.private_data).filter(|_| provider.is_iwarp());
+        // Linux names the depths as it has them, the specification as we have them: in either
+        // case the peer serves the smaller number.
+        //= SMBD-6-02
+        //= EST-13
+        let peer_serves_reads = depths.map(|depths| depths.ird.min(depths.ord));
         //= SMBD-3.1.4.1-10
-        Ok(Self::negotiate(engine, connected, &config).await?)
+        Ok(Self::negotiate(engine, connected, peer_serves_reads, &config).await?)
     }
 
     /// Runs the negotiation on an RDMA connection that is there, in either role.
+    /// `peer_serves_reads` is what its private data says beyond what the queue pair knows.
     pub(crate) async fn negotiate(
         mut engine: engine::Connection,
         connected: Connected,
+        peer_serves_reads: Option<u32>,
         config: &Config,
     ) -> Result<Self, ConnectionError> {
         let Connected {
@@ -174,7 +182,11 @@ impl Connection {
             local_address,
             ..
         } = connected;
-        engine.handle_connected(queue_pair.limits());
+        let mut limits = queue_pair.limits();
+        limits.max_outbound_reads = limits
+            .max_outbound_reads
+            .min(peer_serves_reads.unwrap_or(u32::MAX));
+        engine.handle_connected(limits);
         let shared = Shared::new(engine, queue_pair, config);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());

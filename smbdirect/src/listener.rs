@@ -152,7 +152,7 @@ async fn welcome(
         }
     };
     //= SMBD-3.1.7.2-07
-    match Connection::negotiate(engine, connected, &config).await {
+    match Connection::negotiate(engine, connected, None, &config).await {
         Ok(connection) => {
             debug!(%peer, "accepted");
             Some(connection)

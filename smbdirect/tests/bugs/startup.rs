@@ -1,0 +1,377 @@
+//! Bugs in what iWARP peers tell each other before the first message: read depths in the private
+//! data, in either byte order, with and without the enhanced header of MPA revision 2.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::{
+    BufferDescriptorV1, Config, Connection, Settings,
+    rdma::{
+        iwarp::{
+            Iwarp, IwarpConfig,
+            ddp::{Tagged, Untagged},
+            mpa::{Enhanced, FrameKind, StartupFrame},
+            rdmap::Opcode,
+        },
+        provider::{self, BoxFuture, ConnectRequest, Connected, Incoming, Provider},
+        work::{Limits, ProviderError},
+    },
+    wire::{IrdOrd, NegotiateResponse, Status},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use super::ends::{HERE, Peer, fpdu, listen, within};
+
+/// What the acceptor said to a peer, and how many reads of its own it will have outstanding.
+type Seen = Arc<Mutex<Vec<(Bytes, u32)>>>;
+
+/// iWARP, with somebody who looks at what the listener above makes of each peer.
+#[derive(Debug)]
+struct Watched {
+    provider: Iwarp,
+    seen: Seen,
+}
+
+impl Provider for Watched {
+    fn name(&self) -> &'static str {
+        self.provider.name()
+    }
+
+    fn default_port(&self) -> u16 {
+        self.provider.default_port()
+    }
+
+    fn limits(&self) -> Limits {
+        self.provider.limits()
+    }
+
+    fn is_iwarp(&self) -> bool {
+        self.provider.is_iwarp()
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        self.provider.connect(request)
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn provider::Listener>, ProviderError>> {
+        Box::pin(async move {
+            let listener = self.provider.listen(address).await?;
+            let seen = self.seen.clone();
+            Ok(Box::new(WatchedListener { listener, seen }) as Box<dyn provider::Listener>)
+        })
+    }
+}
+
+#[derive(Debug)]
+struct WatchedListener {
+    listener: Box<dyn provider::Listener>,
+    seen: Seen,
+}
+
+impl provider::Listener for WatchedListener {
+    fn local_address(&self) -> SocketAddr {
+        self.listener.local_address()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+        Box::pin(async move {
+            let incoming = self.listener.accept().await?;
+            let (accept, seen) = (incoming.answer, self.seen.clone());
+            Ok(Incoming {
+                answer: Box::new(move |answer| {
+                    Box::pin(async move {
+                        let said = answer.private_data.clone();
+                        let connected = accept(answer).await?;
+                        let reads = connected.queue_pair.limits().max_outbound_reads;
+                        seen.lock().unwrap().push((said, reads));
+                        Ok(connected)
+                    })
+                }),
+                ..incoming
+            })
+        })
+    }
+}
+
+/// What a listener of ours, with read depths of 32, makes of a peer with this Request.
+async fn seen_of(request: &StartupFrame) -> (StartupFrame, Bytes, u32) {
+    let seen = Seen::default();
+    let provider: Arc<dyn Provider> = Arc::new(Watched {
+        provider: Iwarp::default(),
+        seen: seen.clone(),
+    });
+    let mut listener = listen(&provider, Settings::default()).await;
+    let mut peer = Peer::silent(listener.local_address()).await;
+    let reply = peer.greet(request).await.expect("a Reply");
+    if request.enhanced.is_some_and(|asked| asked.peer_to_peer) {
+        let ready = Tagged {
+            last: true,
+            rdmap_control: Opcode::RdmaWrite.control(),
+            stag: 0,
+            tagged_offset: 0,
+        };
+        peer.say(&fpdu(&[&ready.encode()])).await;
+    }
+    let response = peer.negotiate().await;
+    assert_eq!(response.status, Status::SUCCESS);
+    within(listener.accept()).await.unwrap();
+    let (said, reads) = seen.lock().unwrap().pop().expect("it was answered");
+    (reply, said, reads)
+}
+
+fn request(revision: u8, private_data: &[u8]) -> StartupFrame {
+    StartupFrame {
+        private_data: Bytes::copy_from_slice(private_data),
+        ..StartupFrame::new(FrameKind::Request, revision)
+    }
+}
+
+/// The depths came in the wrong byte order from an old client, were taken from the wrong
+/// perspective, or were not there at all. Here the acceptor reads as many at once as the peer says
+/// it serves, in either order, and no peer is turned away for what it does not say.
+#[tokio::test]
+async fn bug_20_read_depths_in_either_byte_order() {
+    let big = |ird: u32, ord: u32| [ird.to_be_bytes(), ord.to_be_bytes()].concat();
+    let little = |ird: u32, ord: u32| [ird.to_le_bytes(), ord.to_le_bytes()].concat();
+    let ours = Bytes::from(big(32, 32));
+    // What the peer says, how many reads it gets at once, and whether it is told of ours.
+    for (private_data, reads, told) in [
+        (big(8, 1), 8, true),
+        (little(8, 1), 8, true),
+        (big(1, 8), 1, true),
+        (little(1, 8), 1, true),
+        (big(255, 255), 32, true),
+        (little(255, 255), 32, true),
+        (big(u32::MAX, u32::MAX), 32, true),
+        ([big(3, 9), b"and more".to_vec()].concat(), 3, true),
+        // Unknown: sixteen are what everybody serves.
+        (Vec::new(), 16, false),
+        (big(8, 1)[..7].to_vec(), 16, false),
+        (vec![8], 16, false),
+        (big(0, 1), 16, false),
+        (big(1, 0), 16, false),
+    ] {
+        let (reply, said, outstanding) = seen_of(&request(1, &private_data)).await;
+        assert_eq!(outstanding, reads, "{private_data:02x?}");
+        let expected = if told { ours.clone() } else { Bytes::new() };
+        assert_eq!(said, expected, "{private_data:02x?}");
+        assert_eq!(reply.private_data, said);
+        assert_eq!(reply.enhanced, None);
+    }
+    let depths = IrdOrd { ird: 8, ord: 1 };
+    assert_eq!(IrdOrd::decode(&big(8, 1)), Some(depths));
+    assert_eq!(IrdOrd::decode(&little(8, 1)), Some(depths));
+}
+
+/// The eight bytes were looked for in the wrong place, or not at all, where the enhanced header of
+/// MPA revision 2 stood before them. Here both are read, and the smaller number counts.
+#[tokio::test]
+async fn bug_28_read_depths_behind_the_enhanced_header() {
+    let enhanced = |ird, ord, peer_to_peer| Enhanced {
+        peer_to_peer,
+        rtr_send: false,
+        rtr_write: peer_to_peer,
+        rtr_read: false,
+        ird,
+        ord,
+    };
+    for (ird, private_data, reads) in [
+        (8, &[0, 0, 0, 4, 0, 0, 0, 1][..], 4),
+        (4, &[0, 0, 0, 8, 0, 0, 0, 1], 4),
+        (8, &[4, 0, 0, 0, 1, 0, 0, 0], 4),
+        (8, &[], 8),
+        (8, &[0, 0, 0, 4], 8),
+        (Enhanced::NOT_NEGOTIATED, &[0, 0, 0, 4, 0, 0, 0, 1], 4),
+    ] {
+        for peer_to_peer in [false, true] {
+            let request = StartupFrame {
+                enhanced: Some(enhanced(ird, 2, peer_to_peer)),
+                ..request(2, private_data)
+            };
+            let (reply, said, outstanding) = seen_of(&request).await;
+            assert_eq!(outstanding, reads, "{ird} {private_data:02x?}");
+            // The enhanced header of the Reply tells; nothing is said twice.
+            assert_eq!((said, &reply.private_data[..]), (Bytes::new(), &[][..]));
+            let answer = reply.enhanced.expect("it was asked for");
+            assert_eq!((answer.ird, u32::from(answer.ord)), (2, reads));
+            assert_eq!(answer.peer_to_peer, peer_to_peer);
+        }
+    }
+}
+
+/// Accepts one connection by hand: what the initiator asked for, and the stream behind the
+/// negotiation, in which it got ten credits.
+async fn accept_by_hand(
+    listener: &TcpListener,
+    reply: impl FnOnce(&StartupFrame) -> StartupFrame,
+) -> (StartupFrame, TcpStream) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut bytes = Vec::new();
+    let request = loop {
+        assert_ne!(stream.read_buf(&mut bytes).await.unwrap(), 0);
+        if let Ok(request) = StartupFrame::decode(FrameKind::Request, &bytes) {
+            break request;
+        }
+    };
+    let mut bytes = Vec::new();
+    reply(&request).encode(&mut bytes);
+    stream.write_all(&bytes).await.unwrap();
+    // Its Negotiate Request: length, headers of DDP and RDMAP, 20 bytes, and no CRC.
+    let mut negotiate_request = [0; 2 + 18 + 20 + 4];
+    stream.read_exact(&mut negotiate_request).await.unwrap();
+    let response = NegotiateResponse {
+        min_version: 0x0100,
+        max_version: 0x0100,
+        negotiated_version: 0x0100,
+        credits_requested: 10,
+        credits_granted: 10,
+        status: Status::SUCCESS,
+        max_read_write_size: 1 << 20,
+        preferred_send_size: 1364,
+        max_receive_size: 8192,
+        max_fragmented_size: 1 << 20,
+    };
+    let mut message = Vec::new();
+    response.encode(&mut message);
+    let header = Untagged {
+        last: true,
+        rdmap_control: Opcode::Send.control(),
+        rsvd_ulp: 0,
+        queue_number: 0,
+        message_sequence_number: 1,
+        message_offset: 0,
+    };
+    let response = fpdu(&[&header.encode(), &message]);
+    stream.write_all(&response).await.unwrap();
+    (request, stream)
+}
+
+/// The reads of ours that are outstanding at an acceptor which answers none of them.
+async fn outstanding_reads(
+    config: IwarpConfig,
+    reply: impl FnOnce(&StartupFrame) -> StartupFrame,
+) -> (StartupFrame, u64) {
+    let listener = TcpListener::bind(HERE).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let provider = Iwarp::new(config);
+    let connecting = Connection::connect(&provider, address, Config::default());
+    let by_hand = accept_by_hand(&listener, reply);
+    let (connection, (request, _stream)) =
+        within(async { tokio::join!(connecting, by_hand) }).await;
+    let connection = connection.expect("the Reply was fine");
+    let there = BufferDescriptorV1 {
+        offset: 0,
+        token: 0x1000,
+        length: 1,
+    };
+    let _readings: Vec<_> = (0..50)
+        .map(|_| connection.read(&[there], 0, BytesMut::zeroed(1)))
+        .collect();
+    // When this has left, all reads have been looked at that may leave.
+    within(connection.send("hello").unwrap()).await.unwrap();
+    (request, connection.stats().work_outstanding)
+}
+
+//= SMBD-6-02 test
+//= EST-13 test
+/// What an acceptor says about the reads it serves counts for the initiator as well. Whether it
+/// says so from its own point of view, as Linux does, or from ours, as the specification has it,
+/// cannot be told: the smaller number is safe.
+#[tokio::test]
+async fn bug_20_read_depths_in_a_reply() {
+    for (private_data, reads) in [
+        (&b"\0\0\0\x02\0\0\0\x08"[..], 2),
+        (b"\0\0\0\x08\0\0\0\x02", 2),
+        (b"\x02\0\0\0\x08\0\0\0", 2),
+        (b"\0\0\0\x01\0\0\0\x01", 1),
+        (b"\0\0\0\x03\0\0\0\x03more", 3),
+        (b"\0\0\0\x20\0\0\0\x20", 16),
+        (b"\0\0\0\0\0\0\0\x02", 16),
+        (b"\0\0\0\x02", 16),
+        (b"", 16),
+    ] {
+        let config = IwarpConfig {
+            revision: 1,
+            ..IwarpConfig::default()
+        };
+        let reply = |_: &StartupFrame| StartupFrame {
+            private_data: Bytes::copy_from_slice(private_data),
+            ..StartupFrame::new(FrameKind::Reply, 1)
+        };
+        let (request, outstanding) = outstanding_reads(config, reply).await;
+        assert_eq!(request.private_data, &b"\0\0\0\x20\0\0\0\x20"[..]);
+        assert_eq!(outstanding, reads, "{private_data:02x?}");
+    }
+}
+
+/// The same seen from the other side: our Request has both, each in its place, and a Reply with
+/// both, or with either alone, makes a connection.
+#[tokio::test]
+async fn bug_28_a_request_and_a_reply_with_both() {
+    for (ird, private_data, reads) in [
+        (Some(8), &b"\0\0\0\x04\0\0\0\x04"[..], 4),
+        (Some(4), b"\x08\0\0\0\x08\0\0\0", 4),
+        (Some(4), b"", 4),
+        (Some(4), b"\0", 4),
+        (Some(Enhanced::NOT_NEGOTIATED), b"\0\0\0\x04\0\0\0\x04", 4),
+        (None, b"\0\0\0\x04\0\0\0\x04", 4),
+        (None, b"", 16),
+    ] {
+        let config = IwarpConfig {
+            ird: 4,
+            ord: 20,
+            ..IwarpConfig::default()
+        };
+        let reply = |request: &StartupFrame| StartupFrame {
+            enhanced: ird.map(|ird| Enhanced {
+                peer_to_peer: false,
+                rtr_send: false,
+                rtr_write: false,
+                rtr_read: false,
+                ird,
+                ord: 4,
+            }),
+            private_data: Bytes::copy_from_slice(private_data),
+            ..StartupFrame::new(FrameKind::Reply, request.revision)
+        };
+        let (request, outstanding) = outstanding_reads(config, reply).await;
+        let asked = request.enhanced.expect("revision 2 has it");
+        assert_eq!((request.revision, asked.ird, asked.ord), (2, 4, 20));
+        assert!(request.private_data.starts_with(b"\0\0\0\x04\0\0\0\x14"));
+        assert_eq!(outstanding, reads, "{ird:?} {private_data:02x?}");
+    }
+}
+
+/// Sixteen peers at once, whose requests come right behind the ready-to-receive frame, before the
+/// acceptor has looked at any of them: none is lost.
+#[tokio::test]
+async fn bug_06_a_burst_of_requests() {
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());
+    let mut listener = listen(&provider, Settings::default()).await;
+    let address = listener.local_address();
+    let mut peers = Vec::new();
+    for _ in 0..16 {
+        let mut peer = Peer::connected(address).await;
+        let request = peer.negotiate_request();
+        peer.say(&request).await;
+        peers.push(peer);
+    }
+    for peer in &mut peers {
+        let (_, response) = peer.hear().await;
+        let response = NegotiateResponse::decode(&response).unwrap();
+        assert_eq!(
+            (response.status, response.credits_granted),
+            (Status::SUCCESS, 255)
+        );
+        within(listener.accept()).await.unwrap();
+    }
+}
