@@ -400,6 +400,32 @@ mod tests {
     }
 
     #[test]
+    fn nothing_takes_no_work_and_no_room() {
+        let one = [descriptor(0, 1, 100)];
+        assert_eq!(planned(&one, 10, 0, 8), []);
+        assert_eq!(
+            planned(&[], 0, 0, 0),
+            [],
+            "not even from a peer that has no RDMA"
+        );
+    }
+
+    #[test]
+    fn a_write_wider_than_the_window_goes_alone() {
+        let wide = WRITE_WINDOW as u32 + 1;
+        let all = [descriptor(0, 1, u32::MAX)];
+        let mut transfers = Transfers::default();
+        let data = Bytes::from(vec![0; wide as usize + 1]);
+        transfers
+            .write(TransferId(1), &all, 0, data, wide, 0)
+            .unwrap();
+        assert_eq!(transfers.next_write().unwrap().1.len(), wide as usize);
+        assert!(transfers.next_write().is_none());
+        transfers.write_returned();
+        assert_eq!(transfers.next_write().unwrap().1.len(), 1);
+    }
+
+    #[test]
     fn a_plan_is_no_longer_than_its_descriptors() {
         let one = [descriptor(0, 1, u32::MAX)];
         let mut pieces = plan(&one, 0, u32::MAX as usize, 1).unwrap();

@@ -107,10 +107,9 @@ impl DataTransfer {
 
     /// Bytes that [`encode`](Self::encode) writes: 20, or 24 in front of a payload.
     pub const fn encoded_length(&self) -> usize {
-        if self.data_length == 0 && self.data_offset == 0 {
-            Self::HEADER_LENGTH
-        } else {
-            self.data_offset as usize
+        match self.data_offset {
+            0 => Self::HEADER_LENGTH,
+            data_offset => data_offset as usize,
         }
     }
 
@@ -164,6 +163,7 @@ mod tests {
     fn encoded(message: &DataTransfer) -> Vec<u8> {
         let mut out = Vec::new();
         message.encode(&mut out);
+        assert_eq!(out.len(), message.encoded_length());
         out
     }
 
