@@ -342,4 +342,16 @@ mod tests {
             prop_assert_eq!(encoded_response(&NegotiateResponse::decode(&bytes).unwrap()), bytes);
         }
     }
+
+    #[test]
+    fn a_status_is_called_by_its_name() {
+        for (status, name) in [
+            (Status::SUCCESS, "STATUS_SUCCESS"),
+            (Status(0xC000_00BB), "STATUS_NOT_SUPPORTED"),
+            (Status(0xC000_009A), "STATUS_INSUFFICIENT_RESOURCES"),
+            (Status(0xC000_000D), "NTSTATUS 0xC000000D"),
+        ] {
+            assert_eq!(status.to_string(), name);
+        }
+    }
 }
