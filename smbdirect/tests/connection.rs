@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, Config, Connection, ConnectionError, Listener, SendError, Settings, TransferFault,
     TrySendError,
-    engine::Initiator,
+    engine::{Expired, Initiator},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
@@ -404,6 +404,29 @@ async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
         (0, 0, 0)
     );
     within(server.closed()).await;
+}
+
+//= SMBD-3.1.5.1-13b test
+#[tokio::test]
+async fn a_message_that_did_not_leave_says_why() {
+    let few = Settings {
+        credit_grant_timeout: Some(Duration::from_millis(50)),
+        ..few_credits()
+    };
+    let provider = Arc::new(Loopback::new());
+    let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
+    // Nobody takes them, so the peer's credits run out.
+    let sendings: Vec<_> = (0..20).map(|_| client.send(bytes(8000)).unwrap()).collect();
+    let mut results = Vec::new();
+    for sending in sendings {
+        results.push(within(sending).await);
+    }
+    let starved = ConnectionError::TimedOut(Expired::SendCreditGrant);
+    assert_eq!(results[0], Ok(()));
+    assert_eq!(results[19], Err(starved.clone()));
+    assert!(results.is_sorted_by_key(Result::is_err));
+    assert_eq!(within(client.closed()).await, starved);
+    drop(server);
 }
 
 #[tokio::test]

@@ -892,6 +892,8 @@ mod sending {
     //= SMBD-3.1.5.4-06 test
     //= SMBD-3.1.5.4-07 test
     //= SMBD-3.1.5.4-08 test
+    //= SMBD-3.1.5.4-12 test
+    //= SMBD-3.1.5.4-13 test
     //= SMBD-3.1.5.1-13 test
     #[test]
     fn segments_of_every_length() {
