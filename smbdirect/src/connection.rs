@@ -23,7 +23,7 @@ use crate::{
     rdma::{
         memory::{DeregisterError, RegisterFault, Registration},
         provider::{ConnectRequest, Connected, Provider},
-        work::{Access, ProviderError, Token},
+        work::{Access, Limits, ProviderError, ProviderErrorKind, Token},
     },
     wire::{BufferDescriptorV1, IrdOrd},
 };
@@ -145,7 +145,7 @@ impl Connection {
     ) -> Result<Self, ConnectError> {
         let mut engine = engine::Connection::active(config.clone(), now());
         let receive = engine.negotiate_receive();
-        let private_data = read_depths(provider);
+        let private_data = read_depths(provider).map_or_else(Bytes::new, encoded);
         let request = ConnectRequest {
             address,
             private_data,
@@ -158,13 +158,15 @@ impl Connection {
             .map_err(|_| ConnectionError::TimedOut(Expired::Negotiation))?
             //= SMBD-3.1.4.1-08
             .map_err(ConnectError::Provider)?;
+        engine.handle_connected(limits(provider, &connected)?);
         //= SMBD-3.1.4.1-10
         Ok(Self::negotiate(engine, connected, &config).await?)
     }
 
-    /// Runs the negotiation on an RDMA connection that is there, in either role.
+    /// Runs the negotiation on an RDMA connection that is there and that the engine knows of, in
+    /// either role.
     pub(crate) async fn negotiate(
-        mut engine: engine::Connection,
+        engine: engine::Connection,
         connected: Connected,
         config: &Config,
     ) -> Result<Self, ConnectionError> {
@@ -174,7 +176,6 @@ impl Connection {
             local_address,
             ..
         } = connected;
-        engine.handle_connected(queue_pair.limits());
         let shared = Shared::new(engine, queue_pair, config);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());
@@ -498,18 +499,34 @@ impl Connection {
 }
 
 /// The read depths of this end for the private data of iWARP (section 6); elsewhere nothing.
-pub(crate) fn read_depths(provider: &dyn Provider) -> Bytes {
-    if !provider.is_iwarp() {
-        return Bytes::new();
-    }
+pub(crate) fn read_depths(provider: &dyn Provider) -> Option<IrdOrd> {
     let limits = provider.limits();
-    let depths = IrdOrd {
+    provider.is_iwarp().then(|| IrdOrd {
         ird: limits.max_inbound_reads.max(1),
         ord: limits.max_outbound_reads.max(1),
-    };
+    })
+}
+
+/// Read depths as private data.
+pub(crate) fn encoded(depths: IrdOrd) -> Bytes {
     let mut private_data = BytesMut::with_capacity(IrdOrd::LENGTH);
     depths.encode(&mut private_data);
     private_data.freeze()
+}
+
+/// What a new connection can do, as far as the acceptor's answer lets it (section 6).
+fn limits(provider: &dyn Provider, connected: &Connected) -> Result<Limits, ProviderError> {
+    let mut limits = connected.queue_pair.limits();
+    if !provider.is_iwarp() {
+        return Ok(limits);
+    }
+    let answer = IrdOrd::decode(&connected.private_data)
+        .map_err(|error| ProviderError::new(ProviderErrorKind::Protocol, error.to_string()))?;
+    // Which of the two is ours depends on who answers; see `IrdOrd::answer`.
+    if let Some(IrdOrd { ird, ord }) = answer {
+        limits.max_outbound_reads = limits.max_outbound_reads.min(ird).min(ord);
+    }
+    Ok(limits)
 }
 
 /// Ends a connection whose negotiation is given up.

@@ -4,14 +4,15 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, Listener, SendError, Settings, TransferFault,
-    TrySendError,
+    Access, Config, ConnectError, Connection, ConnectionError, Listener, SendError, Settings,
+    TransferFault, TrySendError,
     engine::{Expired, Initiator},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         memory::RegisterFault,
         provider::Provider,
+        work::ProviderErrorKind,
     },
 };
 use tokio::{
@@ -545,22 +546,71 @@ async fn what_cannot_be_registered_comes_back_with_the_reason() {
     assert_eq!(client.stats().regions, 0);
 }
 
+/// Without the depths in the answer's private data the client would have 16 reads outstanding, and
+/// the server would end the connection over the second.
+//= SMBD-6-02 test
+//= SMBD-6-03 test
+#[tokio::test]
+async fn a_client_of_mpa_revision_1_reads_no_deeper_than_it_is_told() {
+    let shallow = Iwarp::new(IwarpConfig {
+        ird: 1,
+        ..IwarpConfig::default()
+    });
+    let of_revision_1 = Iwarp::new(IwarpConfig {
+        revision: 1,
+        ..IwarpConfig::default()
+    });
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = Config::default();
+    let mut listener = Listener::bind(Arc::new(shallow), address, config.clone())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let (client, server) = tokio::join!(
+        Connection::connect(&of_revision_1, address, config),
+        listener.accept()
+    );
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let data = bytes(1000);
+    let source = server
+        .register(BytesMut::from(&data[..]), Access::REMOTE_READ)
+        .unwrap();
+    let readings: Vec<_> = (0..8)
+        .map(|_| client.read(&[source.descriptor()], 0, BytesMut::zeroed(1000)))
+        .collect();
+    for reading in readings {
+        assert_eq!(within(reading).await.unwrap(), data);
+    }
+}
+
 /// A peer of MPA revision 1 can learn our read depths from the private data alone.
 //= EST-15 test
 //= SMBD-6-02 test
+//= SMBD-6-03 test
+//= SMBD-6-04 test
 #[tokio::test]
 async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
+    const ACCEPTED: u8 = 0x40;
+    const REFUSED: u8 = 0x60;
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let address = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(provider, address, Config::default())
         .await
         .unwrap();
-    for (private_data, answer) in [
+    for (private_data, flags, answer) in [
         (
-            &[0, 0, 0, 16, 0, 0, 0, 16][..],
-            &[0, 0, 0, 32, 0, 0, 0, 32][..],
+            &[0, 0, 0, 16, 0, 0, 0, 15][..],
+            ACCEPTED,
+            &[0, 0, 0, 16, 0, 0, 0, 15][..],
         ),
-        (&[], &[]),
+        (
+            &[0, 0, 0, 99, 0, 0, 0, 99],
+            ACCEPTED,
+            &[0, 0, 0, 32, 0, 0, 0, 32],
+        ),
+        (&[], ACCEPTED, &[]),
+        (&[0, 0, 0, 0, 0, 0, 0, 16], REFUSED, &[]),
+        (&[0, 0, 0, 16, 0, 0, 0, 0], REFUSED, &[]),
     ] {
         let mut peer = tokio::net::TcpStream::connect(listener.local_address())
             .await
@@ -571,8 +621,84 @@ async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
         peer.write_all(&request).await.unwrap();
         let mut reply = vec![0; 20 + answer.len()];
         within(peer.read_exact(&mut reply)).await.unwrap();
-        assert_eq!(&reply[..19], b"MPA ID Rep Frame\x40\x01\x00");
+        assert_eq!(&reply[..16], b"MPA ID Rep Frame");
+        assert_eq!(&reply[16..19], [flags, 1, 0], "{private_data:?}");
         assert_eq!(usize::from(reply[19]), answer.len());
         assert_eq!(&reply[20..], answer);
     }
+}
+
+/// Revision 2 has told the read depths before, and the private data is of no importance.
+//= SMBD-6-02 test
+#[tokio::test]
+async fn a_peer_of_mpa_revision_2_is_told_nothing_twice() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(provider, address, Config::default())
+        .await
+        .unwrap();
+    for private_data in [[0; 8], [0, 0, 0, 16, 0, 0, 0, 16]] {
+        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+            .await
+            .unwrap();
+        let mut request = b"MPA ID Req Frame\x50\x02\x00\x0c\x00\x10\x00\x10".to_vec();
+        request.extend_from_slice(&private_data);
+        peer.write_all(&request).await.unwrap();
+        let mut reply = vec![0; 24];
+        within(peer.read_exact(&mut reply)).await.unwrap();
+        assert_eq!(&reply[..20], b"MPA ID Rep Frame\x50\x02\x00\x04");
+        assert_eq!(&reply[20..], [0, 16, 0, 16]);
+    }
+}
+
+//= SMBD-6-01 test
+//= SMBD-6-04 test
+#[tokio::test]
+async fn an_answer_with_a_read_depth_of_zero_is_none() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let provider = Iwarp::new(IwarpConfig {
+        revision: 1,
+        ..IwarpConfig::default()
+    });
+    let connecting = Connection::connect(&provider, address, Config::default());
+    let answering = async {
+        let (mut peer, _) = listener.accept().await.unwrap();
+        let mut request = [0; 28];
+        peer.read_exact(&mut request).await.unwrap();
+        assert_eq!(request[20..], [0, 0, 0, 32, 0, 0, 0, 32]);
+        let reply = b"MPA ID Rep Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x00";
+        peer.write_all(reply).await.unwrap();
+        peer
+    };
+    let (connected, _peer) = within(async { tokio::join!(connecting, answering) }).await;
+    let Err(ConnectError::Provider(error)) = connected else {
+        panic!("{connected:?}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Protocol);
+}
+
+/// What 3.1.7.2 tells of at once, 3.1.5.6 tells of when it can be used.
+//= SMBD-3.1.7.2-07 test
+#[tokio::test]
+async fn a_peer_that_does_not_negotiate_is_never_accepted() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = Config::default();
+    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let mut silent = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = b"MPA ID Req Frame\x40\x01\x00\x00";
+    silent.write_all(request).await.unwrap();
+    within(silent.read_exact(&mut [0; 20])).await.unwrap();
+    let waiting = timeout(Duration::from_millis(50), listener.accept()).await;
+    assert!(waiting.is_err(), "it has negotiated nothing");
+    let (client, server) = tokio::join!(
+        Connection::connect(&*provider, address, config),
+        listener.accept()
+    );
+    let (client, server) = (client.unwrap(), server.unwrap());
+    assert_eq!(server.remote_address(), client.local_address());
 }
