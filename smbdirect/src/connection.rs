@@ -130,6 +130,19 @@ pub struct RegisterError {
     pub reason: RegisterFault,
 }
 
+/// Buffers of which one was not registered, and hence none.
+#[derive(Debug, Error)]
+#[error("buffer {index} of those to register: {reason}")]
+pub struct RegisterAllError {
+    /// The buffers, unchanged and in order.
+    pub buffers: Vec<BytesMut>,
+    /// Which of them was not registered, counted from 0.
+    pub index: usize,
+    /// Why it was not.
+    #[source]
+    pub reason: RegisterFault,
+}
+
 impl Connection {
     /// Connects to a peer that listens, and negotiates (3.1.4.1).
     ///
@@ -340,12 +353,63 @@ impl Connection {
                         reason: error.reason,
                     })?;
             state.regions += 1;
-            Ok(MemoryRegion {
-                shared: self.shared().clone(),
-                registration,
-                owned: true,
-            })
+            Ok(self.region(registration))
         })
+    }
+
+    /// Registers buffers that are to be one range for the peer, all of them or none (3.1.4.3).
+    /// Each becomes a region of its own, in order; the list of their descriptors is the range.
+    /// What is too long for one registration, 4 GiB and more, can be split and registered so.
+    ///
+    /// # Errors
+    /// The error has the buffers. Those that were registered already are out of the peer's reach.
+    pub fn register_all(
+        &self,
+        buffers: impl IntoIterator<Item = BytesMut>,
+        access: Access,
+    ) -> Result<Vec<MemoryRegion>, RegisterAllError> {
+        // The caller's iterator may do anything, and is not to do it under the lock.
+        let buffers: Vec<_> = buffers.into_iter().collect();
+        self.shared().with(|state| {
+            let mut rest = buffers.into_iter();
+            let mut registered = Vec::new();
+            //= SMBD-3.1.4.3-02
+            while let Some(buffer) = rest.next() {
+                match state.queue_pair.register(buffer, access) {
+                    Ok(registration) => {
+                        state.regions += 1;
+                        registered.push(registration);
+                    }
+                    Err(error) => {
+                        let index = registered.len();
+                        //= SMBD-3.1.4.3-04
+                        let mut buffers: Vec<_> = registered
+                            .iter()
+                            .filter_map(|registration| take_back(state, registration))
+                            .collect();
+                        buffers.push(error.buffer);
+                        buffers.extend(rest);
+                        return Err(RegisterAllError {
+                            buffers,
+                            index,
+                            reason: error.reason,
+                        });
+                    }
+                }
+            }
+            Ok(registered
+                .into_iter()
+                .map(|registration| self.region(registration))
+                .collect())
+        })
+    }
+
+    fn region(&self, registration: Registration) -> MemoryRegion {
+        MemoryRegion {
+            shared: self.shared().clone(),
+            registration,
+            owned: true,
+        }
     }
 
     /// Fills `into` by RDMA Read (3.1.4.6), from `offset` bytes into what the peer's descriptors
@@ -495,6 +559,22 @@ impl Connection {
 
     fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
+    }
+}
+
+/// Ends a registration that nobody was told of. A peer that guessed its token and reads from it
+/// at this moment loses its access too, but the buffer is then gone with the read.
+fn take_back(state: &mut State, registration: &Registration) -> Option<BytesMut> {
+    let token = registration.address.token;
+    match state.queue_pair.deregister(token) {
+        Ok(buffer) => {
+            state.regions -= 1;
+            Some(buffer)
+        }
+        Err(_) => {
+            state.orphan(token);
+            None
+        }
     }
 }
 

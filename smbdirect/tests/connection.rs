@@ -4,8 +4,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, ConnectError, Connection, ConnectionError, Listener, SendError, Settings,
-    TransferFault, TrySendError,
+    Access, Config, ConnectError, Connection, ConnectionError, Listener, MemoryRegion, SendError,
+    Settings, TransferFault, TrySendError,
     engine::{Expired, Initiator},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -98,6 +98,7 @@ over_every_provider! {
     the_acceptor_may_speak_first
     credits_of_one_and_smallest_sizes_carry_traffic_both_ways
     reads_writes_and_invalidation
+    several_buffers_are_one_range
     closing_sends_what_was_submitted_and_both_ends_learn_why
     dropping_the_last_handle_closes
     a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
@@ -193,6 +194,39 @@ async fn reads_writes_and_invalidation(provider: Arc<dyn Provider>) {
     assert_eq!(error.buffer.unwrap().len(), 3 << 20);
     assert_eq!(within(source.deregister()).await.unwrap(), data);
     assert_eq!(client.stats().regions, 0);
+}
+
+//= SMBD-3.1.4.3-02 test
+//= SMBD-3.1.4.3-05 test
+//= SMBD-3.1.4.4-01 test
+async fn several_buffers_are_one_range(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    let data = bytes(100_000);
+    let lengths = [1, 0, 70_000, 29_998, 1];
+    let (mut parts, mut rest) = (Vec::new(), BytesMut::from(&data[..]));
+    for length in lengths {
+        parts.push(rest.split_to(length));
+    }
+    let regions = client.register_all(parts, Access::REMOTE_READ).unwrap();
+    let descriptors: Vec<_> = regions.iter().map(MemoryRegion::descriptor).collect();
+    assert_eq!(descriptors.len(), lengths.len());
+    for (descriptor, length) in descriptors.iter().zip(lengths) {
+        assert_eq!(descriptor.length as usize, length);
+    }
+    let all = within(server.read(&descriptors, 0, BytesMut::zeroed(100_000))).await;
+    assert_eq!(all.unwrap(), data);
+    let across = within(server.read(&descriptors, 69_999, BytesMut::zeroed(10))).await;
+    assert_eq!(across.unwrap(), data[69_999..70_009]);
+    assert_eq!(client.stats().regions, 5);
+    let mut back = BytesMut::new();
+    for region in regions {
+        back.unsplit(within(region.deregister()).await.unwrap());
+    }
+    assert_eq!(
+        (back, client.stats().regions),
+        (BytesMut::from(&data[..]), 0)
+    );
+    assert!(client.register_all([], Access::all()).unwrap().is_empty());
 }
 
 async fn closing_sends_what_was_submitted_and_both_ends_learn_why(provider: Arc<dyn Provider>) {
