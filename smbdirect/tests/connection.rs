@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, Config, ConnectError, Connection, ConnectionError, Listener, MemoryRegion, SendError,
     Settings, TransferFault, TrySendError,
-    engine::{Expired, Initiator},
+    engine::{Expired, Initiator, Policy},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
@@ -14,6 +14,7 @@ use smbdirect::{
         provider::Provider,
         work::ProviderErrorKind,
     },
+    wire::Status,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -95,6 +96,7 @@ macro_rules! over_every_provider {
 
 over_every_provider! {
     messages_of_all_sizes_both_ways
+    who_connects_learns_what_failed
     the_acceptor_may_speak_first
     credits_of_one_and_smallest_sizes_carry_traffic_both_ways
     reads_writes_and_invalidation
@@ -130,6 +132,65 @@ async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
     assert_eq!(
         within(server.recv()).await.unwrap().into_bytes(),
         "still up"
+    );
+}
+
+//= SMBD-3.1.4.1-08 test
+//= SMBD-3.1.4.1-10 test
+async fn who_connects_learns_what_failed(provider: Arc<dyn Provider>) {
+    let refusing = Settings {
+        policy: Policy {
+            windows_8136_limit: true,
+            ..Policy::default()
+        },
+        ..Settings::default()
+    };
+    let address = "127.0.0.1:0".parse().unwrap();
+    let refusing = Config::new(refusing).unwrap();
+    let listener = Listener::bind(provider.clone(), address, refusing)
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let large = Config::new(Settings {
+        max_send_size: 8137,
+        ..Settings::default()
+    });
+    let connecting = Connection::connect(&*provider, address, large.unwrap());
+    let refused = ConnectionError::Refused(Status::INSUFFICIENT_RESOURCES);
+    assert_eq!(
+        within(connecting).await.unwrap_err(),
+        ConnectError::Negotiation(refused)
+    );
+    // It is free again, and nobody listens there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let connecting = Connection::connect(&*provider, address, Config::default());
+    let Err(ConnectError::Provider(error)) = within(connecting).await else {
+        panic!("somebody listens on {address}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Refused);
+}
+
+/// The Negotiation Timer covers the time before there is an RDMA connection.
+//= SMBD-3.1.4.1-06 test
+#[tokio::test]
+async fn connecting_takes_no_longer_than_the_negotiation_timer() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config::new(Settings {
+        active_negotiation_timeout: Duration::from_millis(50),
+        ..Settings::default()
+    });
+    let provider = Iwarp::new(IwarpConfig {
+        connect_timeout: Duration::MAX,
+        ..IwarpConfig::default()
+    });
+    let address = silent.local_addr().unwrap();
+    let connecting = Connection::connect(&provider, address, config.unwrap());
+    let late = ConnectionError::TimedOut(Expired::Negotiation);
+    assert_eq!(
+        within(connecting).await.unwrap_err(),
+        ConnectError::Negotiation(late)
     );
 }
 
@@ -567,7 +628,6 @@ async fn ten_idle_hours_are_keepalives_and_nothing_else() {
 }
 
 //= SMBD-3.1.4.3-03 test
-//= SMBD-3.1.4.4-02 test
 #[cfg(target_pointer_width = "64")]
 #[tokio::test]
 async fn what_cannot_be_registered_comes_back_with_the_reason() {
@@ -660,6 +720,30 @@ async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
         assert_eq!(usize::from(reply[19]), answer.len());
         assert_eq!(&reply[20..], answer);
     }
+}
+
+/// 0 would have the connection refused.
+//= EST-15 test
+//= SMBD-6-01 test
+#[tokio::test]
+async fn a_depth_of_none_is_told_as_one() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig {
+        ird: 0,
+        ord: 0,
+        ..IwarpConfig::default()
+    }));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(provider, address, Config::default())
+        .await
+        .unwrap();
+    let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+        .await
+        .unwrap();
+    let request = b"MPA ID Req Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x10";
+    peer.write_all(request).await.unwrap();
+    let mut reply = [0; 28];
+    within(peer.read_exact(&mut reply)).await.unwrap();
+    assert_eq!(reply[20..], [0, 0, 0, 1, 0, 0, 0, 1]);
 }
 
 /// Revision 2 has told the read depths before, and the private data is of no importance.

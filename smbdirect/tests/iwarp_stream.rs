@@ -450,6 +450,7 @@ proptest! {
 //= DDP-06 test
 //= DDP-07 test
 //= DDP-08 test
+//= DDP-12 test
 //= DDP-14 test
 //= DDP-15 test
 //= RDMAP-01 test
@@ -652,6 +653,7 @@ fn a_read_response_must_be_the_one_that_was_asked_for() {
 
 //= RDMAP-04 test
 //= EST-09 test
+//= SEC-06 test
 #[test]
 fn no_more_reads_are_served_at_once_than_were_granted() {
     let mut stream = Stream::new(&config(false));

@@ -371,9 +371,13 @@ fn bytes_of(frame: &StartupFrame) -> Vec<u8> {
 //= MPA-16 test
 //= MPA-30 test
 //= MPA-31 test
+//= SEC-06 test
 //= SEC-07 test
 #[tokio::test]
 async fn bad_and_stuck_peers_hinder_nobody() {
+    let patience = IwarpConfig::default();
+    assert_eq!(patience.connect_timeout, Duration::from_secs(10));
+    assert_eq!(patience.accept_timeout, Duration::from_secs(5));
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(600),
         max_half_open: 3,
@@ -586,6 +590,7 @@ async fn replies_that_do_not_do() {
 }
 
 //= MPA-12 test
+//= MPA-30 test
 //= MPA-32 test
 #[tokio::test]
 async fn a_peer_that_hangs_up_is_tried_once_more_with_revision_1() {

@@ -1,4 +1,4 @@
-//! Registering several buffers where the provider refuses one of them (3.1.4.3).
+//! Registering and deregistering where the provider refuses to (3.1.4.3, 3.1.4.4).
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,8 @@ use smbdirect::{
 /// What was registered.
 type Registered = Arc<Mutex<Vec<Registration>>>;
 
-/// In-process connections; those who connect are refused each registration of one byte.
+/// In-process connections; those who connect are refused each registration of one byte, and the
+/// end of each of two bytes.
 #[derive(Debug)]
 struct Refusing {
     inner: Loopback,
@@ -82,7 +83,11 @@ impl QueuePair for RefusingPair {
     }
 
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
-        self.inner.deregister(token)
+        let buffer = self.inner.deregister(token)?;
+        if buffer.len() == 2 {
+            return Err(DeregisterError::Unknown);
+        }
+        Ok(buffer)
     }
 
     fn limits(&self) -> Limits {
@@ -116,27 +121,32 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
         .expect("it takes forever")
 }
 
+/// Two ends on such connections, what the first has registered, and what keeps them alive.
+async fn pair() -> (Connection, Connection, Registered, Listener) {
+    let registered = Registered::default();
+    let provider = Arc::new(Refusing {
+        inner: Loopback::new(),
+        registered: registered.clone(),
+    });
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = Config::default();
+    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+        .await
+        .unwrap();
+    let (client, server) = tokio::join!(
+        Connection::connect(&*provider, listener.local_address(), config),
+        listener.accept()
+    );
+    (client.unwrap(), server.unwrap(), registered, listener)
+}
+
 //= SMBD-3.1.4.3-03 test
 //= SMBD-3.1.4.3-04 test
 #[tokio::test]
 async fn of_several_buffers_all_are_registered_or_none() {
     // The place of the one that is refused.
     for index in 0..4 {
-        let registered = Registered::default();
-        let provider = Arc::new(Refusing {
-            inner: Loopback::new(),
-            registered: registered.clone(),
-        });
-        let address = "127.0.0.1:0".parse().unwrap();
-        let config = Config::default();
-        let mut listener = Listener::bind(provider.clone(), address, config.clone())
-            .await
-            .unwrap();
-        let (client, server) = tokio::join!(
-            Connection::connect(&*provider, listener.local_address(), config),
-            listener.accept()
-        );
-        let (client, server) = (client.unwrap(), server.unwrap());
+        let (client, server, registered, _listener) = pair().await;
         let length = |at| if at == index { 1 } else { 100 };
         let buffers: Vec<_> = (0..4)
             .map(|at| BytesMut::from(&vec![at as u8; length(at)][..]))
@@ -162,4 +172,19 @@ async fn of_several_buffers_all_are_registered_or_none() {
             within(read).await.unwrap_err();
         }
     }
+}
+
+//= SMBD-3.1.4.4-02 test
+#[tokio::test]
+async fn a_registration_that_cannot_be_ended_is_told() {
+    let (client, _server, _, _listener) = pair().await;
+    let regions = client.register_all(
+        [2, 3].map(BytesMut::zeroed),
+        Access::REMOTE_READ | Access::REMOTE_WRITE,
+    );
+    let [bad, good] = <[_; 2]>::try_from(regions.unwrap()).unwrap();
+    let error = within(bad.deregister()).await.unwrap_err();
+    assert_eq!(error, DeregisterError::Unknown);
+    assert_eq!(within(good.deregister()).await.unwrap().len(), 3);
+    assert_eq!(client.stats().regions, 0);
 }

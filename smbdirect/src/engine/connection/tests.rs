@@ -952,6 +952,7 @@ mod sending {
         assert_eq!(bench.story(), ["sent 1"]);
     }
 
+    //= SMBD-3.1.4.2-01 test
     //= SMBD-3.1.5.4-09 test
     //= SMBD-3.1.5.1-11 test
     //= SMBD-3.1.5.1-12 test
