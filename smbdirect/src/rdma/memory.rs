@@ -454,6 +454,15 @@ mod tests {
     #[test]
     fn tokens_and_bases_do_not_repeat_and_mean_nothing_elsewhere() {
         let (mut one, other) = (MemoryTable::new(), MemoryTable::new());
+        let mut first = std::collections::HashSet::new();
+        for _ in 0..100 {
+            let region = MemoryTable::new().register(buffer(1), READ).unwrap();
+            let RemoteAddress { token, offset } = region.address;
+            assert!(
+                first.insert((token, offset)),
+                "no table begins like another"
+            );
+        }
         let mut seen = std::collections::HashSet::new();
         for _ in 0..1000 {
             let region = one.register(buffer(1), READ).unwrap();

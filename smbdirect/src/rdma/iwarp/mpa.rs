@@ -588,8 +588,18 @@ mod tests {
             let mut bytes = Vec::new();
             Fpdu::encode(&[&ulpdu], crc, &mut bytes);
             let length = bytes.len();
+            let pad = 2 + ulpdu.len()..length - Fpdu::CRC_LENGTH;
+            prop_assert!(bytes[pad.clone()].iter().all(|&byte| byte == 0));
             bytes.push(0xee);
             prop_assert_eq!(Fpdu::decode(&bytes, crc), Ok(Some(Fpdu { ulpdu: &ulpdu, length })));
+            // Another padding counts for the CRC, and for nothing else.
+            bytes[pad.clone()].fill(0xff);
+            let decoded = Fpdu::decode(&bytes, crc);
+            if crc && !pad.is_empty() {
+                prop_assert_eq!(decoded, Err(CrcMismatch));
+            } else {
+                prop_assert_eq!(decoded, Ok(Some(Fpdu { ulpdu: &ulpdu, length })));
+            }
         }
 
         //= SEC-08 test
