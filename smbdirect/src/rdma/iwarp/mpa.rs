@@ -544,6 +544,16 @@ mod tests {
         }
     }
 
+    //= MPA-26 test
+    #[test]
+    fn the_longest_ulpdu() {
+        let ulpdu = vec![7; 65_535];
+        let mut bytes = Vec::new();
+        Fpdu::encode(&[&ulpdu], true, &mut bytes);
+        let fpdu = Fpdu::decode(&bytes, true).unwrap().unwrap();
+        assert_eq!((fpdu.ulpdu, fpdu.length), (&ulpdu[..], 65_544));
+    }
+
     //= MPA-27 test
     //= DDP-18 test
     #[test]
@@ -580,7 +590,6 @@ mod tests {
         }
 
         //= MPA-23 test
-        //= MPA-26 test
         #[test]
         fn any_ulpdu_survives_the_frame(
             ulpdu in proptest::collection::vec(any::<u8>(), 0..300), crc: bool,
