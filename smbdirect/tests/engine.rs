@@ -170,6 +170,7 @@ fn the_first_receive_has_512_bytes() {
 /// Whatever was left over from the beginning would be said, or change what is said.
 //= SMBD-3.1.4.1-03 test
 //= SMBD-3.1.4.1-05 test
+//= SMBD-3.1.5.5-01 test
 //= SMBD-3.1.7.2-05 test
 //= SMBD-3.1.7.2-06 test
 #[test]
@@ -236,6 +237,41 @@ fn the_acceptor_may_send_as_much_as_we_receive_and_no_byte_more() {
         let expected = (!legal).then_some(ConnectionError::Violation(violation));
         assert_eq!(end.engine.error(), expected.as_ref());
     }
+}
+
+//= SMBD-3.1.5.7-03 test
+#[test]
+fn the_acceptor_receives_128_bytes_at_least() {
+    for (max_receive_size, legal) in [(127, false), (128, true), (129, true)] {
+        let response = NegotiateResponse {
+            max_receive_size,
+            ..response()
+        };
+        let end = End::answered(settings(), &response);
+        assert_eq!(end.engine.negotiated().is_some(), legal);
+        let violation = Violation::ResponseMaxReceiveSize(max_receive_size);
+        let expected = (!legal).then_some(ConnectionError::Violation(violation));
+        assert_eq!(end.engine.error(), expected.as_ref());
+    }
+}
+
+//= SMBD-3.1.5.7-10 test
+//= SMBD-3.1.5.7-14 test
+#[test]
+fn the_initiator_begins_with_what_it_was_given() {
+    let response = NegotiateResponse {
+        credits_requested: 8,
+        credits_granted: 7,
+        max_fragmented_size: 140_000,
+        ..response()
+    };
+    let end = End::answered(settings(), &response);
+    let credits = end.engine.credits();
+    assert_eq!(credits.send_credits, 7);
+    assert_eq!(credits.receive_credit_target, 8);
+    let negotiated = end.engine.negotiated().unwrap();
+    assert_eq!(negotiated.protocol, 0x0100);
+    assert_eq!(negotiated.max_fragmented_send_size, 140_000);
 }
 
 //= SMBD-3.1.5.6-12 test

@@ -504,6 +504,7 @@ mod tests {
         assert_eq!(patched(16, &[0x10, 2]), Err(StartupError::EnhancedMissing));
         let unenhanced = patched(16, &[0x4f, 2]).unwrap();
         assert_eq!((unenhanced.revision, unenhanced.enhanced), (2, None));
+        assert_eq!(patched(16, &[0x40, 2]).unwrap(), unenhanced);
     }
 
     //= MPA-21 test
@@ -528,11 +529,16 @@ mod tests {
     }
 
     //= MPA-20 test
+    //= MPA-21 test
     //= MPA-22 test
     //= MPA-23 test
     #[test]
     fn a_flipped_bit_is_found_if_the_checksum_is_on() {
         let fpdu = hex(examples::C2);
+        let ulpdu = Fpdu::decode(&fpdu, true).unwrap().unwrap().ulpdu;
+        let mut made = Vec::new();
+        Fpdu::encode(&[ulpdu], true, &mut made);
+        assert_eq!(made, fpdu);
         for bit in 16..fpdu.len() * 8 {
             let mut flipped = fpdu.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
