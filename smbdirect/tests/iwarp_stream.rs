@@ -453,6 +453,7 @@ proptest! {
 //= DDP-12 test
 //= DDP-14 test
 //= DDP-15 test
+//= DDP-17 test
 //= RDMAP-01 test
 //= RDMAP-02 test
 //= RDMAP-03 test

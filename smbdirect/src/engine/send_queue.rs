@@ -99,6 +99,7 @@ impl SendQueue {
 mod tests {
     use super::*;
 
+    //= SMBD-3.1.4.2-03 test
     //= SMBD-3.1.5.1-02 test
     //= SMBD-3.1.5.4-04 test
     //= SMBD-3.1.5.4-07 test

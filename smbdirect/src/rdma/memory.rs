@@ -388,6 +388,7 @@ mod tests {
 
     //= RDMAP-13 test
     //= SMBD-3.1.4.4-04 test
+    //= DDP-15 test
     #[test]
     fn an_invalidated_token_opens_nothing_and_the_buffer_still_comes_back() {
         let mut table = MemoryTable::new();

@@ -485,6 +485,7 @@ mod negotiating {
         bench.still_up();
     }
 
+    //= SMBD-3.1.5.9-05 test
     #[test]
     fn the_acceptor_grants_what_it_could_post() {
         let mut bench = Bench::listening(credits(10, 255));
