@@ -23,7 +23,7 @@ use crate::{
     rdma::{
         memory::{DeregisterError, RegisterFault, Registration},
         provider::{ConnectRequest, Connected, Provider},
-        work::{Access, ProviderError, Token},
+        work::{Access, Limits, ProviderError, ProviderErrorKind, Token},
     },
     wire::{BufferDescriptorV1, IrdOrd},
 };
@@ -130,6 +130,19 @@ pub struct RegisterError {
     pub reason: RegisterFault,
 }
 
+/// Buffers of which one was not registered, and hence none.
+#[derive(Debug, Error)]
+#[error("buffer {index} of those to register: {reason}")]
+pub struct RegisterAllError {
+    /// The buffers, unchanged and in order.
+    pub buffers: Vec<BytesMut>,
+    /// Which of them was not registered, counted from 0.
+    pub index: usize,
+    /// Why it was not.
+    #[source]
+    pub reason: RegisterFault,
+}
+
 impl Connection {
     /// Connects to a peer that listens, and negotiates (3.1.4.1).
     ///
@@ -145,7 +158,7 @@ impl Connection {
     ) -> Result<Self, ConnectError> {
         let mut engine = engine::Connection::active(config.clone(), now());
         let receive = engine.negotiate_receive();
-        let private_data = read_depths(provider);
+        let private_data = read_depths(provider).map_or_else(Bytes::new, encoded);
         let request = ConnectRequest {
             address,
             private_data,
@@ -158,22 +171,16 @@ impl Connection {
             .map_err(|_| ConnectionError::TimedOut(Expired::Negotiation))?
             //= SMBD-3.1.4.1-08
             .map_err(ConnectError::Provider)?;
-        let depths = IrdOrd::decode(&connected.private_data).filter(|_| provider.is_iwarp());
-        // Linux names the depths as it has them, the specification as we have them: in either
-        // case the peer serves the smaller number.
-        //= SMBD-6-02
-        //= EST-13
-        let peer_serves_reads = depths.map(|depths| depths.ird.min(depths.ord));
+        engine.handle_connected(limits(provider, &connected)?);
         //= SMBD-3.1.4.1-10
-        Ok(Self::negotiate(engine, connected, peer_serves_reads, &config).await?)
+        Ok(Self::negotiate(engine, connected, &config).await?)
     }
 
-    /// Runs the negotiation on an RDMA connection that is there, in either role.
-    /// `peer_serves_reads` is what its private data says beyond what the queue pair knows.
+    /// Runs the negotiation on an RDMA connection that is there and that the engine knows of, in
+    /// either role.
     pub(crate) async fn negotiate(
-        mut engine: engine::Connection,
+        engine: engine::Connection,
         connected: Connected,
-        peer_serves_reads: Option<u32>,
         config: &Config,
     ) -> Result<Self, ConnectionError> {
         let Connected {
@@ -182,11 +189,6 @@ impl Connection {
             local_address,
             ..
         } = connected;
-        let mut limits = queue_pair.limits();
-        limits.max_outbound_reads = limits
-            .max_outbound_reads
-            .min(peer_serves_reads.unwrap_or(u32::MAX));
-        engine.handle_connected(limits);
         let shared = Shared::new(engine, queue_pair, config);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());
@@ -351,12 +353,63 @@ impl Connection {
                         reason: error.reason,
                     })?;
             state.regions += 1;
-            Ok(MemoryRegion {
-                shared: self.shared().clone(),
-                registration,
-                owned: true,
-            })
+            Ok(self.region(registration))
         })
+    }
+
+    /// Registers buffers that are to be one range for the peer, all of them or none (3.1.4.3).
+    /// Each becomes a region of its own, in order; the list of their descriptors is the range.
+    /// What is too long for one registration, 4 GiB and more, can be split and registered so.
+    ///
+    /// # Errors
+    /// The error has the buffers. Those that were registered already are out of the peer's reach.
+    pub fn register_all(
+        &self,
+        buffers: impl IntoIterator<Item = BytesMut>,
+        access: Access,
+    ) -> Result<Vec<MemoryRegion>, RegisterAllError> {
+        // The caller's iterator may do anything, and is not to do it under the lock.
+        let buffers: Vec<_> = buffers.into_iter().collect();
+        self.shared().with(|state| {
+            let mut rest = buffers.into_iter();
+            let mut registered = Vec::new();
+            //= SMBD-3.1.4.3-02
+            while let Some(buffer) = rest.next() {
+                match state.queue_pair.register(buffer, access) {
+                    Ok(registration) => {
+                        state.regions += 1;
+                        registered.push(registration);
+                    }
+                    Err(error) => {
+                        let index = registered.len();
+                        //= SMBD-3.1.4.3-04
+                        let mut buffers: Vec<_> = registered
+                            .iter()
+                            .filter_map(|registration| take_back(state, registration))
+                            .collect();
+                        buffers.push(error.buffer);
+                        buffers.extend(rest);
+                        return Err(RegisterAllError {
+                            buffers,
+                            index,
+                            reason: error.reason,
+                        });
+                    }
+                }
+            }
+            Ok(registered
+                .into_iter()
+                .map(|registration| self.region(registration))
+                .collect())
+        })
+    }
+
+    fn region(&self, registration: Registration) -> MemoryRegion {
+        MemoryRegion {
+            shared: self.shared().clone(),
+            registration,
+            owned: true,
+        }
     }
 
     /// Fills `into` by RDMA Read (3.1.4.6), from `offset` bytes into what the peer's descriptors
@@ -509,19 +562,51 @@ impl Connection {
     }
 }
 
-/// The read depths of this end for the private data of iWARP (section 6); elsewhere nothing.
-pub(crate) fn read_depths(provider: &dyn Provider) -> Bytes {
-    if !provider.is_iwarp() {
-        return Bytes::new();
+/// Ends a registration that nobody was told of. A peer that guessed its token and reads from it
+/// at this moment loses its access too, but the buffer is then gone with the read.
+fn take_back(state: &mut State, registration: &Registration) -> Option<BytesMut> {
+    let token = registration.address.token;
+    match state.queue_pair.deregister(token) {
+        Ok(buffer) => {
+            state.regions -= 1;
+            Some(buffer)
+        }
+        Err(_) => {
+            state.orphan(token);
+            None
+        }
     }
+}
+
+/// The read depths of this end for the private data of iWARP (section 6); elsewhere nothing.
+pub(crate) fn read_depths(provider: &dyn Provider) -> Option<IrdOrd> {
     let limits = provider.limits();
-    let depths = IrdOrd {
+    provider.is_iwarp().then(|| IrdOrd {
         ird: limits.max_inbound_reads.max(1),
         ord: limits.max_outbound_reads.max(1),
-    };
+    })
+}
+
+/// Read depths as private data.
+pub(crate) fn encoded(depths: IrdOrd) -> Bytes {
     let mut private_data = BytesMut::with_capacity(IrdOrd::LENGTH);
     depths.encode(&mut private_data);
     private_data.freeze()
+}
+
+/// What a new connection can do, as far as the acceptor's answer lets it (section 6).
+fn limits(provider: &dyn Provider, connected: &Connected) -> Result<Limits, ProviderError> {
+    let mut limits = connected.queue_pair.limits();
+    if !provider.is_iwarp() {
+        return Ok(limits);
+    }
+    let answer = IrdOrd::decode(&connected.private_data)
+        .map_err(|error| ProviderError::new(ProviderErrorKind::Protocol, error.to_string()))?;
+    // Which of the two is ours depends on who answers; see `IrdOrd::answer`.
+    if let Some(IrdOrd { ird, ord }) = answer {
+        limits.max_outbound_reads = limits.max_outbound_reads.min(ird).min(ord);
+    }
+    Ok(limits)
 }
 
 /// Ends a connection whose negotiation is given up.

@@ -313,6 +313,7 @@ impl State {
             // Somebody has to poll the queue pair through to its end.
             self.wake_task();
         }
+        //= SMBD-3.1.5.1-13b
         self.sends
             .complete_all(|| Err(error.clone()), &mut self.wakes);
         self.closed = Some(error);

@@ -18,8 +18,8 @@ mod waiters;
 
 #[cfg(feature = "tokio")]
 pub use connection::{
-    ConnectError, Connection, MemoryRegion, ReadError, Reading, RegisterError, Sending,
-    TrySendError, Writing,
+    ConnectError, Connection, MemoryRegion, ReadError, Reading, RegisterAllError, RegisterError,
+    Sending, TrySendError, Writing,
 };
 pub use engine::{
     Config, ConfigError, ConnectionError, Credits, GrantPolicy, Message, Negotiated, Policy,

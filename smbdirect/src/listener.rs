@@ -10,7 +10,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    connection::{Connection, read_depths},
+    connection::{Connection, encoded, read_depths},
     driver::now,
     engine::{self, Config},
     rdma::{
@@ -124,11 +124,22 @@ async fn welcome(
 ) -> Option<Connection> {
     let peer = incoming.remote_address;
     let mut engine = engine::Connection::passive(config.clone(), now());
-    let depths = IrdOrd::decode(&incoming.private_data).filter(|_| provider.is_iwarp());
+    let own = read_depths(provider);
+    let depths = match IrdOrd::decode(&incoming.private_data) {
+        _ if own.is_none() => None,
+        Ok(depths) => depths,
+        // The handshake itself has said how many.
+        Err(_) if incoming.knows_read_depths => None,
+        //= SMBD-6-04
+        Err(error) => {
+            info!(%peer, %error, "a peer is turned away");
+            return None;
+        }
+    };
     //= SMBD-6-02
     //= EST-15
-    let private_data = match depths {
-        Some(_) if !incoming.knows_read_depths => read_depths(provider),
+    let private_data = match (depths, own) {
+        (Some(theirs), Some(own)) if !incoming.knows_read_depths => encoded(theirs.answer(own)),
         _ => Bytes::new(),
     };
     let peer_serves_reads = depths.map(|depths| depths.ird);
@@ -151,8 +162,9 @@ async fn welcome(
             return None;
         }
     };
+    engine.handle_connected(connected.queue_pair.limits());
     //= SMBD-3.1.7.2-07
-    match Connection::negotiate(engine, connected, None, &config).await {
+    match Connection::negotiate(engine, connected, &config).await {
         Ok(connection) => {
             debug!(%peer, "accepted");
             Some(connection)

@@ -4,15 +4,17 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, Listener, SendError, Settings, TransferFault,
-    TrySendError,
-    engine::Initiator,
+    Access, Config, ConnectError, Connection, ConnectionError, Listener, MemoryRegion, SendError,
+    Settings, TransferFault, TrySendError,
+    engine::{Expired, Initiator, Policy},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         memory::RegisterFault,
         provider::Provider,
+        work::ProviderErrorKind,
     },
+    wire::Status,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -94,9 +96,11 @@ macro_rules! over_every_provider {
 
 over_every_provider! {
     messages_of_all_sizes_both_ways
+    who_connects_learns_what_failed
     the_acceptor_may_speak_first
     credits_of_one_and_smallest_sizes_carry_traffic_both_ways
     reads_writes_and_invalidation
+    several_buffers_are_one_range
     closing_sends_what_was_submitted_and_both_ends_learn_why
     dropping_the_last_handle_closes
     a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
@@ -128,6 +132,65 @@ async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
     assert_eq!(
         within(server.recv()).await.unwrap().into_bytes(),
         "still up"
+    );
+}
+
+//= SMBD-3.1.4.1-08 test
+//= SMBD-3.1.4.1-10 test
+async fn who_connects_learns_what_failed(provider: Arc<dyn Provider>) {
+    let refusing = Settings {
+        policy: Policy {
+            windows_8136_limit: true,
+            ..Policy::default()
+        },
+        ..Settings::default()
+    };
+    let address = "127.0.0.1:0".parse().unwrap();
+    let refusing = Config::new(refusing).unwrap();
+    let listener = Listener::bind(provider.clone(), address, refusing)
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let large = Config::new(Settings {
+        max_send_size: 8137,
+        ..Settings::default()
+    });
+    let connecting = Connection::connect(&*provider, address, large.unwrap());
+    let refused = ConnectionError::Refused(Status::INSUFFICIENT_RESOURCES);
+    assert_eq!(
+        within(connecting).await.unwrap_err(),
+        ConnectError::Negotiation(refused)
+    );
+    // It is free again, and nobody listens there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let connecting = Connection::connect(&*provider, address, Config::default());
+    let Err(ConnectError::Provider(error)) = within(connecting).await else {
+        panic!("somebody listens on {address}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Refused);
+}
+
+/// The Negotiation Timer covers the time before there is an RDMA connection.
+//= SMBD-3.1.4.1-06 test
+#[tokio::test]
+async fn connecting_takes_no_longer_than_the_negotiation_timer() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config::new(Settings {
+        active_negotiation_timeout: Duration::from_millis(50),
+        ..Settings::default()
+    });
+    let provider = Iwarp::new(IwarpConfig {
+        connect_timeout: Duration::MAX,
+        ..IwarpConfig::default()
+    });
+    let address = silent.local_addr().unwrap();
+    let connecting = Connection::connect(&provider, address, config.unwrap());
+    let late = ConnectionError::TimedOut(Expired::Negotiation);
+    assert_eq!(
+        within(connecting).await.unwrap_err(),
+        ConnectError::Negotiation(late)
     );
 }
 
@@ -192,6 +255,39 @@ async fn reads_writes_and_invalidation(provider: Arc<dyn Provider>) {
     assert_eq!(error.buffer.unwrap().len(), 3 << 20);
     assert_eq!(within(source.deregister()).await.unwrap(), data);
     assert_eq!(client.stats().regions, 0);
+}
+
+//= SMBD-3.1.4.3-02 test
+//= SMBD-3.1.4.3-05 test
+//= SMBD-3.1.4.4-01 test
+async fn several_buffers_are_one_range(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    let data = bytes(100_000);
+    let lengths = [1, 0, 70_000, 29_998, 1];
+    let (mut parts, mut rest) = (Vec::new(), BytesMut::from(&data[..]));
+    for length in lengths {
+        parts.push(rest.split_to(length));
+    }
+    let regions = client.register_all(parts, Access::REMOTE_READ).unwrap();
+    let descriptors: Vec<_> = regions.iter().map(MemoryRegion::descriptor).collect();
+    assert_eq!(descriptors.len(), lengths.len());
+    for (descriptor, length) in descriptors.iter().zip(lengths) {
+        assert_eq!(descriptor.length as usize, length);
+    }
+    let all = within(server.read(&descriptors, 0, BytesMut::zeroed(100_000))).await;
+    assert_eq!(all.unwrap(), data);
+    let across = within(server.read(&descriptors, 69_999, BytesMut::zeroed(10))).await;
+    assert_eq!(across.unwrap(), data[69_999..70_009]);
+    assert_eq!(client.stats().regions, 5);
+    let mut back = BytesMut::new();
+    for region in regions {
+        back.unsplit(within(region.deregister()).await.unwrap());
+    }
+    assert_eq!(
+        (back, client.stats().regions),
+        (BytesMut::from(&data[..]), 0)
+    );
+    assert!(client.register_all([], Access::all()).unwrap().is_empty());
 }
 
 async fn closing_sends_what_was_submitted_and_both_ends_learn_why(provider: Arc<dyn Provider>) {
@@ -406,6 +502,29 @@ async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
     within(server.closed()).await;
 }
 
+//= SMBD-3.1.5.1-13b test
+#[tokio::test]
+async fn a_message_that_did_not_leave_says_why() {
+    let few = Settings {
+        credit_grant_timeout: Some(Duration::from_millis(50)),
+        ..few_credits()
+    };
+    let provider = Arc::new(Loopback::new());
+    let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
+    // Nobody takes them, so the peer's credits run out.
+    let sendings: Vec<_> = (0..20).map(|_| client.send(bytes(8000)).unwrap()).collect();
+    let mut results = Vec::new();
+    for sending in sendings {
+        results.push(within(sending).await);
+    }
+    let starved = ConnectionError::TimedOut(Expired::SendCreditGrant);
+    assert_eq!(results[0], Ok(()));
+    assert_eq!(results[19], Err(starved.clone()));
+    assert!(results.is_sorted_by_key(Result::is_err));
+    assert_eq!(within(client.closed()).await, starved);
+    drop(server);
+}
+
 #[tokio::test]
 async fn for_ever_is_a_time() {
     let patient = Settings {
@@ -509,7 +628,6 @@ async fn ten_idle_hours_are_keepalives_and_nothing_else() {
 }
 
 //= SMBD-3.1.4.3-03 test
-//= SMBD-3.1.4.4-02 test
 #[cfg(target_pointer_width = "64")]
 #[tokio::test]
 async fn what_cannot_be_registered_comes_back_with_the_reason() {
@@ -522,22 +640,71 @@ async fn what_cannot_be_registered_comes_back_with_the_reason() {
     assert_eq!(client.stats().regions, 0);
 }
 
+/// Without the depths in the answer's private data the client would have 16 reads outstanding, and
+/// the server would end the connection over the second.
+//= SMBD-6-02 test
+//= SMBD-6-03 test
+#[tokio::test]
+async fn a_client_of_mpa_revision_1_reads_no_deeper_than_it_is_told() {
+    let shallow = Iwarp::new(IwarpConfig {
+        ird: 1,
+        ..IwarpConfig::default()
+    });
+    let of_revision_1 = Iwarp::new(IwarpConfig {
+        revision: 1,
+        ..IwarpConfig::default()
+    });
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = Config::default();
+    let mut listener = Listener::bind(Arc::new(shallow), address, config.clone())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let (client, server) = tokio::join!(
+        Connection::connect(&of_revision_1, address, config),
+        listener.accept()
+    );
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let data = bytes(1000);
+    let source = server
+        .register(BytesMut::from(&data[..]), Access::REMOTE_READ)
+        .unwrap();
+    let readings: Vec<_> = (0..8)
+        .map(|_| client.read(&[source.descriptor()], 0, BytesMut::zeroed(1000)))
+        .collect();
+    for reading in readings {
+        assert_eq!(within(reading).await.unwrap(), data);
+    }
+}
+
 /// A peer of MPA revision 1 can learn our read depths from the private data alone.
 //= EST-15 test
 //= SMBD-6-02 test
+//= SMBD-6-03 test
+//= SMBD-6-04 test
 #[tokio::test]
 async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
+    const ACCEPTED: u8 = 0x40;
+    const REFUSED: u8 = 0x60;
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let address = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(provider, address, Config::default())
         .await
         .unwrap();
-    for (private_data, answer) in [
+    for (private_data, flags, answer) in [
         (
-            &[0, 0, 0, 16, 0, 0, 0, 16][..],
-            &[0, 0, 0, 32, 0, 0, 0, 32][..],
+            &[0, 0, 0, 16, 0, 0, 0, 15][..],
+            ACCEPTED,
+            &[0, 0, 0, 16, 0, 0, 0, 15][..],
         ),
-        (&[], &[]),
+        (
+            &[0, 0, 0, 99, 0, 0, 0, 99],
+            ACCEPTED,
+            &[0, 0, 0, 32, 0, 0, 0, 32],
+        ),
+        (&[], ACCEPTED, &[]),
+        (&[0, 0, 0, 0, 0, 0, 0, 16], REFUSED, &[]),
+        (&[0, 0, 0, 16, 0, 0, 0, 0], REFUSED, &[]),
     ] {
         let mut peer = tokio::net::TcpStream::connect(listener.local_address())
             .await
@@ -548,8 +715,108 @@ async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
         peer.write_all(&request).await.unwrap();
         let mut reply = vec![0; 20 + answer.len()];
         within(peer.read_exact(&mut reply)).await.unwrap();
-        assert_eq!(&reply[..19], b"MPA ID Rep Frame\x40\x01\x00");
+        assert_eq!(&reply[..16], b"MPA ID Rep Frame");
+        assert_eq!(&reply[16..19], [flags, 1, 0], "{private_data:?}");
         assert_eq!(usize::from(reply[19]), answer.len());
         assert_eq!(&reply[20..], answer);
     }
+}
+
+/// 0 would have the connection refused.
+//= EST-15 test
+//= SMBD-6-01 test
+#[tokio::test]
+async fn a_depth_of_none_is_told_as_one() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig {
+        ird: 0,
+        ord: 0,
+        ..IwarpConfig::default()
+    }));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(provider, address, Config::default())
+        .await
+        .unwrap();
+    let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+        .await
+        .unwrap();
+    let request = b"MPA ID Req Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x10";
+    peer.write_all(request).await.unwrap();
+    let mut reply = [0; 28];
+    within(peer.read_exact(&mut reply)).await.unwrap();
+    assert_eq!(reply[20..], [0, 0, 0, 1, 0, 0, 0, 1]);
+}
+
+/// Revision 2 has told the read depths before, and the private data is of no importance.
+//= SMBD-6-02 test
+#[tokio::test]
+async fn a_peer_of_mpa_revision_2_is_told_nothing_twice() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(provider, address, Config::default())
+        .await
+        .unwrap();
+    for private_data in [[0; 8], [0, 0, 0, 16, 0, 0, 0, 16]] {
+        let mut peer = tokio::net::TcpStream::connect(listener.local_address())
+            .await
+            .unwrap();
+        let mut request = b"MPA ID Req Frame\x50\x02\x00\x0c\x00\x10\x00\x10".to_vec();
+        request.extend_from_slice(&private_data);
+        peer.write_all(&request).await.unwrap();
+        let mut reply = vec![0; 24];
+        within(peer.read_exact(&mut reply)).await.unwrap();
+        assert_eq!(&reply[..20], b"MPA ID Rep Frame\x50\x02\x00\x04");
+        assert_eq!(&reply[20..], [0, 16, 0, 16]);
+    }
+}
+
+//= SMBD-6-01 test
+//= SMBD-6-04 test
+#[tokio::test]
+async fn an_answer_with_a_read_depth_of_zero_is_none() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let provider = Iwarp::new(IwarpConfig {
+        revision: 1,
+        ..IwarpConfig::default()
+    });
+    let connecting = Connection::connect(&provider, address, Config::default());
+    let answering = async {
+        let (mut peer, _) = listener.accept().await.unwrap();
+        let mut request = [0; 28];
+        peer.read_exact(&mut request).await.unwrap();
+        assert_eq!(request[20..], [0, 0, 0, 32, 0, 0, 0, 32]);
+        let reply = b"MPA ID Rep Frame\x40\x01\x00\x08\x00\x00\x00\x10\x00\x00\x00\x00";
+        peer.write_all(reply).await.unwrap();
+        peer
+    };
+    let (connected, _peer) = within(async { tokio::join!(connecting, answering) }).await;
+    let Err(ConnectError::Provider(error)) = connected else {
+        panic!("{connected:?}");
+    };
+    assert_eq!(error.kind, ProviderErrorKind::Protocol);
+}
+
+/// What 3.1.7.2 tells of at once, 3.1.5.6 tells of when it can be used.
+//= SMBD-3.1.7.2-07 test
+#[tokio::test]
+async fn a_peer_that_does_not_negotiate_is_never_accepted() {
+    let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = Config::default();
+    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let mut silent = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = b"MPA ID Req Frame\x40\x01\x00\x00";
+    silent.write_all(request).await.unwrap();
+    within(silent.read_exact(&mut [0; 20])).await.unwrap();
+    let waiting = timeout(Duration::from_millis(50), listener.accept()).await;
+    assert!(waiting.is_err(), "it has negotiated nothing");
+    let (client, server) = tokio::join!(
+        Connection::connect(&*provider, address, config),
+        listener.accept()
+    );
+    let (client, server) = (client.unwrap(), server.unwrap());
+    assert_eq!(server.remote_address(), client.local_address());
 }

@@ -450,8 +450,10 @@ proptest! {
 //= DDP-06 test
 //= DDP-07 test
 //= DDP-08 test
+//= DDP-12 test
 //= DDP-14 test
 //= DDP-15 test
+//= DDP-17 test
 //= RDMAP-01 test
 //= RDMAP-02 test
 //= RDMAP-03 test
@@ -652,6 +654,7 @@ fn a_read_response_must_be_the_one_that_was_asked_for() {
 
 //= RDMAP-04 test
 //= EST-09 test
+//= SEC-06 test
 #[test]
 fn no_more_reads_are_served_at_once_than_were_granted() {
     let mut stream = Stream::new(&config(false));
@@ -822,7 +825,6 @@ fn an_end_at_a_boundary_is_good_order_and_elsewhere_a_break() {
 }
 
 //= RDMAP-22 test
-//= RDMAP-23 test
 #[test]
 fn closing_finishes_what_was_posted_and_takes_no_more() {
     let mut one = Stream::new(&config(true));
@@ -846,6 +848,34 @@ fn closing_finishes_what_was_posted_and_takes_no_more() {
         seen,
         ["sent 4", "read 3", "flushed 2", "flushed 5", "local"]
     );
+}
+
+//= RDMAP-23 test
+#[test]
+fn nothing_is_drained_while_an_answer_is_expected_or_owed() {
+    let mut one = Stream::new(&config(true));
+    let mut other = Stream::new(&config(false));
+    let source = register(&mut other, b"123456789", Access::REMOTE_READ);
+    one.post(read(1, source, 9));
+    let question = take_all(&mut one);
+    assert!(!one.is_drained(), "expected");
+    other.handle_bytes(&question);
+    assert!(!other.is_drained(), "owed");
+    let answer = take_all(&mut other);
+    assert!(other.is_drained());
+    one.handle_bytes(&answer);
+    assert!(one.is_drained());
+}
+
+/// Address space only: the pages are never touched.
+//= RDMAP-24 test
+#[cfg(target_pointer_width = "64")]
+#[test]
+#[should_panic(expected = "less than 4 GiB")]
+fn a_message_has_less_than_4_gib() {
+    let mut stream = Stream::new(&config(true));
+    stream.post(write(1, BytesMut::zeroed(u32::MAX as usize), NOWHERE));
+    stream.post(write(2, BytesMut::zeroed(1 << 32), NOWHERE));
 }
 
 //= SEC-05 test
@@ -991,9 +1021,59 @@ fn read_responses_and_own_work_take_turns() {
     assert_eq!(seen, [Opcode::RdmaReadResponse, Opcode::Send].repeat(4));
 }
 
+//= MPA-23 test
+#[test]
+fn padding_is_zeros() {
+    let mut stream = Stream::new(&StreamConfig {
+        max_fpdu: 65_536,
+        ..config(true)
+    });
+    // Short payloads are copied, long ones are not.
+    for (id, length) in (0..).zip([1, 2, 3, 4, 5001, 5002, 5003, 5004]) {
+        stream.post(send(id, vec![0xff; length]));
+    }
+    let all = take_all(&mut stream);
+    let (mut bytes, mut padding) = (&all[..], Vec::new());
+    while !bytes.is_empty() {
+        let fpdu = Fpdu::decode(bytes, true).unwrap().unwrap();
+        padding.extend_from_slice(&bytes[2 + fpdu.ulpdu.len()..fpdu.length - Fpdu::CRC_LENGTH]);
+        bytes = &bytes[fpdu.length..];
+    }
+    assert_eq!(padding, [0; 12]);
+}
+
+//= RDMAP-15 test
+#[test]
+fn work_is_done_when_the_socket_has_its_last_byte() {
+    let mut stream = Stream::new(&config(true));
+    stream.post(send(1, vec![1; 5000]));
+    stream.post(write(2, vec![2; 5000], NOWHERE));
+    stream.post(send(3, vec![3; 5000]));
+    let mut done = Vec::new();
+    let mut taken = 0;
+    loop {
+        let bytes = take(&mut stream, 1);
+        if bytes.is_empty() {
+            break;
+        }
+        taken += bytes.len();
+        done.extend(
+            words(&completions(&mut stream))
+                .into_iter()
+                .map(|what| (taken, what)),
+        );
+    }
+    let ends = done.iter().map(|(at, _)| *at).collect::<Vec<_>>();
+    let whats = done.iter().map(|(_, what)| &what[..]).collect::<Vec<_>>();
+    assert_eq!(whats, ["sent 1", "written 2", "sent 3"]);
+    assert!(
+        ends[0] > 5000 && ends[1] > 10_000 && ends[2] == taken,
+        "{ends:?}"
+    );
+}
+
 //= RDMAP-12 test
 //= RDMAP-14 test
-//= RDMAP-24 test
 #[test]
 fn solicited_sends_are_sends() {
     let mut stream = Stream::new(&config(false));

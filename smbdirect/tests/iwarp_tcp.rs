@@ -371,9 +371,13 @@ fn bytes_of(frame: &StartupFrame) -> Vec<u8> {
 //= MPA-16 test
 //= MPA-30 test
 //= MPA-31 test
+//= SEC-06 test
 //= SEC-07 test
 #[tokio::test]
 async fn bad_and_stuck_peers_hinder_nobody() {
+    let patience = IwarpConfig::default();
+    assert_eq!(patience.connect_timeout, Duration::from_secs(10));
+    assert_eq!(patience.accept_timeout, Duration::from_secs(5));
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(600),
         max_half_open: 3,
@@ -421,6 +425,40 @@ async fn bad_and_stuck_peers_hinder_nobody() {
     for mut stream in stuck {
         assert_eq!(rest(&mut stream).await, b"");
     }
+}
+
+//= MPA-31 test
+//= SEC-07 test
+#[tokio::test]
+async fn no_more_peers_are_half_open_than_the_limit() {
+    let mut listener = listen(IwarpConfig {
+        accept_timeout: Duration::from_millis(300),
+        max_half_open: 1,
+        ..IwarpConfig::default()
+    })
+    .await;
+    let address = listener.local_address();
+    let mut stuck = say(address, b"MPA ID").await;
+    let mut good = say(
+        address,
+        &bytes_of(&StartupFrame::new(FrameKind::Request, 1)),
+    )
+    .await;
+    // Nobody looks at the second before the first has had its time.
+    tokio::select! {
+        biased;
+        said = rest(&mut stuck) => assert_eq!(said, b""),
+        _ = incoming(&mut *listener) => panic!("two are half open"),
+    }
+    let second = incoming(&mut *listener).await;
+    assert_eq!(second.remote_address, good.local_addr().unwrap());
+    drop(second);
+    let said = rest(&mut good).await;
+    assert!(
+        StartupFrame::decode(FrameKind::Reply, &said)
+            .unwrap()
+            .rejected
+    );
 }
 
 /// A peer by hand that listens: answers the first Request with what `reply` makes of it.
@@ -517,7 +555,6 @@ async fn an_fpdu_right_behind_the_reply_is_received() {
 //= EST-11 test
 //= EST-12 test
 //= MPA-16 test
-//= MPA-19 test
 //= MPA-29 test
 #[tokio::test]
 async fn replies_that_do_not_do() {
@@ -586,6 +623,7 @@ async fn replies_that_do_not_do() {
 }
 
 //= MPA-12 test
+//= MPA-30 test
 //= MPA-32 test
 #[tokio::test]
 async fn a_peer_that_hangs_up_is_tried_once_more_with_revision_1() {
@@ -624,6 +662,10 @@ async fn a_peer_that_hangs_up_is_tried_once_more_with_revision_1() {
         connect_timeout: Duration::from_millis(200),
         ..IwarpConfig::default()
     });
+    let (gone, ()) = tokio::join!(provider.connect(request(address)), async {
+        drop(answer_by_hand(&listener, |_| Vec::new()).await);
+    });
+    assert_eq!(gone.unwrap_err().kind, ProviderErrorKind::Reset);
     let late = provider.connect(request(address)).await;
     assert_eq!(late.unwrap_err().kind, ProviderErrorKind::TimedOut);
 }
@@ -820,6 +862,7 @@ async fn with_crc_on_and_a_strange_peer_each_fpdu_is_a_write() {
     let _ = timeout(Duration::from_secs(5), reader).await;
 }
 
+//= MPA-04 test
 #[tokio::test]
 async fn addresses_that_lead_nowhere() {
     let provider = Iwarp::default();

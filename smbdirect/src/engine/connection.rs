@@ -667,6 +667,7 @@ impl Connection {
                 invalidate,
                 completes,
             }) => {
+                //= SMBD-3.1.5.4-12
                 if !payload.is_empty() {
                     header.data_offset = DataTransfer::PAYLOAD_OFFSET;
                     header.data_length = payload.len() as u32;
@@ -688,6 +689,7 @@ impl Connection {
         let invalidate = invalidate.filter(|_| self.limits.send_with_invalidate);
         //= SMBD-3.1.5.1-13
         //= SMBD-3.1.5.4-10
+        //= SMBD-3.1.5.4-13
         let header = Inline::build(|out| header.encode(out));
         self.post_send(header, payload, invalidate, Sent::Segment { completes })
     }

@@ -44,7 +44,6 @@ impl SendQueue {
         invalidate: Option<Token>,
         order: u64,
     ) {
-        //= SMBD-3.1.4.2-03
         //= SMBD-3.1.5.1-02
         self.messages.push_back(Queued {
             id,
@@ -73,6 +72,7 @@ impl SendQueue {
 
     /// Cuts the next segment, of at most `max_payload` bytes, off the head.
     pub(super) fn cut(&mut self, max_payload: usize) -> Option<Segment> {
+        //= SMBD-3.1.4.2-03
         //= SMBD-3.1.5.4-04
         //= SMBD-3.1.5.4-11
         let head = self.messages.front_mut()?;
@@ -99,6 +99,7 @@ impl SendQueue {
 mod tests {
     use super::*;
 
+    //= SMBD-3.1.4.2-03 test
     //= SMBD-3.1.5.1-02 test
     //= SMBD-3.1.5.4-04 test
     //= SMBD-3.1.5.4-07 test

@@ -71,7 +71,6 @@ fn plan(
     max_piece: u32,
 ) -> Result<Pieces, TransferFault> {
     //= SMBD-3.1.4.5-05
-    //= SMBD-3.1.4.6-01
     let described = descriptors
         .iter()
         .map(|descriptor| u64::from(descriptor.length))
@@ -87,12 +86,15 @@ fn plan(
     let mut left = length as u64;
     for descriptor in descriptors {
         //= SMBD-3.1.4.5-01
+        //= SMBD-3.1.4.6-01
         if offset >= u64::from(descriptor.length) {
             offset -= u64::from(descriptor.length);
             continue;
         }
         //= SMBD-3.1.4.5-02
         //= SMBD-3.1.4.5-03
+        //= SMBD-3.1.4.6-02
+        //= SMBD-3.1.4.6-03
         let in_this = left.min(u64::from(descriptor.length) - offset);
         let start = descriptor
             .offset
@@ -361,6 +363,8 @@ mod tests {
     //= SMBD-3.1.4.5-02 test
     //= SMBD-3.1.4.5-03 test
     //= SMBD-3.1.4.6-01 test
+    //= SMBD-3.1.4.6-02 test
+    //= SMBD-3.1.4.6-03 test
     #[test]
     fn walks_the_descriptors() {
         // The two descriptors that Windows makes of 1 MiB.

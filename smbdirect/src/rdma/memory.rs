@@ -388,6 +388,7 @@ mod tests {
 
     //= RDMAP-13 test
     //= SMBD-3.1.4.4-04 test
+    //= DDP-15 test
     #[test]
     fn an_invalidated_token_opens_nothing_and_the_buffer_still_comes_back() {
         let mut table = MemoryTable::new();
@@ -454,6 +455,15 @@ mod tests {
     #[test]
     fn tokens_and_bases_do_not_repeat_and_mean_nothing_elsewhere() {
         let (mut one, other) = (MemoryTable::new(), MemoryTable::new());
+        let mut first = std::collections::HashSet::new();
+        for _ in 0..100 {
+            let region = MemoryTable::new().register(buffer(1), READ).unwrap();
+            let RemoteAddress { token, offset } = region.address;
+            assert!(
+                first.insert((token, offset)),
+                "no table begins like another"
+            );
+        }
         let mut seen = std::collections::HashSet::new();
         for _ in 0..1000 {
             let region = one.register(buffer(1), READ).unwrap();

@@ -276,6 +276,8 @@ mod tests {
 
     //= SMBD-2.2-03 test
     //= SMBD-2.2.3-06 test
+    //= SMBD-2.2-05 test
+    //= SMBD-2.2.3-05 test
     #[test]
     fn reserved_padding_and_unknown_flags_are_ignored() {
         let mut bytes = encoded(&segment(0, 0));

@@ -16,6 +16,6 @@ mod reader;
 
 pub use buffer_descriptor::BufferDescriptorV1;
 pub use data_transfer::{DataTransfer, Flags};
-pub use ird_ord::IrdOrd;
+pub use ird_ord::{IrdOrd, ZeroDepth};
 pub use negotiate::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 pub use reader::DecodeError;

@@ -168,8 +168,8 @@ async fn bug_20_read_depths_in_either_byte_order() {
         assert_eq!(reply.enhanced, None);
     }
     let depths = IrdOrd { ird: 8, ord: 1 };
-    assert_eq!(IrdOrd::decode(&big(8, 1)), Some(depths));
-    assert_eq!(IrdOrd::decode(&little(8, 1)), Some(depths));
+    assert_eq!(IrdOrd::decode(&big(8, 1)), Ok(Some(depths)));
+    assert_eq!(IrdOrd::decode(&little(8, 1)), Ok(Some(depths)));
 }
 
 /// The eight bytes were looked for in the wrong place, or not at all, where the enhanced header of

@@ -19,6 +19,8 @@ fn taken_back(pair: &mut Pair, who: Who, token: u32) -> Bytes {
 }
 
 //= SMBD-3.1.4.5-04 test
+//= SMBD-3.1.4.6-02 test
+//= SMBD-3.1.4.6-03 test
 //= SMBD-3.1.4.6-04 test
 //= SMBD-3.1.4.6-05 test
 #[test]

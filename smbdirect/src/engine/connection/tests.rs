@@ -489,6 +489,7 @@ mod negotiating {
         bench.still_up();
     }
 
+    //= SMBD-3.1.5.9-05 test
     #[test]
     fn the_acceptor_grants_what_it_could_post() {
         let mut bench = Bench::listening(credits(10, 255));
@@ -896,6 +897,8 @@ mod sending {
     //= SMBD-3.1.5.4-06 test
     //= SMBD-3.1.5.4-07 test
     //= SMBD-3.1.5.4-08 test
+    //= SMBD-3.1.5.4-12 test
+    //= SMBD-3.1.5.4-13 test
     //= SMBD-3.1.5.1-13 test
     #[test]
     fn segments_of_every_length() {
@@ -954,6 +957,7 @@ mod sending {
         assert_eq!(bench.story(), ["sent 1"]);
     }
 
+    //= SMBD-3.1.4.2-01 test
     //= SMBD-3.1.5.4-09 test
     //= SMBD-3.1.5.1-11 test
     //= SMBD-3.1.5.1-12 test

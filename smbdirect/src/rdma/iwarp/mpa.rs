@@ -504,6 +504,7 @@ mod tests {
         assert_eq!(patched(16, &[0x10, 2]), Err(StartupError::EnhancedMissing));
         let unenhanced = patched(16, &[0x4f, 2]).unwrap();
         assert_eq!((unenhanced.revision, unenhanced.enhanced), (2, None));
+        assert_eq!(patched(16, &[0x40, 2]).unwrap(), unenhanced);
     }
 
     //= MPA-21 test
@@ -528,11 +529,16 @@ mod tests {
     }
 
     //= MPA-20 test
+    //= MPA-21 test
     //= MPA-22 test
     //= MPA-23 test
     #[test]
     fn a_flipped_bit_is_found_if_the_checksum_is_on() {
         let fpdu = hex(examples::C2);
+        let ulpdu = Fpdu::decode(&fpdu, true).unwrap().unwrap().ulpdu;
+        let mut made = Vec::new();
+        Fpdu::encode(&[ulpdu], true, &mut made);
+        assert_eq!(made, fpdu);
         for bit in 16..fpdu.len() * 8 {
             let mut flipped = fpdu.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
@@ -542,6 +548,16 @@ mod tests {
         for length in 0..fpdu.len() {
             assert_eq!(Fpdu::decode(&fpdu[..length], true), Ok(None));
         }
+    }
+
+    //= MPA-26 test
+    #[test]
+    fn the_longest_ulpdu() {
+        let ulpdu = vec![7; 65_535];
+        let mut bytes = Vec::new();
+        Fpdu::encode(&[&ulpdu], true, &mut bytes);
+        let fpdu = Fpdu::decode(&bytes, true).unwrap().unwrap();
+        assert_eq!((fpdu.ulpdu, fpdu.length), (&ulpdu[..], 65_544));
     }
 
     //= MPA-27 test
@@ -580,7 +596,6 @@ mod tests {
         }
 
         //= MPA-23 test
-        //= MPA-26 test
         #[test]
         fn any_ulpdu_survives_the_frame(
             ulpdu in proptest::collection::vec(any::<u8>(), 0..300), crc: bool,
@@ -588,8 +603,18 @@ mod tests {
             let mut bytes = Vec::new();
             Fpdu::encode(&[&ulpdu], crc, &mut bytes);
             let length = bytes.len();
+            let pad = 2 + ulpdu.len()..length - Fpdu::CRC_LENGTH;
+            prop_assert!(bytes[pad.clone()].iter().all(|&byte| byte == 0));
             bytes.push(0xee);
             prop_assert_eq!(Fpdu::decode(&bytes, crc), Ok(Some(Fpdu { ulpdu: &ulpdu, length })));
+            // Another padding counts for the CRC, and for nothing else.
+            bytes[pad.clone()].fill(0xff);
+            let decoded = Fpdu::decode(&bytes, crc);
+            if crc && !pad.is_empty() {
+                prop_assert_eq!(decoded, Err(CrcMismatch));
+            } else {
+                prop_assert_eq!(decoded, Ok(Some(Fpdu { ulpdu: &ulpdu, length })));
+            }
         }
 
         //= SEC-08 test

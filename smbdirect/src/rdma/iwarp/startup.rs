@@ -338,6 +338,9 @@ mod tests {
         );
         assert_eq!(answered(ours, not_negotiated, 1, Some(20)), (1, 20));
         assert_eq!(answered(wishes(MpaCrc::Auto, 0, 0), 9, 9, None), (1, 0));
+        let uneven = wishes(MpaCrc::Auto, 5, 5);
+        assert_eq!(answered(uneven, 9, 9, None), (8, 5));
+        assert_eq!(uneven.request(2, &Bytes::new()).enhanced.unwrap().ird, 8);
     }
 
     //= MPA-11 test
@@ -419,6 +422,24 @@ mod tests {
         for (crc, revision) in [(MpaCrc::Auto, 1), (MpaCrc::Off, 2)] {
             let request = wishes(crc, 32, 32).request(revision, &private_data);
             assert_eq!(request.private_data, private_data);
+        }
+    }
+
+    //= MPA-17 test
+    //= MPA-19 test
+    #[test]
+    fn a_reply_cannot_switch_crcs_off() {
+        for (asked, replied) in [(false, false), (false, true), (true, false), (true, true)] {
+            let crc = if asked { MpaCrc::On } else { MpaCrc::Off };
+            let ours = wishes(crc, 32, 32);
+            let request = ours.request(1, &Bytes::new());
+            assert_eq!(request.crc, asked);
+            let reply = StartupFrame {
+                crc: replied,
+                ..StartupFrame::new(FrameKind::Reply, 1)
+            };
+            let agreement = ours.agree(&request, &reply).unwrap();
+            assert_eq!(agreement.crc, asked || replied);
         }
     }
 
