@@ -137,33 +137,30 @@ fn request(revision: u8, private_data: &[u8]) -> StartupFrame {
 
 /// The depths came in the wrong byte order from an old client, were taken from the wrong
 /// perspective, or were not there at all. Here the acceptor reads as many at once as the peer says
-/// it serves, in either order, and no peer is turned away for what it does not say.
+/// it serves, in either order, answers with the smaller numbers, and turns no peer away for what it
+/// does not say.
 #[tokio::test]
 async fn bug_20_read_depths_in_either_byte_order() {
     let big = |ird: u32, ord: u32| [ird.to_be_bytes(), ord.to_be_bytes()].concat();
     let little = |ird: u32, ord: u32| [ird.to_le_bytes(), ord.to_le_bytes()].concat();
-    let ours = Bytes::from(big(32, 32));
-    // What the peer says, how many reads it gets at once, and whether it is told of ours.
+    // What the peer says, how many reads it gets at once, and what it is told.
     for (private_data, reads, told) in [
-        (big(8, 1), 8, true),
-        (little(8, 1), 8, true),
-        (big(1, 8), 1, true),
-        (little(1, 8), 1, true),
-        (big(255, 255), 32, true),
-        (little(255, 255), 32, true),
-        (big(u32::MAX, u32::MAX), 32, true),
-        ([big(3, 9), b"and more".to_vec()].concat(), 3, true),
+        (big(8, 1), 8, big(8, 1)),
+        (little(8, 1), 8, big(8, 1)),
+        (big(1, 8), 1, big(1, 8)),
+        (little(1, 8), 1, big(1, 8)),
+        (big(255, 255), 32, big(32, 32)),
+        (little(255, 255), 32, big(32, 32)),
+        (big(u32::MAX, u32::MAX), 32, big(32, 32)),
+        ([big(3, 9), b"and more".to_vec()].concat(), 3, big(3, 9)),
         // Unknown: sixteen are what everybody serves.
-        (Vec::new(), 16, false),
-        (big(8, 1)[..7].to_vec(), 16, false),
-        (vec![8], 16, false),
-        (big(0, 1), 16, false),
-        (big(1, 0), 16, false),
+        (Vec::new(), 16, Vec::new()),
+        (big(8, 1)[..7].to_vec(), 16, Vec::new()),
+        (vec![8], 16, Vec::new()),
     ] {
         let (reply, said, outstanding) = seen_of(&request(1, &private_data)).await;
         assert_eq!(outstanding, reads, "{private_data:02x?}");
-        let expected = if told { ours.clone() } else { Bytes::new() };
-        assert_eq!(said, expected, "{private_data:02x?}");
+        assert_eq!(said, told, "{private_data:02x?}");
         assert_eq!(reply.private_data, said);
         assert_eq!(reply.enhanced, None);
     }
@@ -295,7 +292,6 @@ async fn bug_20_read_depths_in_a_reply() {
         (b"\0\0\0\x01\0\0\0\x01", 1),
         (b"\0\0\0\x03\0\0\0\x03more", 3),
         (b"\0\0\0\x20\0\0\0\x20", 16),
-        (b"\0\0\0\0\0\0\0\x02", 16),
         (b"\0\0\0\x02", 16),
         (b"", 16),
     ] {
