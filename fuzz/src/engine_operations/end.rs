@@ -9,7 +9,7 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use smbdirect::{
     BufferDescriptorV1, Config, ConnectionError, Settings,
-    engine::{Connection, Event, MessageId, TransferId},
+    engine::{Connection, Event, Initiator, MessageId, TransferId},
     rdma::work::{Completion, Disconnect, Limits, RemoteAddress, Room, Token, WorkId, WorkRequest},
     wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status, VERSION_1_0},
 };
@@ -663,7 +663,11 @@ impl End {
 
     fn complete(&mut self, now: Instant, completion: Completion) {
         self.done += 1;
+        // Work that comes back undone is no reason, and no success: that is still to be told.
+        let was_over = self.is_over();
+        let is_flushed = matches!(completion, Completion::Flushed { .. });
         self.engine.handle_completion(now, completion);
+        assert!(!is_flushed || was_over == self.is_over());
     }
 
     /// A message of ours leaves for the peer.
@@ -819,8 +823,15 @@ impl End {
                 self.work(now, most);
             }
         }
+        let reason = match how.clone() {
+            Disconnect::Local => ConnectionError::Closed(Initiator::Local),
+            Disconnect::Remote => ConnectionError::Closed(Initiator::Remote),
+            Disconnect::Broken(error) => ConnectionError::Provider(error),
+        };
+        let first = self.engine.error().cloned().unwrap_or(reason);
         self.complete(now, Completion::Disconnected(how));
         self.take_events();
+        assert_eq!(self.closed, Some(first), "the first reason counts");
     }
 }
 
