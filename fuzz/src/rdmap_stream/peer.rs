@@ -213,13 +213,15 @@ impl Peer {
             .get(input.up_to(3))
             .map_or(0x77, |region| region.at.token.0);
         let payload = pattern(input.byte(), input.length(20_000));
+        let place = input.byte();
         let header = Untagged {
-            last: input.up_to(3) != 3,
+            last: place % 4 != 3,
             rdmap_control: opcode.control(),
             rsvd_ulp: if opcode.invalidates() { token } else { 0 },
             queue_number: opcode.queue_number(),
             message_sequence_number: self.speaking_send,
-            message_offset: self.speaking_offset,
+            // Now and then a part of the message that has come already.
+            message_offset: self.speaking_offset / if place >= 0xf8 { 2 } else { 1 },
         };
         if header.last {
             self.speaking_send = self.speaking_send.wrapping_add(1);
