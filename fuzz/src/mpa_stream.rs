@@ -6,7 +6,9 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     iwarp::{
         Stream, StreamConfig,
+        ddp::Tagged,
         mpa::{Fpdu, FrameKind, StartupError, StartupFrame},
+        rdmap::Opcode,
     },
     work::{Completion, Inline, RemoteAddress, Token, WorkId, WorkRequest},
 };
@@ -15,6 +17,8 @@ use crate::input::Input;
 
 /// Bytes that are worth being delivered one by one as well.
 const FEW: usize = 600;
+/// The STag that the first Read of a stream names its buffer by.
+const FIRST_SINK: u32 = 0x100;
 /// Receives that are posted.
 const RECEIVES: u64 = 300;
 
@@ -27,25 +31,28 @@ pub fn mpa_stream(data: &[u8]) {
         FrameKind::Reply
     };
     let starts_up = input.is_odd();
-    let is_framed = input.is_odd();
+    let framing = input.byte();
+    let (is_framed, flips) = (framing & 1 == 1, framing & 2 == 2);
     let mut crc = input.is_odd();
     let read = input.pick(&[0, 100, 40_000]);
     let cuts: Vec<usize> = (0..input.up_to(8)).map(|_| input.length(70_000)).collect();
 
-    let mut bytes = Bytes::new();
+    let mut rest = input.rest();
     if starts_up {
-        let rest = input.rest();
-        match startup(kind, rest) {
-            Some(frame) => {
-                crc = frame.crc;
-                let behind = &rest[frame.encoded_length()..];
-                bytes = stream_bytes(behind, is_framed, crc);
-            }
-            None => return,
-        }
+        let Some(frame) = startup(kind, rest) else {
+            return;
+        };
+        crc = frame.crc;
+        rest = &rest[frame.encoded_length()..];
     }
-    if bytes.is_empty() {
-        bytes = stream_bytes(input.rest(), is_framed, crc);
+    let mut bytes = if is_framed {
+        framed(rest, crc, read)
+    } else {
+        rest.to_vec()
+    };
+    if flips && !bytes.is_empty() {
+        let at = rest.len() * 997 % bytes.len();
+        bytes[at] ^= 1;
     }
 
     let config = StreamConfig {
@@ -90,25 +97,36 @@ fn startup(kind: FrameKind, bytes: &[u8]) -> Option<StartupFrame> {
     whole.ok()
 }
 
-/// The bytes as they are, or each stretch of them in an FPDU, some of them long.
-fn stream_bytes(data: &[u8], is_framed: bool, crc: bool) -> Bytes {
-    if !is_framed {
-        return Bytes::copy_from_slice(data);
-    }
+/// Each stretch of the bytes in an FPDU, some of them long, and parts of the response to a Read
+/// of `read` bytes.
+fn framed(data: &[u8], crc: bool, read: usize) -> Vec<u8> {
     let mut input = Input::new(data);
     let mut out = Vec::new();
+    let mut filled = 0;
     while !input.is_empty() && out.len() < 300_000 {
-        let length = input.byte().into();
-        let ulpdu = input.bytes(length);
+        let length = input.byte();
+        if length == u8::MAX {
+            let more = input.length(read - filled);
+            let header = Tagged {
+                last: filled + more == read,
+                rdmap_control: Opcode::RdmaReadResponse.control(),
+                stag: FIRST_SINK,
+                tagged_offset: filled as u64,
+            };
+            filled += more;
+            Fpdu::encode(&[&header.encode(), &vec![length; more]], crc, &mut out);
+            continue;
+        }
+        let ulpdu = input.bytes(length.into());
         let more = if input.up_to(7) == 7 {
             input.any::<u16>().into()
         } else {
             0
         };
-        let more = vec![length as u8; usize::min(more, usize::from(u16::MAX) - ulpdu.len())];
+        let more = vec![length; usize::min(more, usize::from(u16::MAX) - ulpdu.len())];
         Fpdu::encode(&[ulpdu, &more], crc, &mut out);
     }
-    out.into()
+    out
 }
 
 /// What came of a stream.
