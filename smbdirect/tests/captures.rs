@@ -1,186 +1,84 @@
 //! What Linux 7.2 (cifs, ksmbd, siw) said on the wire, read with our decoders and written again
 //! with our encoders: every startup frame, FPDU and SMB Direct message, to the byte.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::Ipv4Addr,
-    path::Path,
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
-use pcap_file::{
-    pcap::PcapReader,
-    pcapng::{Block, PcapNgReader},
-};
 use smbdirect::{
     rdma::iwarp::{
-        ddp::{self, Header},
-        mpa::{Fpdu, FrameKind, StartupError, StartupFrame},
+        mpa::{Fpdu, StartupError, StartupFrame},
         rdmap::{Opcode, ReadRequest, Terminate},
     },
     wire::{DataTransfer, NegotiateRequest, NegotiateResponse},
 };
 
-/// One direction of a TCP connection: from, to.
-type Flow = [(Ipv4Addr, u16); 2];
+use self::reader::{Found, Kind, is_last};
+
+#[path = "captures/reader.rs"]
+mod reader;
 
 /// What was decoded in a capture, by kind.
 type Counts = BTreeMap<&'static str, usize>;
 
-/// The bytes of each direction of each TCP connection, in order and without repetitions.
-fn flows(path: &Path) -> HashMap<Flow, Vec<u8>> {
-    let mut segments: HashMap<Flow, Vec<(u32, Vec<u8>)>> = HashMap::new();
-    let mut starts = HashMap::new();
-    for packet in packets(path) {
-        let Some((flow, sequence, is_syn, payload)) = tcp_segment(&packet) else {
-            continue;
-        };
-        if is_syn {
-            starts.insert(flow, sequence.wrapping_add(1));
-        }
-        segments
-            .entry(flow)
-            .or_default()
-            .push((sequence, payload.to_vec()));
-    }
-    // The last packets of a connection that was there before belong to nothing.
-    segments.retain(|flow, _| starts.contains_key(flow));
-    let in_order = |(flow, mut segments): (Flow, Vec<(u32, Vec<u8>)>)| {
-        let start = starts[&flow];
-        let place = |sequence: u32| sequence.wrapping_sub(start) as usize;
-        segments.retain(|(_, payload)| !payload.is_empty());
-        segments.sort_by_key(|(sequence, _)| place(*sequence));
-        let mut bytes = Vec::new();
-        for (sequence, payload) in segments {
-            let known = bytes.len().checked_sub(place(sequence));
-            let known = known.expect("the capture has no gap");
-            bytes.extend_from_slice(payload.get(known..).unwrap_or_default());
-        }
-        (flow, bytes)
-    };
-    segments.into_iter().map(in_order).collect()
-}
-
-/// The packets of a capture in either format.
-fn packets(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(path).unwrap();
-    let mut packets = Vec::new();
-    if bytes.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]) {
-        let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
-        while let Some(block) = reader.next_block() {
-            if let Block::EnhancedPacket(packet) = block.unwrap() {
-                packets.push(packet.data.into_owned());
-            }
-        }
-    } else {
-        let mut reader = PcapReader::new(&bytes[..]).unwrap();
-        while let Some(packet) = reader.next_packet() {
-            packets.push(packet.unwrap().data.into_owned());
-        }
-    }
-    packets
-}
-
-/// The TCP segment in an Ethernet frame: flow, sequence number, SYN, payload.
-fn tcp_segment(frame: &[u8]) -> Option<(Flow, u32, bool, &[u8])> {
-    let short = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
-    if frame.len() < 54 || short(12) != 0x0800 || frame[23] != 6 {
-        return None;
-    }
-    let end = 14 + usize::from(short(16));
-    let tcp = 14 + 4 * usize::from(frame[14] & 0xf);
-    let payload = tcp + 4 * usize::from(frame[tcp + 12] >> 4);
-    let address = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).unwrap());
-    let flow = [(address(26), short(tcp)), (address(30), short(tcp + 2))];
-    let sequence = u32::from(short(tcp + 4)) << 16 | u32::from(short(tcp + 6));
-    let is_syn = frame[tcp + 13] & 0x02 != 0;
-    Some((flow, sequence, is_syn, &frame[payload..end]))
-}
-
-/// Reads all iWARP connections of a capture. `cut` allows directions to end within an FPDU.
+/// Reads all iWARP connections of a capture and writes them again. `cut` allows directions to end
+/// within an FPDU.
 fn read(path: &Path, cut: bool) -> Counts {
-    let flows = flows(path);
     let mut counts = Counts::new();
-    for (flow, request) in &flows {
-        if flow[1].1 != 5445 {
-            continue;
+    let file = fs::read(path).unwrap();
+    reader::read(&file, cut, &mut |found| {
+        for name in write_again(found).into_iter().flatten() {
+            *counts.entry(name).or_default() += 1;
         }
-        // A connection that nobody accepted has no other direction.
-        let Some(reply) = flows.get(&[flow[1], flow[0]]) else {
-            continue;
-        };
-        *counts.entry("connections").or_default() += 1;
-        connection(request, reply, cut, &mut counts);
-    }
+    })
+    .unwrap();
     counts
 }
 
-fn connection(initiator: &[u8], responder: &[u8], cut: bool, counts: &mut Counts) {
-    let request = startup(FrameKind::Request, initiator, counts);
-    let reply = startup(FrameKind::Reply, responder, counts);
-    let crc = request.crc || reply.crc;
-    let mut both = [initiator, responder].into_iter();
-    for (frame, is_client) in [(request, true), (reply, false)] {
-        let bytes = &both.next().unwrap()[frame.encoded_length()..];
-        direction(bytes, crc, is_client, cut, counts);
-    }
-}
-
-fn startup(kind: FrameKind, bytes: &[u8], counts: &mut Counts) -> StartupFrame {
-    let frame = StartupFrame::decode(kind, bytes).unwrap();
+/// Encodes what was decoded, compares the bytes, and names what it was.
+fn write_again(found: Found<'_>) -> [Option<&'static str>; 2] {
     let mut again = Vec::new();
-    frame.encode(&mut again);
-    assert_eq!(again, bytes[..frame.encoded_length()]);
-    for length in 0..again.len() {
-        let truncated = StartupFrame::decode(kind, &again[..length]);
-        assert!(matches!(truncated, Err(StartupError::Incomplete { .. })));
-    }
-    *counts.entry("startup frames").or_default() += 1;
-    frame
+    let (names, bytes) = match found {
+        Found::Connection => return [Some("connections"), None],
+        Found::Startup { frame, bytes } => {
+            frame.encode(&mut again);
+            for length in 0..bytes.len() {
+                let truncated = StartupFrame::decode(frame.kind, &bytes[..length]);
+                assert!(matches!(truncated, Err(StartupError::Incomplete { .. })));
+            }
+            ([Some("startup frames"), None], bytes)
+        }
+        Found::Fpdu {
+            header,
+            opcode,
+            payload,
+            crc,
+            bytes,
+        } => {
+            let mut ulpdu = Vec::new();
+            header.encode(&mut ulpdu);
+            Fpdu::encode(&[&ulpdu, payload], crc, &mut again);
+            payload_again(opcode, payload);
+            let name = is_last(&header).then_some(name(opcode));
+            ([Some("FPDUs"), name], bytes)
+        }
+        Found::Message { kind, bytes } => {
+            let name = message_again(kind, bytes, &mut again);
+            ([Some(name), None], bytes)
+        }
+    };
+    assert_eq!(again, bytes, "{names:?}");
+    names
 }
 
-/// Reads the FPDUs of one direction, and the messages in the Sends.
-fn direction(mut bytes: &[u8], crc: bool, is_client: bool, cut: bool, counts: &mut Counts) {
-    let mut message = Vec::new();
-    let mut is_first = true;
-    while !bytes.is_empty() {
-        let Some(fpdu) = Fpdu::decode(bytes, crc).unwrap() else {
-            assert!(cut, "{} bytes behind the last FPDU", bytes.len());
-            return;
-        };
-        let (header, payload) = Header::decode(fpdu.ulpdu).unwrap();
-        let opcode = Opcode::of(&header).unwrap();
-        let mut ulpdu = Vec::new();
-        header.encode(&mut ulpdu);
-        let mut again = Vec::new();
-        Fpdu::encode(&[&ulpdu, payload], crc, &mut again);
-        assert_eq!(again, bytes[..fpdu.length]);
-        bytes = &bytes[fpdu.length..];
-        *counts.entry("FPDUs").or_default() += 1;
-        let (Header::Tagged(ddp::Tagged { last, .. })
-        | Header::Untagged(ddp::Untagged { last, .. })) = header;
-        *counts.entry(name(opcode)).or_default() += usize::from(last);
-        match opcode {
-            Opcode::RdmaWrite | Opcode::RdmaReadResponse => {}
-            Opcode::RdmaReadRequest => {
-                let request = ReadRequest::decode(payload).unwrap();
-                assert_eq!(request.encode()[..], *payload);
-            }
-            Opcode::Terminate => {
-                let mut again = Vec::new();
-                Terminate::decode(payload).encode(&mut again);
-                assert_eq!(again, payload);
-            }
-            _ => {
-                message.extend_from_slice(payload);
-                if last {
-                    smb_direct(&message, is_first, is_client, counts);
-                    message.clear();
-                    is_first = false;
-                }
-            }
+fn payload_again(opcode: Opcode, payload: &[u8]) {
+    let mut again = Vec::new();
+    match opcode {
+        Opcode::RdmaReadRequest => {
+            again.extend_from_slice(&ReadRequest::decode(payload).unwrap().encode());
         }
+        Opcode::Terminate => Terminate::decode(payload).encode(&mut again),
+        _ => return,
     }
-    assert!(message.is_empty() || cut, "a message without an end");
+    assert_eq!(again, payload);
 }
 
 const fn name(opcode: Opcode) -> &'static str {
@@ -194,26 +92,23 @@ const fn name(opcode: Opcode) -> &'static str {
     }
 }
 
-fn smb_direct(message: &[u8], is_first: bool, is_client: bool, counts: &mut Counts) {
-    let mut again = Vec::new();
-    let kind = if is_first && is_client {
-        NegotiateRequest::decode(message)
-            .unwrap()
-            .encode(&mut again);
-        "Negotiate Requests"
-    } else if is_first {
-        NegotiateResponse::decode(message)
-            .unwrap()
-            .encode(&mut again);
-        "Negotiate Responses"
-    } else {
-        let transfer = DataTransfer::decode(message).unwrap();
-        transfer.encode(&mut again);
-        again.extend_from_slice(&message[transfer.payload()]);
-        "Data Transfers"
-    };
-    assert_eq!(again, message, "{kind}");
-    *counts.entry(kind).or_default() += 1;
+fn message_again(kind: Kind, message: &[u8], again: &mut Vec<u8>) -> &'static str {
+    match kind {
+        Kind::NegotiateRequest => {
+            NegotiateRequest::decode(message).unwrap().encode(again);
+            "Negotiate Requests"
+        }
+        Kind::NegotiateResponse => {
+            NegotiateResponse::decode(message).unwrap().encode(again);
+            "Negotiate Responses"
+        }
+        Kind::DataTransfer => {
+            let transfer = DataTransfer::decode(message).unwrap();
+            transfer.encode(again);
+            again.extend_from_slice(&message[transfer.payload()]);
+            "Data Transfers"
+        }
+    }
 }
 
 /// Reads a capture that stands beside this file.

@@ -1,0 +1,19 @@
+//! Fuzz targets of smbdirect. Each is a function of bytes that panics where smbdirect breaks a
+//! promise. libFuzzer calls them for hours, `tests/replay.rs` with the inputs that it found, and
+//! `tests/smoke.rs` with mutations of those.
+#![forbid(unsafe_code)]
+
+mod capture_reader;
+mod engine_operations;
+mod input;
+mod memory_table;
+mod mpa_stream;
+mod rdmap_stream;
+mod wire_decode;
+
+pub use capture_reader::capture_reader;
+pub use engine_operations::engine_operations;
+pub use memory_table::memory_table;
+pub use mpa_stream::mpa_stream;
+pub use rdmap_stream::rdmap_stream;
+pub use wire_decode::wire_decode;
