@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use smbdirect::{
     Settings,
-    engine::{GrantPolicy, Policy},
+    engine::{GrantPolicy, Policy, Revision},
     rdma::work::{Disconnect, Limits, ProviderError, ProviderErrorKind, Room},
 };
 
@@ -38,14 +38,7 @@ pub fn engine_operations(data: &[u8]) {
 /// One engine; the input is its peer, its provider and its owner.
 fn hostile(passive: bool, input: &mut Input<'_>) {
     let mut now = Instant::now();
-    let policy = policy(
-        input,
-        &[
-            GrantPolicy::Hysteresis,
-            GrantPolicy::Eager,
-            GrantPolicy::Always,
-        ],
-    );
+    let policy = policy(input);
     let settings = settings(input, policy);
     let limits = limits(input, &[300, 0, 1, 2, 3, 5]);
     let mut end = End::new(passive, settings, limits, now);
@@ -88,7 +81,7 @@ fn pair(input: &mut Input<'_>) {
         // The other policies are for experiments: two such ends never fall silent.
         let policy = Policy {
             literal_keepalive_echo: false,
-            ..policy(input, &[GrantPolicy::Hysteresis, GrantPolicy::Eager])
+            ..policy(input)
         };
         let settings = settings(input, policy);
         let limits = limits(input, &[300, 3, 5]);
@@ -297,10 +290,14 @@ fn settings(input: &mut Input<'_>, policy: Policy) -> Settings {
     }
 }
 
-fn policy(input: &mut Input<'_>, grant_policies: &[GrantPolicy]) -> Policy {
+fn policy(input: &mut Input<'_>) -> Policy {
     let bits = input.byte();
     Policy {
-        grant_policy: input.pick(grant_policies),
+        revision: match bits & 32 {
+            0 => Revision::Current,
+            _ => Revision::V2014,
+        },
+        grant_policy: input.pick(&[GrantPolicy::Hysteresis, GrantPolicy::Eager]),
         strict_last_credit: bits & 1 == 0,
         literal_keepalive_echo: bits & 2 != 0,
         tolerate_empty_in_sequence: bits & 4 != 0,

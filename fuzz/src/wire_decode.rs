@@ -79,10 +79,14 @@ fn descriptors(data: &[u8]) {
 }
 
 fn depths(data: &[u8]) {
-    if let Some(depths) = IrdOrd::decode(data) {
-        assert!(depths.ird > 0 && depths.ord > 0);
-        let bytes = written(|out| depths.encode(out));
-        assert_eq!(IrdOrd::decode(&bytes), Some(depths));
+    match IrdOrd::decode(data) {
+        Ok(Some(depths)) => {
+            assert!(depths.ird > 0 && depths.ord > 0);
+            let bytes = written(|out| depths.encode(out));
+            assert_eq!(IrdOrd::decode(&bytes), Ok(Some(depths)));
+        }
+        Ok(None) => assert!(data.len() < IrdOrd::LENGTH),
+        Err(zero) => assert!(zero.ird == 0 || zero.ord == 0),
     }
 }
 
