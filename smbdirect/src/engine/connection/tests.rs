@@ -2091,6 +2091,14 @@ mod counting {
     }
 
     #[test]
+    fn an_acceptor_counts_the_credits_of_its_answer() {
+        let mut bench = Bench::passive(credits(10, 8), 20);
+        assert_eq!(bench.engine.statistics().credits_granted, 8);
+        bench.hear(segment(5, 1, 0));
+        assert_eq!(bench.engine.statistics().credits_received, 5);
+    }
+
+    #[test]
     fn a_payload_in_the_header_is_counted() {
         for (data_offset, data_length, counted) in
             [(0, 0, 0), (0, 1, 1), (8, 12, 1), (16, 4, 1), (24, 1, 0)]
