@@ -310,6 +310,25 @@ mod tests {
     }
 
     #[test]
+    fn a_message_without_credits_changes_nothing() {
+        let mut quiet = credits(2, 2);
+        post_all(&mut quiet);
+        quiet.grant(2);
+        assert!(quiet.received(true));
+        quiet.grant(0);
+        post_all(&mut quiet);
+        assert!(!quiet.should_grant(GrantPolicy::Eager), "still quiet");
+
+        let mut asked = credits(10, 255);
+        post_all(&mut asked);
+        asked.grant(10);
+        asked.set_target(20);
+        asked.grant(0);
+        post_all(&mut asked);
+        assert!(asked.should_grant(GrantPolicy::Hysteresis), "still asked");
+    }
+
+    #[test]
     fn the_single_token_comes_back_doubled() {
         let mut credits = credits(1, 1);
         post_all(&mut credits);
