@@ -501,7 +501,7 @@ const WORDINGS: &str = "
 ## The two wordings
 
 3.1.5.1 and 3.1.5.8 were published in two wordings. `Revision::Current` is today's, `Revision::V2014`
-that of 2014. What a peer can see of the difference:
+that of 2014; commands have `--revision`. What a peer can see of the difference:
 
 * With `V2014` an end whose send queue is empty answers every message that carries payload or asks
   for an answer at once, even with no credits to give.
