@@ -5,7 +5,7 @@ use std::{fmt, io::IsTerminal, net::Ipv6Addr, path::PathBuf, str::FromStr, time:
 
 use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
-use smbdirect::{Config, ConfigError, Settings, rdma::iwarp::MpaCrc};
+use smbdirect::{Config, ConfigError, Revision, Settings, rdma::iwarp::MpaCrc};
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
@@ -80,6 +80,10 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     credit_grant_timeout: Option<Duration>,
 
+    /// Wording of 3.1.5.1 and 3.1.5.8 to follow; v2014 answers each message with payload at once
+    #[arg(long, value_enum, default_value_t, value_name = "WORDING", help_heading = SETTINGS)]
+    revision: Wording,
+
     /// CRC32C in iWARP frames; auto uses it with peers of this kind and where the peer asks for it
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
@@ -127,6 +131,24 @@ pub(crate) enum Crc {
     Auto,
     On,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Wording {
+    /// Today's
+    #[default]
+    Current,
+    /// That of 2014
+    V2014,
+}
+
+impl From<Wording> for Revision {
+    fn from(wording: Wording) -> Self {
+        match wording {
+            Wording::Current => Self::Current,
+            Wording::V2014 => Self::V2014,
+        }
+    }
 }
 
 impl From<Crc> for MpaCrc {
@@ -177,6 +199,7 @@ impl CommonOptions {
         if let Some(timeout) = self.credit_grant_timeout {
             settings.credit_grant_timeout = Some(timeout);
         }
+        settings.policy.revision = self.revision.into();
         if let Some(timeout) = accept.and_then(|options| options.negotiation_timeout) {
             settings.passive_negotiation_timeout = timeout;
         }
@@ -380,7 +403,28 @@ const LONGEST_SECONDS: f64 = 315_360_000.0;
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        common: CommonOptions,
+    }
+
+    #[test]
+    fn both_wordings_can_be_chosen() {
+        for (arguments, revision) in [
+            (&["smbdirect"][..], Revision::Current),
+            (&["smbdirect", "--revision", "current"], Revision::Current),
+            (&["smbdirect", "--revision", "v2014"], Revision::V2014),
+        ] {
+            let command = Command::try_parse_from(arguments).expect("the option is known");
+            let config = command.common.config(None, None).unwrap();
+            assert_eq!(config.policy.revision, revision, "{arguments:?}");
+        }
+    }
 
     #[test]
     fn addresses_in_all_their_forms() {

@@ -134,7 +134,8 @@ pub struct RegisterError {
 #[derive(Debug, Error)]
 #[error("buffer {index} of those to register: {reason}")]
 pub struct RegisterAllError {
-    /// The buffers, unchanged and in order.
+    /// The buffers, unchanged and in order, but for one whose registration the provider would not
+    /// end at once: that one is lost.
     pub buffers: Vec<BytesMut>,
     /// Which of them was not registered, counted from 0.
     pub index: usize,

@@ -731,6 +731,24 @@ fn a_responder_is_silent_until_the_initiators_first_fpdu() {
     assert_eq!(words(&completions(&mut other)), ["Protocol"]);
 }
 
+/// A first FPDU and a broken one come in one read, and the first is what counts for the answer.
+//= MPA-07 test
+//= MPA-22 test
+#[test]
+fn a_responder_may_say_what_is_wrong_behind_a_first_fpdu() {
+    let mut stream = Stream::new(&config(false));
+    let mut broken = rtr();
+    *broken.last_mut().unwrap() ^= 1;
+    let terminate = terminated(&mut stream, &[rtr(), broken].concat());
+    let TerminateCode {
+        layer,
+        error_type,
+        error_code,
+    } = terminate.code();
+    assert_eq!((layer, error_type, error_code), (2, 0, 2));
+    assert_eq!(words(&completions(&mut stream)), ["Protocol"]);
+}
+
 //= EST-03 test
 //= EST-06 test
 //= EST-07 test

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ends::{End, Pipe, Real, Who};
 use smbdirect::{
-    Settings,
+    Policy, Revision, Settings,
     wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status},
 };
 use text::{Departures, Literal, Wording};
@@ -35,8 +35,20 @@ fn literal(who: Who, wording: Wording, departures: Departures, credits: u16) -> 
     Box::new(Literal::new(who, wording, departures, settings(credits)))
 }
 
-fn real(who: Who, credits: u16, now: Instant) -> Box<dyn End> {
-    Box::new(Real::new(who, settings(credits), now))
+/// Ours, by the same wording.
+fn real(who: Who, wording: Wording, credits: u16, now: Instant) -> Box<dyn End> {
+    let revision = match wording {
+        Wording::Current => Revision::Current,
+        Wording::V2014 => Revision::V2014,
+    };
+    let settings = Settings {
+        policy: Policy {
+            revision,
+            ..Policy::default()
+        },
+        ..settings(credits)
+    };
+    Box::new(Real::new(who, settings, now))
 }
 
 /// Two ends of the text.
@@ -46,9 +58,9 @@ fn two(wording: Wording, departures: Departures, credits: u16) -> Pipe {
 }
 
 /// Two ends of ours.
-fn two_real(credits: u16) -> Pipe {
+fn two_real(wording: Wording, credits: u16) -> Pipe {
     let now = Instant::now();
-    let [active, passive] = Who::BOTH.map(|who| real(who, credits, now));
+    let [active, passive] = Who::BOTH.map(|who| real(who, wording, credits, now));
     Pipe::new(active, passive, now)
 }
 
@@ -137,7 +149,7 @@ fn two_literal_current_ends_never_fall_silent() {
             pipe.send(Who::Active, b"once");
             assert_eq!(pipe.run(ENDLESS), ENDLESS, "{credits} {departures:?}");
         }
-        let mut ours = two_real(credits);
+        let mut ours = two_real(Wording::Current, credits);
         ours.send(Who::Active, b"once");
         assert!((1..=4).contains(&ours.run(ENDLESS)), "{credits}");
     }
@@ -161,7 +173,7 @@ fn two_literal_2014_ends_never_fall_silent() {
             pipe.send(Who::Active, b"once");
             assert_eq!(pipe.run(ENDLESS), ENDLESS, "{credits} {departures:?}");
         }
-        let mut ours = two_real(credits);
+        let mut ours = two_real(Wording::V2014, credits);
         ours.send(Who::Active, b"once");
         assert!((1..=4).contains(&ours.run(ENDLESS)), "{credits}");
     }
@@ -193,11 +205,13 @@ fn a_literal_keepalive_echoes_for_ever() {
         pipe.ask(Who::Active);
         assert_eq!(pipe.run(ENDLESS), 2, "a question and an answer");
     }
-    for who in Who::BOTH {
-        let mut ours = two_real(10);
-        ours.run(ENDLESS);
-        ours.ask(who);
-        assert_eq!(ours.run(ENDLESS), 2);
+    for wording in Wording::BOTH {
+        for who in Who::BOTH {
+            let mut ours = two_real(wording, 10);
+            ours.run(ENDLESS);
+            ours.ask(who);
+            assert_eq!(ours.run(ENDLESS), 2);
+        }
     }
 }
 
@@ -241,7 +255,7 @@ fn literal_send_immediate_never_drains_in_2014() {
         }
         assert_eq!(drained, drains, "{departures:?}");
     }
-    let mut ours = blocked(real(Who::Passive, 255, now), now);
+    let mut ours = blocked(real(Who::Passive, Wording::V2014, 255, now), now);
     let mut said = Vec::new();
     for _ in 0..200 {
         ours.hear(1, Flags::empty(), (0, 0));
@@ -275,7 +289,13 @@ fn literal_send_immediate_multiplies_empties_today() {
         alone.hear(200, Flags::RESPONSE_REQUESTED, (0, 0));
         assert_eq!(alone.said().len(), answers, "{departures:?}");
     }
-    let mut ours = Alone::new(Who::Passive, real(Who::Passive, 255, now), now, 255, 0);
+    let mut ours = Alone::new(
+        Who::Passive,
+        real(Who::Passive, Wording::Current, 255, now),
+        now,
+        255,
+        0,
+    );
     for _ in 0..19 {
         ours.hear(0, Flags::RESPONSE_REQUESTED, (0, 0));
     }
@@ -309,12 +329,14 @@ fn a_literal_initiator_never_grants_its_first_credits() {
         pipe.run(ENDLESS);
         assert_eq!(pipe.active.delivered(), [b"response"]);
     }
-    let mut ours = two_real(10);
-    ours.send(Who::Active, b"request");
-    ours.send(Who::Passive, b"response");
-    ours.run(ENDLESS);
-    assert_eq!(ours.passive.delivered(), [b"request"]);
-    assert_eq!(ours.active.delivered(), [b"response"]);
+    for wording in Wording::BOTH {
+        let mut ours = two_real(wording, 10);
+        ours.send(Who::Active, b"request");
+        ours.send(Who::Passive, b"response");
+        ours.run(ENDLESS);
+        assert_eq!(ours.passive.delivered(), [b"request"]);
+        assert_eq!(ours.active.delivered(), [b"response"]);
+    }
 }
 
 /// A peer that holds all the credits it asked for and gives new ones when its own are used up,
@@ -344,9 +366,11 @@ fn a_literal_last_credit_is_kept_for_ever() {
         assert_eq!((said.len(), queued), (3, 0));
         assert_eq!(said[2].credits_granted, 1, "one beyond the target");
     }
-    let (said, queued) = sends_three(real(Who::Active, 3, now));
-    assert_eq!((said.len(), queued), (3, 0));
-    assert_eq!(said[2].credits_granted, 1);
+    for wording in Wording::BOTH {
+        let (said, queued) = sends_three(real(Who::Active, wording, 3, now));
+        assert_eq!((said.len(), queued), (3, 0));
+        assert_eq!(said[2].credits_granted, 1);
+    }
 }
 
 // 3.1.5.8: reassembly.
@@ -369,13 +393,16 @@ fn a_literal_receiver_delivers_empty_messages() {
             assert_eq!(alone.end.delivered().len(), delivered, "{departures:?}");
         }
     }
-    let mut ours = Alone::new(Who::Passive, real(Who::Passive, 10, now), now, 10, 0);
-    for _ in 0..5 {
-        ours.hear(1, Flags::empty(), (0, 0));
+    for wording in Wording::BOTH {
+        let end = real(Who::Passive, wording, 10, now);
+        let mut ours = Alone::new(Who::Passive, end, now, 10, 0);
+        for _ in 0..5 {
+            ours.hear(1, Flags::empty(), (0, 0));
+        }
+        assert!(ours.end.delivered().is_empty() && ours.end.over().is_none());
+        ours.hear(1, Flags::empty(), (7, 0));
+        assert_eq!(ours.end.delivered(), [[0x5a; 7]]);
     }
-    assert!(ours.end.delivered().is_empty() && ours.end.over().is_none());
-    ours.hear(1, Flags::empty(), (7, 0));
-    assert_eq!(ours.end.delivered(), [[0x5a; 7]]);
 }
 
 /// A sender that brings ten bytes where five were missing: from then on the count means nothing,
@@ -409,9 +436,11 @@ fn the_literal_subtraction_wraps() {
         let end = literal(Who::Passive, wording, Departures::ALL, 255);
         assert_eq!(overruns(end).0, 2);
     }
-    let (segments, ours) = overruns(real(Who::Passive, 255, now));
-    assert_eq!(segments, 2, "{:?}", ours.end.over());
-    assert!(ours.end.partial() <= 1000);
+    for wording in Wording::BOTH {
+        let (segments, ours) = overruns(real(Who::Passive, wording, 255, now));
+        assert_eq!(segments, 2, "{:?}", ours.end.over());
+        assert!(ours.end.partial() <= 1000);
+    }
 }
 
 /// A sender whose segment brings exactly what was missing and says that more will come: the count
@@ -447,16 +476,24 @@ fn a_literal_count_at_zero_begins_anew_in_the_middle() {
             assert!(longest > Some(limit), "{longest:?}");
         }
     }
-    let ours = overruns(real(Who::Passive, 255, now));
-    assert!(ours.end.delivered().is_empty() && ours.end.over().is_some());
+    for wording in Wording::BOTH {
+        let ours = overruns(real(Who::Passive, wording, 255, now));
+        assert!(ours.end.delivered().is_empty() && ours.end.over().is_some());
+    }
 }
 
 // Our engine and one end of the text.
 
-/// Ours and a literal one: `who` is ours.
+/// Each wording of ours with each of the peer's.
+fn wordings() -> impl Iterator<Item = [Wording; 2]> {
+    let with = |ours| Wording::BOTH.map(|theirs| [ours, theirs]);
+    Wording::BOTH.into_iter().flat_map(with)
+}
+
+/// Ours and a literal one, each by its wording: `who` is ours.
 fn ours_and_a_literal_one(
     who: Who,
-    wording: Wording,
+    [our_wording, wording]: [Wording; 2],
     departures: Departures,
     credits: [u16; 2],
 ) -> Pipe {
@@ -465,11 +502,11 @@ fn ours_and_a_literal_one(
     match who {
         Who::Active => {
             let peer = literal(Who::Passive, wording, departures, theirs);
-            Pipe::new(real(who, ours, now), peer, now)
+            Pipe::new(real(who, our_wording, ours, now), peer, now)
         }
         Who::Passive => {
             let peer = literal(Who::Active, wording, departures, theirs);
-            Pipe::new(peer, real(who, ours, now), now)
+            Pipe::new(peer, real(who, our_wording, ours, now), now)
         }
     }
 }
@@ -484,11 +521,11 @@ fn our_engine_and_a_literal_one_talk_and_fall_silent() {
     };
     let lengths = [1, 1340, 1341, 100_000, 7];
     for who in Who::BOTH {
-        for wording in Wording::BOTH {
+        for wordings in wordings() {
             for departures in [Departures::TO_START, no_echo] {
                 for credits in [[10, 10], [255, 255], [255, 10], [10, 255]] {
-                    let what = format!("{who:?} {wording:?} {departures:?} {credits:?}");
-                    let mut pipe = ours_and_a_literal_one(who, wording, departures, credits);
+                    let what = format!("{who:?} {wordings:?} {departures:?} {credits:?}");
+                    let mut pipe = ours_and_a_literal_one(who, wordings, departures, credits);
                     for (round, length) in lengths.into_iter().enumerate() {
                         for end in Who::BOTH {
                             pipe.send(end, &vec![round as u8; length]);
@@ -524,11 +561,11 @@ fn our_engine_and_a_literal_one_talk_on_few_credits() {
         ..Departures::TO_START
     };
     for who in Who::BOTH {
-        for wording in Wording::BOTH {
+        for wordings in wordings() {
             for departures in [Departures::TO_START, must_first] {
                 for credits in (1..=5).flat_map(|ours| (1..=5).map(move |theirs| [ours, theirs])) {
-                    let what = format!("{who:?} {wording:?} {departures:?} {credits:?}");
-                    let mut pipe = ours_and_a_literal_one(who, wording, departures, credits);
+                    let what = format!("{who:?} {wordings:?} {departures:?} {credits:?}");
+                    let mut pipe = ours_and_a_literal_one(who, wordings, departures, credits);
                     for number in 1..=20 {
                         for end in Who::BOTH {
                             pipe.send(end, &[number]);
@@ -539,7 +576,7 @@ fn our_engine_and_a_literal_one_talk_on_few_credits() {
                         let delivered = pipe.end(end).delivered().concat();
                         assert!(delivered.into_iter().eq(1..=20), "{end:?} {what}");
                     }
-                    if wording == Wording::Current || (credits[0] > 2 && credits[1] > 2) {
+                    if wordings[1] == Wording::Current || (credits[0] > 2 && credits[1] > 2) {
                         assert!(carried < 200, "{carried} messages: {what}");
                     }
                 }
@@ -552,8 +589,8 @@ fn our_engine_and_a_literal_one_talk_on_few_credits() {
 /// with. Ours waits as long as Windows does and ends it, instead of waiting for ever.
 #[test]
 fn our_acceptor_gives_a_literal_initiator_up() {
-    for wording in Wording::BOTH {
-        let mut pipe = ours_and_a_literal_one(Who::Passive, wording, Departures::NONE, [10, 10]);
+    for wordings in wordings() {
+        let mut pipe = ours_and_a_literal_one(Who::Passive, wordings, Departures::NONE, [10, 10]);
         pipe.send(Who::Active, b"request");
         pipe.send(Who::Passive, b"response");
         pipe.wait(Duration::from_secs(4), ENDLESS);

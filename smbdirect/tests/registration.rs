@@ -174,6 +174,19 @@ async fn of_several_buffers_all_are_registered_or_none() {
     }
 }
 
+/// The end of the first is refused, too: its buffer is lost, and nothing else is.
+//= SMBD-3.1.4.3-04 test
+#[tokio::test]
+async fn what_cannot_be_taken_back_is_lost_alone() {
+    let (client, _server, _, _listener) = pair().await;
+    let buffers = [2, 3, 1, 4].map(BytesMut::zeroed);
+    let error = client.register_all(buffers, Access::REMOTE_READ);
+    let error = error.unwrap_err();
+    let lengths: Vec<_> = error.buffers.iter().map(BytesMut::len).collect();
+    assert_eq!((lengths, error.index), (vec![3, 1, 4], 2));
+    assert_eq!(client.stats().regions, 0);
+}
+
 //= SMBD-3.1.4.4-02 test
 #[tokio::test]
 async fn a_registration_that_cannot_be_ended_is_told() {

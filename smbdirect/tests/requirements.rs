@@ -200,7 +200,8 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 }
 
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
-    let mut in_tests = !name.contains("/src/") || name.ends_with("/tests.rs");
+    let is_test = |file| name.ends_with(file);
+    let mut in_tests = !name.contains("/src/") || ["/tests.rs", "/model.rs"].iter().any(is_test);
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     for (at, line) in lines.iter().enumerate() {
         in_tests |= *line == "#[cfg(test)]";
@@ -501,7 +502,7 @@ const WORDINGS: &str = "
 ## The two wordings
 
 3.1.5.1 and 3.1.5.8 were published in two wordings. `Revision::Current` is today's, `Revision::V2014`
-that of 2014. What a peer can see of the difference:
+that of 2014; commands have `--revision`. What a peer can see of the difference:
 
 * With `V2014` an end whose send queue is empty answers every message that carries payload or asks
   for an answer at once, even with no credits to give.

@@ -112,6 +112,7 @@ fn what_cannot_be_asked_for_is_status_2() {
         ),
         (&["demo", "--profile", "macos"], "invalid value 'macos'"),
         (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
+        (&["demo", "--revision", "2018"], "invalid value '2018'"),
         (
             &["demo", "--pcap", "x", "--transport", "loopback"],
             "--pcap",

@@ -465,8 +465,12 @@ mod tests {
             );
         }
         let mut seen = std::collections::HashSet::new();
+        // The bits that were 1 in some token, and those that were 0.
+        let (mut ones, mut zeros) = (0, 0);
         for _ in 0..1000 {
             let region = one.register(buffer(1), READ).unwrap();
+            ones |= region.address.token.0;
+            zeros |= !region.address.token.0;
             assert!(region.address.token.0 >= LOWEST_TOKEN);
             assert_eq!(region.address.offset % BASE_ALIGNMENT, 0);
             assert!(region.address.offset < 1 << 52);
@@ -476,5 +480,6 @@ mod tests {
                 Err(AccessFault::InvalidToken)
             );
         }
+        assert_eq!((ones, zeros), (u32::MAX, u32::MAX), "no bit can be known");
     }
 }

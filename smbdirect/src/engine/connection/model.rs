@@ -96,10 +96,14 @@ enum Sabotage {
     KeepBuffer,
     /// An end forgets a credit that it has given.
     ForgetGrant,
+    /// The Negotiate Response gets lost.
+    LoseResponse,
+    /// A close forgets the messages that wait.
+    ForgetQueue,
 }
 
 impl Sabotage {
-    const ALL: [(Self, Rule); 15] = [
+    const ALL: [(Self, Rule); 17] = [
         (Self::InventCredit, Rule::SendsHaveCredits),
         (Self::WithholdGrant, Rule::LastCreditGrants),
         (Self::SpendLastCredit, Rule::WorkGetsDone),
@@ -115,6 +119,8 @@ impl Sabotage {
         (Self::IgnoreKeepalives, Rule::WorkGetsDone),
         (Self::KeepBuffer, Rule::BuffersComeBack),
         (Self::ForgetGrant, Rule::EndsHaveReasons),
+        (Self::LoseResponse, Rule::WorkGetsDone),
+        (Self::ForgetQueue, Rule::MessagesArrive),
     ];
 }
 
@@ -332,8 +338,8 @@ fn snapshot(engine: &Connection) -> Connection {
     }
 }
 
-/// What tells two engines apart, as far as their future goes: identifiers and counts do not. The
-/// content of the send queue follows from the messages submitted and the bytes still to come.
+/// What tells two engines apart, as far as their future goes: identifiers and counts do not, but
+/// for what is outstanding. The content of the send queue follows from the messages submitted and the bytes still to come.
 fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     let Connection {
         config,
@@ -355,7 +361,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         closing,
         flushing,
         holds_first_grant,
-        statistics: _,
+        statistics,
     } = engine;
     (config.send_credit_target, config.receive_credit_max).hash(state);
     std::mem::discriminant(role).hash(state);
@@ -372,6 +378,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     (send_immediate, reassembly, keepalive_requested).hash(state);
     Timer::ALL.map(|timer| timers.is_running(timer)).hash(state);
     (sends_in_flight, closing, flushing, holds_first_grant).hash(state);
+    (statistics.receives_outstanding, statistics.work_outstanding).hash(state);
 }
 
 impl Hash for State {
@@ -741,6 +748,9 @@ impl State {
         if was_negotiated && sabotage == Some(Sabotage::LoseGrants) {
             message[2..4].fill(0);
         }
+        if !was_negotiated && who == 1 && sabotage == Some(Sabotage::LoseResponse) {
+            return;
+        }
         let peer = &mut self.ends[1 - who];
         let ended = peer
             .completions
@@ -839,6 +849,10 @@ impl State {
                     engine.send_queue.push(id, message.into(), None, 0);
                 }
             }
+            Some(Sabotage::ForgetQueue) if engine.closing => {
+                engine.send_queue.clear();
+                engine.end_if_drained();
+            }
             Some(Sabotage::HoldFirstGrant) => {
                 engine.timers.stop(Timer::FirstGrant);
             }
@@ -866,12 +880,13 @@ impl State {
         }
         if self.ends.iter().all(End::is_open) {
             let is_done = (0..2).all(|who| {
-                let (end, peer) = (&self.ends[who], &self.ends[1 - who]);
-                end.engine.send_queue.is_empty()
+                let end = &self.ends[who];
+                end.engine.negotiated().is_some()
+                    && !end.engine.closing
+                    && end.engine.send_queue.is_empty()
                     && end.engine.keepalive_requested == KeepaliveRequested::None
                     && !end.engine.send_immediate
-                    && peer.heard == (end.submitted, 0)
-                    && end.told == end.submitted
+                    && self.has_arrived(who)
             });
             return (!is_done).then_some(Rule::WorkGetsDone);
         }
@@ -883,7 +898,25 @@ impl State {
                 && statistics.work_outstanding == 0
                 && end.engine.send_queue.is_empty()
         });
-        (!all_back).then_some(Rule::BuffersComeBack)
+        if !all_back {
+            return Some(Rule::BuffersComeBack);
+        }
+        let all_arrived = (0..2).all(|who| !self.closed_in_order(who) || self.has_arrived(who));
+        (!all_arrived).then_some(Rule::MessagesArrive)
+    }
+
+    /// Whether `who` was closed by its upper layer, and neither the network nor a timer was in the
+    /// way of what that left to be done.
+    fn closed_in_order(&self, who: usize) -> bool {
+        let error = self.ends[who].engine.error();
+        let is_closed = matches!(error, Some(ConnectionError::Closed(Initiator::Local)));
+        is_closed && !self.cut && self.timers == self.scene.timers
+    }
+
+    /// Whether the peer has all that the upper layer of `who` has sent, and that was told.
+    fn has_arrived(&self, who: usize) -> bool {
+        let (end, peer) = (&self.ends[who], &self.ends[1 - who]);
+        peer.heard == (end.submitted, 0) && end.told == end.submitted
     }
 }
 
@@ -1137,6 +1170,11 @@ fn every_way_to_break_a_rule_is_found() {
             Sabotage::IgnoreKeepalives => Scene { timers: 1, ..base },
             Sabotage::KeepBuffer => Scene { cuts: 1, ..base },
             Sabotage::HoldFirstGrant => scene(base.credits, [&[], &[1]]),
+            Sabotage::LoseResponse => scene(base.credits, [&[1], &[]]),
+            Sabotage::ForgetQueue => Scene {
+                closes: 1,
+                ..single
+            },
             Sabotage::Overtake | Sabotage::HearTwice | Sabotage::AnswerQuietMessages => single,
             _ => base,
         };

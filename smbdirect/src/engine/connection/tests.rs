@@ -60,6 +60,11 @@ fn policy(change: impl FnOnce(&mut Policy)) -> Settings {
     settings
 }
 
+/// Ten credits each way, by either wording of the text.
+fn both_wordings() -> [Settings; 2] {
+    [Revision::Current, Revision::V2014].map(|revision| policy(|policy| policy.revision = revision))
+}
+
 fn request(credits_requested: u16) -> NegotiateRequest {
     NegotiateRequest {
         min_version: 0x0100,
@@ -766,7 +771,6 @@ mod sending {
     }
 
     //= SMBD-3.1.5.1-05 test
-    //= SMBD-3.1.5.1-05b test
     //= SMBD-3.1.5.1-07 test
     #[test]
     fn a_message_takes_a_credit_and_carries_all_there_is_to_grant() {
@@ -785,26 +789,52 @@ mod sending {
         assert_eq!((after.available, after.granted), (0, 10));
     }
 
+    /// What the wording of 2014 adds up on the blocked head, and today's sets as it leaves.
+    //= SMBD-3.1.5.1-05 test
+    //= SMBD-3.1.5.1-05b test
+    #[test]
+    fn what_there_is_to_grant_while_the_head_is_blocked_leaves_with_it() {
+        for settings in both_wordings() {
+            let mut bench = Bench::passive(settings, 10);
+            bench.send(1, 5);
+            bench.send(2, 5);
+            for _ in 0..4 {
+                bench.hear(segment(0, 1, 0));
+                assert_eq!(
+                    bench.work(),
+                    [Did::Receive(1024)],
+                    "no credit to leave with"
+                );
+            }
+            bench.hear(grant(5));
+            assert_eq!(bench.grants(), [5, 0]);
+            let held = bench.engine.credits();
+            assert_eq!((held.available, held.granted), (0, 10));
+        }
+    }
+
     //= SMBD-3.1.5.1-06 test
     //= SMBD-3.1.5.1-06b test
     //= SMBD-3.1.5.9-03 test
     #[test]
     fn the_last_credit_waits_for_one_to_give() {
-        let mut bench = Bench::settled(credits(10, 10), 10, 3);
-        bench.room.receives = 0;
-        bench.send(1, 5);
-        bench.send(2, 5);
-        assert_eq!(
-            bench.grants(),
-            [0],
-            "the second of two credits needs no grant"
-        );
-        assert!(bench.engine.wants_receives());
-        assert_eq!(bench.engine.queued_messages(), 1);
-        bench.room.receives = 5;
-        assert_eq!(bench.grants(), [1]);
-        assert_eq!(bench.receives.len(), 11, "one beyond the target");
-        assert!(!bench.engine.wants_receives());
+        for settings in both_wordings() {
+            let mut bench = Bench::settled(settings, 10, 3);
+            bench.room.receives = 0;
+            bench.send(1, 5);
+            bench.send(2, 5);
+            assert_eq!(
+                bench.grants(),
+                [0],
+                "the second of two credits needs no grant"
+            );
+            assert!(bench.engine.wants_receives());
+            assert_eq!(bench.engine.queued_messages(), 1);
+            bench.room.receives = 5;
+            assert_eq!(bench.grants(), [1]);
+            assert_eq!(bench.receives.len(), 11, "one beyond the target");
+            assert!(!bench.engine.wants_receives());
+        }
     }
 
     //= SMBD-3.1.5.1-06 test
@@ -855,13 +885,15 @@ mod sending {
     //= SMBD-3.1.5.1-14b test
     #[test]
     fn a_prompt_is_one_message_and_none_if_one_leaves_anyway() {
-        let mut bench = Bench::settled(credits(10, 10), 10, 10);
-        bench.engine.prompt();
-        bench.engine.prompt();
-        assert_eq!(bench.sent(), [grant(0)]);
-        bench.engine.prompt();
-        bench.send(1, 5);
-        assert_eq!(bench.sent(), [segment(0, 5, 0)]);
+        for settings in both_wordings() {
+            let mut bench = Bench::settled(settings, 10, 10);
+            bench.engine.prompt();
+            bench.engine.prompt();
+            assert_eq!(bench.sent(), [grant(0)]);
+            bench.engine.prompt();
+            bench.send(1, 5);
+            assert_eq!(bench.sent(), [segment(0, 5, 0)]);
+        }
     }
 
     #[test]
@@ -1534,21 +1566,26 @@ mod keeping_alive {
     //= SMBD-3.1.5.8-09b test
     #[test]
     fn a_keepalive_is_answered_without_its_flag_and_with_credits() {
-        let mut bench = Bench::settled(credits(10, 10), 10, 10);
-        bench.hear(flagged(0));
-        assert_eq!(bench.sent(), [grant(1)]);
-        assert_eq!(bench.due(), Some(IDLE));
-        assert_eq!(bench.sent(), []);
-        assert_eq!(bench.engine.statistics().keepalives_received, 1);
-        assert_eq!(bench.engine.statistics().keepalives_sent, 0);
+        for settings in both_wordings() {
+            let mut bench = Bench::settled(settings, 10, 10);
+            bench.hear(flagged(0));
+            assert_eq!(bench.sent(), [grant(1)]);
+            assert_eq!(bench.due(), Some(IDLE));
+            assert_eq!(bench.sent(), []);
+            assert_eq!(bench.engine.statistics().keepalives_received, 1);
+            assert_eq!(bench.engine.statistics().keepalives_sent, 0);
+        }
     }
 
+    //= SMBD-3.1.5.8-09b test
     #[test]
     fn a_message_that_leaves_anyway_is_answer_enough() {
-        let mut bench = Bench::settled(credits(10, 10), 10, 10);
-        bench.send(1, 5);
-        bench.hear(flagged(0));
-        assert_eq!(bench.sent(), [segment(1, 5, 0)]);
+        for settings in both_wordings() {
+            let mut bench = Bench::settled(settings, 10, 10);
+            bench.send(1, 5);
+            bench.hear(flagged(0));
+            assert_eq!(bench.sent(), [segment(1, 5, 0)]);
+        }
     }
 
     //= SMBD-3.1.5.8-09 test
