@@ -475,7 +475,7 @@ fn summary(specs: &Specs) -> String {
         .collect();
     let rest = match without[..] {
         [] => String::new(),
-        _ => format!(" Only an exception has {}.", without.join(", ")),
+        _ => format!(" Excepted without: {}.", without.join(", ")),
     };
     writeln!(
         table,
