@@ -549,6 +549,23 @@ mod tests {
         );
     }
 
+    //= SMBD-3.1.5.7-03 test
+    //= SMBD-3.1.5.7-04 test
+    #[test]
+    fn the_smallest_sizes_of_a_response_are_taken() {
+        let smallest = NegotiateResponse {
+            max_receive_size: 128,
+            max_fragmented_size: 131_072,
+            ..response()
+        };
+        let negotiated = conclude(&windows(), smallest).unwrap().negotiated;
+        let sizes = (
+            negotiated.max_send_size,
+            negotiated.max_fragmented_send_size,
+        );
+        assert_eq!(sizes, (128, 131_072));
+    }
+
     //= SMBD-3.1.5.7-10 test
     //= SMBD-3.1.5.7-11 test
     //= SMBD-3.1.5.7-12 test
