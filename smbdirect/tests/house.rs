@@ -11,6 +11,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/loopback", &["rdma"]),
     ("rdma/iwarp/", &["rdma"]),
     ("engine/", &["rdma::work", "wire"]),
+    ("tdi/", &[]),
     ("waiters.rs", &[]),
     ("inbox.rs", &["engine", "rdma::work"]),
     ("driver.rs", &["engine", "rdma", "inbox", "waiters"]),
