@@ -1,4 +1,5 @@
-//! The face of TDI, Windows' Transport Driver Interface, for SMB Direct: its numbers.
+//! The face of TDI, Windows' Transport Driver Interface, for SMB Direct: its numbers, and the
+//! decisions behind its send requests.
 //!
 //! | TDI | here |
 //! |---|---|
@@ -6,9 +7,20 @@
 //! | `TDI_SEND_...` | [`SendFlags`] |
 //! | `TDI_RECEIVE_...` | [`ReceiveFlags`] of a request, [`IndicationFlags`] of an indication |
 //! | `TDI_DISCONNECT_...`, `TDI_SERVICE_...` | [`DisconnectFlags`], [`ServiceFlags`] |
+//! | `TdiBuildSend` and what a transport owes it | [`SendRequest`], [`Outbound`] |
+//!
+//! "Client" means the user of the transport, as in TDI, whichever side of SMB that is. A TSDU is
+//! one [`Message`](crate::Message). Nothing here has a clock, a task or a socket.
 
 mod flags;
+mod request;
+mod send;
 mod status;
 
 pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, ServiceFlags};
+pub use request::RequestId;
+pub use send::{
+    Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, Outlook, SendCompletion, SendEvent,
+    SendRequest, SendSettings, Submission,
+};
 pub use status::{Severity, Status};
