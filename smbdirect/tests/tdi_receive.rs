@@ -356,6 +356,19 @@ fn a_receive_of_no_bytes_has_indications_go_on() {
     assert_eq!(next(&mut inbound), "abcd/4");
 }
 
+#[test]
+fn what_was_seen_and_then_taken_hides_nothing() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcd", 4);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.answer(Answer::Taken(0)).unwrap();
+    assert_eq!(next(&mut inbound), "-");
+    arrive(&mut inbound, "EFGH", 0);
+    assert_eq!(next(&mut inbound), "abcd/8");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!(next(&mut inbound), "EFGH/4");
+}
+
 //= TDI-RECV-15 test
 #[test]
 fn little_waits_for_more() {
@@ -476,9 +489,10 @@ fn no_more_is_lent_than_may_be() {
     assert_eq!((inbound.lent(), count.0.load(Ordering::Relaxed)), (264, 0));
     drop(also_first);
     assert_eq!((inbound.lent(), count.0.load(Ordering::Relaxed)), (132, 1));
-    inbound.answer(Answer::Taken(1)).unwrap();
-    assert_eq!(next(&mut inbound), "ccc/3");
-    inbound.answer(Answer::Taken(3)).unwrap();
+    inbound.answer(Answer::NotAccepted(0)).unwrap();
+    inbound.resume();
+    assert_eq!(next(&mut inbound), "cccc/4");
+    inbound.answer(Answer::Taken(4)).unwrap();
     assert_eq!(next(&mut inbound), "chained 4");
     // Longer than all that may be lent: copied from its first bytes on.
     let mut inbound = lending(200);

@@ -398,6 +398,39 @@ fn an_open_tsdu_does_not_silence_the_event() {
     );
 }
 
+//= TDI-SEND-17 test
+#[test]
+fn of_two_refusals_the_smaller_decides_when_sends_are_possible() {
+    let mut sends = Sends::with(SendSettings {
+        non_blocking: NonBlocking::Atomic,
+        ..settings()
+    });
+    assert_eq!(sends.send("open....", E | P), taken(8));
+    assert_eq!(sends.send("1234", B), taken(4));
+    assert_eq!(sends.send("12", B), taken(2));
+    assert_eq!(sends.send("12345678", B), NOT_READY);
+    assert_eq!(sends.send("123", B), NOT_READY);
+    assert_eq!(sends.send("1234", B), NOT_READY);
+    sends.next().unwrap();
+    sends.outbound.tsdu_sent();
+    let events = sends.events();
+    assert!(
+        matches!(events[..], [SendEvent::SendPossible { available: 6 }]),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn after_the_end_no_send_is_possible() {
+    let mut sends = Sends::new();
+    assert_eq!(sends.send("12345678", B), taken(8));
+    assert_eq!(sends.send("12345678", B), taken(8));
+    assert_eq!(sends.send("a", B), NOT_READY);
+    sends.outbound.close(Status::LOCAL_DISCONNECT);
+    assert!(!sends.outbound.cancel(RequestId(1)));
+    assert!(sends.events().is_empty());
+}
+
 //= TDI-SEND-19 test
 #[test]
 fn without_a_send_buffer_non_blocking_means_nothing() {
@@ -438,6 +471,34 @@ fn a_blocking_send_waits() {
     assert_eq!(sends.drain(), ["wait..."]);
     assert_eq!(sends.done(), [(5, SUCCESS, 3)]);
     assert_eq!(sends.outbound.buffered(), 0);
+}
+
+//= TDI-SEND-20 test
+#[test]
+fn who_waits_first_has_room_first() {
+    let mut sends = Sends::new();
+    assert_eq!(sends.send("12345678", B), taken(8));
+    assert_eq!(sends.send("12345678", B), taken(8));
+    assert_eq!(sends.send("abcd", E | P), None);
+    assert_eq!(sends.send("abcde", P), None);
+    sends.next().unwrap();
+    sends.outbound.tsdu_sent();
+    assert_eq!(sends.done(), [(3, SUCCESS, 4)]);
+    sends.next().unwrap();
+    sends.outbound.tsdu_sent();
+    assert_eq!(sends.done(), [(4, SUCCESS, 5)]);
+}
+
+#[test]
+fn room_for_exactly_a_part_is_enough() {
+    let mut sends = Sends::new();
+    assert_eq!(sends.send("12345678", B), taken(8));
+    assert_eq!(sends.send("12345678", B), taken(8));
+    assert_eq!(sends.send("abcdefgh", P), None);
+    sends.next().unwrap();
+    sends.outbound.tsdu_sent();
+    assert_eq!(sends.done(), [(3, SUCCESS, 8)]);
+    assert_eq!(sends.outbound.available(), 0);
 }
 
 #[test]
@@ -610,16 +671,18 @@ fn what_has_begun_or_is_promised_ends_the_connection_when_its_time_is_over() {
 
 #[test]
 fn without_a_timeout_nothing_is_given_up() {
-    let mut sends = Sends::with(SendSettings {
-        send_timeout: None,
-        ..settings()
-    });
-    sends.send("a", NONE);
-    assert_eq!(sends.outbound.poll_timeout(), None);
-    sends
-        .outbound
-        .handle_timeout(sends.now + Duration::from_secs(1 << 30));
-    assert_eq!(sends.drain(), ["a"]);
+    // The longest there is has no end.
+    for send_timeout in [None, Some(Duration::MAX)] {
+        let mut sends = Sends::with(SendSettings {
+            send_timeout,
+            ..settings()
+        });
+        sends.send("a", NONE);
+        assert_eq!(sends.outbound.poll_timeout(), None);
+        let late = sends.now + Duration::from_secs(1 << 30);
+        sends.outbound.handle_timeout(late);
+        assert_eq!(sends.drain(), ["a"]);
+    }
 }
 
 //= TDI-SEND-34 test

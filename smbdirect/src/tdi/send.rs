@@ -378,7 +378,7 @@ impl Outbound {
         //= TDI-SEND-27
         let deadline = request
             .deadline
-            .or_else(|| timeout.map(|after| now + after));
+            .or_else(|| timeout.and_then(|after| now.checked_add(after)));
         let closes = !partial && taken == length;
         let class = self.class_mut(flags);
         if matches!(class.open, Slot::Empty) {
