@@ -3,6 +3,7 @@
 
 pub mod engine;
 pub mod rdma;
+pub mod tdi;
 pub mod wire;
 
 #[cfg(feature = "tokio")]

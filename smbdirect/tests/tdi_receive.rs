@@ -1,0 +1,780 @@
+//! What arrives, against the rules of TDI: the matrix of what a handler can answer, a table for each
+//! rule, and random clients that have to get every byte once.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Wake, Waker},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use proptest::prelude::*;
+use smbdirect::{
+    Token,
+    tdi::{
+        Answer, ChainedTsdu, Inbound, Indication, IndicationFlags, ReceiveCompletion, ReceiveEvent,
+        ReceiveFlags, ReceiveRequest, ReceiveSettings, RequestId, Status,
+    },
+};
+
+const NORMAL: ReceiveFlags = ReceiveFlags::NORMAL;
+const PEEK: ReceiveFlags = ReceiveFlags::PEEK;
+const ENTIRE: IndicationFlags = IndicationFlags::ENTIRE_MESSAGE;
+const LOOKAHEAD: IndicationFlags = IndicationFlags::COPY_LOOKAHEAD;
+const UNFINISHED: IndicationFlags = IndicationFlags::PEEK;
+
+/// Indications of 4 to 8 bytes.
+fn settings() -> ReceiveSettings {
+    ReceiveSettings {
+        minimum_lookahead: 4,
+        maximum_lookahead: 8,
+        receive_buffer: 1000,
+        lendable: 0,
+    }
+}
+
+fn inbound(settings: ReceiveSettings) -> Inbound {
+    Inbound::new(settings).unwrap()
+}
+
+fn request(id: u64, length: usize, flags: ReceiveFlags) -> ReceiveRequest {
+    ReceiveRequest {
+        id: RequestId(id),
+        buffer: BytesMut::zeroed(length),
+        flags,
+    }
+}
+
+fn arrive(inbound: &mut Inbound, data: &'static str, remaining: usize) {
+    inbound.handle_segment(Bytes::from(data), remaining, None);
+}
+
+fn indication(inbound: &mut Inbound) -> Indication {
+    match inbound.poll_event() {
+        Some(ReceiveEvent::Indicate(indication)) => indication,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The next event in short: what is shown, or what is completed.
+fn next(inbound: &mut Inbound) -> String {
+    match inbound.poll_event() {
+        None => "-".to_owned(),
+        Some(ReceiveEvent::Indicate(seen)) => {
+            format!("{}/{}", String::from_utf8_lossy(&seen.data), seen.available)
+        }
+        Some(ReceiveEvent::Chained(tsdu)) => format!("chained {}", tsdu.len()),
+        Some(ReceiveEvent::Completed(done)) => {
+            let ReceiveCompletion {
+                id,
+                status,
+                information,
+                buffer,
+                ..
+            } = done;
+            let data = String::from_utf8_lossy(&buffer[..information]).into_owned();
+            let status = status.name().unwrap();
+            format!("{} {status} {data}", id.0)
+        }
+        Some(ReceiveEvent::Invalidated(token)) => format!("token {token}"),
+    }
+}
+
+//= TDI-SEND-10 test
+//= TDI-RECV-10 test
+//= TDI-RECV-13 test
+#[test]
+fn an_indication_tells_what_it_is_of() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcde", 9);
+    let usual = IndicationFlags::NORMAL | IndicationFlags::AT_DISPATCH_LEVEL;
+    let seen = indication(&mut inbound);
+    assert_eq!(
+        (seen.flags, &seen.data[..]),
+        (usual | UNFINISHED, &b"abcde"[..])
+    );
+    assert_eq!(
+        (seen.available, seen.tsdu_length, seen.tsdu_offset),
+        (5, 14, 0)
+    );
+    // One at a time.
+    arrive(&mut inbound, "fghijklmn", 0);
+    arrive(&mut inbound, "next", 0);
+    assert_eq!(next(&mut inbound), "-");
+    inbound.answer(Answer::Taken(5)).unwrap();
+    let seen = indication(&mut inbound);
+    assert_eq!(
+        (seen.flags, &seen.data[..]),
+        (usual | LOOKAHEAD, &b"fghijklm"[..])
+    );
+    assert_eq!(
+        (seen.available, seen.tsdu_length, seen.tsdu_offset),
+        (9, 14, 5)
+    );
+    inbound.answer(Answer::Taken(8)).unwrap();
+    let seen = indication(&mut inbound);
+    assert_eq!((seen.flags, &seen.data[..]), (usual | ENTIRE, &b"n"[..]));
+    assert_eq!(
+        (seen.available, seen.tsdu_length, seen.tsdu_offset),
+        (1, 14, 13)
+    );
+    inbound.answer(Answer::Taken(1)).unwrap();
+    let seen = indication(&mut inbound);
+    assert_eq!((seen.flags, &seen.data[..]), (usual | ENTIRE, &b"next"[..]));
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!((next(&mut inbound), inbound.held()), ("-".to_owned(), 0));
+}
+
+//= TDI-RECV-11 test
+//= TDI-RECV-12 test
+//= TDI-RECV-14 test
+#[test]
+fn each_answer_decides_what_comes_next() {
+    #[derive(Clone, Copy, Debug)]
+    enum Kind {
+        Taken,
+        Receive,
+        Not,
+    }
+    use Kind::*;
+    // What is here: a whole TSDU; one that goes on; one longer than an indication; a whole one with
+    // another behind it. How many bytes are taken, and with what answer. Next, after more has come
+    // of a TSDU that goes on, and what a receive of 20 bytes then gets.
+    let whole = ("abcd", 0);
+    let begun = ("abcd", 4);
+    let long = ("abcdefghij", 0);
+    for (here, kind, count, now, then) in [
+        // All was taken: it is over, or goes on with what comes.
+        (whole, Taken, 4, "-", "-"),
+        (begun, Taken, 4, "-", "EFGH/4"),
+        (long, Taken, 8, "ij/2", "ij/2"),
+        // Some was taken: the rest is indicated.
+        (whole, Taken, 1, "bcd/3", "bcd/3"),
+        (begun, Taken, 1, "-", "bcdE/7"),
+        (long, Taken, 1, "bcdefghi/9", "bcdefghi/9"),
+        // Nothing was taken: again when there is more, or never.
+        (whole, Taken, 0, "-", "-"),
+        (begun, Taken, 0, "-", "abcd/8"),
+        (long, Taken, 0, "-", "-"),
+        // The rest goes into the request that came along.
+        (whole, Receive, 4, "-", "-"),
+        (begun, Receive, 4, "-", "9 SUCCESS EFGH"),
+        (long, Receive, 8, "9 SUCCESS ij", "-"),
+        (whole, Receive, 1, "9 SUCCESS bcd", "-"),
+        (begun, Receive, 1, "-", "9 SUCCESS bcdEFGH"),
+        (long, Receive, 1, "9 SUCCESS bcdefghij", "-"),
+        (whole, Receive, 0, "9 SUCCESS abcd", "-"),
+        (begun, Receive, 0, "-", "9 SUCCESS abcdEFGH"),
+        (long, Receive, 0, "9 SUCCESS abcdefghij", "-"),
+        // All that there was is taken: no objection. Else nothing is indicated.
+        (whole, Not, 4, "-", "-"),
+        (begun, Not, 4, "-", "EFGH/4"),
+        (long, Not, 8, "-", "-"),
+        (whole, Not, 1, "-", "-"),
+        (begun, Not, 1, "-", "-"),
+        (long, Not, 1, "-", "-"),
+        (whole, Not, 0, "-", "-"),
+        (begun, Not, 0, "-", "-"),
+        (long, Not, 0, "-", "-"),
+    ] {
+        let case = format!("{here:?} {kind:?} {count}");
+        let mut inbound = inbound(settings());
+        let (data, remaining) = here;
+        arrive(&mut inbound, data, remaining);
+        indication(&mut inbound);
+        let answer = match kind {
+            Taken => Answer::Taken(count),
+            Receive => Answer::TakenThenReceive(count, request(9, 20, NORMAL)),
+            Not => Answer::NotAccepted(count),
+        };
+        inbound.answer(answer).unwrap();
+        // A part of 3 bytes is too short to be indicated alone.
+        assert_eq!(next(&mut inbound), now, "{case}");
+        let mut rest = data[count..].to_owned();
+        if remaining > 0 {
+            arrive(&mut inbound, "EFGH", 0);
+            rest += "EFGH";
+            assert_eq!(next(&mut inbound), then, "{case}");
+        } else if !now.contains('/') {
+            assert_eq!(next(&mut inbound), "-", "{case}");
+        }
+        // Whatever was not taken and not received is there for a receive.
+        let settled = matches!(kind, Receive) && !(count == data.len() && remaining == 0);
+        if settled || rest.is_empty() {
+            assert_eq!(next(&mut inbound), "-", "{case}");
+            continue;
+        }
+        if then.contains('/') {
+            // It is being looked at, and the receive waits for the answer.
+            inbound.receive(request(1, 20, NORMAL));
+            assert_eq!(next(&mut inbound), "-", "{case}");
+            inbound.answer(Answer::Taken(0)).unwrap();
+        } else {
+            inbound.receive(request(1, 20, NORMAL));
+        }
+        assert_eq!(next(&mut inbound), format!("1 SUCCESS {rest}"), "{case}");
+        // Then indications go on.
+        arrive(&mut inbound, "more", 0);
+        assert_eq!(next(&mut inbound), "more/4", "{case}");
+    }
+}
+
+#[test]
+fn a_refusal_of_nothing_with_another_tsdu_here_is_one() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcd", 0);
+    arrive(&mut inbound, "efgh", 0);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.answer(Answer::NotAccepted(4)).unwrap();
+    assert_eq!(next(&mut inbound), "-");
+    inbound.resume();
+    assert_eq!(next(&mut inbound), "efgh/4");
+}
+
+#[test]
+fn an_answer_that_cannot_be_is_an_error_and_costs_nothing() {
+    let mut inbound = inbound(settings());
+    let state = Err(Status::INVALID_DEVICE_STATE);
+    assert_eq!(inbound.answer(Answer::Taken(0)), state);
+    assert_eq!(inbound.answer_chained(Ok(())), state);
+    let supplied = Answer::TakenThenReceive(0, request(1, 4, NORMAL));
+    assert_eq!(inbound.answer(supplied), state);
+    assert_eq!(next(&mut inbound), "1 INVALID_DEVICE_STATE ");
+    arrive(&mut inbound, "abcd", 0);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    assert_eq!(inbound.answer_chained(Ok(())), state);
+    assert_eq!(
+        inbound.answer(Answer::Taken(5)),
+        Err(Status::INVALID_PARAMETER)
+    );
+    assert_eq!((next(&mut inbound), inbound.held()), ("-".to_owned(), 0));
+}
+
+//= TDI-RECV-01 test
+#[test]
+fn a_receive_names_what_it_wants() {
+    let both = NORMAL | ReceiveFlags::EXPEDITED;
+    for (flags, expected) in [
+        (ReceiveFlags::empty(), "1 SUCCESS abcd"),
+        (NORMAL, "1 SUCCESS abcd"),
+        (both, "1 SUCCESS abcd"),
+        (both | PEEK, "1 SUCCESS abcd"),
+        (ReceiveFlags::EXPEDITED, "1 NOT_SUPPORTED "),
+        (ReceiveFlags::EXPEDITED | PEEK, "1 NOT_SUPPORTED "),
+        (ReceiveFlags::from_bits_retain(0x1), "1 INVALID_PARAMETER "),
+    ] {
+        let mut inbound = inbound(settings());
+        arrive(&mut inbound, "abcd", 0);
+        inbound.receive(request(1, 4, flags));
+        assert_eq!(next(&mut inbound), expected, "{flags:?}");
+    }
+}
+
+//= TDI-RECV-02 test
+//= TDI-RECV-04 test
+//= TDI-RECV-06 test
+//= TDI-RECV-08 test
+#[test]
+fn posted_receives_are_filled_in_order_before_anything_is_indicated() {
+    let mut inbound = inbound(settings());
+    for (id, length) in [(1, 10), (2, 3), (3, 2), (4, 8)] {
+        inbound.receive(request(id, length, NORMAL));
+    }
+    arrive(&mut inbound, "ab", 2);
+    assert_eq!(next(&mut inbound), "-");
+    arrive(&mut inbound, "cd", 0);
+    assert_eq!(next(&mut inbound), "1 SUCCESS abcd");
+    arrive(&mut inbound, "efghi", 3);
+    assert_eq!(next(&mut inbound), "2 BUFFER_OVERFLOW efg");
+    assert_eq!(next(&mut inbound), "3 BUFFER_OVERFLOW hi");
+    assert_eq!(next(&mut inbound), "-");
+    arrive(&mut inbound, "jkl", 0);
+    assert_eq!(next(&mut inbound), "4 SUCCESS jkl");
+    // A buffer that the end of the TSDU fills has seen the end.
+    inbound.receive(request(5, 4, NORMAL));
+    arrive(&mut inbound, "mnop", 0);
+    assert_eq!(next(&mut inbound), "5 SUCCESS mnop");
+    arrive(&mut inbound, "qrst", 0);
+    assert_eq!(next(&mut inbound), "qrst/4");
+}
+
+#[test]
+fn the_receive_of_a_handler_comes_before_those_submitted_meanwhile() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcdefgh", 0);
+    assert_eq!(next(&mut inbound), "abcdefgh/8");
+    inbound.receive(request(2, 3, NORMAL));
+    inbound
+        .answer(Answer::TakenThenReceive(2, request(1, 3, NORMAL)))
+        .unwrap();
+    assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW cde");
+    assert_eq!(next(&mut inbound), "2 SUCCESS fgh");
+}
+
+//= TDI-RECV-05 test
+#[test]
+fn a_peek_takes_nothing() {
+    let mut inbound = inbound(settings());
+    inbound.receive(request(1, 4, PEEK));
+    assert_eq!(next(&mut inbound), "1 RECEIVE_PARTIAL ");
+    arrive(&mut inbound, "ab", 2);
+    inbound.receive(request(2, 4, PEEK));
+    assert_eq!(next(&mut inbound), "2 RECEIVE_PARTIAL ab");
+    arrive(&mut inbound, "cd", 0);
+    for (id, length, expected) in [
+        (3, 4, "3 SUCCESS abcd"),
+        (4, 3, "4 RECEIVE_PARTIAL abc"),
+        (5, 9, "5 SUCCESS abcd"),
+    ] {
+        inbound.receive(request(id, length, PEEK));
+        assert_eq!(next(&mut inbound), expected);
+    }
+    // It is no receive that would end a refusal.
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.answer(Answer::NotAccepted(0)).unwrap();
+    inbound.receive(request(6, 4, PEEK));
+    assert_eq!(next(&mut inbound), "6 SUCCESS abcd");
+    assert_eq!(next(&mut inbound), "-");
+    inbound.receive(request(7, 4, NORMAL));
+    assert_eq!(next(&mut inbound), "7 SUCCESS abcd");
+}
+
+#[test]
+fn a_receive_of_no_bytes_has_indications_go_on() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcd", 0);
+    for answer in [Answer::NotAccepted(0), Answer::Taken(0)] {
+        assert_eq!(next(&mut inbound), "abcd/4");
+        inbound.answer(answer).unwrap();
+        assert_eq!(next(&mut inbound), "-");
+        inbound.receive(request(1, 0, NORMAL));
+        assert_eq!(next(&mut inbound), "1 SUCCESS ");
+    }
+    assert_eq!(next(&mut inbound), "abcd/4");
+}
+
+#[test]
+fn what_was_seen_and_then_taken_hides_nothing() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcd", 4);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.answer(Answer::Taken(0)).unwrap();
+    assert_eq!(next(&mut inbound), "-");
+    arrive(&mut inbound, "EFGH", 0);
+    assert_eq!(next(&mut inbound), "abcd/8");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!(next(&mut inbound), "EFGH/4");
+}
+
+//= TDI-RECV-15 test
+#[test]
+fn little_waits_for_more() {
+    let mut inbound = inbound(settings());
+    for (data, remaining) in [("a", 6), ("", 6), ("b", 5), ("c", 4)] {
+        arrive(&mut inbound, data, remaining);
+        assert_eq!(next(&mut inbound), "-");
+    }
+    arrive(&mut inbound, "def", 1);
+    // Gathered as far as has to be.
+    assert_eq!(next(&mut inbound), "abcd/6");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!(next(&mut inbound), "-");
+    arrive(&mut inbound, "g", 0);
+    assert_eq!(next(&mut inbound), "efg/3");
+}
+
+#[test]
+fn a_token_comes_with_the_end_or_alone() {
+    let token = Some(Token(7));
+    let mut inbound = inbound(settings());
+    inbound.handle_segment(Bytes::new(), 0, token);
+    assert_eq!(next(&mut inbound), "token 0x00000007");
+    inbound.handle_segment(Bytes::new(), 0, None);
+    assert_eq!((next(&mut inbound), inbound.held()), ("-".to_owned(), 0));
+    inbound.handle_segment(Bytes::from("abcdefghij"), 0, token);
+    assert_eq!(indication(&mut inbound).invalidated_token, None);
+    inbound.answer(Answer::Taken(8)).unwrap();
+    assert_eq!(indication(&mut inbound).invalidated_token, token);
+    inbound
+        .answer(Answer::TakenThenReceive(0, request(1, 1, NORMAL)))
+        .unwrap();
+    inbound.receive(request(2, 1, NORMAL));
+    for expected in [None, token] {
+        let Some(ReceiveEvent::Completed(done)) = inbound.poll_event() else {
+            panic!("a byte for each");
+        };
+        assert_eq!(done.invalidated_token, expected);
+    }
+}
+
+fn chained(inbound: &mut Inbound) -> ChainedTsdu {
+    match inbound.poll_event() {
+        Some(ReceiveEvent::Chained(tsdu)) => tsdu,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn lending(lendable: usize) -> Inbound {
+    inbound(ReceiveSettings {
+        lendable,
+        ..settings()
+    })
+}
+
+//= TDI-CHN-01 test
+//= TDI-CHN-02 test
+//= TDI-CHN-03 test
+#[test]
+fn a_whole_tsdu_is_lent_in_place() {
+    let mut inbound = lending(500);
+    let bytes = Bytes::from(b"abcdef".to_vec());
+    let place = bytes.as_ptr();
+    arrive(&mut inbound, "xyz01234", 4);
+    // Enough for an indication, but this one is for the chained handler, once it is whole.
+    assert_eq!(next(&mut inbound), "-");
+    arrive(&mut inbound, "5678", 0);
+    inbound.handle_segment(bytes, 0, Some(Token(7)));
+    let mut tsdu = chained(&mut inbound);
+    assert_eq!(
+        (tsdu.len(), tsdu.is_empty(), tsdu.invalidated_token()),
+        (12, false, None)
+    );
+    assert_eq!(next(&mut inbound), "-");
+    assert_eq!(tsdu.copy_to_bytes(12), "xyz012345678");
+    drop(tsdu);
+    inbound.answer_chained(Ok(())).unwrap();
+    let tsdu = chained(&mut inbound);
+    assert_eq!(
+        (tsdu.chunk().as_ptr(), tsdu.invalidated_token()),
+        (place, Some(Token(7)))
+    );
+    inbound.answer_chained(Ok(())).unwrap();
+    assert_eq!(next(&mut inbound), "-");
+}
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+//= TDI-CHN-04 test
+//= TDI-CHN-05 test
+#[test]
+fn no_more_is_lent_than_may_be() {
+    // Two TSDUs of 4 bytes with what each costs besides.
+    let mut inbound = lending(2 * (4 + 128));
+    for data in ["aaaa", "bbbb", "cccc", "dddd"] {
+        arrive(&mut inbound, data, 0);
+    }
+    let mut kept = Vec::new();
+    for lent in [132, 264] {
+        kept.push(chained(&mut inbound));
+        inbound.answer_chained(Ok(())).unwrap();
+        assert_eq!(inbound.lent(), lent);
+    }
+    // The third is copied, and stays so though the first comes back meanwhile.
+    assert_eq!(next(&mut inbound), "cccc/4");
+    let count = Arc::new(Count::default());
+    inbound.watch_loans(&Waker::from(count.clone()));
+    let first = kept.remove(0);
+    let also_first = first.clone();
+    drop(first);
+    assert_eq!((inbound.lent(), count.0.load(Ordering::Relaxed)), (264, 0));
+    drop(also_first);
+    assert_eq!((inbound.lent(), count.0.load(Ordering::Relaxed)), (132, 1));
+    inbound.answer(Answer::NotAccepted(0)).unwrap();
+    inbound.resume();
+    assert_eq!(next(&mut inbound), "cccc/4");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!(next(&mut inbound), "chained 4");
+    // Longer than all that may be lent: copied from its first bytes on.
+    let mut inbound = lending(200);
+    arrive(&mut inbound, "abcdefgh", 100);
+    assert_eq!(next(&mut inbound), "abcdefgh/8");
+}
+
+//= TDI-CHN-03 test
+//= TDI-CHN-06 test
+#[test]
+fn a_chained_tsdu_that_is_not_accepted_waits_for_receives() {
+    let mut inbound = lending(500);
+    arrive(&mut inbound, "abcd", 0);
+    arrive(&mut inbound, "next", 0);
+    let mut tsdu = chained(&mut inbound);
+    tsdu.advance(2);
+    inbound.answer_chained(Err(tsdu)).unwrap();
+    assert_eq!(
+        (next(&mut inbound), inbound.lent(), inbound.held()),
+        ("-".to_owned(), 0, 264)
+    );
+    // Untouched, it can be offered again to the same handler.
+    inbound.resume();
+    let tsdu = chained(&mut inbound);
+    inbound.answer_chained(Err(tsdu)).unwrap();
+    // Also what was read is still there. The rest goes to no other handler.
+    inbound.receive(request(1, 3, NORMAL));
+    assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW abc");
+    assert_eq!(next(&mut inbound), "-");
+    inbound.receive(request(2, 3, NORMAL));
+    assert_eq!(next(&mut inbound), "2 SUCCESS d");
+    // Another than the one shown is no answer.
+    let tsdu = chained(&mut inbound);
+    inbound.answer_chained(Ok(())).unwrap();
+    arrive(&mut inbound, "last", 0);
+    let last = chained(&mut inbound);
+    assert_eq!(
+        inbound.answer_chained(Err(tsdu)),
+        Err(Status::INVALID_PARAMETER)
+    );
+    drop(last);
+    assert_eq!((next(&mut inbound), inbound.lent()), ("-".to_owned(), 0));
+}
+
+#[test]
+fn what_a_receive_has_begun_is_not_lent() {
+    let mut inbound = lending(500);
+    inbound.receive(request(1, 2, NORMAL));
+    arrive(&mut inbound, "abcdef", 0);
+    assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW ab");
+    assert_eq!(next(&mut inbound), "cdef/4");
+}
+
+//= TDI-RECV-17 test
+#[test]
+fn a_client_that_takes_nothing_is_given_no_more() {
+    // A few small TSDUs fill the buffer by what each costs.
+    let mut small = inbound(settings());
+    let mut arrived = 0;
+    while small.wants_segment() {
+        arrive(&mut small, "a", 0);
+        arrived += 1;
+        assert!(arrived < 100);
+    }
+    assert_eq!(arrived, 8);
+    // Asked for, it goes on.
+    assert_eq!(next(&mut small), "a/1");
+    small.answer(Answer::NotAccepted(0)).unwrap();
+    assert!(!small.wants_segment());
+    for id in 0..9 {
+        small.receive(request(id, 1, NORMAL));
+    }
+    assert!(small.wants_segment());
+    // A TSDU that is longer than the buffer may come to its end, as long as nobody refuses it.
+    let data: &'static [u8] = &[7; 1000];
+    let mut long = inbound(settings());
+    long.handle_segment(Bytes::from_static(data), 1000, None);
+    assert!(long.wants_segment());
+    indication(&mut long);
+    long.answer(Answer::NotAccepted(0)).unwrap();
+    assert!(!long.wants_segment());
+    // What is lent counts as well.
+    let mut lent = lending(1000);
+    lent.handle_segment(Bytes::from_static(&data[..800]), 0, None);
+    let kept = chained(&mut lent);
+    lent.answer_chained(Ok(())).unwrap();
+    assert!(lent.wants_segment());
+    arrive(&mut lent, "a", 0);
+    assert!(!lent.wants_segment());
+    drop(kept);
+    assert!(lent.wants_segment());
+    lent.close(Status::LOCAL_DISCONNECT);
+    assert!(!lent.wants_segment());
+}
+
+#[test]
+fn the_end_completes_what_is_posted() {
+    let mut inbound = inbound(settings());
+    inbound.receive(request(1, 8, NORMAL));
+    inbound.receive(request(2, 8, NORMAL));
+    arrive(&mut inbound, "abc", 5);
+    inbound.close(Status::REMOTE_DISCONNECT);
+    assert_eq!(next(&mut inbound), "1 REMOTE_DISCONNECT abc");
+    assert_eq!(next(&mut inbound), "2 REMOTE_DISCONNECT ");
+    arrive(&mut inbound, "late", 0);
+    inbound.receive(request(3, 8, NORMAL));
+    assert_eq!(next(&mut inbound), "3 INVALID_CONNECTION ");
+    assert_eq!((next(&mut inbound), inbound.held()), ("-".to_owned(), 0));
+    // Also while a handler is at work.
+    let mut inbound = self::inbound(settings());
+    arrive(&mut inbound, "abcd", 0);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.close(Status::LINK_FAILED);
+    let supplied = Answer::TakenThenReceive(4, request(4, 8, NORMAL));
+    assert_eq!(inbound.answer(supplied), Err(Status::INVALID_DEVICE_STATE));
+    assert_eq!(next(&mut inbound), "4 INVALID_CONNECTION ");
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    for (minimum_lookahead, maximum_lookahead, receive_buffer, lendable, holds) in [
+        (1, 1, 1, 1, true),
+        (0, 8, 100, 0, false),
+        (9, 8, 100, 0, false),
+        (8, 8, 0, 0, false),
+        (8, 8, 100, 101, false),
+    ] {
+        let made = Inbound::new(ReceiveSettings {
+            minimum_lookahead,
+            maximum_lookahead,
+            receive_buffer,
+            lendable,
+        });
+        assert_eq!(made.err(), (!holds).then_some(Status::INVALID_PARAMETER));
+    }
+    assert!(Inbound::new(ReceiveSettings::default()).is_ok());
+}
+
+/// What a random client does next.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Another segment of so many bytes comes, if it is wanted.
+    Arrive(usize),
+    /// A receive of so many bytes.
+    Receive(usize),
+    /// What there is to do is done, and a handler answers: how, and how much it takes.
+    Poll(u8, usize),
+    Resume,
+    /// The oldest loan comes back.
+    Return,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0..12_usize).prop_map(Op::Arrive),
+        1 => (1..12_usize).prop_map(Op::Receive),
+        5 => (0..6_u8, 0..9_usize).prop_map(|(answer, count)| Op::Poll(answer, count)),
+        1 => Just(Op::Resume),
+        1 => Just(Op::Return),
+    ]
+}
+
+proptest! {
+    /// However a client takes it, each byte comes once, in order, and each end where it was.
+    //= TDI-RECV-02 test
+    //= TDI-RECV-06 test
+    //= TDI-RECV-08 test
+    //= TDI-RECV-10 test
+    //= TDI-RECV-11 test
+    //= TDI-RECV-12 test
+    //= TDI-RECV-13 test
+    //= TDI-RECV-14 test
+    //= TDI-CHN-03 test
+    //= TDI-SEND-28 test
+    #[test]
+    fn each_byte_comes_once(
+        lengths in proptest::collection::vec(1..40_usize, 1..20),
+        ops in proptest::collection::vec(op(), 1..300),
+        lendable in prop_oneof![Just(0_usize), Just(200), Just(500)],
+    ) {
+        let mut inbound = lending(lendable);
+        let total: usize = lengths.iter().sum();
+        let sent: Vec<u8> = (0..total).map(|at| at as u8).collect();
+        let ends: Vec<usize> = lengths
+            .iter()
+            .scan(0, |end, length| { *end += length; Some(*end) })
+            .collect();
+        let mut to_come: VecDeque<usize> = lengths.into();
+        let (mut arrived, mut got, mut seen_ends) = (0, Vec::new(), Vec::new());
+        let (mut posted, mut id) = (VecDeque::new(), 0);
+        let mut loans = VecDeque::new();
+        let mut refused = false;
+        // At the end all arrives, and the client takes what there is. A chained TSDU that was not
+        // accepted, and was received in part, waits for receives.
+        let take = [Op::Return, Op::Resume, Op::Arrive(40), Op::Poll(0, 8), Op::Poll(0, 8)];
+        let receive = [Op::Receive(40), Op::Arrive(40), Op::Poll(0, 8), Op::Poll(0, 8)];
+        let end = std::iter::repeat_n(take, 2 * total + 300).flatten();
+        let end = end.chain(std::iter::repeat_n(receive, 2 * total + 300).flatten());
+        for op in ops.into_iter().chain(end) {
+            match op {
+                Op::Arrive(count) => {
+                    let Some(left) = to_come.front_mut().filter(|_| inbound.wants_segment()) else {
+                        continue;
+                    };
+                    let count = count.min(*left);
+                    *left -= count;
+                    let payload = Bytes::copy_from_slice(&sent[arrived..arrived + count]);
+                    arrived += count;
+                    // An empty segment stands only in the middle.
+                    let remaining = *left;
+                    inbound.handle_segment(payload, remaining, None);
+                    if remaining == 0 {
+                        to_come.pop_front();
+                    }
+                }
+                Op::Receive(length) => {
+                    id += 1;
+                    posted.push_back(id);
+                    inbound.receive(request(id, length, NORMAL));
+                }
+                Op::Resume => {
+                    refused = false;
+                    inbound.resume();
+                }
+                Op::Return => drop(loans.pop_front()),
+                Op::Poll(answer, count) => match inbound.poll_event() {
+                    None => {}
+                    Some(ReceiveEvent::Completed(done)) => {
+                        prop_assert_eq!(Some(done.id.0), posted.pop_front());
+                        got.extend_from_slice(&done.buffer[..done.information]);
+                        match done.status {
+                            Status::SUCCESS => seen_ends.push(got.len()),
+                            status => prop_assert_eq!(status, Status::BUFFER_OVERFLOW),
+                        }
+                        refused = false;
+                    }
+                    Some(ReceiveEvent::Indicate(seen)) => {
+                        prop_assert!(!refused && posted.is_empty());
+                        let count = count.min(seen.data.len());
+                        got.extend_from_slice(&seen.data[..count]);
+                        let all = count == seen.data.len();
+                        if all && seen.flags.contains(ENTIRE) {
+                            seen_ends.push(got.len());
+                        }
+                        inbound.answer(match answer {
+                            0..=2 => Answer::Taken(count),
+                            3 => {
+                                id += 1;
+                                posted.push_back(id);
+                                Answer::TakenThenReceive(count, request(id, 5, NORMAL))
+                            }
+                            _ => {
+                                // No objection if nothing more is here.
+                                refused = got.len() < arrived;
+                                Answer::NotAccepted(count)
+                            }
+                        }).unwrap();
+                    }
+                    Some(ReceiveEvent::Chained(mut tsdu)) => {
+                        prop_assert!(!refused && posted.is_empty() && lendable > 0);
+                        if answer == 5 {
+                            refused = true;
+                            tsdu.advance(count.min(tsdu.len()));
+                            inbound.answer_chained(Err(tsdu)).unwrap();
+                            continue;
+                        }
+                        let mut copy = tsdu.clone();
+                        got.extend_from_slice(&copy.copy_to_bytes(tsdu.len()));
+                        seen_ends.push(got.len());
+                        if answer > 1 {
+                            loans.push_back(tsdu);
+                        }
+                        inbound.answer_chained(Ok(())).unwrap();
+                    }
+                    Some(other) => prop_assert!(false, "{:?}", other),
+                },
+            }
+            prop_assert!(inbound.lent() <= lendable);
+            prop_assert!(inbound.held() <= 1000 + 40 + 128);
+        }
+        prop_assert_eq!(got, sent);
+        prop_assert_eq!(seen_ends, ends);
+        prop_assert_eq!(inbound.held(), 0);
+    }
+}
