@@ -8,6 +8,8 @@ use std::{collections::BTreeSet, fs, path::Path};
 #[path = "pair/fabric.rs"]
 #[allow(dead_code, reason = "what only the pair's tests use")]
 mod fabric;
+#[allow(dead_code, reason = "what only the hostile ones say")]
+mod peer;
 
 mod bugs {
     pub(crate) mod decoding;

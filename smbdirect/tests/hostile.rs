@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,22 +11,21 @@ use bytes::BytesMut;
 use smbdirect::{
     Access, Config, Connection, Listener, MemoryRegion, Settings,
     rdma::{
-        iwarp::{
-            Iwarp,
-            ddp::{Header, Tagged, Untagged},
-            mpa::{Fpdu, FrameKind, StartupFrame},
-            rdmap::{Opcode, ReadRequest},
-        },
+        iwarp::{Iwarp, ddp::Tagged, rdmap::Opcode},
         provider::Provider,
     },
-    wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse},
+    wire::{DataTransfer, Flags},
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::{Mutex, MutexGuard},
-    time::{sleep, timeout},
+    time::sleep,
 };
+
+use self::peer::{Peer, fpdu, within};
+
+#[allow(dead_code, reason = "what only the regression tests say")]
+mod peer;
 
 /// The tests measure the process, so each has it for itself.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -51,12 +49,6 @@ fn spent() -> Duration {
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
 }
 
-async fn within<T>(future: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(20), future)
-        .await
-        .expect("it takes forever")
-}
-
 /// A listener, a good connection of its own, and a connection whose peer is a script.
 struct Scene {
     victim: Connection,
@@ -64,15 +56,6 @@ struct Scene {
     good: [Connection; 2],
     _listener: Listener,
     _alone: MutexGuard<'static, ()>,
-}
-
-struct Peer {
-    stream: TcpStream,
-    received: Vec<u8>,
-    next_send: u32,
-    next_read: u32,
-    /// Data Transfers it may send.
-    credits: u32,
 }
 
 impl Scene {
@@ -90,7 +73,7 @@ impl Scene {
             listener.accept()
         );
         let good = [one.unwrap(), other.unwrap()];
-        let (peer, victim) = tokio::join!(Peer::connect(address), listener.accept());
+        let (peer, victim) = tokio::join!(Peer::negotiated(address), listener.accept());
         Self {
             victim: victim.unwrap(),
             peer,
@@ -117,116 +100,6 @@ impl Scene {
         assert!(reason.to_string().contains(words), "{reason}");
         self.assert_others_live().await;
     }
-}
-
-impl Peer {
-    async fn connect(address: SocketAddr) -> Self {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        let mut bytes = Vec::new();
-        StartupFrame::new(FrameKind::Request, 1).encode(&mut bytes);
-        stream.write_all(&bytes).await.unwrap();
-        let mut reply = [0; 20];
-        stream.read_exact(&mut reply).await.unwrap();
-        let mut peer = Self {
-            stream,
-            received: Vec::new(),
-            next_send: 1,
-            next_read: 1,
-            credits: 0,
-        };
-        let request = NegotiateRequest {
-            min_version: 0x0100,
-            max_version: 0x0100,
-            credits_requested: 255,
-            preferred_send_size: 8192,
-            max_receive_size: 8192,
-            max_fragmented_size: 1 << 20,
-        };
-        let mut message = Vec::new();
-        request.encode(&mut message);
-        let fpdu = peer.send(Opcode::Send, 0, &message);
-        peer.say(&fpdu).await;
-        let (_, response) = peer.hear().await;
-        let response = NegotiateResponse::decode(&response).unwrap();
-        peer.credits = response.credits_granted.into();
-        peer
-    }
-
-    async fn say(&mut self, bytes: &[u8]) {
-        within(self.stream.write_all(bytes)).await.unwrap();
-    }
-
-    /// A message of the peer's own making.
-    fn send(&mut self, opcode: Opcode, invalidate: u32, message: &[u8]) -> Vec<u8> {
-        let header = Untagged {
-            last: true,
-            rdmap_control: opcode.control(),
-            rsvd_ulp: invalidate,
-            queue_number: 0,
-            message_sequence_number: self.next_send,
-            message_offset: 0,
-        };
-        self.next_send += 1;
-        fpdu(&[&header.encode(), message])
-    }
-
-    /// A Data Transfer that spends a credit.
-    fn transfer(&mut self, header: DataTransfer, payload: &[u8]) -> Vec<u8> {
-        self.credits -= 1;
-        let mut message = Vec::new();
-        header.encode(&mut message);
-        message.extend_from_slice(payload);
-        self.send(Opcode::Send, 0, &message)
-    }
-
-    fn read_request(&mut self, source_stag: u32, source_tagged_offset: u64, size: u32) -> Vec<u8> {
-        let header = Untagged {
-            last: true,
-            rdmap_control: Opcode::RdmaReadRequest.control(),
-            rsvd_ulp: 0,
-            queue_number: 1,
-            message_sequence_number: self.next_read,
-            message_offset: 0,
-        };
-        self.next_read += 1;
-        let request = ReadRequest {
-            sink_stag: 1,
-            sink_tagged_offset: 0,
-            read_message_size: size,
-            source_stag,
-            source_tagged_offset,
-        };
-        fpdu(&[&header.encode(), &request.encode()])
-    }
-
-    /// The next FPDU: its header and payload.
-    async fn hear(&mut self) -> (Header, Vec<u8>) {
-        loop {
-            if let Some(fpdu) = Fpdu::decode(&self.received, false).unwrap() {
-                let (header, payload) = Header::decode(fpdu.ulpdu).unwrap();
-                let (payload, length) = (payload.to_vec(), fpdu.length);
-                self.received.drain(..length);
-                return (header, payload);
-            }
-            let count = within(self.stream.read_buf(&mut self.received)).await;
-            assert_ne!(count.unwrap(), 0, "the connection is over");
-        }
-    }
-
-    /// Waits for so many credits.
-    async fn await_credits(&mut self, credits: u32) {
-        while self.credits < credits {
-            let (_, message) = self.hear().await;
-            let header = DataTransfer::decode(&message).unwrap();
-            self.credits += u32::from(header.credits_granted);
-        }
-    }
-}
-
-fn fpdu(parts: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    Fpdu::encode(parts, false, &mut bytes);
-    bytes
 }
 
 fn write(stag: u32, tagged_offset: u64, last: bool, payload: &[u8]) -> Vec<u8> {

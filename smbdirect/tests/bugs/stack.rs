@@ -27,7 +27,8 @@ use smbdirect::{
 };
 use tokio::task::{JoinSet, yield_now};
 
-use super::ends::{Ends, HERE, Peer, assert_nothing_outstanding, bytes, iwarp, listen, within};
+use super::ends::{Ends, HERE, assert_nothing_outstanding, bytes, iwarp, listen};
+use crate::peer::{Peer, within};
 
 fn all_access() -> Access {
     Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE
@@ -576,7 +577,7 @@ async fn bug_23_listener_closed_with_half_open_children() {
         peer.end().await;
     }
     let question = DataTransfer::empty(10, 10, Flags::RESPONSE_REQUESTED);
-    let question = accepted_peer.transfer(question);
+    let question = accepted_peer.transfer(question, &[]);
     accepted_peer.say(&question).await;
     let (header, answer) = accepted_peer.hear().await;
     assert!(matches!(header, Header::Untagged(_)));

@@ -26,7 +26,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use super::ends::{HERE, Peer, fpdu, listen, within};
+use super::ends::{HERE, listen};
+use crate::peer::{Peer, fpdu, within};
 
 /// What the acceptor said to a peer, and how many reads of its own it will have outstanding.
 type Seen = Arc<Mutex<Vec<(Bytes, u32)>>>;
