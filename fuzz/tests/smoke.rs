@@ -6,6 +6,8 @@ mod common;
 
 use std::{env, fs};
 
+use fastrand::Rng;
+
 use self::common::{Attempt, folder, inputs, target};
 
 /// Enough to see that it works, where nobody asked for more.
@@ -23,7 +25,7 @@ fn smoke(name: &str) {
         .map(|path| fs::read(path).unwrap())
         .collect();
     assert!(!corpus.is_empty(), "the corpus of {name} is empty");
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     for iteration in 0..iterations {
         let data = mutated(&corpus, &mut random);
         let _attempt = Attempt::new(|| {
@@ -39,48 +41,31 @@ fn smoke(name: &str) {
 }
 
 /// An input of the corpus with a few changes.
-fn mutated(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
-    let mut data = corpus[random.below(corpus.len())].clone();
-    for _ in 0..=random.below(6) {
-        let at = random.below(data.len() + 1);
-        let end = (at + 1 + random.below(16)).min(data.len());
-        match random.below(7) {
-            0 if at < data.len() => data[at] ^= 1 << random.below(8),
-            1 if at < data.len() => data[at] = random.next() as u8,
-            2 if at < data.len() => data[at] = [0, 1, 0x7f, 0x80, 0xfe, 0xff][random.below(6)],
+fn mutated(corpus: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
+    let mut data = corpus[random.usize(..corpus.len())].clone();
+    for _ in 0..=random.usize(..6) {
+        let at = random.usize(..data.len() + 1);
+        let end = (at + 1 + random.usize(..16)).min(data.len());
+        match random.usize(..7) {
+            0 if at < data.len() => data[at] ^= 1 << random.usize(..8),
+            1 if at < data.len() => data[at] = random.u8(..),
+            2 if at < data.len() => data[at] = [0, 1, 0x7f, 0x80, 0xfe, 0xff][random.usize(..6)],
             3 => drop(data.drain(at.min(end)..end)),
             4 => {
                 let bytes = data[at.min(end)..end].to_vec();
                 data.splice(at..at, bytes);
             }
-            5 => data.insert(at, random.next() as u8),
+            5 => data.insert(at, random.u8(..)),
             _ => {
                 // The rest of another input.
-                let other = &corpus[random.below(corpus.len())];
+                let other = &corpus[random.usize(..corpus.len())];
                 data.truncate(at);
-                data.extend_from_slice(&other[random.below(other.len() + 1)..]);
+                data.extend_from_slice(&other[random.usize(..other.len() + 1)..]);
             }
         }
     }
     data.truncate(LONGEST);
     data
-}
-
-/// SplitMix64: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
 }
 
 #[test]

@@ -308,17 +308,8 @@ impl From<ConnectionError> for Lost {
 
 /// Bytes that differ from one message to the next, and along each.
 fn contents(sequence: u64, length: usize) -> Bytes {
-    let mut state = sequence;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        // SplitMix64.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bytes.extend_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
-    }
-    bytes.truncate(length);
+    let mut bytes = vec![0; length];
+    fastrand::Rng::with_seed(sequence).fill(&mut bytes);
     bytes.into()
 }
 

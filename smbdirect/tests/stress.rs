@@ -6,6 +6,7 @@
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use bytes::BytesMut;
+use fastrand::Rng;
 use smbdirect::{
     Access, BufferDescriptorV1, Config, Connection, ConnectionError, Listener, Settings,
     rdma::{
@@ -24,37 +25,20 @@ const GAMES: u64 = 12;
 const TASKS: u64 = 4;
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    /// Mostly small, at times large.
-    fn length(&mut self) -> usize {
-        let largest = [1, 100, 9000, 100_000][self.below(4) as usize];
-        self.below(largest + 1) as usize
-    }
+/// Mostly small, at times large.
+fn any_length(random: &mut Rng) -> usize {
+    let largest = [1, 100, 9000, 100_000][random.usize(..4)];
+    random.usize(..=largest)
 }
 
 /// Awaits `future`, or polls it a few times and drops it.
-async fn perhaps<T>(random: &mut Random, future: impl Future<Output = T>) -> Option<T> {
+async fn perhaps<T>(random: &mut Rng, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
-    if random.below(2) == 0 {
-        let patience = Duration::from_millis(random.below(20));
+    if random.u64(..2) == 0 {
+        let patience = Duration::from_millis(random.u64(..20));
         return timeout(patience, future).await.ok();
     }
-    let mut polls = random.below(4);
+    let mut polls = random.u64(..4);
     poll_fn(|context| {
         if polls == 0 {
             return Poll::Ready(None);
@@ -73,11 +57,11 @@ async fn perhaps<T>(random: &mut Random, future: impl Future<Output = T>) -> Opt
 type Memory = Arc<[watch::Sender<Vec<BufferDescriptorV1>>; 2]>;
 
 /// One of several users of one end, until the connection is over.
-async fn user(connection: Connection, end: usize, memory: Memory, mut random: Random) {
+async fn user(connection: Connection, end: usize, memory: Memory, mut random: Rng) {
     while connection.error().is_none() {
         let theirs = memory[1 - end].borrow().clone();
-        let length = random.length();
-        match random.below(12) {
+        let length = any_length(&mut random);
+        match random.u64(..12) {
             0..3 => {
                 if let Ok(sending) = connection.send(vec![7; length]) {
                     perhaps(&mut random, sending).await;
@@ -89,7 +73,7 @@ async fn user(connection: Connection, end: usize, memory: Memory, mut random: Ra
             6 => drop(perhaps(&mut random, connection.keepalive()).await),
             7 => {
                 let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-                let access = if random.below(2) == 0 {
+                let access = if random.u64(..2) == 0 {
                     access
                 } else {
                     Access::REMOTE_READ
@@ -105,7 +89,7 @@ async fn user(connection: Connection, end: usize, memory: Memory, mut random: Ra
                         drop(connection);
                         drop(region);
                     });
-                } else if random.below(2) == 0 {
+                } else if random.u64(..2) == 0 {
                     perhaps(&mut random, region.deregister()).await;
                 }
             }
@@ -133,8 +117,8 @@ async fn taker(connection: Connection) {
 }
 
 async fn game(provider: Arc<dyn Provider>, seed: u64) {
-    let mut random = Random(seed);
-    let credits = [1, 2, 10, 255][random.below(4) as usize];
+    let mut random = Rng::with_seed(seed);
+    let credits = [1, 2, 10, 255][random.usize(..4)];
     let config = Config::new(Settings {
         send_credit_target: credits,
         receive_credit_max: credits,
@@ -147,7 +131,7 @@ async fn game(provider: Arc<dyn Provider>, seed: u64) {
         .unwrap();
     let address = listener.local_address();
     // Some who give up while they connect.
-    for _ in 0..random.below(5) {
+    for _ in 0..random.u64(..5) {
         let connecting = Connection::connect(&*provider, address, config.clone());
         drop(perhaps(&mut random, connecting).await);
     }
@@ -165,12 +149,12 @@ async fn game(provider: Arc<dyn Provider>, seed: u64) {
     for (end, connection) in [(0, &client), (1, &server)] {
         users.spawn(taker(connection.clone()));
         for _ in 0..TASKS {
-            let random = Random(random.next());
+            let random = random.fork();
             users.spawn(user(connection.clone(), end, memory.clone(), random));
         }
     }
-    sleep(Duration::from_millis(50 + random.below(100))).await;
-    match random.below(4) {
+    sleep(Duration::from_millis(50 + random.u64(..100))).await;
+    match random.u64(..4) {
         0 => drop(perhaps(&mut random, client.close()).await),
         1 => drop(perhaps(&mut random, server.close()).await),
         2 => drop(tokio::join!(client.close(), server.close())),

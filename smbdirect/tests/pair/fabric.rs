@@ -34,39 +34,35 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Steps after which a pair that should fall silent has not.
 const TOO_MANY_STEPS: usize = 300_000;
 
-/// SplitMix64: small, and the same everywhere.
+/// What a seed decides.
 #[derive(Debug)]
-pub(crate) struct Random(u64);
+pub(crate) struct Random(fastrand::Rng);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.u64(..)
     }
 
     /// From 0 to `most`.
     pub(crate) fn up_to(&mut self, most: u64) -> u64 {
-        self.next() % (most + 1)
+        self.0.u64(..=most)
     }
 
     pub(crate) fn between(&mut self, least: u64, most: u64) -> u64 {
-        least + self.up_to(most - least)
+        self.0.u64(least..=most)
     }
 
     /// True once in `n` times.
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.up_to(n - 1) == 0
+        self.0.u64(..n) == 0
     }
 
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.up_to(from.len() as u64 - 1) as usize]
+        from[self.0.usize(..from.len())]
     }
 }
 

@@ -380,12 +380,8 @@ impl End {
 
 /// Bytes that differ from place to place and from seed to seed.
 pub(crate) fn pattern(length: usize, seed: u64) -> BytesMut {
-    let mut random = Random::new(seed);
-    let mut bytes = BytesMut::with_capacity(length + 8);
-    while bytes.len() < length {
-        bytes.extend_from_slice(&random.next().to_le_bytes());
-    }
-    bytes.truncate(length);
+    let mut bytes = BytesMut::zeroed(length);
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
@@ -395,26 +391,5 @@ pub(crate) fn past(registration: Registration, bytes: u64) -> RemoteAddress {
     RemoteAddress {
         token,
         offset: offset.wrapping_add(bytes),
-    }
-}
-
-/// Numbers from a seed (xorshift64*): the same everywhere.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number below `bound`.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
     }
 }

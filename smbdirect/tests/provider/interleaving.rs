@@ -1,13 +1,14 @@
 //! Random work both ways, from a seed, and every byte compared.
 
 use bytes::BytesMut;
+use fastrand::Rng;
 use smbdirect::rdma::{
     memory::Registration,
     provider::Teardown,
     work::{Access, Disconnect},
 };
 
-use super::fabric::{End, Fabric, Pair, Random, past, pattern};
+use super::fabric::{End, Fabric, Pair, past, pattern};
 
 /// Bytes of each region: one to read from and one to write to at each end.
 const REGION: usize = 1 << 20;
@@ -27,14 +28,14 @@ pub(crate) async fn random_work_both_ways(fabric: &Fabric) {
 }
 
 async fn run(fabric: &Fabric, seed: u64) {
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut pair = fabric.pair().await;
     let mut models = [
         Model::new(&mut pair.active, 1),
         Model::new(&mut pair.passive, 2),
     ];
     for _ in 0..STEPS {
-        let side = random.below(2);
+        let side = random.usize(..2);
         let (here, there) = match side {
             0 => (&mut pair.active, &mut pair.passive),
             _ => (&mut pair.passive, &mut pair.active),
@@ -46,7 +47,7 @@ async fn run(fabric: &Fabric, seed: u64) {
             (other, one)
         };
         step(&mut random, (here, ours), (there, theirs));
-        if random.below(4) == 0 {
+        if random.usize(..4) == 0 {
             pair.turn().await;
         }
     }
@@ -85,16 +86,16 @@ impl Model {
     }
 }
 
-fn step(random: &mut Random, here: (&mut End, &mut Model), there: (&mut End, &mut Model)) {
+fn step(random: &mut Rng, here: (&mut End, &mut Model), there: (&mut End, &mut Model)) {
     let ((end, ours), (_, theirs)) = (here, there);
     // Often nothing, often little, sometimes much.
-    let length = match random.below(4) {
-        0 => random.below(3),
-        1 => random.below(100),
-        2 => random.below(2_000),
-        _ => random.below(RECEIVE),
+    let length = match random.usize(..4) {
+        0 => random.usize(..3),
+        1 => random.usize(..100),
+        2 => random.usize(..2_000),
+        _ => random.usize(..RECEIVE),
     };
-    let choice = random.below(4);
+    let choice = random.usize(..4);
     if choice == 0 && end.room().receives > 0 {
         end.receive(RECEIVE as u32);
         ours.receives += 1;
@@ -106,21 +107,21 @@ fn step(random: &mut Random, here: (&mut End, &mut Model), there: (&mut End, &mu
         1 if theirs.receives > 0 => {
             // The first receive of each end is shorter than the others.
             let most = if ours.sent.is_empty() { 512 } else { RECEIVE };
-            let message = pattern(length.min(most), random.next());
-            let cut = random.below(33).min(message.len());
+            let message = pattern(length.min(most), random.u64(..));
+            let cut = random.usize(..33).min(message.len());
             let payload = message.clone().freeze().slice(cut..);
             end.send_parts(&message[..cut], payload, None);
             ours.sent.push(message);
             theirs.receives -= 1;
         }
         2 if theirs.sink_used + length <= REGION => {
-            let (start, data) = (theirs.sink_used, pattern(length, random.next()));
+            let (start, data) = (theirs.sink_used, pattern(length, random.u64(..)));
             theirs.sink_bytes[start..start + length].copy_from_slice(&data);
             theirs.sink_used += length;
             end.write(data, past(theirs.sink, start as u64));
         }
         3 => {
-            let start = random.below(REGION - length);
+            let start = random.usize(..REGION - length);
             end.read(past(theirs.source, start as u64), length);
             let expected = &theirs.source_bytes[start..start + length];
             ours.read.push(BytesMut::from(expected));
