@@ -339,7 +339,8 @@ fn snapshot(engine: &Connection) -> Connection {
 }
 
 /// What tells two engines apart, as far as their future goes: identifiers and counts do not, but
-/// for what is outstanding. The content of the send queue follows from the messages submitted and the bytes still to come.
+/// for what is outstanding. The content of the send queue follows from the messages submitted and
+/// the bytes still to come.
 fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     let Connection {
         config,
