@@ -121,12 +121,9 @@ pub(crate) async fn connect(
 ) -> Result<Connection> {
     let mut last = None;
     for address in resolve(address, provider.default_port()).await? {
-        let connecting = Connection::connect(provider, address, config.clone());
-        let result = timeout(options.connect_timeout, connecting).await;
-        let fault = match result {
-            Ok(Ok(connection)) => return Ok(connection),
-            Ok(Err(error)) => explain_connect(&error, address, options.connect_timeout).await,
-            Err(_) => explain_silence(address, options.connect_timeout).await,
+        let fault = match Connection::connect(provider, address, config.clone()).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => explain_connect(&error, address, options.connect_timeout).await,
         };
         tracing::debug!(%address, "{fault:#}");
         last = Some(fault);

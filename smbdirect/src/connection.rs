@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::{
     driver::{Driver, Shared, State, TransferResult, now},
     engine::{
-        self, Config, ConnectionError, Credits, Expired, Message, MessageId, Negotiated, SendError,
+        self, Config, ConnectionError, Credits, Message, MessageId, Negotiated, SendError,
         Statistics, TransferFault, TransferId,
     },
     inbox::Segment,
@@ -169,7 +169,7 @@ impl Connection {
         let connecting = provider.connect(request);
         let connected = tokio::time::timeout(config.active_negotiation_timeout, connecting)
             .await
-            .map_err(|_| ConnectionError::TimedOut(Expired::Negotiation))?
+            .unwrap_or_else(|_| Err(no_rdma_connection()))
             //= SMBD-3.1.4.1-08
             .map_err(ConnectError::Provider)?;
         engine.handle_connected(limits(provider, &connected)?);
@@ -593,6 +593,12 @@ pub(crate) fn encoded(depths: IrdOrd) -> Bytes {
     let mut private_data = BytesMut::with_capacity(IrdOrd::LENGTH);
     depths.encode(&mut private_data);
     private_data.freeze()
+}
+
+/// The Negotiation Timer ran out before there was anybody to negotiate with.
+fn no_rdma_connection() -> ProviderError {
+    let what = "no RDMA connection before the Negotiation Timer ran out";
+    ProviderError::new(ProviderErrorKind::TimedOut, what)
 }
 
 /// What a new connection can do, as far as the acceptor's answer lets it (section 6).
