@@ -232,16 +232,7 @@ impl Summary {
         if let Some(name) = event.what.name() {
             *self.messages.entry(name).or_default() += 1;
         }
-        let is_known = self.lowest_credits.contains_key(&event.stream);
-        if event.credits != [None; 2] && (is_known || self.lowest_credits.len() < MAX_SUMMARISED) {
-            let lowest = self.lowest_credits.entry(event.stream).or_default();
-            for (lowest, credits) in lowest.iter_mut().zip(event.credits) {
-                *lowest = match (*lowest, credits) {
-                    (Some(lowest), Some(credits)) => Some(lowest.min(credits)),
-                    (lowest, credits) => lowest.or(credits),
-                };
-            }
-        }
+        self.count_credits(event);
         for broken in &event.broken {
             let rule = self.broken.entry(broken.rule).or_insert(BrokenRule {
                 times: 0,
@@ -250,6 +241,23 @@ impl Summary {
                 by: event.from,
             });
             rule.times += 1;
+        }
+    }
+
+    /// What its sender has left, where that is less than ever before.
+    fn count_credits(&mut self, event: &Event) {
+        let sender = match event.from {
+            Sender::Initiator => 0,
+            Sender::Responder => 1,
+            Sender::A | Sender::B => return,
+        };
+        let (What::DataTransfer(_), Some(credits)) = (&event.what, event.credits[sender]) else {
+            return;
+        };
+        let is_known = self.lowest_credits.contains_key(&event.stream);
+        if is_known || self.lowest_credits.len() < MAX_SUMMARISED {
+            let lowest = &mut self.lowest_credits.entry(event.stream).or_default()[sender];
+            *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
         }
     }
 }

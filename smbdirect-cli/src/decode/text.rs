@@ -13,12 +13,6 @@ use super::{
 };
 use crate::report::{self, Report, Style, count, plural};
 
-/// The columns of Data Transfers, under the specification's names.
-const COLUMNS: [&str; 2] = [
-    "                                          Credits Credits        Remaining   Data   Data  credits held",
-    "  frame       time  stream               Requested Granted  Flags DataLength Offset Length  by I   by R",
-];
-
 /// Prints the lines of an event.
 pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
     let style = report.style;
@@ -38,13 +32,17 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
             "stream {}: {first} ({one}) and {second} ({other}){joined}",
             event.stream
         )));
-        for line in COLUMNS {
-            report.line(style.dim(line));
+        for [frame, time, stream, name, cells @ ..] in HEADS {
+            let line = format!(
+                "{frame:>7} {time:>10} {stream:>6}    {name:<13}{}",
+                row(cells)
+            );
+            report.line(style.dim(line.trim_end()));
         }
         return;
     }
     let mut line = format!(
-        "{:>7} {seconds:>10.6} {:>4} {} ",
+        "{:>7} {seconds:>10.6} {:>6} {} ",
         event.place.frame,
         event.stream,
         arrow(event.from)
@@ -59,6 +57,44 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
         let rule = style.bad(&format!("{:>30} {}", "broken:", broken.rule));
         report.line(format_args!("{rule} by {by}: {}", broken.how));
     }
+}
+
+/// The columns of Data Transfers, under the specification's names, and what stands before them.
+const HEADS: [[&str; 12]; 2] = [
+    [
+        "",
+        "",
+        "",
+        "",
+        "Credits",
+        "Credits",
+        "",
+        "Remaining",
+        "Data",
+        "Data",
+        "credits",
+        "held",
+    ],
+    [
+        "frame",
+        "time",
+        "stream",
+        "message",
+        "Requested",
+        "Granted",
+        "Flags",
+        "DataLength",
+        "Offset",
+        "Length",
+        "by I",
+        "by R",
+    ],
+];
+
+fn row(cells: [&str; 8]) -> String {
+    const WIDTHS: [usize; 8] = [10, 8, 7, 11, 7, 7, 8, 6];
+    let cell = |(cell, width): (&str, usize)| format!("{cell:>width$}");
+    cells.into_iter().zip(WIDTHS).map(cell).collect()
 }
 
 const fn arrow(from: Sender) -> &'static str {
@@ -82,15 +118,19 @@ const fn who(from: Sender) -> &'static str {
 fn data_transfer(line: &mut String, transfer: &DataTransfer, credits: [Option<u32>; 2]) {
     let [initiator, responder] =
         credits.map(|credits| credits.map_or("?".into(), |credits| credits.to_string()));
-    let _ = write!(
-        line,
-        "Data Transfer {:>7} {:>7} 0x{:04x} {:>10} {:>6} {:>6} {initiator:>6} {responder:>6}  ",
-        transfer.credits_requested,
-        transfer.credits_granted,
-        transfer.flags,
-        transfer.remaining_data_length,
-        transfer.data_offset,
-        transfer.data_length,
+    let cells = [
+        transfer.credits_requested.to_string(),
+        transfer.credits_granted.to_string(),
+        format!("0x{:04x}", transfer.flags),
+        transfer.remaining_data_length.to_string(),
+        transfer.data_offset.to_string(),
+        transfer.data_length.to_string(),
+        initiator,
+        responder,
+    ];
+    *line += &format!(
+        "Data Transfer{}  ",
+        row(cells.each_ref().map(String::as_str))
     );
     let mut words = Vec::new();
     if transfer.flags & 1 != 0 {
@@ -304,7 +344,9 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
         report.line(format_args!("{:>9} {name}{bytes}", count(*times)));
     }
     for (stream, lowest) in summary.lowest_credits.iter().take(MAX_STREAMS) {
-        let [initiator, responder] = lowest.map(|credits| credits.unwrap_or_default());
+        let words =
+            |credits: Option<u32>| credits.map_or("-".into(), |credits| credits.to_string());
+        let [initiator, responder] = lowest.map(words);
         report.line(format_args!(
             "stream {stream}: the fewest send credits, initiator {initiator}, responder {responder}"
         ));

@@ -138,10 +138,13 @@ impl Iwarp {
                     }
                 }
                 Frame::Fpdu(fpdu) => state.fpdu(way, &fpdu, said),
-                Frame::InStep { skipped: 0 } => state.confirmed = true,
                 Frame::InStep { skipped } => {
+                    // What stood before the gap says nothing about what stands behind it.
+                    state.lost(way, said);
                     state.confirmed = true;
-                    state.say(way, What::InStep(skipped), Vec::new(), said);
+                    if skipped > 0 {
+                        state.say(way, What::InStep(skipped), Vec::new(), said);
+                    }
                 }
             }
         }
@@ -217,7 +220,7 @@ impl State {
                     StartupError::PrivateDataLength(_) => "MPA-03",
                     StartupError::Revision(_) => "MPA-10",
                     StartupError::EnhancedMissing => "MPA-13",
-                    StartupError::Key | StartupError::Incomplete { .. } => "MPA-01",
+                    StartupError::Key | StartupError::Incomplete { .. } => "MPA-09",
                 };
                 faults.push(broken(rule, error.to_string()));
                 self.say(way, What::BadStartup { kind, error }, faults, said);

@@ -154,10 +154,6 @@ const RULES: &[(&str, &str)] = &[
         "A response grants at least one credit and no more than were asked for.",
     ),
     (
-        "MPA-01",
-        "The initiator begins with a frame of its key, the responder answers with one of the other key, each of 20 bytes and private data.",
-    ),
-    (
         "MPA-03",
         "A startup frame with more than 512 bytes of private data ends the connection.",
     ),
