@@ -116,8 +116,7 @@ const fn who(from: Sender) -> &'static str {
 }
 
 fn data_transfer(line: &mut String, transfer: &DataTransfer, credits: [Option<u32>; 2]) {
-    let [initiator, responder] =
-        credits.map(|credits| credits.map_or("?".into(), |credits| credits.to_string()));
+    let [initiator, responder] = credits.map(|credits| or(credits, "?"));
     let cells = [
         transfer.credits_requested.to_string(),
         transfer.credits_granted.to_string(),
@@ -141,6 +140,10 @@ fn data_transfer(line: &mut String, transfer: &DataTransfer, credits: [Option<u3
     }
     words.extend(payload(transfer.payload));
     *line += &words.join(", ");
+}
+
+fn or(number: Option<u32>, unknown: &str) -> String {
+    number.map_or_else(|| unknown.into(), |number| number.to_string())
 }
 
 /// A payload in words.
@@ -344,9 +347,7 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
         report.line(format_args!("{:>9} {name}{bytes}", count(*times)));
     }
     for (stream, lowest) in summary.lowest_credits.iter().take(MAX_STREAMS) {
-        let words =
-            |credits: Option<u32>| credits.map_or("-".into(), |credits| credits.to_string());
-        let [initiator, responder] = lowest.map(words);
+        let [initiator, responder] = lowest.map(|credits| or(credits, "-"));
         report.line(format_args!(
             "stream {stream}: the fewest send credits, initiator {initiator}, responder {responder}"
         ));

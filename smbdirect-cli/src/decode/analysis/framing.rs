@@ -238,6 +238,7 @@ impl Framer {
             let aligned = self.alignment.is_none_or(|at| self.position % 4 == at);
             let verdict = match aligned {
                 true => boundary(bytes, crc, &mut self.budget),
+                false if bytes.is_empty() => Verdict::Unknown,
                 false => Verdict::No,
             };
             match verdict {

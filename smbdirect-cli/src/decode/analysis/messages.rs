@@ -95,7 +95,7 @@ const DDP_RESERVED: u8 = 0x3c;
 
 impl Iwarp {
     /// The first packet of a direction has been seen.
-    pub(super) fn from_start(&mut self, way: usize, is_initiator: bool) {
+    pub(super) fn begins(&mut self, way: usize, is_initiator: bool) {
         let state = &mut self.state;
         state.ways[way].from_start = true;
         state.known.from_start = true;
@@ -558,22 +558,19 @@ impl State {
             let how = "a Read Request of more than one segment";
             faults.push(broken("RDMAP-03", how));
         }
-        let request = match ReadRequest::decode(segment.payload) {
-            Ok(request) => request,
-            Err(_) => {
-                let length = segment.length;
-                if length != ReadRequest::LENGTH as u32 {
-                    let how = format!("a Read Request with {length} bytes of payload");
-                    faults.push(broken("MPA-25", how));
-                }
-                let what = What::Headless {
-                    name: "RDMA Read Request",
-                    length: length.into(),
-                };
-                self.ways[way].reads = None;
-                self.say(way, what, faults, said);
-                return;
+        let Ok(request) = ReadRequest::decode(segment.payload) else {
+            let length = segment.length;
+            if length != ReadRequest::LENGTH as u32 {
+                let how = format!("a Read Request with {length} bytes of payload");
+                faults.push(broken("MPA-25", how));
             }
+            let what = What::Headless {
+                name: "RDMA Read Request",
+                length: length.into(),
+            };
+            self.ways[way].reads = None;
+            self.say(way, what, faults, said);
+            return;
         };
         let granted = self.ways[1 - way].startup.as_ref().and_then(granted_reads);
         if let Some(reads) = &mut self.ways[way].reads {

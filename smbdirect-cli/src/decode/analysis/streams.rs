@@ -197,7 +197,7 @@ impl Entry {
         if segment.syn
             && let Upper::Undecided(iwarp) | Upper::Iwarp { iwarp, .. } = &mut self.upper
         {
-            iwarp.from_start(way, segment.acknowledged.is_none());
+            iwarp.begins(way, segment.acknowledged.is_none());
         }
         if matches!(self.upper, Upper::Nothing) {
             return;

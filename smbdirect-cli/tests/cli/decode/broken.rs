@@ -511,7 +511,7 @@ fn is_rule(text: &str) -> bool {
 /// What is legal however strange it looks.
 #[test]
 fn nothing_else_is_found() {
-    let cases: &[(&str, fn() -> Talk)] = &[
+    let cases: &[Case] = &[
         ("segments of no bytes", || {
             let nothing = |remaining| Transfer {
                 remaining,

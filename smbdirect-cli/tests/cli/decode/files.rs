@@ -538,3 +538,19 @@ stream 1: the fewest send credits, initiator 9, responder 0
 ";
     assert_eq!(done.stdout, expected);
 }
+
+#[test]
+fn its_help_explains_it() {
+    let done = run(&["decode", "--help"]).succeeded();
+    for says in [
+        "Examples:\n  smbdirect decode ",
+        "In the lines:",
+        "With --json:",
+    ] {
+        assert!(done.stdout.contains(says), "{says}: {}", done.stdout);
+    }
+    let short = |line: &str| line.chars().count() <= 100;
+    assert!(done.stdout.lines().all(short), "{}", done.stdout);
+    let all = run(&["--help"]).succeeded();
+    assert!(all.stdout.contains("\n  decode "), "{}", all.stdout);
+}
