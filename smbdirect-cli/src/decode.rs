@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
+use tracing::{debug, trace};
 
 use crate::{
     options::at_least_one,
@@ -124,6 +125,8 @@ impl Decode {
                     if packet.frame == 1 {
                         show.first = packet.time;
                     }
+                    let (frame, length) = (packet.frame, packet.data.len());
+                    trace!(frame, length, link = packet.link, "packet");
                     streams.packet(&packet, &mut |event| show.event(event));
                 }
                 Ok(None) => break Ok(()),
@@ -134,6 +137,7 @@ impl Decode {
             }
         };
         streams.finish(&mut |event| show.event(event));
+        debug!(counts = ?streams.counts(), "the capture has been read");
         let summary = show.summary;
         text::summary(&report, &summary, streams.counts());
         report.event(&json::Line::summary(&summary, streams.counts()));
