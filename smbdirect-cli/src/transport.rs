@@ -149,7 +149,11 @@ pub(crate) async fn listen(
         .map_err(|error| explain_listen(&error, address))
 }
 
-async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
+/// The addresses that `address` stands for; an empty host is every address.
+///
+/// # Errors
+/// A name that has none.
+pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
     let port = address.port.unwrap_or(default_port);
     let host = match address.host.as_str() {
         "" => "0.0.0.0",
