@@ -492,7 +492,10 @@ impl Client<Arc<Session>> for Handlers {
         endpoint: &SessionEndpoint,
         tsdu: ChainedTsdu,
     ) -> Result<(), ChainedTsdu> {
-        endpoint.context().lent(endpoint, tsdu)
+        match endpoint.context().lent(endpoint, tsdu) {
+            Some(tsdu) => Err(tsdu),
+            None => Ok(()),
+        }
     }
 
     fn receive_completed(&self, endpoint: &SessionEndpoint, completion: ReceiveCompletion) {

@@ -337,9 +337,9 @@ impl Session {
                 // If the connection is over, there is nothing to resume.
                 let _ = endpoint.resume();
             }
-            Poll::Pending
+            Poll::<()>::Pending
         })
-        .await
+        .await;
     }
 
     // What happens
@@ -424,11 +424,12 @@ impl Session {
         answer
     }
 
+    /// A TSDU that is lent, which comes back if it is not accepted.
     pub(super) fn lent(
         &self,
         endpoint: &SessionEndpoint,
         tsdu: ChainedTsdu,
-    ) -> Result<(), ChainedTsdu> {
+    ) -> Option<ChainedTsdu> {
         self.sweep();
         let (handling, is_full) = {
             let state = self.lock();
@@ -452,9 +453,9 @@ impl Session {
         match handling {
             Handling::Echo if !is_full => self.send_back(endpoint, tsdu.into_message()),
             Handling::Take(_) => drop(tsdu),
-            _ => return Err(tsdu),
+            _ => return Some(tsdu),
         }
-        Ok(())
+        None
     }
 
     fn send_back(&self, endpoint: &SessionEndpoint, tsdu: Message) {

@@ -287,7 +287,10 @@ fn all_echoes_come_back_however_many() {
 
 #[test]
 fn peers_have_sessions_of_their_own() {
-    let listening = listen_tdi("send welcome; wait; receive 100; wait", &["--count", "3"]);
+    let listening = listen_tdi(
+        "hold; send welcome; wait; receive 100; wait",
+        &["--count", "3"],
+    );
     let clients: Vec<_> = (1..=3)
         .map(|_| {
             let commands = "hold; receive 100; wait; send thanks; wait";
@@ -300,8 +303,11 @@ fn peers_have_sessions_of_their_own() {
     }
     let done = listening.running.finish().succeeded();
     for peer in 1..=3 {
-        let line = format!("peer {peer}: #2 completed STATUS_SUCCESS, 6 B: \"thanks\"");
-        assert!(done.stdout.contains(&line), "{done:?}");
+        // At once or later: that is a matter of time.
+        let prefix = format!("peer {peer}: #2 ");
+        let mut lines = done.stdout.lines().filter(|line| line.starts_with(&prefix));
+        let received = |line: &str| line.ends_with("STATUS_SUCCESS, 6 B: \"thanks\"");
+        assert!(lines.any(received), "{done:?}");
     }
 }
 
@@ -407,10 +413,13 @@ fn a_connection_that_is_lost_is_a_failure() {
 #[test]
 fn a_peer_may_end_it_where_that_is_expected() {
     for (commands, code) in [
-        ("wait --disconnected", 0),
-        ("receive 1; wait; wait --timeout 1", 1),
+        ("send go; wait --disconnected", 0),
+        ("send go; receive 1; wait; poke", 1),
     ] {
-        let listening = listen_tdi("disconnect --release; wait", &["--once"]);
+        let listening = listen_tdi(
+            "hold; receive 9; wait; disconnect --release; wait",
+            &["--once"],
+        );
         let done = session(&listening, commands, &[]);
         assert_eq!(done.status.code(), Some(code), "{done:?}");
         assert!(
