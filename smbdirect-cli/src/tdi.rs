@@ -466,7 +466,11 @@ impl Handlers {
 }
 
 impl Client<Arc<Session>> for Handlers {
-    fn connect(&self, offer: &Offer) -> ConnectAnswer<Arc<Session>> {
+    fn connect(
+        &self,
+        _: &tdi::Address<Arc<Session>>,
+        offer: &Offer,
+    ) -> ConnectAnswer<Arc<Session>> {
         match (&self.passive, self.this.upgrade()) {
             (Some(passive), Some(handlers)) => passive.offered(&handlers, offer),
             _ => ConnectAnswer::Refuse,

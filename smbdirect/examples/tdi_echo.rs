@@ -43,8 +43,6 @@ pub(crate) async fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
         [] => {
             let service = serve(&transport, "127.0.0.1:0".parse()?).await?;
             ask(&transport, service.local_address()).await?;
-            // The handlers know the transport and it knows them, until they are taken away.
-            service.set_client(None);
         }
         ["listen", address] => {
             let _service = serve(&transport, address.parse()?).await?;
@@ -56,27 +54,21 @@ pub(crate) async fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The handlers of the listening address: TDI_SET_EVENT_HANDLER, once for all events.
-struct Echo {
-    transport: Transport,
-    address: Address,
-    /// An endpoint lives as long as somebody has a handle of it.
-    endpoints: Mutex<Vec<Endpoint>>,
-}
+/// The handlers of the listening address: TDI_SET_EVENT_HANDLER, once for all events. An endpoint
+/// lives as long as somebody has a handle of it.
+#[derive(Default)]
+struct Echo(Mutex<Vec<Endpoint>>);
 
 impl Client for Echo {
     /// ClientEventConnect: an endpoint for the peer is the answer "accept it".
-    fn connect(&self, _offer: &Offer) -> ConnectAnswer {
-        let mut endpoints = self.endpoints.lock().expect("no panic under it");
+    fn connect(&self, address: &Address, _offer: &Offer) -> ConnectAnswer {
+        let mut endpoints = self.0.lock().expect("no panic under it");
         // One whose connection is over is used again.
         let mut known = endpoints.iter();
         if let Some(idle) = known.find(|known| known.state() == EndpointState::Associated) {
             return ConnectAnswer::Accept(idle.clone());
         }
-        let endpoint = self.transport.open_endpoint(());
-        if endpoint.associate(&self.address).is_err() {
-            return ConnectAnswer::NoResources;
-        }
+        let endpoint = address.open_endpoint(());
         endpoints.push(endpoint.clone());
         ConnectAnswer::Accept(endpoint)
     }
@@ -96,11 +88,7 @@ impl Client for Echo {
 
 async fn serve(transport: &Transport, address: SocketAddr) -> Result<Address, Status> {
     let address = transport.open_address(address, Share::Exclusive).await?;
-    address.set_client(Some(Arc::new(Echo {
-        transport: transport.clone(),
-        address: address.clone(),
-        endpoints: Mutex::default(),
-    })));
+    address.set_client(Some(Arc::new(Echo::default())));
     println!("listening on {}", address.local_address());
     Ok(address)
 }
@@ -108,8 +96,7 @@ async fn serve(transport: &Transport, address: SocketAddr) -> Result<Address, St
 async fn ask(transport: &Transport, service: SocketAddr) -> Result<(), Status> {
     // Without handlers on its address an endpoint receives by requests alone.
     let local = transport.open_any_address();
-    let endpoint = transport.open_endpoint(());
-    endpoint.associate(&local)?;
+    let endpoint = local.open_endpoint(());
     endpoint.connect(service, None).await?;
     println!("TSDUs of up to {} bytes", endpoint.max_tsdu()?);
 
