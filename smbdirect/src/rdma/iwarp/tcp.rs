@@ -145,7 +145,9 @@ impl Provider for Iwarp {
     }
 
     fn limits(&self) -> Limits {
-        Stream::limits_of(self.config.ord.into(), self.config.ird.into())
+        // What is told of them outside the frames is to be the same.
+        let wishes = self.config.wishes();
+        Stream::limits_of(wishes.ord().into(), wishes.ird().into())
     }
 
     fn is_iwarp(&self) -> bool {
