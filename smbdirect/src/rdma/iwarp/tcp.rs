@@ -67,8 +67,13 @@ pub struct IwarpConfig {
     /// Peers of one listener that have connected and not sent their Request; more wait unaccepted.
     pub max_half_open: usize,
     /// The longest FPDU to send, for peers that are known to take longer ones than a TCP segment
-    /// holds; at most 65536. `None` stays within the TCP segment, as cards may need it.
+    /// holds; at most 65536. `None` is so long towards an end of ours, and stays within the TCP
+    /// segment towards others, as cards may need it.
     pub max_fpdu: Option<u32>,
+    /// Whether each FPDU is a TCP segment of its own, whatever `max_fpdu` says. `None` does so
+    /// where CRCs are on and the peer is not known to be an end of ours: Linux siw takes an FPDU
+    /// for broken if the border between two segments cuts its CRC.
+    pub one_fpdu_a_segment: Option<bool>,
     /// Sees all bytes of all connections.
     pub tap: Option<Arc<dyn Tap>>,
 }
@@ -87,6 +92,7 @@ impl Default for IwarpConfig {
             close_timeout: Duration::from_secs(5),
             max_half_open: 64,
             max_fpdu: None,
+            one_fpdu_a_segment: None,
             tap: None,
         }
     }
@@ -602,19 +608,21 @@ impl Socket {
         private_data: Bytes,
     ) -> Connected {
         let (local_address, remote_address) = (self.local, self.remote);
-        // A peer that is not ours may be siw, which with CRC on needs each FPDU in a segment.
-        //= MPA-28
-        let one_fpdu_a_write = agreement.crc && !agreement.own_kind;
-        let max_fpdu = if one_fpdu_a_write {
-            None
-        } else {
-            config.max_fpdu
+        //= MPA-35
+        let aligned = config
+            .one_fpdu_a_segment
+            .unwrap_or(agreement.crc && !agreement.own_kind);
+        //= MPA-27
+        let fixed = match config.max_fpdu {
+            _ if aligned => None,
+            None if agreement.own_kind => Some(u32::MAX),
+            chosen => chosen,
         };
         let mut machine = Stream::new(&StreamConfig {
             initiator,
             crc: agreement.crc,
-            max_fpdu: max_fpdu.map_or_else(|| self.max_fpdu(), mpa::max_fpdu),
-            one_fpdu_a_write,
+            max_fpdu: fixed.map_or_else(|| self.max_fpdu(aligned), mpa::max_fpdu),
+            one_fpdu_a_write: aligned,
             max_outbound_reads: agreement.ord,
             max_inbound_reads: agreement.ird,
             ready_to_receive: agreement.ready_to_receive,
@@ -627,9 +635,9 @@ impl Socket {
         let queue_pair = IwarpQueuePair {
             machine,
             socket: Some(self),
-            one_fpdu_a_write,
-            follow_mss: max_fpdu.is_none(),
-            next_mss: FIRST_MSS,
+            aligned,
+            follow_mss: fixed.is_none(),
+            next_mss: 0,
             broken_pipe: None,
             closing: Closing::No,
             close_timeout: config.close_timeout,
@@ -643,10 +651,13 @@ impl Socket {
         }
     }
 
-    /// The longest FPDU that a TCP segment holds now.
-    fn max_fpdu(&self) -> usize {
+    /// The longest FPDU that a TCP segment holds now, or at any time if it has to be whole in one.
+    fn max_fpdu(&self, aligned: bool) -> usize {
         // 1460 is Ethernet's.
-        mpa::max_fpdu(SockRef::from(&self.stream).tcp_mss().unwrap_or(1460))
+        let mss = SockRef::from(&self.stream).tcp_mss().unwrap_or(1460);
+        //= MPA-35
+        let options = if aligned { TCP_OPTIONS_THAT_COME } else { 0 };
+        mpa::max_fpdu(mss.saturating_sub(options))
     }
 }
 
@@ -655,7 +666,8 @@ struct IwarpQueuePair {
     machine: Stream,
     /// Gone once nothing is to be said or heard any more.
     socket: Option<Socket>,
-    one_fpdu_a_write: bool,
+    /// Whether each FPDU is a TCP segment of its own.
+    aligned: bool,
     /// Whether FPDUs follow the size of TCP segments.
     follow_mss: bool,
     /// When to look at the size again, in bytes sent.
@@ -679,11 +691,12 @@ enum Closing {
     Settled,
 }
 
-/// The size of TCP segments is looked at after this many bytes: TCP has found its size by then,
-/// mostly;
-const FIRST_MSS: u64 = 64 * 1024;
-/// and then each time after so many.
-const NEXT_MSS: u64 = 4 * 1024 * 1024;
+/// The size of TCP segments is looked at before the first FPDU, and again after so many bytes, which
+/// is no more than may wait for the socket at once; where FPDUs must fit, at each turn.
+const NEXT_MSS: u64 = 256 * 1024;
+/// TCP segments carry so many bytes less than their size at times: selective acknowledgements of
+/// what came out of order are options of up to four blocks.
+const TCP_OPTIONS_THAT_COME: u32 = 36;
 /// Slices in one write. Large FPDUs take two each.
 const SLICES: usize = 64;
 /// Writes in one call, so that others have their turn.
@@ -697,10 +710,17 @@ const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
 
 impl IwarpQueuePair {
     fn write(&mut self, context: &mut Context<'_>) {
-        let (writes, flags) = match self.one_fpdu_a_write {
+        //= MPA-35
+        let (writes, flags) = match self.aligned {
             true => (SINGLE_WRITES, MSG_EOR),
             false => (WRITES, 0),
         };
+        if let (true, Some(socket)) = (self.follow_mss, &self.socket)
+            && (self.aligned || self.machine.transmitted_bytes() >= self.next_mss)
+        {
+            self.next_mss = self.machine.transmitted_bytes() + NEXT_MSS;
+            self.machine.set_max_fpdu(socket.max_fpdu(self.aligned));
+        }
         for _ in 0..writes {
             if self.machine.prepare() == 0 || self.machine.has_ended() {
                 return;
@@ -708,10 +728,6 @@ impl IwarpQueuePair {
             let (Some(socket), None) = (&self.socket, &self.broken_pipe) else {
                 return;
             };
-            if self.follow_mss && self.machine.transmitted_bytes() >= self.next_mss {
-                self.next_mss = self.machine.transmitted_bytes() + NEXT_MSS;
-                self.machine.set_max_fpdu(socket.max_fpdu());
-            }
             if socket.stream.poll_write_ready(context).is_pending() {
                 return;
             }
