@@ -753,3 +753,75 @@ async fn requests_that_are_turned_away() {
         assert_eq!(rest(&mut peer).await, reply, "{request:02x?}");
     }
 }
+
+/// Linux siw can overlook a first FPDU that comes while it is still busy with its Reply: it looks
+/// again when more bytes come, and the server above it gives up after five seconds.
+//= MPA-36 test
+#[tokio::test]
+async fn a_peer_that_overlooked_the_first_fpdu_is_made_to_look_again() {
+    for (reply, crc, ready) in [
+        (reply(S, 2, &[b"\0\x01\0\x08"]), false, None),
+        (reply(S, 2, &[b"\x80\x01\x80\x08"]), false, Some(Rtr::Write)),
+        (
+            reply(S | C, 2, &[b"\x80\x01\x40\x08"]),
+            true,
+            Some(Rtr::Read),
+        ),
+    ] {
+        let asked = request(S, 2, &[BLOCK, MARKER]);
+        let connecting = connect(IwarpConfig::default(), b"", asked, &reply, "a Request");
+        let (connected, mut peer) = connecting.await;
+        let mut connected = connected.unwrap();
+        connected.queue_pair.post(send(2, b"hello"));
+        let sleeper = async {
+            let overlooked = [
+                ready.map_or_else(Vec::new, |ready| ready_to_receive(ready, crc)),
+                first_send(crc, b"hello"),
+            ];
+            heard(&mut peer, overlooked.concat(), "what is overlooked").await;
+            heard(&mut peer, empty_write(crc), "what wakes the peer").await;
+            if ready == Some(Rtr::Read) {
+                said(&mut peer, &empty_response(crc)).await;
+            }
+            said(&mut peer, &first_send(crc, b"good day")).await;
+        };
+        let (message, ()) = tokio::join!(message(&mut connected), sleeper);
+        assert_eq!(message, &b"good day"[..]);
+    }
+}
+
+//= MPA-36 test
+#[tokio::test]
+async fn nudges_are_few_and_not_for_everybody() {
+    let siw = reply(S, 2, &[b"\0\x01\0\x08"]);
+    let ours = reply(S, 2, &[b"\0\x01\0\x08", MARKER]);
+    for (reply, nudge, expected) in [(&siw, true, 3), (&siw, false, 0), (&ours, true, 0)] {
+        let config = IwarpConfig {
+            nudge,
+            close_timeout: Duration::from_millis(1),
+            ..IwarpConfig::default()
+        };
+        let asked = request(S, 2, &[BLOCK, MARKER]);
+        let (connected, mut peer) = connect(config, b"", asked, reply, "a Request").await;
+        let mut connected = connected.unwrap();
+        connected.queue_pair.post(send(2, b"hello"));
+        let listening = async {
+            heard(&mut peer, first_send(false, b"hello"), "the first FPDU").await;
+            for _ in 0..expected {
+                heard(&mut peer, empty_write(false), "a nudge").await;
+            }
+            let more = timeout(Duration::from_millis(300), peer.read_u8()).await;
+            assert!(more.is_err(), "no more than that: {more:?}");
+        };
+        let waiting = async {
+            loop {
+                let completion = next(&mut connected).await;
+                assert!(matches!(completion, Completion::Sent { .. }));
+            }
+        };
+        tokio::select! {
+            () = listening => {}
+            () = waiting => {}
+        }
+    }
+}

@@ -74,6 +74,10 @@ pub struct IwarpConfig {
     /// where CRCs are on and the peer is not known to be an end of ours: Linux siw takes an FPDU
     /// for broken if the border between two segments cuts its CRC.
     pub one_fpdu_a_segment: Option<bool>,
+    /// Whether an initiator whose first FPDUs are not answered sends up to three RDMA Writes of
+    /// length 0 in the first second, unless the peer is known to be an end of ours: Linux siw may
+    /// overlook the first FPDU until more bytes come.
+    pub nudge: bool,
     /// Sees all bytes of all connections.
     pub tap: Option<Arc<dyn Tap>>,
 }
@@ -93,6 +97,7 @@ impl Default for IwarpConfig {
             max_half_open: 64,
             max_fpdu: None,
             one_fpdu_a_segment: None,
+            nudge: true,
             tap: None,
         }
     }
@@ -638,6 +643,11 @@ impl Socket {
             aligned,
             follow_mss: fixed.is_none(),
             next_mss: 0,
+            nudges: match config.nudge && initiator && !agreement.own_kind {
+                true => &NUDGES,
+                false => &[],
+            },
+            nudge_timer: None,
             broken_pipe: None,
             closing: Closing::No,
             close_timeout: config.close_timeout,
@@ -672,6 +682,9 @@ struct IwarpQueuePair {
     follow_mss: bool,
     /// When to look at the size again, in bytes sent.
     next_mss: u64,
+    /// How long to wait for an answer before each of the nudges to come.
+    nudges: &'static [Duration],
+    nudge_timer: Option<Pin<Box<Sleep>>>,
     /// Why nothing can be written. The peer's last words may still be there to be read.
     broken_pipe: Option<ProviderError>,
     closing: Closing,
@@ -697,6 +710,13 @@ const NEXT_MSS: u64 = 256 * 1024;
 /// TCP segments carry so many bytes less than their size at times: selective acknowledgements of
 /// what came out of order are options of up to four blocks.
 const TCP_OPTIONS_THAT_COME: u32 = 36;
+/// How long to wait for an answer to the first FPDU before each nudge. A healthy peer answers
+/// sooner, and a Linux server gives up after 5 seconds.
+const NUDGES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(800),
+];
 /// Slices in one write. Large FPDUs take two each.
 const SLICES: usize = 64;
 /// Writes in one call, so that others have their turn.
@@ -741,6 +761,24 @@ impl IwarpQueuePair {
         }
         if self.machine.prepare() > 0 {
             give_way(context);
+        }
+    }
+
+    /// Has a peer that overlooked the first FPDU look again.
+    fn nudge(&mut self, context: &mut Context<'_>) {
+        while let [after, later @ ..] = self.nudges
+            && self.machine.is_unanswered()
+        {
+            let timer = self
+                .nudge_timer
+                .get_or_insert_with(|| Box::pin(sleep(*after)));
+            if timer.as_mut().poll(context).is_pending() {
+                return;
+            }
+            tracing::debug!("the peer is silent, and gets an RDMA Write of length 0");
+            (self.nudges, self.nudge_timer) = (later, None);
+            self.machine.nudge();
+            self.write(context);
         }
     }
 
@@ -834,6 +872,7 @@ impl QueuePair for IwarpQueuePair {
 
     fn flush(&mut self, context: &mut Context<'_>) {
         self.write(context);
+        self.nudge(context);
         self.settle();
         // Whoever polled before this had nothing to wait for but the peer.
         if self.machine.has_completion() || self.broken_pipe.is_some() {
@@ -866,6 +905,7 @@ impl QueuePair for IwarpQueuePair {
             if let Some(error) = self.broken_pipe.take() {
                 self.machine.handle_loss(error);
             }
+            self.nudge(context);
             self.close(context);
             if !self.machine.has_ended() {
                 return Poll::Pending;
