@@ -136,13 +136,10 @@ async fn message(connected: &mut Connected) -> Bytes {
 }
 
 /// The next bytes are these.
-#[track_caller]
-fn heard(stream: &mut TcpStream, expected: Vec<u8>, what: &str) -> impl Future<Output = ()> {
-    async move {
-        let mut bytes = vec![0; expected.len()];
-        within(stream.read_exact(&mut bytes)).await.expect(what);
-        assert_eq!(bytes, expected, "{what}");
-    }
+async fn heard(stream: &mut TcpStream, expected: Vec<u8>, what: &str) {
+    let mut bytes = vec![0; expected.len()];
+    within(stream.read_exact(&mut bytes)).await.expect(what);
+    assert_eq!(bytes, expected, "{what}");
 }
 
 async fn said(stream: &mut TcpStream, bytes: &[u8]) {
@@ -699,7 +696,7 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
             match case.ready {
                 None => said(&mut peer, &hello).await,
                 Some(ready) => {
-                    said(&mut peer, &[ready_to_receive(ready, crc), hello].concat()).await
+                    said(&mut peer, &[ready_to_receive(ready, crc), hello].concat()).await;
                 }
             }
             if case.ready == Some(Rtr::Read) {
