@@ -29,11 +29,13 @@ impl Namespace {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Relaxed);
         let namespace = Self(format!("smbd-{}-{number}", std::process::id()));
-        let name = &namespace.0[..];
-        let mtu = mtu.to_string();
-        let made = ip(&["netns", "add", name])
-            && ip(&["-n", name, "link", "set", "lo", "up", "mtu", &mtu]);
+        let made = ip(&["netns", "add", &namespace.0]) && namespace.set_mtu(mtu);
         made.then_some(namespace)
+    }
+
+    fn set_mtu(&self, mtu: usize) -> bool {
+        let mtu = mtu.to_string();
+        ip(&["-n", &self.0, "link", "set", "lo", "up", "mtu", &mtu])
     }
 
     fn command(&self, program: &str) -> Command {
@@ -100,18 +102,18 @@ impl Drop for Running {
     }
 }
 
-/// What the segments in a capture are.
-#[derive(Debug, Default)]
-struct Seen {
-    /// One FPDU each, from its first byte to its last.
-    whole: usize,
-    /// Anything else, but for the startup frames.
-    other: usize,
-    longest: usize,
+/// A TCP segment with payload.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    /// Bytes of payload.
+    length: usize,
+    /// Whether they are one FPDU, from its first byte to its last.
+    is_fpdu: bool,
 }
 
-fn segments(capture: &Path) -> Seen {
-    let mut seen = Seen::default();
+/// The segments in a capture, without those of the startup frames.
+fn segments(capture: &Path) -> Vec<Segment> {
+    let mut segments = Vec::new();
     let bytes = fs::read(capture).unwrap();
     let mut packets = PcapReader::new(&bytes[..]).unwrap();
     while let Some(packet) = packets.next_packet() {
@@ -125,20 +127,27 @@ fn segments(capture: &Path) -> Seen {
         if length == 0 || payload.starts_with(b"MPA ID Re") {
             continue;
         }
-        let ulpdu_length = usize::from(u16::from_be_bytes([payload[0], payload[1]]));
-        let is_whole = length == (2 + ulpdu_length).next_multiple_of(4) + 4;
-        *if is_whole {
-            &mut seen.whole
-        } else {
-            &mut seen.other
-        } += 1;
-        seen.longest = seen.longest.max(length);
+        let ulpdu_length = payload
+            .first_chunk()
+            .map(|field| u16::from_be_bytes(*field));
+        let fpdu_length = |ulpdu: u16| (2 + usize::from(ulpdu)).next_multiple_of(4) + 4;
+        let is_fpdu = ulpdu_length.map(fpdu_length) == Some(length);
+        segments.push(Segment { length, is_fpdu });
     }
-    seen
+    segments
 }
 
-/// The segments of some megabytes each way; nothing where this cannot be tried.
-fn run(mtu: usize, options: &[&str]) -> Option<Seen> {
+fn longest(segments: &[Segment]) -> Option<usize> {
+    segments.iter().map(|segment| segment.length).max()
+}
+
+fn fpdus(segments: &[Segment]) -> usize {
+    segments.iter().filter(|segment| segment.is_fpdu).count()
+}
+
+/// The segments of so many echoes of 300 KB, where the MTU is `mtu` at first and becomes `later` in
+/// the middle; nothing where this cannot be tried.
+fn run(echoes: u32, mtu: usize, later: Option<usize>, options: &[&str]) -> Option<Vec<Segment>> {
     let program = env!("CARGO_BIN_EXE_smbdirect");
     if Command::new("tcpdump").arg("--version").output().is_err() {
         assert!(
@@ -179,19 +188,26 @@ fn run(mtu: usize, options: &[&str]) -> Option<Seen> {
     let mut listen = Running::ready(listen, "127.0.0.1:5445", true);
     let mut ping = namespace.command(program);
     ping.args(["ping", "127.0.0.1", "--echo", "--size", "300K"])
-        .args(["--count", "10", "--interval", "0"])
+        .args(["--count", &echoes.to_string(), "--interval", "0.01"])
         .args(options)
         .stdout(Stdio::null());
     let mut ping = Running(ping.spawn().unwrap());
+    let captured = || fs::metadata(&capture).unwrap().len();
+    if let Some(mtu) = later {
+        let deadline = Instant::now() + PATIENCE;
+        while captured() < 3_000_000 {
+            assert!(Instant::now() < deadline, "nothing is captured");
+            sleep(Duration::from_millis(1));
+        }
+        assert!(namespace.set_mtu(mtu));
+    }
     ping.ended();
     assert!(ping.0.wait().unwrap().success(), "every echo is right");
     listen.ended();
     // tcpdump drops what it has not read when it is told to end.
     let mut length = 0;
-    while let now = fs::metadata(&capture).unwrap().len()
-        && now != length
-    {
-        length = now;
+    while captured() != length {
+        length = captured();
         sleep(Duration::from_millis(500));
     }
     // `ip netns exec` becomes the program it starts, so this is tcpdump's own number.
@@ -207,27 +223,39 @@ fn run(mtu: usize, options: &[&str]) -> Option<Seen> {
     Some(segments(&capture))
 }
 
-//= MPA-27 test
+/// In revision 1 nothing tells the two ends that they are of a kind.
+const STRANGERS: [&str; 4] = [
+    "--mpa-revision=1",
+    "--mpa-crc=on",
+    "--max-send-size=32K",
+    "--max-receive-size=32K",
+];
+
 //= MPA-28 test
 //= MPA-35 test
 #[test]
 fn with_crc_and_a_stranger_each_fpdu_is_a_segment() {
     // Headers of 40 bytes, timestamps of 12, and room for other options; a multiple of 8.
-    for (mtu, longest) in [(1500, 1408), (9000, 8912)] {
-        // In revision 1 nothing tells the two ends that they are of a kind.
-        let options = [
-            "--mpa-revision=1",
-            "--mpa-crc=on",
-            "--max-send-size=32K",
-            "--max-receive-size=32K",
-        ];
-        let Some(seen) = run(mtu, &options) else {
+    for (mtu, length) in [(1499, 1408), (1500, 1408), (9000, 8912)] {
+        let Some(seen) = run(10, mtu, None, &STRANGERS) else {
             return;
         };
-        assert_eq!(seen.other, 0, "{seen:?}");
         // Of 6 MB; tcpdump may miss some.
-        assert!(seen.whole > 1_000_000 / mtu, "{seen:?}");
-        assert_eq!(seen.longest, longest, "{seen:?}");
+        assert!(seen.len() > 1_000_000 / mtu, "{}", seen.len());
+        assert_eq!(fpdus(&seen), seen.len());
+        assert_eq!(longest(&seen), Some(length));
+    }
+}
+
+/// What was under way when segments became shorter is cut; what comes later is not.
+//= MPA-27 test
+//= MPA-35 test
+#[test]
+fn fpdus_follow_the_size_of_segments() {
+    if let Some(seen) = run(100, 9000, Some(1500), &STRANGERS) {
+        assert_eq!(longest(&seen), Some(8912));
+        let last = &seen[seen.len() - 500..];
+        assert_eq!((fpdus(last), longest(last)), (500, Some(1408)));
     }
 }
 
@@ -235,7 +263,7 @@ fn with_crc_and_a_stranger_each_fpdu_is_a_segment() {
 //= PERF-02 test
 #[test]
 fn between_two_ends_of_ours_fpdus_share_segments() {
-    if let Some(seen) = run(1500, &["--mpa-crc", "on"]) {
-        assert!(seen.other > seen.whole, "{seen:?}");
+    if let Some(seen) = run(10, 1500, None, &["--mpa-crc=on"]) {
+        assert!(2 * fpdus(&seen) < seen.len(), "{}", fpdus(&seen));
     }
 }
