@@ -72,7 +72,8 @@ pub struct IwarpConfig {
     pub max_fpdu: Option<u32>,
     /// Whether each FPDU is a TCP segment of its own, whatever `max_fpdu` says. `None` does so
     /// where CRCs are on and the peer is not known to be an end of ours: Linux siw takes an FPDU
-    /// for broken if the border between two segments cuts its CRC.
+    /// for broken if the border between two segments cuts its CRC. It needs Linux on this side, and a
+    /// path whose segments do not become shorter while FPDUs are under way.
     pub one_fpdu_a_segment: Option<bool>,
     /// Whether an initiator whose first FPDUs are not answered sends up to three RDMA Writes of
     /// length 0 in the first second, unless the peer is known to be an end of ours: Linux siw may
@@ -578,8 +579,10 @@ impl Socket {
         Ok(count)
     }
 
-    /// One write of all slices, likewise.
-    fn write(&self, slices: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
+    /// One write of all slices, likewise; `whole` if they are an FPDU that is to be a segment.
+    fn write(&self, slices: &[IoSlice<'_>], whole: bool) -> io::Result<usize> {
+        //= MPA-35
+        let flags = if whole { MSG_EOR } else { 0 };
         let mut count = None;
         let outcome = self.stream.try_io(Interest::WRITABLE, || {
             let written = SockRef::from(&self.stream).send_vectored_with_flags(slices, flags)?;
@@ -725,16 +728,13 @@ const WRITES: usize = 16;
 const SINGLE_WRITES: usize = 256;
 /// Reads in one call without a completion. The smallest FPDUs come by the ten thousand in one.
 const READS: usize = 4;
-/// Linux' flag for: let no later bytes join this segment.
+/// Linux' flag for: let no later bytes join this segment, not even when it is sent again. What fits
+/// a segment is taken as a whole or not at all, but where the kernel runs out of memory.
 const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
 
 impl IwarpQueuePair {
     fn write(&mut self, context: &mut Context<'_>) {
-        //= MPA-35
-        let (writes, flags) = match self.aligned {
-            true => (SINGLE_WRITES, MSG_EOR),
-            false => (WRITES, 0),
-        };
+        let writes = if self.aligned { SINGLE_WRITES } else { WRITES };
         if let (true, Some(socket)) = (self.follow_mss, &self.socket)
             && (self.aligned || self.machine.transmitted_bytes() >= self.next_mss)
         {
@@ -753,7 +753,7 @@ impl IwarpQueuePair {
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
             let count = self.machine.transmit_slices(&mut slices);
-            match socket.write(&slices[..count], flags) {
+            match socket.write(&slices[..count], self.aligned) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => self.broken_pipe = Some(failure("sending", &error)),
@@ -827,7 +827,7 @@ impl IwarpQueuePair {
         while self.machine.prepare() > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES];
             let count = self.machine.transmit_slices(&mut slices);
-            match socket.write(&slices[..count], 0) {
+            match socket.write(&slices[..count], self.aligned) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(_) => self.machine.give_up_transmitting(),
             }
