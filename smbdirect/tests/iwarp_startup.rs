@@ -733,7 +733,10 @@ impl Passive {
 //= MPA-11 test
 #[tokio::test]
 async fn requests_that_are_turned_away() {
-    let provider = Iwarp::default();
+    let provider = Iwarp::new(IwarpConfig {
+        close_timeout: Duration::from_millis(50),
+        ..IwarpConfig::default()
+    });
     let listener = provider.listen(HERE).await.unwrap();
     for (request, reply) in [
         (request(M, 1, &[]), reply(R, 1, &[])),
@@ -748,6 +751,42 @@ async fn requests_that_are_turned_away() {
         let mut peer = TcpStream::connect(listener.local_address()).await.unwrap();
         said(&mut peer, &request).await;
         assert_eq!(rest(&mut peer).await, reply, "{request:02x?}");
+    }
+}
+
+/// A FIN right behind a refusal without private data is taken by siw for a failure of the connection,
+/// and bytes that nobody reads would have TCP take the refusal back.
+//= MPA-37 test
+#[tokio::test]
+async fn whoever_is_turned_away_hangs_up_first() {
+    let patient = Duration::from_secs(600);
+    for (close_timeout, hangs_up) in [(patient, true), (Duration::from_millis(50), false)] {
+        let provider = Iwarp::new(IwarpConfig {
+            close_timeout,
+            ..IwarpConfig::default()
+        });
+        let mut listener = provider.listen(HERE).await.unwrap();
+        // By the provider itself, and by the upper layer, which lets it go unanswered.
+        for (flags, is_told) in [(M, false), (0, true)] {
+            let mut peer = TcpStream::connect(listener.local_address()).await.unwrap();
+            // What comes behind it is read, and of no interest.
+            said(
+                &mut peer,
+                &[request(flags, 1, &[]), vec![7; 10_000]].concat(),
+            )
+            .await;
+            if is_told {
+                drop(within(listener.accept()).await.unwrap());
+            }
+            heard(&mut peer, reply(R, 1, &[]), "a refusal").await;
+            if hangs_up {
+                let end = timeout(Duration::from_millis(100), peer.read_u8()).await;
+                assert!(end.is_err(), "it is for the peer to hang up: {end:?}");
+                peer.shutdown().await.unwrap();
+            }
+            let end = within(peer.read(&mut [0])).await;
+            assert_eq!(end.unwrap(), 0, "an end in good order");
+        }
     }
 }
 

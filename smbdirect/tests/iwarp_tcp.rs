@@ -380,6 +380,7 @@ async fn bad_and_stuck_peers_hinder_nobody() {
     assert_eq!(patience.accept_timeout, Duration::from_secs(5));
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(600),
+        close_timeout: Duration::from_millis(100),
         max_half_open: 3,
         ..IwarpConfig::default()
     })
@@ -433,6 +434,7 @@ async fn bad_and_stuck_peers_hinder_nobody() {
 async fn no_more_peers_are_half_open_than_the_limit() {
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(300),
+        close_timeout: Duration::from_millis(100),
         max_half_open: 1,
         ..IwarpConfig::default()
     })

@@ -22,7 +22,8 @@ use socket2::SockRef;
 use tokio::{
     io::Interest,
     net::{TcpListener, TcpStream},
-    sync::mpsc,
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
     task::{AbortHandle, JoinSet, yield_now},
     time::{Sleep, sleep, timeout},
 };
@@ -62,7 +63,8 @@ pub struct IwarpConfig {
     pub connect_timeout: Duration,
     /// How long a peer may take for its Request.
     pub accept_timeout: Duration,
-    /// How long the work in hand and the peer's FIN may take after a graceful disconnect.
+    /// How long the work in hand and the peer's FIN may take after a graceful disconnect, and the
+    /// peer's FIN after a refusal.
     pub close_timeout: Duration,
     /// Peers of one listener that have connected and not sent their Request; more wait unaccepted.
     pub max_half_open: usize,
@@ -317,6 +319,7 @@ async fn accept_all(
     incoming: mpsc::Sender<Incoming>,
 ) {
     let mut half_open = JoinSet::new();
+    let refused = Arc::new(Semaphore::new(config.max_half_open));
     loop {
         tokio::select! {
             Some(_) = half_open.join_next() => {}
@@ -325,8 +328,8 @@ async fn accept_all(
             accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
                 match accepted {
                     Ok((stream, _)) => {
-                        let incoming = incoming.clone();
-                        half_open.spawn(respond(stream, config.clone(), incoming));
+                        let (incoming, refused) = (incoming.clone(), refused.clone());
+                        half_open.spawn(respond(stream, config.clone(), incoming, refused));
                     }
                     Err(error) => {
                         // Too many open files, say: the peers already here may end meanwhile.
@@ -340,7 +343,12 @@ async fn accept_all(
 }
 
 /// Reads the Request of a peer and hands it to the listener.
-async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Sender<Incoming>) {
+async fn respond(
+    stream: TcpStream,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<Incoming>,
+    refused: Arc<Semaphore>,
+) {
     let Ok(socket) = Socket::new(stream, &config) else {
         return;
     };
@@ -353,7 +361,8 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
             tracing::debug!(%remote_address, error = %fault.to_error(), "no MPA Request");
             //= MPA-13
             if let FrameFault::Malformed(StartupError::EnhancedMissing) = fault {
-                socket.reject(&rejection(None));
+                socket.say(&rejection(None));
+                socket.see_off(config.close_timeout).await;
             }
             return;
         }
@@ -365,7 +374,8 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
     //= MPA-16
     if request.markers || request.rejected {
         tracing::debug!(%remote_address, "an MPA Request that cannot be granted");
-        return socket.reject(&rejection(Some(&request)));
+        socket.say(&rejection(Some(&request)));
+        return socket.see_off(config.close_timeout).await;
     }
     let (private_data, _) = unmarked(&request);
     let knows_read_depths = request.enhanced.is_some();
@@ -373,6 +383,7 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
         socket: Some(socket),
         request,
         config,
+        refused,
     };
     let request = Incoming {
         remote_address,
@@ -389,6 +400,8 @@ struct Unanswered {
     socket: Option<Socket>,
     request: StartupFrame,
     config: Arc<IwarpConfig>,
+    /// Peers of this listener that may be seen off at once.
+    refused: Arc<Semaphore>,
 }
 
 impl Unanswered {
@@ -413,11 +426,26 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            socket.reject(&rejection(Some(&self.request)));
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        socket.say(&rejection(Some(&self.request)));
+        // Where nobody can wait, or too many are waited for, TCP ends at once.
+        if let (Ok(runtime), Ok(permit)) = (
+            Handle::try_current(),
+            self.refused.clone().try_acquire_owned(),
+        ) {
+            let patience = self.config.close_timeout;
+            runtime.spawn(async move {
+                socket.see_off(patience).await;
+                drop(permit);
+            });
         }
     }
 }
+
+/// Reads from a peer that was refused, before it is closed all the same.
+const MAX_READS_OF_REFUSED: usize = 64;
 
 /// A TCP connection and those who look at it.
 struct Socket {
@@ -517,18 +545,47 @@ impl Socket {
         Ok(())
     }
 
-    fn reject(&self, reply: &StartupFrame) {
-        let mut bytes = Vec::with_capacity(reply.encoded_length());
-        reply.encode(&mut bytes);
-        self.write_last(&bytes);
+    /// Sends a frame, if there is room.
+    fn say(&self, frame: &StartupFrame) {
+        let mut bytes = Vec::with_capacity(frame.encoded_length());
+        frame.encode(&mut bytes);
+        self.write_once(&bytes);
+    }
+
+    /// Waits for a peer that was refused to hang up. It is to have read the refusal by then: siw
+    /// takes a FIN right behind one for a failure of its own, and TCP takes back what it has sent
+    /// where it is closed with bytes unread.
+    async fn see_off(self, patience: Duration) {
+        //= MPA-37
+        let mut rest = [0; 4096];
+        let until_it_hangs_up = async {
+            for _ in 0..MAX_READS_OF_REFUSED {
+                match self
+                    .stream
+                    .readable()
+                    .await
+                    .map(|()| self.stream.try_read(&mut rest))
+                {
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(Ok(1..)) => {}
+                    _ => return,
+                }
+            }
+        };
+        // A peer that does not hang up is not waited for any longer.
+        let _ = timeout(patience, until_it_hangs_up).await;
     }
 
     /// Writes once, if there is room, and says that there will be no more.
     fn write_last(&self, bytes: &[u8]) {
+        self.write_once(bytes);
+        self.shut_down();
+    }
+
+    fn write_once(&self, bytes: &[u8]) {
         if let Ok(count) = SockRef::from(&self.stream).send(bytes) {
             self.show(Direction::Sent, &bytes[..count]);
         }
-        self.shut_down();
     }
 
     fn shut_down(&self) {
