@@ -163,6 +163,13 @@ fn what_cannot_be_asked_for_is_status_2() {
         ),
         (&["demo", "--profile", "macos"], "invalid value 'macos'"),
         (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
+        (&["demo", "--mpa-revision", "0"], "0 is not in 1..=2"),
+        (&["demo", "--mpa-revision", "3"], "3 is not in 1..=2"),
+        (&["listen", "--sink", "--ird", "0"], "0 is not in 1..=128"),
+        (
+            &["ping", "localhost", "--ord", "129"],
+            "129 is not in 1..=128",
+        ),
         (&["demo", "--revision", "2018"], "invalid value '2018'"),
         (
             &["demo", "--pcap", "x", "--transport", "loopback"],
