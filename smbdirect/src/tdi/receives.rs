@@ -135,8 +135,10 @@ impl Receives {
     pub(crate) fn set_taken_whole(&self, taken_whole: bool) -> bool {
         self.with(|state| {
             let changed = state.inbound.set_taken_whole(taken_whole);
-            state.reader = None;
-            state.wakes.push(state.task.clone());
+            if changed {
+                state.reader = None;
+                state.wakes.push(state.task.clone());
+            }
             changed
         })
     }

@@ -1,0 +1,59 @@
+//! What goes wrong where nobody looks: wakers that are lost, values of the client's that act as
+//! they are dropped, ends that meet beginnings.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_core::Stream;
+use futures_sink::Sink;
+use smbdirect::{
+    rdma::{
+        provider::{BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider},
+        work::{Limits, ProviderError, ProviderErrorKind},
+    },
+    tdi::{
+        Cause, Client, DisconnectFlags, Endpoint, EndpointState, Event, Inbound, ReceiveEvent,
+        ReceiveFlags, ReceiveSettings, SendFlags, Share, Status, TransportSettings,
+    },
+};
+
+use tokio::runtime::Builder;
+
+use crate::ends::{
+    Ends, How, Witness, credits, loopback, pattern, settings, starving_settings, within,
+};
+
+const PLAIN: SendFlags = SendFlags::empty();
+
+async fn turns(count: usize) {
+    for _ in 0..count {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_refused_takes_no_waker_away() {
+    let ends = Ends::new(loopback()).await;
+    let mut tsdus = ends.there.tsdus().unwrap();
+    let waiting =
+        tokio::spawn(
+            async move { poll_fn(|context| Pin::new(&mut tsdus).poll_next(context)).await },
+        );
+    turns(20).await;
+    let second = ends.there.tsdus().unwrap_err();
+    assert_eq!(second, Status::INVALID_DEVICE_STATE);
+    turns(20).await;
+    drop(ends.here.send("for the first", PLAIN));
+    let tsdu = within(waiting).await.unwrap().unwrap();
+    assert_eq!(tsdu.into_bytes(), "for the first");
+}
