@@ -47,7 +47,7 @@ pub struct ReceiveSettings {
     /// Most bytes indicated.
     pub maximum_lookahead: usize,
     /// Bytes that may be held and lent before no more is asked for. A TSDU that has begun to be
-    /// indicated, or is to be lent, may come to its end all the same.
+    /// indicated, is to be lent, or is taken whole may come to its end all the same.
     pub receive_buffer: usize,
     /// How many of these may be lent. 0: nothing is, since nobody handles chained receives.
     pub lendable: usize,
@@ -295,7 +295,8 @@ impl Inbound {
         let room = self.held + self.lent() < self.settings.receive_buffer;
         let begun = || {
             let first = self.tsdus.front();
-            !self.refused && first.is_some_and(|first| first.remaining > 0)
+            let wanted = self.taken_whole || !self.refused;
+            wanted && first.is_some_and(|first| first.remaining > 0)
         };
         self.ended.is_none() && (room || !self.posted.is_empty() || begun())
     }

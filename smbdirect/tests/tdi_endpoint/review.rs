@@ -57,3 +57,18 @@ async fn a_stream_that_is_refused_takes_no_waker_away() {
     let tsdu = within(waiting).await.unwrap().unwrap();
     assert_eq!(tsdu.into_bytes(), "for the first");
 }
+
+#[tokio::test]
+async fn a_stream_gets_the_end_of_what_was_refused() {
+    let mut small = settings(credits(8));
+    small.receive.receive_buffer = 1000;
+    small.receive.lendable = 0;
+    let ends = Ends::with(loopback(), small).await;
+    // Nobody has a handler: the beginning of it is held, and is more than is to be held.
+    let data = pattern(500_000, 1);
+    drop(ends.here.send(data.clone(), PLAIN));
+    turns(200).await;
+    let mut tsdus = ends.there.tsdus().unwrap();
+    let tsdu = within(poll_fn(|context| Pin::new(&mut tsdus).poll_next(context)));
+    assert_eq!(tsdu.await.unwrap().into_bytes(), data);
+}
