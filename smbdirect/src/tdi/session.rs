@@ -265,8 +265,9 @@ impl<C: EndpointContext> Task<C> {
             return false;
         };
         let client = endpoint.client();
-        let lendable = match &client {
-            Some(client) if client.takes_chained() => endpoint.lendable(),
+        // A handler like others: it may panic.
+        let lendable = match self.call(|client, _| client.takes_chained()) {
+            Some(true) => endpoint.lendable(),
             _ => 0,
         };
         let receives = &self.session.receives;

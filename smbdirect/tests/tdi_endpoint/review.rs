@@ -72,3 +72,28 @@ async fn a_stream_gets_the_end_of_what_was_refused() {
     let tsdu = within(poll_fn(|context| Pin::new(&mut tsdus).poll_next(context)));
     assert_eq!(tsdu.await.unwrap().into_bytes(), data);
 }
+
+/// Fails where nobody is to be told of it.
+struct Undecided;
+
+impl Client for Undecided {
+    fn takes_chained(&self) -> bool {
+        panic!("it does not know")
+    }
+}
+
+//= TDI-EVENT-01 test
+#[tokio::test]
+async fn a_client_that_fails_to_say_what_it_takes_costs_its_connection() {
+    let ends = Ends::new(loopback()).await;
+    ends.remote.set_client(Some(Arc::new(Undecided)));
+    let receiving = ends
+        .there
+        .receive(BytesMut::zeroed(9), ReceiveFlags::empty());
+    assert_eq!(
+        within(ends.there.disconnected()).await,
+        Some(Cause::HandlerPanicked)
+    );
+    assert_eq!(within(receiving).await.status, Status::CONNECTION_ABORTED);
+    assert_eq!(ends.there.state(), EndpointState::Associated);
+}
