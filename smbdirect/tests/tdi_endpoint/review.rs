@@ -35,6 +35,18 @@ use crate::ends::{
 
 const PLAIN: SendFlags = SendFlags::empty();
 
+/// Runs a test that may hang with a lock held, so that it fails and does not hang.
+fn in_time(test: impl Future<Output = ()> + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test);
+        done.send(()).unwrap();
+    });
+    let over = is_done.recv_timeout(Duration::from_secs(30));
+    over.expect("it neither hangs nor fails");
+}
+
 async fn turns(count: usize) {
     for _ in 0..count {
         tokio::task::yield_now().await;
@@ -96,4 +108,81 @@ async fn a_client_that_fails_to_say_what_it_takes_costs_its_connection() {
     );
     assert_eq!(within(receiving).await.status, Status::CONNECTION_ABORTED);
     assert_eq!(ends.there.state(), EndpointState::Associated);
+}
+
+/// A buffer of the client's that sends another as it is given back.
+struct Restless {
+    data: Vec<u8>,
+    endpoint: Endpoint,
+    given_back: Arc<AtomicBool>,
+}
+
+impl AsRef<[u8]> for Restless {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl Drop for Restless {
+    fn drop(&mut self) {
+        let _ = self.endpoint.try_send("the next one", PLAIN);
+        let _ = self.endpoint.state();
+        self.given_back.store(true, Ordering::Relaxed);
+    }
+}
+
+fn restless(endpoint: &Endpoint, length: usize) -> (Bytes, Arc<AtomicBool>) {
+    let given_back = Arc::new(AtomicBool::new(false));
+    let owner = Restless {
+        data: vec![7; length],
+        endpoint: endpoint.clone(),
+        given_back: given_back.clone(),
+    };
+    (Bytes::from_owner(owner), given_back)
+}
+
+async fn given_back(flag: &AtomicBool) {
+    within(async {
+        while !flag.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+//= TDI-SEND-24 test
+#[test]
+fn a_buffer_may_act_as_it_is_given_back() {
+    in_time(async {
+        let ends = Ends::new(loopback()).await;
+        // Nobody waits for it; it was taken over into the send buffer; it was thrown away.
+        let (buffer, back) = restless(&ends.here, 1000);
+        drop(ends.here.send(buffer, PLAIN));
+        given_back(&back).await;
+        let (buffer, back) = restless(&ends.here, 1000);
+        ends.here.try_send(buffer, PLAIN).unwrap();
+        given_back(&back).await;
+        let (buffer, back) = restless(&ends.here, 1000);
+        ends.here.try_send(buffer, SendFlags::PARTIAL).unwrap();
+        assert!(ends.here.discard_partial(PLAIN));
+        given_back(&back).await;
+        // It was refused.
+        let (buffer, back) = restless(&ends.here, 1000);
+        let flags = SendFlags::AND_DISCONNECT;
+        assert_eq!(
+            ends.here.try_send(buffer, flags),
+            Err(Status::NOT_SUPPORTED)
+        );
+        given_back(&back).await;
+        // Its connection ends.
+        let (first, first_back) = restless(&ends.here, 1000);
+        let (second, second_back) = restless(&ends.here, 1000);
+        ends.here.try_send(first, SendFlags::PARTIAL).unwrap();
+        drop(ends.here.send(second, PLAIN));
+        within(ends.here.disconnect(DisconnectFlags::ABORT, None))
+            .await
+            .unwrap();
+        given_back(&first_back).await;
+        given_back(&second_back).await;
+    });
 }
