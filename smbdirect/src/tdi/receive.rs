@@ -443,7 +443,8 @@ impl Inbound {
         let is_chained = match first.way {
             //= TDI-CHN-04
             None => first.taken == 0 && cost <= lendable,
-            Some(way) => way == Way::Chained,
+            // Unless who takes chains has gone since.
+            Some(way) => way == Way::Chained && self.settings.lendable > 0,
         };
         if !is_chained {
             let indication = first.indication(&self.settings)?;

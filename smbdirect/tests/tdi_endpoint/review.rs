@@ -186,3 +186,19 @@ fn a_buffer_may_act_as_it_is_given_back() {
         given_back(&second_back).await;
     });
 }
+
+//= TDI-CHN-06 test
+#[tokio::test]
+async fn what_was_not_accepted_in_a_chain_is_shown_to_who_takes_none() {
+    let ends = Ends::new(loopback()).await;
+    let first = Witness::chained(false);
+    first.answer(How::Refuse);
+    ends.remote.set_client(Some(first.clone()));
+    drop(ends.here.send("one", PLAIN));
+    drop(ends.here.send("two", PLAIN));
+    assert_eq!(first.told(1).await, ["chained 3"]);
+    let second = Witness::new(How::Take);
+    ends.remote.set_client(Some(second.clone()));
+    second.has_taken(6).await;
+    assert_eq!(second.lines(), ["receive 3.", "receive 3."]);
+}
