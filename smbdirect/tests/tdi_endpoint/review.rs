@@ -202,3 +202,37 @@ async fn what_was_not_accepted_in_a_chain_is_shown_to_who_takes_none() {
     second.has_taken(6).await;
     assert_eq!(second.lines(), ["receive 3.", "receive 3."]);
 }
+
+#[tokio::test]
+async fn events_do_not_join_tsdus_of_two_connections() {
+    let mut small = settings(credits(8));
+    small.receive.lendable = 0;
+    small.receive.maximum_lookahead = 1000;
+    let ends = Ends::with(loopback(), small).await;
+    let mut events = ends.remote.events(1);
+    // With one waiting the end of the next has no room, so its beginning is all there is.
+    drop(ends.here.send("waits", PLAIN));
+    drop(ends.here.send(pattern(3000, 1), PLAIN));
+    turns(200).await;
+    within(ends.there.disconnect(DisconnectFlags::ABORT, None))
+        .await
+        .unwrap();
+    within(ends.here.disconnected()).await;
+    ends.connect().await;
+    let receiving = ends
+        .there
+        .receive(BytesMut::zeroed(2000), ReceiveFlags::empty());
+    let data = pattern(5000, 2);
+    drop(ends.here.send(data.clone(), PLAIN));
+    let beginning = within(receiving).await;
+    assert_eq!(beginning.status, Status::BUFFER_OVERFLOW);
+    let mut got = Vec::new();
+    while got.len() < 2 {
+        let next = poll_fn(|context| Pin::new(&mut events).poll_next(context));
+        if let Event::Tsdu { tsdu, .. } = within(next).await.unwrap() {
+            got.push(tsdu.into_bytes());
+        }
+    }
+    assert_eq!(got[0], "waits");
+    assert_eq!(got[1], data.slice(2000..));
+}
