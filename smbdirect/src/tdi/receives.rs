@@ -177,6 +177,9 @@ impl Receives {
         self.with(|state| {
             state.inbound.close(status);
             state.settle();
+            // Of what is left only that a request is over is still told.
+            let is_completed = |news: &ReceiveNews| matches!(news, ReceiveNews::Completed(_));
+            state.news.retain(is_completed);
             state.wakes.extend(state.reader.take());
         });
     }

@@ -204,6 +204,8 @@ impl Sends {
     pub(crate) fn end(&self, status: Status) {
         self.with(|state| {
             state.outbound.close(status);
+            // Nobody is told of room that is gone.
+            state.news.clear();
             state.ended.get_or_insert(status);
             state.wakes.append(&mut state.waiting);
             state.settle();

@@ -236,3 +236,30 @@ async fn events_do_not_join_tsdus_of_two_connections() {
     assert_eq!(got[0], "waits");
     assert_eq!(got[1], data.slice(2000..));
 }
+
+//= TDI-DISC-08 test
+#[tokio::test]
+async fn nobody_is_told_of_room_on_a_connection_that_was_aborted() {
+    let mut small = starving_settings();
+    small.send.max_tsdu = 200_000;
+    small.send.high_water = 400_000;
+    small.send.low_water = 100_000;
+    let ends = Ends::with(loopback(), small).await;
+    let witness = Witness::new(How::Take);
+    ends.local.set_client(Some(witness.clone()));
+    let partial = SendFlags::PARTIAL;
+    let expedited = SendFlags::EXPEDITED | SendFlags::PARTIAL;
+    for (length, flags) in [(50_000, PLAIN), (200_000, partial), (150_000, expedited)] {
+        assert_eq!(ends.here.try_send(pattern(length, 1), flags), Ok(length));
+    }
+    assert_eq!(
+        ends.here.try_send("full", expedited),
+        Err(Status::DEVICE_NOT_READY)
+    );
+    assert!(ends.here.discard_partial(PLAIN));
+    within(ends.here.disconnect(DisconnectFlags::ABORT, None))
+        .await
+        .unwrap();
+    turns(50).await;
+    assert_eq!(witness.lines(), [""; 0]);
+}
