@@ -59,6 +59,7 @@ impl<C: EndpointContext> Endpoint<C> {
             outstanding: VecDeque::new(),
             bytes: 0,
             release: None,
+            closed: false,
         })
     }
 
@@ -127,6 +128,7 @@ pub struct TsduSink<C: EndpointContext = ()> {
     outstanding: VecDeque<(Sending, usize)>,
     bytes: usize,
     release: Option<Requested>,
+    closed: bool,
 }
 
 impl<C: EndpointContext> TsduSink<C> {
@@ -170,10 +172,17 @@ impl<C: EndpointContext> Sink<Bytes> for TsduSink<C> {
     fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         ready!(self.poll_down_to(0, context))?;
         let sink = &mut *self;
+        if sink.closed {
+            return Poll::Ready(Ok(()));
+        }
         let release = sink
             .release
             .get_or_insert_with(|| sink.endpoint.disconnect(DisconnectFlags::RELEASE, None));
-        Pin::new(release).poll(context)
+        let result = ready!(Pin::new(release).poll(context));
+        // One that has failed can be tried again.
+        sink.release = None;
+        sink.closed = result.is_ok();
+        Poll::Ready(result)
     }
 }
 

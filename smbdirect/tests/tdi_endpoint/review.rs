@@ -263,3 +263,19 @@ async fn nobody_is_told_of_room_on_a_connection_that_was_aborted() {
     turns(50).await;
     assert_eq!(witness.lines(), [""; 0]);
 }
+
+#[tokio::test]
+async fn a_sink_can_be_closed_again() {
+    let ends = Ends::new(loopback()).await;
+    let mut sink = ends.here.sink(PLAIN, 1000).unwrap();
+    let half = ends.here.send("half", SendFlags::PARTIAL).await;
+    half.result().unwrap();
+    let close = poll_fn(|context| Sink::<Bytes>::poll_close(Pin::new(&mut sink), context));
+    assert_eq!(within(close).await, Err(Status::INVALID_PARAMETER));
+    drop(ends.here.send("and half", PLAIN));
+    for _ in 0..2 {
+        let close = poll_fn(|context| Sink::<Bytes>::poll_close(Pin::new(&mut sink), context));
+        assert_eq!(within(close).await, Ok(()));
+    }
+    assert_eq!(ends.arrived().await, "halfand half");
+}
