@@ -197,11 +197,14 @@ impl<C: EndpointContext> AddressShared<C> {
         let endpoint = listen.endpoint.clone();
         //= TDI-CONN-05
         push(&mut self.lock().listens, listen);
-        // It may have been closed just before.
-        if self.is_closed()
-            && let Some(endpoint) = endpoint.upgrade()
-        {
-            Endpoint::from_shared(endpoint).address_closed();
+        let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
+            return;
+        };
+        // It may have been closed just before, or its listener have failed.
+        if self.is_closed() {
+            endpoint.address_closed();
+        } else if !self.can_be_offered_to() {
+            endpoint.listen_failed(Status::INSUFFICIENT_RESOURCES);
         }
     }
 
@@ -288,6 +291,16 @@ impl<C: EndpointContext> Taker for AddressShared<C> {
     }
 
     fn failed(&self, status: Status) {
+        let mut state = self.lock();
+        let port = state.port.take();
+        let listens = std::mem::take(&mut state.listens);
+        drop(state);
+        drop(port);
+        for listen in listens {
+            if let Some(endpoint) = listen.endpoint.upgrade() {
+                Endpoint::from_shared(endpoint).listen_failed(status);
+            }
+        }
         if let Some(client) = self.client()
             && catch_unwind(AssertUnwindSafe(|| client.error(status))).is_err()
         {

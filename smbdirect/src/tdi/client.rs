@@ -88,7 +88,8 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         let _ = (endpoint, flags, cause);
     }
 
-    /// TDI_EVENT_ERROR: nothing will be offered on this address any more.
+    /// TDI_EVENT_ERROR: nothing will be offered on this address any more. Listens that were
+    /// pending have ended with `status`.
     fn error(&self, status: Status) {
         let _ = status;
     }

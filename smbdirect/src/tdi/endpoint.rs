@@ -340,7 +340,10 @@ impl<C: EndpointContext> Endpoint<C> {
     /// submission; while one is pending that a peer fits, the connect handler is not asked.
     ///
     /// # Errors
-    /// The future's: the misuse, or [`CANCELLED`](Status::CANCELLED) by a disconnect.
+    /// The future's: the misuse; [`CANCELLED`](Status::CANCELLED) by a disconnect, or because the
+    /// address was closed; [`INSUFFICIENT_RESOURCES`](Status::INSUFFICIENT_RESOURCES) if its
+    /// listener failed; [`INVALID_ADDRESS`](Status::INVALID_ADDRESS) for an address that peers
+    /// cannot connect to; [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED).
     pub fn listen(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-01
         self.submit_listen(remote, false)
@@ -783,6 +786,16 @@ impl<C: EndpointContext> Endpoint<C> {
             let phase = std::mem::replace(&mut state.phase, Phase::Associated);
             drop(state);
             phase.give_up(Status::CANCELLED);
+        }
+    }
+
+    /// No peer will come any more: a pending listen is over.
+    pub(crate) fn listen_failed(&self, status: Status) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Listening(_)) {
+            let phase = std::mem::replace(&mut state.phase, Phase::Associated);
+            drop(state);
+            phase.give_up(status);
         }
     }
 

@@ -279,3 +279,94 @@ async fn a_sink_can_be_closed_again() {
     }
     assert_eq!(ends.arrived().await, "halfand half");
 }
+
+/// A provider whose listeners fail when they are told to.
+#[derive(Debug)]
+struct Failing {
+    below: Arc<dyn Provider>,
+    failure: Arc<tokio::sync::Notify>,
+}
+
+#[derive(Debug)]
+struct FailingListener {
+    below: Box<dyn Listener>,
+    failure: Arc<tokio::sync::Notify>,
+}
+
+impl Provider for Failing {
+    fn name(&self) -> &'static str {
+        self.below.name()
+    }
+
+    fn default_port(&self) -> u16 {
+        self.below.default_port()
+    }
+
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        self.below.connect(request)
+    }
+
+    fn listen(
+        &self,
+        address: std::net::SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+        Box::pin(async move {
+            let below = self.below.listen(address).await?;
+            let failure = self.failure.clone();
+            Ok(Box::new(FailingListener { below, failure }) as Box<dyn Listener>)
+        })
+    }
+}
+
+impl Listener for FailingListener {
+    fn local_address(&self) -> std::net::SocketAddr {
+        self.below.local_address()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+        Box::pin(async move {
+            tokio::select! {
+                incoming = self.below.accept() => incoming,
+                () = self.failure.notified() => {
+                    Err(ProviderError::new(ProviderErrorKind::Local, "as it was told"))
+                }
+            }
+        })
+    }
+}
+
+#[tokio::test]
+async fn listens_end_with_their_listener() {
+    let failure = Arc::new(tokio::sync::Notify::new());
+    let provider = Failing {
+        below: loopback(),
+        failure: failure.clone(),
+    };
+    let ends = Ends::apart(Arc::new(provider), TransportSettings::default()).await;
+    let witness = Witness::new(How::Take);
+    ends.remote.set_client(Some(witness.clone()));
+    ends.connect().await;
+    let spare = ends.transport.open_endpoint(());
+    spare.associate(&ends.remote).unwrap();
+    let listen = spare.listen(None);
+    failure.notify_one();
+    assert_eq!(within(listen).await, Err(Status::INSUFFICIENT_RESOURCES));
+    assert_eq!(
+        witness.told(1).await,
+        ["error STATUS_INSUFFICIENT_RESOURCES"]
+    );
+    assert_eq!(spare.state(), EndpointState::Associated);
+    // Nor can another ever be served.
+    let late = within(spare.listen(None)).await;
+    assert_eq!(late, Err(Status::INVALID_ADDRESS));
+    // What there was goes on, and the address can be opened anew.
+    drop(ends.here.send("goes on", PLAIN));
+    witness.has_taken(7).await;
+    let address = ends.remote.local_address();
+    let again = ends.transport.open_address::<()>(address, Share::Exclusive);
+    within(again).await.unwrap();
+}
