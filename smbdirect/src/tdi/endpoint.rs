@@ -166,10 +166,19 @@ enum Phase {
     Associated,
     Connecting(Attempt),
     Listening(Completer),
-    Offered(Incoming),
+    Offered(Incoming, Timer),
     Accepting(Attempt),
     Connected,
     Releasing,
+}
+
+/// A task that waits, and ends with this.
+struct Timer(AbortHandle);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A connection that is being made.
@@ -198,7 +207,7 @@ impl Phase {
             Self::Associated => EndpointState::Associated,
             Self::Connecting(_) => EndpointState::Connecting,
             Self::Listening(_) => EndpointState::Listening,
-            Self::Offered(_) => EndpointState::Offered,
+            Self::Offered(..) => EndpointState::Offered,
             Self::Accepting(_) => EndpointState::Accepting,
             Self::Connected => EndpointState::Connected,
             Self::Releasing => EndpointState::Releasing,
@@ -393,7 +402,8 @@ impl<C: EndpointContext> Endpoint<C> {
         }
         let (completer, requested) = requested();
         let attempt = state.begin();
-        let Phase::Offered(incoming) = std::mem::replace(&mut state.phase, Phase::Associated)
+        let Phase::Offered(incoming, _timer) =
+            std::mem::replace(&mut state.phase, Phase::Associated)
         else {
             unreachable!("it was just seen to be offered")
         };
@@ -449,7 +459,7 @@ impl<C: EndpointContext> Endpoint<C> {
             session.abort(Status::LOCAL_DISCONNECT);
             self.shared.ended(&session, &Cause::LocalDisconnect);
         }
-        if matches!(phase, Phase::Offered(_)) {
+        if matches!(phase, Phase::Offered(..)) {
             self.shared
                 .transport
                 .count(|counters| counters.cancelled_connections += 1);
@@ -669,7 +679,7 @@ impl<C: EndpointContext> Endpoint<C> {
     pub fn remote_address(&self) -> Result<SocketAddr, Status> {
         let state = self.lock();
         match (&state.phase, &state.session) {
-            (Phase::Offered(incoming), _) => Ok(incoming.remote_address),
+            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_address),
             (Phase::Connected | Phase::Releasing, Some(session)) => {
                 Ok(session.connection.remote_address())
             }
@@ -749,8 +759,8 @@ impl<C: EndpointContext> Endpoint<C> {
         if query_accept {
             //= TDI-CONN-03
             let limit = self.shared.transport.settings.offer_timeout;
-            tokio::spawn(forget_offer(self.downgrade(), attempt, limit));
-            state.phase = Phase::Offered(incoming);
+            let timer = tokio::spawn(forget_offer(self.downgrade(), attempt, limit));
+            state.phase = Phase::Offered(incoming, Timer(timer.abort_handle()));
             drop(state);
             complete(Some(completer), Ok(()));
             return Ok(());
@@ -782,7 +792,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// The address is closed: a pending listen is cancelled.
     pub(crate) fn address_closed(&self) {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Listening(_) | Phase::Offered(_)) {
+        if matches!(state.phase, Phase::Listening(_) | Phase::Offered(..)) {
             let phase = std::mem::replace(&mut state.phase, Phase::Associated);
             drop(state);
             phase.give_up(Status::CANCELLED);
@@ -933,7 +943,7 @@ async fn forget_offer<C: EndpointContext>(
         return;
     };
     let mut state = endpoint.lock();
-    if state.attempt == attempt && matches!(state.phase, Phase::Offered(_)) {
+    if state.attempt == attempt && matches!(state.phase, Phase::Offered(..)) {
         state.phase = Phase::Associated;
         drop(state);
         let transport = &endpoint.shared.transport;

@@ -370,3 +370,24 @@ async fn listens_end_with_their_listener() {
     let again = ends.transport.open_address::<()>(address, Share::Exclusive);
     within(again).await.unwrap();
 }
+
+#[tokio::test]
+async fn offers_that_were_decided_on_leave_nothing_behind() {
+    let mut patient = TransportSettings::default();
+    patient.offer_timeout = Duration::from_secs(3600);
+    let ends = Ends::apart(loopback(), patient).await;
+    let metrics = tokio::runtime::Handle::current().metrics();
+    let before = metrics.num_alive_tasks();
+    for _ in 0..20 {
+        let listen = ends.there.listen_and_query(None);
+        let connect = ends.here.connect(ends.remote.local_address(), None);
+        within(listen).await.unwrap();
+        within(ends.there.disconnect(DisconnectFlags::ABORT, None))
+            .await
+            .unwrap();
+        let connect = within(connect).await;
+        assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
+    }
+    turns(50).await;
+    assert!(metrics.num_alive_tasks() <= before + 1);
+}
