@@ -219,6 +219,7 @@ impl<C: EndpointContext> AddressShared<C> {
         self: &Arc<Self>,
         client: &dyn Client<C>,
         incoming: Incoming,
+        refused: &mut bool,
     ) -> Option<Incoming> {
         let offer = Offer {
             remote_address: incoming.remote_address,
@@ -228,7 +229,10 @@ impl<C: EndpointContext> AddressShared<C> {
                 endpoint.accept_offer(self, incoming);
                 None
             }
-            Ok(ConnectAnswer::Refuse) => Some(incoming),
+            Ok(ConnectAnswer::Refuse) => {
+                *refused = true;
+                Some(incoming)
+            }
             Ok(ConnectAnswer::NoResources) => {
                 self.transport
                     .count(|counters| counters.local_resource_failures += 1);
@@ -262,14 +266,14 @@ impl<C: EndpointContext> Drop for Handle<C> {
 
 /// Who may want the offers that come to a port.
 pub(crate) trait Taker: Send + Sync {
-    /// Takes the offer, or gives it back.
-    fn offer(self: Arc<Self>, incoming: Incoming) -> Option<Incoming>;
+    /// Takes the offer, or gives it back, and says then whether a client has refused it.
+    fn offer(self: Arc<Self>, incoming: Incoming, refused: &mut bool) -> Option<Incoming>;
     /// No offers will come any more.
     fn failed(&self, status: Status);
 }
 
 impl<C: EndpointContext> Taker for AddressShared<C> {
-    fn offer(self: Arc<Self>, mut incoming: Incoming) -> Option<Incoming> {
+    fn offer(self: Arc<Self>, mut incoming: Incoming, refused: &mut bool) -> Option<Incoming> {
         if self.is_closed() {
             return Some(incoming);
         }
@@ -285,7 +289,7 @@ impl<C: EndpointContext> Taker for AddressShared<C> {
             }
         }
         match self.client() {
-            Some(client) => self.ask_client(&*client, incoming),
+            Some(client) => self.ask_client(&*client, incoming, refused),
             None => Some(incoming),
         }
     }
@@ -364,12 +368,19 @@ async fn accept(
             Ok(incoming) => {
                 let peer = incoming.remote_address;
                 let mut takers = port.present().into_iter();
-                let left = takers.try_fold(incoming, |incoming, taker| taker.offer(incoming));
+                let mut refused = false;
+                let left = takers.try_fold(incoming, |incoming, taker| {
+                    taker.offer(incoming, &mut refused)
+                });
                 if left.is_some()
                     && let Some(transport) = transport.upgrade()
                 {
-                    info!(%peer, "nobody listens for a peer");
-                    transport.count(|counters| counters.no_listen_failures += 1);
+                    info!(%peer, refused, "nobody wants a peer");
+                    //= TDI-QUERY-02
+                    transport.count(|counters| match refused {
+                        true => counters.cancelled_connections += 1,
+                        false => counters.no_listen_failures += 1,
+                    });
                 }
             }
             Err(error) => {

@@ -391,3 +391,25 @@ async fn offers_that_were_decided_on_leave_nothing_behind() {
     turns(50).await;
     assert!(metrics.num_alive_tasks() <= before + 1);
 }
+
+//= TDI-QUERY-02 test
+#[tokio::test]
+async fn an_offer_that_the_handler_refuses_counts_as_turned_away() {
+    let ends = Ends::apart(loopback(), TransportSettings::default()).await;
+    let address = ends.remote.local_address();
+    // Nobody is there,
+    let connect = within(ends.here.connect(address, None)).await;
+    assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
+    let before = ends.transport.statistics();
+    // and somebody is, and says no.
+    ends.remote.set_client(Some(Witness::new(How::Take)));
+    let connect = within(ends.here.connect(address, None)).await;
+    assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
+    let after = ends.transport.statistics();
+    assert_eq!(
+        after.cancelled_connections,
+        before.cancelled_connections + 1
+    );
+    // The one is the connect's own.
+    assert_eq!(after.no_listen_failures, before.no_listen_failures + 1);
+}
