@@ -38,6 +38,10 @@ const OVERHEAD: usize = 128;
 const SHARING: usize = 64;
 /// not so if it has this many bytes of it.
 const LARGE: usize = 16 << 10;
+/// Slices of a TSDU that may be of any length; of further ones,
+const SLICES: usize = 16;
+/// those of fewer bytes than this are joined, since each costs as much as some bytes.
+const SMALL: usize = 256;
 
 /// How what arrives is treated on a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -322,7 +326,7 @@ impl Inbound {
         tsdu.remaining = remaining;
         tsdu.invalidated_token = invalidated;
         if !payload.is_empty() {
-            tsdu.slices.push_back(match crowded {
+            tsdu.append(match crowded {
                 true => Bytes::copy_from_slice(&payload),
                 false => payload,
             });
@@ -698,6 +702,27 @@ impl Tsdu {
 
     const fn is_at_end(&self) -> bool {
         self.available == 0 && self.remaining == 0
+    }
+
+    /// Adds bytes. Small slices are joined as a binary counter carries, so that no byte is copied
+    /// often.
+    fn append(&mut self, payload: Bytes) {
+        let mut last = payload;
+        while last.len() < SMALL
+            && let Some(before) = self
+                .slices
+                .pop_back_if(|before| before.len() < SMALL && before.len() <= 2 * last.len())
+        {
+            if self.slices.len() < SLICES {
+                self.slices.push_back(before);
+                break;
+            }
+            let mut joined = BytesMut::with_capacity(before.len() + last.len());
+            joined.extend_from_slice(&before);
+            joined.extend_from_slice(&last);
+            last = joined.freeze();
+        }
+        self.slices.push_back(last);
     }
 
     /// The next indication, if there is enough for one that was not seen.

@@ -413,3 +413,29 @@ async fn an_offer_that_the_handler_refuses_counts_as_turned_away() {
     // The one is the connect's own.
     assert_eq!(after.no_listen_failures, before.no_listen_failures + 1);
 }
+
+#[test]
+fn a_tsdu_in_tiny_segments_costs_what_it_has() {
+    let mut inbound = Inbound::new(ReceiveSettings {
+        lendable: 1 << 20,
+        ..ReceiveSettings::default()
+    })
+    .unwrap();
+    let data = pattern(100_000, 1);
+    for at in 0..data.len() {
+        inbound.handle_segment(data.slice(at..=at), data.len() - at - 1, None);
+    }
+    let Some(ReceiveEvent::Chained(mut tsdu)) = inbound.poll_event() else {
+        panic!("it is lent");
+    };
+    let (mut pieces, mut got) = (0, Vec::new());
+    while tsdu.has_remaining() {
+        let piece = tsdu.chunk();
+        got.extend_from_slice(piece);
+        let length = piece.len();
+        tsdu.advance(length);
+        pieces += 1;
+    }
+    assert_eq!(got, data);
+    assert!(pieces < 1000, "{pieces} pieces");
+}
