@@ -159,6 +159,8 @@ struct State<C: EndpointContext> {
     session: Option<Arc<Session>>,
     /// Counts connects, listens and acceptances, so that a late one is told from the present one.
     attempt: u64,
+    /// Counts connections that were made.
+    made: u64,
 }
 
 enum Phase {
@@ -248,6 +250,7 @@ impl<C: EndpointContext> Endpoint<C> {
                 address: None,
                 session: None,
                 attempt: 0,
+                made: 0,
             }),
             turn: Mutex::new(()),
             ended: watch::Sender::new((0, None)),
@@ -501,14 +504,9 @@ impl<C: EndpointContext> Endpoint<C> {
     /// one ended, if there was one.
     pub async fn disconnected(&self) -> Option<Cause> {
         let mut ended = self.shared.ended.subscribe();
-        let (before, last) = ended.borrow_and_update().clone();
-        if !matches!(
-            self.state(),
-            EndpointState::Connected | EndpointState::Releasing
-        ) {
-            return last;
-        }
-        let seen = ended.wait_for(|(count, _)| *count != before).await;
+        // Whoever ends a connection says how a moment after it can be seen to be over.
+        let made = self.lock().made;
+        let seen = ended.wait_for(|(count, _)| *count >= made).await;
         seen.ok().and_then(|seen| seen.1.clone())
     }
 
@@ -834,6 +832,7 @@ impl<C: EndpointContext> Endpoint<C> {
                 transport.session_began(&session);
                 let last = state.session.replace(session.clone());
                 state.phase = Phase::Connected;
+                state.made += 1;
                 Task::spawn(session, self.downgrade());
                 drop(state);
                 drop(last);

@@ -439,3 +439,43 @@ fn a_tsdu_in_tiny_segments_costs_what_it_has() {
     assert_eq!(got, data);
     assert!(pieces < 1000, "{pieces} pieces");
 }
+
+/// Asks, as it is woken, how the connection has ended.
+struct Curious {
+    endpoint: Endpoint,
+    heard: Mutex<Vec<Poll<Option<Cause>>>>,
+}
+
+impl Wake for Curious {
+    fn wake(self: Arc<Self>) {
+        let ended = pin!(self.endpoint.disconnected());
+        let heard = ended.poll(&mut Context::from_waker(Waker::noop()));
+        self.heard.lock().unwrap().push(heard);
+    }
+}
+
+/// Whoever sees that it is over is told how, or has to wait a moment; never that it was nothing.
+#[tokio::test]
+async fn an_end_that_is_seen_is_known() {
+    let ends = Ends::new(loopback()).await;
+    let curious = Arc::new(Curious {
+        endpoint: ends.here.clone(),
+        heard: Mutex::default(),
+    });
+    let waker = Waker::from(curious.clone());
+    let mut receiving = ends
+        .here
+        .receive(BytesMut::zeroed(9), ReceiveFlags::empty());
+    let first = Pin::new(&mut receiving).poll(&mut Context::from_waker(&waker));
+    assert!(first.is_pending());
+    within(ends.here.disconnect(DisconnectFlags::ABORT, None))
+        .await
+        .unwrap();
+    let heard = std::mem::take(&mut *curious.heard.lock().unwrap());
+    assert_eq!(heard.len(), 1);
+    assert!(!matches!(heard[0], Poll::Ready(None)), "{heard:?}");
+    assert_eq!(
+        within(ends.here.disconnected()).await,
+        Some(Cause::LocalDisconnect)
+    );
+}
