@@ -187,9 +187,11 @@ impl<C: EndpointContext> AddressShared<C> {
         self.post(listen, VecDeque::push_front);
     }
 
-    /// The listen of this endpoint is over.
-    pub(crate) fn cancel_listen(&self, endpoint: &Weak<Shared<C>>) {
-        let is_other = |listen: &Filter<C>| !Weak::ptr_eq(&listen.endpoint, endpoint);
+    /// This listen of this endpoint is over. It may have another by now.
+    pub(crate) fn cancel_listen(&self, endpoint: &Weak<Shared<C>>, attempt: u64) {
+        let is_other = |listen: &Filter<C>| {
+            listen.attempt != attempt || !Weak::ptr_eq(&listen.endpoint, endpoint)
+        };
         self.lock().listens.retain(is_other);
     }
 

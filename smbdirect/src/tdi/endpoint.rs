@@ -450,11 +450,12 @@ impl<C: EndpointContext> Endpoint<C> {
         //= TDI-DISC-07
         let phase = std::mem::replace(&mut state.phase, Phase::Associated);
         let (session, address) = (state.session.clone(), state.address.clone());
+        let attempt = state.attempt;
         drop(state);
         if matches!(phase, Phase::Listening(_))
             && let Some(address) = address
         {
-            address.cancel_listen(&self.downgrade());
+            address.cancel_listen(&self.downgrade(), attempt);
         }
         if matches!(phase, Phase::Connected | Phase::Releasing)
             && let Some(session) = session
