@@ -834,10 +834,9 @@ impl<C: EndpointContext> Endpoint<C> {
                 let last = state.session.replace(session.clone());
                 state.phase = Phase::Connected;
                 state.made += 1;
-                Task::spawn(session, self.downgrade());
                 drop(state);
                 drop(last);
-                Ok(())
+                Ok(session)
             }
             Err(status) => {
                 //= TDI-CONN-08
@@ -859,10 +858,18 @@ impl<C: EndpointContext> Endpoint<C> {
                 Err(status)
             }
         };
+        let (session, result) = match result {
+            Ok(session) => (Some(session), Ok(())),
+            Err(status) => (None, Err(status)),
+        };
         transport.count(|counters| counters.connected(result));
         match completer {
             Some(completer) => complete(Some(completer), result),
             None => self.tell(|client| client.accept_completed(self, result)),
+        }
+        // Its events come after that of its beginning.
+        if let Some(session) = session {
+            Task::spawn(session, self.downgrade());
         }
     }
 
