@@ -440,6 +440,39 @@ fn a_tsdu_in_tiny_segments_costs_what_it_has() {
     assert!(pieces < 1000, "{pieces} pieces");
 }
 
+/// A client that goes on asking, and never takes.
+struct Stubborn;
+
+impl Client for Stubborn {
+    fn receive(
+        &self,
+        endpoint: &Endpoint,
+        _: smbdirect::tdi::Indication,
+    ) -> smbdirect::tdi::Answer {
+        endpoint.resume().unwrap();
+        smbdirect::tdi::Answer::NotAccepted(0)
+    }
+}
+
+#[test]
+fn a_handler_that_goes_on_asking_lets_others_live() {
+    in_time(async {
+        let ends = Ends::new(loopback()).await;
+        ends.remote.set_client(Some(Arc::new(Stubborn)));
+        drop(ends.here.send("nobody takes this", PLAIN));
+        within(ends.here.disconnect(DisconnectFlags::RELEASE, None))
+            .await
+            .unwrap();
+        turns(200).await;
+        // It still can be told to stop.
+        ends.remote.set_client(None);
+        assert_eq!(
+            within(ends.there.disconnected()).await,
+            Some(Cause::RemoteDisconnect)
+        );
+    });
+}
+
 /// Asks, as it is woken, how the connection has ended.
 struct Curious {
     endpoint: Endpoint,
