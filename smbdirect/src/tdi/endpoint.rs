@@ -331,7 +331,11 @@ impl<C: EndpointContext> Endpoint<C> {
     /// offer away: the wire does not tell), [`CONNECTION_REFUSED`](Status::CONNECTION_REFUSED) (SMB
     /// Direct was not negotiated), [`IO_TIMEOUT`](Status::IO_TIMEOUT),
     /// [`INSUFFICIENT_RESOURCES`](Status::INSUFFICIENT_RESOURCES),
-    /// [`CANCELLED`](Status::CANCELLED) (by a disconnect), or the misuse.
+    /// [`CONNECTION_RESET`](Status::CONNECTION_RESET) or
+    /// [`CONNECTION_ABORTED`](Status::CONNECTION_ABORTED) (the peer went away, or broke a rule),
+    /// [`CANCELLED`](Status::CANCELLED) (by a disconnect),
+    /// [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED) (no handle of the address is left), or the
+    /// misuse.
     pub fn connect(&self, remote: SocketAddr, timeout: Option<Duration>) -> Requested {
         let mut state = self.lock();
         if let Err(status) = self.shared.may_begin(&state, Request::Connect) {
@@ -519,9 +523,13 @@ impl<C: EndpointContext> Endpoint<C> {
     /// The completion's status is [`SUCCESS`](Status::SUCCESS) when the TSDU was handed to the
     /// wire, or what was to be buffered is in the send buffer; `information` says how many bytes
     /// of the buffer were taken. Else [`INVALID_CONNECTION`](Status::INVALID_CONNECTION),
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) (too long, of no bytes, or strange flags),
-    /// [`DEVICE_NOT_READY`](Status::DEVICE_NOT_READY),
-    /// [`IO_TIMEOUT`](Status::IO_TIMEOUT), or what ended the connection.
+    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) (too long, of no bytes, strange flags, or a
+    /// token with a part), [`NOT_SUPPORTED`](Status::NOT_SUPPORTED)
+    /// ([`AND_DISCONNECT`](SendFlags::AND_DISCONNECT)),
+    /// [`DEVICE_NOT_READY`](Status::DEVICE_NOT_READY), [`IO_TIMEOUT`](Status::IO_TIMEOUT),
+    /// [`CANCELLED`](Status::CANCELLED),
+    /// [`REQUEST_ABORTED`](Status::REQUEST_ABORTED) (another part of its TSDU was cancelled or
+    /// timed out), or what ended the connection.
     pub fn send(&self, buffer: impl Into<Message>, flags: SendFlags) -> Sending {
         self.send_with(buffer, flags, SendOptions::default())
     }

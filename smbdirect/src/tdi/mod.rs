@@ -1,5 +1,5 @@
-//! The face of TDI, Windows' Transport Driver Interface, for SMB Direct: its numbers, and the
-//! decisions behind its send and receive requests.
+//! The face of TDI, Windows' Transport Driver Interface, for SMB Direct: its numbers, the decisions
+//! behind its send and receive requests, and its objects over a connection.
 //!
 //! | TDI | here |
 //! |---|---|
@@ -12,8 +12,69 @@
 //! | what `ClientEventReceive` is told, and returns | [`Indication`], [`Answer`] |
 //! | the chain of `ClientEventChainedReceive` | [`ChainedTsdu`] |
 //!
+//! | device, address, connection endpoint | [`Transport`], [`Address`], [`Endpoint`] |
+//! | `TdiBuildSetEventHandler` and the `ClientEvent...` | [`Address::set_client`], [`Client`] |
+//!
 //! "Client" means the user of the transport, as in TDI, whichever side of SMB that is. A TSDU is
-//! one [`Message`](crate::Message). Nothing here has a clock, a task or a socket.
+//! one [`Message`](crate::Message). The objects need a tokio runtime (feature `tokio`);
+//! [`Outbound`] and [`Inbound`] have no clock, no task and no socket.
+//!
+//! # From `TdiBuildSend` to `Endpoint::send`
+//!
+//! `TdiBuildSend` fills in an IRP, and `IoCallDriver` submits it. [`Endpoint::send`] does both.
+//!
+//! | parameter | here |
+//! |---|---|
+//! | `Irp` | none to allocate; [`Sending`] is the request under way, and can [cancel](Sending::cancel) it |
+//! | `DevObj` | the [`Transport`] that opened the endpoint |
+//! | `FileObj` | the [`Endpoint`], associated and connected |
+//! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and what is captured around it; dropped, it is a null routine, and the send goes on |
+//! | `MdlAddr`, `SendLen` | the buffer, anything that is `Into<Message>`: a `Bytes`, a `Vec<u8>`, a chain of several. It belongs to the transport until the completion gives it back |
+//! | `InFlags` | [`SendFlags`], with TDI's numbers |
+//! | `IoStatus` | [`SendCompletion`]: `status`, and `information`, the bytes taken |
+//! | `ZwWriteFile` | [`Endpoint::write`] |
+//!
+//! The ten lines:
+//!
+//! ```
+//! # use std::{sync::Arc, time::Duration};
+//! # use bytes::BytesMut;
+//! # use smbdirect::{rdma::loopback::Loopback, tdi::*};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Status> {
+//! # let transport = Transport::new(Arc::new(Loopback::new()), TransportSettings::default())?;
+//! # let server = transport.open_address("127.0.0.1:445".parse().unwrap(), Share::Exclusive).await?;
+//! # let peer = transport.open_endpoint(());
+//! # peer.associate(&server)?;
+//! # let listen = peer.listen(None);
+//! # let remote = server.local_address();
+//! let address = transport.open_any_address();
+//! let endpoint = transport.open_endpoint(());
+//! endpoint.associate(&address)?;
+//! endpoint.connect(remote, None).await?;
+//!
+//! let hello = endpoint.send("hello, ", SendFlags::PARTIAL).await;
+//! assert_eq!((hello.status, hello.information), (Status::SUCCESS, 7));
+//! let world = endpoint.send("world", SendFlags::empty()).await;
+//! assert_eq!(world.buffer.into_bytes(), "world");
+//! endpoint.disconnect(DisconnectFlags::RELEASE, None).await?;
+//! # listen.await?;
+//! # let received = peer.receive(BytesMut::zeroed(100), ReceiveFlags::empty()).await;
+//! # assert_eq!(&received.into_data()?[..], b"hello, world");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What differs from Windows, because SMB Direct has no place for it on the wire:
+//!
+//! - EXPEDITED overtakes at this end only. The peer receives a normal TSDU.
+//! - The parts of PARTIAL sends leave together, when the TSDU is complete.
+//! - A TSDU of no bytes is refused; [`Endpoint::poke`] forces protocol flow.
+//! - There is no half-close, and no data with connect and disconnect.
+//!
+//! And what is different in Rust: requests are submitted by the call and not by the await; handles
+//! are cheap to clone, and the drop of the last one aborts, so keep the [`Address`] for as long as
+//! its endpoints are to listen, to connect and to have handlers.
 
 #[cfg(feature = "tokio")]
 mod adapters;
