@@ -373,8 +373,10 @@ async fn listens_end_with_their_listener() {
 
 #[tokio::test]
 async fn offers_that_were_decided_on_leave_nothing_behind() {
-    let mut patient = TransportSettings::default();
-    patient.offer_timeout = Duration::from_secs(3600);
+    let patient = TransportSettings {
+        offer_timeout: Duration::from_secs(3600),
+        ..TransportSettings::default()
+    };
     let ends = Ends::apart(loopback(), patient).await;
     let metrics = tokio::runtime::Handle::current().metrics();
     let before = metrics.num_alive_tasks();
