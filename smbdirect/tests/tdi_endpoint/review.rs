@@ -22,15 +22,17 @@ use smbdirect::{
         work::{Limits, ProviderError, ProviderErrorKind},
     },
     tdi::{
-        Cause, Client, DisconnectFlags, Endpoint, EndpointState, Event, Inbound, ReceiveEvent,
-        ReceiveFlags, ReceiveSettings, SendFlags, Share, Status, TransportSettings,
+        Address, Answer, Cause, Client, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState,
+        Event, Inbound, Indication, Offer, ReceiveEvent, ReceiveFlags, ReceiveSettings, SendFlags,
+        Share, Status, TransportSettings,
     },
 };
 
-use tokio::runtime::Builder;
+use tokio::{runtime::Builder, sync::Notify};
 
 use crate::ends::{
-    Ends, How, Witness, credits, loopback, pattern, settings, starving_settings, within,
+    Ends, How, Witness, credits, iwarp, loopback, not_yet, pattern, settings, starving_settings,
+    within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -284,13 +286,13 @@ async fn a_sink_can_be_closed_again() {
 #[derive(Debug)]
 struct Failing {
     below: Arc<dyn Provider>,
-    failure: Arc<tokio::sync::Notify>,
+    failure: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct FailingListener {
     below: Box<dyn Listener>,
-    failure: Arc<tokio::sync::Notify>,
+    failure: Arc<Notify>,
 }
 
 impl Provider for Failing {
@@ -341,7 +343,7 @@ impl Listener for FailingListener {
 
 #[tokio::test]
 async fn listens_end_with_their_listener() {
-    let failure = Arc::new(tokio::sync::Notify::new());
+    let failure = Arc::new(Notify::new());
     let provider = Failing {
         below: loopback(),
         failure: failure.clone(),
@@ -446,13 +448,9 @@ fn a_tsdu_in_tiny_segments_costs_what_it_has() {
 struct Stubborn;
 
 impl Client for Stubborn {
-    fn receive(
-        &self,
-        endpoint: &Endpoint,
-        _: smbdirect::tdi::Indication,
-    ) -> smbdirect::tdi::Answer {
+    fn receive(&self, endpoint: &Endpoint, _: Indication) -> Answer {
         endpoint.resume().unwrap();
-        smbdirect::tdi::Answer::NotAccepted(0)
+        Answer::NotAccepted(0)
     }
 }
 
@@ -513,4 +511,278 @@ async fn an_end_that_is_seen_is_known() {
         within(ends.here.disconnected()).await,
         Some(Cause::LocalDisconnect)
     );
+}
+
+/// A client that has the last handles, and drops them at the first event.
+#[derive(Default)]
+struct Leaver {
+    handles: Mutex<Option<(Vec<Endpoint>, Vec<Address>)>>,
+    has_left: AtomicBool,
+}
+
+impl Leaver {
+    fn leave(&self) {
+        let handles = self.handles.lock().unwrap().take();
+        if let Some((endpoints, addresses)) = handles {
+            for address in &addresses {
+                address.set_client(None);
+            }
+            drop((endpoints, addresses));
+            self.has_left.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Client for Leaver {
+    fn connect(&self, _: &Offer) -> ConnectAnswer {
+        self.leave();
+        ConnectAnswer::Refuse
+    }
+
+    fn receive(&self, _: &Endpoint, indication: Indication) -> Answer {
+        self.leave();
+        Answer::Taken(indication.data.len())
+    }
+
+    fn disconnect(&self, _: &Endpoint, _: DisconnectFlags, _: &Cause) {
+        self.leave();
+    }
+}
+
+//= TDI-CLOSE-01 test
+//= TDI-CLOSE-02 test
+#[test]
+fn a_handler_may_drop_the_last_handles() {
+    in_time(async {
+        for event in ["receive", "disconnect", "connect"] {
+            let ends = Ends::new(loopback()).await;
+            let Ends {
+                transport,
+                here,
+                there,
+                local,
+                remote,
+            } = ends;
+            let address = remote.local_address();
+            let leaver = Arc::new(Leaver::default());
+            remote.set_client(Some(leaver.clone()));
+            let other = transport.open_endpoint(());
+            other.associate(&local).unwrap();
+            let receiving = match event {
+                "receive" => None,
+                _ => Some(there.receive(BytesMut::zeroed(9), ReceiveFlags::empty())),
+            };
+            *leaver.handles.lock().unwrap() = Some((vec![there], vec![remote]));
+            match event {
+                "receive" => drop(here.send("leave", PLAIN)),
+                "disconnect" => drop(here.disconnect(DisconnectFlags::ABORT, None)),
+                _ => {
+                    let refused = within(other.connect(address, None)).await;
+                    assert_eq!(refused, Err(Status::REMOTE_NOT_LISTENING));
+                }
+            }
+            given_back(&leaver.has_left).await;
+            within(here.disconnected()).await.unwrap();
+            if let Some(receiving) = receiving {
+                assert!(within(receiving).await.status.is_error());
+            }
+            drop((here, other));
+            assert_eq!(transport.statistics().open_connections, 0);
+            // The client has gone with the handles.
+            within(async {
+                while Arc::strong_count(&leaver) > 1 {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+    });
+}
+
+/// One of the many who use two endpoints at once.
+async fn meddle(ends: Arc<Ends>, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut requests = Vec::new();
+    for _ in 0..400 {
+        let is_here = random.bool();
+        let (endpoint, address) = match is_here {
+            true => (&ends.here, &ends.local),
+            false => (&ends.there, &ends.remote),
+        };
+        match random.u8(..20) {
+            0..=2 if is_here => requests.push(tokio::spawn({
+                let connect = endpoint.connect(ends.remote.local_address(), None);
+                async move { within(connect).await.is_ok() }
+            })),
+            0..=2 => {
+                let listen = match random.bool() {
+                    true => endpoint.listen(None),
+                    false => endpoint.listen_and_query(None),
+                };
+                requests.push(tokio::spawn(async move { within(listen).await.is_ok() }));
+            }
+            3..=4 => {
+                let accept = endpoint.accept();
+                requests.push(tokio::spawn(async move { within(accept).await.is_ok() }));
+            }
+            5 => drop(endpoint.disconnect(DisconnectFlags::ABORT, None)),
+            6 => {
+                let timeout = Some(Duration::from_millis(random.u64(..5)));
+                let release = endpoint.disconnect(DisconnectFlags::RELEASE, timeout);
+                requests.push(tokio::spawn(async move { within(release).await.is_ok() }));
+            }
+            7 if endpoint.disassociate().is_ok() => {
+                let _ = endpoint.associate(address);
+            }
+            8 => drop(endpoint.associate(address)),
+            9 => {
+                let witness: Arc<dyn Client> = match random.bool() {
+                    true => Witness::new(How::TakeSome(100)),
+                    false => Witness::chained(false),
+                };
+                address.set_client(random.bool().then_some(witness));
+            }
+            10..=12 => {
+                let receiving = endpoint.receive(
+                    BytesMut::zeroed(random.usize(..5000)),
+                    ReceiveFlags::empty(),
+                );
+                if random.u8(..4) == 0 {
+                    receiving.cancel();
+                }
+                requests.push(tokio::spawn(async move {
+                    within(receiving).await.status.is_error()
+                }));
+            }
+            13 => drop(endpoint.tsdus()),
+            14 => drop(endpoint.discard_partial(PLAIN)),
+            15 => tokio::task::yield_now().await,
+            _ => {
+                let flags = SendFlags::from_bits_retain(random.u32(..16) << 5);
+                let sending = endpoint.send(pattern(random.usize(1..20_000), 1), flags);
+                if random.u8(..4) == 0 {
+                    sending.cancel();
+                }
+                requests.push(tokio::spawn(async move {
+                    within(sending).await.status.is_error()
+                }));
+            }
+        }
+    }
+    // What is pending ends with the connections, or with what is not there any more.
+    for request in requests {
+        while !request.is_finished() {
+            for endpoint in [&ends.here, &ends.there] {
+                drop(endpoint.disconnect(DisconnectFlags::ABORT, None));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        request.await.expect("every request completes");
+    }
+}
+
+//= TDI-QUERY-02 test
+//= TDI-SEND-26 test
+#[test]
+fn many_threads_do_what_they_like() {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        for round in 0..20 {
+            let provider = match round % 10 {
+                9 => iwarp(),
+                _ => loopback(),
+            };
+            let ends = Arc::new(Ends::apart(provider, settings(credits(6))).await);
+            let meddlers: Vec<_> = (0..4)
+                .map(|number| tokio::spawn(meddle(ends.clone(), round * 4 + number)))
+                .collect();
+            for meddler in meddlers {
+                within(meddler).await.unwrap();
+            }
+            // Each connection that was made has ended once. What was not made can have failed with
+            // the link, too.
+            let told = || {
+                let told = ends.transport.statistics();
+                let made = told.connections_after_no_retry;
+                let ended = told.local_disconnects + told.remote_disconnects;
+                (ended, made, ended + told.link_failures)
+            };
+            within(async {
+                while told().1 > told().2 {
+                    for endpoint in [&ends.here, &ends.there] {
+                        drop(endpoint.disconnect(DisconnectFlags::ABORT, None));
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            })
+            .await;
+            let (ended, made, ended_or_failed) = told();
+            assert!(ended <= made && made <= ended_or_failed, "{:?}", told());
+        }
+    });
+}
+
+/// A client whose first handler takes as long as the test wants.
+struct Slow {
+    is_at_work: Notify,
+    go_on: Mutex<mpsc::Receiver<()>>,
+    told: Mutex<Vec<Bytes>>,
+}
+
+impl Client for Slow {
+    fn receive(&self, _: &Endpoint, indication: Indication) -> Answer {
+        self.told.lock().unwrap().push(indication.data.clone());
+        self.is_at_work.notify_one();
+        // There is nothing more to wait for after the first.
+        let _ = self.go_on.lock().unwrap().recv();
+        Answer::Taken(indication.data.len())
+    }
+
+    fn disconnect(&self, _: &Endpoint, _: DisconnectFlags, _: &Cause) {
+        self.told.lock().unwrap().push("disconnect".into());
+    }
+}
+
+/// The task of the old connection comes to its end when the endpoint has another.
+//= TDI-CONN-10 test
+//= TDI-EVENT-01 test
+#[test]
+fn an_old_connection_that_ends_late_leaves_the_new_one_alone() {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(3)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let ends = Ends::new(loopback()).await;
+        let (go_on, is_to_go_on) = mpsc::channel();
+        let slow = Arc::new(Slow {
+            is_at_work: Notify::new(),
+            go_on: Mutex::new(is_to_go_on),
+            told: Mutex::default(),
+        });
+        ends.remote.set_client(Some(slow.clone()));
+        drop(ends.here.send("old", PLAIN));
+        within(slow.is_at_work.notified()).await;
+        within(ends.there.disconnect(DisconnectFlags::ABORT, None))
+            .await
+            .unwrap();
+        within(ends.here.disconnected()).await.unwrap();
+        ends.connect().await;
+        drop(ends.here.send("new", PLAIN));
+        not_yet(slow.is_at_work.notified()).await;
+        let before = ends.transport.statistics();
+        drop(go_on);
+        within(slow.is_at_work.notified()).await;
+        not_yet(ends.there.disconnected()).await;
+        assert_eq!(ends.there.state(), EndpointState::Connected);
+        assert_eq!(*slow.told.lock().unwrap(), ["old", "new"]);
+        let after = ends.transport.statistics();
+        assert_eq!(after.local_disconnects, before.local_disconnects);
+        assert_eq!(after.remote_disconnects, before.remote_disconnects);
+    });
 }
