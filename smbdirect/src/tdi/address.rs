@@ -115,7 +115,8 @@ impl<C: EndpointContext> Address<C> {
 
     /// TDI_SET_EVENT_HANDLER, for all events at once; `None` takes the handlers away. Without any,
     /// offers are refused unless a listen is pending, and what arrives is held for receives. New
-    /// handlers are shown what was held.
+    /// handlers are shown what was held. A handler of the client before that is at work on another
+    /// thread is not waited for.
     pub fn set_client(&self, client: Option<Arc<dyn Client<C>>>) {
         let shared = &self.handle.shared;
         let mut state = shared.lock();

@@ -43,7 +43,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     }
 
     /// Whether [`chained_receive`](Self::chained_receive) is to be called at all. If not, TSDUs
-    /// go to [`receive`](Self::receive).
+    /// go to [`receive`](Self::receive). Asked again and again, and to be quick.
     fn takes_chained(&self) -> bool {
         false
     }
