@@ -16,5 +16,7 @@ mod failing;
 mod model;
 #[path = "tdi_endpoint/receiving.rs"]
 mod receiving;
+#[path = "tdi_endpoint/review.rs"]
+mod review;
 #[path = "tdi_endpoint/sending.rs"]
 mod sending;

@@ -59,6 +59,7 @@ impl<C: EndpointContext> Endpoint<C> {
             outstanding: VecDeque::new(),
             bytes: 0,
             release: None,
+            closed: false,
         })
     }
 
@@ -127,6 +128,7 @@ pub struct TsduSink<C: EndpointContext = ()> {
     outstanding: VecDeque<(Sending, usize)>,
     bytes: usize,
     release: Option<Requested>,
+    closed: bool,
 }
 
 impl<C: EndpointContext> TsduSink<C> {
@@ -170,10 +172,17 @@ impl<C: EndpointContext> Sink<Bytes> for TsduSink<C> {
     fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         ready!(self.poll_down_to(0, context))?;
         let sink = &mut *self;
+        if sink.closed {
+            return Poll::Ready(Ok(()));
+        }
         let release = sink
             .release
             .get_or_insert_with(|| sink.endpoint.disconnect(DisconnectFlags::RELEASE, None));
-        Pin::new(release).poll(context)
+        let result = ready!(Pin::new(release).poll(context));
+        // One that has failed can be tried again.
+        sink.release = None;
+        sink.closed = result.is_ok();
+        Poll::Ready(result)
     }
 }
 
@@ -302,7 +311,7 @@ struct State<C: EndpointContext> {
     /// How many of them are TSDUs.
     tsdus: usize,
     /// Those that are indicated in pieces, with what there is of them.
-    unfinished: Vec<(Weak<Shared<C>>, BytesMut)>,
+    unfinished: Vec<(Weak<Session>, BytesMut)>,
     /// Endpoints with a TSDU that found no room.
     stalled: Vec<Weak<Shared<C>>>,
     reader: Option<Waker>,
@@ -347,23 +356,26 @@ impl<C: EndpointContext> Queue<C> {
             return true;
         }
         let is_full = state.tsdus >= self.capacity;
-        if is_full {
-            state.stalled.push(endpoint.downgrade());
+        let endpoint = endpoint.downgrade();
+        let is_it = |known: &Weak<_>| Weak::ptr_eq(known, &endpoint);
+        if is_full && !state.stalled.iter().any(is_it) {
+            state.stalled.push(endpoint);
         }
         is_full
     }
 
     /// Adds a piece of a TSDU to what there is of it, and gives it back if that was the last.
     fn gather(&self, endpoint: &Endpoint<C>, indication: &Indication) -> Option<BytesMut> {
-        let endpoint = endpoint.downgrade();
+        // Of this connection, and of none that the endpoint had before.
+        let session = Arc::downgrade(&endpoint.receiving_session()?);
         let mut state = self.lock();
         let unfinished = &mut state.unfinished;
         unfinished.retain(|(known, _)| known.strong_count() > 0);
         let known = unfinished
             .iter()
-            .position(|(known, _)| Weak::ptr_eq(known, &endpoint));
+            .position(|(known, _)| Weak::ptr_eq(known, &session));
         let place = known.unwrap_or_else(|| {
-            unfinished.push((endpoint, BytesMut::new()));
+            unfinished.push((session, BytesMut::new()));
             unfinished.len() - 1
         });
         let gathered = &mut unfinished[place].1;
@@ -373,6 +385,17 @@ impl<C: EndpointContext> Queue<C> {
         gathered.extend_from_slice(&indication.data);
         let ends = indication.flags.contains(IndicationFlags::ENTIRE_MESSAGE);
         ends.then(|| unfinished.swap_remove(place).1)
+    }
+}
+
+impl<C: EndpointContext> Queue<C> {
+    /// The connection is over: what there is of a TSDU will not be more.
+    fn forget_unfinished(&self, endpoint: &Endpoint<C>) {
+        if let Some(session) = endpoint.receiving_session() {
+            let is_other = |known: &Weak<Session>| known.as_ptr() != Arc::as_ptr(&session);
+            let mut state = self.lock();
+            state.unfinished.retain(|(known, _)| is_other(known));
+        }
     }
 }
 
@@ -429,6 +452,7 @@ impl<C: EndpointContext> Client<C> for Queue<C> {
     }
 
     fn disconnect(&self, endpoint: &Endpoint<C>, flags: DisconnectFlags, cause: &Cause) {
+        self.forget_unfinished(endpoint);
         self.tell(Event::Disconnect {
             endpoint: endpoint.clone(),
             flags,

@@ -129,7 +129,8 @@ impl<C: EndpointContext> Address<C> {
 
     /// TDI_SET_EVENT_HANDLER, for all events at once; `None` takes the handlers away. Without any,
     /// offers are refused unless a listen is pending, and what arrives is held for receives. New
-    /// handlers are shown what was held.
+    /// handlers are shown what was held. A handler of the client before that is at work on another
+    /// thread is not waited for.
     pub fn set_client(&self, client: Option<Arc<dyn Client<C>>>) {
         let shared = &self.handle.shared;
         let mut state = shared.lock();
@@ -201,9 +202,11 @@ impl<C: EndpointContext> AddressShared<C> {
         self.post(listen, VecDeque::push_front);
     }
 
-    /// The listen of this endpoint is over.
-    pub(crate) fn cancel_listen(&self, endpoint: &Weak<Shared<C>>) {
-        let is_other = |listen: &Filter<C>| !Weak::ptr_eq(&listen.endpoint, endpoint);
+    /// This listen of this endpoint is over. It may have another by now.
+    pub(crate) fn cancel_listen(&self, endpoint: &Weak<Shared<C>>, attempt: u64) {
+        let is_other = |listen: &Filter<C>| {
+            listen.attempt != attempt || !Weak::ptr_eq(&listen.endpoint, endpoint)
+        };
         self.lock().listens.retain(is_other);
     }
 
@@ -211,11 +214,14 @@ impl<C: EndpointContext> AddressShared<C> {
         let endpoint = listen.endpoint.clone();
         //= TDI-CONN-05
         push(&mut self.lock().listens, listen);
-        // It may have been closed just before.
-        if self.is_closed()
-            && let Some(endpoint) = endpoint.upgrade()
-        {
-            Endpoint::from_shared(endpoint).address_closed();
+        let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
+            return;
+        };
+        // It may have been closed just before, or its listener have failed.
+        if self.is_closed() {
+            endpoint.address_closed();
+        } else if !self.can_be_offered_to() {
+            endpoint.listen_failed(Status::INSUFFICIENT_RESOURCES);
         }
     }
 
@@ -230,6 +236,7 @@ impl<C: EndpointContext> AddressShared<C> {
         self: &Arc<Self>,
         client: &dyn Client<C>,
         incoming: Incoming,
+        refused: &mut bool,
     ) -> Option<Incoming> {
         let Some(handle) = self.lock().handle.upgrade() else {
             return Some(incoming);
@@ -243,7 +250,10 @@ impl<C: EndpointContext> AddressShared<C> {
                 endpoint.accept_offer(self, incoming);
                 None
             }
-            Ok(ConnectAnswer::Refuse) => Some(incoming),
+            Ok(ConnectAnswer::Refuse) => {
+                *refused = true;
+                Some(incoming)
+            }
             Ok(ConnectAnswer::NoResources) => {
                 self.transport
                     .count(|counters| counters.local_resource_failures += 1);
@@ -277,14 +287,14 @@ impl<C: EndpointContext> Drop for Handle<C> {
 
 /// Who may want the offers that come to a port.
 pub(crate) trait Taker: Send + Sync {
-    /// Takes the offer, or gives it back.
-    fn offer(self: Arc<Self>, incoming: Incoming) -> Option<Incoming>;
+    /// Takes the offer, or gives it back, and says then whether a client has refused it.
+    fn offer(self: Arc<Self>, incoming: Incoming, refused: &mut bool) -> Option<Incoming>;
     /// No offers will come any more.
     fn failed(&self, status: Status);
 }
 
 impl<C: EndpointContext> Taker for AddressShared<C> {
-    fn offer(self: Arc<Self>, mut incoming: Incoming) -> Option<Incoming> {
+    fn offer(self: Arc<Self>, mut incoming: Incoming, refused: &mut bool) -> Option<Incoming> {
         if self.is_closed() {
             return Some(incoming);
         }
@@ -300,12 +310,22 @@ impl<C: EndpointContext> Taker for AddressShared<C> {
             }
         }
         match self.client() {
-            Some(client) => self.ask_client(&*client, incoming),
+            Some(client) => self.ask_client(&*client, incoming, refused),
             None => Some(incoming),
         }
     }
 
     fn failed(&self, status: Status) {
+        let mut state = self.lock();
+        let port = state.port.take();
+        let listens = std::mem::take(&mut state.listens);
+        drop(state);
+        drop(port);
+        for listen in listens {
+            if let Some(endpoint) = listen.endpoint.upgrade() {
+                Endpoint::from_shared(endpoint).listen_failed(status);
+            }
+        }
         if let Some(client) = self.client()
             && catch_unwind(AssertUnwindSafe(|| client.error(status))).is_err()
         {
@@ -369,12 +389,19 @@ async fn accept(
             Ok(incoming) => {
                 let peer = incoming.remote_address;
                 let mut takers = port.present().into_iter();
-                let left = takers.try_fold(incoming, |incoming, taker| taker.offer(incoming));
+                let mut refused = false;
+                let left = takers.try_fold(incoming, |incoming, taker| {
+                    taker.offer(incoming, &mut refused)
+                });
                 if left.is_some()
                     && let Some(transport) = transport.upgrade()
                 {
-                    info!(%peer, "nobody listens for a peer");
-                    transport.count(|counters| counters.no_listen_failures += 1);
+                    info!(%peer, refused, "nobody wants a peer");
+                    //= TDI-QUERY-02
+                    transport.count(|counters| match refused {
+                        true => counters.cancelled_connections += 1,
+                        false => counters.no_listen_failures += 1,
+                    });
                 }
             }
             Err(error) => {

@@ -45,7 +45,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     }
 
     /// Whether [`chained_receive`](Self::chained_receive) is to be called at all. If not, TSDUs
-    /// go to [`receive`](Self::receive).
+    /// go to [`receive`](Self::receive). Asked again and again, and to be quick.
     fn takes_chained(&self) -> bool {
         false
     }
@@ -90,7 +90,8 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         let _ = (endpoint, flags, cause);
     }
 
-    /// TDI_EVENT_ERROR: nothing will be offered on this address any more.
+    /// TDI_EVENT_ERROR: nothing will be offered on this address any more. Listens that were
+    /// pending have ended with `status`.
     fn error(&self, status: Status) {
         let _ = status;
     }

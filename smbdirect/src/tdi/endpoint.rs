@@ -159,6 +159,8 @@ struct State<C: EndpointContext> {
     session: Option<Arc<Session>>,
     /// Counts connects, listens and acceptances, so that a late one is told from the present one.
     attempt: u64,
+    /// Counts connections that were made.
+    made: u64,
 }
 
 enum Phase {
@@ -166,10 +168,19 @@ enum Phase {
     Associated,
     Connecting(Attempt),
     Listening(Completer),
-    Offered(Incoming),
+    Offered(Incoming, Timer),
     Accepting(Attempt),
     Connected,
     Releasing,
+}
+
+/// A task that waits, and ends with this.
+struct Timer(AbortHandle);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A connection that is being made.
@@ -198,7 +209,7 @@ impl Phase {
             Self::Associated => EndpointState::Associated,
             Self::Connecting(_) => EndpointState::Connecting,
             Self::Listening(_) => EndpointState::Listening,
-            Self::Offered(_) => EndpointState::Offered,
+            Self::Offered(..) => EndpointState::Offered,
             Self::Accepting(_) => EndpointState::Accepting,
             Self::Connected => EndpointState::Connected,
             Self::Releasing => EndpointState::Releasing,
@@ -239,6 +250,7 @@ impl<C: EndpointContext> Endpoint<C> {
                 address: None,
                 session: None,
                 attempt: 0,
+                made: 0,
             }),
             turn: Mutex::new(()),
             ended: watch::Sender::new((0, None)),
@@ -319,7 +331,11 @@ impl<C: EndpointContext> Endpoint<C> {
     /// offer away: the wire does not tell), [`CONNECTION_REFUSED`](Status::CONNECTION_REFUSED) (SMB
     /// Direct was not negotiated), [`IO_TIMEOUT`](Status::IO_TIMEOUT),
     /// [`INSUFFICIENT_RESOURCES`](Status::INSUFFICIENT_RESOURCES),
-    /// [`CANCELLED`](Status::CANCELLED) (by a disconnect), or the misuse.
+    /// [`CONNECTION_RESET`](Status::CONNECTION_RESET) or
+    /// [`CONNECTION_ABORTED`](Status::CONNECTION_ABORTED) (the peer went away, or broke a rule),
+    /// [`CANCELLED`](Status::CANCELLED) (by a disconnect),
+    /// [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED) (no handle of the address is left), or the
+    /// misuse.
     pub fn connect(&self, remote: SocketAddr, timeout: Option<Duration>) -> Requested {
         let mut state = self.lock();
         if let Err(status) = self.shared.may_begin(&state, Request::Connect) {
@@ -340,7 +356,10 @@ impl<C: EndpointContext> Endpoint<C> {
     /// submission; while one is pending that a peer fits, the connect handler is not asked.
     ///
     /// # Errors
-    /// The future's: the misuse, or [`CANCELLED`](Status::CANCELLED) by a disconnect.
+    /// The future's: the misuse; [`CANCELLED`](Status::CANCELLED) by a disconnect, or because the
+    /// address was closed; [`INSUFFICIENT_RESOURCES`](Status::INSUFFICIENT_RESOURCES) if its
+    /// listener failed; [`INVALID_ADDRESS`](Status::INVALID_ADDRESS) for an address that peers
+    /// cannot connect to; [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED).
     pub fn listen(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-01
         self.submit_listen(remote, false)
@@ -390,7 +409,8 @@ impl<C: EndpointContext> Endpoint<C> {
         }
         let (completer, requested) = requested();
         let attempt = state.begin();
-        let Phase::Offered(incoming) = std::mem::replace(&mut state.phase, Phase::Associated)
+        let Phase::Offered(incoming, _timer) =
+            std::mem::replace(&mut state.phase, Phase::Associated)
         else {
             unreachable!("it was just seen to be offered")
         };
@@ -434,11 +454,12 @@ impl<C: EndpointContext> Endpoint<C> {
         //= TDI-DISC-07
         let phase = std::mem::replace(&mut state.phase, Phase::Associated);
         let (session, address) = (state.session.clone(), state.address.clone());
+        let attempt = state.attempt;
         drop(state);
         if matches!(phase, Phase::Listening(_))
             && let Some(address) = address
         {
-            address.cancel_listen(&self.downgrade());
+            address.cancel_listen(&self.downgrade(), attempt);
         }
         if matches!(phase, Phase::Connected | Phase::Releasing)
             && let Some(session) = session
@@ -446,7 +467,7 @@ impl<C: EndpointContext> Endpoint<C> {
             session.abort(Status::LOCAL_DISCONNECT);
             self.shared.ended(&session, &Cause::LocalDisconnect);
         }
-        if matches!(phase, Phase::Offered(_)) {
+        if matches!(phase, Phase::Offered(..)) {
             self.shared
                 .transport
                 .count(|counters| counters.cancelled_connections += 1);
@@ -488,14 +509,9 @@ impl<C: EndpointContext> Endpoint<C> {
     /// one ended, if there was one.
     pub async fn disconnected(&self) -> Option<Cause> {
         let mut ended = self.shared.ended.subscribe();
-        let (before, last) = ended.borrow_and_update().clone();
-        if !matches!(
-            self.state(),
-            EndpointState::Connected | EndpointState::Releasing
-        ) {
-            return last;
-        }
-        let seen = ended.wait_for(|(count, _)| *count != before).await;
+        // Whoever ends a connection says how a moment after it can be seen to be over.
+        let made = self.lock().made;
+        let seen = ended.wait_for(|(count, _)| *count >= made).await;
         seen.ok().and_then(|seen| seen.1.clone())
     }
 
@@ -507,9 +523,13 @@ impl<C: EndpointContext> Endpoint<C> {
     /// The completion's status is [`SUCCESS`](Status::SUCCESS) when the TSDU was handed to the
     /// wire, or what was to be buffered is in the send buffer; `information` says how many bytes
     /// of the buffer were taken. Else [`INVALID_CONNECTION`](Status::INVALID_CONNECTION),
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) (too long, of no bytes, or strange flags),
-    /// [`DEVICE_NOT_READY`](Status::DEVICE_NOT_READY),
-    /// [`IO_TIMEOUT`](Status::IO_TIMEOUT), or what ended the connection.
+    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) (too long, of no bytes, strange flags, or a
+    /// token with a part), [`NOT_SUPPORTED`](Status::NOT_SUPPORTED)
+    /// ([`AND_DISCONNECT`](SendFlags::AND_DISCONNECT)),
+    /// [`DEVICE_NOT_READY`](Status::DEVICE_NOT_READY), [`IO_TIMEOUT`](Status::IO_TIMEOUT),
+    /// [`CANCELLED`](Status::CANCELLED),
+    /// [`REQUEST_ABORTED`](Status::REQUEST_ABORTED) (another part of its TSDU was cancelled or
+    /// timed out), or what ended the connection.
     pub fn send(&self, buffer: impl Into<Message>, flags: SendFlags) -> Sending {
         self.send_with(buffer, flags, SendOptions::default())
     }
@@ -666,7 +686,7 @@ impl<C: EndpointContext> Endpoint<C> {
     pub fn remote_address(&self) -> Result<SocketAddr, Status> {
         let state = self.lock();
         match (&state.phase, &state.session) {
-            (Phase::Offered(incoming), _) => Ok(incoming.remote_address),
+            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_address),
             (Phase::Connected | Phase::Releasing, Some(session)) => {
                 Ok(session.connection.remote_address())
             }
@@ -746,8 +766,8 @@ impl<C: EndpointContext> Endpoint<C> {
         if query_accept {
             //= TDI-CONN-03
             let limit = self.shared.transport.settings.offer_timeout;
-            tokio::spawn(forget_offer(self.downgrade(), attempt, limit));
-            state.phase = Phase::Offered(incoming);
+            let timer = tokio::spawn(forget_offer(self.downgrade(), attempt, limit));
+            state.phase = Phase::Offered(incoming, Timer(timer.abort_handle()));
             drop(state);
             complete(Some(completer), Ok(()));
             return Ok(());
@@ -785,10 +805,20 @@ impl<C: EndpointContext> Endpoint<C> {
     /// The address is closed: a pending listen is cancelled.
     pub(crate) fn address_closed(&self) {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Listening(_) | Phase::Offered(_)) {
+        if matches!(state.phase, Phase::Listening(_) | Phase::Offered(..)) {
             let phase = std::mem::replace(&mut state.phase, Phase::Associated);
             drop(state);
             phase.give_up(Status::CANCELLED);
+        }
+    }
+
+    /// No peer will come any more: a pending listen is over.
+    pub(crate) fn listen_failed(&self, status: Status) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Listening(_)) {
+            let phase = std::mem::replace(&mut state.phase, Phase::Associated);
+            drop(state);
+            phase.give_up(status);
         }
     }
 
@@ -817,10 +847,10 @@ impl<C: EndpointContext> Endpoint<C> {
                 transport.session_began(&session);
                 let last = state.session.replace(session.clone());
                 state.phase = Phase::Connected;
-                Task::spawn(session, self.downgrade());
+                state.made += 1;
                 drop(state);
                 drop(last);
-                Ok(())
+                Ok(session)
             }
             Err(status) => {
                 //= TDI-CONN-08
@@ -842,10 +872,18 @@ impl<C: EndpointContext> Endpoint<C> {
                 Err(status)
             }
         };
+        let (session, result) = match result {
+            Ok(session) => (Some(session), Ok(())),
+            Err(status) => (None, Err(status)),
+        };
         transport.count(|counters| counters.connected(result));
         match completer {
             Some(completer) => complete(Some(completer), result),
             None => self.tell(|client| client.accept_completed(self, result)),
+        }
+        // Its events come after that of its beginning.
+        if let Some(session) = session {
+            Task::spawn(session, self.downgrade());
         }
     }
 
@@ -926,7 +964,7 @@ async fn forget_offer<C: EndpointContext>(
         return;
     };
     let mut state = endpoint.lock();
-    if state.attempt == attempt && matches!(state.phase, Phase::Offered(_)) {
+    if state.attempt == attempt && matches!(state.phase, Phase::Offered(..)) {
         state.phase = Phase::Associated;
         drop(state);
         let transport = &endpoint.shared.transport;

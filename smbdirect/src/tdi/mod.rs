@@ -1,26 +1,32 @@
 //! The face of TDI, Windows' Transport Driver Interface, for SMB Direct: message by message, with
 //! a status and a completion for each request, and handlers for what comes.
 //!
-//! From `TdiBuildSend` to the same thing here:
+//! "Client" means the user of the transport, as in TDI, whichever side of SMB that is. A TSDU is
+//! one [`Message`](crate::Message). The objects need a tokio runtime (feature `tokio`); the
+//! decisions behind them, [`Outbound`] and [`Inbound`], have no clock, no task and no socket.
 //!
-//! | `TdiBuildSend` | here |
+//! # From `TdiBuildSend` to `Endpoint::send`
+//!
+//! `TdiBuildSend` fills in an IRP, and `IoCallDriver` submits it. [`Endpoint::send`] does both.
+//!
+//! | parameter | here |
 //! |---|---|
-//! | `Irp`, `DevObj` | nothing: the call submits the request |
-//! | `FileObj` | the [`Endpoint`], connected, that [`send`](Endpoint::send) is called on |
-//! | `CompRoutine`, `Contxt` | the future [`Sending`]; dropped, it is a routine of `NULL` |
-//! | `MdlAddr`, `SendLen` | the buffer, which knows its length; a chain is a [`Message`](crate::Message) of several |
-//! | `InFlags` | [`SendFlags`] |
-//! | `IoStatus.Status`, `.Information` | [`SendCompletion`], which also gives the buffer back |
+//! | `Irp` | none to allocate; [`Sending`] is the request under way, and can [cancel](Sending::cancel) it |
+//! | `DevObj` | the [`Transport`] that opened the endpoint |
+//! | `FileObj` | the [`Endpoint`], associated and connected |
+//! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and what is captured around it; dropped, it is a null routine, and the send goes on |
+//! | `MdlAddr`, `SendLen` | the buffer, anything that is `Into<Message>`: a `Bytes`, a `Vec<u8>`, a chain of several. It belongs to the transport until the completion gives it back |
+//! | `InFlags` | [`SendFlags`], with TDI's numbers |
+//! | `IoStatus` | [`SendCompletion`]: `status`, and `information`, the bytes taken |
+//! | `ZwWriteFile` | [`Endpoint::write`] |
 //!
 //! ```
 //! # use std::sync::Arc;
-//! use smbdirect::tdi::{SendFlags, Share, Status, Transport, TransportSettings};
-//! # use smbdirect::rdma::loopback::Loopback;
-//!
+//! # use bytes::BytesMut;
+//! # use smbdirect::{rdma::loopback::Loopback, tdi::*};
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Status> {
-//! # let provider = Arc::new(Loopback::new());
-//! let transport = Transport::new(provider, TransportSettings::default())?;
+//! # let transport = Transport::new(Arc::new(Loopback::new()), TransportSettings::default())?;
 //! # let server = transport.open_address("127.0.0.1:445".parse().unwrap(), Share::Exclusive).await?;
 //! # let peer = server.open_endpoint(());
 //! # let listen = peer.listen(None);
@@ -29,14 +35,19 @@
 //! let endpoint = address.open_endpoint(());
 //! endpoint.connect(remote, None).await?;
 //!
-//! let sending = endpoint.send("a TSDU", SendFlags::NON_BLOCKING);
-//! let completion = sending.await;
-//! assert_eq!((completion.status, completion.information), (Status::SUCCESS, 6));
+//! let hello = endpoint.send("hello, ", SendFlags::PARTIAL).await;
+//! assert_eq!((hello.status, hello.information), (Status::SUCCESS, 7));
+//! let world = endpoint.send("world", SendFlags::empty()).await;
+//! assert_eq!(world.buffer.into_bytes(), "world");
+//! endpoint.disconnect(DisconnectFlags::RELEASE, None).await?;
+//! # listen.await?;
+//! # let received = peer.receive(BytesMut::zeroed(100), ReceiveFlags::empty()).await;
+//! # assert_eq!(&received.into_data()?[..], b"hello, world");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The other requests and events:
+//! # The other requests, and the events
 //!
 //! | TDI | here |
 //! |---|---|
@@ -55,15 +66,21 @@
 //!
 //! For those who come from async Rust: [`Endpoint::tsdus`] is a stream, [`Endpoint::sink`] a sink,
 //! [`Endpoint::begin_tsdu`] puts a TSDU together from parts, and [`Address::events`] has the events
-//! as a stream. The decisions behind it all are [`Outbound`] and [`Inbound`], without clock, task
-//! or socket.
+//! as a stream.
 //!
-//! What SMB Direct cannot carry is not promised by the [service flags](ServiceFlags::SMB_DIRECT):
-//! expedited data at the receiver (an expedited send overtakes at this end only), TSDUs of no
-//! bytes, data with a connect or disconnect, and a connection that is open in one direction.
+//! # What is different
 //!
-//! "Client" means the user of the transport, as in TDI, whichever side of SMB that is. A TSDU is
-//! one [`Message`](crate::Message).
+//! SMB Direct has no place for some of TDI on the wire, and the
+//! [service flags](ServiceFlags::SMB_DIRECT) do not promise it:
+//!
+//! - EXPEDITED overtakes at this end only. The peer receives a normal TSDU.
+//! - The parts of PARTIAL sends leave together, when the TSDU is complete.
+//! - A TSDU of no bytes is refused; [`Endpoint::poke`] forces protocol flow.
+//! - There is no half-close, and no data with connect and disconnect.
+//!
+//! And in Rust, requests are submitted by the call and not by the await; handles are cheap to
+//! clone, and the drop of the last one aborts, so keep the [`Address`] for as long as its endpoints
+//! are to listen, to connect and to have handlers.
 
 #[cfg(feature = "tokio")]
 mod adapters;

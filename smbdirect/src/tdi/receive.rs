@@ -38,6 +38,10 @@ const OVERHEAD: usize = 128;
 const SHARING: usize = 64;
 /// not so if it has this many bytes of it.
 const LARGE: usize = 16 << 10;
+/// Slices of a TSDU that may be of any length; of further ones,
+const SLICES: usize = 16;
+/// those of fewer bytes than this are joined, since each costs as much as some bytes.
+const SMALL: usize = 256;
 
 /// How what arrives is treated on a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +51,8 @@ pub struct ReceiveSettings {
     /// Most bytes indicated.
     pub maximum_lookahead: usize,
     /// Bytes that may be held and lent before no more is asked for. A TSDU that has begun to be
-    /// indicated, or is to be lent, may come to its end all the same.
-    /// The connection below has a buffer of its own,
+    /// indicated, is to be lent, or is taken whole may come to its end all the same. The
+    /// connection below has a buffer of its own,
     /// [`Settings::receive_buffer`](crate::Settings::receive_buffer), which fills next.
     pub receive_buffer: usize,
     /// How many of these may be lent. 0: nothing is, since nobody handles chained receives.
@@ -297,7 +301,8 @@ impl Inbound {
         let room = self.held + self.lent() < self.settings.receive_buffer;
         let begun = || {
             let first = self.tsdus.front();
-            !self.refused && first.is_some_and(|first| first.remaining > 0)
+            let wanted = self.taken_whole || !self.refused;
+            wanted && first.is_some_and(|first| first.remaining > 0)
         };
         self.ended.is_none() && (room || !self.posted.is_empty() || begun())
     }
@@ -323,7 +328,7 @@ impl Inbound {
         tsdu.remaining = remaining;
         tsdu.invalidated_token = invalidated;
         if !payload.is_empty() {
-            tsdu.slices.push_back(match crowded {
+            tsdu.append(match crowded {
                 true => Bytes::copy_from_slice(&payload),
                 false => payload,
             });
@@ -444,7 +449,8 @@ impl Inbound {
         let is_chained = match first.way {
             //= TDI-CHN-04
             None => first.taken == 0 && cost <= lendable,
-            Some(way) => way == Way::Chained,
+            // Unless who takes chains has gone since.
+            Some(way) => way == Way::Chained && self.settings.lendable > 0,
         };
         if !is_chained {
             let indication = first.indication(&self.settings)?;
@@ -698,6 +704,27 @@ impl Tsdu {
 
     const fn is_at_end(&self) -> bool {
         self.available == 0 && self.remaining == 0
+    }
+
+    /// Adds bytes. Small slices are joined as a binary counter carries, so that no byte is copied
+    /// often.
+    fn append(&mut self, payload: Bytes) {
+        let mut last = payload;
+        while last.len() < SMALL
+            && let Some(before) = self
+                .slices
+                .pop_back_if(|before| before.len() < SMALL && before.len() <= 2 * last.len())
+        {
+            if self.slices.len() < SLICES {
+                self.slices.push_back(before);
+                break;
+            }
+            let mut joined = BytesMut::with_capacity(before.len() + last.len());
+            joined.extend_from_slice(&before);
+            joined.extend_from_slice(&last);
+            last = joined.freeze();
+        }
+        self.slices.push_back(last);
     }
 
     /// The next indication, if there is enough for one that was not seen.

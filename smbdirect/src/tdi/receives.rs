@@ -135,8 +135,10 @@ impl Receives {
     pub(crate) fn set_taken_whole(&self, taken_whole: bool) -> bool {
         self.with(|state| {
             let changed = state.inbound.set_taken_whole(taken_whole);
-            state.reader = None;
-            state.wakes.push(state.task.clone());
+            if changed {
+                state.reader = None;
+                state.wakes.push(state.task.clone());
+            }
             changed
         })
     }
@@ -175,6 +177,9 @@ impl Receives {
         self.with(|state| {
             state.inbound.close(status);
             state.settle();
+            // Of what is left only that a request is over is still told.
+            let is_completed = |news: &ReceiveNews| matches!(news, ReceiveNews::Completed(_));
+            state.news.retain(is_completed);
             state.wakes.extend(state.reader.take());
         });
     }

@@ -265,6 +265,8 @@ pub struct Outbound {
     submitted: u64,
     deadlines: BTreeSet<(Instant, u64)>,
     events: VecDeque<SendEvent>,
+    /// Buffers of which no completion is to come, if they are not to be dropped in here.
+    spent: Option<Vec<Message>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,6 +341,7 @@ impl Outbound {
             submitted: 0,
             deadlines: BTreeSet::new(),
             events: VecDeque::new(),
+            spent: None,
         })
     }
 
@@ -602,6 +605,19 @@ impl Outbound {
         self.end_all(|_| status);
     }
 
+    /// Keeps buffers for [`take_spent`](Self::take_spent), for an owner with a lock: the drop of a
+    /// buffer is the client's, and may do anything.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn keep_spent(&mut self) {
+        self.spent.get_or_insert_default();
+    }
+
+    /// Buffers to be dropped.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn take_spent(&mut self) -> Vec<Message> {
+        self.spent.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     /// The next thing that happened.
     pub fn poll_event(&mut self) -> Option<SendEvent> {
         self.events.pop_front()
@@ -692,6 +708,8 @@ impl Outbound {
             if let Some(pending) = pending {
                 let status = status(&pending);
                 self.complete(pending, status, data);
+            } else if let Some(spent) = &mut self.spent {
+                spent.push(data);
             }
         }
     }

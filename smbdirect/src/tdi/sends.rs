@@ -39,6 +39,9 @@ struct State {
     usage: ResourceStatistics,
     /// Whom to wake when the lock is released.
     wakes: Vec<Waker>,
+    /// Completions that nobody waits for, to be dropped when the lock is released: the drop of a
+    /// buffer is the client's, and may do anything.
+    unclaimed: Vec<SendCompletion>,
 }
 
 /// What the task has to do.
@@ -53,7 +56,8 @@ pub(crate) enum SendNews {
 }
 
 impl Sends {
-    pub(crate) fn new(outbound: Outbound) -> Self {
+    pub(crate) fn new(mut outbound: Outbound) -> Self {
+        outbound.keep_spent();
         Self {
             state: Mutex::new(State {
                 outbound,
@@ -64,6 +68,7 @@ impl Sends {
                 ended: None,
                 usage: ResourceStatistics::default(),
                 wakes: Vec::new(),
+                unclaimed: Vec::new(),
             }),
         }
     }
@@ -77,8 +82,11 @@ impl Sends {
         let mut state = self.lock();
         let result = action(&mut state);
         let wakes = mem::take(&mut state.wakes);
+        let unclaimed = mem::take(&mut state.unclaimed);
+        let spent = state.outbound.take_spent();
         drop(state);
         wakes.into_iter().for_each(Waker::wake);
+        drop((unclaimed, spent));
         result
     }
 
@@ -101,18 +109,19 @@ impl Sends {
     /// A send whose outcome is known at once: bytes taken.
     pub(crate) fn try_send(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         let length = request.buffer.len();
-        self.with(|state| {
+        let completion = self.with(|state| {
             let place = state.submit(now, request);
             let mut context = Context::from_waker(Waker::noop());
             match state.waiters.poll(place, &mut context) {
-                Poll::Ready(completion) => completion.result(),
+                Poll::Ready(completion) => Some(completion),
                 // There is no send buffer, and the flag means nothing: it is on its way.
                 Poll::Pending => {
                     state.waiters.abandon(place);
-                    Ok(length)
+                    None
                 }
             }
-        })
+        });
+        completion.map_or(Ok(length), |completion| completion.result())
     }
 
     /// The completion of the request that waits at `place`.
@@ -195,6 +204,8 @@ impl Sends {
     pub(crate) fn end(&self, status: Status) {
         self.with(|state| {
             state.outbound.close(status);
+            // Nobody is told of room that is gone.
+            state.news.clear();
             state.ended.get_or_insert(status);
             state.wakes.append(&mut state.waiting);
             state.settle();
@@ -281,8 +292,9 @@ impl State {
 
     fn complete(&mut self, completion: SendCompletion) {
         let place = completion.id.0 as usize;
-        if let Ok(waker) = self.waiters.complete(place, completion) {
-            self.wakes.extend(waker);
+        match self.waiters.complete(place, completion) {
+            Ok(waker) => self.wakes.extend(waker),
+            Err(completion) => self.unclaimed.push(completion),
         }
     }
 }

@@ -93,13 +93,14 @@ impl Session {
     /// Ends the connection at once, at the wish of the client: sends that are pending end with
     /// `sends`, receives are cancelled.
     pub(crate) fn abort(&self, sends: Status) {
-        let release = {
+        {
             let mut control = self.control();
             control.cause.get_or_insert(Cause::LocalDisconnect);
             control.is_local = true;
-            control.release.take()
-        };
+        }
         self.sends.end(sends);
+        // From here on no release can begin.
+        let release = self.control().release.take();
         //= TDI-DISC-08
         self.receives.close(Status::CANCELLED);
         self.connection.abort();
@@ -258,8 +259,9 @@ impl<C: EndpointContext> Task<C> {
             return false;
         };
         let client = endpoint.client();
-        let lendable = match &client {
-            Some(client) if client.takes_chained() => endpoint.lendable(),
+        // A handler like others: it may panic.
+        let lendable = match self.call(|client, _| client.takes_chained()) {
+            Some(true) => endpoint.lendable(),
             _ => 0,
         };
         let receives = &self.session.receives;
@@ -341,13 +343,17 @@ impl<C: EndpointContext> Task<C> {
 
     /// The connection is over, and everything it had to say is here.
     fn finish(&self, reason: ConnectionError) {
-        let (cause, is_local, release) = {
+        let cause = {
             let mut control = self.session.control();
-            let cause = control.cause.get_or_insert_with(|| reason.into()).clone();
-            let release = control.release.take();
-            (cause, control.is_local || release.is_some(), release)
+            control.cause.get_or_insert_with(|| reason.into()).clone()
         };
         self.session.sends.end(cause.status());
+        // Taken when none can begin any more, so that each is told.
+        let (is_local, release) = {
+            let mut control = self.session.control();
+            let release = control.release.take();
+            (control.is_local || release.is_some(), release)
+        };
         self.session.receives.finish(cause.status());
         while self.tell_of_receives() {}
         self.session.receives.stop_indications();

@@ -144,7 +144,7 @@ pub struct ProviderStatistics {
     pub local_disconnects: u64,
     /// Connections that the peer has ended.
     pub remote_disconnects: u64,
-    /// Connections that were lost with the link.
+    /// Connections that were lost with the link, some of them before they were made.
     pub link_failures: u64,
     /// Connections and offers that ended by time.
     pub session_timeouts: u64,
