@@ -1,14 +1,14 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! One file a command: [`demo`], [`listen`], [`send`], [`ping`]. What they share: [`options`]
-//! (the command line), [`transport`] (connecting, and why it failed), [`transfer`] (files over a
-//! connection), [`report`] (what is printed),
-//! [`signals`] and [`pcap`] (captures).
+//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`]. What they share:
+//! [`options`] (the command line), [`transport`] (connecting, and why it failed), [`transfer`]
+//! (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`] (captures).
 //!
 //! The exit status is 0 only when what was asked for happened, 1 if it did not, and 2 if the
 //! command line asks for something that cannot be.
 
 mod demo;
+mod gateway;
 mod listen;
 mod options;
 mod pcap;
@@ -41,13 +41,15 @@ enum Command {
     Listen(listen::Listen),
     Send(send::Send),
     Ping(ping::Ping),
+    Gateway(gateway::Gateway),
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect demo                         both ends on this machine, everything at once
   smbdirect listen --receive /srv/in     on one machine
   smbdirect send HOST big.iso --rdma     on another
-  smbdirect ping HOST                    is there SMB Direct, and how far away?";
+  smbdirect ping HOST                    is there SMB Direct, and how far away?
+  smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP";
 
 impl Command {
     fn options(&self) -> &options::CommonOptions {
@@ -56,6 +58,7 @@ impl Command {
             Self::Listen(command) => &command.options,
             Self::Send(command) => &command.options,
             Self::Ping(command) => &command.options,
+            Self::Gateway(command) => &command.options,
         }
     }
 
@@ -65,6 +68,7 @@ impl Command {
             Self::Listen(command) => command.run().await,
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
+            Self::Gateway(command) => command.run().await,
         }
     }
 }
