@@ -11,12 +11,13 @@
 //! credits, and what a session can take of memory is what its two connections may buffer and one
 //! message each way.
 
+mod peer;
+mod session;
 mod tcp;
 
 use std::{
     fmt,
     net::SocketAddr,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -27,11 +28,9 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use smbdirect::{
-    Config, Connection, ConnectionError, Listener, Message, SendError, rdma::provider::Provider,
-};
+use smbdirect::{Config, Listener, rdma::provider::Provider};
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -47,6 +46,9 @@ use crate::{
     signals::Interrupted,
     transport,
 };
+
+use peer::Peer;
+use session::Session;
 
 /// Carry SMB between SMB Direct and TCP, for servers or clients that have only one of them
 ///
@@ -99,9 +101,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
   SMB clients read and write by RDMA where they can, and a server behind TCP cannot serve that.
-  Linux keeps to messages on mounts with `sign`, or with rsize=65536,wsize=65536 and
-  1000000 in /proc/fs/cifs/rdma_readwrite_threshold.
-  A TCP client must keep its reads and writes below what the server reassembles: smbclient -b 65536.
+  Linux keeps to messages on mounts with `sign`, or with rsize=65536,wsize=65536 and 1000000 in
+  /proc/fs/cifs/rdma_readwrite_threshold.
+  A TCP client sends what the server says it takes, and an SMB Direct server says what it takes by
+  RDMA. Have it say less: `smb2 max read`, `write` and `trans` = 65536 in ksmbd.conf.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address}
@@ -163,8 +166,6 @@ enum Event<'a> {
 
 /// How long connections may take to end in good order.
 const SHUTDOWN: Duration = Duration::from_secs(3);
-/// A TCP client that sends no more may wait for answers; after so long without one it does not.
-const LINGER: Duration = Duration::from_secs(2);
 /// Time to get well for a system that cannot accept connections: out of descriptors, for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -245,7 +246,8 @@ async fn serve(
     drop(door);
     end.send_replace(true);
     let all = async { while sessions.join_next().await.is_some() {} };
-    if timeout(SHUTDOWN + LINGER, all).await.is_err() {
+    // Each of them has a limit of its own.
+    if timeout(SHUTDOWN * 2, all).await.is_err() {
         debug!("some connections did not end in time");
     }
     way.report_summary();
@@ -420,352 +422,5 @@ impl fmt::Display for Carried {
             report::plural(self.messages_to_client, "message"),
             report::bytes(self.bytes_to_client),
         )
-    }
-}
-
-/// One accepted connection and what becomes of it.
-struct Session {
-    id: u64,
-    peer: SocketAddr,
-    way: Arc<Way>,
-    started: Instant,
-    counts: Counts,
-}
-
-impl Session {
-    async fn run(self, client: Peer, mut told_to_end: watch::Receiver<bool>) {
-        let stop = match self.connect(&client, &mut told_to_end).await {
-            Ok(server) => {
-                self.report_opened(&client, &server);
-                self.carry_both(client, server, &mut told_to_end).await
-            }
-            Err(stop) => {
-                let (_, mut to_client) = client.split(self.way.stall_limit);
-                to_client.close().await;
-                stop
-            }
-        };
-        self.report_closed(&stop);
-    }
-
-    async fn connect(
-        &self,
-        client: &Peer,
-        told_to_end: &mut watch::Receiver<bool>,
-    ) -> Result<Peer, Stop> {
-        client.prepare(Side::Client, &self.way.config)?;
-        let server = tokio::select! {
-            server = self.way.connect() => server,
-            () = told(told_to_end) => return Err(Stop::Here),
-        };
-        let server = server.map_err(|error| Stop::Failed(Side::Server, format!("{error:#}")))?;
-        server.prepare(Side::Server, &self.way.config)?;
-        Ok(server)
-    }
-
-    async fn carry_both(
-        &self,
-        client: Peer,
-        server: Peer,
-        told_to_end: &mut watch::Receiver<bool>,
-    ) -> Stop {
-        let answers_can_follow = matches!(client, Peer::Tcp(..));
-        let stall_limit = self.way.stall_limit;
-        let (mut from_client, mut to_client) = client.split(stall_limit);
-        let (mut from_server, mut to_server) = server.split(stall_limit);
-        let stop = {
-            let up = Direction {
-                from: Side::Client,
-                to: Side::Server,
-                counts: [&self.counts.to_server, &self.way.totals.counts.to_server],
-            };
-            let down = Direction {
-                from: Side::Server,
-                to: Side::Client,
-                counts: [&self.counts.to_client, &self.way.totals.counts.to_client],
-            };
-            let mut down = pin!(down.carry(&mut from_server, &mut to_client));
-            let stop = tokio::select! {
-                stop = up.carry(&mut from_client, &mut to_server) => stop,
-                stop = &mut down => stop,
-                () = told(told_to_end) => Stop::Here,
-            };
-            if answers_can_follow && matches!(stop, Stop::Closed(Side::Client)) {
-                to_server.finish().await;
-                tokio::select! {
-                    last = down => match last {
-                        Stop::Failed(Side::Server, _) => last,
-                        _ => stop,
-                    },
-                    () = silence(&self.counts.to_client) => stop,
-                    () = told(told_to_end) => stop,
-                }
-            } else {
-                stop
-            }
-        };
-        // A full inbox would withhold the credits that a close may need.
-        drop((from_client, from_server));
-        tokio::join!(to_client.close(), to_server.close());
-        stop
-    }
-
-    fn report_opened(&self, client: &Peer, server: &Peer) {
-        let Totals { open, total, .. } = &self.way.totals;
-        self.way.report.event(&Event::Opened {
-            id: self.id,
-            peer: self.peer,
-            upstream: server.address(),
-            client: client.negotiated(),
-            server: server.negotiated(),
-            open: open.load(Relaxed),
-            total: total.load(Relaxed),
-        });
-    }
-
-    fn report_closed(&self, stop: &Stop) {
-        let report = self.way.report;
-        let Totals {
-            open,
-            total,
-            failed,
-            ..
-        } = &self.way.totals;
-        let open = open.fetch_sub(1, Relaxed) - 1;
-        let (ok, ended) = (!matches!(stop, Stop::Failed(..)), stop.to_string());
-        let how = if ok {
-            report.style.dim(&ended)
-        } else {
-            failed.fetch_add(1, Relaxed);
-            report.style.bad(&ended)
-        };
-        let (took, carried) = (self.started.elapsed(), self.counts.carried());
-        report.line(format_args!(
-            "{}  {carried} in {}  {how}",
-            self.peer,
-            report::time(took)
-        ));
-        report.event(&Event::Closed {
-            id: self.id,
-            peer: self.peer,
-            seconds: took.as_secs_f64(),
-            ok,
-            ended: &ended,
-            carried,
-            open,
-            total: total.load(Relaxed),
-        });
-    }
-}
-
-/// Waits until this process is told to end.
-async fn told(told_to_end: &mut watch::Receiver<bool>) {
-    // The lock in the result is not to be kept.
-    let _ = told_to_end.wait_for(|&told| told).await;
-}
-
-/// Waits until nothing has been counted for [`LINGER`].
-async fn silence(count: &Count) {
-    loop {
-        let before = count.messages.load(Relaxed);
-        sleep(LINGER).await;
-        if count.messages.load(Relaxed) == before {
-            return;
-        }
-    }
-}
-
-/// The two that a session is between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Client,
-    Server,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Client => "client",
-            Self::Server => "server",
-        })
-    }
-}
-
-/// Why a session, or one direction of it, is over.
-#[derive(Debug)]
-enum Stop {
-    /// That side closed its connection in good order.
-    Closed(Side),
-    /// That side is at fault, and how.
-    Failed(Side, String),
-    /// This process was told to end.
-    Here,
-}
-
-impl fmt::Display for Stop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed(side) => write!(f, "closed by the {side}"),
-            Self::Failed(side, what) => write!(f, "{side}: {what}"),
-            Self::Here => f.write_str("closed here"),
-        }
-    }
-}
-
-impl Stop {
-    /// The end of an SMB Direct connection.
-    fn of(side: Side, error: &ConnectionError) -> Self {
-        match error {
-            ConnectionError::Closed(_) => Self::Closed(side),
-            error => Self::Failed(side, transport::explain_end(error)),
-        }
-    }
-}
-
-/// One of the two ways through a session.
-struct Direction<'a> {
-    from: Side,
-    to: Side,
-    counts: [&'a Count; 2],
-}
-
-impl Direction<'_> {
-    /// Carries messages until one end is over. All that was taken before has been handed over.
-    async fn carry(self, from: &mut Source, to: &mut Sink) -> Stop {
-        loop {
-            let message = match from.next(to.most(), self.from).await {
-                Ok(message) => message,
-                Err(stop) => return stop,
-            };
-            let length = message.len();
-            if let Err(stop) = self.put(message, to).await {
-                return stop;
-            }
-            for count in self.counts {
-                count.add(length as u64);
-            }
-        }
-    }
-
-    async fn put(&self, message: Message, to: &mut Sink) -> Result<(), Stop> {
-        let too_long = |length, most| {
-            let fault = tcp::Fault::TooLong { length, most };
-            // Whoever sent it is to be looked at.
-            Stop::Failed(self.from, fault.to_string())
-        };
-        let over = |error| Stop::of(self.to, &error);
-        match to {
-            Sink::SmbDirect(connection) => match connection.send(message) {
-                Ok(sending) => sending.await.map_err(over),
-                Err(SendError::Connection(error)) => Err(over(error)),
-                Err(SendError::TooLarge { length, max }) => Err(too_long(length, max)),
-            },
-            Sink::Tcp(sink) => sink.put(message).await.map_err(|fault| match fault {
-                tcp::Fault::TooLong { length, most } => too_long(length, most),
-                fault => Stop::Failed(self.to, fault.to_string()),
-            }),
-        }
-    }
-}
-
-/// A connection, of either kind, to either side.
-enum Peer {
-    SmbDirect(Connection),
-    Tcp(TcpStream, SocketAddr),
-}
-
-impl Peer {
-    fn prepare(&self, side: Side, config: &Config) -> Result<(), Stop> {
-        match self {
-            Self::SmbDirect(_) => Ok(()),
-            Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval)
-                .map_err(|error| Stop::Failed(side, report::plain(&error))),
-        }
-    }
-
-    fn address(&self) -> SocketAddr {
-        match self {
-            Self::SmbDirect(connection) => connection.remote_address(),
-            Self::Tcp(_, address) => *address,
-        }
-    }
-
-    fn negotiated(&self) -> Option<NegotiatedReport> {
-        match self {
-            Self::SmbDirect(connection) => Some(connection.negotiated().into()),
-            Self::Tcp(..) => None,
-        }
-    }
-
-    fn split(self, stall_limit: Duration) -> (Source, Sink) {
-        match self {
-            Self::SmbDirect(connection) => (
-                Source::SmbDirect(connection.clone()),
-                Sink::SmbDirect(connection),
-            ),
-            Self::Tcp(stream, _) => {
-                let (read, write) = stream.into_split();
-                (
-                    Source::Tcp(tcp::Source::new(read, stall_limit)),
-                    Sink::Tcp(tcp::Sink::new(write, stall_limit)),
-                )
-            }
-        }
-    }
-}
-
-/// Where messages come from.
-enum Source {
-    SmbDirect(Connection),
-    Tcp(tcp::Source),
-}
-
-impl Source {
-    /// The next message, of `most` bytes where that can be told before it is read.
-    async fn next(&mut self, most: u32, side: Side) -> Result<Message, Stop> {
-        match self {
-            Self::SmbDirect(connection) => {
-                let message = connection.recv().await;
-                message.map_err(|error| Stop::of(side, &error))
-            }
-            Self::Tcp(source) => match source.next(most).await {
-                Ok(Some(message)) => Ok(message.into()),
-                Ok(None) => Err(Stop::Closed(side)),
-                Err(fault) => Err(Stop::Failed(side, fault.to_string())),
-            },
-        }
-    }
-}
-
-/// Where messages go.
-enum Sink {
-    SmbDirect(Connection),
-    Tcp(tcp::Sink),
-}
-
-impl Sink {
-    /// The longest message that it takes.
-    fn most(&self) -> u32 {
-        match self {
-            Self::SmbDirect(connection) => connection
-                .negotiated()
-                .max_fragmented_send_size
-                .min(tcp::MAX_MESSAGE),
-            Self::Tcp(_) => tcp::MAX_MESSAGE,
-        }
-    }
-
-    /// Says that nothing else comes, where there is a way to say so and still listen.
-    async fn finish(&mut self) {
-        if let Self::Tcp(sink) = self {
-            sink.finish().await;
-        }
-    }
-
-    async fn close(&mut self) {
-        match self {
-            Self::SmbDirect(connection) => transport::close(connection, SHUTDOWN).await,
-            Self::Tcp(sink) => sink.finish().await,
-        }
     }
 }
