@@ -97,12 +97,13 @@ background() {
 # stop PID [SIGNAL]: ends what background started, with its children, and waits for it.
 stop() {
   local pid=$1 signal=${2:-TERM}
-  kill "-$signal" -- "-$pid" 2>/dev/null || return 0
+  # It may not have its session yet.
+  kill "-$signal" -- "-$pid" 2>/dev/null || kill "-$signal" "$pid" 2>/dev/null || return 0
   wait_for 10 gone "$pid" || kill -KILL -- "-$pid" 2>/dev/null || true
 }
 
-# gone PID: nothing of that session runs; what is dead and not yet waited for does not.
-gone() { ! ps -o stat= -s "$1" | grep -qv '^Z'; }
+# gone PID: neither it nor anything of its session runs; what is dead and not yet waited for does not.
+gone() { ! ps -o stat= -p "$1" | grep -qv '^Z' && ! ps -o stat= -s "$1" | grep -qv '^Z'; }
 
 # wait_for SECONDS COMMAND...: until the command succeeds.
 wait_for() {
