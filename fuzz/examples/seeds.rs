@@ -42,6 +42,7 @@ fn seeds_of(path: &Path) -> io::Result<()> {
     let file = fs::read(path)?;
     if file.len() <= CAPTURE {
         fs::write(corpus("capture_reader")?.join(&*name), &file)?;
+        fs::write(corpus("decode")?.join(&*name), &file)?;
     }
     let (mut streams, mut parts) = (Vec::new(), HashSet::new());
     let read = reader::read(&file, true, &mut |found| match found {

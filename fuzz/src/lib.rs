@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod capture_reader;
+mod decode;
 mod engine_operations;
 mod input;
 mod memory_table;
@@ -12,6 +13,7 @@ mod rdmap_stream;
 mod wire_decode;
 
 pub use capture_reader::capture_reader;
+pub use decode::decode;
 pub use engine_operations::engine_operations;
 pub use memory_table::memory_table;
 pub use mpa_stream::mpa_stream;

@@ -23,6 +23,11 @@ fn capture_reader() {
 }
 
 #[test]
+fn decode() {
+    replay("decode");
+}
+
+#[test]
 fn engine_operations() {
     replay("engine_operations");
 }

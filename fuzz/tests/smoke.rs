@@ -74,6 +74,11 @@ fn capture_reader() {
 }
 
 #[test]
+fn decode() {
+    smoke("decode");
+}
+
+#[test]
 fn engine_operations() {
     smoke("engine_operations");
 }

@@ -1,12 +1,14 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`]. What they share:
-//! [`options`] (the command line), [`transport`] (connecting, and why it failed), [`transfer`]
-//! (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`] (captures).
+//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`], [`decode`]. What they
+//! share: [`options`] (the command line), [`transport`] (connecting, and why it failed),
+//! [`transfer`] (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`]
+//! (captures).
 //!
 //! The exit status is 0 only when what was asked for happened, 1 if it did not, and 2 if the
 //! command line asks for something that cannot be.
 
+mod decode;
 mod demo;
 mod gateway;
 mod listen;
@@ -26,7 +28,7 @@ use clap::{Parser, Subcommand};
 
 use options::UsageError;
 
-/// SMB Direct in user space: show it, listen, send files, ping.
+/// SMB Direct in user space: show it, listen, send files, ping, decode captures.
 #[derive(Debug, Parser)]
 #[command(name = "smbdirect", version, propagate_version = true, after_help = EXAMPLES)]
 #[command(arg_required_else_help = true, max_term_width = 100)]
@@ -42,6 +44,7 @@ enum Command {
     Send(send::Send),
     Ping(ping::Ping),
     Gateway(gateway::Gateway),
+    Decode(decode::Decode),
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
@@ -49,16 +52,19 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/in     on one machine
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?
-  smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP";
+  smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
+  smbdirect decode traffic.pcap          what was said, and which rules were broken";
 
 impl Command {
-    fn options(&self) -> &options::CommonOptions {
+    /// How often `-v` was said.
+    fn verbosity(&self) -> u8 {
         match self {
-            Self::Demo(command) => &command.options,
-            Self::Listen(command) => &command.options,
-            Self::Send(command) => &command.options,
-            Self::Ping(command) => &command.options,
-            Self::Gateway(command) => &command.options,
+            Self::Demo(command) => command.options.verbose,
+            Self::Listen(command) => command.options.verbose,
+            Self::Send(command) => command.options.verbose,
+            Self::Ping(command) => command.options.verbose,
+            Self::Gateway(command) => command.options.verbose,
+            Self::Decode(command) => command.verbose,
         }
     }
 
@@ -69,13 +75,14 @@ impl Command {
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
             Self::Gateway(command) => command.run().await,
+            Self::Decode(command) => command.run(),
         }
     }
 }
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    command.options().start_tracing();
+    options::start_tracing(command.verbosity());
     let result = run(command).and_then(|done| report::written().map(|()| done));
     let captured = pcap::complete();
     if let Err(error) = &captured {

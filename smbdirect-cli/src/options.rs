@@ -34,7 +34,7 @@ pub(crate) struct CommonOptions {
 
     /// Tell what happens on stderr; twice for every message
     #[arg(short, long, action = ArgAction::Count)]
-    verbose: u8,
+    pub(crate) verbose: u8,
 
     /// Write what goes over the connection to FILE, as Wireshark reads it
     #[arg(long, value_name = "FILE")]
@@ -208,20 +208,20 @@ impl CommonOptions {
         }
         Config::new(settings).map_err(|error| usage(in_options(&error)))
     }
+}
 
-    /// Has the library's log go to stderr, as far as `-v` or `RUST_LOG` ask for it.
-    pub(crate) fn start_tracing(&self) {
-        let filter = match self.verbose {
-            0 => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
-            1 => EnvFilter::new("smbdirect=debug,info"),
-            _ => EnvFilter::new("smbdirect=trace,info"),
-        };
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted())
-            .init();
-    }
+/// Has the library's log go to stderr, as far as `-v` or `RUST_LOG` ask for it.
+pub(crate) fn start_tracing(verbose: u8) {
+    let filter = match verbose {
+        0 => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
+        1 => EnvFilter::new("smbdirect=debug,info"),
+        _ => EnvFilter::new("smbdirect=trace,info"),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted())
+        .init();
 }
 
 /// A library error in the words of the command line.

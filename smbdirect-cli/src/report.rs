@@ -101,6 +101,11 @@ pub(crate) fn written() -> Result<()> {
     }
 }
 
+/// Whether nobody reads what is printed any more.
+pub(crate) fn is_unread() -> bool {
+    FAILURE.lock().expect("no panic under it").is_some()
+}
+
 /// An error, on stderr, in one line.
 pub(crate) fn error(error: &anyhow::Error) {
     let style = Style {

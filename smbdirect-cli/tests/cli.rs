@@ -2,6 +2,8 @@
 //!
 //! Everything happens on 127.0.0.1 with ports the system picks, and every wait is bounded.
 
+#[path = "cli/decode.rs"]
+mod decode;
 #[path = "cli/demo.rs"]
 mod demo;
 #[path = "cli/files.rs"]

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
@@ -224,7 +224,7 @@ impl Connection {
     pub fn send(&self, message: impl Into<Message>) -> Result<Sending, SendError> {
         let message = message.into();
         self.shared()
-            .with(|state| self.submit(state, message, None))
+            .with(|state| self.submit(state, message, None, false))
     }
 
     /// Sends a message that also ends a registration of the peer's on arrival (3.1.4.2).
@@ -238,7 +238,18 @@ impl Connection {
     ) -> Result<Sending, SendError> {
         let message = message.into();
         self.shared()
-            .with(|state| self.submit(state, message, Some(token)))
+            .with(|state| self.submit(state, message, Some(token), false))
+    }
+
+    /// Sends a message and, if `prompt`, asks the peer for an answer with its last segment.
+    pub(crate) fn send_and_prompt(
+        &self,
+        message: Message,
+        invalidate: Option<Token>,
+        prompt: bool,
+    ) -> Result<Sending, SendError> {
+        self.shared()
+            .with(|state| self.submit(state, message, invalidate, prompt))
     }
 
     /// Sends a message if it can start at once.
@@ -252,7 +263,7 @@ impl Connection {
             if state.closed.is_none() && !state.engine.is_ready() {
                 return Err(TrySendError::NotReady(message));
             }
-            Ok(self.submit(state, message, None)?)
+            Ok(self.submit(state, message, None, false)?)
         })
     }
 
@@ -261,16 +272,22 @@ impl Connection {
     /// # Errors
     /// The connection is over.
     pub async fn ready(&self) -> Result<(), ConnectionError> {
-        self.shared()
-            .wait(|state| match &state.closed {
-                Some(error) => Some(Err(error.clone())),
-                None if state.engine.is_ready() => Some(Ok(())),
-                None => {
-                    state.watch_ready();
-                    None
-                }
-            })
-            .await
+        poll_fn(|context| self.poll_ready(context)).await
+    }
+
+    /// [`ready`](Self::ready) as something to poll.
+    pub(crate) fn poll_ready(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), ConnectionError>> {
+        self.shared().poll(context, |state| match &state.closed {
+            Some(error) => Some(Err(error.clone())),
+            None if state.engine.is_ready() => Some(Ok(())),
+            None => {
+                state.watch_ready();
+                None
+            }
+        })
     }
 
     fn submit(
@@ -278,6 +295,7 @@ impl Connection {
         state: &mut State,
         message: Message,
         invalidate: Option<Token>,
+        prompt: bool,
     ) -> Result<Sending, SendError> {
         let index = state.sends.insert();
         if let Err(error) = state
@@ -286,6 +304,9 @@ impl Connection {
         {
             state.sends.remove(index);
             return Err(error);
+        }
+        if prompt {
+            state.engine.prompt_answer();
         }
         state.kick();
         let shared = self.shared().clone();
@@ -301,7 +322,7 @@ impl Connection {
     /// # Errors
     /// Why the connection is over.
     pub async fn recv(&self) -> Result<Message, ConnectionError> {
-        self.take(|state| state.inbox.take()).await
+        poll_fn(|context| self.poll_take(context, |state| state.inbox.take())).await
     }
 
     /// The next message as far as it has arrived, for those who do not wait for the whole.
@@ -311,27 +332,33 @@ impl Connection {
     /// # Errors
     /// Why the connection is over.
     pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
-        self.take(|state| {
+        poll_fn(|context| self.poll_segment(context)).await
+    }
+
+    /// [`recv_segment`](Self::recv_segment) as something to poll.
+    pub(crate) fn poll_segment(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Segment, ConnectionError>> {
+        self.poll_take(context, |state| {
             let segment = state.inbox.take_segment();
             state.wants_segments |= segment.is_none();
             segment
         })
-        .await
     }
 
-    async fn take<R>(
+    fn poll_take<R>(
         &self,
-        mut take: impl FnMut(&mut State) -> Option<R>,
-    ) -> Result<R, ConnectionError> {
-        self.shared()
-            .wait(|state| {
-                if let Some(taken) = take(state) {
-                    state.taken();
-                    return Some(Ok(taken));
-                }
-                state.closed.clone().map(Err)
-            })
-            .await
+        context: &mut Context<'_>,
+        take: impl FnOnce(&mut State) -> Option<R>,
+    ) -> Poll<Result<R, ConnectionError>> {
+        self.shared().poll(context, |state| {
+            if let Some(taken) = take(state) {
+                state.taken();
+                return Some(Ok(taken));
+            }
+            state.closed.clone().map(Err)
+        })
     }
 
     /// Registers `buffer` for the peer to use as far as `access` goes (3.1.4.3).
@@ -546,11 +573,40 @@ impl Connection {
         }
     }
 
+    /// Ends the connection at once. What was submitted and has not left does not leave; whoever
+    /// waits gets [`ConnectionError::Aborted`]. Does nothing on a connection that is over.
+    pub fn abort(&self) {
+        self.shared().with(State::abort);
+    }
+
+    /// Says something to the peer: an empty message, unless one leaves anyway, which brings it
+    /// the credits that there are to give.
+    pub(crate) fn prompt(&self) {
+        self.shared().with(|state| {
+            state.engine.prompt();
+            state.kick();
+        });
+    }
+
+    /// [`close`](Self::close) without the wait.
+    pub(crate) fn start_close(&self) {
+        self.shared().with(State::close);
+    }
+
+    /// [`closed`](Self::closed) as something to poll.
+    pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
+        self.shared()
+            .poll(context, |state| state.finished.then(|| state.reason()))
+    }
+
+    /// Whether the peer was asked for an answer that has not come.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.shared().with(|state| state.engine.awaits_answer())
+    }
+
     /// Waits for the end of the connection and tells its reason.
     pub async fn closed(&self) -> ConnectionError {
-        self.shared()
-            .wait(|state| state.finished.then(|| state.reason()))
-            .await
+        poll_fn(|context| self.poll_closed(context)).await
     }
 
     /// Why the connection is over, if it is.

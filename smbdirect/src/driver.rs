@@ -146,16 +146,22 @@ impl Shared {
 
     /// Waits until `poll` has something; `poll` runs under the lock after each change.
     pub(crate) async fn wait<R>(&self, mut poll: impl FnMut(&mut State) -> Option<R>) -> R {
-        std::future::poll_fn(|context| {
-            self.with(|state| match poll(state) {
-                Some(result) => Poll::Ready(result),
-                None => {
-                    state.wait(context.waker());
-                    Poll::Pending
-                }
-            })
+        std::future::poll_fn(|context| self.poll(context, &mut poll)).await
+    }
+
+    /// What `poll` has; if nothing, the context is woken at the next change.
+    pub(crate) fn poll<R>(
+        &self,
+        context: &mut Context<'_>,
+        poll: impl FnOnce(&mut State) -> Option<R>,
+    ) -> Poll<R> {
+        self.with(|state| match poll(state) {
+            Some(result) => Poll::Ready(result),
+            None => {
+                state.wait(context.waker());
+                Poll::Pending
+            }
         })
-        .await
     }
 }
 
@@ -177,6 +183,13 @@ impl State {
     /// outside its runtime, where there is no clock.
     pub(crate) fn close(&mut self) {
         self.engine.close();
+        self.wake_task();
+    }
+
+    /// Ends the connection at once; the task does it, as for [`close`](Self::close).
+    pub(crate) fn abort(&mut self) {
+        self.engine.abort();
+        self.take_events();
         self.wake_task();
     }
 

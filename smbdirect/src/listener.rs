@@ -3,21 +3,23 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
+use thiserror::Error;
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
+    time::timeout,
 };
 use tracing::{debug, info, warn};
 
 use crate::{
     connection::{Connection, encoded, read_depths},
     driver::now,
-    engine::{self, Config},
+    engine::{self, Config, ConnectionError},
     rdma::{
         provider::{self, Answer, Incoming, Provider},
         work::ProviderError,
     },
-    wire::IrdOrd,
+    wire::{IrdOrd, ZeroDepth},
 };
 
 /// Peers that may be negotiating at once; more have to wait for one of them.
@@ -108,21 +110,38 @@ async fn listen(
         let (provider, config, connections) =
             (provider.clone(), config.clone(), connections.clone());
         tasks.spawn(async move {
-            if let Some(connection) = welcome(&*provider, incoming, config).await {
-                let _ = connections.send(Ok(connection)).await;
+            let peer = incoming.remote_address;
+            match welcome(&*provider, incoming, config).await {
+                Ok(connection) => {
+                    debug!(%peer, "accepted");
+                    let _ = connections.send(Ok(connection)).await;
+                }
+                Err(why) => info!(%peer, %why, "a peer is not welcome"),
             }
             drop(permit);
         });
     }
 }
 
+/// Why a peer that wanted to connect does not.
+#[derive(Debug, Error)]
+pub(crate) enum Unwelcome {
+    #[error("its private data are malformed: {0}")]
+    PrivateData(ZeroDepth),
+    #[error("it did not connect: {0}")]
+    Provider(ProviderError),
+    #[error("it took too long to connect")]
+    TooLate,
+    #[error("it did not negotiate: {0}")]
+    Negotiation(ConnectionError),
+}
+
 /// RDMA connection arrival (3.1.7.2), up to the end of the negotiation.
-async fn welcome(
+pub(crate) async fn welcome(
     provider: &dyn Provider,
     incoming: Incoming,
     config: Config,
-) -> Option<Connection> {
-    let peer = incoming.remote_address;
+) -> Result<Connection, Unwelcome> {
     let mut engine = engine::Connection::passive(config.clone(), now());
     let own = read_depths(provider);
     let depths = match IrdOrd::decode(&incoming.private_data) {
@@ -131,10 +150,7 @@ async fn welcome(
         // The handshake itself has said how many.
         Err(_) if incoming.knows_read_depths => None,
         //= SMBD-6-04
-        Err(error) => {
-            info!(%peer, %error, "a peer is turned away");
-            return None;
-        }
+        Err(error) => return Err(Unwelcome::PrivateData(error)),
     };
     //= SMBD-6-02
     //= EST-15
@@ -150,28 +166,12 @@ async fn welcome(
         peer_serves_reads,
     };
     let accepting = (incoming.answer)(answer);
-    let connected = match tokio::time::timeout(config.passive_negotiation_timeout, accepting).await
-    {
-        Ok(Ok(connected)) => connected,
-        Ok(Err(error)) => {
-            info!(%peer, %error, "a peer did not connect");
-            return None;
-        }
-        Err(_) => {
-            info!(%peer, "a peer took too long to connect");
-            return None;
-        }
-    };
+    let connected = timeout(config.passive_negotiation_timeout, accepting)
+        .await
+        .map_err(|_| Unwelcome::TooLate)?
+        .map_err(Unwelcome::Provider)?;
     engine.handle_connected(connected.queue_pair.limits());
     //= SMBD-3.1.7.2-07
-    match Connection::negotiate(engine, connected, &config).await {
-        Ok(connection) => {
-            debug!(%peer, "accepted");
-            Some(connection)
-        }
-        Err(error) => {
-            info!(%peer, %error, "a peer did not negotiate");
-            None
-        }
-    }
+    let negotiating = Connection::negotiate(engine, connected, &config);
+    negotiating.await.map_err(Unwelcome::Negotiation)
 }

@@ -871,7 +871,7 @@ async fn addresses_that_lead_nowhere() {
     assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
     let listener = listen(IwarpConfig::default()).await;
     let taken = provider.listen(listener.local_address()).await;
-    assert_eq!(taken.unwrap_err().kind, ProviderErrorKind::Address);
+    assert_eq!(taken.unwrap_err().kind, ProviderErrorKind::InUse);
     let strange = provider.listen("192.0.2.1:0".parse().unwrap()).await;
     assert_eq!(strange.unwrap_err().kind, ProviderErrorKind::Address);
     let much = ConnectRequest {

@@ -655,6 +655,139 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Who gets a place for data while a handler refuses it cannot know of the refusal yet.
+//= TDI-RECV-11 test
+#[test]
+fn a_resume_during_a_handler_counts_after_its_answer() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "abcd", 0);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.resume();
+    inbound.answer(Answer::NotAccepted(0)).unwrap();
+    assert_eq!(next(&mut inbound), "abcd/4");
+    // It counts once.
+    inbound.answer(Answer::NotAccepted(0)).unwrap();
+    assert_eq!(next(&mut inbound), "-");
+    inbound.resume();
+    inbound.set_lendable(1000);
+    assert_eq!(
+        next(&mut inbound),
+        "abcd/4",
+        "it was shown to the copying handler"
+    );
+    inbound.receive(request(1, 0, NORMAL));
+    inbound.answer(Answer::Taken(0)).unwrap();
+    assert_eq!(next(&mut inbound), "1 SUCCESS ");
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    // The same with the chained handler.
+    arrive(&mut inbound, "efgh", 0);
+    let Some(ReceiveEvent::Chained(tsdu)) = inbound.poll_event() else {
+        panic!("it is lent");
+    };
+    inbound.resume();
+    inbound.answer_chained(Err(tsdu)).unwrap();
+    assert_eq!(next(&mut inbound), "chained 4");
+}
+
+//= TDI-RECV-03 test
+//= TDI-RECV-12 test
+#[test]
+fn what_is_whole_outlives_the_connection() {
+    let mut inbound = inbound(settings());
+    for words in ["abcd", "efgh", "ijkl"] {
+        arrive(&mut inbound, words, 0);
+    }
+    arrive(&mut inbound, "half", 4);
+    inbound.finish(Status::REMOTE_DISCONNECT);
+    assert!(!inbound.wants_segment() && !inbound.is_exhausted());
+    arrive(&mut inbound, "late", 0);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    inbound.stop_indications();
+    assert_eq!(next(&mut inbound), "-");
+    inbound.receive(request(1, 2, NORMAL));
+    assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW ef");
+    assert_eq!(inbound.take_tsdu().unwrap().into_bytes(), "gh");
+    for id in 2..=4 {
+        inbound.receive(request(id, 9, NORMAL));
+    }
+    assert_eq!(next(&mut inbound), "2 SUCCESS ijkl");
+    assert_eq!(next(&mut inbound), "3 INVALID_CONNECTION ");
+    assert_eq!(next(&mut inbound), "4 INVALID_CONNECTION ");
+    assert!(inbound.is_exhausted() && inbound.held() == 0);
+    assert!(inbound.take_tsdu().is_none());
+}
+
+/// The last TSDU is not whole: whoever has begun to receive it, or waits for the next, learns why.
+//= TDI-RECV-03 test
+#[test]
+fn what_is_not_whole_ends_with_the_connection() {
+    let mut inbound = inbound(settings());
+    arrive(&mut inbound, "ab", 4);
+    inbound.receive(request(1, 9, NORMAL));
+    inbound.receive(request(2, 9, NORMAL));
+    arrive(&mut inbound, "cd", 2);
+    assert_eq!(next(&mut inbound), "-");
+    inbound.finish(Status::LINK_FAILED);
+    assert_eq!(next(&mut inbound), "1 LINK_FAILED abcd");
+    assert_eq!(next(&mut inbound), "2 LINK_FAILED ");
+    // While a handler looks at it.
+    let mut inbound = self::inbound(settings());
+    arrive(&mut inbound, "abcd", 4);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.finish(Status::LINK_FAILED);
+    let answer = inbound.answer(Answer::TakenThenReceive(4, request(3, 4, NORMAL)));
+    assert_eq!(answer, Err(Status::INVALID_DEVICE_STATE));
+    assert_eq!(next(&mut inbound), "3 INVALID_CONNECTION ");
+    // Or at the one before it, while a receive waits behind.
+    let mut inbound = self::inbound(settings());
+    arrive(&mut inbound, "abcd", 0);
+    arrive(&mut inbound, "ef", 4);
+    assert_eq!(next(&mut inbound), "abcd/4");
+    inbound.receive(request(4, 9, NORMAL));
+    inbound.finish(Status::LINK_FAILED);
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!(next(&mut inbound), "4 LINK_FAILED ");
+    assert_eq!(inbound.held(), 0);
+}
+
+#[test]
+fn a_receive_can_be_cancelled_with_what_it_has() {
+    let mut inbound = inbound(settings());
+    inbound.receive(request(1, 9, NORMAL));
+    inbound.receive(request(2, 9, NORMAL));
+    arrive(&mut inbound, "ab", 3);
+    assert!(inbound.cancel(RequestId(1)));
+    assert!(!inbound.cancel(RequestId(1)));
+    assert_eq!(next(&mut inbound), "1 CANCELLED ab");
+    arrive(&mut inbound, "cde", 0);
+    assert_eq!(next(&mut inbound), "2 SUCCESS cde");
+    assert!(!inbound.cancel(RequestId(2)));
+}
+
+//= TDI-RECV-08 test
+#[test]
+fn whole_tsdus_can_be_taken() {
+    let mut inbound = inbound(settings());
+    assert!(inbound.set_taken_whole(true) && !inbound.set_taken_whole(true));
+    arrive(&mut inbound, "ab", 3);
+    assert_eq!(next(&mut inbound), "-");
+    assert!(inbound.take_tsdu().is_none(), "it is not whole");
+    inbound.handle_segment(Bytes::from("cde"), 0, Some(Token(5)));
+    arrive(&mut inbound, "next", 0);
+    inbound.receive(request(1, 1, NORMAL));
+    assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW a");
+    let tsdu = inbound.take_tsdu().unwrap();
+    assert_eq!(tsdu.invalidated_token(), Some(Token(5)));
+    assert_eq!(tsdu.into_bytes(), "bcde");
+    assert!(inbound.set_taken_whole(false));
+    assert_eq!(next(&mut inbound), "next/4");
+    assert!(inbound.take_tsdu().is_none(), "a handler is at it");
+    inbound.answer(Answer::Taken(4)).unwrap();
+    assert_eq!(inbound.held(), 0);
+}
+
 proptest! {
     /// However a client takes it, each byte comes once, in order, and each end where it was.
     //= TDI-RECV-02 test

@@ -13,6 +13,7 @@ pub(crate) type Run = fn(&[u8]);
 pub(crate) fn target(name: &str) -> Run {
     match name {
         "capture_reader" => smbdirect_fuzz::capture_reader,
+        "decode" => smbdirect_fuzz::decode,
         "engine_operations" => smbdirect_fuzz::engine_operations,
         "memory_table" => smbdirect_fuzz::memory_table,
         "mpa_stream" => smbdirect_fuzz::mpa_stream,

@@ -9,7 +9,9 @@
 //!   [`handle_timeout`](Connection::handle_timeout).
 //! * **C, what the owner wants:** [`send`](Connection::send), [`read`](Connection::read),
 //!   [`write`](Connection::write), [`prompt`](Connection::prompt),
-//!   [`prompt_keepalive`](Connection::prompt_keepalive), [`close`](Connection::close).
+//!   [`prompt_keepalive`](Connection::prompt_keepalive),
+//!   [`prompt_answer`](Connection::prompt_answer), [`close`](Connection::close),
+//!   [`abort`](Connection::abort).
 //! * **D, what is to be done:** after any of B and C drain [`poll_event`](Connection::poll_event)
 //!   and [`poll_work`](Connection::poll_work), posting each request that comes out; then wait
 //!   until [`poll_timeout`](Connection::poll_timeout) at the latest.
@@ -82,6 +84,8 @@ pub struct Connection {
     flushing: bool,
     /// The initiator's first credits wait for a message.
     holds_first_grant: bool,
+    /// The last segment that waits is to ask for an answer.
+    asks_behind_queue: bool,
     statistics: Statistics,
 }
 
@@ -184,6 +188,7 @@ impl Connection {
             closing: false,
             flushing: false,
             holds_first_grant: false,
+            asks_behind_queue: false,
             statistics: Statistics::default(),
             config,
         }
@@ -413,6 +418,25 @@ impl Connection {
         self.send_immediate = true;
     }
 
+    /// Has the last segment of what is queued ask the peer for an answer, which brings credits
+    /// without waiting for a message to ride on. Else as
+    /// [`prompt_keepalive`](Self::prompt_keepalive); but nothing leaves on its account, so that
+    /// with nothing queued the next message asks.
+    pub fn prompt_answer(&mut self) {
+        self.asks_behind_queue = true;
+    }
+
+    /// Whether the peer was asked for a sign of life, or is about to be, and gave none since.
+    pub fn awaits_answer(&self) -> bool {
+        self.asks_behind_queue || self.keepalive_requested != KeepaliveRequested::None
+    }
+
+    /// Ends the connection at once, with [`ConnectionError::Aborted`]. What was asked for and has
+    /// not left does not leave.
+    pub fn abort(&mut self) {
+        self.end(ConnectionError::Aborted);
+    }
+
     /// Ends the connection in good order when all that was asked for is done. Nothing new is
     /// taken from now on. It ends as well when nothing of that gets done for
     /// [`keepalive_interval`](super::Settings::keepalive_interval): a peer can leave a read
@@ -631,6 +655,10 @@ impl Connection {
         let max_payload = negotiated.max_send_size as usize - DataTransfer::PAYLOAD_OFFSET as usize;
         //= SMBD-3.1.5.1-03
         let segment = waiting.then(|| self.send_queue.cut(max_payload)).flatten();
+        if self.asks_behind_queue && self.send_queue.is_empty() {
+            self.asks_behind_queue = false;
+            self.keepalive_requested.ask();
+        }
         //= SMBD-3.1.5.1-07
         self.send_credits -= 1;
         self.receive_credits.grant(grant);

@@ -172,6 +172,9 @@ pub enum ConnectionError {
         Initiator::Remote => "the peer closed the connection",
     })]
     Closed(Initiator),
+    /// This end gave it up, with whatever was under way.
+    #[error("the connection was aborted here")]
+    Aborted,
     /// The RDMA connection underneath was lost.
     #[error("the RDMA connection was lost: {0}")]
     Provider(#[from] ProviderError),
@@ -187,10 +190,12 @@ impl From<ConnectionError> for io::Error {
             ConnectionError::TimedOut(_) => io::ErrorKind::TimedOut,
             ConnectionError::Closed(Initiator::Local) => io::ErrorKind::NotConnected,
             ConnectionError::Closed(Initiator::Remote) => io::ErrorKind::ConnectionReset,
+            ConnectionError::Aborted => io::ErrorKind::ConnectionAborted,
             ConnectionError::Provider(error) => match error.kind {
                 ProviderErrorKind::Refused => io::ErrorKind::ConnectionRefused,
                 ProviderErrorKind::TimedOut => io::ErrorKind::TimedOut,
                 ProviderErrorKind::Address => io::ErrorKind::AddrNotAvailable,
+                ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
                 ProviderErrorKind::Protocol => io::ErrorKind::InvalidData,
                 ProviderErrorKind::Local => io::ErrorKind::Other,
                 _ => io::ErrorKind::ConnectionReset,
@@ -279,9 +284,11 @@ mod tests {
             (ConnectionError::TimedOut(Expired::IdleConnection), TimedOut),
             (ConnectionError::Closed(Initiator::Local), NotConnected),
             (ConnectionError::Closed(Initiator::Remote), ConnectionReset),
+            (ConnectionError::Aborted, ConnectionAborted),
             (provider(ProviderErrorKind::Refused), ConnectionRefused),
             (provider(ProviderErrorKind::TimedOut), TimedOut),
             (provider(ProviderErrorKind::Address), AddrNotAvailable),
+            (provider(ProviderErrorKind::InUse), AddrInUse),
             (provider(ProviderErrorKind::Protocol), InvalidData),
             (provider(ProviderErrorKind::Local), Other),
             (provider(ProviderErrorKind::Reset), ConnectionReset),

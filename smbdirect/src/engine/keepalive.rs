@@ -33,6 +33,13 @@ impl KeepaliveRequested {
         OnIdle::Ask
     }
 
+    /// The message that leaves next is to ask for an answer, unless one is awaited.
+    pub(super) fn ask(&mut self) {
+        if *self == Self::None {
+            *self = Self::Pending;
+        }
+    }
+
     /// Anything came from the peer. Says whether a sign of life was wanted: one that comes
     /// before the question could leave will do, for then the question does not leave.
     pub(super) fn received(&mut self) -> bool {

@@ -52,9 +52,14 @@ impl Message {
 
     /// A message as it came, for those who drive an engine of their own.
     pub fn received(payload: Bytes, invalidated_token: Option<Token>) -> Self {
+        Self::from(payload).invalidating(invalidated_token)
+    }
+
+    /// The message as one that came with a token.
+    pub(crate) fn invalidating(self, invalidated_token: Option<Token>) -> Self {
         Self {
             invalidated_token,
-            ..Self::from(payload)
+            ..self
         }
     }
 

@@ -179,7 +179,7 @@ impl World {
         }
         if self.listeners.contains_key(&address) {
             let what = format!("somebody listens on {address} already");
-            return Err(ProviderError::new(ProviderErrorKind::Address, what));
+            return Err(ProviderError::new(ProviderErrorKind::InUse, what));
         }
         let backlog = Backlog {
             most: backlog,
@@ -883,7 +883,7 @@ mod tests {
         let here = now(world.listen(address(445))).unwrap();
         assert_eq!(here.local_address(), address(445));
         let again = now(world.clone().listen(address(445)));
-        assert_eq!(kind(again), ProviderErrorKind::Address);
+        assert_eq!(kind(again), ProviderErrorKind::InUse);
         let elsewhere = now(Loopback::new().connect(request(address(445))));
         assert_eq!(kind(elsewhere), ProviderErrorKind::Refused);
         drop(here);

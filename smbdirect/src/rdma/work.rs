@@ -227,6 +227,8 @@ pub struct ProviderError {
 pub enum ProviderErrorKind {
     /// The address cannot be reached or used.
     Address,
+    /// Somebody listens on the address already.
+    InUse,
     /// Nobody listens there, or the listener turned the connection away.
     Refused,
     /// The peer did not answer in time.

@@ -15,13 +15,48 @@
 //! "Client" means the user of the transport, as in TDI, whichever side of SMB that is. A TSDU is
 //! one [`Message`](crate::Message). Nothing here has a clock, a task or a socket.
 
+#[cfg(feature = "tokio")]
+mod adapters;
+#[cfg(feature = "tokio")]
+mod address;
+#[cfg(feature = "tokio")]
+mod client;
+#[cfg(feature = "tokio")]
+mod endpoint;
 mod flags;
+#[cfg(feature = "tokio")]
+mod pending;
 mod receive;
+#[cfg(feature = "tokio")]
+mod receives;
 mod request;
 mod send;
+#[cfg(feature = "tokio")]
+mod sends;
+#[cfg(feature = "tokio")]
+mod session;
+#[cfg(all(test, feature = "tokio"))]
+mod shuttled;
 mod status;
+/// The lock that `sends` is made with.
+#[cfg(feature = "tokio")]
+mod sync {
+    pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
+}
+#[cfg(feature = "tokio")]
+mod transport;
 
+#[cfg(feature = "tokio")]
+pub use adapters::{Event, Events, TsduSink, TsduWriter, Tsdus};
+#[cfg(feature = "tokio")]
+pub use address::{Address, Share};
+#[cfg(feature = "tokio")]
+pub use client::{Cause, Client, ConnectAnswer, Offer};
+#[cfg(feature = "tokio")]
+pub use endpoint::{Endpoint, EndpointContext, EndpointState, SendOptions};
 pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, ServiceFlags};
+#[cfg(feature = "tokio")]
+pub use pending::{Receiving, Requested, Sending};
 pub use receive::{
     Answer, ChainedTsdu, Inbound, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest,
     ReceiveSettings,
@@ -32,3 +67,8 @@ pub use send::{
     SendRequest, SendSettings, Submission,
 };
 pub use status::{Severity, Status};
+#[cfg(feature = "tokio")]
+pub use transport::{
+    ConnectionInfo, ProviderInfo, ProviderStatistics, ResourceStatistics, Transport,
+    TransportSettings,
+};

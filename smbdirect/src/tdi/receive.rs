@@ -14,6 +14,8 @@
 //! What is held and what is lent counts against the receive buffer. Where that is full no more
 //! is asked for, so the connection's own memory fills, and the peer gets no more credits. A client
 //! that never receives will lose the connection to the timers of the peer.
+//!
+//! When the connection is over, whole TSDUs that are held can still be received.
 
 use std::{
     collections::VecDeque,
@@ -91,6 +93,20 @@ pub struct ReceiveCompletion {
     pub invalidated_token: Option<Token>,
 }
 
+impl ReceiveCompletion {
+    /// What was received, without the rest of the buffer.
+    ///
+    /// # Errors
+    /// The status, if it is an error.
+    pub fn into_data(mut self) -> Result<BytesMut, Status> {
+        if self.status.is_error() {
+            return Err(self.status);
+        }
+        self.buffer.truncate(self.information);
+        Ok(self.buffer)
+    }
+}
+
 /// Bytes shown to a handler, who says how many of them it takes.
 #[derive(Clone, Debug)]
 pub struct Indication {
@@ -136,9 +152,7 @@ pub enum ReceiveEvent {
 /// all its clones are dropped.
 #[derive(Clone, Debug)]
 pub struct ChainedTsdu {
-    whole: Message,
     rest: Message,
-    invalidated_token: Option<Token>,
     loan: Arc<Loan>,
 }
 
@@ -181,11 +195,16 @@ pub struct Inbound {
     posted: VecDeque<Posted>,
     /// The client has no place: nothing is indicated before a receive is done.
     refused: bool,
+    /// Indications are to go on, whatever the handler at work answers.
+    resumed: bool,
     /// A handler is at work.
     offered: Option<Offered>,
     loans: Arc<Mutex<Loans>>,
     events: VecDeque<ReceiveEvent>,
-    over: bool,
+    /// Somebody takes whole TSDUs.
+    taken_whole: bool,
+    /// Nothing more will come; what receives that find nothing end with.
+    ended: Option<Status>,
 }
 
 #[derive(Debug)]
@@ -232,6 +251,7 @@ struct Loans {
 
 #[derive(Debug)]
 struct Loan {
+    whole: Message,
     cost: usize,
     loans: Arc<Mutex<Loans>>,
 }
@@ -260,10 +280,12 @@ impl Inbound {
             held: 0,
             posted: VecDeque::new(),
             refused: false,
+            resumed: false,
             offered: None,
             loans: Arc::default(),
             events: VecDeque::new(),
-            over: false,
+            taken_whole: false,
+            ended: None,
         })
     }
 
@@ -275,12 +297,12 @@ impl Inbound {
             let first = self.tsdus.front();
             !self.refused && first.is_some_and(|first| first.remaining > 0)
         };
-        !self.over && (room || !self.posted.is_empty() || begun())
+        self.ended.is_none() && (room || !self.posted.is_empty() || begun())
     }
 
     /// Bytes of a TSDU came, of which `remaining` are still to come.
     pub fn handle_segment(&mut self, payload: Bytes, remaining: usize, invalidated: Option<Token>) {
-        if self.over {
+        if self.ended.is_some() {
             return;
         }
         if self.tsdus.back().is_none_or(|last| last.remaining == 0) {
@@ -316,10 +338,44 @@ impl Inbound {
         }
     }
 
+    /// Whether somebody takes whole TSDUs by [`take_tsdu`](Self::take_tsdu). Meanwhile nothing is
+    /// indicated. False if that was so before.
+    pub const fn set_taken_whole(&mut self, taken_whole: bool) -> bool {
+        std::mem::replace(&mut self.taken_whole, taken_whole) != taken_whole
+    }
+
+    /// The first TSDU, or what nobody has taken of it, if it is here to its end and no receive is
+    /// posted. It counts against nothing any more.
+    pub fn take_tsdu(&mut self) -> Option<Message> {
+        if self.offered.is_some() || !self.posted.is_empty() {
+            return None;
+        }
+        let first = self.tsdus.pop_front_if(|first| first.remaining == 0)?;
+        self.held -= first.available + OVERHEAD;
+        Some(first.into_message())
+    }
+
+    /// Cancels a receive that waits. False if there is none of this name any more. The bytes that
+    /// one has got already are in its buffer, and nowhere else.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let is_it = |posted: &Posted| posted.request.id == id;
+        let Some(place) = self.posted.iter().position(is_it) else {
+            return false;
+        };
+        let posted = self.posted.remove(place).expect("it was just found");
+        self.complete(posted, Status::CANCELLED, None);
+        true
+    }
+
+    /// Whether nothing is here, and nothing will come.
+    pub fn is_exhausted(&self) -> bool {
+        self.ended.is_some() && self.tsdus.is_empty()
+    }
+
     /// What has to wait of a request; the others are done at once.
     fn admit(&mut self, request: ReceiveRequest) -> Option<Posted> {
         let either = ReceiveFlags::NORMAL | ReceiveFlags::EXPEDITED;
-        let status = if self.over {
+        let status = if self.is_exhausted() {
             Status::INVALID_CONNECTION
         } else if !ReceiveFlags::all().contains(request.flags) {
             Status::INVALID_PARAMETER
@@ -366,10 +422,15 @@ impl Inbound {
         //= TDI-RECV-08
         //= TDI-RECV-10
         //= TDI-RECV-11
-        if self.offered.is_some() || !self.posted.is_empty() || self.refused {
+        if self.offered.is_some() || !self.posted.is_empty() || self.refused || self.taken_whole {
             return None;
         }
         self.offer()
+    }
+
+    /// What is to be done next besides indications.
+    pub fn poll_completed(&mut self) -> Option<ReceiveEvent> {
+        self.events.pop_front()
     }
 
     /// Shows the first TSDU to a handler, if there is enough of it.
@@ -395,15 +456,11 @@ impl Inbound {
         }
         let first = self.tsdus.pop_front()?;
         self.held -= cost;
-        let loan = Loan::new(cost, self.loans.clone());
+        let whole = first.into_message();
+        let rest = whole.clone();
+        let loan = Loan::new(whole, cost, self.loans.clone());
         self.offered = Some(Offered::Chained(loan.clone()));
-        let whole: Message = first.slices.into_iter().collect();
-        Some(ReceiveEvent::Chained(ChainedTsdu {
-            rest: whole.clone(),
-            whole,
-            invalidated_token: first.invalidated_token,
-            loan,
-        }))
+        Some(ReceiveEvent::Chained(ChainedTsdu { rest, loan }))
     }
 
     /// What the copying handler made of the indication.
@@ -415,9 +472,9 @@ impl Inbound {
     pub fn answer(&mut self, answer: Answer) -> Result<(), Status> {
         let Some(Offered::Copied(indicated)) = self.offered else {
             if let Answer::TakenThenReceive(_, request) = answer {
-                let status = match self.over {
-                    true => Status::INVALID_CONNECTION,
-                    false => Status::INVALID_DEVICE_STATE,
+                let status = match self.ended {
+                    Some(_) => Status::INVALID_CONNECTION,
+                    None => Status::INVALID_DEVICE_STATE,
                 };
                 self.complete(Posted { request, placed: 0 }, status, None);
             }
@@ -448,6 +505,7 @@ impl Inbound {
                 self.refused = !all_taken;
             }
         }
+        self.resume_if_asked();
         self.fill();
         match count <= indicated {
             true => Ok(()),
@@ -477,28 +535,57 @@ impl Inbound {
                 Ok(())
             }
         };
+        self.resume_if_asked();
         self.fill();
         result
     }
 
-    /// Indications that a refusal has stopped go on.
+    /// Indications that a refusal has stopped go on. While a handler is at work this is about the
+    /// refusal that it may be about to give: who has got a place in the meantime cannot know.
     pub fn resume(&mut self) {
+        self.resumed = self.offered.is_some();
         self.refused = false;
         if let Some(first) = self.tsdus.front_mut() {
             first.seen = 0;
         }
     }
 
-    /// The connection is over: receives end with `status`, and what is held is gone. A TSDU of
-    /// which the end was not indicated will not be complete.
+    fn resume_if_asked(&mut self) {
+        if std::mem::take(&mut self.resumed) {
+            self.resume();
+        }
+    }
+
+    /// Nothing more will come: receives for which nothing is here end with `status`. Whole TSDUs
+    /// that are held can be received as before, and are indicated unless that was refused. A TSDU
+    /// of which the end was not indicated will not be complete.
+    pub fn finish(&mut self, status: Status) {
+        self.ended = Some(status);
+        if let Some(last) = self.tsdus.pop_back_if(|last| last.remaining > 0) {
+            self.held -= last.available + OVERHEAD;
+            if self.tsdus.is_empty() {
+                self.offered = None;
+            }
+        }
+        self.fill();
+    }
+
+    /// The connection is over: receives end with `status`, and what is held is gone.
     pub fn close(&mut self, status: Status) {
-        self.over = true;
         self.tsdus.clear();
         self.held = 0;
         self.offered = None;
-        while let Some(posted) = self.posted.pop_front() {
-            self.complete(posted, status, None);
-        }
+        self.finish(status);
+    }
+
+    /// Nothing is indicated any more; what is held can be received.
+    pub fn stop_indications(&mut self) {
+        self.refused = true;
+    }
+
+    /// How many bytes may be lent to the chained handler from now on; 0 if there is none.
+    pub fn set_lendable(&mut self, lendable: usize) {
+        self.settings.lendable = lendable.min(self.settings.receive_buffer);
     }
 
     /// What the TSDUs cost that are held.
@@ -539,6 +626,13 @@ impl Inbound {
             let token = token.filter(|_| status == Status::SUCCESS);
             self.refused = false;
             self.complete(posted, status, token);
+        }
+        if let Some(status) = self.ended
+            && self.tsdus.is_empty()
+        {
+            while let Some(posted) = self.posted.pop_front() {
+                self.complete(posted, status, None);
+            }
         }
     }
 
@@ -669,6 +763,12 @@ impl Tsdu {
         }
     }
 
+    /// What nobody has taken of it.
+    fn into_message(self) -> Message {
+        let message: Message = self.slices.into_iter().collect();
+        message.invalidating(self.invalidated_token)
+    }
+
     /// Moves bytes into a request, and says how many.
     fn take_into(&mut self, posted: &mut Posted) -> usize {
         let mut count = 0;
@@ -682,26 +782,31 @@ impl Tsdu {
 
 impl ChainedTsdu {
     /// Bytes in the TSDU.
-    pub const fn len(&self) -> usize {
-        self.whole.len()
+    pub fn len(&self) -> usize {
+        self.loan.whole.len()
     }
 
     /// Whether there are none, which does not happen.
-    pub const fn is_empty(&self) -> bool {
-        self.whole.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.loan.whole.is_empty()
     }
 
     /// The token of ours that it invalidated, if it did.
-    pub const fn invalidated_token(&self) -> Option<Token> {
-        self.invalidated_token
+    pub fn invalidated_token(&self) -> Option<Token> {
+        self.loan.whole.invalidated_token()
+    }
+
+    /// The whole TSDU, which counts against nothing any more.
+    pub fn into_message(self) -> Message {
+        self.loan.whole.clone()
     }
 
     /// As it was, however much was read of it.
     fn given_back(self) -> Tsdu {
-        let mut whole = self.whole;
+        let mut whole = self.loan.whole.clone();
         let mut tsdu = Tsdu {
             available: whole.len(),
-            invalidated_token: self.invalidated_token,
+            invalidated_token: whole.invalidated_token(),
             way: Some(Way::Chained),
             ..Tsdu::default()
         };
@@ -730,9 +835,9 @@ impl Buf for ChainedTsdu {
 }
 
 impl Loan {
-    fn new(cost: usize, loans: Arc<Mutex<Loans>>) -> Arc<Self> {
+    fn new(whole: Message, cost: usize, loans: Arc<Mutex<Loans>>) -> Arc<Self> {
         lock(&loans).lent += cost;
-        Arc::new(Self { cost, loans })
+        Arc::new(Self { whole, cost, loans })
     }
 }
 

@@ -155,6 +155,19 @@ pub struct SendCompletion {
     pub buffer: Message,
 }
 
+impl SendCompletion {
+    /// Bytes taken, or why none were.
+    ///
+    /// # Errors
+    /// The status, if it is an error.
+    pub const fn result(&self) -> Result<usize, Status> {
+        match self.status.is_error() {
+            true => Err(self.status),
+            false => Ok(self.information),
+        }
+    }
+}
+
 /// What [`Outbound::send`] says at once.
 #[derive(Clone, Debug)]
 pub enum Submission {
@@ -604,6 +617,26 @@ impl Outbound {
             return 0;
         }
         self.settings.high_water - self.used
+    }
+
+    /// Whether [`poll_tsdu`](Self::poll_tsdu) has one.
+    pub fn has_tsdu(&self) -> bool {
+        !self.expedited.ready.is_empty() || !self.normal.ready.is_empty()
+    }
+
+    /// Whether a TSDU is being put together in the class that `flags` name: the next send there
+    /// goes on with it.
+    pub fn is_open(&self, flags: SendFlags) -> bool {
+        let class = match self.settings.expedited {
+            Expedited::LocalPriority if flags.contains(SendFlags::EXPEDITED) => &self.expedited,
+            _ => &self.normal,
+        };
+        !matches!(class.open, Slot::Empty)
+    }
+
+    /// Whether a non-blocking send was refused, and [`SendEvent::SendPossible`] is to come.
+    pub const fn is_refused(&self) -> bool {
+        self.wanted.is_some()
     }
 
     /// Bytes in the send buffer.

@@ -34,7 +34,7 @@ macro_rules! statuses {
 /// let error = std::io::Error::from(Status::DEVICE_NOT_READY);
 /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(pub u32);
 
 /// The two highest bits of a [`Status`].
@@ -74,6 +74,8 @@ statuses! {
     INVALID_DEVICE_REQUEST = 0xC000_0010;
     /// A handler has supplied a request.
     MORE_PROCESSING_REQUIRED = 0xC000_0016;
+    /// Another has the address open, and the two do not share it.
+    SHARING_VIOLATION = 0xC000_0043;
     /// Memory or another resource of this end ran out.
     INSUFFICIENT_RESOURCES = 0xC000_009A;
     /// A non-blocking send found no room in the send buffer.
@@ -186,7 +188,7 @@ impl Status {
             Self::INVALID_CONNECTION | Self::CONNECTION_INVALID => ErrorKind::NotConnected,
             Self::NETWORK_UNREACHABLE | Self::BAD_NETWORK_PATH => ErrorKind::NetworkUnreachable,
             Self::HOST_UNREACHABLE => ErrorKind::HostUnreachable,
-            Self::ADDRESS_ALREADY_EXISTS => ErrorKind::AddrInUse,
+            Self::ADDRESS_ALREADY_EXISTS | Self::SHARING_VIOLATION => ErrorKind::AddrInUse,
             Self::INVALID_ADDRESS
             | Self::INVALID_ADDRESS_COMPONENT
             | Self::TOO_MANY_ADDRESSES
@@ -196,6 +198,12 @@ impl Status {
             Self::NOT_SUPPORTED | Self::INVALID_DEVICE_REQUEST => ErrorKind::Unsupported,
             _ => ErrorKind::Other,
         }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -235,6 +243,7 @@ mod tests {
             ("INVALID_PARAMETER", 0xC000_000D),
             ("INVALID_DEVICE_REQUEST", 0xC000_0010),
             ("MORE_PROCESSING_REQUIRED", 0xC000_0016),
+            ("SHARING_VIOLATION", 0xC000_0043),
             ("INSUFFICIENT_RESOURCES", 0xC000_009A),
             ("DEVICE_NOT_READY", 0xC000_00A3),
             ("IO_TIMEOUT", 0xC000_00B5),
@@ -272,6 +281,7 @@ mod tests {
         ] {
             assert_eq!(Status(value).name(), Some(name));
             assert_eq!(Status(value).to_string(), format!("STATUS_{name}"));
+            assert_eq!(format!("{:?}", Status(value)), format!("STATUS_{name}"));
         }
         assert_eq!(Status(0xC000_0001).name(), None);
         assert_eq!(Status(0xC000_0001).to_string(), "NTSTATUS 0xC0000001");
@@ -329,6 +339,7 @@ mod tests {
             (Status::BAD_NETWORK_PATH, NetworkUnreachable),
             (Status::HOST_UNREACHABLE, HostUnreachable),
             (Status::ADDRESS_ALREADY_EXISTS, AddrInUse),
+            (Status::SHARING_VIOLATION, AddrInUse),
             (Status::INVALID_ADDRESS, AddrNotAvailable),
             (Status::INVALID_ADDRESS_COMPONENT, AddrNotAvailable),
             (Status::TOO_MANY_ADDRESSES, AddrNotAvailable),

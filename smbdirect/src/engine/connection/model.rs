@@ -311,6 +311,7 @@ fn snapshot(engine: &Connection) -> Connection {
         closing,
         flushing,
         holds_first_grant,
+        asks_behind_queue,
         statistics,
     } = engine;
     assert!(transfers.is_idle() && events.is_empty() && abandoned.is_empty());
@@ -334,6 +335,7 @@ fn snapshot(engine: &Connection) -> Connection {
         closing: *closing,
         flushing: *flushing,
         holds_first_grant: *holds_first_grant,
+        asks_behind_queue: *asks_behind_queue,
         statistics: *statistics,
     }
 }
@@ -362,6 +364,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         closing,
         flushing,
         holds_first_grant,
+        asks_behind_queue,
         statistics,
     } = engine;
     (config.send_credit_target, config.receive_credit_max).hash(state);
@@ -379,6 +382,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     (send_immediate, reassembly, keepalive_requested).hash(state);
     Timer::ALL.map(|timer| timers.is_running(timer)).hash(state);
     (sends_in_flight, closing, flushing, holds_first_grant).hash(state);
+    asks_behind_queue.hash(state);
     (statistics.receives_outstanding, statistics.work_outstanding).hash(state);
 }
 

@@ -1613,6 +1613,44 @@ mod keeping_alive {
         assert_eq!(bench.due(), Some(IDLE));
     }
 
+    /// Behind a message, not in front of it; and once, however often it was wanted.
+    #[test]
+    fn the_last_segment_asks() {
+        let mut bench = Bench::settled(credits(10, 10), 10, 10);
+        bench.send(1, 3000);
+        bench.engine.prompt_answer();
+        bench.engine.prompt_answer();
+        assert!(bench.engine.awaits_answer());
+        assert_eq!(bench.due(), Some(IDLE));
+        let asks = |header: &DataTransfer| header.flags == Flags::RESPONSE_REQUESTED;
+        let sent: Vec<_> = bench.sent().iter().map(asks).collect();
+        assert_eq!(sent, [false, false, true]);
+        assert_eq!(bench.due(), Some(ANSWER));
+        assert!(bench.engine.awaits_answer());
+        bench.hear(grant(5));
+        assert!(!bench.engine.awaits_answer());
+        // With nothing queued it is the next message that asks.
+        bench.engine.prompt_answer();
+        assert_eq!(bench.sent(), []);
+        bench.send(2, 10);
+        assert_eq!(bench.sent().iter().map(asks).collect::<Vec<_>>(), [true]);
+        bench.wait(ANSWER);
+        bench.ended(ConnectionError::TimedOut(Expired::IdleConnection));
+    }
+
+    #[test]
+    fn an_abort_takes_nothing_along() {
+        let mut bench = Bench::settled(credits(10, 10), 10, 2);
+        bench.send(1, 30_000);
+        assert_eq!(bench.sent().len(), 1, "there are no more credits");
+        bench.engine.abort();
+        bench.ended(ConnectionError::Aborted);
+        bench.engine.abort();
+        bench.engine.close();
+        bench.disconnect(Disconnect::Local);
+        assert_eq!(bench.story(), [""; 0]);
+    }
+
     #[test]
     fn a_sign_of_life_that_comes_before_the_question_could_leave_answers_it() {
         let mut bench = Bench::passive(credits(10, 10), 10);

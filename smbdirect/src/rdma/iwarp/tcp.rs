@@ -935,8 +935,8 @@ fn failure(doing: &str, error: &io::Error) -> ProviderError {
         | Kind::BrokenPipe
         | Kind::NotConnected
         | Kind::UnexpectedEof => ProviderErrorKind::Reset,
-        Kind::AddrInUse
-        | Kind::AddrNotAvailable
+        Kind::AddrInUse => ProviderErrorKind::InUse,
+        Kind::AddrNotAvailable
         | Kind::HostUnreachable
         | Kind::NetworkUnreachable
         | Kind::NetworkDown

@@ -1,0 +1,53 @@
+//! Captures that say what they like, read as `smbdirect decode` reads them: no panic, and events
+//! that belong together.
+
+#[allow(dead_code, unused_imports, reason = "what only the command looks at")]
+#[path = "../../smbdirect-cli/src/decode/analysis/mod.rs"]
+mod analysis;
+
+use self::analysis::{Event, Packets, Streams, What, text};
+
+/// Reads `data` as a capture.
+pub fn decode(data: &[u8]) {
+    let Ok(mut packets) = Packets::new(data) else {
+        return;
+    };
+    let mut streams = Streams::new(&[9]);
+    let mut checks = Checks::default();
+    while let Ok(Some(packet)) = packets.next() {
+        checks.packets = packet.frame;
+        streams.packet(&packet, &mut |event| checks.event(&event));
+    }
+    streams.finish(&mut |event| checks.event(&event));
+    assert_eq!(streams.counts().packets, checks.packets);
+    // What was transferred, and what is missing, was in the sequence numbers at least.
+    assert!(streams.counts().tcp > 0 || checks.streams == 0);
+}
+
+#[derive(Default)]
+struct Checks {
+    packets: u64,
+    streams: u32,
+}
+
+impl Checks {
+    fn event(&mut self, event: &Event) {
+        if let What::Stream { ends, .. } = event.what {
+            self.streams += 1;
+            assert_eq!(event.stream, self.streams, "streams are counted");
+            assert_ne!(event.stream, 0, "{ends:?}");
+        }
+        assert!((1..=self.streams).contains(&event.stream));
+        assert!((1..=self.packets).contains(&event.place.frame));
+        for credits in event.credits.into_iter().flatten() {
+            assert!(credits <= u16::MAX.into(), "{event:?}");
+        }
+        for broken in &event.broken {
+            assert!(!text(broken.rule).is_empty(), "{broken:?}");
+            assert!(!broken.how.is_empty(), "{broken:?}");
+        }
+        let is_message = event.what.name().is_some();
+        let may_break = is_message || matches!(event.what, What::Note(_) | What::Closed { .. });
+        assert!(may_break || event.broken.is_empty(), "{event:?}");
+    }
+}

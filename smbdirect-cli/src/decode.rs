@@ -1,0 +1,267 @@
+//! `smbdirect decode`: what a capture says, message by message, and which rules were broken.
+
+mod analysis;
+mod json;
+mod text;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow};
+use clap::{ArgAction, Args};
+use tracing::{debug, trace};
+
+use crate::{
+    options::at_least_one,
+    report::{self, Report, plain},
+};
+use analysis::{CaptureError, Counts, Event, Packets, Sender, Streams, What};
+
+/// Read a capture: SMB Direct messages, credits, and broken rules
+///
+/// Reads pcap and pcapng files of iWARP on TCP, those of --pcap, tcpdump and Wireshark among them,
+/// and prints a line for each message with the specification's field names, the send credits that
+/// each end holds behind it, and every rule that was broken, by its id in `specs`. The status is 0
+/// only if the whole file was read, SMB Direct was found in it, and no rule was broken.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Decode {
+    /// The capture: pcap or pcapng
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Print one JSON object a line, for programs
+    #[arg(long)]
+    json: bool,
+
+    /// Take TCP on this port for iWARP even where its beginning was not captured, like 5445
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Vec<u16>,
+
+    /// Show only this stream, by its number
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    stream: Vec<u64>,
+
+    /// Show only the messages that break a rule
+    #[arg(long)]
+    broken: bool,
+
+    /// Tell what happens on stderr; twice for every message
+    #[arg(short, long, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect decode mount.pcap
+  smbdirect decode mount.pcapng --stream 2 --broken
+  smbdirect decode other-port.pcap --port 9000 --json
+
+  tcpdump -i any -s 0 -w mount.pcap tcp port 5445      makes such a file
+
+\x1b[1m\x1b[4mIn the lines:\x1b[0m
+  I> is said by the initiator, who connected, <R by the responder. Behind each message stand the
+  send credits that the initiator and the responder hold then; ? where the capture lacks something
+  that they depend on. Rules are not held against what was not captured.
+
+\x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"stream\", stream, initiator, responder, from_start}
+  {\"event\":\"message\", stream, frame, seconds, from, message, its fields, initiator_credits,
+   responder_credits, broken}
+  {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed
+  {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}";
+
+/// What was shown, for the end.
+#[derive(Debug, Default)]
+struct Summary {
+    streams: u64,
+    /// The fewest send credits of the initiator and of the responder, by stream.
+    lowest_credits: BTreeMap<u32, [Option<u32>; 2]>,
+    /// By name.
+    messages: BTreeMap<&'static str, u64>,
+    /// Bytes that came as payload of Data Transfers, by RDMA Write, and by Read Response.
+    payload_bytes: u64,
+    written_bytes: u64,
+    read_bytes: u64,
+    missing_bytes: u64,
+    /// By rule, how often, and where first.
+    broken: BTreeMap<&'static str, BrokenRule>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BrokenRule {
+    times: u64,
+    stream: u32,
+    frame: u64,
+    by: Sender,
+}
+
+/// Streams that are told of one by one at the end; a hostile capture has as many as it likes.
+const MAX_SUMMARISED: usize = 1000;
+
+impl Decode {
+    pub(crate) fn run(self) -> Result<bool> {
+        let report = Report::new(self.json);
+        let name = self.file.display();
+        let failed = || format!("cannot read the capture {name}");
+        let file = open(&self.file).with_context(failed)?;
+        let mut packets = Packets::new(file)
+            .map_err(|error| in_words(&error))
+            .with_context(failed)?;
+        let mut streams = Streams::new(&self.port);
+        let mut show = Show {
+            report: &report,
+            decode: &self,
+            first: Duration::ZERO,
+            waiting: BTreeMap::new(),
+            summary: Summary::default(),
+        };
+        let ended = loop {
+            match packets.next() {
+                Ok(Some(packet)) => {
+                    if packet.frame == 1 {
+                        show.first = packet.time;
+                    }
+                    let (frame, length) = (packet.frame, packet.data.len());
+                    trace!(frame, length, link = packet.link, "packet");
+                    streams.packet(&packet, &mut |event| show.event(event));
+                }
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+            if report::is_unread() {
+                break Ok(());
+            }
+        };
+        streams.finish(&mut |event| show.event(event));
+        debug!(counts = ?streams.counts(), "the capture has been read");
+        let summary = show.summary;
+        text::summary(&report, &summary, streams.counts());
+        report.event(&json::Line::summary(&summary, streams.counts()));
+        ended
+            .map_err(|error| in_words(&error))
+            .with_context(failed)?;
+        if summary.messages.is_empty() {
+            return Err(
+                nothing_found(&self, streams.counts()).context(format!("nothing in {name}"))
+            );
+        }
+        Ok(summary.broken.is_empty())
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    let file = File::open(path).map_err(|error| anyhow!(plain(&error)))?;
+    let is_directory = file.metadata().is_ok_and(|metadata| metadata.is_dir());
+    if is_directory {
+        return Err(anyhow!("it is a directory"));
+    }
+    Ok(file)
+}
+
+fn in_words(error: &CaptureError) -> anyhow::Error {
+    anyhow!(plain(error))
+}
+
+/// Why there is no message, and what to try.
+fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
+    if !decode.stream.is_empty() {
+        return anyhow!("no such stream has messages of SMB Direct or iWARP; try without --stream");
+    }
+    if counts.roce_v2 > 0 {
+        let packets = report::plural(counts.roce_v2, "packet");
+        return anyhow!("{packets} of RoCEv2 (UDP 4791), which is not read, and no iWARP");
+    }
+    if counts.tcp == 0 {
+        return anyhow!("no packet of TCP, so no iWARP");
+    }
+    anyhow!(
+        "no stream of TCP begins with an MPA Request or is on port 5445; \
+         if the beginning was not captured, say --port"
+    )
+}
+
+/// Shows events, and counts them.
+struct Show<'a> {
+    report: &'a Report,
+    decode: &'a Decode,
+    /// The time of the first packet.
+    first: Duration,
+    /// The lines of streams of which nothing else has been shown.
+    waiting: BTreeMap<u32, Event>,
+    summary: Summary,
+}
+
+impl Show<'_> {
+    fn event(&mut self, event: Event) {
+        let wanted = &self.decode.stream;
+        if !wanted.is_empty() && !wanted.contains(&event.stream.into()) {
+            return;
+        }
+        self.summary.count(&event);
+        let is_stream = matches!(event.what, What::Stream { .. });
+        if is_stream && self.waiting.len() < MAX_SUMMARISED {
+            self.waiting.insert(event.stream, event);
+            return;
+        }
+        if self.decode.broken && event.broken.is_empty() {
+            return;
+        }
+        if let Some(stream) = self.waiting.remove(&event.stream) {
+            self.show(&stream);
+        }
+        self.show(&event);
+    }
+
+    fn show(&self, event: &Event) {
+        let seconds = event.place.time.saturating_sub(self.first).as_secs_f64();
+        text::event(self.report, event, seconds);
+        self.report.event(&json::Line::of(event, seconds));
+    }
+}
+
+impl Summary {
+    fn count(&mut self, event: &Event) {
+        match &event.what {
+            What::Stream { .. } => self.streams += 1,
+            What::DataTransfer(transfer) => self.payload_bytes += u64::from(transfer.data_length),
+            What::Write(tagged) => self.written_bytes += tagged.length,
+            What::ReadResponse(tagged) => self.read_bytes += tagged.length,
+            What::Gap(bytes) => self.missing_bytes += bytes,
+            _ => {}
+        }
+        if let Some(name) = event.what.name() {
+            *self.messages.entry(name).or_default() += 1;
+        }
+        self.count_credits(event);
+        for broken in &event.broken {
+            let rule = self.broken.entry(broken.rule).or_insert(BrokenRule {
+                times: 0,
+                stream: event.stream,
+                frame: event.place.frame,
+                by: event.from,
+            });
+            rule.times += 1;
+        }
+    }
+
+    /// What its sender has left, where that is less than ever before.
+    fn count_credits(&mut self, event: &Event) {
+        let sender = match event.from {
+            Sender::Initiator => 0,
+            Sender::Responder => 1,
+            Sender::A | Sender::B => return,
+        };
+        let (What::DataTransfer(_), Some(credits)) = (&event.what, event.credits[sender]) else {
+            return;
+        };
+        let is_known = self.lowest_credits.contains_key(&event.stream);
+        if is_known || self.lowest_credits.len() < MAX_SUMMARISED {
+            let lowest = &mut self.lowest_credits.entry(event.stream).or_default()[sender];
+            *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
+        }
+    }
+}

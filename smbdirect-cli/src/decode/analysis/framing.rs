@@ -1,0 +1,374 @@
+//! One direction of an iWARP connection: startup frame and FPDUs out of bytes that may have gaps.
+//!
+//! Within an FPDU a gap costs its tail only: the length in front tells where the next one begins.
+//! Anywhere else the boundaries are lost, and found again where a header of DDP and RDMAP makes
+//! sense and the CRC behind it is right, or is zero in a stream without CRCs.
+
+use smbdirect::rdma::iwarp::{
+    ddp::{Header, Tagged, Untagged},
+    mpa::{self, FrameKind, StartupError, StartupFrame},
+    rdmap::{Opcode, ReadRequest},
+};
+
+use super::tcp::Piece;
+
+/// What comes next in a direction.
+#[derive(Debug)]
+pub(crate) enum Frame<'a> {
+    /// The direction does not begin with a startup frame.
+    Foreign,
+    Startup {
+        kind: FrameKind,
+        /// As they stand on the wire, the undefined ones too.
+        flags: u8,
+        result: Result<StartupFrame, StartupError>,
+    },
+    Fpdu(Fpdu<'a>),
+    /// The boundaries were lost, and are known again behind so many bytes.
+    InStep {
+        skipped: u64,
+    },
+}
+
+/// An FPDU, as far as it is in the capture.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fpdu<'a> {
+    pub(crate) ulpdu: &'a [u8],
+    /// ULPDU_Length; if not all of it is in the capture, `ulpdu` is shorter.
+    pub(crate) ulpdu_length: u16,
+    pub(crate) padding_is_zero: bool,
+    pub(crate) crc: Crc,
+}
+
+/// What the CRC field of an FPDU holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crc {
+    Right,
+    Zero,
+    Wrong,
+    /// It is not in the capture.
+    Unseen,
+}
+
+/// What is kept of a direction.
+#[derive(Debug, Default)]
+pub(crate) struct Framer {
+    /// Bytes not yet told, from `start` on.
+    buffer: Vec<u8>,
+    start: usize,
+    /// Bytes of the stream before `start`.
+    position: u64,
+    phase: Phase,
+    /// The head of an FPDU of which a later part is not in the capture.
+    cut: Option<Vec<u8>>,
+    /// How many bytes behind the gap still belong to it.
+    skip: u64,
+    /// Where FPDUs begin, modulo 4, if that is known.
+    alignment: Option<u64>,
+    /// Bytes of which the CRC may still be computed in search of a boundary, so that bytes that
+    /// look like headers everywhere do not take the time of their square.
+    budget: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Phase {
+    #[default]
+    Start,
+    Frames,
+    /// The boundaries are not known.
+    Lost {
+        skipped: u64,
+    },
+    Stopped,
+}
+
+/// CRCs that are computed in search of a boundary, in bytes for each byte that is looked at.
+const BUDGET_PER_BYTE: usize = 16;
+const BUDGET: usize = 1 << 20;
+
+const CRC_LENGTH: usize = mpa::Fpdu::CRC_LENGTH;
+const LENGTH_LENGTH: usize = mpa::Fpdu::HEADER_LENGTH;
+
+impl Framer {
+    /// Takes the next piece of the direction.
+    pub(crate) fn take(&mut self, piece: &Piece<'_>) {
+        if matches!(self.phase, Phase::Stopped) {
+            return;
+        }
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        match *piece {
+            Piece::Bytes(bytes) => {
+                let skipped = self.skip.min(bytes.len() as u64);
+                self.skip -= skipped;
+                self.position += skipped;
+                self.buffer.extend_from_slice(&bytes[skipped as usize..]);
+            }
+            Piece::Gap(gap) => self.gap(gap),
+            Piece::End { .. } => {}
+        }
+    }
+
+    /// Gives up: what comes from here on cannot be read.
+    pub(crate) fn stop(&mut self) {
+        *self = Self {
+            phase: Phase::Stopped,
+            ..Self::default()
+        };
+    }
+
+    /// Looks for boundaries in a direction of which the beginning is not there.
+    pub(crate) fn search(&mut self) {
+        self.phase = Phase::Lost { skipped: 0 };
+        self.budget = BUDGET;
+    }
+
+    /// Whether all that came has been told.
+    pub(crate) fn is_between_frames(&self) -> bool {
+        self.start == self.buffer.len() && self.cut.is_none()
+    }
+
+    fn gap(&mut self, gap: u64) {
+        let have = self.buffer.len() as u64;
+        if self.cut.is_some() && self.skip >= gap {
+            self.skip -= gap;
+            self.position += gap;
+            return;
+        }
+        if let (Phase::Frames, None, Some(length)) = (self.phase, &self.cut, self.fpdu_length())
+            && have + gap <= length as u64
+        {
+            self.cut = Some(std::mem::take(&mut self.buffer));
+            self.skip = length as u64 - have - gap;
+            self.position += have + gap;
+            return;
+        }
+        let skipped = match self.phase {
+            Phase::Lost { skipped } => skipped,
+            _ => 0,
+        };
+        self.position += have + gap;
+        self.skip = 0;
+        // The head of an FPDU is worth telling even if its length is all that is known.
+        if matches!(self.phase, Phase::Frames) && self.cut.is_none() && have > 0 {
+            self.cut = Some(std::mem::take(&mut self.buffer));
+        }
+        self.buffer.clear();
+        self.search();
+        self.phase = Phase::Lost {
+            skipped: skipped + if self.cut.is_some() { 0 } else { have },
+        };
+    }
+
+    /// The length of the FPDU at the front, if that much of it is there.
+    fn fpdu_length(&self) -> Option<usize> {
+        let bytes = self.buffer.get(self.start..)?.first_chunk::<2>()?;
+        Some(mpa::fpdu_length(u16::from_be_bytes(*bytes)))
+    }
+
+    /// The next frame; `crc` tells whether CRCs are in use, if that is known.
+    pub(crate) fn next(&mut self, crc: Option<bool>) -> Option<Frame<'_>> {
+        if self.skip == 0
+            && let Some(cut) = self.cut.take()
+        {
+            // It stays in front of the buffer for as long as it is looked at.
+            self.start = cut.len();
+            let rest = std::mem::replace(&mut self.buffer, cut);
+            self.buffer.extend_from_slice(&rest);
+            if self.start >= LENGTH_LENGTH {
+                return Some(Frame::Fpdu(cut_fpdu(&self.buffer[..self.start])));
+            }
+        }
+        match self.phase {
+            Phase::Start => self.startup(),
+            Phase::Frames => self.fpdu(crc),
+            Phase::Lost { skipped } => self.find(skipped, crc),
+            Phase::Stopped => None,
+        }
+    }
+
+    fn startup(&mut self) -> Option<Frame<'_>> {
+        let bytes = &self.buffer[self.start..];
+        if bytes.is_empty() {
+            return None;
+        }
+        let kinds = [FrameKind::Request, FrameKind::Reply];
+        let mut kinds = kinds.into_iter();
+        let kind = kinds.find(|&kind| {
+            !matches!(
+                StartupFrame::decode(kind, &bytes[..bytes.len().min(16)]),
+                Err(StartupError::Key)
+            )
+        });
+        let Some(kind) = kind else {
+            // What it is decides somebody else.
+            self.phase = Phase::Stopped;
+            return Some(Frame::Foreign);
+        };
+        let header = bytes.first_chunk::<{ StartupFrame::HEADER_LENGTH }>()?;
+        let [flags, high, low] = [header[16], header[18], header[19]];
+        let length = header.len() + usize::from(u16::from_be_bytes([high, low]));
+        let frame = bytes.get(..length)?;
+        let result = StartupFrame::decode(kind, frame);
+        self.advance(length);
+        self.alignment = Some(self.position % 4);
+        self.phase = Phase::Frames;
+        Some(Frame::Startup {
+            kind,
+            flags,
+            result,
+        })
+    }
+
+    fn fpdu(&mut self, crc: Option<bool>) -> Option<Frame<'_>> {
+        let length = self.fpdu_length()?;
+        let start = self.start;
+        self.buffer.get(start..start + length)?;
+        self.advance(length);
+        Some(Frame::Fpdu(whole_fpdu(
+            &self.buffer[start..start + length],
+            crc,
+        )))
+    }
+
+    /// Looks for the next boundary.
+    fn find(&mut self, mut skipped: u64, crc: Option<bool>) -> Option<Frame<'_>> {
+        loop {
+            let bytes = &self.buffer[self.start..];
+            let aligned = self.alignment.is_none_or(|at| self.position % 4 == at);
+            let verdict = match aligned {
+                true => boundary(bytes, crc, &mut self.budget),
+                false if bytes.is_empty() => Verdict::Unknown,
+                false => Verdict::No,
+            };
+            match verdict {
+                Verdict::Yes => {
+                    self.phase = Phase::Frames;
+                    self.alignment = Some(self.position % 4);
+                    return Some(Frame::InStep { skipped });
+                }
+                Verdict::Unknown => {
+                    self.phase = Phase::Lost { skipped };
+                    return None;
+                }
+                Verdict::No => {
+                    self.advance(1);
+                    skipped += 1;
+                    self.budget = self.budget.saturating_add(BUDGET_PER_BYTE);
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self, length: usize) {
+        self.start += length;
+        self.position += length as u64;
+    }
+}
+
+fn whole_fpdu(bytes: &[u8], crc: Option<bool>) -> Fpdu<'_> {
+    let (covered, field) = bytes.split_at(bytes.len() - CRC_LENGTH);
+    let ulpdu_length = u16::from_be_bytes([bytes[0], bytes[1]]);
+    let (ulpdu, padding) = covered[LENGTH_LENGTH..].split_at(ulpdu_length.into());
+    let crc = match field {
+        [0, 0, 0, 0] if crc != Some(true) => Crc::Zero,
+        _ if *field == mpa::crc32c(covered).to_le_bytes() => Crc::Right,
+        [0, 0, 0, 0] => Crc::Zero,
+        _ => Crc::Wrong,
+    };
+    Fpdu {
+        ulpdu,
+        ulpdu_length,
+        padding_is_zero: padding.iter().all(|&byte| byte == 0),
+        crc,
+    }
+}
+
+fn cut_fpdu(bytes: &[u8]) -> Fpdu<'_> {
+    let (length, rest) = bytes.split_at(LENGTH_LENGTH);
+    let ulpdu_length = u16::from_be_bytes([length[0], length[1]]);
+    Fpdu {
+        ulpdu: &rest[..rest.len().min(ulpdu_length.into())],
+        ulpdu_length,
+        padding_is_zero: true,
+        crc: Crc::Unseen,
+    }
+}
+
+enum Verdict {
+    Yes,
+    No,
+    /// Not enough is there to tell.
+    Unknown,
+}
+
+/// Whether an FPDU begins here.
+fn boundary(bytes: &[u8], crc: Option<bool>, budget: &mut usize) -> Verdict {
+    let strong = match plausible(bytes) {
+        Some(Some(strong)) => strong,
+        Some(None) => return Verdict::No,
+        None => return Verdict::Unknown,
+    };
+    let length = mpa::fpdu_length(u16::from_be_bytes([bytes[0], bytes[1]]));
+    let Some((fpdu, behind)) = bytes.split_at_checked(length) else {
+        return Verdict::Unknown;
+    };
+    let (covered, field) = fpdu.split_at(length - CRC_LENGTH);
+    if *field == [0; CRC_LENGTH] && crc != Some(true) {
+        // Without a CRC the header is all there is, and that of the next FPDU.
+        let followed = match plausible(behind) {
+            Some(verdict) => verdict.is_some(),
+            None => strong || behind.is_empty(),
+        };
+        return match followed {
+            true => Verdict::Yes,
+            false => Verdict::No,
+        };
+    }
+    if length > *budget {
+        return Verdict::No;
+    }
+    *budget -= length;
+    match mpa::crc32c(covered).to_le_bytes() == *field {
+        true => Verdict::Yes,
+        false => Verdict::No,
+    }
+}
+
+/// Whether bytes look like the head of an FPDU, and like one that is hard to mistake; `None` where
+/// there are too few of them.
+fn plausible(bytes: &[u8]) -> Option<Option<bool>> {
+    let (length, ulpdu) = bytes.split_first_chunk::<LENGTH_LENGTH>()?;
+    let length = usize::from(u16::from_be_bytes(*length));
+    let [control, rdmap] = *ulpdu.first_chunk::<2>()?;
+    const DDP_RESERVED: u8 = 0x3c;
+    const RDMAP_RESERVED: u8 = 0x30;
+    if control & DDP_RESERVED != 0 || rdmap & RDMAP_RESERVED != 0 {
+        return Some(None);
+    }
+    let is_tagged = control & 0x80 != 0;
+    let header_length = match is_tagged {
+        true => Tagged::LENGTH,
+        false => Untagged::LENGTH,
+    };
+    if length < header_length {
+        return Some(None);
+    }
+    let ulpdu = ulpdu.get(..header_length)?;
+    let Ok((header, _)) = Header::decode(ulpdu) else {
+        return Some(None);
+    };
+    let Ok(opcode) = Opcode::of(&header) else {
+        return Some(None);
+    };
+    let is_read = opcode == Opcode::RdmaReadRequest;
+    Some(match header {
+        Header::Tagged(_) => Some(false),
+        Header::Untagged(header) => {
+            let right = header.queue_number == opcode.queue_number()
+                && header.message_sequence_number != 0
+                && (!is_read || length == Untagged::LENGTH + ReadRequest::LENGTH);
+            right.then_some(true)
+        }
+    })
+}

@@ -1,0 +1,663 @@
+//! An iWARP connection: startup, and the messages that the segments of DDP make up.
+
+mod startup;
+
+use std::collections::VecDeque;
+
+use smbdirect::rdma::iwarp::{
+    ddp::{self, DdpError, Header, Untagged},
+    mpa::{Enhanced, StartupFrame},
+    rdmap::{
+        Opcode, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, RdmapError, ReadRequest, Terminate,
+    },
+};
+
+use super::{
+    event::{Broken, Tagged, What, broken},
+    framing::{Crc, Fpdu, Frame, Framer},
+    smb::{Context, Send, SmbDirect},
+    tcp::Piece,
+};
+
+/// Takes what was said, its direction, and the rules that were broken by it.
+pub(super) type Said<'a> = &'a mut dyn FnMut(usize, What, Vec<Broken>, &Known);
+
+/// What is known of the connection as a whole.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The direction of the end that connected.
+    pub(super) initiator: Option<usize>,
+    /// Its first packets are in the capture.
+    pub(super) from_start: bool,
+    pub(super) smb: SmbDirect,
+}
+
+/// An iWARP connection.
+#[derive(Debug, Default)]
+pub(super) struct Iwarp {
+    framers: [Framer; 2],
+    state: State,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    known: Known,
+    ways: [Way; 2],
+    /// Whether CRCs are in use.
+    crc: Option<bool>,
+    refused: bool,
+    /// It is iWARP, by its port or by what was said.
+    expected: bool,
+    /// It has been seen to be, and is told of.
+    confirmed: bool,
+}
+
+/// What is known of a direction.
+#[derive(Debug, Default)]
+struct Way {
+    /// Its first packet is in the capture.
+    from_start: bool,
+    /// All of it so far is in the capture, from the startup frame on.
+    whole: bool,
+    startup: Option<StartupFrame>,
+    has_fpdus: bool,
+    /// The next message of each queue, where it is known.
+    next: [Option<u32>; 3],
+    sending: Option<Sending>,
+    placing: Option<Placing>,
+    /// The Reads that it asked for and that have not been answered; `None` if some were not seen.
+    reads: Option<VecDeque<ReadRequest>>,
+    terminated: bool,
+}
+
+/// A Send of which the last segment is still to come.
+#[derive(Debug, Default)]
+struct Sending {
+    send: Send,
+    /// All of it so far is in the capture.
+    whole: bool,
+}
+
+/// A Write or Read Response of which the last segment is still to come.
+#[derive(Clone, Copy, Debug)]
+struct Placing {
+    opcode: Opcode,
+    tagged: Tagged,
+    /// Its first segment is in the capture.
+    whole: bool,
+}
+
+/// What is kept of a Send: headers, and the beginning of a payload behind any sane DataOffset.
+const MAX_HEAD: usize = 4096;
+/// Reads outstanding in one direction; 14 bits are all that can be agreed.
+const MAX_READS: usize = 1 << 14;
+const DDP_RESERVED: u8 = 0x3c;
+
+impl Iwarp {
+    /// The first packet of a direction has been seen.
+    pub(super) fn begins(&mut self, way: usize, is_initiator: bool) {
+        let state = &mut self.state;
+        state.ways[way].from_start = true;
+        state.known.from_start = true;
+        state.known.initiator = Some(if is_initiator { way } else { 1 - way });
+    }
+
+    /// It is iWARP, and `initiator` connected, even if the beginning is not in the capture.
+    pub(super) fn expect(&mut self, initiator: usize) {
+        self.state.expected = true;
+        self.state.known.initiator.get_or_insert(initiator);
+    }
+
+    /// Takes the next piece of a direction. `false` if it is no iWARP at all.
+    pub(super) fn piece(&mut self, way: usize, piece: &Piece<'_>, said: Said<'_>) -> bool {
+        let Self { framers, state } = self;
+        framers[way].take(piece);
+        if let Piece::Gap(bytes) = *piece {
+            if !state.expected {
+                return false;
+            }
+            state.say(way, What::Gap(bytes), Vec::new(), said);
+            state.lost(way, said);
+        }
+        while let Some(frame) = framers[way].next(state.crc) {
+            match frame {
+                Frame::Foreign if !state.expected => return false,
+                Frame::Foreign if state.ways[way].from_start => {
+                    state.foreign(way, said);
+                    framers[way].stop();
+                }
+                Frame::Foreign => framers[way].search(),
+                Frame::Startup {
+                    kind,
+                    flags,
+                    result,
+                } => {
+                    if let Some(stopped) = state.startup(way, kind, flags, result, said) {
+                        let stopped_ways = (0..2).filter(|&way| stopped[way]);
+                        stopped_ways.for_each(|way| framers[way].stop());
+                    }
+                }
+                Frame::Fpdu(fpdu) => state.fpdu(way, &fpdu, said),
+                Frame::InStep { skipped } => {
+                    // What stood before the gap says nothing about what stands behind it.
+                    state.lost(way, said);
+                    state.confirmed = true;
+                    if skipped > 0 {
+                        state.say(way, What::InStep(skipped), Vec::new(), said);
+                    }
+                }
+            }
+        }
+        if let Piece::End { reset } = *piece {
+            let between = framers[way].is_between_frames();
+            state.end(way, reset, between, said);
+        }
+        true
+    }
+}
+
+impl State {
+    fn say(&self, way: usize, what: What, faults: Vec<Broken>, said: Said<'_>) {
+        // What is not known to be iWARP is not worth a word.
+        if self.confirmed {
+            said(way, what, faults, &self.known);
+        }
+    }
+
+    /// Something of this direction was not seen, or not understood.
+    fn lost(&mut self, way: usize, said: Said<'_>) {
+        self.finish_placing(way, Vec::new(), said);
+        let this = &mut self.ways[way];
+        this.from_start = false;
+        this.whole = false;
+        this.next = [None; 3];
+        this.sending = None;
+        this.reads = None;
+        self.ways[1 - way].reads = None;
+        self.known.smb.lost(way);
+    }
+
+    fn fpdu(&mut self, way: usize, fpdu: &Fpdu<'_>, said: Said<'_>) {
+        let mut faults = Vec::new();
+        self.check_moment(way, &mut faults);
+        let is_first = !std::mem::replace(&mut self.ways[way].has_fpdus, true);
+        if !fpdu.padding_is_zero {
+            let how = "padding of other bytes than 0";
+            faults.push(broken("MPA-23", how));
+        }
+        if !self.check_crc(fpdu, &mut faults) {
+            // Nothing in it can be believed.
+            self.undecoded(way, fpdu, faults, said);
+            return;
+        }
+        match Header::decode(fpdu.ulpdu) {
+            Ok((header, payload)) => {
+                let Some(opcode) = check_control(&header, fpdu.ulpdu, &mut faults) else {
+                    self.undecoded(way, fpdu, faults, said);
+                    return;
+                };
+                let headers = fpdu.ulpdu.len() - payload.len();
+                let segment = Segment {
+                    opcode,
+                    payload,
+                    length: u32::from(fpdu.ulpdu_length).saturating_sub(headers as u32),
+                };
+                if is_first && self.ready_to_receive(way, &header, &segment, &mut faults, said) {
+                    return;
+                }
+                match header {
+                    Header::Tagged(header) => self.tagged(way, header, segment, faults, said),
+                    Header::Untagged(header) => self.untagged(way, header, segment, faults, said),
+                }
+            }
+            Err(error) => {
+                let rule = match error {
+                    DdpError::TooShort { .. } => "MPA-25",
+                    DdpError::TaggedVersion(_) | DdpError::UntaggedVersion(_) => "DDP-01",
+                };
+                let is_cut = fpdu.crc == Crc::Unseen && rule == "MPA-25";
+                if !is_cut {
+                    faults.push(broken(rule, error.to_string()));
+                }
+                self.undecoded(way, fpdu, faults, said);
+            }
+        }
+    }
+
+    fn undecoded(&mut self, way: usize, fpdu: &Fpdu<'_>, faults: Vec<Broken>, said: Said<'_>) {
+        let ulpdu_length = fpdu.ulpdu_length;
+        self.say(way, What::BadFpdu { ulpdu_length }, faults, said);
+        self.lost(way, said);
+    }
+
+    /// Whether FPDUs may be sent in this direction now.
+    fn check_moment(&self, way: usize, faults: &mut Vec<Broken>) {
+        let mut fault = |rule, how: &str| faults.push(broken(rule, how));
+        let (this, other) = (&self.ways[way], &self.ways[1 - way]);
+        if this.terminated {
+            fault("RDMAP-18", "an FPDU behind the Terminate");
+        }
+        if self.refused {
+            fault("MPA-29", "an FPDU behind a Reply that refuses");
+        }
+        if this.has_fpdus {
+            return;
+        }
+        if self.known.initiator == Some(way) {
+            // The other direction has said nothing, and would have been seen.
+            if other.from_start && other.startup.is_none() && !other.has_fpdus && this.whole {
+                fault("MPA-06", "an FPDU before the Reply");
+            }
+        } else if this.whole && other.whole && !other.has_fpdus {
+            fault("MPA-07", "an FPDU before the first of the initiator");
+        }
+    }
+
+    /// Checks the CRC, or learns whether there are any; `false` if it is wrong.
+    fn check_crc(&mut self, fpdu: &Fpdu<'_>, faults: &mut Vec<Broken>) -> bool {
+        let mut fault = |rule, how: &str| faults.push(broken(rule, how));
+        match (self.crc, fpdu.crc) {
+            (_, Crc::Unseen) => {}
+            (Some(true), Crc::Zero) => fault("MPA-19", "a CRC of zeros where CRCs are on"),
+            (Some(true), Crc::Wrong) => fault("MPA-21", "a wrong CRC"),
+            (Some(false), Crc::Right | Crc::Wrong) => {
+                fault("MPA-20", "a CRC that is not zeros where CRCs are off");
+            }
+            (None, Crc::Right) => self.crc = Some(true),
+            (None, Crc::Zero) => self.crc = Some(false),
+            _ => {}
+        }
+        self.crc != Some(true) || !matches!(fpdu.crc, Crc::Zero | Crc::Wrong)
+    }
+
+    /// The first FPDU of the initiator may only say that it is ready.
+    fn ready_to_receive(
+        &mut self,
+        way: usize,
+        header: &Header,
+        segment: &Segment<'_>,
+        faults: &mut Vec<Broken>,
+        said: Said<'_>,
+    ) -> bool {
+        let reply = self.ways[1 - way].startup.as_ref();
+        let Some(enhanced) = reply.and_then(|reply| reply.enhanced) else {
+            return false;
+        };
+        let is_initiator = self.known.initiator == Some(way) && self.ways[way].whole;
+        if !is_initiator || !enhanced.peer_to_peer {
+            return false;
+        }
+        let is_empty = match segment.opcode {
+            Opcode::RdmaReadRequest => ReadRequest::decode(segment.payload)
+                .is_ok_and(|request| request.read_message_size == 0),
+            _ => segment.length == 0,
+        };
+        let name = match segment.opcode {
+            Opcode::RdmaWrite if is_empty && enhanced.rtr_write => "RDMA Write",
+            Opcode::RdmaReadRequest if is_empty && enhanced.rtr_read => "RDMA Read Request",
+            Opcode::Send if is_empty && enhanced.rtr_send => "Send",
+            _ => {
+                let how = "the first FPDU is no ready-to-receive frame that the Reply chose";
+                faults.push(broken("EST-03", how));
+                return false;
+            }
+        };
+        // It counts as a message of its queue.
+        if let Header::Untagged(header) = header {
+            self.check_number(way, header, faults);
+        }
+        if let Ok(request) = ReadRequest::decode(segment.payload)
+            && let Some(reads) = &mut self.ways[way].reads
+        {
+            reads.push_back(request);
+        }
+        let faults = std::mem::take(faults);
+        self.say(way, What::ReadyToReceive(name), faults, said);
+        true
+    }
+
+    fn tagged(
+        &mut self,
+        way: usize,
+        header: ddp::Tagged,
+        segment: Segment<'_>,
+        mut faults: Vec<Broken>,
+        said: Said<'_>,
+    ) {
+        if let Some(sending) = &self.ways[way].sending {
+            let number = sending.send.message_sequence_number;
+            let how = format!("a tagged segment within message {number} of queue 0");
+            faults.push(broken("DDP-10", how));
+        }
+        let (stag, offset) = (header.stag, header.tagged_offset);
+        if offset.checked_add(segment.length.into()).is_none() {
+            let how = format!("tagged offset 0x{offset:x} and {} bytes", segment.length);
+            faults.push(broken("DDP-14", how));
+        }
+        let mut placing = Placing {
+            opcode: segment.opcode,
+            tagged: Tagged {
+                stag,
+                tagged_offset: offset,
+                length: 0,
+                segments: 0,
+            },
+            whole: self.ways[way].whole,
+        };
+        if let Some(before) = self.ways[way].placing {
+            let is_same = before.opcode == segment.opcode && before.tagged.stag == stag;
+            let next = before
+                .tagged
+                .tagged_offset
+                .wrapping_add(before.tagged.length);
+            if is_same && next == offset {
+                placing = before;
+            } else {
+                let (rule, how) = match is_same {
+                    true => (
+                        "DDP-11",
+                        format!("offset 0x{offset:x} where 0x{next:x} is next"),
+                    ),
+                    false => ("DDP-10", "a segment of another message".to_owned()),
+                };
+                faults.push(broken(rule, how));
+                self.finish_placing(way, Vec::new(), said);
+            }
+        }
+        placing.tagged.length += u64::from(segment.length);
+        placing.tagged.segments += 1;
+        self.ways[way].placing = Some(placing);
+        if header.last {
+            self.check_response(way, &placing, &mut faults);
+            self.finish_placing(way, faults, said);
+        } else if !faults.is_empty() {
+            let note = "a segment of a message that goes on";
+            self.say(way, What::Note(note), faults, said);
+        }
+    }
+
+    /// Tells the Write or Read Response under way.
+    fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, said: Said<'_>) {
+        let Some(placing) = self.ways[way].placing.take() else {
+            return;
+        };
+        let what = match placing.opcode {
+            Opcode::RdmaReadResponse => What::ReadResponse(placing.tagged),
+            _ => What::Write(placing.tagged),
+        };
+        self.say(way, what, faults, said);
+    }
+
+    /// A Read Response answers the oldest Read of the other end.
+    fn check_response(&mut self, way: usize, placing: &Placing, faults: &mut Vec<Broken>) {
+        if placing.opcode != Opcode::RdmaReadResponse {
+            return;
+        }
+        let Some(reads) = &mut self.ways[1 - way].reads else {
+            return;
+        };
+        let Some(request) = reads.pop_front() else {
+            faults.push(broken("RDMAP-09", "no Read is outstanding"));
+            return;
+        };
+        let found = placing.tagged;
+        let (stag, offset) = (request.sink_stag, request.sink_tagged_offset);
+        // Where a Read brings nothing, its sink is of no account.
+        let is_empty = request.read_message_size == 0 && found.length == 0;
+        if !placing.whole || is_empty {
+            return;
+        }
+        if (found.stag, found.tagged_offset) != (stag, offset) {
+            let how = format!(
+                "STag 0x{:08x} and offset 0x{:x}, the Read names 0x{stag:08x} and 0x{offset:x}",
+                found.stag, found.tagged_offset
+            );
+            faults.push(broken("RDMAP-08", how));
+        }
+        if found.length != u64::from(request.read_message_size) {
+            let how = format!(
+                "{} bytes, the Read asks for {}",
+                found.length, request.read_message_size
+            );
+            faults.push(broken("RDMAP-06", how));
+        }
+    }
+
+    fn untagged(
+        &mut self,
+        way: usize,
+        header: Untagged,
+        segment: Segment<'_>,
+        mut faults: Vec<Broken>,
+        said: Said<'_>,
+    ) {
+        if self.ways[way].placing.is_some() {
+            let how = "an untagged segment within a Write or a Read Response";
+            faults.push(broken("DDP-10", how));
+            self.finish_placing(way, Vec::new(), said);
+        }
+        let queue = segment.opcode.queue_number();
+        if header.queue_number != queue {
+            let how = format!("{} in queue {}", name(segment.opcode), header.queue_number);
+            faults.push(broken("DDP-06", how));
+        }
+        match segment.opcode {
+            Opcode::RdmaReadRequest => self.read_request(way, &header, &segment, faults, said),
+            Opcode::Terminate => {
+                self.check_number(way, &header, &mut faults);
+                let terminate = Terminate::decode(segment.payload);
+                check_terminate(&terminate, &mut faults);
+                self.ways[way].terminated = true;
+                self.say(way, What::Terminate(terminate), faults, said);
+            }
+            _ => self.send(way, &header, &segment, faults, said),
+        }
+    }
+
+    fn read_request(
+        &mut self,
+        way: usize,
+        header: &Untagged,
+        segment: &Segment<'_>,
+        mut faults: Vec<Broken>,
+        said: Said<'_>,
+    ) {
+        if self.ways[way].sending.is_some() {
+            let how = "a Read Request within a Send";
+            faults.push(broken("DDP-10", how));
+        }
+        self.check_number(way, header, &mut faults);
+        if header.message_offset != 0 || !header.last {
+            let how = "a Read Request of more than one segment";
+            faults.push(broken("RDMAP-03", how));
+        }
+        let Ok(request) = ReadRequest::decode(segment.payload) else {
+            let length = segment.length;
+            if length != ReadRequest::LENGTH as u32 {
+                let how = format!("a Read Request with {length} bytes of payload");
+                faults.push(broken("MPA-25", how));
+            }
+            let what = What::Headless {
+                name: "RDMA Read Request",
+                length: length.into(),
+            };
+            self.ways[way].reads = None;
+            self.say(way, what, faults, said);
+            return;
+        };
+        let granted = self.ways[1 - way].startup.as_ref().and_then(granted_reads);
+        if let Some(reads) = &mut self.ways[way].reads {
+            reads.push_back(request);
+            if let Some(granted) = granted
+                && reads.len() > granted.into()
+            {
+                let how = format!("{} Reads outstanding, IRD {granted}", reads.len());
+                faults.push(broken("RDMAP-05", how));
+            }
+            if reads.len() > MAX_READS {
+                self.ways[way].reads = None;
+            }
+        }
+        self.say(way, What::ReadRequest(request), faults, said);
+    }
+
+    fn send(
+        &mut self,
+        way: usize,
+        header: &Untagged,
+        segment: &Segment<'_>,
+        mut faults: Vec<Broken>,
+        said: Said<'_>,
+    ) {
+        let number = header.message_sequence_number;
+        let before = self.ways[way].sending.take();
+        let mut sending = match before {
+            Some(before) if before.send.message_sequence_number == number => before,
+            before => {
+                if before.is_some() {
+                    let how = format!("message {number} begins before the last one has ended");
+                    faults.push(broken("DDP-10", how));
+                }
+                let expected = self.ways[way].next[QUEUE_SEND as usize];
+                self.check_number(way, header, &mut faults);
+                // Joined in the middle of a message, nobody knows what was before.
+                let whole = header.message_offset == 0 || expected.is_some();
+                let mut sending = Sending {
+                    whole,
+                    ..Sending::default()
+                };
+                sending.send.message_sequence_number = number;
+                if !whole {
+                    sending.send.length = header.message_offset.into();
+                }
+                sending
+            }
+        };
+        let send = &mut sending.send;
+        let offset = u64::from(header.message_offset);
+        if offset != send.length {
+            let how = format!("message offset {offset} where {} is next", send.length);
+            faults.push(broken("DDP-05", how));
+        }
+        let room = MAX_HEAD.saturating_sub(send.head.len());
+        if sending.whole && send.head.len() as u64 == send.length {
+            let kept = segment.payload.len().min(room);
+            send.head.extend_from_slice(&segment.payload[..kept]);
+        }
+        send.length += u64::from(segment.length);
+        if segment.opcode.invalidates() {
+            send.invalidated = Some(header.rsvd_ulp);
+        }
+        if !header.last {
+            self.ways[way].sending = Some(sending);
+            if !faults.is_empty() {
+                let note = "a segment of a message that goes on";
+                self.say(way, What::Note(note), faults, said);
+            }
+            return;
+        }
+        let mut context = Context {
+            way,
+            initiator: self.known.initiator,
+            whole: [self.ways[0].whole, self.ways[1].whole],
+        };
+        let what = self
+            .known
+            .smb
+            .message(&sending.send, &mut context, &mut faults);
+        self.known.initiator = context.initiator;
+        self.say(way, what, faults, said);
+    }
+
+    /// The messages of a queue are counted.
+    fn check_number(&mut self, way: usize, header: &Untagged, faults: &mut Vec<Broken>) {
+        let number = header.message_sequence_number;
+        let queue = header.queue_number;
+        if ![QUEUE_SEND, QUEUE_READ_REQUEST, QUEUE_TERMINATE].contains(&queue) {
+            return;
+        }
+        let next = &mut self.ways[way].next[queue as usize];
+        if let Some(expected) = next.replace(number.wrapping_add(1))
+            && expected != number
+        {
+            let how = format!("message {number} of queue {queue} where {expected} is next");
+            faults.push(broken("DDP-04", how));
+        }
+    }
+
+    /// TCP has ended in this direction.
+    fn end(&mut self, way: usize, reset: bool, between: bool, said: Said<'_>) {
+        let mut faults = Vec::new();
+        let this = &self.ways[way];
+        let under_way = this.sending.is_some() || this.placing.is_some();
+        if !reset && this.whole && !this.terminated {
+            if !between {
+                let how = "TCP ends within an FPDU";
+                faults.push(broken("MPA-34", how));
+            } else if under_way {
+                let how = "TCP ends before the last segment of a message";
+                faults.push(broken("DDP-09", how));
+            }
+        }
+        self.finish_placing(way, Vec::new(), said);
+        self.say(way, What::Closed { reset }, faults, said);
+    }
+}
+
+/// A segment behind its DDP header.
+#[derive(Clone, Copy, Debug)]
+struct Segment<'a> {
+    opcode: Opcode,
+    /// As far as it is in the capture.
+    payload: &'a [u8],
+    length: u32,
+}
+
+/// What the control bytes say that a segment is, if they make sense.
+fn check_control(header: &Header, ulpdu: &[u8], faults: &mut Vec<Broken>) -> Option<Opcode> {
+    let control = ulpdu.first().copied().unwrap_or_default();
+    if control & DDP_RESERVED != 0 {
+        faults.push(broken("DDP-02", format!("control byte 0x{control:02x}")));
+    }
+    match Opcode::of(header) {
+        Ok(opcode) => Some(opcode),
+        Err(error) => {
+            let rule = match error {
+                RdmapError::Version(_) => "RDMAP-01",
+                RdmapError::Opcode(8..) => "RDMAP-02",
+                RdmapError::Opcode(_) | RdmapError::Length { .. } => "DDP-03",
+            };
+            faults.push(broken(rule, error.to_string()));
+            None
+        }
+    }
+}
+
+/// How many Reads the other end may have outstanding, if a startup frame says so.
+fn granted_reads(frame: &StartupFrame) -> Option<u16> {
+    let ird = frame.enhanced?.ird;
+    (ird != Enhanced::NOT_NEGOTIATED && ird != 0).then_some(ird)
+}
+
+/// A code that has a meaning only with its halves swapped was written that way.
+fn check_terminate(terminate: &Terminate, faults: &mut Vec<Broken>) {
+    let (code, swapped) = (terminate.code(), terminate.code_of_siw());
+    if code.meaning().is_none() && swapped.meaning().is_some() {
+        let how = format!(
+            "layer and error type in each other's place, for {}/{}/{}",
+            swapped.layer, swapped.error_type, swapped.error_code
+        );
+        faults.push(broken("RDMAP-19", how));
+    }
+}
+
+const fn name(opcode: Opcode) -> &'static str {
+    match opcode {
+        Opcode::RdmaWrite => "an RDMA Write",
+        Opcode::RdmaReadRequest => "a Read Request",
+        Opcode::RdmaReadResponse => "a Read Response",
+        Opcode::Send | Opcode::SendSolicited => "a Send",
+        Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate => "a Send with Invalidate",
+        Opcode::Terminate => "a Terminate",
+    }
+}

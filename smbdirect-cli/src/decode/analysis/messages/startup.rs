@@ -1,0 +1,133 @@
+//! The startup of a connection: the two frames of MPA, and what they agree on.
+
+use std::collections::VecDeque;
+
+use smbdirect::rdma::iwarp::mpa::{FrameKind, StartupError, StartupFrame};
+
+use super::{
+    super::event::{Broken, What, broken},
+    Said, State,
+};
+
+/// Flags of a startup frame that have no meaning.
+const RESERVED_FLAGS: u8 = 0x0f;
+
+impl State {
+    /// The direction begins with something else than a startup frame.
+    pub(super) fn foreign(&mut self, way: usize, said: Said<'_>) {
+        self.confirmed = true;
+        let kind = match self.known.initiator == Some(way) {
+            true => FrameKind::Request,
+            false => FrameKind::Reply,
+        };
+        let error = StartupError::Key;
+        let faults = vec![broken("MPA-09", error.to_string())];
+        self.say(way, What::BadStartup { kind, error }, faults, said);
+    }
+
+    /// Takes a startup frame, and says which directions cannot be read behind it.
+    pub(super) fn startup(
+        &mut self,
+        way: usize,
+        kind: FrameKind,
+        flags: u8,
+        result: Result<StartupFrame, StartupError>,
+        said: Said<'_>,
+    ) -> Option<[bool; 2]> {
+        let mut faults = Vec::new();
+        (self.expected, self.confirmed) = (true, true);
+        if flags & RESERVED_FLAGS != 0 {
+            faults.push(broken("MPA-33", format!("flags 0x{flags:02x}")));
+        }
+        let by_kind = if kind == FrameKind::Request {
+            way
+        } else {
+            1 - way
+        };
+        let initiator = *self.known.initiator.get_or_insert(by_kind);
+        if initiator != by_kind {
+            let how = "the startup frame of the other role";
+            faults.push(broken("MPA-09", how));
+        }
+        let frame = match result {
+            Ok(frame) => frame,
+            Err(error) => {
+                let rule = match error {
+                    StartupError::PrivateDataLength(_) => "MPA-03",
+                    StartupError::Revision(_) => "MPA-10",
+                    StartupError::EnhancedMissing => "MPA-13",
+                    StartupError::Key | StartupError::Incomplete { .. } => "MPA-09",
+                };
+                faults.push(broken(rule, error.to_string()));
+                self.say(way, What::BadStartup { kind, error }, faults, said);
+                return Some([true, true]);
+            }
+        };
+        let this = &mut self.ways[way];
+        this.whole = true;
+        this.next = [Some(1); 3];
+        this.reads = Some(VecDeque::new());
+        this.startup = Some(frame.clone());
+        let request = self.ways[initiator].startup.clone();
+        if let (FrameKind::Reply, Some(request)) = (kind, &request) {
+            check_reply(request, &frame, &mut faults);
+        }
+        let is_reply = kind == FrameKind::Reply;
+        if is_reply && frame.rejected {
+            self.refused = true;
+        } else if is_reply {
+            let asked = request.as_ref().map(|request| request.crc);
+            self.crc = match asked {
+                _ if frame.crc => Some(true),
+                asked => asked,
+            };
+        }
+        let markers = [request.as_ref(), self.ways[1 - initiator].startup.as_ref()]
+            .map(|frame| frame.is_some_and(|frame| frame.markers));
+        self.say(way, What::Startup(frame), faults, said);
+        if !is_reply || self.refused || markers == [false; 2] {
+            return None;
+        }
+        let note = "with markers, which are not read: nothing more of such a direction is shown";
+        self.say(way, What::Note(note), Vec::new(), said);
+        // An end asks for markers in what it receives.
+        let mut stopped = [false; 2];
+        stopped[1 - initiator] = markers[0];
+        stopped[initiator] = markers[1];
+        for way in (0..2).filter(|&way| stopped[way]) {
+            self.lost(way, said);
+        }
+        Some(stopped)
+    }
+}
+
+fn check_reply(request: &StartupFrame, reply: &StartupFrame, faults: &mut Vec<Broken>) {
+    if reply.revision != request.revision {
+        let how = format!(
+            "revision {} for a Request of revision {}",
+            reply.revision, request.revision
+        );
+        faults.push(broken("MPA-11", how));
+    }
+    let Some(asked) = request.enhanced else {
+        return;
+    };
+    let Some(answered) = reply.enhanced else {
+        let how = "a Reply without the enhanced block that the Request has";
+        faults.push(broken("MPA-11", how));
+        return;
+    };
+    if reply.rejected {
+        return;
+    }
+    let chosen = [answered.rtr_send, answered.rtr_write, answered.rtr_read];
+    if asked.peer_to_peer {
+        if !answered.peer_to_peer || chosen == [false; 3] {
+            let how = "a Reply without a ready-to-receive frame for a Request that asks for one";
+            faults.push(broken("EST-04", how));
+        }
+    } else if answered.peer_to_peer || chosen != [false; 3] {
+        let how = "a Reply with flags in the enhanced block for a Request without A";
+        faults.push(broken("EST-05", how));
+    }
+}

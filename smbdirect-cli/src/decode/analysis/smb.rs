@@ -1,0 +1,494 @@
+//! SMB Direct: what a Send says by its place in the connection, and which rules it breaks.
+//!
+//! Credits are counted from the negotiation on. A count is never less than what the sender had:
+//! all that it can have seen has been counted before. So a last credit that is spent, or a message
+//! without one, is what it seems.
+
+use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
+
+use super::event::{Broken, DataTransfer, Payload, What, broken};
+
+/// A whole Send, or what the capture has of it.
+#[derive(Debug, Default)]
+pub(super) struct Send {
+    /// Its first bytes; all of them if there are not many.
+    pub(super) head: Vec<u8>,
+    pub(super) length: u64,
+    pub(super) message_sequence_number: u32,
+    pub(super) invalidated: Option<u32>,
+}
+
+/// What is known of a connection.
+#[derive(Debug, Default)]
+pub(super) struct SmbDirect {
+    request: Option<NegotiateRequest>,
+    response: Option<NegotiateResponse>,
+    ways: [Way; 2],
+}
+
+/// What is known of an end, as a sender.
+#[derive(Debug, Default)]
+struct Way {
+    /// Sends so far, if all were seen.
+    has_negotiated: bool,
+    /// The credits it holds, if all that they depend on was seen.
+    credits: Option<u32>,
+    /// Bytes that are missing of the message under way, if that is known.
+    remaining: Option<u32>,
+    /// A token has gone with the message under way.
+    invalidates: bool,
+}
+
+/// What a Send is judged by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Context {
+    pub(super) way: usize,
+    /// The direction of the end that connected.
+    pub(super) initiator: Option<usize>,
+    /// Of each direction, whether all of it was seen.
+    pub(super) whole: [bool; 2],
+}
+
+const MIN_MAX_RECEIVE_SIZE: u32 = 128;
+const MIN_MAX_FRAGMENTED_SIZE: u32 = 131_072;
+const RESPONSE_REQUESTED: u16 = 1;
+const HEADER_LENGTH: usize = 20;
+
+impl SmbDirect {
+    /// The send credits of both directions.
+    pub(super) fn credits(&self) -> [Option<u32>; 2] {
+        [self.ways[0].credits, self.ways[1].credits]
+    }
+
+    /// Something of a direction was not seen.
+    pub(super) fn lost(&mut self, way: usize) {
+        for side in &mut self.ways {
+            side.credits = None;
+        }
+        self.ways[way].remaining = None;
+        self.ways[way].invalidates = false;
+    }
+
+    /// Takes the next Send, and says whose direction is the initiator's if it tells.
+    pub(super) fn message(
+        &mut self,
+        send: &Send,
+        context: &mut Context,
+        faults: &mut Vec<Broken>,
+    ) -> What {
+        let way = context.way;
+        let is_first = match context.whole[way] {
+            true => !self.ways[way].has_negotiated,
+            // A stream that was joined later, but not too late.
+            false => send.message_sequence_number == 1 && !self.ways[way].has_negotiated,
+        };
+        if !is_first {
+            return self.data_transfer(send, context, faults);
+        }
+        self.ways[way].has_negotiated = true;
+        let is_response = send.length >= NegotiateResponse::LENGTH as u64;
+        let initiator = *context
+            .initiator
+            .get_or_insert(if is_response { 1 - way } else { way });
+        if initiator == way {
+            self.negotiate_request(send, faults)
+        } else {
+            self.negotiate_response(send, context, faults)
+        }
+    }
+
+    fn negotiate_request(&mut self, send: &Send, faults: &mut Vec<Broken>) -> What {
+        let Ok(request) = NegotiateRequest::decode(&send.head) else {
+            let name = "Negotiate Request";
+            return too_short(name, send, "SMBD-3.1.5.6-01", 20, faults);
+        };
+        let mut fault = |rule, how| faults.push(broken(rule, how));
+        let (min, max) = (request.min_version, request.max_version);
+        if min > max {
+            fault(
+                "SMBD-2.2.1-01",
+                format!("MinVersion 0x{min:04x} is above MaxVersion 0x{max:04x}"),
+            );
+        } else if (min, max) != (VERSION_1_0, VERSION_1_0) {
+            fault(
+                "SMBD-3.1.5.2-01",
+                format!("MinVersion 0x{min:04x}, MaxVersion 0x{max:04x}"),
+            );
+        }
+        if let reserved @ 1.. = short(&send.head, 4) {
+            fault("SMBD-3.1.5.2-01", format!("Reserved 0x{reserved:04x}"));
+        }
+        if request.credits_requested == 0 {
+            fault("SMBD-3.1.5.6-04", "CreditsRequested 0".into());
+        }
+        if request.max_receive_size < MIN_MAX_RECEIVE_SIZE {
+            let size = request.max_receive_size;
+            fault("SMBD-3.1.5.6-05", format!("MaxReceiveSize {size}"));
+        }
+        if request.max_fragmented_size < MIN_MAX_FRAGMENTED_SIZE {
+            let size = request.max_fragmented_size;
+            fault("SMBD-3.1.5.6-06", format!("MaxFragmentedSize {size}"));
+        }
+        self.request = Some(request);
+        What::NegotiateRequest(request)
+    }
+
+    fn negotiate_response(
+        &mut self,
+        send: &Send,
+        context: &Context,
+        faults: &mut Vec<Broken>,
+    ) -> What {
+        let Ok(response) = NegotiateResponse::decode(&send.head) else {
+            let name = "Negotiate Response";
+            return too_short(name, send, "SMBD-3.1.5.7-01", 32, faults);
+        };
+        let mut fault = |rule, how| faults.push(broken(rule, how));
+        let (min, max) = (response.min_version, response.max_version);
+        if (min, max) != (VERSION_1_0, VERSION_1_0) {
+            fault(
+                "SMBD-3.1.5.3-01",
+                format!("MinVersion 0x{min:04x}, MaxVersion 0x{max:04x}"),
+            );
+        }
+        if let reserved @ 1.. = short(&send.head, 6) {
+            fault("SMBD-3.1.5.3-01", format!("Reserved 0x{reserved:04x}"));
+        }
+        self.response = Some(response);
+        if response.status != Status::SUCCESS {
+            let refusal = NegotiateResponse {
+                min_version: min,
+                max_version: max,
+                ..NegotiateResponse::refusal(response.status)
+            };
+            if response != refusal {
+                let how = "a refusal with more in it than versions and Status";
+                fault("SMBD-3.1.5.3-02", how.into());
+            }
+            return What::NegotiateResponse(response);
+        }
+        if response.negotiated_version != VERSION_1_0 {
+            let version = response.negotiated_version;
+            fault(
+                "SMBD-3.1.5.7-02",
+                format!("NegotiatedVersion 0x{version:04x}"),
+            );
+        }
+        if response.max_receive_size < MIN_MAX_RECEIVE_SIZE {
+            let size = response.max_receive_size;
+            fault("SMBD-3.1.5.7-03", format!("MaxReceiveSize {size}"));
+        }
+        if response.max_fragmented_size < MIN_MAX_FRAGMENTED_SIZE {
+            let size = response.max_fragmented_size;
+            fault("SMBD-3.1.5.7-04", format!("MaxFragmentedSize {size}"));
+        }
+        if response.credits_granted == 0 {
+            fault("SMBD-3.1.5.7-05", "CreditsGranted 0".into());
+        }
+        if response.credits_requested == 0 {
+            fault("SMBD-3.1.5.7-06", "CreditsRequested 0".into());
+        }
+        if let Some(request) = &self.request {
+            against_request(request, &response, faults);
+        }
+        if context.whole == [true; 2] && self.request.is_some() {
+            let way = context.way;
+            self.ways[1 - way].credits = Some(response.credits_granted.into());
+            self.ways[way].credits = Some(0);
+            self.ways[0].remaining = Some(0);
+            self.ways[1].remaining = Some(0);
+        }
+        What::NegotiateResponse(response)
+    }
+
+    fn data_transfer(&mut self, send: &Send, context: &Context, faults: &mut Vec<Broken>) -> What {
+        let way = context.way;
+        self.check_established(context, faults);
+        let Some(message) = send.head.get(..HEADER_LENGTH) else {
+            self.lost(way);
+            return too_short("Data Transfer", send, "SMBD-3.1.5.8-01", 20, faults);
+        };
+        let mut transfer = DataTransfer {
+            credits_requested: short(message, 0),
+            credits_granted: short(message, 2),
+            flags: short(message, 4),
+            reserved: short(message, 6),
+            remaining_data_length: long(message, 8),
+            data_offset: long(message, 12),
+            data_length: long(message, 16),
+            payload: Payload::None,
+            invalidated: send.invalidated,
+        };
+        transfer.payload = payload(&send.head, &transfer, self.ways[way].remaining);
+        check_fields(&transfer, faults);
+        check_place(send, &transfer, faults);
+        self.check_sizes(send, context, &transfer, faults);
+        self.spend(way, transfer.credits_granted, faults);
+        self.reassemble(way, &transfer, faults);
+        self.check_token(way, &transfer, faults);
+        What::DataTransfer(transfer)
+    }
+
+    /// A Data Transfer belongs behind the negotiation.
+    fn check_established(&self, context: &Context, faults: &mut Vec<Broken>) {
+        let refused = self
+            .response
+            .filter(|response| response.status != Status::SUCCESS);
+        if let Some(response) = refused {
+            let how = format!("a message behind a refusal with {}", response.status);
+            faults.push(broken("SMBD-3.1.5.1-01", how));
+        } else if context.whole == [true; 2] && self.response.is_none() {
+            let how = "a message before the negotiation was over";
+            faults.push(broken("SMBD-3.1.5.1-01", how));
+        }
+    }
+
+    /// The sizes that were agreed.
+    fn check_sizes(
+        &self,
+        send: &Send,
+        context: &Context,
+        transfer: &DataTransfer,
+        faults: &mut Vec<Broken>,
+    ) {
+        let (Some(initiator), Some(request), Some(response)) =
+            (context.initiator, &self.request, &self.response)
+        else {
+            return;
+        };
+        let (preferred, max_receive, max_fragmented) = match initiator == context.way {
+            true => (
+                request.preferred_send_size,
+                response.max_receive_size,
+                response.max_fragmented_size,
+            ),
+            false => (
+                response.preferred_send_size,
+                request.max_receive_size,
+                request.max_fragmented_size,
+            ),
+        };
+        if transfer.claimed() > max_fragmented.into() {
+            faults.push(broken(
+                "SMBD-3.1.5.8-05",
+                format!(
+                    "DataLength {}, RemainingDataLength {}, MaxFragmentedSize {max_fragmented}",
+                    transfer.data_length, transfer.remaining_data_length
+                ),
+            ));
+        }
+        // 128 bytes are always taken, whatever was agreed.
+        let max_send = preferred.min(max_receive).max(MIN_MAX_RECEIVE_SIZE);
+        if send.length > max_send.into() {
+            faults.push(broken(
+                "SMBD-3.1.5.4-05",
+                format!("{} bytes, MaxSendSize {max_send}", send.length),
+            ));
+        }
+    }
+
+    /// The message costs its sender a credit, and gives the other end some.
+    fn spend(&mut self, way: usize, credits_granted: u16, faults: &mut Vec<Broken>) {
+        let mut fault = |rule, how| faults.push(broken(rule, how));
+        if let Some(credits) = &mut self.ways[way].credits {
+            match *credits {
+                0 => fault("SMBD-3.1.5.1-04", "sent without a send credit".into()),
+                1 if credits_granted == 0 => fault(
+                    "SMBD-3.1.5.1-06",
+                    "the last send credit, with CreditsGranted 0".into(),
+                ),
+                _ => {}
+            }
+            *credits = credits.saturating_sub(1);
+        }
+        if let Some(credits) = &mut self.ways[1 - way].credits {
+            let held = *credits;
+            *credits += u32::from(credits_granted);
+            if *credits > u16::MAX.into() {
+                fault(
+                    "SMBD-3.1.5.8-11",
+                    format!("CreditsGranted {credits_granted} on top of {held}"),
+                );
+                *credits = u16::MAX.into();
+            }
+        }
+    }
+
+    /// The segments of a message go on where the last one stopped.
+    fn reassemble(&mut self, way: usize, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+        let remaining = &mut self.ways[way].remaining;
+        let expected = remaining.replace(transfer.remaining_data_length);
+        let Some(expected @ 1..) = expected else {
+            return;
+        };
+        if transfer.claimed() == u64::from(expected) {
+            return;
+        }
+        let is_last = transfer.remaining_data_length == 0;
+        let rule = match (transfer.claimed() > expected.into(), is_last) {
+            (true, true) => "SMBD-3.1.5.8-19",
+            (true, false) => "SMBD-3.1.5.8-18",
+            (false, true) => "SMBD-3.1.5.8-16",
+            (false, false) => "SMBD-3.1.5.8-20",
+        };
+        faults.push(broken(
+            rule,
+            format!(
+                "DataLength {}, RemainingDataLength {}, while {expected} bytes were missing",
+                transfer.data_length, transfer.remaining_data_length
+            ),
+        ));
+    }
+
+    fn check_token(&mut self, way: usize, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+        let this = &mut self.ways[way];
+        let has_token = transfer.invalidated.is_some();
+        if has_token && this.invalidates {
+            let how = "a second segment of the message with a token";
+            faults.push(broken("SMBD-3.1.5.4-09", how));
+        }
+        let is_last = transfer.remaining_data_length == 0;
+        this.invalidates = !is_last && (this.invalidates || has_token);
+    }
+}
+
+impl DataTransfer {
+    /// Where the payload ends.
+    fn end(&self) -> u64 {
+        u64::from(self.data_offset) + u64::from(self.data_length)
+    }
+
+    /// What there was of the message before this segment.
+    fn claimed(&self) -> u64 {
+        u64::from(self.data_length) + u64::from(self.remaining_data_length)
+    }
+}
+
+/// What the fields may be on every connection.
+fn check_fields(transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+    let mut fault = |rule, how| faults.push(broken(rule, how));
+    if transfer.credits_requested == 0 {
+        fault("SMBD-3.1.5.8-02", "CreditsRequested 0".into());
+    }
+    let flags = transfer.flags;
+    if flags & !RESPONSE_REQUESTED != 0 {
+        fault("SMBD-2.2.3-01", format!("Flags 0x{flags:04x}"));
+    }
+    if let reserved @ 1.. = transfer.reserved {
+        fault("SMBD-2.2-04", format!("Reserved 0x{reserved:04x}"));
+    }
+}
+
+/// Where the payload stands.
+fn check_place(send: &Send, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+    let mut fault = |rule, how| faults.push(broken(rule, how));
+    let (data_offset, data_length) = (transfer.data_offset, transfer.data_length);
+    let place = format!("DataOffset {data_offset}, DataLength {data_length}");
+    let length = send.length;
+    if !data_offset.is_multiple_of(8) {
+        fault("SMBD-3.1.5.8-03", format!("DataOffset {data_offset}"));
+    }
+    if transfer.end() > length {
+        let how = format!("{place} in a message of {length} bytes");
+        fault("SMBD-3.1.5.8-04", how);
+    } else if data_length == 0 {
+        let is_empty = transfer.remaining_data_length == 0;
+        if data_offset != 0 {
+            fault("SMBD-2.2.3-02", place);
+        } else if is_empty && length != HEADER_LENGTH as u64 {
+            let how = format!("an empty message of {length} bytes");
+            fault("SMBD-3.1.5.4-03", how);
+        }
+    } else {
+        let padding = send.head.get(HEADER_LENGTH..data_offset as usize);
+        if padding.is_some_and(|padding| padding.iter().any(|&byte| byte != 0)) {
+            let how = "between header and payload there are other bytes than 0";
+            fault("SMBD-3.1.5.4-08", how.into());
+        }
+    }
+}
+
+/// What a response says about the request that it answers.
+fn against_request(
+    request: &NegotiateRequest,
+    response: &NegotiateResponse,
+    faults: &mut Vec<Broken>,
+) {
+    let mut fault = |rule, how| faults.push(broken(rule, how));
+    let range = request.min_version..=request.max_version;
+    if !range.contains(&response.negotiated_version) && response.negotiated_version == VERSION_1_0 {
+        let how = "a NegotiatedVersion that was not offered";
+        fault("SMBD-2.2.2-01", how.into());
+    }
+    if response.preferred_send_size > request.max_receive_size {
+        fault(
+            "SMBD-3.1.5.7-07",
+            format!(
+                "PreferredSendSize {}, the request has MaxReceiveSize {}",
+                response.preferred_send_size, request.max_receive_size
+            ),
+        );
+    }
+    if response.credits_granted > request.credits_requested {
+        fault(
+            "SMBD-3.1.5.9-08",
+            format!(
+                "CreditsGranted {}, the request has CreditsRequested {}",
+                response.credits_granted, request.credits_requested
+            ),
+        );
+    }
+}
+
+/// A message of which the fields are not there: its sender's fault, unless it is the capture's.
+fn too_short(
+    name: &'static str,
+    send: &Send,
+    rule: &'static str,
+    minimum: u64,
+    faults: &mut Vec<Broken>,
+) -> What {
+    let length = send.length;
+    if length < minimum {
+        faults.push(broken(rule, format!("{length} bytes")));
+    }
+    What::Headless { name, length }
+}
+
+/// What a payload is; `missing` are the bytes that its message lacked before.
+fn payload(head: &[u8], transfer: &DataTransfer, missing: Option<u32>) -> Payload {
+    if transfer.data_length == 0 {
+        return Payload::None;
+    }
+    if missing.is_some_and(|missing| missing > 0) {
+        return Payload::Continued;
+    }
+    let start = transfer.data_offset as usize;
+    let end = start.saturating_add(transfer.data_length as usize);
+    let payload = head.get(start..end.min(head.len())).unwrap_or_default();
+    match payload.first_chunk::<4>() {
+        Some(b"\xfeSMB") => match payload.first_chunk::<20>() {
+            Some(header) => Payload::Smb2 {
+                command: short(header, 12),
+                response: long(header, 16) & 1 != 0,
+            },
+            None => Payload::Smb2Headless,
+        },
+        Some(b"\xfdSMB") => Payload::Encrypted,
+        Some(b"\xfcSMB") => Payload::Compressed,
+        Some(b"\xffSMB") => Payload::Smb1,
+        _ if missing.is_none() => Payload::None,
+        _ => Payload::Other,
+    }
+}
+
+/// A little-endian field; 0 where the bytes do not reach.
+fn short(bytes: &[u8], at: usize) -> u16 {
+    let field = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
+    field.map_or(0, |&field| u16::from_le_bytes(field))
+}
+
+fn long(bytes: &[u8], at: usize) -> u32 {
+    let field = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
+    field.map_or(0, |&field| u32::from_le_bytes(field))
+}

@@ -1,0 +1,292 @@
+//! All streams of a capture, and what was seen in it besides.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use super::{
+    capture::Packet,
+    event::{Event, Sender, What},
+    messages::Iwarp,
+    packet::{Content, Segment, content},
+    tcp::{Connection, Piece, Place},
+};
+
+/// Takes what is told.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(Event);
+
+/// The TCP connections of a capture.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    /// Ports on which streams are iWARP even if their beginning is not in the capture.
+    ports: Vec<u16>,
+    entries: HashMap<[SocketAddr; 2], Entry>,
+    held_bytes: usize,
+    streams: u32,
+    counts: Counts,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) packets: u64,
+    pub(crate) tcp: u64,
+    pub(crate) roce_v2: u64,
+    pub(crate) fragments: u64,
+    /// Packets by link layers that are not known here.
+    pub(crate) unknown_links: BTreeMap<u32, u64>,
+    /// Packets of which a part is not in the file.
+    pub(crate) cut: u64,
+    pub(crate) first: Option<Duration>,
+    pub(crate) last: Duration,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// The sender of the first packet, and its peer.
+    ends: [SocketAddr; 2],
+    connection: Connection,
+    upper: Upper,
+    seen: u64,
+}
+
+#[derive(Debug)]
+enum Upper {
+    /// Waits for the first bytes.
+    Undecided(Box<Iwarp>),
+    Iwarp {
+        stream: u32,
+        iwarp: Box<Iwarp>,
+    },
+    /// Something else, or it has ended.
+    Nothing,
+}
+
+/// Connections that are followed at once; beyond, those that lie longest are given up.
+const MAX_CONNECTIONS: usize = 2048;
+/// What may wait for missing bytes in all of them.
+const MAX_HELD_BYTES: usize = 256 << 20;
+/// The port of SMB Direct over iWARP.
+pub(crate) const PORT: u16 = 5445;
+
+impl Streams {
+    pub(crate) fn new(ports: &[u16]) -> Self {
+        Self {
+            ports: [&[PORT], ports].concat(),
+            ..Self::default()
+        }
+    }
+
+    pub(crate) const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Takes the next packet.
+    pub(crate) fn packet(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
+        let counts = &mut self.counts;
+        counts.packets += 1;
+        counts.first.get_or_insert(packet.time);
+        counts.last = counts.last.max(packet.time);
+        match content(packet) {
+            Content::Tcp(segment) => {
+                counts.tcp += 1;
+                counts.cut += u64::from(segment.missing > 0);
+                let place = Place {
+                    frame: packet.frame,
+                    time: packet.time,
+                };
+                self.segment(&segment, place, sink);
+            }
+            Content::RoceV2 => counts.roce_v2 += 1,
+            Content::Fragment => counts.fragments += 1,
+            Content::UnknownLink(link) => {
+                // A file has a few; more would be made up.
+                if counts.unknown_links.len() < 64 || counts.unknown_links.contains_key(&link) {
+                    *counts.unknown_links.entry(link).or_default() += 1;
+                }
+            }
+            Content::Other => {}
+        }
+    }
+
+    /// Tells what is left when the capture ends.
+    pub(crate) fn finish(&mut self, sink: Sink<'_>) {
+        let mut entries: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
+        entries.sort_by_key(|entry| entry.seen);
+        for mut entry in entries {
+            entry.finish(&mut self.streams, sink);
+        }
+    }
+
+    fn segment(&mut self, segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
+        let key = match segment.from <= segment.to {
+            true => [segment.from, segment.to],
+            false => [segment.to, segment.from],
+        };
+        if let Some(entry) = self.entries.get_mut(&key)
+            && entry.connection.is_another(entry.way(segment), segment)
+        {
+            // The ports were used before.
+            let mut entry = self.entries.remove(&key).expect("it was just there");
+            self.held_bytes -= entry.connection.held_bytes();
+            entry.finish(&mut self.streams, sink);
+        }
+        if self.entries.len() >= MAX_CONNECTIONS && !self.entries.contains_key(&key) {
+            self.make_room(sink);
+        }
+        let ports = &self.ports;
+        let entry = self
+            .entries
+            .entry(key)
+            .or_insert_with(|| Entry::new(segment, ports));
+        entry.seen = place.frame;
+        let before = entry.connection.held_bytes();
+        entry.segment(segment, place, &mut self.streams, sink);
+        if self.held_bytes + entry.connection.held_bytes() > MAX_HELD_BYTES + before {
+            entry.flush(&mut self.streams, sink);
+        }
+        self.held_bytes = self.held_bytes + entry.connection.held_bytes() - before;
+    }
+
+    /// Gives up what is over or no iWARP, and if that is not enough what lies longest.
+    fn make_room(&mut self, sink: Sink<'_>) {
+        self.entries
+            .retain(|_, entry| !matches!(entry.upper, Upper::Nothing));
+        if self.entries.len() > MAX_CONNECTIONS / 2 {
+            let mut seen: Vec<_> = self.entries.values().map(|entry| entry.seen).collect();
+            let (_, &mut middle, _) = seen.select_nth_unstable(MAX_CONNECTIONS / 2);
+            let old: Vec<_> = self
+                .entries
+                .extract_if(|_, entry| entry.seen <= middle)
+                .collect();
+            for (_, mut entry) in old {
+                entry.finish(&mut self.streams, sink);
+            }
+        }
+        let held = self
+            .entries
+            .values()
+            .map(|entry| entry.connection.held_bytes());
+        self.held_bytes = held.sum();
+    }
+}
+
+impl Entry {
+    fn new(segment: &Segment<'_>, ports: &[u16]) -> Self {
+        let mut iwarp = Box::new(Iwarp::default());
+        let ends = [segment.from, segment.to];
+        if let Some(way) = ends.iter().position(|end| ports.contains(&end.port())) {
+            iwarp.expect(1 - way);
+        }
+        Self {
+            ends,
+            connection: Connection::default(),
+            upper: Upper::Undecided(iwarp),
+            seen: 0,
+        }
+    }
+
+    fn way(&self, segment: &Segment<'_>) -> usize {
+        usize::from(self.ends[0] != segment.from)
+    }
+
+    fn segment(&mut self, segment: &Segment<'_>, place: Place, streams: &mut u32, sink: Sink<'_>) {
+        let way = self.way(segment);
+        if segment.syn
+            && let Upper::Undecided(iwarp) | Upper::Iwarp { iwarp, .. } = &mut self.upper
+        {
+            iwarp.begins(way, segment.acknowledged.is_none());
+        }
+        if matches!(self.upper, Upper::Nothing) {
+            return;
+        }
+        let (ends, upper) = (self.ends, &mut self.upper);
+        self.connection
+            .segment(way, segment, place, &mut |way, piece, place| {
+                upper.piece(way, &piece, place, ends, streams, sink);
+            });
+        if self.connection.has_ended() {
+            self.upper = Upper::Nothing;
+        }
+        if matches!(self.upper, Upper::Nothing) {
+            self.connection.forget();
+        }
+    }
+
+    /// Tells what waits for bytes that will not come.
+    fn flush(&mut self, streams: &mut u32, sink: Sink<'_>) {
+        let (ends, upper) = (self.ends, &mut self.upper);
+        self.connection.flush(&mut |way, piece, place| {
+            upper.piece(way, &piece, place, ends, streams, sink);
+        });
+    }
+
+    fn finish(&mut self, streams: &mut u32, sink: Sink<'_>) {
+        self.flush(streams, sink);
+        self.upper = Upper::Nothing;
+    }
+}
+
+impl Upper {
+    fn piece(
+        &mut self,
+        way: usize,
+        piece: &Piece<'_>,
+        place: Place,
+        ends: [SocketAddr; 2],
+        streams: &mut u32,
+        sink: Sink<'_>,
+    ) {
+        let (mut number, iwarp) = match self {
+            Self::Undecided(iwarp) => (None, iwarp),
+            Self::Iwarp { stream, iwarp } => (Some(*stream), iwarp),
+            Self::Nothing => return,
+        };
+        let goes_on = iwarp.piece(way, piece, &mut |way, what, broken, known| {
+            let mut tell = |stream, what, broken| {
+                sink(Event {
+                    stream,
+                    place,
+                    from: sender(way, known.initiator),
+                    what,
+                    credits: in_order(known.smb.credits(), known.initiator),
+                    broken,
+                });
+            };
+            let stream = *number.get_or_insert_with(|| {
+                *streams += 1;
+                let ends = in_order(ends, known.initiator);
+                let whole = known.from_start;
+                tell(*streams, What::Stream { ends, whole }, Vec::new());
+                *streams
+            });
+            tell(stream, what, broken);
+        });
+        if !goes_on {
+            *self = Self::Nothing;
+        } else if let (Self::Undecided(iwarp), Some(stream)) = (&mut *self, number) {
+            let iwarp = std::mem::take(iwarp);
+            *self = Self::Iwarp { stream, iwarp };
+        }
+    }
+}
+
+/// Something of both directions, that of the initiator first.
+fn in_order<T: Copy>(both: [T; 2], initiator: Option<usize>) -> [T; 2] {
+    match initiator {
+        Some(1) => [both[1], both[0]],
+        _ => both,
+    }
+}
+
+/// Who sends in a direction.
+fn sender(way: usize, initiator: Option<usize>) -> Sender {
+    match (initiator, way) {
+        (Some(initiator), way) if initiator == way => Sender::Initiator,
+        (Some(_), _) => Sender::Responder,
+        (None, 0) => Sender::A,
+        (None, _) => Sender::B,
+    }
+}

@@ -1,0 +1,393 @@
+//! Events as objects for programs.
+
+use std::{collections::BTreeMap, fmt::Write, net::SocketAddr};
+
+use serde::Serialize;
+use smbdirect::rdma::iwarp::mpa::StartupFrame;
+
+use super::{
+    Summary,
+    analysis::{Counts, Event, Sender, Tagged, What, text as rule_text},
+    text::payload,
+};
+
+/// One object.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Line<'a> {
+    Stream {
+        stream: u32,
+        initiator: SocketAddr,
+        responder: SocketAddr,
+        /// Whether these two are known, or which of them connected is not.
+        roles_known: bool,
+        from_start: bool,
+    },
+    Message {
+        #[serde(flatten)]
+        place: Place,
+        #[serde(flatten)]
+        message: Message<'a>,
+        initiator_credits: Option<u32>,
+        responder_credits: Option<u32>,
+        broken: Vec<Broken<'a>>,
+    },
+    Gap {
+        #[serde(flatten)]
+        place: Place,
+        bytes: u64,
+    },
+    InStep {
+        #[serde(flatten)]
+        place: Place,
+        passed_over: u64,
+    },
+    Note {
+        #[serde(flatten)]
+        place: Place,
+        note: &'a str,
+        broken: Vec<Broken<'a>>,
+    },
+    Closed {
+        #[serde(flatten)]
+        place: Place,
+        reset: bool,
+        broken: Vec<Broken<'a>>,
+    },
+    Summary {
+        packets: u64,
+        tcp_packets: u64,
+        rocev2_packets: u64,
+        streams: u64,
+        messages: &'a BTreeMap<&'static str, u64>,
+        payload_bytes: u64,
+        written_bytes: u64,
+        read_bytes: u64,
+        missing_bytes: u64,
+        lowest_credits: Vec<LowestCredits>,
+        broken: Vec<BrokenRule<'a>>,
+    },
+}
+
+/// Where a line stands in the capture.
+#[derive(Debug, Serialize)]
+pub(super) struct Place {
+    stream: u32,
+    frame: u64,
+    seconds: f64,
+    from: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Broken<'a> {
+    rule: &'a str,
+    how: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct LowestCredits {
+    stream: u32,
+    initiator: Option<u32>,
+    responder: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct BrokenRule<'a> {
+    rule: &'a str,
+    text: &'a str,
+    times: u64,
+    stream: u32,
+    frame: u64,
+    by: &'a str,
+}
+
+/// A message, by its name, with its fields.
+#[derive(Debug, Serialize)]
+#[serde(tag = "message")]
+pub(super) enum Message<'a> {
+    #[serde(rename = "MPA Request")]
+    MpaRequest(Startup),
+    #[serde(rename = "MPA Reply")]
+    MpaReply(Startup),
+    #[serde(rename = "MPA frame")]
+    BadStartup { error: String },
+    #[serde(rename = "FPDU")]
+    BadFpdu { ulpdu_length: u16 },
+    #[serde(rename = "Ready to Receive")]
+    ReadyToReceive { by: &'a str },
+    #[serde(rename = "RDMA Write")]
+    Write(Placed),
+    #[serde(rename = "RDMA Read Response")]
+    ReadResponse(Placed),
+    #[serde(rename = "RDMA Read Request")]
+    ReadRequest {
+        read_message_size: u32,
+        source_stag: u32,
+        source_tagged_offset: u64,
+        sink_stag: u32,
+        sink_tagged_offset: u64,
+    },
+    Terminate {
+        layer: u8,
+        error_type: u8,
+        error_code: u8,
+        words: String,
+    },
+    #[serde(rename = "Negotiate Request")]
+    NegotiateRequest {
+        min_version: u16,
+        max_version: u16,
+        credits_requested: u16,
+        preferred_send_size: u32,
+        max_receive_size: u32,
+        max_fragmented_size: u32,
+    },
+    #[serde(rename = "Negotiate Response")]
+    NegotiateResponse {
+        min_version: u16,
+        max_version: u16,
+        negotiated_version: u16,
+        credits_requested: u16,
+        credits_granted: u16,
+        status: u32,
+        max_read_write_size: u32,
+        preferred_send_size: u32,
+        max_receive_size: u32,
+        max_fragmented_size: u32,
+    },
+    #[serde(rename = "Data Transfer")]
+    DataTransfer {
+        credits_requested: u16,
+        credits_granted: u16,
+        flags: u16,
+        remaining_data_length: u32,
+        data_offset: u32,
+        data_length: u32,
+        payload: Option<String>,
+        invalidated: Option<u32>,
+    },
+    #[serde(rename = "without fields")]
+    Headless { name: &'a str, length: u64 },
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Startup {
+    revision: u8,
+    markers: bool,
+    crc: bool,
+    rejected: bool,
+    ird: Option<u16>,
+    ord: Option<u16>,
+    peer_to_peer: bool,
+    rtr_send: bool,
+    rtr_write: bool,
+    rtr_read: bool,
+    /// In hexadecimal digits, without the enhanced block.
+    private_data: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Placed {
+    stag: u32,
+    tagged_offset: u64,
+    length: u64,
+    segments: u64,
+}
+
+impl<'a> Line<'a> {
+    /// The object of an event.
+    pub(super) fn of(event: &'a Event, seconds: f64) -> Self {
+        let place = Place {
+            stream: event.stream,
+            frame: event.place.frame,
+            seconds,
+            from: sender(event.from),
+        };
+        let broken = event.broken.iter().map(|broken| Broken {
+            rule: broken.rule,
+            how: &broken.how,
+        });
+        let broken = broken.collect();
+        match &event.what {
+            What::Stream { ends, whole } => Self::Stream {
+                stream: event.stream,
+                initiator: ends[0],
+                responder: ends[1],
+                roles_known: !matches!(event.from, Sender::A | Sender::B),
+                from_start: *whole,
+            },
+            What::Gap(bytes) => Self::Gap {
+                place,
+                bytes: *bytes,
+            },
+            What::InStep(bytes) => Self::InStep {
+                place,
+                passed_over: *bytes,
+            },
+            What::Note(note) => Self::Note {
+                place,
+                note,
+                broken,
+            },
+            What::Closed { reset } => Self::Closed {
+                place,
+                reset: *reset,
+                broken,
+            },
+            what => Self::Message {
+                place,
+                message: Message::of(what),
+                initiator_credits: event.credits[0],
+                responder_credits: event.credits[1],
+                broken,
+            },
+        }
+    }
+
+    /// The last object.
+    pub(super) fn summary(summary: &'a Summary, counts: &Counts) -> Self {
+        let broken = summary.broken.iter().map(|(rule, broken)| BrokenRule {
+            rule,
+            text: rule_text(rule),
+            times: broken.times,
+            stream: broken.stream,
+            frame: broken.frame,
+            by: sender(broken.by),
+        });
+        let lowest = summary.lowest_credits.iter();
+        let lowest = lowest.map(|(&stream, &[initiator, responder])| LowestCredits {
+            stream,
+            initiator,
+            responder,
+        });
+        Self::Summary {
+            packets: counts.packets,
+            tcp_packets: counts.tcp,
+            rocev2_packets: counts.roce_v2,
+            streams: summary.streams,
+            messages: &summary.messages,
+            payload_bytes: summary.payload_bytes,
+            written_bytes: summary.written_bytes,
+            read_bytes: summary.read_bytes,
+            missing_bytes: summary.missing_bytes,
+            lowest_credits: lowest.collect(),
+            broken: broken.collect(),
+        }
+    }
+}
+
+impl<'a> Message<'a> {
+    fn of(what: &'a What) -> Self {
+        match what {
+            What::Startup(frame) => match frame.kind {
+                smbdirect::rdma::iwarp::mpa::FrameKind::Request => Self::MpaRequest(frame.into()),
+                smbdirect::rdma::iwarp::mpa::FrameKind::Reply => Self::MpaReply(frame.into()),
+            },
+            What::BadStartup { error, .. } => Self::BadStartup {
+                error: error.to_string(),
+            },
+            What::BadFpdu { ulpdu_length } => Self::BadFpdu {
+                ulpdu_length: *ulpdu_length,
+            },
+            What::ReadyToReceive(by) => Self::ReadyToReceive { by },
+            What::Write(tagged) => Self::Write(tagged.into()),
+            What::ReadResponse(tagged) => Self::ReadResponse(tagged.into()),
+            What::ReadRequest(request) => Self::ReadRequest {
+                read_message_size: request.read_message_size,
+                source_stag: request.source_stag,
+                source_tagged_offset: request.source_tagged_offset,
+                sink_stag: request.sink_stag,
+                sink_tagged_offset: request.sink_tagged_offset,
+            },
+            What::Terminate(terminate) => Self::Terminate {
+                layer: terminate.code().layer,
+                error_type: terminate.code().error_type,
+                error_code: terminate.code().error_code,
+                words: terminate.to_string(),
+            },
+            What::NegotiateRequest(request) => Self::NegotiateRequest {
+                min_version: request.min_version,
+                max_version: request.max_version,
+                credits_requested: request.credits_requested,
+                preferred_send_size: request.preferred_send_size,
+                max_receive_size: request.max_receive_size,
+                max_fragmented_size: request.max_fragmented_size,
+            },
+            What::NegotiateResponse(response) => Self::NegotiateResponse {
+                min_version: response.min_version,
+                max_version: response.max_version,
+                negotiated_version: response.negotiated_version,
+                credits_requested: response.credits_requested,
+                credits_granted: response.credits_granted,
+                status: response.status.0,
+                max_read_write_size: response.max_read_write_size,
+                preferred_send_size: response.preferred_send_size,
+                max_receive_size: response.max_receive_size,
+                max_fragmented_size: response.max_fragmented_size,
+            },
+            What::DataTransfer(transfer) => Self::DataTransfer {
+                credits_requested: transfer.credits_requested,
+                credits_granted: transfer.credits_granted,
+                flags: transfer.flags,
+                remaining_data_length: transfer.remaining_data_length,
+                data_offset: transfer.data_offset,
+                data_length: transfer.data_length,
+                payload: payload(transfer.payload),
+                invalidated: transfer.invalidated,
+            },
+            What::Headless { name, length } => Self::Headless {
+                name,
+                length: *length,
+            },
+            What::Stream { .. }
+            | What::Gap(_)
+            | What::InStep(_)
+            | What::Note(_)
+            | What::Closed { .. } => unreachable!("they have lines of their own"),
+        }
+    }
+}
+
+const fn sender(from: Sender) -> &'static str {
+    match from {
+        Sender::Initiator => "initiator",
+        Sender::Responder => "responder",
+        Sender::A => "a",
+        Sender::B => "b",
+    }
+}
+
+impl From<&StartupFrame> for Startup {
+    fn from(frame: &StartupFrame) -> Self {
+        let enhanced = frame.enhanced.unwrap_or_default();
+        let depth = |depth| frame.enhanced.map(|_| depth);
+        let mut private_data = String::new();
+        for byte in &frame.private_data {
+            let _ = write!(private_data, "{byte:02x}");
+        }
+        Self {
+            revision: frame.revision,
+            markers: frame.markers,
+            crc: frame.crc,
+            rejected: frame.rejected,
+            ird: depth(enhanced.ird),
+            ord: depth(enhanced.ord),
+            peer_to_peer: enhanced.peer_to_peer,
+            rtr_send: enhanced.rtr_send,
+            rtr_write: enhanced.rtr_write,
+            rtr_read: enhanced.rtr_read,
+            private_data,
+        }
+    }
+}
+
+impl From<&Tagged> for Placed {
+    fn from(tagged: &Tagged) -> Self {
+        Self {
+            stag: tagged.stag,
+            tagged_offset: tagged.tagged_offset,
+            length: tagged.length,
+            segments: tagged.segments,
+        }
+    }
+}

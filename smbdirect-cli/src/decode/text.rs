@@ -1,0 +1,402 @@
+//! Events as lines for people.
+
+use std::fmt::Write;
+
+use smbdirect::{
+    rdma::iwarp::mpa::StartupFrame,
+    wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
+};
+
+use super::{
+    Summary,
+    analysis::{Counts, DataTransfer, Event, Payload, Sender, Tagged, What, text as rule_text},
+};
+use crate::report::{self, Report, Style, count, plural};
+
+/// Prints the lines of an event.
+pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
+    let style = report.style;
+    if let What::Stream { ends, whole } = event.what {
+        let [first, second] = ends;
+        let (one, other) = match event.from {
+            Sender::A | Sender::B => ("one end", "the other; nobody saw who connected"),
+            _ => ("initiator", "responder"),
+        };
+        let joined = if whole {
+            ""
+        } else {
+            ", joined after its beginning"
+        };
+        report.line("");
+        report.line(style.bold(&format!(
+            "stream {}: {first} ({one}) and {second} ({other}){joined}",
+            event.stream
+        )));
+        for [frame, time, stream, name, cells @ ..] in HEADS {
+            let line = format!(
+                "{frame:>7} {time:>10} {stream:>6}    {name:<13}{}",
+                row(cells)
+            );
+            report.line(style.dim(line.trim_end()));
+        }
+        return;
+    }
+    let mut line = format!(
+        "{:>7} {seconds:>10.6} {:>6} {} ",
+        event.place.frame,
+        event.stream,
+        arrow(event.from)
+    );
+    match &event.what {
+        What::DataTransfer(transfer) => data_transfer(&mut line, transfer, event.credits),
+        what => line += &words(what, style),
+    }
+    report.line(line.trim_end());
+    for broken in &event.broken {
+        let by = who(event.from);
+        let rule = style.bad(&format!("{:>30} {}", "broken:", broken.rule));
+        report.line(format_args!("{rule} by {by}: {}", broken.how));
+    }
+}
+
+/// The columns of Data Transfers, under the specification's names, and what stands before them.
+const HEADS: [[&str; 12]; 2] = [
+    [
+        "",
+        "",
+        "",
+        "",
+        "Credits",
+        "Credits",
+        "",
+        "Remaining",
+        "Data",
+        "Data",
+        "credits",
+        "held",
+    ],
+    [
+        "frame",
+        "time",
+        "stream",
+        "message",
+        "Requested",
+        "Granted",
+        "Flags",
+        "DataLength",
+        "Offset",
+        "Length",
+        "by I",
+        "by R",
+    ],
+];
+
+fn row(cells: [&str; 8]) -> String {
+    const WIDTHS: [usize; 8] = [10, 8, 7, 11, 7, 7, 8, 6];
+    let cell = |(cell, width): (&str, usize)| format!("{cell:>width$}");
+    cells.into_iter().zip(WIDTHS).map(cell).collect()
+}
+
+const fn arrow(from: Sender) -> &'static str {
+    match from {
+        Sender::Initiator => "I>",
+        Sender::Responder => "<R",
+        Sender::A => "A>",
+        Sender::B => "<B",
+    }
+}
+
+const fn who(from: Sender) -> &'static str {
+    match from {
+        Sender::Initiator => "the initiator",
+        Sender::Responder => "the responder",
+        Sender::A => "one end",
+        Sender::B => "the other end",
+    }
+}
+
+fn data_transfer(line: &mut String, transfer: &DataTransfer, credits: [Option<u32>; 2]) {
+    let [initiator, responder] = credits.map(|credits| or(credits, "?"));
+    let cells = [
+        transfer.credits_requested.to_string(),
+        transfer.credits_granted.to_string(),
+        format!("0x{:04x}", transfer.flags),
+        transfer.remaining_data_length.to_string(),
+        transfer.data_offset.to_string(),
+        transfer.data_length.to_string(),
+        initiator,
+        responder,
+    ];
+    *line += &format!(
+        "Data Transfer{}  ",
+        row(cells.each_ref().map(String::as_str))
+    );
+    let mut words = Vec::new();
+    if transfer.flags & 1 != 0 {
+        words.push("RESPONSE_REQUESTED".to_owned());
+    }
+    if let Some(token) = transfer.invalidated {
+        words.push(format!("invalidates 0x{token:08x}"));
+    }
+    words.extend(payload(transfer.payload));
+    *line += &words.join(", ");
+}
+
+fn or(number: Option<u32>, unknown: &str) -> String {
+    number.map_or_else(|| unknown.into(), |number| number.to_string())
+}
+
+/// A payload in words.
+pub(super) fn payload(payload: Payload) -> Option<String> {
+    Some(match payload {
+        Payload::None | Payload::Other => return None,
+        Payload::Continued => "continued".into(),
+        Payload::Smb2 { command, response } => {
+            let kind = if response { "response" } else { "request" };
+            match COMMANDS.get(usize::from(command)) {
+                Some(name) => format!("SMB2 {name} {kind}"),
+                None => format!("SMB2 command 0x{command:04x} {kind}"),
+            }
+        }
+        Payload::Smb2Headless => "SMB2".into(),
+        Payload::Encrypted => "SMB3 encrypted".into(),
+        Payload::Compressed => "SMB3 compressed".into(),
+        Payload::Smb1 => "SMB1".into(),
+    })
+}
+
+/// The commands of SMB2 by their numbers.
+const COMMANDS: [&str; 20] = [
+    "NEGOTIATE",
+    "SESSION_SETUP",
+    "LOGOFF",
+    "TREE_CONNECT",
+    "TREE_DISCONNECT",
+    "CREATE",
+    "CLOSE",
+    "FLUSH",
+    "READ",
+    "WRITE",
+    "LOCK",
+    "IOCTL",
+    "CANCEL",
+    "ECHO",
+    "QUERY_DIRECTORY",
+    "CHANGE_NOTIFY",
+    "QUERY_INFO",
+    "SET_INFO",
+    "OPLOCK_BREAK",
+    "SERVER_TO_CLIENT_NOTIFICATION",
+];
+
+/// What is no Data Transfer.
+fn words(what: &What, style: Style) -> String {
+    let said = match what {
+        What::Startup(frame) => startup(frame),
+        What::BadStartup { error, .. } => error.to_string(),
+        What::BadFpdu { ulpdu_length } => {
+            format!("ULPDU_Length {ulpdu_length}, not to be understood")
+        }
+        What::ReadyToReceive(what) => format!("{what} of length 0"),
+        What::Write(tagged) | What::ReadResponse(tagged) => placed(tagged),
+        What::ReadRequest(request) => format!(
+            "{} from STag 0x{:08x} offset 0x{:x} to STag 0x{:08x} offset 0x{:x}",
+            plural(request.read_message_size.into(), "byte"),
+            request.source_stag,
+            request.source_tagged_offset,
+            request.sink_stag,
+            request.sink_tagged_offset,
+        ),
+        What::Terminate(terminate) => {
+            let words = terminate.to_string();
+            words.trim_start_matches("Terminate ").into()
+        }
+        What::NegotiateRequest(request) => negotiate_request(request),
+        What::NegotiateResponse(response) => negotiate_response(response),
+        What::Headless { length, .. } => format!(
+            "{}, and its fields are not in the capture or not there at all",
+            plural(*length, "byte")
+        ),
+        What::Gap(bytes) => {
+            let bytes = plural(*bytes, "byte");
+            return style.bad(&format!(
+                "-- {bytes} of this direction are not in the capture"
+            ));
+        }
+        What::InStep(bytes) => {
+            let bytes = plural(*bytes, "byte");
+            return style.dim(&format!(
+                "-- {bytes} passed over, up to where an FPDU begins"
+            ));
+        }
+        What::Note(note) => return style.dim(&format!("-- {note}")),
+        What::Closed { reset: true } => return style.dim("-- TCP is reset"),
+        What::Closed { reset: false } => return style.dim("-- TCP is closed"),
+        What::DataTransfer(_) | What::Stream { .. } => String::new(),
+    };
+    format!("{:<18} {said}", what.name().unwrap_or_default())
+}
+
+fn startup(frame: &StartupFrame) -> String {
+    let mut text = format!("revision {}", frame.revision);
+    for (is_set, word) in [
+        (frame.rejected, "REJECTED"),
+        (frame.markers, "markers"),
+        (frame.crc, "CRC"),
+    ] {
+        if is_set {
+            text = format!("{text}, {word}");
+        }
+    }
+    if let Some(enhanced) = frame.enhanced {
+        let _ = write!(text, ", IRD {}, ORD {}", enhanced.ird, enhanced.ord);
+        for (is_set, word) in [
+            (enhanced.peer_to_peer, "peer-to-peer"),
+            (enhanced.rtr_send, "RTR by Send"),
+            (enhanced.rtr_write, "RTR by RDMA Write"),
+            (enhanced.rtr_read, "RTR by RDMA Read"),
+        ] {
+            if is_set {
+                let _ = write!(text, ", {word}");
+            }
+        }
+    }
+    let length = frame.private_data.len();
+    if length > 0 {
+        let _ = write!(text, ", private data of {}", plural(length as u64, "byte"));
+    }
+    match IrdOrd::decode(&frame.private_data) {
+        Ok(Some(IrdOrd { ird, ord })) => {
+            let _ = write!(text, ": IRD {ird}, ORD {ord}");
+        }
+        Err(error) => {
+            let _ = write!(text, ": {error}");
+        }
+        Ok(None) => {}
+    }
+    text
+}
+
+fn placed(tagged: &Tagged) -> String {
+    format!(
+        "{} to STag 0x{:08x} offset 0x{:x}, {}",
+        plural(tagged.length, "byte"),
+        tagged.stag,
+        tagged.tagged_offset,
+        plural(tagged.segments, "segment"),
+    )
+}
+
+fn negotiate_request(request: &NegotiateRequest) -> String {
+    format!(
+        "MinVersion 0x{:04x}, MaxVersion 0x{:04x}, CreditsRequested {}, PreferredSendSize {}, \
+         MaxReceiveSize {}, MaxFragmentedSize {}",
+        request.min_version,
+        request.max_version,
+        request.credits_requested,
+        request.preferred_send_size,
+        request.max_receive_size,
+        request.max_fragmented_size,
+    )
+}
+
+fn negotiate_response(response: &NegotiateResponse) -> String {
+    format!(
+        "MinVersion 0x{:04x}, MaxVersion 0x{:04x}, NegotiatedVersion 0x{:04x}, \
+         CreditsRequested {}, CreditsGranted {}, Status {}, MaxReadWriteSize {}, \
+         PreferredSendSize {}, MaxReceiveSize {}, MaxFragmentedSize {}",
+        response.min_version,
+        response.max_version,
+        response.negotiated_version,
+        response.credits_requested,
+        response.credits_granted,
+        response.status,
+        response.max_read_write_size,
+        response.preferred_send_size,
+        response.max_receive_size,
+        response.max_fragmented_size,
+    )
+}
+
+/// Rules that are told one by one at the end, and streams whose credits are.
+const MAX_STREAMS: usize = 10;
+
+/// Prints what there was.
+pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
+    let style = report.style;
+    report.line("");
+    report.line(format_args!(
+        "{} in {}, {}",
+        plural(summary.messages.values().sum(), "message"),
+        plural(summary.streams, "stream"),
+        plural(counts.packets, "packet"),
+    ));
+    let mut messages: Vec<_> = summary.messages.iter().collect();
+    messages.sort_by_key(|(_, times)| std::cmp::Reverse(**times));
+    for (name, times) in messages {
+        let bytes = match *name {
+            "Data Transfer" => summary.payload_bytes,
+            "RDMA Write" => summary.written_bytes,
+            "RDMA Read Response" => summary.read_bytes,
+            _ => 0,
+        };
+        let bytes = match bytes {
+            0 => String::new(),
+            bytes => format!(", {}", report::bytes(bytes)),
+        };
+        report.line(format_args!("{:>9} {name}{bytes}", count(*times)));
+    }
+    for (stream, lowest) in summary.lowest_credits.iter().take(MAX_STREAMS) {
+        let [initiator, responder] = lowest.map(|credits| or(credits, "-"));
+        report.line(format_args!(
+            "stream {stream}: the fewest send credits, initiator {initiator}, responder {responder}"
+        ));
+    }
+    beside(report, summary, counts);
+    if summary.broken.is_empty() {
+        if !summary.messages.is_empty() {
+            report.line(style.good("no rule was broken"));
+        }
+        return;
+    }
+    let rules = plural(summary.broken.len() as u64, "rule");
+    let was = if summary.broken.len() == 1 {
+        "was"
+    } else {
+        "were"
+    };
+    report.line(style.bad(&format!("{rules} {was} broken")));
+    for (rule, broken) in &summary.broken {
+        let times = plural(broken.times, "time");
+        report.line(format_args!(
+            "  {rule:<16} {times}, first by {} of stream {} in frame {}: {}",
+            who(broken.by),
+            broken.stream,
+            broken.frame,
+            rule_text(rule)
+        ));
+    }
+}
+
+/// What was seen besides, and what could not be read.
+fn beside(report: &Report, summary: &Summary, counts: &Counts) {
+    if summary.missing_bytes > 0 {
+        let bytes = report::bytes(summary.missing_bytes);
+        report.line(format_args!(
+            "{bytes} of the streams are not in the capture; what depends on them is not judged"
+        ));
+    }
+    for (packets, what) in [
+        (counts.cut, "of TCP cut by the snap length of the capture"),
+        (counts.fragments, "of fragmented IP, not put together"),
+        (counts.roce_v2, "of RoCEv2 (UDP 4791), not read"),
+    ] {
+        if packets > 0 {
+            report.line(format_args!("{} {what}", plural(packets, "packet")));
+        }
+    }
+    for (link, packets) in &counts.unknown_links {
+        let packets = plural(*packets, "packet");
+        report.line(format_args!("{packets} of link type {link}, not read"));
+    }
+}

@@ -1,0 +1,20 @@
+//! The objects of TDI over real connections, in process and over TCP: what a client of the
+//! interface sees, request by request and event by event.
+
+#[path = "tdi_endpoint/ends.rs"]
+mod ends;
+
+#[path = "tdi_endpoint/adapters.rs"]
+mod adapters;
+#[path = "tdi_endpoint/connecting.rs"]
+mod connecting;
+#[path = "tdi_endpoint/disconnecting.rs"]
+mod disconnecting;
+#[path = "tdi_endpoint/failing.rs"]
+mod failing;
+#[path = "tdi_endpoint/model.rs"]
+mod model;
+#[path = "tdi_endpoint/receiving.rs"]
+mod receiving;
+#[path = "tdi_endpoint/sending.rs"]
+mod sending;

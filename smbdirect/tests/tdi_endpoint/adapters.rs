@@ -1,0 +1,317 @@
+//! Sinks, streams, writers and events over real connections.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream;
+use futures_sink::Sink;
+use smbdirect::{
+    Message,
+    rdma::provider::Provider,
+    tdi::{
+        Cause, DisconnectFlags, Event, Events, ReceiveFlags, SendFlags, Status, TransportSettings,
+        Tsdus,
+    },
+};
+
+use crate::ends::{
+    Ends, How, Witness, credits, not_yet, over_providers, pattern, receive, settings,
+    starving_settings, within,
+};
+
+const PLAIN: SendFlags = SendFlags::empty();
+
+over_providers! {
+    a_stream_gives_every_tsdu;
+    a_stream_comes_after_receives_and_before_events;
+    a_sink_makes_a_tsdu_of_each_item;
+    a_sink_takes_no_more_than_its_backlog;
+    a_writer_puts_a_tsdu_together;
+    writers_do_not_mix_with_partial_sends;
+    events_come_as_a_stream;
+    a_full_stream_of_events_holds_and_goes_on;
+}
+
+async fn next(tsdus: &mut Tsdus) -> Option<Message> {
+    within(poll_fn(|context| Pin::new(&mut *tsdus).poll_next(context))).await
+}
+
+async fn event(events: &mut Events) -> Event {
+    let next = poll_fn(|context| Pin::new(&mut *events).poll_next(context));
+    within(next).await.expect("it has no end")
+}
+
+async fn send<S: Sink<Bytes, Error = Status> + Unpin>(
+    sink: &mut S,
+    item: Bytes,
+) -> Result<(), Status> {
+    poll_fn(|context| Pin::new(&mut *sink).poll_ready(context)).await?;
+    Pin::new(sink).start_send(item)
+}
+
+async fn flush<S: Sink<Bytes, Error = Status> + Unpin>(sink: &mut S) -> Result<(), Status> {
+    within(poll_fn(|context| Pin::new(&mut *sink).poll_flush(context))).await
+}
+
+async fn close<S: Sink<Bytes, Error = Status> + Unpin>(sink: &mut S) -> Result<(), Status> {
+    within(poll_fn(|context| Pin::new(&mut *sink).poll_close(context))).await
+}
+
+async fn a_stream_gives_every_tsdu(provider: Arc<dyn Provider>) {
+    let mut small = settings(credits(8));
+    // More than fits: what is not taken is withheld, and comes.
+    small.receive.receive_buffer = 20_000;
+    small.receive.lendable = 0;
+    let ends = Ends::with(provider, small).await;
+    let mut tsdus = ends.there.tsdus().unwrap();
+    assert_eq!(
+        ends.there.tsdus().unwrap_err(),
+        Status::INVALID_DEVICE_STATE
+    );
+    let sent: Vec<_> = (0..100_u8)
+        .map(|number| pattern(usize::from(number) * 300 + 1, number))
+        .collect();
+    for tsdu in &sent {
+        drop(ends.here.send(tsdu.clone(), PLAIN));
+    }
+    let release = ends.here.disconnect(DisconnectFlags::RELEASE, None);
+    let mut kept = Vec::new();
+    while let Some(tsdu) = next(&mut tsdus).await {
+        kept.push(tsdu);
+    }
+    within(release).await.unwrap();
+    assert_eq!(
+        within(ends.there.disconnected()).await,
+        Some(Cause::RemoteDisconnect)
+    );
+    let got: Vec<_> = kept.into_iter().map(Message::into_bytes).collect();
+    assert_eq!(got, sent);
+}
+
+async fn a_stream_comes_after_receives_and_before_events(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    let witness = Witness::new(How::Take);
+    ends.remote.set_client(Some(witness.clone()));
+    let mut tsdus = ends.there.tsdus().unwrap();
+    let receiving = ends
+        .there
+        .receive(BytesMut::zeroed(9), ReceiveFlags::empty());
+    for words in ["one", "two", "three"] {
+        drop(ends.here.send(words, PLAIN));
+    }
+    assert_eq!(next(&mut tsdus).await.unwrap().into_bytes(), "two");
+    assert_eq!(&within(receiving).await.into_data().unwrap()[..], b"one");
+    assert_eq!(witness.lines(), [""; 0]);
+    drop(tsdus);
+    assert_eq!(witness.told(1).await, ["receive 5."]);
+    // What a handler has begun, a stream ends.
+    witness.answer(How::Refuse);
+    drop(ends.here.send("four", PLAIN));
+    witness.told(2).await;
+    let mut tsdus = ends.there.tsdus().unwrap();
+    assert_eq!(next(&mut tsdus).await.unwrap().into_bytes(), "four");
+}
+
+async fn a_sink_makes_a_tsdu_of_each_item(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    for flags in [
+        SendFlags::PARTIAL,
+        SendFlags::NON_BLOCKING,
+        SendFlags::all(),
+    ] {
+        assert_eq!(
+            ends.here.sink(flags, 1).unwrap_err(),
+            Status::INVALID_PARAMETER
+        );
+    }
+    let mut sink = ends
+        .here
+        .sink(SendFlags::NO_RESPONSE_EXPECTED, 1 << 20)
+        .unwrap();
+    for number in 0..10_u8 {
+        send(&mut sink, vec![number; 1000].into()).await.unwrap();
+    }
+    flush(&mut sink).await.unwrap();
+    // An item that cannot be sent is an error of the next call, and costs nothing else.
+    send(&mut sink, Bytes::new()).await.unwrap();
+    assert_eq!(flush(&mut sink).await, Err(Status::INVALID_PARAMETER));
+    send(&mut sink, "last".into()).await.unwrap();
+    for number in 0..10_u8 {
+        assert_eq!(ends.arrived().await, vec![number; 1000]);
+    }
+    close(&mut sink).await.unwrap();
+    assert_eq!(ends.arrived().await, "last");
+    assert_eq!(
+        within(ends.here.disconnected()).await,
+        Some(Cause::LocalDisconnect)
+    );
+    send(&mut sink, "too late".into()).await.unwrap();
+    assert_eq!(flush(&mut sink).await, Err(Status::INVALID_CONNECTION));
+}
+
+async fn a_sink_takes_no_more_than_its_backlog(provider: Arc<dyn Provider>) {
+    let ends = Ends::with(provider, starving_settings()).await;
+    let mut sink = ends.here.sink(PLAIN, 10_000).unwrap();
+    let mut count = 0;
+    loop {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        match Pin::new(&mut sink).poll_ready(&mut context) {
+            Poll::Ready(ready) => ready.unwrap(),
+            Poll::Pending => {
+                // Some may be on their way still.
+                let ready = pin!(poll_fn(|context| Pin::new(&mut sink).poll_ready(context)));
+                let later = tokio::time::timeout(std::time::Duration::from_millis(50), ready);
+                if later.await.is_err() {
+                    break;
+                }
+                continue;
+            }
+        }
+        Pin::new(&mut sink)
+            .start_send(pattern(4000, count))
+            .unwrap();
+        count += 1;
+        assert!(count < 100, "it takes without end");
+    }
+    let drain = async {
+        for number in 0..count {
+            assert_eq!(ends.arrived().await, pattern(4000, number));
+        }
+    };
+    let (flushed, ()) = tokio::join!(flush(&mut sink), drain);
+    flushed.unwrap();
+}
+
+async fn a_writer_puts_a_tsdu_together(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    for flags in [SendFlags::PARTIAL, SendFlags::NON_BLOCKING] {
+        assert_eq!(
+            ends.here.begin_tsdu(flags).unwrap_err(),
+            Status::INVALID_PARAMETER
+        );
+    }
+    let mut first = ends.here.begin_tsdu(PLAIN).unwrap();
+    let mut second = ends.here.begin_tsdu(SendFlags::EXPEDITED).unwrap();
+    assert!(first.is_empty());
+    first.push("fir").unwrap();
+    second.push("sec").unwrap();
+    drop(ends.here.send("in between", PLAIN));
+    first.push("st").unwrap();
+    second.push("ond").unwrap();
+    assert_eq!(first.len(), 5);
+    let mut forgotten = ends.here.begin_tsdu(PLAIN).unwrap();
+    forgotten.push("never sent").unwrap();
+    drop(forgotten);
+    assert_eq!(within(second.finish()).await.result(), Ok(6));
+    assert_eq!(within(first.finish()).await.result(), Ok(5));
+    // The task hands over nothing before this one waits.
+    for words in ["second", "in between", "first"] {
+        assert_eq!(ends.arrived().await, words);
+    }
+    let mut long = ends.here.begin_tsdu(PLAIN).unwrap();
+    let max = ends.here.max_tsdu().unwrap();
+    long.push(pattern(max, 0)).unwrap();
+    assert_eq!(long.push("x"), Err(Status::INVALID_PARAMETER));
+    assert_eq!(within(long.finish()).await.result(), Ok(max));
+    assert_eq!(ends.arrived().await.len(), max);
+    let empty = ends.here.begin_tsdu(PLAIN).unwrap().finish();
+    assert_eq!(within(empty).await.status, Status::INVALID_PARAMETER);
+}
+
+async fn writers_do_not_mix_with_partial_sends(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    ends.here
+        .send("raw ", SendFlags::PARTIAL)
+        .await
+        .result()
+        .unwrap();
+    let mut writer = ends.here.begin_tsdu(PLAIN).unwrap();
+    writer.push("written").unwrap();
+    let refused = within(writer.finish()).await;
+    assert_eq!(refused.status, Status::INVALID_DEVICE_STATE);
+    assert_eq!(refused.buffer.into_bytes(), "written");
+    let mut sink = ends.here.sink(PLAIN, 10).unwrap();
+    send(&mut sink, "sunk".into()).await.unwrap();
+    assert_eq!(flush(&mut sink).await, Err(Status::INVALID_DEVICE_STATE));
+    // The other class is free.
+    let mut writer = ends.here.begin_tsdu(SendFlags::EXPEDITED).unwrap();
+    writer.push("written").unwrap();
+    assert_eq!(within(writer.finish()).await.result(), Ok(7));
+    drop(ends.here.send("end", PLAIN));
+    assert_eq!(ends.arrived().await, "written");
+    assert_eq!(ends.arrived().await, "raw end");
+}
+
+async fn events_come_as_a_stream(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    let mut events = ends.remote.events(10);
+    let there = ends.there.connection().unwrap();
+    let region = there
+        .register(pattern(10, 0).into(), smbdirect::Access::all())
+        .unwrap();
+    drop(ends.here.send("hello", PLAIN));
+    let Event::Tsdu { endpoint, tsdu } = event(&mut events).await else {
+        panic!("a TSDU came");
+    };
+    assert_eq!(tsdu.into_bytes(), "hello");
+    endpoint
+        .send("hello yourself", PLAIN)
+        .await
+        .result()
+        .unwrap();
+    assert_eq!(receive(&ends.here, 100).await, "hello yourself");
+    let here = ends.here.connection().unwrap();
+    let token = region.token();
+    drop(here.send_and_invalidate("", token).unwrap());
+    assert!(matches!(
+        event(&mut events).await,
+        Event::Invalidated { token: told, .. } if told == token
+    ));
+    drop(region);
+    within(ends.here.disconnect(DisconnectFlags::RELEASE, None))
+        .await
+        .unwrap();
+    let last = event(&mut events).await;
+    assert!(
+        matches!(
+            &last,
+            Event::Disconnect {
+                cause: Cause::RemoteDisconnect,
+                ..
+            }
+        ),
+        "{last:?}"
+    );
+    // Nobody is there to take events any more: what comes is refused, and can be received.
+    drop(events);
+    ends.connect().await;
+    drop(ends.here.send("later", PLAIN));
+    assert_eq!(ends.arrived().await, "later");
+}
+
+async fn a_full_stream_of_events_holds_and_goes_on(provider: Arc<dyn Provider>) {
+    for lendable in [0, 30_000, 4 << 20] {
+        let mut small: TransportSettings = settings(credits(8));
+        small.receive.lendable = lendable;
+        let ends = Ends::with(provider.clone(), small).await;
+        let mut events = ends.remote.events(2);
+        let sent: Vec<_> = (0..40_u8)
+            .map(|number| pattern(usize::from(number) * 1000 + 1, number))
+            .collect();
+        for tsdu in &sent {
+            drop(ends.here.send(tsdu.clone(), PLAIN));
+        }
+        not_yet(ends.there.disconnected()).await;
+        for tsdu in &sent {
+            let Event::Tsdu { tsdu: got, .. } = event(&mut events).await else {
+                panic!("a TSDU is next");
+            };
+            assert_eq!(got.into_bytes(), tsdu);
+        }
+    }
+}

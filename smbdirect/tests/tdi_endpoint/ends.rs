@@ -1,0 +1,372 @@
+//! Two ends of a connection, and a client that writes down what it is told.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::{
+    Config, Settings, Token,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+    },
+    tdi::{
+        Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
+        Indication, IndicationFlags, Offer, ReceiveCompletion, ReceiveFlags, ReceiveRequest,
+        RequestId, Share, Status, Transport, TransportSettings,
+    },
+};
+use tokio::{sync::Notify, time::timeout};
+
+/// The same test over every provider that runs anywhere.
+macro_rules! over_providers {
+    ($($(#[$meta:meta])* $name:ident;)+) => {
+        mod in_process {
+            $($(#[$meta])* #[tokio::test] async fn $name() {
+                super::$name(crate::ends::loopback()).await;
+            })+
+        }
+        mod over_tcp {
+            $($(#[$meta])* #[tokio::test] async fn $name() {
+                super::$name(crate::ends::iwarp()).await;
+            })+
+        }
+    };
+}
+pub(crate) use over_providers;
+
+pub(crate) fn loopback() -> Arc<dyn Provider> {
+    Arc::new(Loopback::new())
+}
+
+pub(crate) fn iwarp() -> Arc<dyn Provider> {
+    Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+/// Bounds what should be over soon.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(30), future)
+        .await
+        .expect("it is over in time")
+}
+
+/// Nothing comes of it for a while.
+pub(crate) async fn not_yet<T>(future: impl Future<Output = T>) {
+    let early = timeout(Duration::from_millis(50), future).await;
+    assert!(early.is_err(), "too early");
+}
+
+/// `count` credits either way.
+pub(crate) fn credits(count: u16) -> Settings {
+    Settings {
+        send_credit_target: count,
+        receive_credit_max: count,
+        ..Settings::default()
+    }
+}
+
+/// A receiver that takes nothing stops the sender after a few messages.
+pub(crate) fn starving() -> Settings {
+    Settings {
+        max_send_size: 1024,
+        max_receive_size: 1024,
+        receive_buffer: Some(16 << 10),
+        credit_grant_timeout: None,
+        ..credits(4)
+    }
+}
+
+pub(crate) fn settings(settings: Settings) -> TransportSettings {
+    TransportSettings::new(Config::new(settings).unwrap())
+}
+
+/// Like [`starving`], and with a TDI receive buffer that is full at once.
+pub(crate) fn starving_settings() -> TransportSettings {
+    let mut settings = settings(starving());
+    settings.receive.receive_buffer = 1;
+    settings.receive.lendable = 0;
+    settings
+}
+
+pub(crate) fn transport(provider: &Arc<dyn Provider>, settings: TransportSettings) -> Transport {
+    Transport::new(provider.clone(), settings).unwrap()
+}
+
+pub(crate) fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// Two endpoints, and all that they stand on.
+pub(crate) struct Ends {
+    pub(crate) transport: Transport,
+    pub(crate) here: Endpoint,
+    pub(crate) there: Endpoint,
+    pub(crate) local: Address,
+    pub(crate) remote: Address,
+}
+
+impl Ends {
+    /// Associated, and not connected.
+    pub(crate) async fn apart(provider: Arc<dyn Provider>, settings: TransportSettings) -> Self {
+        let transport = transport(&provider, settings);
+        let remote = transport.open_address(any_port(), Share::Exclusive);
+        let remote = remote.await.unwrap();
+        let local = transport.open_any_address();
+        let (here, there) = (transport.open_endpoint(()), transport.open_endpoint(()));
+        here.associate(&local).unwrap();
+        there.associate(&remote).unwrap();
+        Self {
+            transport,
+            here,
+            there,
+            local,
+            remote,
+        }
+    }
+
+    pub(crate) async fn connect(&self) {
+        let listen = self.there.listen(None);
+        let connect = self.here.connect(self.remote.local_address(), None);
+        within(connect).await.unwrap();
+        within(listen).await.unwrap();
+    }
+
+    pub(crate) async fn with(provider: Arc<dyn Provider>, settings: TransportSettings) -> Self {
+        let ends = Self::apart(provider, settings).await;
+        ends.connect().await;
+        ends
+    }
+
+    pub(crate) async fn new(provider: Arc<dyn Provider>) -> Self {
+        Self::with(provider, TransportSettings::default()).await
+    }
+
+    /// The next TSDU at the far end.
+    pub(crate) async fn arrived(&self) -> Bytes {
+        receive(&self.there, 2 << 20).await
+    }
+}
+
+/// A whole TSDU of at most so many bytes.
+pub(crate) async fn receive(endpoint: &Endpoint, most: usize) -> Bytes {
+    let receiving = endpoint.receive(BytesMut::zeroed(most), ReceiveFlags::empty());
+    let completion = within(receiving).await;
+    assert_eq!(completion.status, Status::SUCCESS);
+    completion.into_data().unwrap().freeze()
+}
+
+/// What the handlers of a [`Witness`] answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Take all.
+    Take,
+    /// Take so many bytes of each indication.
+    TakeSome(usize),
+    /// Take so many bytes, and have the rest put into a request of so many.
+    ThenReceive(usize, usize),
+    /// Take nothing, and want no more.
+    Refuse,
+    /// Fail.
+    Panic,
+}
+
+/// A client that writes down what it is told, and answers as it is told.
+pub(crate) struct Witness {
+    state: Mutex<State>,
+    changed: Notify,
+    pub(crate) chained: AtomicBool,
+    pub(crate) accepting: Mutex<Option<ConnectAnswer>>,
+}
+
+struct State {
+    lines: Vec<String>,
+    data: Vec<u8>,
+    kept: Vec<ChainedTsdu>,
+    keep: bool,
+    how: How,
+}
+
+impl Witness {
+    pub(crate) fn new(how: How) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                lines: Vec::new(),
+                data: Vec::new(),
+                kept: Vec::new(),
+                keep: false,
+                how,
+            }),
+            changed: Notify::new(),
+            chained: AtomicBool::new(false),
+            accepting: Mutex::default(),
+        })
+    }
+
+    /// One that is lent TSDUs, and keeps them if told to.
+    pub(crate) fn chained(keep: bool) -> Arc<Self> {
+        let witness = Self::new(How::Take);
+        witness.chained.store(true, Ordering::Relaxed);
+        witness.state.lock().unwrap().keep = keep;
+        witness
+    }
+
+    pub(crate) fn answer(&self, how: How) {
+        self.state.lock().unwrap().how = how;
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.state.lock().unwrap().lines.clone()
+    }
+
+    /// All bytes that were taken.
+    pub(crate) fn data(&self) -> Bytes {
+        self.state.lock().unwrap().data.clone().into()
+    }
+
+    pub(crate) fn kept(&self) -> Vec<ChainedTsdu> {
+        std::mem::take(&mut self.state.lock().unwrap().kept)
+    }
+
+    /// Waits until that many lines are there, and gives them.
+    pub(crate) async fn told(&self, count: usize) -> Vec<String> {
+        within(self.until(|state| state.lines.len() >= count)).await;
+        self.lines()
+    }
+
+    pub(crate) async fn has_taken(&self, count: usize) {
+        within(self.until(|state| state.data.len() >= count)).await;
+    }
+
+    async fn until(&self, is_there: impl Fn(&State) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if is_there(&self.state.lock().unwrap()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn tell(&self, line: String) {
+        let how = {
+            let mut state = self.state.lock().unwrap();
+            state.lines.push(line);
+            state.how
+        };
+        self.changed.notify_waiters();
+        assert_ne!(how, How::Panic, "as it was told");
+    }
+}
+
+impl Client for Witness {
+    fn connect(&self, offer: &Offer) -> ConnectAnswer {
+        assert!(offer.remote_address.ip().is_loopback());
+        self.tell("connect".into());
+        let answer = self.accepting.lock().unwrap().take();
+        answer.unwrap_or(ConnectAnswer::Refuse)
+    }
+
+    fn accept_completed(&self, _: &Endpoint, result: Result<(), Status>) {
+        self.tell(format!("accepted {result:?}"));
+    }
+
+    fn takes_chained(&self) -> bool {
+        self.chained.load(Ordering::Relaxed)
+    }
+
+    fn chained_receive(&self, _: &Endpoint, tsdu: ChainedTsdu) -> Result<(), ChainedTsdu> {
+        self.tell(format!("chained {}", tsdu.len()));
+        let mut state = self.state.lock().unwrap();
+        if state.how == How::Refuse {
+            return Err(tsdu);
+        }
+        state
+            .data
+            .extend_from_slice(&tsdu.clone().into_message().into_bytes());
+        if state.keep {
+            state.kept.push(tsdu);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    fn receive(&self, _: &Endpoint, indication: Indication) -> Answer {
+        let Indication { flags, data, .. } = &indication;
+        let end = match flags.contains(IndicationFlags::ENTIRE_MESSAGE) {
+            true => ".",
+            false => "",
+        };
+        self.tell(format!("receive {}{end}", data.len()));
+        let mut state = self.state.lock().unwrap();
+        let (count, answer) = match state.how {
+            How::Take | How::Panic => (data.len(), Answer::Taken(data.len())),
+            How::TakeSome(most) => {
+                let count = most.min(data.len());
+                (count, Answer::Taken(count))
+            }
+            How::ThenReceive(most, length) => {
+                let count = most.min(data.len());
+                let request = ReceiveRequest {
+                    id: RequestId(77),
+                    buffer: BytesMut::zeroed(length),
+                    flags: ReceiveFlags::NORMAL,
+                };
+                (count, Answer::TakenThenReceive(count, request))
+            }
+            How::Refuse => (0, Answer::NotAccepted(0)),
+        };
+        state.data.extend_from_slice(&data[..count]);
+        drop(state);
+        self.changed.notify_waiters();
+        answer
+    }
+
+    fn receive_completed(&self, _: &Endpoint, completion: ReceiveCompletion) {
+        let ReceiveCompletion {
+            id,
+            status,
+            information,
+            buffer,
+            ..
+        } = completion;
+        self.tell(format!("completed {} {status} {information}", id.0));
+        let mut state = self.state.lock().unwrap();
+        state.data.extend_from_slice(&buffer[..information]);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    fn send_possible(&self, _: &Endpoint, available: usize) {
+        self.tell(format!("send possible {available}"));
+    }
+
+    fn invalidated(&self, _: &Endpoint, token: Token) {
+        self.tell(format!("invalidated {token}"));
+    }
+
+    fn disconnect(&self, _: &Endpoint, flags: DisconnectFlags, cause: &Cause) {
+        assert_eq!(flags, DisconnectFlags::ABORT);
+        self.tell(format!("disconnect: {cause}"));
+    }
+
+    fn error(&self, status: Status) {
+        self.tell(format!("error {status}"));
+    }
+}
+
+/// Bytes that show where they come from.
+pub(crate) fn pattern(length: usize, seed: u8) -> Bytes {
+    (0..length)
+        .map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed))
+        .collect()
+}

@@ -1,0 +1,259 @@
+//! Indications, receives, and data that nobody wants yet, over a real connection.
+
+use std::sync::Arc;
+
+use bytes::{Buf, BytesMut};
+use smbdirect::{
+    rdma::provider::Provider,
+    tdi::{ReceiveFlags, SendFlags, Status, TransportSettings},
+};
+
+use crate::ends::{
+    Ends, How, Witness, credits, not_yet, over_providers, pattern, receive, settings, starving,
+    within,
+};
+
+const PLAIN: SendFlags = SendFlags::empty();
+
+over_providers! {
+    handlers_answer_in_every_way;
+    receives_come_before_events;
+    data_is_held_until_it_is_received;
+    receives_by_flags_and_lengths;
+    lent_tsdus_come_back;
+    a_tsdu_longer_than_all_buffers_arrives;
+    back_pressure_ends_in_withheld_credits;
+}
+
+//= TDI-RECV-10 test
+//= TDI-RECV-11 test
+//= TDI-RECV-12 test
+//= TDI-RECV-14 test
+async fn handlers_answer_in_every_way(provider: Arc<dyn Provider>) {
+    let data = pattern(20_000, 1);
+    for how in [
+        How::Take,
+        How::TakeSome(1),
+        How::TakeSome(100),
+        How::TakeSome(5000),
+        How::ThenReceive(0, 100),
+        How::ThenReceive(50, 7000),
+        How::ThenReceive(100_000, 3),
+        How::ThenReceive(10, 100_000),
+    ] {
+        let ends = Ends::with(provider.clone(), settings(credits(8))).await;
+        let witness = Witness::new(how);
+        ends.remote.set_client(Some(witness.clone()));
+        for length in [20_000, 1, 4096, 129] {
+            drop(ends.here.send(data.slice(..length), PLAIN));
+        }
+        witness.has_taken(24_226).await;
+        let expected = [20_000, 1, 4096, 129]
+            .map(|length| data.slice(..length))
+            .concat();
+        assert_eq!(witness.data(), expected, "{how:?}");
+        let lines = witness.lines();
+        let wrong = |line: &&String| {
+            line.starts_with("completed")
+                && !line.starts_with("completed 77 STATUS_SUCCESS")
+                && !line.starts_with("completed 77 STATUS_BUFFER_OVERFLOW")
+        };
+        assert_eq!(lines.iter().find(wrong), None);
+    }
+}
+
+//= TDI-RECV-06 test
+//= TDI-RECV-08 test
+async fn receives_come_before_events(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    let witness = Witness::new(How::Take);
+    ends.remote.set_client(Some(witness.clone()));
+    let (first, second) = (
+        ends.there
+            .receive(BytesMut::zeroed(100), ReceiveFlags::NORMAL),
+        ends.there
+            .receive(BytesMut::zeroed(100), ReceiveFlags::empty()),
+    );
+    for words in ["one", "two", "three"] {
+        drop(ends.here.send(words, PLAIN));
+    }
+    assert_eq!(&within(second).await.into_data().unwrap()[..], b"two");
+    assert_eq!(&within(first).await.into_data().unwrap()[..], b"one");
+    assert_eq!(witness.told(1).await, ["receive 5."]);
+}
+
+//= TDI-RECV-11 test
+//= TDI-RECV-12 test
+//= TDI-ADDR-02 test
+async fn data_is_held_until_it_is_received(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    // Nobody has a handler.
+    drop(ends.here.send("one", PLAIN));
+    assert_eq!(ends.arrived().await, "one");
+    drop(ends.here.send("two", PLAIN));
+    within(async {
+        while ends.there.query_connection().unwrap().receive_buffer_held == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // A handler that comes is shown what is held; it does not want it.
+    let witness = Witness::new(How::Refuse);
+    ends.remote.set_client(Some(witness.clone()));
+    assert_eq!(witness.told(1).await, ["receive 3."]);
+    drop(ends.here.send("three", PLAIN));
+    // Nothing more is indicated before a receive is done.
+    assert_eq!(ends.arrived().await, "two");
+    assert_eq!(witness.told(2).await[1], "receive 5.");
+    witness.answer(How::Take);
+    ends.there.resume().unwrap();
+    witness.has_taken(5).await;
+    assert_eq!(witness.data(), "three");
+    assert_eq!(witness.lines().len(), 3);
+}
+
+//= TDI-RECV-01 test
+//= TDI-RECV-02 test
+//= TDI-RECV-04 test
+//= TDI-RECV-05 test
+async fn receives_by_flags_and_lengths(provider: Arc<dyn Provider>) {
+    let ends = Ends::new(provider).await;
+    let post = |length, flags| ends.there.receive(BytesMut::zeroed(length), flags);
+    let expedited = within(post(10, ReceiveFlags::EXPEDITED)).await;
+    assert_eq!(expedited.status, Status::NOT_SUPPORTED);
+    let strange = within(post(10, ReceiveFlags::from_bits_retain(0x8000))).await;
+    assert_eq!(strange.status, Status::INVALID_PARAMETER);
+    drop(ends.here.send("abcdefghij", PLAIN));
+    within(async {
+        while ends.there.query_connection().unwrap().receive_buffer_held == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let peek = within(post(4, ReceiveFlags::PEEK)).await;
+    assert_eq!(
+        (peek.status, peek.information),
+        (Status::RECEIVE_PARTIAL, 4)
+    );
+    let peek = within(post(40, ReceiveFlags::PEEK)).await;
+    assert_eq!(
+        (peek.status, &peek.buffer[..10]),
+        (Status::SUCCESS, &b"abcdefghij"[..])
+    );
+    let both = ReceiveFlags::NORMAL | ReceiveFlags::EXPEDITED;
+    let part = within(post(4, both)).await;
+    assert_eq!(
+        (part.status, &part.buffer[..]),
+        (Status::BUFFER_OVERFLOW, &b"abcd"[..])
+    );
+    let rest = within(post(40, both)).await;
+    assert_eq!((rest.status, rest.information), (Status::SUCCESS, 6));
+    assert_eq!(rest.buffer.len(), 40);
+    let none = within(post(0, both)).await;
+    assert_eq!((none.status, none.information), (Status::SUCCESS, 0));
+}
+
+//= TDI-CHN-01 test
+//= TDI-CHN-03 test
+//= TDI-CHN-04 test
+//= TDI-CHN-05 test
+//= TDI-CHN-06 test
+async fn lent_tsdus_come_back(provider: Arc<dyn Provider>) {
+    let mut small = settings(credits(16));
+    small.receive.receive_buffer = 100_000;
+    small.receive.lendable = 50_000;
+    let ends = Ends::with(provider, small).await;
+    let witness = Witness::chained(true);
+    ends.remote.set_client(Some(witness.clone()));
+    let data = pattern(20_000, 1);
+    for _ in 0..3 {
+        drop(ends.here.send(data.clone(), PLAIN));
+    }
+    witness.has_taken(60_000).await;
+    let lines = witness.lines();
+    assert_eq!(lines[..2], ["chained 20000", "chained 20000"]);
+    // As much is lent as may be: the third is copied.
+    assert!(lines[2].starts_with("receive "), "{lines:?}");
+    let mut kept = witness.kept();
+    assert_eq!(kept.len(), 2);
+    let mut copy = kept[1].clone();
+    assert_eq!(copy.copy_to_bytes(20_000), data);
+    assert_eq!(kept[1].len(), 20_000);
+    kept.clear();
+    drop(copy);
+    // What came back is lent again.
+    drop(ends.here.send(data.clone(), PLAIN));
+    witness.has_taken(80_000).await;
+    assert_eq!(witness.lines().last().unwrap(), "chained 20000");
+    drop(witness.kept());
+    // One that is not accepted waits for a receive.
+    witness.answer(How::Refuse);
+    drop(ends.here.send("refused", PLAIN));
+    let before = witness.lines().len();
+    witness.told(before.max(1)).await;
+    assert_eq!(ends.arrived().await, "refused");
+    witness.answer(How::Take);
+    drop(ends.here.send("again", PLAIN));
+    witness.has_taken(80_005).await;
+    assert_eq!(
+        witness.data(),
+        [&data[..], &data, &data, &data, b"again"].concat()
+    );
+}
+
+//= TDI-CHN-04 test
+//= TDI-RECV-17 test
+async fn a_tsdu_longer_than_all_buffers_arrives(provider: Arc<dyn Provider>) {
+    let mut small = settings(credits(4));
+    small.receive.receive_buffer = 2000;
+    small.receive.lendable = 2000;
+    let ends = Ends::with(provider, small).await;
+    let data = pattern(1 << 20, 3);
+    let witness = Witness::chained(false);
+    ends.remote.set_client(Some(witness.clone()));
+    drop(ends.here.send(data.clone(), PLAIN));
+    witness.has_taken(data.len()).await;
+    assert_eq!(witness.data(), data);
+    assert!(
+        witness
+            .lines()
+            .iter()
+            .all(|line| line.starts_with("receive"))
+    );
+    // By a receive as well.
+    let receiving = ends
+        .there
+        .receive(BytesMut::zeroed(1 << 20), ReceiveFlags::empty());
+    drop(ends.here.send(data.clone(), PLAIN));
+    assert_eq!(within(receiving).await.into_data().unwrap(), data);
+}
+
+//= TDI-RECV-17 test
+async fn back_pressure_ends_in_withheld_credits(provider: Arc<dyn Provider>) {
+    let mut small: TransportSettings = settings(starving());
+    small.receive.receive_buffer = 10_000;
+    small.receive.lendable = 0;
+    let ends = Ends::with(provider, small).await;
+    let witness = Witness::new(How::Refuse);
+    ends.remote.set_client(Some(witness.clone()));
+    let sendings: Vec<_> = (0..100)
+        .map(|number| ends.here.send(vec![number; 900], PLAIN))
+        .collect();
+    not_yet(async {
+        for sending in sendings {
+            sending.await;
+        }
+    })
+    .await;
+    let there = ends.there.query_connection().unwrap();
+    assert!(there.unreliable, "its receive buffer is full");
+    // One message more than fits, and its cost.
+    assert!(there.receive_buffer_held <= 10_000 + 900 + 128, "{there:?}");
+    let here = ends.here.connection().unwrap();
+    assert!(here.stats().messages_sent < 60);
+    assert_eq!(witness.lines().len(), 1);
+    for number in 0..100 {
+        assert_eq!(receive(&ends.there, 1000).await, vec![number; 900]);
+    }
+    assert!(ends.transport.statistics().resources[1].exhausted > 0);
+}
