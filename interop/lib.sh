@@ -202,8 +202,9 @@ start_capture() {
   wait_for 10 grep -q 'listening on' "$file.log" || { fail "tcpdump does not capture"; exit 1; }
 }
 
-# check_capture FILE: stops the capture and has tshark judge it. Each RDMAP Send is to be an SMB
-# Direct message, and nothing that we sent malformed or with a bad CRC.
+# check_capture FILE: stops the capture and has tshark and our own decoder judge it. Each RDMAP Send
+# is to be an SMB Direct message, nothing that we sent malformed or with a bad CRC, and no rule broken
+# by us. What the other side breaks is told, and is its own affair.
 check_capture() {
   local file=$1 sends messages bad
   sleep 0.5
@@ -223,6 +224,32 @@ check_capture() {
   else
     fail "tshark: $sends Sends of ours, $messages SMB Direct messages, $bad bad lines in $file"
   fi
+  "$bin" decode "$file" --broken --json >"$file.decoded" 2>>"$file.log" || true
+  if decoded=$(broken_rules "$file.decoded"); then
+    pass "decode: $decoded"
+  else
+    fail "decode: $decoded"
+  fi
+}
+
+# broken_rules FILE: what the decoder found, in a line; fails if a broken rule is ours.
+broken_rules() {
+  python3 - "$1" "$host" <<'PYTHON'
+import collections, json, sys
+ends, rules, streams = {}, collections.Counter(), 0
+for line in open(sys.argv[1]):
+    event = json.loads(line)
+    if event["event"] == "stream":
+        ends[event["stream"]] = event
+    for broken in event.get("broken", []) if event["event"] == "message" else []:
+        ours = ends[event["stream"]][event["from"]].startswith(sys.argv[2] + ":")
+        rules["us" if ours else "the peer", broken["rule"]] += 1
+    if event["event"] == "summary":
+        streams = event["streams"]
+told = "; ".join(f"{rule} {count} times by {who}" for (who, rule), count in sorted(rules.items()))
+print(f"{streams} streams, " + (told or "no rule broken"))
+sys.exit(streams == 0 or any(who == "us" for who, _ in rules))
+PYTHON
 }
 
 # seen FILE FILTER [WORD]: how many packets of a capture pass, of those with WORD in their summary.
