@@ -41,6 +41,8 @@ const STEP: usize = 128 << 10;
 /// between them.
 const PROBES: u32 = 5;
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Linux refuses a longer silence than this before the first question.
+const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
 /// Why no more messages come from a TCP peer, or go to it.
 #[derive(Debug, Error)]
@@ -65,7 +67,8 @@ pub(super) enum Fault {
 /// in as much time as by SMB Direct's own keepalive.
 pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let keepalive = TcpKeepalive::new().with_time(keepalive_interval.max(PROBE_INTERVAL));
+    let keepalive =
+        TcpKeepalive::new().with_time(keepalive_interval.clamp(PROBE_INTERVAL, MAX_IDLE));
     #[cfg(any(target_os = "linux", target_os = "macos", target_os = "freebsd"))]
     let keepalive = keepalive.with_interval(PROBE_INTERVAL).with_retries(PROBES);
     SockRef::from(stream).set_tcp_keepalive(&keepalive)

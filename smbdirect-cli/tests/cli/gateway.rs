@@ -470,6 +470,17 @@ async fn who_stops_in_the_middle_is_not_waited_for_for_ever() {
     soon(flood).await.unwrap();
 }
 
+/// Systems have a limit for how long TCP may be idle; Linux refuses more than 32767 seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_keepalive_interval_goes_with_tcp() {
+    for interval in ["0.001", "100000000"] {
+        let arguments = ["--keepalive-interval", interval];
+        let (_gateway, mut client, mut server) = through(Tcp, Tcp, &arguments).await;
+        client.send(b"hello").await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"hello"[..]));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_are_killed_do_not_matter_to_others() {
     let server = listen(&["--echo"]);
