@@ -48,7 +48,7 @@ begin() {
   if [ -n "${SMBDIRECT_KEEP:-}" ]; then
     work=$SMBDIRECT_KEEP/$case_name; rm -rf "$work"; mkdir -p "$work"
   else
-    work=$(mktemp -d "/tmp/smbdirect-$case_name.XXXXXX")
+    work=$(mktemp -d -t "smbdirect-$case_name.XXXXXX")
   fi
   trap end EXIT
   trap 'exit 130' INT TERM
