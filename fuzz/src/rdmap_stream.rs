@@ -213,10 +213,19 @@ impl Machine {
         } else {
             usize::MAX
         };
-        if input.up_to(31) == 31 {
-            let max_fpdu = input.pick(&[136, 1448, 65_480]);
-            self.stream.set_max_fpdu(max_fpdu);
-            self.own.may_be_so_long(max_fpdu);
+        match input.up_to(31) {
+            31 => {
+                let max_fpdu = input.pick(&[136, 1448, 65_480]);
+                self.stream.set_max_fpdu(max_fpdu);
+                self.own.may_be_so_long(max_fpdu);
+            }
+            26..=30 => {
+                if self.stream.is_unanswered() {
+                    self.own.is_to_nudge();
+                }
+                self.stream.nudge();
+            }
+            _ => {}
         }
         self.take_up_to(most, piece);
     }

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Result, anyhow};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
-use smbdirect::{Connection, ConnectionError, Listener, SendError, Sending, Statistics};
+use smbdirect::{Config, Connection, ConnectionError, Listener, SendError, Sending, Statistics};
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
@@ -20,6 +20,7 @@ use crate::{
     options::{AcceptOptions, Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
     report::{self, Report},
     signals::Interrupted,
+    tdi::{self, TdiOptions, command::ScriptOptions, passive::Listening},
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method,
         receiving::{Received, receive_files},
@@ -28,7 +29,7 @@ use crate::{
     transport,
 };
 
-/// Wait for SMB Direct connections, and echo, drop or store what they bring
+/// Wait for SMB Direct connections, and echo, drop, store or show what they bring
 ///
 /// Says where it listens in the first line of output, then one line for each file and for each
 /// connection at its end. Goes on until SIGINT or SIGTERM, and ends with status 0; with --count
@@ -51,6 +52,19 @@ pub(crate) struct Listen {
     /// Store the files that `smbdirect send` offers in DIR, checked and never overwriting
     #[arg(long, group = "mode", value_name = "DIR")]
     receive: Option<PathBuf>,
+
+    /// Accept peers on endpoints of the Transport Driver Interface, and show what happens on them
+    ///
+    /// Each has a session with the commands of `smbdirect tdi`: those of --script or --execute
+    /// for every peer, or those on stdin for the one that came last. `echo` sends every TSDU back.
+    #[arg(long, group = "mode")]
+    pub(crate) tdi: bool,
+
+    #[command(flatten)]
+    script: ScriptOptions,
+
+    #[command(flatten)]
+    tdi_options: TdiOptions,
 
     /// End after N connections
     #[arg(short, long, value_name = "N", value_parser = at_least_one)]
@@ -75,6 +89,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/incoming
   smbdirect listen 127.0.0.1:0 --echo --once
   smbdirect listen [::]:5445 --sink --profile windows
+  smbdirect listen --tdi --execute 'hold; sleep 5; receive 1M'
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address}
@@ -140,26 +155,58 @@ impl Listen {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
         let config = self.options.config(None, Some(&self.accept))?;
+        if self.tdi {
+            return self.run_tdi(report, config).await;
+        }
         let mode = self.mode()?;
         let (provider, _capture) = transport::one_end(&self.options, None)?;
-        let everywhere = Address {
-            host: String::new(),
-            port: None,
-        };
         // From here on a signal ends the command in good order.
         let interrupted = Interrupted::new();
-        let address = self.address.clone().unwrap_or(everywhere);
-        let listener = transport::listen(provider, &address, &config).await?;
+        let listener = transport::listen(provider, &self.address(), &config).await?;
         let address = listener.local_address();
         report.line(format_args!("listening on {address}"));
         report.event(&Event::Listening {
             address: address.to_string(),
         });
-        let most = if self.once { Some(1) } else { self.count };
-        serve(listener, mode, report, most, interrupted).await
+        serve(listener, mode, report, self.most(), interrupted).await
+    }
+
+    async fn run_tdi(self, report: Report, config: Config) -> Result<bool> {
+        if self.inactivity_limit.is_some() {
+            return Err(usage("--inactivity-limit goes with --receive"));
+        }
+        let settings = self.tdi_options.settings(config)?;
+        let script = self.script.load()?;
+        let (provider, _capture) = transport::one_end(&self.options, None)?;
+        let listening = Listening {
+            report,
+            address: self.address(),
+            provider,
+            settings,
+            script,
+            most: self.most(),
+            interrupted: Interrupted::new(),
+        };
+        listening.serve().await
+    }
+
+    fn address(&self) -> Address {
+        let everywhere = || Address {
+            host: String::new(),
+            port: None,
+        };
+        self.address.clone().unwrap_or_else(everywhere)
+    }
+
+    /// How many connections there may be.
+    const fn most(&self) -> Option<u64> {
+        if self.once { Some(1) } else { self.count }
     }
 
     fn mode(&self) -> Result<Mode> {
+        if let Some(option) = tdi::passive::given(&self.tdi_options, &self.script) {
+            return Err(usage(format!("{option} goes with --tdi")));
+        }
         if self.receive.is_none() && self.inactivity_limit.is_some() {
             return Err(usage("--inactivity-limit goes with --receive"));
         }

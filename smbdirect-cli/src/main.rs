@@ -1,7 +1,7 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`], [`decode`]. What they
-//! share: [`options`] (the command line), [`transport`] (connecting, and why it failed),
+//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`], [`tdi`], [`decode`].
+//! What they share: [`options`] (the command line), [`transport`] (connecting, and why it failed),
 //! [`transfer`] (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`]
 //! (captures).
 //!
@@ -18,6 +18,7 @@ mod ping;
 mod report;
 mod send;
 mod signals;
+mod tdi;
 mod transfer;
 mod transport;
 
@@ -25,6 +26,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use tokio::runtime;
 
 use options::UsageError;
 
@@ -44,6 +46,7 @@ enum Command {
     Send(send::Send),
     Ping(ping::Ping),
     Gateway(gateway::Gateway),
+    Tdi(tdi::Tdi),
     Decode(decode::Decode),
 }
 
@@ -53,6 +56,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
+  smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect decode traffic.pcap          what was said, and which rules were broken";
 
 impl Command {
@@ -64,7 +68,19 @@ impl Command {
             Self::Send(command) => command.options.verbose,
             Self::Ping(command) => command.options.verbose,
             Self::Gateway(command) => command.options.verbose,
+            Self::Tdi(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
+        }
+    }
+
+    /// Whether it shows what happens in the order in which it does, and needs one thread for that.
+    const fn is_one_thread(&self) -> bool {
+        match self {
+            Self::Listen(command) => command.tdi,
+            Self::Tdi(_) => true,
+            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Gateway(_) | Self::Decode(_) => {
+                false
+            }
         }
     }
 
@@ -75,6 +91,7 @@ impl Command {
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
             Self::Gateway(command) => command.run().await,
+            Self::Tdi(command) => command.run().await,
             Self::Decode(command) => command.run(),
         }
     }
@@ -102,7 +119,11 @@ fn main() -> ExitCode {
 /// Says whether what was asked for happened; where it did not, and no error says why, the command
 /// has reported it.
 fn run(command: Command) -> Result<bool> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let mut runtime = match command.is_one_thread() {
+        true => runtime::Builder::new_current_thread(),
+        false => runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime
         .enable_all()
         .build()
         .context("the runtime does not start")?;

@@ -46,6 +46,11 @@ impl Report {
         }
     }
 
+    /// Text for whoever is to type behind it.
+    pub(crate) fn prompt(&self, text: &str) {
+        print(text);
+    }
+
     /// An object for programs; each has its kind under `event`.
     pub(crate) fn event(&self, event: &impl Serialize) {
         if self.json {

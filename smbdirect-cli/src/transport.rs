@@ -82,10 +82,7 @@ fn iwarp(
     connect: Option<&ConnectOptions>,
     pcap: Option<&Path>,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
-    let mut config = IwarpConfig {
-        crc: options.mpa_crc.into(),
-        ..IwarpConfig::default()
-    };
+    let mut config = iwarp_config(options);
     if let Some(options) = connect {
         config.connect_timeout = options.connect_timeout;
     }
@@ -96,6 +93,19 @@ fn iwarp(
         capture = Some(started);
     }
     Ok((Arc::new(Iwarp::new(config)), capture))
+}
+
+fn iwarp_config(options: &CommonOptions) -> IwarpConfig {
+    let default = IwarpConfig::default();
+    IwarpConfig {
+        crc: options.mpa_crc.into(),
+        // Whoever names a revision wants to see that one work.
+        fall_back: options.mpa_revision.is_none(),
+        revision: options.mpa_revision.unwrap_or(default.revision),
+        ird: options.ird.unwrap_or(default.ird),
+        ord: options.ord.unwrap_or(default.ord),
+        ..default
+    }
 }
 
 /// Whether `address` can be one to connect to.
@@ -194,7 +204,11 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
         .map_err(|error| explain_listen(&report::plain(&error), address))
 }
 
-async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
+/// The addresses that `address` stands for; an empty host is every address.
+///
+/// # Errors
+/// A name that has none.
+pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
     let port = address.port.unwrap_or(default_port);
     let host = match address.host.as_str() {
         "" => "0.0.0.0",

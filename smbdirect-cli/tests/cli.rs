@@ -16,5 +16,7 @@ mod listen;
 mod ping;
 #[path = "cli/support.rs"]
 mod support;
+#[path = "cli/tdi.rs"]
+mod tdi;
 #[path = "cli/usage.rs"]
 mod usage;

@@ -13,6 +13,25 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("engine/", &["rdma::work", "wire"]),
     ("tdi/status.rs", &[]),
     ("tdi/flags.rs", &[]),
+    ("tdi/address.rs", &["rdma::work", "rdma::provider"]),
+    (
+        "tdi/endpoint.rs",
+        &[
+            "engine",
+            "rdma::work",
+            "rdma::provider",
+            "connection",
+            "driver",
+            "listener",
+        ],
+    ),
+    ("tdi/transport.rs", &["engine", "rdma::provider"]),
+    ("tdi/session.rs", &["engine", "connection", "driver"]),
+    (
+        "tdi/receives.rs",
+        &["engine", "rdma::work", "inbox", "waiters"],
+    ),
+    ("tdi/sends.rs", &["waiters"]),
     ("tdi/", &["engine", "rdma::work"]),
     ("waiters.rs", &[]),
     ("inbox.rs", &["engine", "rdma::work"]),
@@ -35,6 +54,12 @@ const TOKIO: &[&str] = &[
     "listener.rs",
     "rdma/iwarp/mod.rs",
     "rdma/iwarp/tcp",
+    "tdi/address.rs",
+    "tdi/endpoint.rs",
+    "tdi/mod.rs",
+    "tdi/pending.rs",
+    "tdi/session.rs",
+    "tdi/transport.rs",
 ];
 
 fn sources() -> Vec<(String, String)> {
@@ -42,7 +67,7 @@ fn sources() -> Vec<(String, String)> {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             // A file of tests may import what a test needs.
-            if path.ends_with("tests.rs") {
+            if path.ends_with("tests.rs") || path.ends_with("shuttled.rs") {
                 continue;
             }
             if path.is_dir() {

@@ -779,6 +779,59 @@ fn ready_to_receive_has_no_effect_that_can_be_seen() {
     }
 }
 
+/// What wakes a responder that overlooked the first FPDU, and only where there is one to wake.
+//= MPA-36 test
+//= DDP-13 test
+#[test]
+fn a_nudge_is_for_a_responder_that_has_said_nothing() {
+    for ready_to_receive in [None, Some(Rtr::Write), Some(Rtr::Read)] {
+        let mut one = Stream::new(&StreamConfig {
+            ready_to_receive,
+            ..config(true)
+        });
+        let mut other = Stream::new(&config(false));
+        one.post(receive(1, 10));
+        other.post(receive(2, 10));
+        one.nudge();
+        let mut said = take_all(&mut one);
+        assert_eq!(
+            opcodes(&said).len(),
+            usize::from(ready_to_receive.is_some())
+        );
+        assert_eq!(one.is_unanswered(), ready_to_receive.is_some());
+
+        one.post(send(3, &b"hello"[..]));
+        assert!(!one.is_unanswered(), "there is more to come anyway");
+        said.extend(take_all(&mut one));
+        assert!(one.is_unanswered());
+        one.nudge();
+        assert!(!one.is_unanswered());
+        let nudge = take_all(&mut one);
+        assert_eq!(opcodes(&nudge), [Opcode::RdmaWrite]);
+        assert_eq!(nudge.len(), 20, "an empty one");
+        assert!(one.is_unanswered());
+
+        // Nobody is told of it there.
+        other.handle_bytes(&[said, nudge].concat());
+        assert_eq!(words(&completions(&mut other)), ["received 2"]);
+        assert!(!other.is_unanswered(), "the initiator nudges");
+        other.post(send(4, &b"good day"[..]));
+        exchange(&mut one, &mut other);
+        assert_eq!(words(&completions(&mut one)), ["sent 3", "received 1"]);
+        assert!(!one.is_unanswered());
+        one.nudge();
+        assert!(take_all(&mut one).is_empty());
+    }
+    let mut closing = Stream::new(&config(true));
+    closing.post(send(1, &b"bye"[..]));
+    take_all(&mut closing);
+    closing.close();
+    closing.nudge();
+    assert!(take_all(&mut closing).is_empty());
+    closing.end(Disconnect::Local);
+    assert!(!closing.is_unanswered());
+}
+
 //= RDMAP-20 test
 //= RDMAP-21 test
 #[test]

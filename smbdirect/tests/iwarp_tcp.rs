@@ -380,6 +380,7 @@ async fn bad_and_stuck_peers_hinder_nobody() {
     assert_eq!(patience.accept_timeout, Duration::from_secs(5));
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(600),
+        close_timeout: Duration::from_millis(100),
         max_half_open: 3,
         ..IwarpConfig::default()
     })
@@ -433,6 +434,7 @@ async fn bad_and_stuck_peers_hinder_nobody() {
 async fn no_more_peers_are_half_open_than_the_limit() {
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(300),
+        close_timeout: Duration::from_millis(100),
         max_half_open: 1,
         ..IwarpConfig::default()
     })
@@ -807,6 +809,61 @@ async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
         kind(ended(&mut other).await),
         Some(ProviderErrorKind::Reset)
     );
+}
+
+/// The segments of 127.0.0.1 carry a little less than the longest FPDU.
+//= MPA-26 test
+//= MPA-27 test
+#[tokio::test]
+async fn long_fpdus_are_for_ends_of_ours_and_for_whom_they_are_set() {
+    use MpaCrc::{Auto, Off, On};
+    // In revision 1, and with CRC off, an end of ours is a stranger.
+    for (revision, crc, max_fpdu, one_fpdu_a_segment, expected) in [
+        (2, Auto, None, None, 65_536..=65_536),
+        (2, Auto, Some(1448), None, 1448..=1448),
+        (2, Auto, None, Some(true), 30_000..=65_483),
+        (1, On, None, None, 30_000..=65_483),
+        (1, On, Some(65_536), None, 30_000..=65_483),
+        (1, On, Some(65_536), Some(false), 65_536..=65_536),
+        (2, Off, None, None, 30_000..=65_483),
+        (2, Off, Some(65_536), None, 65_536..=65_536),
+    ] {
+        let tap = Arc::new(Recorder::default());
+        let config = IwarpConfig {
+            revision,
+            crc,
+            max_fpdu,
+            one_fpdu_a_segment,
+            tap: Some(tap.clone()),
+            ..IwarpConfig::default()
+        };
+        let (mut one, mut other) = pair(config, IwarpConfig::default()).await;
+        let buffer = BytesMut::zeroed(200_000);
+        let registered = other.queue_pair.register(buffer, Access::REMOTE_WRITE);
+        let write = WorkRequest::Write {
+            id: WorkId(4),
+            data: vec![1; 200_000].into(),
+            to: registered.unwrap().address,
+        };
+        post(&mut one, [write, send(5, &b"done"[..])]);
+        let there = async {
+            assert_eq!(received(&mut other).await, &b"done"[..]);
+        };
+        let here = async {
+            assert!(matches!(next(&mut one).await, Completion::Written { .. }));
+            assert!(matches!(next(&mut one).await, Completion::Sent { .. }));
+        };
+        tokio::join!(here, there);
+        let sent = tap.all(Direction::Sent);
+        let request = StartupFrame::decode(FrameKind::Request, &sent).unwrap();
+        let mut rest = &sent[request.encoded_length()..];
+        let mut longest = 0;
+        while let Some(fpdu) = Fpdu::decode(rest, false).unwrap() {
+            longest = longest.max(fpdu.length);
+            rest = &rest[fpdu.length..];
+        }
+        assert!(expected.contains(&longest), "{longest}, not {expected:?}");
+    }
 }
 
 //= MPA-28 test

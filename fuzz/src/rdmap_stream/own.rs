@@ -49,6 +49,23 @@ enum Message {
     },
 }
 
+impl Message {
+    /// One that nobody posted.
+    const fn empty_write() -> Self {
+        Self::Write {
+            id: None,
+            data: Vec::new(),
+            to: NOWHERE,
+        }
+    }
+}
+
+/// What empty Writes and Reads name.
+const NOWHERE: RemoteAddress = RemoteAddress {
+    token: Token(1),
+    offset: 0,
+};
+
 /// What the machine said that concerns the peer.
 pub(super) enum Said {
     ReadRequest {
@@ -67,19 +84,11 @@ pub(super) enum Said {
 
 impl Own {
     pub(super) fn new(config: &StreamConfig) -> Self {
-        let nowhere = RemoteAddress {
-            token: Token(1),
-            offset: 0,
-        };
         let rtr = config.ready_to_receive.map(|kind| match kind {
-            Rtr::Write => Message::Write {
-                id: None,
-                data: Vec::new(),
-                to: nowhere,
-            },
+            Rtr::Write => Message::empty_write(),
             Rtr::Read => Message::Read {
                 id: None,
-                from: nowhere,
+                from: NOWHERE,
                 length: 0,
             },
         });
@@ -100,6 +109,13 @@ impl Own {
 
     pub(super) fn may_be_so_long(&mut self, max_fpdu: usize) {
         self.longest = self.longest.max(max_fpdu);
+    }
+
+    /// An empty Write is made at once: all there was to say has been said.
+    pub(super) fn is_to_nudge(&mut self) {
+        assert!(self.to_be_said.is_empty() && self.rest.is_empty());
+        self.to_be_said.push_back(Message::empty_write());
+        self.backlog = true;
     }
 
     /// Whether the machine may have made segments that were not heard.

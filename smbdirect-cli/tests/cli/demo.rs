@@ -188,6 +188,47 @@ fn checksums_of_the_frames_change_nothing() {
     }
 }
 
+/// What the options ask for is what the MPA Request says.
+#[test]
+fn the_request_has_the_revision_and_the_depths_that_were_asked_for() {
+    const KEY: &[u8] = b"MPA ID Req Frame";
+    let directory = tempfile::tempdir().unwrap();
+    let path = write_noise(directory.path(), "file", 100_000);
+    let capture = directory.path().join("capture.pcap");
+    // Flags and revision, and behind the length of the private data: for revision 2 the enhanced
+    // block, then the depths of SMB Direct.
+    for (options, flags_and_revision, depths) in [
+        (
+            &[][..],
+            b"\x10\x02",
+            &b"\x80\x20\xc0\x20\0\0\0\x20\0\0\0\x20"[..],
+        ),
+        (
+            &["--mpa-revision=2", "--mpa-crc=on", "--ird=5", "--ord=3"],
+            b"\x50\x02",
+            b"\x80\x08\xc0\x03\0\0\0\x08\0\0\0\x03",
+        ),
+        (
+            &["--mpa-revision=1", "--ird=128", "--ord=1"],
+            b"\0\x01",
+            b"\0\0\0\x80\0\0\0\x01",
+        ),
+    ] {
+        let demo = [
+            "demo",
+            path.to_str().unwrap(),
+            "--pcap",
+            capture.to_str().unwrap(),
+        ];
+        run(&[&demo, options].concat()).succeeded();
+        let bytes = fs::read(&capture).unwrap();
+        let at = bytes.windows(KEY.len()).position(|window| window == KEY);
+        let request = &bytes[at.expect("a Request") + KEY.len()..];
+        assert_eq!(&request[..2], flags_and_revision, "{options:?}");
+        assert_eq!(&request[4..][..depths.len()], depths, "{options:?}");
+    }
+}
+
 #[test]
 fn the_capture_holds_the_file() {
     let directory = tempfile::tempdir().unwrap();

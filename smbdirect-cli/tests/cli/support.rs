@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     sync::mpsc,
@@ -109,6 +109,13 @@ impl Running {
         let (stdout, line) = receiver.recv_timeout(PATIENCE).expect("a line in time");
         self.stdout = Some(stdout);
         line.unwrap()
+    }
+
+    /// Types a line, if stdin is a pipe.
+    #[track_caller]
+    pub(crate) fn type_line(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("stdin is a pipe");
+        writeln!(stdin, "{line}").unwrap();
     }
 
     pub(crate) fn close_stdout(&mut self) {

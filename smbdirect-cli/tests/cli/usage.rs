@@ -9,7 +9,58 @@ fn what_cannot_be_asked_for_is_status_2() {
     for (arguments, says) in [
         (&["frobnicate"][..], "unrecognized subcommand"),
         (&["bench"], "unrecognized subcommand"),
-        (&["listen"], "--echo|--sink|--receive"),
+        (&["listen"], "--echo|--sink|--receive <DIR>|--tdi"),
+        (&["listen", "--tdi", "--echo"], "cannot be used with"),
+        (
+            &["listen", "--sink", "--atomic"],
+            "--atomic goes with --tdi",
+        ),
+        (
+            &["listen", "--sink", "--execute", "echo"],
+            "--execute goes with --tdi",
+        ),
+        (
+            &["listen", "--tdi", "--inactivity-limit", "5"],
+            "--inactivity-limit goes with --receive",
+        ),
+        (
+            &["listen", "--tdi", "--execute", "sned x"],
+            "--execute:1: unrecognized subcommand 'sned'",
+        ),
+        (&["tdi"], "<ADDR>"),
+        (&["tdi", "localhost:0"], "port 0 cannot be connected to"),
+        (
+            &["tdi", "localhost", "--transport", "loopback"],
+            "only `smbdirect demo` can use it",
+        ),
+        (
+            &["tdi", "localhost", "--execute", "poke", "--script", "x"],
+            "cannot be used with",
+        ),
+        (
+            &["tdi", "localhost", "--execute", "poke; send --urgent x"],
+            "--execute:1: unexpected argument '--urgent' found; see `help send`",
+        ),
+        (
+            &["tdi", "localhost", "--execute", "help"],
+            "`help` is for people",
+        ),
+        (
+            &["tdi", "localhost", "--send-buffer", "1M"],
+            "--send-buffer 1048576 is too small, the least is 2097152",
+        ),
+        (
+            &["tdi", "localhost", "--max-tsdu", "0"],
+            "--max-tsdu must be at least 1",
+        ),
+        (
+            &["tdi", "localhost", "--receive-buffer", "0"],
+            "--receive-buffer must be at least 1",
+        ),
+        (
+            &["tdi", "localhost", "--no-response", "often"],
+            "invalid value 'often'",
+        ),
         (&["listen", "--echo", "--sink"], "cannot be used with"),
         (
             &["listen", "--echo", "--once", "--count", "2"],
@@ -130,6 +181,13 @@ fn what_cannot_be_asked_for_is_status_2() {
         ),
         (&["demo", "--profile", "macos"], "invalid value 'macos'"),
         (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
+        (&["demo", "--mpa-revision", "0"], "0 is not in 1..=2"),
+        (&["demo", "--mpa-revision", "3"], "3 is not in 1..=2"),
+        (&["listen", "--sink", "--ird", "0"], "0 is not in 1..=128"),
+        (
+            &["ping", "localhost", "--ord", "129"],
+            "129 is not in 1..=128",
+        ),
         (&["demo", "--revision", "2018"], "invalid value '2018'"),
         (
             &["demo", "--pcap", "x", "--transport", "loopback"],
@@ -144,7 +202,7 @@ fn what_cannot_be_asked_for_is_status_2() {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in ["demo", "listen", "send", "ping"] {
+    for command in ["demo", "listen", "send", "ping", "tdi"] {
         let done = run(&[command, "--help"]).succeeded();
         assert!(
             done.stdout.contains("Examples:\n  smbdirect "),
@@ -167,7 +225,7 @@ fn every_command_has_help_with_examples() {
         assert!(done.stdout.lines().all(short), "{}", done.stdout);
     }
     let done = run(&["--help"]).succeeded();
-    for command in ["demo", "listen", "send", "ping"] {
+    for command in ["demo", "listen", "send", "ping", "tdi"] {
         assert!(
             done.stdout.contains(&format!("\n  {command} ")),
             "{}",

@@ -650,11 +650,10 @@ impl Connection {
         if last_credit && grant == 0 && !peer_can_answer {
             return None;
         }
-        //= SMBD-3.1.5.4-05
-        //= SMBD-3.1.5.4-06
-        let max_payload = negotiated.max_send_size as usize - DataTransfer::PAYLOAD_OFFSET as usize;
         //= SMBD-3.1.5.1-03
-        let segment = waiting.then(|| self.send_queue.cut(max_payload)).flatten();
+        let segment = waiting
+            .then(|| self.send_queue.cut(negotiated.max_payload()))
+            .flatten();
         if self.asks_behind_queue && self.send_queue.is_empty() {
             self.asks_behind_queue = false;
             self.keepalive_requested.ask();

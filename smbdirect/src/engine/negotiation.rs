@@ -6,7 +6,7 @@ use super::{
     config::Config,
     error::{ConnectionError, Violation},
 };
-use crate::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
+use crate::wire::{DataTransfer, NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 
 /// Smallest MaxReceiveSize (2.2.1, 2.2.2).
 const MIN_RECEIVE_SIZE: u32 = 128;
@@ -33,6 +33,16 @@ pub struct Negotiated {
     pub max_read_write_size: u32,
     /// KeepaliveInterval of this end.
     pub keepalive_interval: Duration,
+}
+
+impl Negotiated {
+    /// Most bytes of an upper-layer message in one message that is sent: MaxSendSize without the
+    /// header and what pads it.
+    pub const fn max_payload(&self) -> usize {
+        //= SMBD-3.1.5.4-05
+        //= SMBD-3.1.5.4-06
+        self.max_send_size as usize - DataTransfer::PAYLOAD_OFFSET as usize
+    }
 }
 
 /// A successful negotiation as one end sees it.

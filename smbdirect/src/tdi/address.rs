@@ -57,6 +57,8 @@ pub(crate) struct AddressShared<C: EndpointContext> {
 }
 
 struct State<C: EndpointContext> {
+    /// Gone with the last handle.
+    handle: Weak<Handle<C>>,
     /// Taken away with the last handle.
     port: Option<Arc<Port>>,
     client: Option<Arc<dyn Client<C>>>,
@@ -93,6 +95,7 @@ impl<C: EndpointContext> Address<C> {
             local_address,
             closed: AtomicBool::new(false),
             state: Mutex::new(State {
+                handle: Weak::new(),
                 port: port.clone(),
                 client: None,
                 listens: VecDeque::new(),
@@ -103,9 +106,20 @@ impl<C: EndpointContext> Address<C> {
             let taker: Weak<dyn Taker> = Arc::downgrade(&shared) as Weak<dyn Taker>;
             port.takers().push(taker);
         }
-        Self {
-            handle: Arc::new(Handle { shared }),
-        }
+        let handle = Arc::new(Handle { shared });
+        handle.shared.lock().handle = Arc::downgrade(&handle);
+        Self { handle }
+    }
+
+    /// Opens a connection endpoint that is associated with this address; `context` is what its
+    /// client knows it by.
+    pub fn open_endpoint(&self, context: C) -> Endpoint<C> {
+        let shared = &self.handle.shared;
+        let endpoint = Endpoint::open(shared.transport.clone(), context);
+        endpoint
+            .associate(self)
+            .expect("a new endpoint is idle, and of this transport");
+        endpoint
     }
 
     /// The address, with the port that was picked.
@@ -217,10 +231,14 @@ impl<C: EndpointContext> AddressShared<C> {
         client: &dyn Client<C>,
         incoming: Incoming,
     ) -> Option<Incoming> {
+        let Some(handle) = self.lock().handle.upgrade() else {
+            return Some(incoming);
+        };
+        let address = Address { handle };
         let offer = Offer {
             remote_address: incoming.remote_address,
         };
-        match catch_unwind(AssertUnwindSafe(|| client.connect(&offer))) {
+        match catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer))) {
             Ok(ConnectAnswer::Accept(endpoint)) => {
                 endpoint.accept_offer(self, incoming);
                 None

@@ -6,6 +6,7 @@
 use std::{fmt, net::SocketAddr};
 
 use super::{
+    address::Address,
     endpoint::{Endpoint, EndpointContext},
     flags::DisconnectFlags,
     receive::{Answer, ChainedTsdu, Indication, ReceiveCompletion},
@@ -25,13 +26,14 @@ use crate::{
 ///
 /// `C` is the context of the endpoints, what TDI calls ConnectionContext.
 pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
-    /// TDI_EVENT_CONNECT: a peer wants to connect, and no pending listen is for it.
-    fn connect(&self, offer: &Offer) -> ConnectAnswer<C> {
-        let _ = offer;
+    /// TDI_EVENT_CONNECT: a peer wants to connect to `address`, and no pending listen is for it.
+    fn connect(&self, address: &Address<C>, offer: &Offer) -> ConnectAnswer<C> {
+        let _ = (address, offer);
         ConnectAnswer::Refuse
     }
 
-    /// What became of an offer that [`connect`](Self::connect) has accepted.
+    /// What became of an offer that [`connect`](Self::connect) has accepted. From here on the
+    /// endpoint lives as long as somebody has a handle of it.
     fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {
         let _ = (endpoint, result);
     }

@@ -598,7 +598,7 @@ impl<C: EndpointContext> Endpoint<C> {
             return 0;
         };
         let credits = usize::from(session.connection.credits().send_credits);
-        credits * session.segment_payload()
+        credits * session.connection.negotiated().max_payload()
     }
 
     /// Forces protocol flow without data, what a send of no bytes does elsewhere: one empty
@@ -772,7 +772,13 @@ impl<C: EndpointContext> Endpoint<C> {
             return;
         }
         let attempt = state.begin();
-        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming)).abort_handle();
+        let (weak, endpoint) = (self.downgrade(), self.clone());
+        let accepting = async move {
+            accept(weak, attempt, incoming).await;
+            // It is kept until the client has been told, and may have kept it.
+            drop(endpoint);
+        };
+        let task = tokio::spawn(accepting).abort_handle();
         state.phase = Phase::Accepting(Attempt::new(None, task));
     }
 

@@ -48,6 +48,8 @@ pub struct ReceiveSettings {
     pub maximum_lookahead: usize,
     /// Bytes that may be held and lent before no more is asked for. A TSDU that has begun to be
     /// indicated, or is to be lent, may come to its end all the same.
+    /// The connection below has a buffer of its own,
+    /// [`Settings::receive_buffer`](crate::Settings::receive_buffer), which fills next.
     pub receive_buffer: usize,
     /// How many of these may be lent. 0: nothing is, since nobody handles chained receives.
     pub lendable: usize,

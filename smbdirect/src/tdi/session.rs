@@ -32,7 +32,6 @@ use crate::{
     connection::{Connection, Sending},
     driver::now,
     engine::ConnectionError,
-    wire::DataTransfer,
 };
 
 /// Looks at everything before others get their turn.
@@ -152,18 +151,12 @@ impl Session {
         }
     }
 
-    /// Most bytes of a TSDU in one message on the wire.
-    pub(crate) fn segment_payload(&self) -> usize {
-        let max_send_size = self.connection.negotiated().max_send_size as usize;
-        max_send_size - DataTransfer::PAYLOAD_OFFSET as usize
-    }
-
     fn outlook(&self) -> Outlook {
         let credits = self.connection.credits();
         Outlook {
             send_credits: credits.send_credits,
             low_credits: credits.send_credit_target / 4,
-            segment_payload: self.segment_payload(),
+            segment_payload: self.connection.negotiated().max_payload(),
             response_pending: self.connection.awaits_answer(),
         }
     }

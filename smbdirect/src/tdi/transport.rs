@@ -40,13 +40,11 @@ use crate::{
 /// # async fn main() -> Result<(), Status> {
 /// let transport = Transport::new(Arc::new(Loopback::new()), TransportSettings::default())?;
 /// let server = transport.open_address("127.0.0.1:445".parse().unwrap(), Share::Exclusive).await?;
-/// let listening = transport.open_endpoint(());
-/// listening.associate(&server)?;
+/// let listening = server.open_endpoint(());
 /// let listen = listening.listen(None);
 ///
 /// let local = transport.open_any_address();
-/// let endpoint = transport.open_endpoint(());
-/// endpoint.associate(&local)?;
+/// let endpoint = local.open_endpoint(());
 /// endpoint.connect(server.local_address(), None).await?;
 /// listen.await?;
 ///
@@ -318,7 +316,8 @@ impl Transport {
         Address::open(self.shared.clone(), any, None)
     }
 
-    /// Opens a connection endpoint; `context` is what its client knows it by.
+    /// Opens a connection endpoint that is not associated with an address yet; see also
+    /// [`Address::open_endpoint`]. `context` is what its client knows it by.
     pub fn open_endpoint<C: EndpointContext>(&self, context: C) -> Endpoint<C> {
         Endpoint::open(self.shared.clone(), context)
     }

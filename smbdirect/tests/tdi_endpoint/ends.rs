@@ -268,7 +268,8 @@ impl Witness {
 }
 
 impl Client for Witness {
-    fn connect(&self, offer: &Offer) -> ConnectAnswer {
+    fn connect(&self, address: &Address, offer: &Offer) -> ConnectAnswer {
+        assert!(address.local_address().ip().is_loopback());
         assert!(offer.remote_address.ip().is_loopback());
         self.tell("connect".into());
         let answer = self.accepting.lock().unwrap().take();

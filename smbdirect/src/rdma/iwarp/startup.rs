@@ -107,12 +107,12 @@ const MAX_DEPTH: u16 = 128;
 
 impl Wishes {
     /// Peers round our IRD up to a power of two and use that many: so it is one from the start.
-    fn ird(&self) -> u16 {
+    pub(super) fn ird(&self) -> u16 {
         //= EST-09
         self.ird.clamp(1, MAX_DEPTH).next_power_of_two()
     }
 
-    fn ord(&self) -> u16 {
+    pub(super) fn ord(&self) -> u16 {
         //= EST-10
         self.ord.min(MAX_DEPTH)
     }

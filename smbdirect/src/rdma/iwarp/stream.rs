@@ -54,6 +54,7 @@ pub struct Stream {
     receive: Receive,
     shared: Shared,
     limits: Limits,
+    initiator: bool,
     /// No more work is taken; what was posted is finished.
     closing: bool,
     /// Posted after that; completes as flushed, behind what was posted before.
@@ -84,6 +85,7 @@ impl Stream {
             receive: Receive::new(config),
             shared,
             limits: Self::limits_of(config.max_outbound_reads, config.max_inbound_reads),
+            initiator: config.initiator,
             closing: false,
             late: Vec::new(),
             finished: false,
@@ -195,6 +197,28 @@ impl Stream {
     /// Fills `slices` with what to write next, in one go, and tells how many there are.
     pub fn transmit_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         self.transmit.slices(slices)
+    }
+
+    /// Whether the socket has all that this initiator had to say, and no FPDU of the responder's
+    /// has come yet.
+    pub fn is_unanswered(&self) -> bool {
+        self.initiator
+            && !self.closing
+            && self.ended.is_none()
+            && !self.receive.any_fpdu()
+            && self.transmit.is_all_sent()
+    }
+
+    /// Adds an RDMA Write of length 0, which changes nothing at the peer, where the stream
+    /// [is unanswered](Self::is_unanswered).
+    ///
+    /// Linux siw overlooks a first FPDU that comes while it is still busy with its Reply, and
+    /// finds it when more bytes come.
+    pub fn nudge(&mut self) {
+        //= MPA-36
+        if self.is_unanswered() {
+            self.transmit.write_nothing();
+        }
     }
 
     /// The socket took the first `count` bytes of the slices.

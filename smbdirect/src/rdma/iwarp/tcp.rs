@@ -22,7 +22,8 @@ use socket2::SockRef;
 use tokio::{
     io::Interest,
     net::{TcpListener, TcpStream},
-    sync::mpsc,
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
     task::{AbortHandle, JoinSet, yield_now},
     time::{Sleep, sleep, timeout},
 };
@@ -62,13 +63,24 @@ pub struct IwarpConfig {
     pub connect_timeout: Duration,
     /// How long a peer may take for its Request.
     pub accept_timeout: Duration,
-    /// How long the work in hand and the peer's FIN may take after a graceful disconnect.
+    /// How long the work in hand and the peer's FIN may take after a graceful disconnect, and the
+    /// peer's FIN after a refusal.
     pub close_timeout: Duration,
     /// Peers of one listener that have connected and not sent their Request; more wait unaccepted.
     pub max_half_open: usize,
     /// The longest FPDU to send, for peers that are known to take longer ones than a TCP segment
-    /// holds; at most 65536. `None` stays within the TCP segment, as cards may need it.
+    /// holds; at most 65536. `None` is so long towards an end of ours, and stays within the TCP
+    /// segment towards others, as cards may need it.
     pub max_fpdu: Option<u32>,
+    /// Whether each FPDU is a TCP segment of its own, whatever `max_fpdu` says. `None` does so
+    /// where CRCs are on and the peer is not known to be an end of ours: Linux siw takes an FPDU
+    /// for broken if the border between two segments cuts its CRC. It needs Linux on this side, and a
+    /// path whose segments do not become shorter while FPDUs are under way.
+    pub one_fpdu_a_segment: Option<bool>,
+    /// Whether an initiator whose first FPDUs are not answered sends up to three RDMA Writes of
+    /// length 0 in the first second, unless the peer is known to be an end of ours: Linux siw may
+    /// overlook the first FPDU until more bytes come.
+    pub nudge: bool,
     /// Sees all bytes of all connections.
     pub tap: Option<Arc<dyn Tap>>,
 }
@@ -87,6 +99,8 @@ impl Default for IwarpConfig {
             close_timeout: Duration::from_secs(5),
             max_half_open: 64,
             max_fpdu: None,
+            one_fpdu_a_segment: None,
+            nudge: true,
             tap: None,
         }
     }
@@ -145,7 +159,9 @@ impl Provider for Iwarp {
     }
 
     fn limits(&self) -> Limits {
-        Stream::limits_of(self.config.ord.into(), self.config.ird.into())
+        // What is told of them outside the frames is to be the same.
+        let wishes = self.config.wishes();
+        Stream::limits_of(wishes.ord().into(), wishes.ird().into())
     }
 
     fn is_iwarp(&self) -> bool {
@@ -303,6 +319,7 @@ async fn accept_all(
     incoming: mpsc::Sender<Incoming>,
 ) {
     let mut half_open = JoinSet::new();
+    let refused = Arc::new(Semaphore::new(config.max_half_open));
     loop {
         tokio::select! {
             Some(_) = half_open.join_next() => {}
@@ -311,8 +328,8 @@ async fn accept_all(
             accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
                 match accepted {
                     Ok((stream, _)) => {
-                        let incoming = incoming.clone();
-                        half_open.spawn(respond(stream, config.clone(), incoming));
+                        let (incoming, refused) = (incoming.clone(), refused.clone());
+                        half_open.spawn(respond(stream, config.clone(), incoming, refused));
                     }
                     Err(error) => {
                         // Too many open files, say: the peers already here may end meanwhile.
@@ -326,7 +343,12 @@ async fn accept_all(
 }
 
 /// Reads the Request of a peer and hands it to the listener.
-async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Sender<Incoming>) {
+async fn respond(
+    stream: TcpStream,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<Incoming>,
+    refused: Arc<Semaphore>,
+) {
     let Ok(socket) = Socket::new(stream, &config) else {
         return;
     };
@@ -339,7 +361,8 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
             tracing::debug!(%remote_address, error = %fault.to_error(), "no MPA Request");
             //= MPA-13
             if let FrameFault::Malformed(StartupError::EnhancedMissing) = fault {
-                socket.reject(&rejection(None));
+                socket.say(&rejection(None));
+                socket.see_off(config.close_timeout).await;
             }
             return;
         }
@@ -351,7 +374,8 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
     //= MPA-16
     if request.markers || request.rejected {
         tracing::debug!(%remote_address, "an MPA Request that cannot be granted");
-        return socket.reject(&rejection(Some(&request)));
+        socket.say(&rejection(Some(&request)));
+        return socket.see_off(config.close_timeout).await;
     }
     let (private_data, _) = unmarked(&request);
     let knows_read_depths = request.enhanced.is_some();
@@ -359,6 +383,7 @@ async fn respond(stream: TcpStream, config: Arc<IwarpConfig>, incoming: mpsc::Se
         socket: Some(socket),
         request,
         config,
+        refused,
     };
     let request = Incoming {
         remote_address,
@@ -375,6 +400,8 @@ struct Unanswered {
     socket: Option<Socket>,
     request: StartupFrame,
     config: Arc<IwarpConfig>,
+    /// Peers of this listener that may be seen off at once.
+    refused: Arc<Semaphore>,
 }
 
 impl Unanswered {
@@ -399,11 +426,26 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            socket.reject(&rejection(Some(&self.request)));
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        socket.say(&rejection(Some(&self.request)));
+        // Where nobody can wait, or too many are waited for, TCP ends at once.
+        if let (Ok(runtime), Ok(permit)) = (
+            Handle::try_current(),
+            self.refused.clone().try_acquire_owned(),
+        ) {
+            let patience = self.config.close_timeout;
+            runtime.spawn(async move {
+                socket.see_off(patience).await;
+                drop(permit);
+            });
         }
     }
 }
+
+/// Reads from a peer that was refused, before it is closed all the same.
+const MAX_READS_OF_REFUSED: usize = 64;
 
 /// A TCP connection and those who look at it.
 struct Socket {
@@ -503,18 +545,47 @@ impl Socket {
         Ok(())
     }
 
-    fn reject(&self, reply: &StartupFrame) {
-        let mut bytes = Vec::with_capacity(reply.encoded_length());
-        reply.encode(&mut bytes);
-        self.write_last(&bytes);
+    /// Sends a frame, if there is room.
+    fn say(&self, frame: &StartupFrame) {
+        let mut bytes = Vec::with_capacity(frame.encoded_length());
+        frame.encode(&mut bytes);
+        self.write_once(&bytes);
+    }
+
+    /// Waits for a peer that was refused to hang up. It is to have read the refusal by then: siw
+    /// takes a FIN right behind one for a failure of its own, and TCP takes back what it has sent
+    /// where it is closed with bytes unread.
+    async fn see_off(self, patience: Duration) {
+        //= MPA-37
+        let mut rest = [0; 4096];
+        let until_it_hangs_up = async {
+            for _ in 0..MAX_READS_OF_REFUSED {
+                match self
+                    .stream
+                    .readable()
+                    .await
+                    .map(|()| self.stream.try_read(&mut rest))
+                {
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(Ok(1..)) => {}
+                    _ => return,
+                }
+            }
+        };
+        // A peer that does not hang up is not waited for any longer.
+        let _ = timeout(patience, until_it_hangs_up).await;
     }
 
     /// Writes once, if there is room, and says that there will be no more.
     fn write_last(&self, bytes: &[u8]) {
+        self.write_once(bytes);
+        self.shut_down();
+    }
+
+    fn write_once(&self, bytes: &[u8]) {
         if let Ok(count) = SockRef::from(&self.stream).send(bytes) {
             self.show(Direction::Sent, &bytes[..count]);
         }
-        self.shut_down();
     }
 
     fn shut_down(&self) {
@@ -565,8 +636,10 @@ impl Socket {
         Ok(count)
     }
 
-    /// One write of all slices, likewise.
-    fn write(&self, slices: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
+    /// One write of all slices, likewise; `whole` if they are an FPDU that is to be a segment.
+    fn write(&self, slices: &[IoSlice<'_>], whole: bool) -> io::Result<usize> {
+        //= MPA-35
+        let flags = if whole { MSG_EOR } else { 0 };
         let mut count = None;
         let outcome = self.stream.try_io(Interest::WRITABLE, || {
             let written = SockRef::from(&self.stream).send_vectored_with_flags(slices, flags)?;
@@ -600,19 +673,21 @@ impl Socket {
         private_data: Bytes,
     ) -> Connected {
         let (local_address, remote_address) = (self.local, self.remote);
-        // A peer that is not ours may be siw, which with CRC on needs each FPDU in a segment.
-        //= MPA-28
-        let one_fpdu_a_write = agreement.crc && !agreement.own_kind;
-        let max_fpdu = if one_fpdu_a_write {
-            None
-        } else {
-            config.max_fpdu
+        //= MPA-35
+        let aligned = config
+            .one_fpdu_a_segment
+            .unwrap_or(agreement.crc && !agreement.own_kind);
+        //= MPA-27
+        let fixed = match config.max_fpdu {
+            _ if aligned => None,
+            None if agreement.own_kind => Some(u32::MAX),
+            chosen => chosen,
         };
         let mut machine = Stream::new(&StreamConfig {
             initiator,
             crc: agreement.crc,
-            max_fpdu: max_fpdu.map_or_else(|| self.max_fpdu(), mpa::max_fpdu),
-            one_fpdu_a_write,
+            max_fpdu: fixed.map_or_else(|| self.max_fpdu(aligned), mpa::max_fpdu),
+            one_fpdu_a_write: aligned,
             max_outbound_reads: agreement.ord,
             max_inbound_reads: agreement.ird,
             ready_to_receive: agreement.ready_to_receive,
@@ -625,9 +700,14 @@ impl Socket {
         let queue_pair = IwarpQueuePair {
             machine,
             socket: Some(self),
-            one_fpdu_a_write,
-            follow_mss: max_fpdu.is_none(),
-            next_mss: FIRST_MSS,
+            aligned,
+            follow_mss: fixed.is_none(),
+            next_mss: 0,
+            nudges: match config.nudge && initiator && !agreement.own_kind {
+                true => &NUDGES,
+                false => &[],
+            },
+            nudge_timer: None,
             broken_pipe: None,
             closing: Closing::No,
             close_timeout: config.close_timeout,
@@ -641,10 +721,13 @@ impl Socket {
         }
     }
 
-    /// The longest FPDU that a TCP segment holds now.
-    fn max_fpdu(&self) -> usize {
+    /// The longest FPDU that a TCP segment holds now, or at any time if it has to be whole in one.
+    fn max_fpdu(&self, aligned: bool) -> usize {
         // 1460 is Ethernet's.
-        mpa::max_fpdu(SockRef::from(&self.stream).tcp_mss().unwrap_or(1460))
+        let mss = SockRef::from(&self.stream).tcp_mss().unwrap_or(1460);
+        //= MPA-35
+        let options = if aligned { TCP_OPTIONS_THAT_COME } else { 0 };
+        mpa::max_fpdu(mss.saturating_sub(options))
     }
 }
 
@@ -653,11 +736,15 @@ struct IwarpQueuePair {
     machine: Stream,
     /// Gone once nothing is to be said or heard any more.
     socket: Option<Socket>,
-    one_fpdu_a_write: bool,
+    /// Whether each FPDU is a TCP segment of its own.
+    aligned: bool,
     /// Whether FPDUs follow the size of TCP segments.
     follow_mss: bool,
     /// When to look at the size again, in bytes sent.
     next_mss: u64,
+    /// How long to wait for an answer before each of the nudges to come.
+    nudges: &'static [Duration],
+    nudge_timer: Option<Pin<Box<Sleep>>>,
     /// Why nothing can be written. The peer's last words may still be there to be read.
     broken_pipe: Option<ProviderError>,
     closing: Closing,
@@ -677,11 +764,19 @@ enum Closing {
     Settled,
 }
 
-/// The size of TCP segments is looked at after this many bytes: TCP has found its size by then,
-/// mostly;
-const FIRST_MSS: u64 = 64 * 1024;
-/// and then each time after so many.
-const NEXT_MSS: u64 = 4 * 1024 * 1024;
+/// The size of TCP segments is looked at before the first FPDU, and again after so many bytes, which
+/// is no more than may wait for the socket at once; where FPDUs must fit, at each turn.
+const NEXT_MSS: u64 = 256 * 1024;
+/// TCP segments carry so many bytes less than their size at times: selective acknowledgements of
+/// what came out of order are options of up to four blocks.
+const TCP_OPTIONS_THAT_COME: u32 = 36;
+/// How long to wait for an answer to the first FPDU before each nudge. A healthy peer answers
+/// sooner, and a Linux server gives up after 5 seconds.
+const NUDGES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(800),
+];
 /// Slices in one write. Large FPDUs take two each.
 const SLICES: usize = 64;
 /// Writes in one call, so that others have their turn.
@@ -690,15 +785,19 @@ const WRITES: usize = 16;
 const SINGLE_WRITES: usize = 256;
 /// Reads in one call without a completion. The smallest FPDUs come by the ten thousand in one.
 const READS: usize = 4;
-/// Linux' flag for: let no later bytes join this segment.
+/// Linux' flag for: let no later bytes join this segment, not even when it is sent again. What fits
+/// a segment is taken as a whole or not at all, but where the kernel runs out of memory.
 const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
 
 impl IwarpQueuePair {
     fn write(&mut self, context: &mut Context<'_>) {
-        let (writes, flags) = match self.one_fpdu_a_write {
-            true => (SINGLE_WRITES, MSG_EOR),
-            false => (WRITES, 0),
-        };
+        let writes = if self.aligned { SINGLE_WRITES } else { WRITES };
+        if let (true, Some(socket)) = (self.follow_mss, &self.socket)
+            && (self.aligned || self.machine.transmitted_bytes() >= self.next_mss)
+        {
+            self.next_mss = self.machine.transmitted_bytes() + NEXT_MSS;
+            self.machine.set_max_fpdu(socket.max_fpdu(self.aligned));
+        }
         for _ in 0..writes {
             if self.machine.prepare() == 0 || self.machine.has_ended() {
                 return;
@@ -706,16 +805,12 @@ impl IwarpQueuePair {
             let (Some(socket), None) = (&self.socket, &self.broken_pipe) else {
                 return;
             };
-            if self.follow_mss && self.machine.transmitted_bytes() >= self.next_mss {
-                self.next_mss = self.machine.transmitted_bytes() + NEXT_MSS;
-                self.machine.set_max_fpdu(socket.max_fpdu());
-            }
             if socket.stream.poll_write_ready(context).is_pending() {
                 return;
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
             let count = self.machine.transmit_slices(&mut slices);
-            match socket.write(&slices[..count], flags) {
+            match socket.write(&slices[..count], self.aligned) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => self.broken_pipe = Some(failure("sending", &error)),
@@ -723,6 +818,24 @@ impl IwarpQueuePair {
         }
         if self.machine.prepare() > 0 {
             give_way(context);
+        }
+    }
+
+    /// Has a peer that overlooked the first FPDU look again.
+    fn nudge(&mut self, context: &mut Context<'_>) {
+        while let [after, later @ ..] = self.nudges
+            && self.machine.is_unanswered()
+        {
+            let timer = self
+                .nudge_timer
+                .get_or_insert_with(|| Box::pin(sleep(*after)));
+            if timer.as_mut().poll(context).is_pending() {
+                return;
+            }
+            tracing::debug!("the peer is silent, and gets an RDMA Write of length 0");
+            (self.nudges, self.nudge_timer) = (later, None);
+            self.machine.nudge();
+            self.write(context);
         }
     }
 
@@ -771,7 +884,7 @@ impl IwarpQueuePair {
         while self.machine.prepare() > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES];
             let count = self.machine.transmit_slices(&mut slices);
-            match socket.write(&slices[..count], 0) {
+            match socket.write(&slices[..count], self.aligned) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(_) => self.machine.give_up_transmitting(),
             }
@@ -816,6 +929,7 @@ impl QueuePair for IwarpQueuePair {
 
     fn flush(&mut self, context: &mut Context<'_>) {
         self.write(context);
+        self.nudge(context);
         self.settle();
         // Whoever polled before this had nothing to wait for but the peer.
         if self.machine.has_completion() || self.broken_pipe.is_some() {
@@ -848,6 +962,7 @@ impl QueuePair for IwarpQueuePair {
             if let Some(error) = self.broken_pipe.take() {
                 self.machine.handle_loss(error);
             }
+            self.nudge(context);
             self.close(context);
             if !self.machine.has_ended() {
                 return Poll::Pending;

@@ -150,15 +150,7 @@ impl Transmit {
         //= EST-03
         //= EST-06
         match kind {
-            Rtr::Write => {
-                let header = Tagged {
-                    last: true,
-                    rdmap_control: Opcode::RdmaWrite.control(),
-                    stag: 1,
-                    tagged_offset: 0,
-                };
-                self.outgoing.push_copied(&header.encode(), [&[], &[]]);
-            }
+            Rtr::Write => self.write_nothing(),
             //= EST-07
             Rtr::Read => {
                 let from = RemoteAddress {
@@ -168,6 +160,23 @@ impl Transmit {
                 self.request_read(None, from, BytesMut::new(), 0, shared);
             }
         }
+    }
+
+    /// Whether the peer has every byte that there was to send so far, and there were some.
+    pub(super) fn is_all_sent(&self) -> bool {
+        self.is_idle() && self.outgoing.transmitted() > 0
+    }
+
+    /// Sends an RDMA Write of length 0: every peer takes it, and nobody is told of it.
+    pub(super) fn write_nothing(&mut self) {
+        assert!(self.current.is_none(), "messages never interleave");
+        let header = Tagged {
+            last: true,
+            rdmap_control: Opcode::RdmaWrite.control(),
+            stag: 1,
+            tagged_offset: 0,
+        };
+        self.outgoing.push_copied(&header.encode(), [&[], &[]]);
     }
 
     /// Makes FPDUs until enough of them wait for the socket.

@@ -1,0 +1,269 @@
+//! FPDUs and TCP segments, as packets show them: in a network namespace of its own, whose loopback
+//! interface has the MTU of Ethernet, tcpdump looks at what `smbdirect ping` and `listen` send.
+//!
+//! Skips with a spoken reason where there is no right to make a namespace; and where tcpdump is
+//! missing, unless SMBDIRECT_REQUIRE_TOOLS is set.
+#![cfg(target_os = "linux")]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use pcap_file::pcap::PcapReader;
+use tempfile::TempDir;
+
+/// No step may take longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A network namespace; it is gone with this value.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(mtu: usize) -> Option<Self> {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let namespace = Self(format!("smbd-{}-{number}", std::process::id()));
+        let made = ip(&["netns", "add", &namespace.0]) && namespace.set_mtu(mtu);
+        made.then_some(namespace)
+    }
+
+    fn set_mtu(&self, mtu: usize) -> bool {
+        let mtu = mtu.to_string();
+        ip(&["-n", &self.0, "link", "set", "lo", "up", "mtu", &mtu])
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", &self.0, program])
+            .stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        ip(&["netns", "del", &self.0]);
+    }
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    let output = Command::new("ip").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Running {
+    /// Starts it, and waits until it says on `stdout` or else on stderr that it is ready.
+    fn ready(mut command: Command, says: &str, on_stdout: bool) -> Self {
+        if on_stdout {
+            command.stdout(Stdio::piped());
+        } else {
+            command.stderr(Stdio::piped());
+        }
+        let mut child = command.spawn().unwrap();
+        let mut lines: Box<dyn BufRead + Send> = match on_stdout {
+            true => Box::new(BufReader::new(child.stdout.take().unwrap())),
+            false => Box::new(BufReader::new(child.stderr.take().unwrap())),
+        };
+        let running = Self(child);
+        let mut line = String::new();
+        while !line.contains(says) {
+            line.clear();
+            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "never {says:?}");
+        }
+        // Whoever says more later is to find somebody who listens.
+        std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
+        running
+    }
+
+    /// Waits for its end.
+    fn ended(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "it does not end");
+            sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A TCP segment with payload.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    /// Bytes of payload.
+    length: usize,
+    /// Whether they are one FPDU, from its first byte to its last.
+    is_fpdu: bool,
+}
+
+/// The segments in a capture, without those of the startup frames.
+fn segments(capture: &Path) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    let bytes = fs::read(capture).unwrap();
+    let mut packets = PcapReader::new(&bytes[..]).unwrap();
+    while let Some(packet) = packets.next_packet() {
+        let packet = packet.unwrap().data;
+        // Ethernet, IPv4, TCP.
+        let ip = &packet[14..];
+        let ip_header = 4 * usize::from(ip[0] & 0xf);
+        let tcp_header = 4 * usize::from(ip[ip_header + 12] >> 4);
+        let payload = &ip[ip_header + tcp_header..];
+        let length = payload.len();
+        if length == 0 || payload.starts_with(b"MPA ID Re") {
+            continue;
+        }
+        let ulpdu_length = payload
+            .first_chunk()
+            .map(|field| u16::from_be_bytes(*field));
+        let fpdu_length = |ulpdu: u16| (2 + usize::from(ulpdu)).next_multiple_of(4) + 4;
+        let is_fpdu = ulpdu_length.map(fpdu_length) == Some(length);
+        segments.push(Segment { length, is_fpdu });
+    }
+    segments
+}
+
+fn longest(segments: &[Segment]) -> Option<usize> {
+    segments.iter().map(|segment| segment.length).max()
+}
+
+fn fpdus(segments: &[Segment]) -> usize {
+    segments.iter().filter(|segment| segment.is_fpdu).count()
+}
+
+/// The segments of so many echoes of 300 KB, where the MTU is `mtu` at first and becomes `later` in
+/// the middle; nothing where this cannot be tried.
+fn run(echoes: u32, mtu: usize, later: Option<usize>, options: &[&str]) -> Option<Vec<Segment>> {
+    let program = env!("CARGO_BIN_EXE_smbdirect");
+    if Command::new("tcpdump").arg("--version").output().is_err() {
+        assert!(
+            std::env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "tcpdump is required and missing"
+        );
+        eprintln!("skipped: tcpdump is not installed");
+        return None;
+    }
+    let Some(namespace) = Namespace::new(mtu) else {
+        eprintln!("skipped: no network namespace can be made here");
+        return None;
+    };
+    let directory = TempDir::new().unwrap();
+    let capture = directory.path().join("segments.pcap");
+    let mut tcpdump = namespace.command("tcpdump");
+    tcpdump
+        .args([
+            "-Z",
+            "root",
+            "-i",
+            "lo",
+            "-s",
+            "0",
+            "-B",
+            "65536",
+            "-U",
+            "--immediate-mode",
+            "-w",
+        ])
+        .arg(&capture)
+        .args(["tcp", "port", "5445"]);
+    let mut tcpdump = Running::ready(tcpdump, "listening on", false);
+    let mut listen = namespace.command(program);
+    listen
+        .args(["listen", "127.0.0.1", "--echo", "--once"])
+        .args(options);
+    let mut listen = Running::ready(listen, "127.0.0.1:5445", true);
+    let mut ping = namespace.command(program);
+    ping.args(["ping", "127.0.0.1", "--echo", "--size", "300K"])
+        .args(["--count", &echoes.to_string(), "--interval", "0.01"])
+        .args(options)
+        .stdout(Stdio::null());
+    let mut ping = Running(ping.spawn().unwrap());
+    let captured = || fs::metadata(&capture).unwrap().len();
+    if let Some(mtu) = later {
+        let deadline = Instant::now() + PATIENCE;
+        while captured() < 3_000_000 {
+            assert!(Instant::now() < deadline, "nothing is captured");
+            sleep(Duration::from_millis(1));
+        }
+        assert!(namespace.set_mtu(mtu));
+    }
+    ping.ended();
+    assert!(ping.0.wait().unwrap().success(), "every echo is right");
+    listen.ended();
+    // tcpdump drops what it has not read when it is told to end.
+    let mut length = 0;
+    while captured() != length {
+        length = captured();
+        sleep(Duration::from_millis(500));
+    }
+    // `ip netns exec` becomes the program it starts, so this is tcpdump's own number.
+    let interrupt = ["-INT", &tcpdump.0.id().to_string()];
+    assert!(
+        Command::new("kill")
+            .args(interrupt)
+            .status()
+            .unwrap()
+            .success()
+    );
+    tcpdump.ended();
+    Some(segments(&capture))
+}
+
+/// In revision 1 nothing tells the two ends that they are of a kind.
+const STRANGERS: [&str; 4] = [
+    "--mpa-revision=1",
+    "--mpa-crc=on",
+    "--max-send-size=32K",
+    "--max-receive-size=32K",
+];
+
+//= MPA-28 test
+//= MPA-35 test
+#[test]
+fn with_crc_and_a_stranger_each_fpdu_is_a_segment() {
+    // Headers of 40 bytes, timestamps of 12, and room for other options; a multiple of 8.
+    for (mtu, length) in [(1499, 1408), (1500, 1408), (9000, 8912)] {
+        let Some(seen) = run(10, mtu, None, &STRANGERS) else {
+            return;
+        };
+        // Of 6 MB; tcpdump may miss some.
+        assert!(seen.len() > 1_000_000 / mtu, "{}", seen.len());
+        assert_eq!(fpdus(&seen), seen.len());
+        assert_eq!(longest(&seen), Some(length));
+    }
+}
+
+/// What was under way when segments became shorter is cut; what comes later is not.
+//= MPA-27 test
+//= MPA-35 test
+#[test]
+fn fpdus_follow_the_size_of_segments() {
+    if let Some(seen) = run(100, 9000, Some(1500), &STRANGERS) {
+        assert_eq!(longest(&seen), Some(8912));
+        let last = &seen[seen.len() - 500..];
+        assert_eq!((fpdus(last), longest(last)), (500, Some(1408)));
+    }
+}
+
+/// Without the need nobody pays for it; and the measure tells the two apart.
+//= PERF-02 test
+#[test]
+fn between_two_ends_of_ours_fpdus_share_segments() {
+    if let Some(seen) = run(10, 1500, None, &["--mpa-crc=on"]) {
+        assert!(2 * fpdus(&seen) < seen.len(), "{}", fpdus(&seen));
+    }
+}

@@ -1,0 +1,15 @@
+//! The examples do what they say. They assert it themselves, so running them is the test.
+
+#[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../examples/tdi_echo.rs"]
+mod tdi_echo;
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+#[tokio::test]
+async fn tdi_echo() {
+    let run = timeout(Duration::from_secs(60), tdi_echo::run(&[]));
+    run.await.expect("it ends").expect("it succeeds");
+}
