@@ -1,15 +1,16 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`tdi`], [`decode`]. What they share: [`options`]
-//! (the command line), [`transport`] (connecting, and why it failed), [`transfer`] (files over a
-//! connection), [`report`] (what is printed),
-//! [`signals`] and [`pcap`] (captures).
+//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`], [`tdi`], [`decode`].
+//! What they share: [`options`] (the command line), [`transport`] (connecting, and why it failed),
+//! [`transfer`] (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`]
+//! (captures).
 //!
 //! The exit status is 0 only when what was asked for happened, 1 if it did not, and 2 if the
 //! command line asks for something that cannot be.
 
 mod decode;
 mod demo;
+mod gateway;
 mod listen;
 mod options;
 mod pcap;
@@ -44,6 +45,7 @@ enum Command {
     Listen(listen::Listen),
     Send(send::Send),
     Ping(ping::Ping),
+    Gateway(gateway::Gateway),
     Tdi(tdi::Tdi),
     Decode(decode::Decode),
 }
@@ -53,6 +55,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/in     on one machine
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?
+  smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect decode traffic.pcap          what was said, and which rules were broken";
 
@@ -64,6 +67,7 @@ impl Command {
             Self::Listen(command) => command.options.verbose,
             Self::Send(command) => command.options.verbose,
             Self::Ping(command) => command.options.verbose,
+            Self::Gateway(command) => command.options.verbose,
             Self::Tdi(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
         }
@@ -74,7 +78,9 @@ impl Command {
         match self {
             Self::Listen(command) => command.tdi,
             Self::Tdi(_) => true,
-            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Decode(_) => false,
+            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Gateway(_) | Self::Decode(_) => {
+                false
+            }
         }
     }
 
@@ -84,6 +90,7 @@ impl Command {
             Self::Listen(command) => command.run().await,
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
+            Self::Gateway(command) => command.run().await,
             Self::Tdi(command) => command.run().await,
             Self::Decode(command) => command.run(),
         }

@@ -1,6 +1,6 @@
 //! Providers by their names, and connecting: with an answer to "why not?".
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
 use smbdirect::{
@@ -13,7 +13,10 @@ use smbdirect::{
     },
 };
 
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
@@ -156,7 +159,49 @@ pub(crate) async fn listen(
         .with_context(|| format!("{address} has no addresses"))?;
     Listener::bind(provider, address, config.clone())
         .await
-        .map_err(|error| explain_listen(&error, address))
+        .map_err(|error| explain_listen(&in_short(&error), address))
+}
+
+/// Connects by plain TCP to the first address of `address` that answers.
+///
+/// # Errors
+/// Why the last one did not, and what to try.
+pub(crate) async fn connect_tcp(
+    address: &Address,
+    default_port: u16,
+    limit: Duration,
+) -> Result<TcpStream> {
+    let mut last = None;
+    for address in resolve(address, default_port).await? {
+        let fault = match timeout(limit, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => anyhow!(
+                "nobody listens on {address} ({}); start the server there, or check the port",
+                report::plain(&error)
+            ),
+            Ok(Err(error)) => anyhow!(
+                "{address} cannot be reached: {}; check the address and the route to it",
+                report::plain(&error)
+            ),
+            Err(_) => unanswered(address, limit),
+        };
+        last = Some(fault);
+    }
+    Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
+}
+
+/// Listens on `address` for plain TCP; an empty host is every address.
+///
+/// # Errors
+/// Why it cannot be listened on, and what to try.
+pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener> {
+    let resolved = resolve(address, default_port).await?;
+    let address = *resolved
+        .first()
+        .with_context(|| format!("{address} has no addresses"))?;
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| explain_listen(&report::plain(&error), address))
 }
 
 /// The addresses that `address` stands for; an empty host is every address.
@@ -251,6 +296,10 @@ async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error 
     if let Ok(Ok(_)) = probe {
         return no_iwarp(address);
     }
+    unanswered(address, limit)
+}
+
+fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
     let limit = report::time(limit);
     anyhow!(
         "{address} did not answer within {limit}; check the address and firewalls between, \
@@ -258,8 +307,7 @@ async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error 
     )
 }
 
-fn explain_listen(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
-    let text = in_short(error);
+fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
     let cure = if text.contains("in use") {
         "another program listens there; stop it, or give another port as ADDR"
     } else if text.contains("permission") {

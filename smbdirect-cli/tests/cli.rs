@@ -8,6 +8,8 @@ mod decode;
 mod demo;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/gateway.rs"]
+mod gateway;
 #[path = "cli/listen.rs"]
 mod listen;
 #[path = "cli/ping.rs"]

@@ -77,6 +77,24 @@ fn what_cannot_be_asked_for_is_status_2() {
             "only `smbdirect demo` can use it",
         ),
         (&["send", "127.0.0.1:1"], "<FILE>"),
+        (&["gateway", ":0"], "<UPSTREAM>"),
+        (&["gateway", ":0", ":445"], "has no host"),
+        (
+            &["gateway", ":0", "localhost:0"],
+            "port 0 cannot be connected to",
+        ),
+        (
+            &["gateway", ":0", "localhost", "--from", "udp"],
+            "invalid value 'udp'",
+        ),
+        (
+            &["gateway", ":0", "localhost", "--max-connections", "0"],
+            "at least 1",
+        ),
+        (
+            &["gateway", ":0", "localhost", "--from", "tcp", "--pcap", "x"],
+            "--pcap has nothing to see",
+        ),
         (&["ping"], "<ADDR>"),
         (&["ping", "::1::"], "IPv6"),
         (&["ping", ":5445"], "has no host"),

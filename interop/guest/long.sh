@@ -1,0 +1,42 @@
+# Mixed traffic through two mounts, one signed and one encrypted, for so many seconds.
+#   seconds  how long
+options=sign; mount_share 1 && result "mounted 1" || result "mount 1 FAILED"
+options=sign,seal; mount_share 2 && result "mounted 2" || result "mount 2 FAILED"
+
+# load N: files of all sizes, written, renamed, listed, read back, removed.
+load() {
+  files=0 bytes=0 at=/mnt/$1/load-$1
+  mkdir -p $at
+  while [ "$(date +%s)" -lt $end ]; do
+    # Most are small, some are large.
+    case $(($(random) % 8)) in
+      0) size=0 ;;
+      1 | 2) size=$(($(random) % 5000)) ;;
+      3 | 4) size=$(($(random) % 200000)) ;;
+      5 | 6) size=$(($(random) % 2000000)) ;;
+      7) size=$(($(random) * 997 % 30000000)) ;;
+    esac
+    name=f$(($(random) % 1000))
+    head -c $size /dev/urandom >/tmp/load.$1
+    sum=$(sum /tmp/load.$1)
+    dd if=/tmp/load.$1 of=$at/new bs=1M conv=fsync 2>/dev/null || result "DIFFERS $1: a write failed"
+    mv $at/new $at/$name
+    ls $at | grep -qx $name || result "DIFFERS $1: $name is not listed"
+    back=$(dd if=$at/$name bs=$((1 + $(random) % 300))k 2>/dev/null | sha256sum | cut -c1-64)
+    [ "$back" = "$sum" ] || result "DIFFERS $1: $size bytes came back as $back instead of $sum"
+    rm $at/$name
+    files=$((files + 1)) bytes=$((bytes + size))
+    # Silences as well, now and then a long one.
+    [ $(($(random) % 50)) != 0 ] || sleep $(($(random) % 8))
+    [ $((files % 100)) != 0 ] || result "so far $1: $files files, $bytes bytes"
+  done
+  rmdir $at
+  result "done $1: $files files, $bytes bytes"
+}
+random() { od -An -N2 -tu2 /dev/urandom | tr -d ' '; }
+
+end=$(($(date +%s) + seconds))
+load 1 &
+load 2 &
+wait
+for n in 1 2; do umount /mnt/$n && result "unmounted $n" || result "umount $n FAILED"; done

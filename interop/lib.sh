@@ -1,0 +1,274 @@
+# What the cases have in common: sourced by each of them, not run.
+#
+# Real Linux kernels run as guests (User Mode Linux, from the lab), real Samba runs on this machine,
+# and the gateway between them; all in a network namespace that each case makes and takes down.
+#
+#   SMBDIRECT_LAB   the lab: run-guest.sh and out/ [../shared/lab beside the repository]
+#   SMBDIRECT_BIN   the command under test [built here]
+#   SMBDIRECT_KEEP  a directory for logs and captures [a temporary one, kept when a case fails]
+#   SMBDIRECT_REQUIRE_LAB=1 makes a missing lab or tool an error
+#
+# shellcheck shell=bash
+set -euo pipefail
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case_name=$(basename "$0")
+lab=${SMBDIRECT_LAB:-$repository/../shared/lab}
+kernel=${SMBDIRECT_KERNEL:-$lab/out/linux-um}
+# A namespace's name; also part of the names of guests, which have to be short.
+ns=i$$
+# The addresses of the lab: this machine, the guest with a server, the guest with a client.
+host=10.77.0.1 server=10.77.0.2 client=10.77.0.3
+smbd_port=4450
+failures=0 pids=()
+
+say() { printf '%s: %s\n' "$case_name" "$*"; }
+pass() { say "ok: $*"; }
+fail() { say "FAILED: $*"; failures=$((failures + 1)); }
+
+skip() {
+  if [ -n "${SMBDIRECT_REQUIRE_LAB:-}" ]; then say "FAILED: $*"; exit 1; fi
+  say "skipped: $*"
+  exit 77
+}
+
+# need TOOL...: skips the case where one is missing.
+need() {
+  [ "$(id -u)" = 0 ] || skip "network namespaces need root"
+  [ -x "$lab/run-guest.sh" ] && [ -x "$kernel" ] ||
+    skip "the lab with Linux kernels is not at $lab; SMBDIRECT_LAB says where it is"
+  local tool
+  for tool in ip ethtool "$@"; do
+    command -v "$tool" >/dev/null || skip "$tool is not installed"
+  done
+}
+
+# begin: a place for what is made, and the network.
+begin() {
+  if [ -n "${SMBDIRECT_KEEP:-}" ]; then
+    work=$SMBDIRECT_KEEP/$case_name; rm -rf "$work"; mkdir -p "$work"
+  else
+    work=$(mktemp -d -t "smbdirect-$case_name.XXXXXX")
+  fi
+  trap end EXIT
+  trap 'exit 130' INT TERM
+  if [ -n "${SMBDIRECT_BIN:-}" ]; then
+    bin=$SMBDIRECT_BIN
+  else
+    (cd "$repository" && cargo build --quiet --locked -p smbdirect-cli)
+    bin=$repository/target/debug/smbdirect
+  fi
+  "$lab/net-up.sh" "$ns" >"$work/net.log"
+  # A guest drops what is longer than a segment, and a capture is to have what goes over a wire.
+  local device
+  for device in br0 tap0 tap1; do
+    inside ethtool -K "$device" tso off gso off gro off >>"$work/net.log" 2>&1 || true
+  done
+}
+
+# end: on every way out. Nothing of the case is left but its logs, and these only if wanted.
+end() {
+  local status=$?
+  trap - EXIT
+  [ "$failures" = 0 ] || status=1
+  local pid
+  for pid in "${pids[@]}"; do stop "$pid"; done
+  ip netns del "$ns" 2>/dev/null || true
+  if [ $status = 0 ] && [ -z "${SMBDIRECT_KEEP:-}" ]; then
+    rm -rf "$work"
+  elif [ $status != 0 ]; then
+    say "logs are in $work"
+  fi
+  exit $status
+}
+
+inside() { ip netns exec "$ns" "$@"; }
+
+# background LOG COMMAND...: starts it in a session of its own; its id is in $started.
+background() {
+  local log=$1; shift
+  setsid "$@" </dev/null >>"$log" 2>&1 &
+  started=$!
+  # Else the shell tells how each of them ended.
+  disown "$started"
+  pids+=("$started")
+}
+
+# stop PID [SIGNAL]: ends what background started, with its children, and waits for it.
+stop() {
+  local pid=$1 signal=${2:-TERM}
+  # It may not have its session yet.
+  kill "-$signal" -- "-$pid" 2>/dev/null || kill "-$signal" "$pid" 2>/dev/null || return 0
+  wait_for 10 gone "$pid" || kill -KILL -- "-$pid" 2>/dev/null || true
+}
+
+# gone PID: neither it nor anything of its session runs; what is dead and not yet waited for does not.
+gone() { ! ps -o stat= -p "$1" | grep -qv '^Z' && ! ps -o stat= -s "$1" | grep -qv '^Z'; }
+
+# wait_for SECONDS COMMAND...: until the command succeeds.
+wait_for() {
+  local deadline=$((SECONDS + $1)); shift
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$deadline" ] || return 1
+    sleep 0.1
+  done
+}
+
+# start_smbd: Samba with one share, for the user root with the password lab.
+start_smbd() {
+  local folder=$work/samba directory
+  mkdir -p "$folder"/{private,lock,state,cache,pid,ncalrpc,share,log}
+  share=$folder/share
+  cat >"$folder/smb.conf" <<CONF
+[global]
+  server role = standalone server
+  workgroup = WORKGROUP
+  interfaces = lo
+  bind interfaces only = yes
+  smb ports = $smbd_port
+  disable netbios = yes
+  disable spoolss = yes
+  load printers = no
+  server min protocol = SMB3_00
+  passdb backend = tdbsam
+  private dir = $folder/private
+  lock directory = $folder/lock
+  state directory = $folder/state
+  cache directory = $folder/cache
+  pid directory = $folder/pid
+  ncalrpc dir = $folder/ncalrpc
+  log file = $folder/log/%m
+[share]
+  path = $share
+  read only = no
+CONF
+  printf 'lab\nlab\n' | smbpasswd -c "$folder/smb.conf" -s -a root >"$work/smbpasswd.log" 2>&1
+  background "$work/smbd.log" ip netns exec "$ns" \
+    smbd --foreground --no-process-group --debug-stdout --configfile="$folder/smb.conf"
+  smbd=$started
+  wait_for 20 listens "127.0.0.1:$smbd_port" || { fail "smbd does not start"; exit 1; }
+}
+
+listens() { inside ss -Hltn "src $1" | grep -q LISTEN; }
+
+# start_gateway LOG LISTEN UPSTREAM [OPTION...]: its events are in LOG.json, its log in LOG.err.
+start_gateway() {
+  local log=$1 listen=$2; shift 2
+  setsid ip netns exec "$ns" "$bin" gateway "$listen" "$@" --json -v \
+    </dev/null >"$log.json" 2>"$log.err" &
+  gateway=$!
+  disown "$gateway"
+  pids+=("$gateway")
+  wait_for 20 grep -q '"listening"' "$log.json" || { fail "the gateway does not start"; exit 1; }
+}
+
+# guest NAME TAP ADDRESS [WORD...]: boots a guest that runs the job in $work/NAME; its id is $started.
+guest() {
+  local name=$1 tap=$2 address=$3; shift 3
+  mkdir -p "$work/$name"
+  cp "$repository"/interop/guest/*.sh "$work/$name/"
+  NS=$ns NAME=$ns$name TAP=$tap IP=$address/24 SHARED=$work/$name KERNEL=$kernel \
+    background "$work/$name.console" "$lab/run-guest.sh" "$@"
+}
+
+# start_ksmbd [WORD...]: a guest with the kernel's server, up until it is stopped. What it is to be
+# configured like is changed by the sed commands in $ksmbd_settings.
+start_ksmbd() {
+  mkdir -p "$work/server"
+  # What a client asks for at once has to fit into what this server reassembles, 173910 bytes.
+  sed 's/^\(\tsmb2 max [a-z]* =\).*/\1 65536/; '"${ksmbd_settings:-}" "$lab/ksmbd.conf" >"$work/server/ksmbd.conf"
+  guest server tap0 "$server" lab.ksmbd=1 lab.job=server.sh "$@"
+  ksmbd=$started
+  wait_for 60 test -e "$work/server/up" || { fail "the guest with ksmbd does not start"; exit 1; }
+}
+
+# run_client SECONDS NAME [WORD...]: boots a guest with the kernel's client and waits for its end.
+# The job reads $work/NAME/parameters and writes $work/NAME/result, a line for each thing done.
+run_client() {
+  local seconds=$1 name=$2; shift 2
+  rm -f "$work/$name/result"
+  guest "$name" "${client_tap:-tap1}" "$client" lab.job=client.sh "$@"
+  local pid=$started
+  wait_for "$seconds" gone "$pid" || { fail "$name: the guest did not end within $seconds s"; stop "$pid" KILL; return 1; }
+  stop "$pid"
+}
+
+# start_capture FILE [PACKETS]: what goes over port 5445, the first so many packets of it.
+start_capture() {
+  local file=$1 packets=${2:-20000}
+  background "$file.log" ip netns exec "$ns" \
+    tcpdump -Z root -i br0 -s 0 -U -B 65536 -c "$packets" -w "$file" tcp port 5445
+  capture=$started
+  wait_for 10 grep -q 'listening on' "$file.log" || { fail "tcpdump does not capture"; exit 1; }
+}
+
+# check_capture FILE: stops the capture and has tshark and our own decoder judge it. Each RDMAP Send
+# is to be an SMB Direct message, nothing that we sent malformed or with a bad CRC, and no rule broken
+# by us. What the other side breaks is told, and is its own affair.
+check_capture() {
+  local file=$1 sends messages bad
+  sleep 0.5
+  stop "$capture"
+  # What is inside the messages is the two systems' own business.
+  read_capture() {
+    tshark --disable-protocol smb2 --disable-protocol smb -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE \
+      -o iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE -r "$file" "$@" 2>>"$file.log"
+  }
+  read_capture -Y "ip.src == $host" -T fields -E occurrence=a -E separator=';' \
+    -e iwarp_rdma.opcode -e smb_direct.credits.requested >"$file.fields"
+  sends=$(cut -d';' -f1 "$file.fields" | tr ',' '\n' | grep -c '0x0[34]' || true)
+  messages=$(cut -d';' -f2 "$file.fields" | tr ',' '\n' | grep -c . || true)
+  bad=$(read_capture -Y "ip.src == $host" -V | grep -ciE 'malformed|bad crc32' || true)
+  if [ "$sends" -gt 0 ] && [ "$sends" = "$messages" ] && [ "$bad" = 0 ]; then
+    pass "tshark: $sends Sends of ours, all of them SMB Direct, none malformed"
+  else
+    fail "tshark: $sends Sends of ours, $messages SMB Direct messages, $bad bad lines in $file"
+  fi
+  "$bin" decode "$file" --broken --json >"$file.decoded" 2>>"$file.log" || true
+  if decoded=$(broken_rules "$file.decoded"); then
+    pass "decode: $decoded"
+  else
+    fail "decode: $decoded"
+  fi
+}
+
+# broken_rules FILE: what the decoder found, in a line; fails if a broken rule is ours.
+broken_rules() {
+  python3 - "$1" "$host" <<'PYTHON'
+import collections, json, sys
+ends, rules, streams = {}, collections.Counter(), 0
+for line in open(sys.argv[1]):
+    event = json.loads(line)
+    if event["event"] == "stream":
+        ends[event["stream"]] = event
+    for broken in event.get("broken", []) if event["event"] == "message" else []:
+        ours = ends[event["stream"]][event["from"]].startswith(sys.argv[2] + ":")
+        rules["us" if ours else "the peer", broken["rule"]] += 1
+    if event["event"] == "summary":
+        streams = event["streams"]
+told = "; ".join(f"{rule} {count} times by {who}" for (who, rule), count in sorted(rules.items()))
+print(f"{streams} streams, " + (told or "no rule broken"))
+sys.exit(streams == 0 or any(who == "us" for who, _ in rules))
+PYTHON
+}
+
+# seen FILE FILTER [WORD]: how many packets of a capture pass, of those with WORD in their summary.
+seen() {
+  tshark -o tcp.try_heuristic_first:TRUE -r "$1" -Y "$2" 2>>"$1.log" | grep -c "${3:-}" || true
+}
+
+# shown NAME WHAT NUMBER [LEAST]: that it was so at least so often.
+shown() {
+  if [ "$3" -ge "${4:-1}" ]; then pass "$1: $2"; else fail "$1: not so: $2"; fi
+}
+
+# events LOG EVENT FIELD: that field of all such events, one a line.
+events() {
+  python3 - "$1.json" "$2" "$3" <<'PYTHON'
+import json, sys
+for line in open(sys.argv[1]):
+    event = json.loads(line)
+    if event["event"] == sys.argv[2]:
+        print(event[sys.argv[3]])
+PYTHON
+}

@@ -1,0 +1,654 @@
+//! `gateway`: what goes through in every combination, and what happens to those that misbehave.
+
+use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use serde_json::Value;
+use smbdirect::{
+    Config, Connection, Listener, Settings,
+    rdma::iwarp::{Iwarp, IwarpConfig},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::support::{Done, Listening, PATIENCE, command, listen, listening, noise, run, start};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    SmbDirect,
+    Tcp,
+}
+
+use Kind::{SmbDirect, Tcp};
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            SmbDirect => "smbdirect",
+            Tcp => "tcp",
+        }
+    }
+}
+
+/// Patience for what is to happen; its length decides nothing.
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, what).await.expect("it happens in time")
+}
+
+fn iwarp() -> Arc<Iwarp> {
+    Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+/// A server that the test is itself.
+enum Server {
+    SmbDirect(Listener),
+    Tcp(TcpListener),
+}
+
+impl Server {
+    async fn bind(kind: Kind, config: Config) -> Self {
+        let address = "127.0.0.1:0".parse().unwrap();
+        match kind {
+            SmbDirect => Self::SmbDirect(Listener::bind(iwarp(), address, config).await.unwrap()),
+            Tcp => Self::Tcp(TcpListener::bind(address).await.unwrap()),
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::SmbDirect(listener) => listener.local_address(),
+            Self::Tcp(listener) => listener.local_addr().unwrap(),
+        }
+    }
+
+    async fn accept(&mut self) -> End {
+        match self {
+            Self::SmbDirect(listener) => End::SmbDirect(soon(listener.accept()).await.unwrap()),
+            Self::Tcp(listener) => End::Tcp(soon(listener.accept()).await.unwrap().0),
+        }
+    }
+}
+
+/// One end of what the gateway carries.
+#[derive(Debug)]
+enum End {
+    SmbDirect(Connection),
+    Tcp(TcpStream),
+}
+
+impl End {
+    async fn connect(kind: Kind, address: &str) -> Self {
+        Self::connect_with(kind, address, Config::default()).await
+    }
+
+    async fn connect_with(kind: Kind, address: &str, config: Config) -> Self {
+        let address = address.parse().unwrap();
+        match kind {
+            SmbDirect => {
+                let provider = iwarp();
+                let connecting = Connection::connect(&*provider, address, config);
+                Self::SmbDirect(soon(connecting).await.unwrap())
+            }
+            Tcp => Self::Tcp(soon(TcpStream::connect(address)).await.unwrap()),
+        }
+    }
+
+    async fn send(&mut self, message: &[u8]) {
+        match self {
+            Self::SmbDirect(connection) => {
+                let message = Bytes::copy_from_slice(message);
+                soon(connection.send(message).unwrap()).await.unwrap();
+            }
+            Self::Tcp(stream) => {
+                let frame = [&(message.len() as u32).to_be_bytes(), message].concat();
+                soon(stream.write_all(&frame)).await.unwrap();
+            }
+        }
+    }
+
+    /// The next message, or `None` if the connection is over.
+    async fn receive(&mut self) -> Option<Vec<u8>> {
+        match self {
+            Self::SmbDirect(connection) => {
+                let message = soon(connection.recv()).await.ok()?;
+                Some(message.into_bytes().to_vec())
+            }
+            Self::Tcp(stream) => {
+                let length = soon(stream.read_u32()).await.ok()?;
+                let mut message = vec![0; length as usize];
+                soon(stream.read_exact(&mut message)).await.ok()?;
+                Some(message)
+            }
+        }
+    }
+
+    async fn close(self) {
+        match self {
+            Self::SmbDirect(connection) => soon(connection.close()).await.unwrap(),
+            Self::Tcp(stream) => drop(stream),
+        }
+    }
+
+    fn stream(&mut self) -> &mut TcpStream {
+        match self {
+            Self::SmbDirect(_) => panic!("it has no stream"),
+            Self::Tcp(stream) => stream,
+        }
+    }
+}
+
+fn gateway(from: Kind, to: Kind, upstream: &str, arguments: &[&str]) -> Listening {
+    let mut command = command(&["gateway", "127.0.0.1:0", upstream, "--json"]);
+    command.args(["--from", from.name(), "--to", to.name()]);
+    command.args(arguments);
+    listening(command)
+}
+
+/// A gateway, and both ends of one connection through it.
+async fn through(from: Kind, to: Kind, arguments: &[&str]) -> (Listening, End, End) {
+    through_with(from, to, arguments, Config::default()).await
+}
+
+async fn through_with(
+    from: Kind,
+    to: Kind,
+    arguments: &[&str],
+    config: Config,
+) -> (Listening, End, End) {
+    let mut server = Server::bind(to, config.clone()).await;
+    let gateway = gateway(from, to, &server.address().to_string(), arguments);
+    let client = End::connect_with(from, &gateway.address, config).await;
+    let server = server.accept().await;
+    (gateway, client, server)
+}
+
+/// The next event of this kind; others before it are passed over.
+fn event(gateway: &mut Listening, kind: &str) -> Value {
+    loop {
+        let line = gateway.running.line();
+        let event: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
+        if event["event"] == kind {
+            return event;
+        }
+    }
+}
+
+/// How the next connection ends.
+fn ended(gateway: &mut Listening) -> String {
+    event(gateway, "closed")["ended"].as_str().unwrap().into()
+}
+
+fn summary(done: &Done) -> Value {
+    let last = done.json().pop().unwrap();
+    assert_eq!(last["event"], "summary");
+    last
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whole_messages_go_through_in_every_combination() {
+    for from in [SmbDirect, Tcp] {
+        for to in [SmbDirect, Tcp] {
+            let (mut gateway, mut client, mut server) = through(from, to, &[]).await;
+            let opened = event(&mut gateway, "opened");
+            for (side, kind) in [("client", from), ("server", to)] {
+                assert_eq!(opened[side].is_null(), kind == Tcp, "{opened}");
+            }
+            assert_eq!((&opened["open"], &opened["total"]), (&1.into(), &1.into()));
+            let sizes = [1, 4, 8112, 8113, 65_536, 300_001, 1 << 20];
+            let messages = sizes.map(|size| noise(size, size as u64));
+            for message in &messages {
+                client.send(message).await;
+                assert!(server.receive().await.as_ref() == Some(message));
+                server.send(message).await;
+                assert!(client.receive().await.as_ref() == Some(message));
+            }
+            // Many at once, both ways, in their order.
+            for number in 0..200u32 {
+                client.send(&number.to_be_bytes()).await;
+                server.send(&number.to_be_bytes()).await;
+            }
+            for number in 0..200u32 {
+                let expected = Some(number.to_be_bytes().to_vec());
+                assert_eq!(server.receive().await, expected);
+                assert_eq!(client.receive().await, expected);
+            }
+            client.close().await;
+            assert_eq!(server.receive().await, None);
+            server.close().await;
+            let closed = event(&mut gateway, "closed");
+            assert_eq!((&closed["ok"], &closed["open"]), (&true.into(), &0.into()));
+            assert_eq!(closed["ended"], "closed by the client");
+            let bytes = sizes.iter().sum::<usize>() + 800;
+            let done = gateway.terminate().succeeded();
+            for event in [closed, summary(&done)] {
+                assert_eq!(event["messages_to_server"], 207, "{event}");
+                assert_eq!(event["messages_to_client"], 207, "{event}");
+                assert_eq!(event["bytes_to_server"], bytes, "{event}");
+                assert_eq!(event["bytes_to_client"], bytes, "{event}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_ends_ends_for_the_client() {
+    for from in [SmbDirect, Tcp] {
+        for to in [SmbDirect, Tcp] {
+            let (mut gateway, mut client, mut server) = through(from, to, &[]).await;
+            // What was said before the end arrives before it.
+            server.send(&noise(200_000, 1)).await;
+            server.close().await;
+            assert!(client.receive().await == Some(noise(200_000, 1)));
+            assert_eq!(client.receive().await, None);
+            assert_eq!(ended(&mut gateway), "closed by the server");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sends_no_more_still_gets_its_answers() {
+    for to in [SmbDirect, Tcp] {
+        let (mut gateway, mut client, mut server) = through(Tcp, to, &[]).await;
+        client.send(b"the last question").await;
+        client.stream().shutdown().await.unwrap();
+        assert_eq!(
+            server.receive().await.as_deref(),
+            Some(&b"the last question"[..])
+        );
+        if to == Tcp {
+            // It is told at once, and may answer all the same.
+            assert_eq!(server.receive().await, None);
+        }
+        server.send(b"the last answer").await;
+        assert_eq!(
+            client.receive().await.as_deref(),
+            Some(&b"the last answer"[..])
+        );
+        // It ends though the server says nothing any more and hangs up on nobody.
+        assert_eq!(client.receive().await, None);
+        assert_eq!(ended(&mut gateway), "closed by the client");
+        assert_eq!(server.receive().await, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_down_is_named_and_may_come_back() {
+    for (from, to) in [(SmbDirect, Tcp), (Tcp, SmbDirect)] {
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let mut gateway = gateway(from, to, &address.to_string(), &[]);
+        let mut client = End::connect(from, &gateway.address).await;
+        assert_eq!(client.receive().await, None);
+        let closed = event(&mut gateway, "closed");
+        assert_eq!(closed["ok"], false);
+        let why = closed["ended"].as_str().unwrap();
+        let says = format!("server: nobody listens on {address} (connection refused)");
+        assert!(why.starts_with(&says), "{why}");
+        let mut server = match to {
+            SmbDirect => {
+                let listener = Listener::bind(iwarp(), address, Config::default()).await;
+                Server::SmbDirect(listener.unwrap())
+            }
+            Tcp => Server::Tcp(TcpListener::bind(address).await.unwrap()),
+        };
+        let mut client = End::connect(from, &gateway.address).await;
+        let mut server = server.accept().await;
+        client.send(b"again").await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"again"[..]));
+        drop((client, server));
+        event(&mut gateway, "closed");
+        let done = gateway.terminate().succeeded();
+        let summary = summary(&done);
+        assert_eq!(
+            (&summary["total"], &summary["failed"]),
+            (&2.into(), &1.into())
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
+    let small = Config::new(Settings {
+        max_fragmented_receive_size: 131_072,
+        ..Settings::default()
+    });
+    let small = small.unwrap();
+    for from in [SmbDirect, Tcp] {
+        let mut server = Server::bind(SmbDirect, small.clone()).await;
+        let address = server.address().to_string();
+        let mut gateway = gateway(from, SmbDirect, &address, &[]);
+        let mut bystander = End::connect(from, &gateway.address).await;
+        let mut bystanders_server = server.accept().await;
+        let mut client = End::connect(from, &gateway.address).await;
+        let mut server = server.accept().await;
+        let longest = noise(131_072, 2);
+        client.send(&longest).await;
+        assert!(server.receive().await.as_ref() == Some(&longest));
+        match &mut client {
+            End::SmbDirect(connection) => {
+                let sending = connection.send(noise(131_073, 2)).unwrap();
+                // It may go out, or be cut short by the end.
+                let _ = soon(sending).await;
+            }
+            // Nothing but the length: that alone must do.
+            End::Tcp(stream) => stream.write_all(&[0, 0x02, 0, 1]).await.unwrap(),
+        }
+        assert_eq!(
+            ended(&mut gateway),
+            "client: a message of 131073 bytes, the other side takes at most 131072"
+        );
+        assert_eq!(client.receive().await, None);
+        assert_eq!(server.receive().await, None);
+        bystander.send(b"still here").await;
+        let received = bystanders_server.receive().await;
+        assert_eq!(received.as_deref(), Some(&b"still here"[..]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_stops_the_writer() {
+    // Memory is read where it can be.
+    const ALL: usize = 96 << 20;
+    const HELD: u64 = 48 << 20;
+    let patient = Config::new(Settings {
+        credit_grant_timeout: None,
+        receive_buffer: Some(4 << 20),
+        ..Settings::default()
+    });
+    let patient = patient.unwrap();
+    for (from, to) in [(Tcp, Tcp), (SmbDirect, Tcp), (Tcp, SmbDirect)] {
+        let arguments = ["--credit-grant-timeout", "600", "--stall-limit", "600"];
+        let (gateway, mut client, mut server) =
+            through_with(from, to, &arguments, patient.clone()).await;
+        let before = memory(&gateway);
+        let message = noise(1 << 20, 3);
+        let sent = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let writer = tokio::spawn({
+            let (message, sent) = (message.clone(), sent.clone());
+            async move {
+                for _ in 0..ALL >> 20 {
+                    client.send(&message).await;
+                    sent.fetch_add(message.len(), std::sync::atomic::Ordering::Relaxed);
+                }
+                client
+            }
+        });
+        // Until it stands still. Taking a slow moment for that only makes the test weaker.
+        let mut last = usize::MAX;
+        loop {
+            let now = sent.load(std::sync::atomic::Ordering::Relaxed);
+            if now == last {
+                break;
+            }
+            last = now;
+            sleep(Duration::from_millis(500)).await;
+        }
+        assert!(
+            !writer.is_finished(),
+            "{from:?} to {to:?}: {last} bytes went nowhere"
+        );
+        if let (Some(before), Some(after)) = (before, memory(&gateway)) {
+            let held = after.saturating_sub(before);
+            assert!(held < HELD, "{from:?} to {to:?}: {held} bytes");
+        }
+        for _ in 0..ALL >> 20 {
+            assert!(server.receive().await.as_ref() == Some(&message));
+        }
+        soon(writer).await.unwrap().close().await;
+        if let (Some(before), Some(after)) = (before, memory(&gateway)) {
+            let held = after.saturating_sub(before);
+            assert!(held < HELD, "{from:?} to {to:?}: {held} bytes in the end");
+        }
+    }
+}
+
+/// Most bytes of memory that the gateway has had, where the system tells.
+fn memory(gateway: &Listening) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", gateway.running.id())).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_message_goes_nowhere() {
+    for to in [SmbDirect, Tcp] {
+        let (mut gateway, mut client, mut server) = through(Tcp, to, &[]).await;
+        client.send(b"whole").await;
+        client
+            .stream()
+            .write_all(&[0, 0, 0, 100, 1, 2])
+            .await
+            .unwrap();
+        client.close().await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"whole"[..]));
+        assert_eq!(server.receive().await, None);
+        assert_eq!(
+            ended(&mut gateway),
+            "client: it hung up in the middle of a message"
+        );
+        // The same from the server.
+        let (mut gateway, mut client, mut server) = through(to, Tcp, &[]).await;
+        server
+            .stream()
+            .write_all(&[0, 0, 0, 100, 1, 2])
+            .await
+            .unwrap();
+        server.close().await;
+        assert_eq!(client.receive().await, None);
+        assert_eq!(
+            ended(&mut gateway),
+            "server: it hung up in the middle of a message"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stops_in_the_middle_is_not_waited_for_for_ever() {
+    for half in [&[0, 0][..], &[0, 0, 0, 2, 1]] {
+        let (mut gateway, mut client, mut server) =
+            through(Tcp, Tcp, &["--stall-limit", "0.2"]).await;
+        client.stream().write_all(half).await.unwrap();
+        assert_eq!(
+            ended(&mut gateway),
+            "client: it stopped in the middle of a message for 200 ms"
+        );
+        assert_eq!(client.receive().await, None);
+        assert_eq!(server.receive().await, None);
+    }
+    let (mut gateway, mut client, _server) = through(Tcp, Tcp, &["--stall-limit", "0.2"]).await;
+    let flood = tokio::spawn(async move {
+        let frame = [&[0, 1, 0, 0][..], &[7; 65_536]].concat();
+        while client.stream().write_all(&frame).await.is_ok() {}
+    });
+    assert_eq!(ended(&mut gateway), "server: it took nothing for 200 ms");
+    soon(flood).await.unwrap();
+}
+
+/// Systems have a limit for how long TCP may be idle; Linux refuses more than 32767 seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_keepalive_interval_goes_with_tcp() {
+    for interval in ["0.001", "100000000"] {
+        let arguments = ["--keepalive-interval", interval];
+        let (_gateway, mut client, mut server) = through(Tcp, Tcp, &arguments).await;
+        client.send(b"hello").await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"hello"[..]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_are_killed_do_not_matter_to_others() {
+    let server = listen(&["--echo"]);
+    let mut gateway = gateway(SmbDirect, SmbDirect, &server.address, &[]);
+    for _ in 0..3 {
+        let mut client = start(&[
+            "ping",
+            &gateway.address,
+            "--echo",
+            "-s",
+            "1M",
+            "-c",
+            "0",
+            "-i",
+            "0",
+        ]);
+        // In the middle of some message or other.
+        for _ in 0..3 {
+            client.line();
+        }
+        client.signal("KILL");
+        drop(client);
+        event(&mut gateway, "closed");
+    }
+    run(&["ping", &gateway.address, "--echo", "-c", "2", "-i", "0"]).succeeded();
+    let done = gateway.terminate().succeeded();
+    assert_eq!(summary(&done)["total"], 4);
+    server.terminate().succeeded();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_smb_over_tcp_is_turned_down() {
+    for to in [SmbDirect, Tcp] {
+        let mut server = Server::bind(to, Config::default()).await;
+        let mut gateway = gateway(Tcp, to, &server.address().to_string(), &[]);
+        for (stranger, says) in [
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], "begins with 0x47"),
+            (&[0x81, 0, 0, 68], "asks for a NetBIOS session"),
+            (&[0x85, 0, 0, 1], "begins with 0x85"),
+            (&[0xff; 4096], "begins with 0xff"),
+        ] {
+            let mut client = End::connect(Tcp, &gateway.address).await;
+            let mut server = server.accept().await;
+            client.stream().write_all(stranger).await.unwrap();
+            assert_eq!(client.receive().await, None);
+            assert_eq!(server.receive().await, None);
+            let ended = ended(&mut gateway);
+            assert!(ended.contains(says), "{ended}");
+        }
+        // Signs of life of the hop, and messages of no bytes, are for nobody else.
+        let mut client = End::connect(Tcp, &gateway.address).await;
+        let mut server = server.accept().await;
+        let nothing = [0x85, 0, 0, 0, 0, 0, 0, 0].repeat(1000);
+        client.stream().write_all(&nothing).await.unwrap();
+        client.send(b"something").await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"something"[..]));
+        server.send(b"an answer").await;
+        assert_eq!(client.receive().await.as_deref(), Some(&b"an answer"[..]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_connections_at_once() {
+    const CLIENTS: u64 = 60;
+    let server = listen(&["--echo"]);
+    let gateway = gateway(Tcp, SmbDirect, &server.address, &[]);
+    let mut clients = JoinSet::new();
+    for seed in 0..CLIENTS {
+        let address = gateway.address.clone();
+        clients.spawn(async move {
+            let mut client = End::connect(Tcp, &address).await;
+            for round in 0..10 {
+                let message = noise(1 + (seed * 1000 + round) as usize, seed);
+                client.send(&message).await;
+                assert!(client.receive().await == Some(message));
+            }
+            client.close().await;
+        });
+    }
+    while let Some(client) = soon(clients.join_next()).await {
+        client.unwrap();
+    }
+    let done = gateway.terminate().succeeded();
+    let summary = summary(&done);
+    assert_eq!(
+        (&summary["total"], &summary["failed"]),
+        (&CLIENTS.into(), &0.into())
+    );
+    assert_eq!(summary["messages_to_client"], CLIENTS * 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_it_may_carry_are_turned_away() {
+    for from in [SmbDirect, Tcp] {
+        let mut server = Server::bind(Tcp, Config::default()).await;
+        let address = server.address().to_string();
+        let mut gateway = gateway(from, Tcp, &address, &["--max-connections", "2"]);
+        let first = End::connect(from, &gateway.address).await;
+        let mut first_server = server.accept().await;
+        let _second = End::connect(from, &gateway.address).await;
+        let _second_server = server.accept().await;
+        match from {
+            // It may be turned away while it still negotiates.
+            SmbDirect => {
+                let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
+                let connecting = Connection::connect(&*provider, address, Config::default());
+                if let Ok(third) = soon(connecting).await {
+                    soon(third.closed()).await;
+                }
+            }
+            Tcp => {
+                let mut third = End::connect(from, &gateway.address).await;
+                assert_eq!(third.receive().await, None);
+            }
+        }
+        assert_eq!(event(&mut gateway, "turned_away")["open"], 2);
+        first.close().await;
+        assert_eq!(first_server.receive().await, None);
+        event(&mut gateway, "closed");
+        let mut fourth = End::connect(from, &gateway.address).await;
+        let mut fourth_server = server.accept().await;
+        fourth.send(b"there is room").await;
+        let received = fourth_server.receive().await;
+        assert_eq!(received.as_deref(), Some(&b"there is room"[..]));
+        let done = gateway.terminate().succeeded();
+        let summary = summary(&done);
+        assert_eq!(
+            (&summary["total"], &summary["turned_away"]),
+            (&3.into(), &1.into())
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signals_end_it_with_a_summary() {
+    for signal in ["TERM", "INT"] {
+        let mut server = Server::bind(Tcp, Config::default()).await;
+        let address = server.address().to_string();
+        let command = command(&["gateway", "127.0.0.1:0", &address]);
+        let gateway = listening(command);
+        let mut client = End::connect(SmbDirect, &gateway.address).await;
+        let mut server = server.accept().await;
+        client.send(b"hello").await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"hello"[..]));
+        gateway.running.signal(signal);
+        assert_eq!(client.receive().await, None);
+        assert_eq!(server.receive().await, None);
+        let done = gateway.running.finish().succeeded();
+        let lines: Vec<&str> = done.stdout.lines().collect();
+        assert!(lines[0].contains("to server 1 message, 5 B  to client 0 messages, 0 B in "));
+        assert!(lines[0].ends_with("closed here"), "{done:?}");
+        assert_eq!(
+            lines[1..],
+            [
+                "",
+                "1 connection, none failed  to server 1 message, 5 B  to client 0 messages, 0 B"
+            ]
+        );
+    }
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    for from in ["smbdirect", "tcp"] {
+        run(&["gateway", &taken, "127.0.0.1:1", "--from", from])
+            .failed(1, "another program listens there")
+            .one_line();
+    }
+}
