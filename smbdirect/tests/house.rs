@@ -186,7 +186,9 @@ fn tokio_stays_above_the_engine() {
         let code = source
             .lines()
             .filter(|line| !line.trim_start().starts_with("//"));
-        let uses = code.into_iter().any(|line| line.contains("tokio"));
+        // What is there for those above need not know them.
+        let names = |line: &str| line.replace("feature = \"tokio\"", "").contains("tokio");
+        let uses = code.into_iter().any(names);
         let may = TOKIO.iter().any(|part| name.starts_with(part));
         assert!(!uses || may, "{name} uses tokio");
     }

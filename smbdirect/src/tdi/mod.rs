@@ -104,6 +104,8 @@ mod sends;
 mod session;
 #[cfg(all(test, feature = "tokio"))]
 mod shuttled;
+#[cfg(feature = "tokio")]
+mod state;
 mod status;
 /// The lock that `sends` is made with.
 #[cfg(feature = "tokio")]
@@ -120,7 +122,7 @@ pub use address::{Address, Share};
 #[cfg(feature = "tokio")]
 pub use client::{Cause, Client, ConnectAnswer, Offer};
 #[cfg(feature = "tokio")]
-pub use endpoint::{Endpoint, EndpointContext, EndpointState, SendOptions};
+pub use endpoint::{Endpoint, EndpointContext, SendOptions};
 pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, ServiceFlags};
 #[cfg(feature = "tokio")]
 pub use pending::{Receiving, Requested, Sending};
@@ -133,6 +135,8 @@ pub use send::{
     Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, Outlook, SendCompletion, SendEvent,
     SendRequest, SendSettings, Submission,
 };
+#[cfg(feature = "tokio")]
+pub use state::EndpointState;
 pub use status::{Severity, Status};
 #[cfg(feature = "tokio")]
 pub use transport::{

@@ -11,11 +11,12 @@ use std::{
 use super::{
     address::{Address, Port, Share, open_status},
     client::Cause,
-    endpoint::{Endpoint, EndpointContext, EndpointState},
+    endpoint::{Endpoint, EndpointContext},
     flags::ServiceFlags,
     receive::{Inbound, ReceiveSettings},
     send::{Outbound, SendSettings},
     session::Session,
+    state::EndpointState,
     status::Status,
 };
 use crate::{
