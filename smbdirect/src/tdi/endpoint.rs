@@ -573,6 +573,12 @@ impl<C: EndpointContext> Endpoint<C> {
         }
     }
 
+    /// A plain read: a receive of normal data.
+    pub fn read(&self, buffer: BytesMut) -> Receiving {
+        //= TDI-RECV-09
+        self.receive(buffer, ReceiveFlags::NORMAL)
+    }
+
     /// Has indications go on that a refusal has stopped.
     ///
     /// # Errors

@@ -116,6 +116,7 @@ async fn data_is_held_until_it_is_received(provider: Arc<dyn Provider>) {
 //= TDI-RECV-02 test
 //= TDI-RECV-04 test
 //= TDI-RECV-05 test
+//= TDI-RECV-09 test
 async fn receives_by_flags_and_lengths(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let post = |length, flags| ends.there.receive(BytesMut::zeroed(length), flags);
@@ -151,6 +152,9 @@ async fn receives_by_flags_and_lengths(provider: Arc<dyn Provider>) {
     assert_eq!(rest.buffer.len(), 40);
     let none = within(post(0, both)).await;
     assert_eq!((none.status, none.information), (Status::SUCCESS, 0));
+    drop(ends.here.send("plain", PLAIN));
+    let read = within(ends.there.read(BytesMut::zeroed(10))).await;
+    assert_eq!(read.into_data(), Ok(b"plain"[..].into()));
 }
 
 //= TDI-CHN-01 test
