@@ -715,7 +715,7 @@ impl Future for Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         if let Some(index) = self.index {
-            self.shared.with(|state| state.sends.abandon(index));
+            drop(self.shared.with(|state| state.sends.abandon(index)));
         }
     }
 }
@@ -785,7 +785,7 @@ fn poll_transfer(
 
 fn abandon_transfer(shared: &Shared, place: Option<usize>) {
     if let Some(index) = place {
-        shared.with(|state| state.transfers.abandon(index));
+        drop(shared.with(|state| state.transfers.abandon(index)));
     }
 }
 

@@ -97,12 +97,19 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// The future is dropped before its result was taken.
-    pub(crate) fn abandon(&mut self, index: usize) {
-        match self.slots[index] {
-            Slot::Waiting(_) => self.slots[index] = Slot::Abandoned,
-            Slot::Done(_) => self.remove(index),
-            Slot::Free | Slot::Abandoned => {}
+    /// The future is dropped before its result was taken. If the result is there, it is given
+    /// back: what is in it may be somebody's who minds where it is dropped.
+    pub(crate) fn abandon(&mut self, index: usize) -> Option<T> {
+        match std::mem::replace(&mut self.slots[index], Slot::Abandoned) {
+            Slot::Waiting(_) | Slot::Abandoned => None,
+            Slot::Free => {
+                self.slots[index] = Slot::Free;
+                None
+            }
+            Slot::Done(result) => {
+                self.remove(index);
+                Some(result)
+            }
         }
     }
 }
@@ -120,10 +127,10 @@ mod tests {
         assert!(waiters.complete(a, 1).unwrap().is_some());
         assert!(waiters.complete(b, 2).unwrap().is_none());
         assert_eq!(waiters.poll(b, &mut context), Poll::Ready(2));
-        waiters.abandon(a);
+        assert_eq!(waiters.abandon(a), Some(1));
         let (c, d) = (waiters.insert(), waiters.insert());
         assert_eq!((c.min(d), c.max(d)), (0, 1));
-        waiters.abandon(c);
+        assert_eq!(waiters.abandon(c), None);
         assert_eq!(waiters.complete(c, 3).unwrap_err(), 3, "nobody wants it");
         waiters.complete_all(|| 9, &mut Vec::new());
         assert_eq!(waiters.poll(d, &mut context), Poll::Ready(9));

@@ -110,14 +110,7 @@ impl Receives {
 
     /// Nobody waits at `place` any more. The receive goes on, and what it gets is lost.
     pub(crate) fn abandon(&self, place: usize) {
-        let mut context = Context::from_waker(Waker::noop());
-        let completion = self.with(|state| match state.waiters.poll(place, &mut context) {
-            Poll::Ready(completion) => Some(completion),
-            Poll::Pending => {
-                state.waiters.abandon(place);
-                None
-            }
-        });
+        let completion = self.lock().waiters.abandon(place);
         drop(completion);
     }
 

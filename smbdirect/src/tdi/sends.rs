@@ -111,15 +111,9 @@ impl Sends {
         let length = request.buffer.len();
         let completion = self.with(|state| {
             let place = state.submit(now, request);
-            let mut context = Context::from_waker(Waker::noop());
-            match state.waiters.poll(place, &mut context) {
-                Poll::Ready(completion) => Some(completion),
-                // There is no send buffer, and the flag means nothing: it is on its way.
-                Poll::Pending => {
-                    state.waiters.abandon(place);
-                    None
-                }
-            }
+            // If it is not done, there is no send buffer, the flag means nothing, and it is on
+            // its way.
+            state.waiters.abandon(place)
         });
         completion.map_or(Ok(length), |completion| completion.result())
     }
@@ -132,17 +126,7 @@ impl Sends {
     /// Nobody waits at `place` any more; the request goes on.
     pub(crate) fn abandon(&self, place: usize) {
         // The completion, a buffer of the client's, is dropped without the lock.
-        let completion = {
-            let mut state = self.lock();
-            let mut context = Context::from_waker(Waker::noop());
-            match state.waiters.poll(place, &mut context) {
-                Poll::Ready(completion) => Some(completion),
-                Poll::Pending => {
-                    state.waiters.abandon(place);
-                    None
-                }
-            }
-        };
+        let completion = self.lock().waiters.abandon(place);
         drop(completion);
     }
 
