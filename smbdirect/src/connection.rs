@@ -219,6 +219,9 @@ impl Connection {
     /// Messages wait, in memory, for the peer's credits. Use [`ready`](Self::ready) and
     /// [`try_send`](Self::try_send), or await the future, where that must be bounded.
     ///
+    /// The message is dropped while the connection is at work: a destructor of what it is made
+    /// from ([`Bytes::from_owner`]) must not call the connection.
+    ///
     /// # Errors
     /// The message is longer than the peer takes, or the connection is over.
     pub fn send(&self, message: impl Into<Message>) -> Result<Sending, SendError> {

@@ -273,7 +273,10 @@ impl<C: EndpointContext> Endpoint<C> {
     /// TDI_LISTEN: waits for a peer, and accepts it. Done when the connection is there.
     ///
     /// With `remote`, only for peers from there. Listens of an address are served in the order of
-    /// submission; while one is pending that a peer fits, the connect handler is not asked.
+    /// submission; while one is pending that a peer fits, the connect handler is not asked. A peer
+    /// that connects and does not negotiate holds a listen for
+    /// [`passive_negotiation_timeout`](crate::Settings::passive_negotiation_timeout), so have
+    /// several pending where others are to get in meanwhile.
     ///
     /// # Errors
     /// The future's: the misuse; [`CANCELLED`](Status::CANCELLED) by a disconnect, or because the
