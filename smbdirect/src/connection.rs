@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::{Future, poll_fn},
+    mem,
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
@@ -14,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 
 use crate::{
-    driver::{Driver, Shared, State, TransferResult, now},
+    driver::{Driver, Shared, State, TransferResult, UNWATCHED, now},
     engine::{
         self, Config, ConnectionError, Credits, Message, MessageId, Negotiated, SendError,
         Statistics, TransferFault, TransferId,
@@ -244,6 +245,47 @@ impl Connection {
             .with(|state| self.submit(state, message, Some(token), false))
     }
 
+    /// Sends messages, as [`send`](Self::send) does one after the other, at less cost for each. The
+    /// list is empty then, and keeps its capacity; the future tells when the last segment of the
+    /// last message was handed to the wire.
+    ///
+    /// # Errors
+    /// One of them cannot be sent: it is the first that is left in the list, and those before it
+    /// are sent.
+    pub fn send_many(&self, messages: &mut Vec<Message>) -> Result<Sending, SendError> {
+        self.shared().with(|state| {
+            let index = state.sends.insert();
+            let (mut sent, mut length) = (0, 0);
+            let all = messages.len();
+            let result = messages.iter_mut().try_for_each(|place| {
+                let id = match sent + 1 == all {
+                    true => MessageId(index as u64),
+                    false => UNWATCHED,
+                };
+                state.engine.check(place)?;
+                let message = mem::take(place);
+                (sent, length) = (sent + 1, length + message.len());
+                state.engine.send(id, message, None)
+            });
+            messages.drain(..sent);
+            if sent > 0 {
+                state.kick(sent, length);
+            }
+            if let Err(error) = result {
+                state.sends.remove(index);
+                return Err(error);
+            }
+            if all == 0 {
+                let done = state.sends.complete(index, Ok(()));
+                done.expect("the place was just made");
+            }
+            Ok(Sending {
+                shared: self.shared().clone(),
+                index: Some(index),
+            })
+        })
+    }
+
     /// Sends a message and, if `prompt`, asks the peer for an answer with its last segment.
     pub(crate) fn send_and_prompt(
         &self,
@@ -300,7 +342,7 @@ impl Connection {
         invalidate: Option<Token>,
         prompt: bool,
     ) -> Result<Sending, SendError> {
-        let index = state.sends.insert();
+        let (index, length) = (state.sends.insert(), message.len());
         if let Err(error) = state
             .engine
             .send(MessageId(index as u64), message, invalidate)
@@ -311,7 +353,7 @@ impl Connection {
         if prompt {
             state.engine.prompt_answer();
         }
-        state.kick();
+        state.kick(1, length);
         let shared = self.shared().clone();
         Ok(Sending {
             shared,
@@ -350,12 +392,37 @@ impl Connection {
         })
     }
 
+    /// The next messages, as many as have arrived and no more than `limit`: waits for the first and
+    /// for no other. Appends them to `messages` and tells how many they are; 0 only for a limit
+    /// of 0. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// Why the connection is over, once all messages are taken that arrived before.
+    pub async fn recv_many(
+        &self,
+        messages: &mut Vec<Message>,
+        limit: usize,
+    ) -> Result<usize, ConnectionError> {
+        if limit == 0 {
+            return Ok(0);
+        }
+        let before = messages.len();
+        poll_fn(|context| {
+            self.poll_take(context, |state| {
+                let arrived = std::iter::from_fn(|| state.inbox.take());
+                messages.extend(arrived.take(limit));
+                (messages.len() > before).then(|| messages.len() - before)
+            })
+        })
+        .await
+    }
+
     fn poll_take<R>(
         &self,
         context: &mut Context<'_>,
-        take: impl FnOnce(&mut State) -> Option<R>,
+        mut take: impl FnMut(&mut State) -> Option<R>,
     ) -> Poll<Result<R, ConnectionError>> {
-        self.shared().poll(context, |state| {
+        self.shared().poll_busily(context, |state| {
             if let Some(taken) = take(state) {
                 state.taken();
                 return Some(Ok(taken));
@@ -455,7 +522,7 @@ impl Connection {
     /// The fault, with the buffer.
     pub fn read(&self, from: &[BufferDescriptorV1], offset: u64, into: BytesMut) -> Reading {
         self.shared().with(|state| {
-            let index = state.transfers.insert();
+            let (index, length) = (state.transfers.insert(), into.len());
             let id = TransferId(index as u64);
             if let Err((fault, buffer)) = state.engine.read(id, from, offset, into) {
                 let result = (Some(buffer), Err(fault));
@@ -464,7 +531,7 @@ impl Connection {
                     .complete(index, result)
                     .expect("the place was just made");
             }
-            state.kick();
+            state.kick(1, length);
             Reading {
                 shared: self.shared().clone(),
                 index: Some(index),
@@ -484,7 +551,7 @@ impl Connection {
     /// The fault.
     pub fn write(&self, data: Bytes, to: &[BufferDescriptorV1], offset: u64) -> Writing {
         self.shared().with(|state| {
-            let index = state.transfers.insert();
+            let (index, length) = (state.transfers.insert(), data.len());
             let id = TransferId(index as u64);
             if let Err(fault) = state.engine.write(id, to, offset, data) {
                 let result = (None, Err(fault));
@@ -493,7 +560,7 @@ impl Connection {
                     .complete(index, result)
                     .expect("the place was just made");
             }
-            state.kick();
+            state.kick(1, length);
             Writing {
                 shared: self.shared().clone(),
                 index: Some(index),
@@ -522,6 +589,16 @@ impl Connection {
                 None => None,
             })
             .await
+    }
+
+    /// Has [`recv`](Self::recv) and [`recv_segment`](Self::recv_segment) look for what has come,
+    /// again and again, for so long before they sleep. Zero, the beginning, is not at all.
+    ///
+    /// Being woken takes longer than many a round trip. Looking costs a core, though: while they
+    /// look, nothing else runs on their thread, the connection's own task included where the
+    /// runtime has one thread. Some tens of microseconds is what a busy peer answers in.
+    pub fn set_busy_poll(&self, duration: Duration) {
+        self.shared().with(|state| state.busy_poll = duration);
     }
 
     /// What was agreed with the peer (3.1.4.7).
@@ -587,7 +664,7 @@ impl Connection {
     pub(crate) fn prompt(&self) {
         self.shared().with(|state| {
             state.engine.prompt();
-            state.kick();
+            state.kick(1, 0);
         });
     }
 

@@ -4,13 +4,15 @@
 //! [`drive`](State::drive) them: take completions, hand them to the engine, post what the engine
 //! wants, flush. A call of `send` on a quiet connection drives at once, because waking another
 //! task costs more than the whole path to the wire. While a flush is only moments old, `send`
-//! leaves the message for the task, so that a burst of messages shares few system calls. The
-//! task itself is woken by the socket and by time.
+//! leaves the message for the task, and so do those behind it, so that a burst of messages shares
+//! few system calls: until the task runs, or until there is so much that waiting gains nothing.
+//! The task itself is woken by the socket and by time.
 //!
 //! No decision of the protocol is made here.
 
 use std::{
     future::Future,
+    hint::spin_loop,
     pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
@@ -24,22 +26,36 @@ use tokio::{
 };
 
 use crate::{
-    engine::{self, ConnectionError, Event, Initiator, Negotiated, TransferFault},
+    engine::{self, ConnectionError, Event, Initiator, MessageId, Negotiated, TransferFault},
     inbox::Inbox,
     rdma::{
         memory::DeregisterError,
         provider::{QueuePair, Teardown},
-        work::{Completion, Disconnect, ProviderError, ProviderErrorKind, Room, Token},
+        work::{
+            Completion, Disconnect, ProviderError, ProviderErrorKind, Room, Token, WorkRequest,
+        },
     },
     waiters::Waiters,
 };
 
 /// Completions between two looks at what there is to send.
-const ROUND: usize = 64;
+const ROUND: usize = 256;
 /// Rounds before the task lets others run.
-const ROUNDS: usize = 4;
-/// A message that comes so soon after a flush waits for the task to flush it with others.
+const ROUNDS: usize = 2;
+/// A message that nobody waits for, because somebody waits for one behind it.
+pub(crate) const UNWATCHED: MessageId = MessageId(u64::MAX);
+/// What comes so soon after a flush waits for the task to flush it with others.
 const GATHER: Duration = Duration::from_micros(20);
+/// The task may be kept from running by those who send and never pause. At every so many messages
+const BETWEEN_LOOKS: usize = 16;
+/// the time is looked at, and they wait no longer than this.
+const PATIENCE: Duration = Duration::from_micros(100);
+/// A flush of so many bytes may itself take as long as that.
+const LONG: usize = 16 * 1024;
+/// So many bytes do not wait for the task any longer,
+const GATHER_BYTES: usize = 1024 * 1024;
+/// nor do so many messages, reads and writes.
+const GATHER_COUNT: usize = 256;
 
 /// What the handles and the task of one connection share.
 #[derive(Debug)]
@@ -77,6 +93,10 @@ pub(crate) struct State {
     wakes: Vec<Waker>,
     /// The task.
     waker: Waker,
+    /// It was woken, and has not run since.
+    awake: bool,
+    /// What was left for it: bytes and how many messages, reads and writes.
+    gathered: (usize, usize),
     /// When the task wakes by itself.
     armed: Option<Instant>,
     last_flush: Option<Instant>,
@@ -84,6 +104,8 @@ pub(crate) struct State {
     max_receive_size: usize,
     /// The engine wants receives that the untaken messages leave no room for.
     starved: bool,
+    /// How long whoever waits for a message looks again and again before it sleeps.
+    pub(crate) busy_poll: Duration,
 }
 
 impl Shared {
@@ -111,11 +133,14 @@ impl Shared {
                 watches_ready: false,
                 wakes: Vec::new(),
                 waker: Waker::noop().clone(),
+                awake: false,
+                gathered: (0, 0),
                 armed: None,
                 last_flush: None,
                 receive_buffer: config.receive_buffer(),
                 max_receive_size: config.max_receive_size as usize,
                 starved: false,
+                busy_poll: Duration::ZERO,
             }),
         })
     }
@@ -149,6 +174,39 @@ impl Shared {
         std::future::poll_fn(|context| self.poll(context, &mut poll)).await
     }
 
+    /// What `poll` has, as [`poll`](Self::poll); if nothing, it looks again and again for as long
+    /// as the connection was told to, and drives meanwhile.
+    pub(crate) fn poll_busily<R>(
+        &self,
+        context: &mut Context<'_>,
+        mut poll: impl FnMut(&mut State) -> Option<R>,
+    ) -> Poll<R> {
+        let mut until = None;
+        loop {
+            let (polled, busy_poll) = self.with(|state| {
+                if until.is_some() {
+                    state.look();
+                }
+                let polled = match poll(state) {
+                    Some(result) => Poll::Ready(result),
+                    None => {
+                        state.wait(context.waker());
+                        Poll::Pending
+                    }
+                };
+                (polled, state.busy_poll)
+            });
+            if polled.is_ready() || busy_poll.is_zero() {
+                return polled;
+            }
+            let now = now();
+            if *until.get_or_insert(now + busy_poll) <= now {
+                return polled;
+            }
+            spin_loop();
+        }
+    }
+
     /// What `poll` has; if nothing, the context is woken at the next change.
     pub(crate) fn poll<R>(
         &self,
@@ -166,16 +224,30 @@ impl Shared {
 }
 
 impl State {
-    /// Something was asked for. Does it now, or has the task do it with what else comes.
-    pub(crate) fn kick(&mut self) {
+    /// So many things of `length` bytes together were asked for. Does them now, or has the task do
+    /// them with what else comes.
+    pub(crate) fn kick(&mut self, asked: usize, length: usize) {
+        let (bytes, count) = self.gathered;
+        self.gathered = (bytes + length, count + asked);
+        let gathers = count > 0 && count < GATHER_COUNT && bytes + length < GATHER_BYTES;
+        if gathers && !count.is_multiple_of(BETWEEN_LOOKS) {
+            return;
+        }
         let now = now();
-        if self
-            .last_flush
-            .is_some_and(|flush| now.duration_since(flush) < GATHER)
-        {
+        let pause = |flush| now.saturating_duration_since(flush);
+        let recent = self.last_flush.is_some_and(|flush| pause(flush) < GATHER);
+        let late = self.last_flush.is_none_or(|flush| pause(flush) > PATIENCE);
+        if gathers && !late {
+            return;
+        }
+        if count == 0 && recent {
             self.wake_task();
-        } else {
-            self.drive(now);
+            return;
+        }
+        self.drive(now);
+        if length >= LONG {
+            // The flush took its time.
+            self.last_flush = Some(self::now());
         }
     }
 
@@ -196,11 +268,13 @@ impl State {
     /// Runs engine and queue pair until both have nothing to do, or the budget is spent; then the
     /// task goes on with the rest when others had their turn.
     pub(crate) fn drive(&mut self, now: Instant) {
+        self.gathered = (0, 0);
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..ROUNDS {
-            let completed = self.take_completions(now, context);
             let posted = self.post_work(now, context);
+            // Behind the flush, which may have finished work.
+            let completed = self.take_completions(now, context);
             if completed == 0 && posted == 0 {
                 self.after_drive();
                 return;
@@ -209,6 +283,18 @@ impl State {
         self.after_drive();
         // Wakes the task when others had their turn, and the runtime has looked at its sockets.
         let _ = pin!(yield_now()).poll(context);
+    }
+
+    /// Looks whether something has come, without waiting to be told.
+    fn look(&mut self) {
+        self.queue_pair.busy_poll();
+        let waker = self.waker.clone();
+        let now = now();
+        let completed = self.take_completions(now, &mut Context::from_waker(&waker));
+        // The task, which would flush what was left for it, may not come to run meanwhile.
+        if completed > 0 || self.gathered.1 > 0 {
+            self.drive(now);
+        }
     }
 
     fn take_completions(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
@@ -228,7 +314,12 @@ impl State {
 
     fn post_work(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
         let mut posted = 0;
-        while let Some(work) = self.engine.poll_work(now, self.room()) {
+        let mut room = self.room();
+        while let Some(work) = self.engine.poll_work(now, room) {
+            match work {
+                WorkRequest::Receive { .. } => room.receives -= 1,
+                _ => room.sends -= 1,
+            }
             self.queue_pair.post(work);
             posted += 1;
         }
@@ -281,10 +372,15 @@ impl State {
                     invalidated,
                 } => {
                     self.inbox.push(payload, remaining, invalidated);
+                    if remaining == 0 {
+                        // What is sent next may be the answer, and no part of a burst.
+                        self.last_flush = None;
+                    }
                     if remaining == 0 || std::mem::take(&mut self.wants_segments) {
                         self.wake_waiting();
                     }
                 }
+                Event::MessageSent(UNWATCHED) => {}
                 Event::MessageSent(id) => {
                     if let Ok(waker) = self.sends.complete(id.0 as usize, Ok(())) {
                         self.wakes.extend(waker);
@@ -404,7 +500,10 @@ impl State {
     }
 
     fn wake_task(&mut self) {
-        self.wakes.push(self.waker.clone());
+        if !self.awake {
+            self.awake = true;
+            self.wakes.push(self.waker.clone());
+        }
     }
 }
 
@@ -432,6 +531,7 @@ impl Future for Driver {
             if !state.waker.will_wake(context.waker()) {
                 state.waker = context.waker().clone();
             }
+            state.awake = false;
             loop {
                 let now = now();
                 if state.engine.poll_timeout().is_some_and(|due| due <= now) {

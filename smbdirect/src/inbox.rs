@@ -4,17 +4,29 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::{engine::Message, rdma::work::Token};
+use crate::{
+    engine::Message,
+    pool::{self, Pool},
+    rdma::work::Token,
+};
 
 /// Charged for each message on top of its bytes, so that many small ones are not free.
 const OVERHEAD: usize = 128;
-/// Messages that may wait in memory they share with others. One byte in there can keep a whole
-/// arena of the provider's from being used again, and a peer can see to it that it does;
+/// Runs of messages that may wait in memory they share with others. One byte in there can keep a
+/// whole arena of the provider's from being used again, and a peer can see to it that it does;
 const SHARING: usize = 64;
-/// not so if it has this many bytes of it.
+/// but messages that lie so close behind each other keep hardly more than they need, and are one
+/// run.
+const CLOSE: usize = 256;
+/// A message of this many bytes may keep the rest, too.
 const LARGE: usize = 16 << 10;
-/// Most bytes set aside for a message on the word of its first segment.
-const TRUSTED: usize = 128 << 10;
+/// The others are copied to memory of this size, which
+const ARENA: usize = 64 << 10;
+/// all connections share.
+static ARENAS: Pool = Pool::new(ARENA, 64);
+/// Most bytes set aside for a message on the word of its first segment; longer ones grow as they
+/// come.
+const TRUSTED: usize = pool::LARGEST;
 
 /// A piece of a message, as [`recv_segment`](crate::Connection::recv_segment) gives it.
 #[derive(Clone, Debug)]
@@ -32,6 +44,12 @@ pub(crate) struct Inbox {
     complete: VecDeque<Message>,
     /// The message that is arriving.
     partial: BytesMut,
+    /// The runs that `complete` is made of: how many messages each has.
+    runs: VecDeque<u32>,
+    /// The address behind the last of them.
+    end: usize,
+    /// Messages that are copied are cut off the front of this.
+    arena: BytesMut,
     /// Bytes of it that are still to come; 0 if none is arriving.
     remaining: u32,
     /// What `complete` costs.
@@ -66,8 +84,7 @@ impl Inbox {
             return;
         }
         if self.remaining == 0 {
-            self.partial
-                .reserve((payload.len() + remaining as usize).min(TRUSTED));
+            self.begin(payload.len() + remaining as usize);
         }
         self.partial.extend_from_slice(&payload);
         self.remaining = remaining;
@@ -77,11 +94,40 @@ impl Inbox {
         }
     }
 
+    /// The bytes in memory that only messages here have a part in.
+    fn copied(&mut self, bytes: &[u8]) -> Bytes {
+        if self.arena.capacity() < bytes.len() {
+            self.arena = ARENAS.take_to_cut();
+        }
+        self.arena.extend_from_slice(bytes);
+        self.arena.split().freeze()
+    }
+
+    /// Makes room for a message of `length` bytes.
+    fn begin(&mut self, length: usize) {
+        match pool::for_message(length) {
+            Some(buffer) => self.partial = buffer,
+            None => self.partial.reserve(length.min(TRUSTED)),
+        }
+    }
+
+    /// Whether the message lies close behind the last one.
+    fn continues(&self, payload: &[u8]) -> bool {
+        !self.runs.is_empty() && payload.as_ptr().addr().wrapping_sub(self.end) <= CLOSE
+    }
+
     fn complete(&mut self, payload: Bytes, invalidated: Option<Token>) {
-        let payload = match self.complete.len() >= SHARING && payload.len() < LARGE {
-            true => Bytes::copy_from_slice(&payload),
+        let many = self.runs.len() >= SHARING && payload.len() < LARGE;
+        let payload = match many && !self.continues(&payload) {
+            true => self.copied(&payload),
             false => payload,
         };
+        let continues = self.continues(&payload);
+        match self.runs.back_mut() {
+            Some(run) if continues => *run += 1,
+            _ => self.runs.push_back(1),
+        }
+        self.end = payload.as_ptr_range().end.addr();
         self.cost += payload.len() + OVERHEAD;
         self.complete
             .push_back(Message::received(payload, invalidated));
@@ -91,6 +137,15 @@ impl Inbox {
     pub(crate) fn take(&mut self) -> Option<Message> {
         let message = self.complete.pop_front()?;
         self.cost -= message.len() + OVERHEAD;
+        if let Some(run) = self.runs.front_mut() {
+            *run -= 1;
+            if *run == 0 {
+                self.runs.pop_front();
+            }
+        }
+        if self.complete.is_empty() && self.arena.capacity() > 0 {
+            self.arena = BytesMut::new();
+        }
         Some(message)
     }
 
@@ -134,6 +189,37 @@ mod tests {
         assert_eq!(message.into_bytes(), "abcde");
         assert_eq!(inbox.take().unwrap().into_bytes(), "f");
         assert_eq!(inbox.cost(), 0);
+    }
+
+    #[test]
+    fn messages_that_lie_far_apart_are_copied_when_many_wait() {
+        let mut inbox = Inbox::default();
+        let bytes = Bytes::from(vec![7; 1 << 20]);
+        let at = |start: usize| bytes.slice(start..start + 100);
+        let mut starts: Vec<_> = (0..1000).map(|index| index * 150).collect();
+        starts.extend((0..SHARING - 1).map(|index| 200_000 + index * 1000));
+        for &start in &starts {
+            inbox.push(at(start), 0, None);
+        }
+        assert_eq!(inbox.runs.len(), SHARING);
+        inbox.push(at(400_000), 0, None);
+        inbox.push(at(400_100), 0, None);
+        inbox.push(bytes.slice(500_000..500_000 + LARGE), 0, None);
+        for start in starts {
+            let message = inbox.take().unwrap().into_bytes();
+            assert_eq!(message.as_ptr(), at(start).as_ptr());
+        }
+        for start in [400_000, 400_100] {
+            let message = inbox.take().unwrap().into_bytes();
+            assert_eq!(message, at(start));
+            assert_ne!(message.as_ptr(), at(start).as_ptr());
+        }
+        let message = inbox.take().unwrap().into_bytes();
+        assert_eq!(message.as_ptr(), bytes[500_000..].as_ptr());
+        assert!(inbox.runs.is_empty());
+        // A run ends with its last message, wherever the next one lies.
+        inbox.push(at(500_000 + LARGE), 0, None);
+        assert_eq!(inbox.runs, [1]);
     }
 
     #[test]

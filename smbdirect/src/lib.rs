@@ -14,6 +14,7 @@ mod driver;
 mod inbox;
 #[cfg(feature = "tokio")]
 mod listener;
+mod pool;
 #[cfg(feature = "tokio")]
 mod waiters;
 

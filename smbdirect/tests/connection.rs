@@ -1,11 +1,18 @@
 //! The handle, the driver and the listener, over every provider that runs anywhere.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, ConnectError, Connection, ConnectionError, Listener, MemoryRegion, SendError,
-    Settings, TransferFault, TrySendError,
+    Access, Config, ConnectError, Connection, ConnectionError, Listener, MemoryRegion, Message,
+    SendError, Settings, TransferFault, TrySendError,
     engine::{Expired, Initiator, Policy},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -96,6 +103,8 @@ macro_rules! over_every_provider {
 
 over_every_provider! {
     messages_of_all_sizes_both_ways
+    many_at_once_are_as_one_after_the_other
+    whoever_looks_busily_gets_the_same_and_times_out_the_same
     who_connects_learns_what_failed
     the_acceptor_may_speak_first
     credits_of_one_and_smallest_sizes_carry_traffic_both_ways
@@ -133,6 +142,87 @@ async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
         within(server.recv()).await.unwrap().into_bytes(),
         "still up"
     );
+}
+
+async fn many_at_once_are_as_one_after_the_other(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    let words = |from: u32| (from..).map(|i| Message::from(i.to_be_bytes().to_vec()));
+    let mut out: Vec<_> = words(0).take(1000).collect();
+    let many = client.send_many(&mut out).unwrap();
+    assert!(out.is_empty() && out.capacity() >= 1000);
+    let last = client.send(bytes(100_000)).unwrap();
+    let mut received = Vec::new();
+    while received.len() < 1000 {
+        let left = 1000 - received.len();
+        let before = received.len();
+        let count = within(server.recv_many(&mut received, left.min(300)))
+            .await
+            .unwrap();
+        assert!((1..=300).contains(&count));
+        assert_eq!(received.len(), before + count);
+    }
+    for (i, message) in received.drain(..).enumerate() {
+        assert_eq!(message.into_bytes(), (i as u32).to_be_bytes()[..]);
+    }
+    within(many).await.unwrap();
+    within(last).await.unwrap();
+    assert_eq!(within(server.recv()).await.unwrap().len(), 100_000);
+    assert_eq!(within(server.recv_many(&mut received, 0)).await, Ok(0));
+
+    // None at all is sent at once; one that cannot be sent stays, with those behind it.
+    within(client.send_many(&mut out).unwrap()).await.unwrap();
+    out.extend(words(0).take(2));
+    out.push(bytes((1 << 20) + 1).into());
+    out.extend(words(2).take(1));
+    let error = client.send_many(&mut out).unwrap_err();
+    assert!(matches!(error, SendError::TooLarge { .. }));
+    assert_eq!((out.len(), out[0].len()), (2, (1 << 20) + 1));
+    out.remove(0);
+    within(client.send_many(&mut out).unwrap()).await.unwrap();
+    while received.len() < 3 {
+        within(server.recv_many(&mut received, 9)).await.unwrap();
+    }
+    let seen: Vec<_> = received
+        .drain(..)
+        .map(|message| message.into_bytes()[3])
+        .collect();
+    assert_eq!(seen, [0, 1, 2]);
+
+    // What arrived before the end comes first.
+    out.extend(words(0).take(2));
+    drop(client.send_many(&mut out).unwrap());
+    within(client.close()).await.unwrap();
+    while received.len() < 2 {
+        within(server.recv_many(&mut received, 9)).await.unwrap();
+    }
+    let ended = within(server.recv_many(&mut received, 9))
+        .await
+        .unwrap_err();
+    assert_eq!(ended, ConnectionError::Closed(Initiator::Remote));
+    out.extend(words(0).take(1));
+    assert!(client.send_many(&mut out).is_err() && out.len() == 1);
+}
+
+async fn whoever_looks_busily_gets_the_same_and_times_out_the_same(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    for end in [&client, &server] {
+        end.set_busy_poll(Duration::from_millis(1));
+    }
+    let echo = tokio::spawn(async move {
+        while let Ok(message) = server.recv().await {
+            drop(server.send(message).unwrap());
+        }
+    });
+    for i in 0..200 {
+        let message = bytes(i * 37 % 20_000 + 1);
+        drop(client.send(message.clone()).unwrap());
+        assert_eq!(within(client.recv()).await.unwrap().into_bytes(), message);
+    }
+    let nothing = timeout(Duration::from_millis(20), client.recv()).await;
+    assert!(nothing.is_err(), "nothing was sent");
+    client.set_busy_poll(Duration::ZERO);
+    within(client.close()).await.unwrap();
+    within(echo).await.unwrap();
 }
 
 //= SMBD-3.1.4.1-08 test
@@ -820,4 +910,65 @@ async fn a_peer_that_does_not_negotiate_is_never_accepted() {
     );
     let (client, server) = (client.unwrap(), server.unwrap());
     assert_eq!(server.remote_address(), client.local_address());
+}
+
+/// A task that sends and never pauses keeps its connection's own task from running, where the
+/// runtime has one thread. What it sends leaves all the same.
+#[test]
+fn messages_leave_though_nothing_else_comes_to_run() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let (tell, told) = std::sync::mpsc::channel();
+    let received = Arc::new(AtomicUsize::new(0));
+    let count = received.clone();
+    let receiver = std::thread::spawn(move || {
+        runtime().block_on(async move {
+            let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
+            let address = "127.0.0.1:0".parse().unwrap();
+            let listener = Listener::bind(provider, address, Config::default());
+            let mut listener = listener.await.unwrap();
+            tell.send(listener.local_address()).unwrap();
+            let server = within(listener.accept()).await.unwrap();
+            drop(server.send("begin").unwrap());
+            while let Ok(message) = within(server.recv()).await {
+                count.fetch_add(1, Ordering::SeqCst);
+                if message.len() > 4 {
+                    drop(server.send("answer").unwrap());
+                }
+            }
+        });
+    });
+    let address = told.recv().unwrap();
+    runtime().block_on(async move {
+        let provider = Iwarp::new(IwarpConfig::default());
+        let client = Connection::connect(&provider, address, Config::default());
+        let client = within(client).await.unwrap();
+        within(client.recv()).await.unwrap();
+        // The second is so close behind the first that it waits, and those behind it with it.
+        drop(client.send("word").unwrap());
+        drop(client.send("word").unwrap());
+        // Fewer than would leave for their number alone, and then more than a task may do in one
+        // turn by the runtime's rules.
+        for sent in 0..200 {
+            drop(client.send("word").unwrap());
+            if received.load(Ordering::SeqCst) >= 40 {
+                break;
+            }
+            assert!(sent < 199, "they wait for a pause that never comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A word that does not leave is noticed when the looking ends.
+        client.set_busy_poll(Duration::from_secs(40));
+        for _ in 0..300 {
+            let before = received.load(Ordering::SeqCst);
+            drop(client.send("a word that is answered").unwrap());
+            let answer = within(client.recv()).await.unwrap();
+            assert_eq!(answer.into_bytes(), "answer");
+            assert!(received.load(Ordering::SeqCst) > before);
+        }
+        within(client.close()).await.unwrap();
+    });
+    receiver.join().unwrap();
 }

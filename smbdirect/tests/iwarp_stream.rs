@@ -722,7 +722,7 @@ fn a_responder_is_silent_until_the_initiators_first_fpdu() {
     other.handle_bytes(&first[first.len() - 1..]);
     exchange(&mut one, &mut other);
     assert_eq!(words(&completions(&mut one)), ["sent 4", "received 1"]);
-    assert_eq!(words(&completions(&mut other)), ["received 2", "sent 3"]);
+    assert_eq!(words(&completions(&mut other)), ["sent 3", "received 2"]);
 
     // Not even a Terminate goes before it.
     let mut other = Stream::new(&config(false));
@@ -917,7 +917,7 @@ fn closing_finishes_what_was_posted_and_takes_no_more() {
     let seen = words(&completions(&mut one));
     assert_eq!(
         seen,
-        ["sent 4", "read 3", "flushed 2", "flushed 5", "local"]
+        ["read 3", "sent 4", "flushed 2", "flushed 5", "local"]
     );
 }
 
@@ -955,15 +955,15 @@ fn a_message_has_less_than_4_gib() {
 fn the_right_to_read_is_looked_up_again_when_the_data_goes() {
     let mut stream = Stream::new(&config(false));
     let access = Access::REMOTE_READ | Access::REMOTE_INVALIDATE;
-    let source = register(&mut stream, &vec![0; 1 << 20], access);
-    let request = read_request(1, source, 1 << 20);
+    let source = register(&mut stream, &vec![0; 4 << 20], access);
+    let request = read_request(1, source, 4 << 20);
     stream.handle_bytes(&request);
     let mut said = take(&mut stream, 10_000);
     assert!(!said.is_empty());
     stream.memory().invalidate(source.token).unwrap();
     said.extend(take_all(&mut stream));
     assert!(
-        said.len() < 300_000,
+        said.len() < 1_200_000,
         "what was made before the end, and no more"
     );
     let mut seen = opcodes(&said);
@@ -1044,18 +1044,18 @@ fn little_waits_for_the_socket_however_much_is_posted_and_writes_are_batches() {
         stream.post(send(id, pattern(1364, 1)));
     }
     let waiting = stream.prepare();
-    assert!((256 * 1024..260 * 1024).contains(&waiting), "{waiting}");
+    assert!((1024 * 1024..1028 * 1024).contains(&waiting), "{waiting}");
     let count = stream.transmit_slices(&mut slices);
     assert_eq!(count, 1, "small messages are one slice");
 
-    let mut slices = [IoSlice::new(&[]); 20];
+    let mut slices = [IoSlice::new(&[]); 50];
     let mut stream = Stream::new(&StreamConfig {
         max_fpdu: 65_480,
         ..config(true)
     });
     stream.post(write(1, vec![0; 64 << 20], NOWHERE));
     let waiting = stream.prepare();
-    assert!(waiting < 330 * 1024);
+    assert!(waiting < 1100 * 1024);
     let count = stream.transmit_slices(&mut slices);
     assert_eq!(
         count,

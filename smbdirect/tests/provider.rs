@@ -1,71 +1,36 @@
-//! The conformance suite of RDMA providers: what work.rs and provider.rs promise, one function a
-//! promise, run for every provider of this crate.
+//! The conformance suite of `provider/`, run for every provider of this crate.
 //!
-//! Read `provider/fabric.rs` first: it makes connected pairs, drives them, and checks with every
-//! completion of every test that nothing completes twice, out of order, or after the end. To add a
-//! provider, add a line at the foot of this file: what makes one, and whether a plain TCP connection
-//! reaches its listeners.
+//! To add a provider, add a line at the foot of this file: what makes one, and what it cannot know
+//! about its peer.
 
-use provider::fabric::Fabric;
+#[path = "provider/mod.rs"]
+#[macro_use]
+mod provider;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use provider::fabric::{Fabric, Manners};
 #[cfg(feature = "tokio")]
 use smbdirect::rdma::iwarp::{Iwarp, IwarpConfig};
-use smbdirect::rdma::loopback::Loopback;
+use smbdirect::rdma::{loopback::Loopback, provider::Provider};
 
-mod provider {
-    pub(crate) mod connecting;
-    pub(crate) mod ending;
-    pub(crate) mod fabric;
-    pub(crate) mod interleaving;
-    pub(crate) mod memory;
-    pub(crate) mod sending;
-    pub(crate) mod transfers;
-}
-
-/// A module with one test for each behaviour, on fabrics made by an expression.
-macro_rules! conformance {
-    ($name:ident, $fabric:expr) => {
-        conformance! {
-            $name, $fabric;
-            connecting: private_data_travels_both_ways, nobody_listens, dropped_incoming_refuses,
-                closed_listener_refuses, given_up_connect, the_receive_posted_before_connecting,
-                a_hundred_connections, connections_outlive_the_listener, a_silent_peer_blocks_nobody,
-                limits_of_the_two_ends_agree;
-            sending: sends_arrive_in_order, both_ways_at_once, two_tasks_wake_each_other, empty_send,
-                header_and_large_payload,
-                send_fills_its_receive_to_the_byte, no_receive_posted, longer_than_the_receive,
-                a_short_message_does_not_keep_later_ones_short, nothing_leaves_before_flush,
-                room_shrinks_and_recovers;
-            transfers: write_then_send, writes_of_many_sizes, reads_of_many_sizes,
-                empty_transfers_need_no_token, reads_beyond_ord_complete_in_order,
-                a_write_lands_where_it_should, reads_and_writes_both_ways;
-            memory: bounds, rights, unknown_token, guessed_tokens, stale_token,
-                deregister_ends_access_and_gives_the_buffer_back,
-                parts_of_a_larger_buffer_come_back, another_connection,
-                send_with_invalidate, invalidation_that_is_not_allowed,
-                invalidation_of_an_unknown_token, buffers_come_back_after_the_end;
-            ending: graceful_delivers_everything_first, graceful_from_the_passive_side,
-                both_at_once, abort_is_seen, dropping_is_seen, everything_completes_once,
-                everything_completes_once_when_the_peer_ends_it, read_buffers_come_back,
-                posting_after_the_end, ending_twice, silence_after_the_end;
-            interleaving: random_work_both_ways;
-        }
-    };
-    ($name:ident, $fabric:expr; $($chapter:ident: $($behaviour:ident),+;)+) => {
-        mod $name {
-            use super::*;
-
-            $(mod $chapter {
-                use super::*;
-
-                $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $behaviour() {
-                    crate::provider::$chapter::$behaviour(&$fabric).await;
-                })+
-            })+
-        }
-    };
-}
-
-conformance!(loopback, Fabric::new(Loopback::new(), false));
+conformance!(loopback, fabric(Loopback::new(), Manners::default()));
 #[cfg(feature = "tokio")]
-conformance!(iwarp, Fabric::new(Iwarp::new(IwarpConfig::default()), true));
+conformance!(iwarp, {
+    let manners = Manners {
+        over_tcp: true,
+        ..Manners::default()
+    };
+    fabric(Iwarp::new(IwarpConfig::default()), manners)
+});
+
+/// The same provider at both ends.
+fn fabric(provider: impl Provider + 'static, manners: Manners) -> Fabric {
+    let provider = Arc::new(provider);
+    Fabric {
+        active: provider.clone(),
+        passive: provider,
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        manners,
+    }
+}

@@ -101,7 +101,7 @@ pub enum Revision {
 /// When an end that has nothing to send gives credits by an empty message: 3.1.5.9 leaves it open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GrantPolicy {
-    /// When the peer is down to a quarter of what it asked for.
+    /// When the peer is down to a quarter of what it asked for, or 64 can be given at once.
     #[default]
     Hysteresis,
     /// After each message that used a credit.

@@ -21,10 +21,11 @@
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use tracing::{debug, trace};
 
 use super::{
@@ -333,6 +334,18 @@ impl Connection {
         message: Message,
         invalidate: Option<Token>,
     ) -> Result<(), SendError> {
+        self.check(&message)?;
+        let order = self.order();
+        //= SMBD-3.1.4.2-01
+        self.send_queue.push(id, message, invalidate, order);
+        Ok(())
+    }
+
+    /// Whether [`send`](Self::send) would take this message now.
+    ///
+    /// # Errors
+    /// Those of `send`.
+    pub fn check(&self, message: &Message) -> Result<(), SendError> {
         let max = match &self.role {
             Role::Established(negotiated) if !self.closing => negotiated.max_fragmented_send_size,
             _ => return Err(self.unusable().into()),
@@ -345,9 +358,6 @@ impl Connection {
                 max,
             });
         }
-        let order = self.order();
-        //= SMBD-3.1.4.2-01
-        self.send_queue.push(id, message, invalidate, order);
         Ok(())
     }
 
@@ -607,30 +617,30 @@ impl Connection {
             (Some(write), Some(message)) => write < message,
             _ => false,
         };
-        if write_first {
-            // Writes may wait for long. The peer is to have its credits and signs of life.
-            return self
-                .post_write()
-                .or_else(|| self.send_upper_layer_messages(now, negotiated, false))
-                .or_else(|| self.post_read());
+        if write_first && let Some(write) = self.post_write() {
+            return Some(write);
         }
-        let waiting = !self.send_queue.is_empty();
-        self.send_upper_layer_messages(now, negotiated, waiting)
-            .or_else(|| self.post_write())
-            .or_else(|| self.post_read())
+        // Writes may wait for long. The peer is to have its credits and signs of life.
+        let waiting = !write_first && !self.send_queue.is_empty();
+        if (waiting || self.empty_message_is_due())
+            && let Some(message) = self.send_upper_layer_messages(now, negotiated, waiting)
+        {
+            return Some(message);
+        }
+        if !write_first && let Some(write) = self.post_write() {
+            return Some(write);
+        }
+        self.post_read()
     }
 
     /// Sending Upper Layer Messages (3.1.5.1): one message, if one may leave: the head of the
-    /// queue if it is `waiting`, else an empty one.
+    /// queue if it is `waiting`, else an empty one, which is due.
     fn send_upper_layer_messages(
         &mut self,
         now: Instant,
         negotiated: &Negotiated,
         waiting: bool,
     ) -> Option<WorkRequest> {
-        if !waiting && !self.empty_message_is_due() {
-            return None;
-        }
         //= SMBD-3.1.5.1-04
         //= SMBD-3.1.5.9-10
         if self.send_credits == 0 {
@@ -954,7 +964,10 @@ impl Connection {
         };
         //= SMBD-3.1.5.8-13
         //= SMBD-3.1.5.8-17
-        let payload = message.slice(header.payload());
+        let Range { start, end } = header.payload();
+        let mut payload = message;
+        payload.truncate(end);
+        payload.advance(start);
         let remaining = header.remaining_data_length;
         self.events.push_back(Event::Segment {
             payload,

@@ -7,6 +7,10 @@
 
 use super::config::GrantPolicy;
 
+/// Credits that are worth a message of their own, however many the peer still has. A sender and a
+/// receiver of full speed that share 255 credits then work side by side and not in turn.
+const BATCH: u16 = 64;
+
 /// The numbers of a connection's credits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -171,10 +175,12 @@ impl ReceiveCredits {
         }
         match policy {
             // Low, and worth a message: where untaken messages hold receives back, credits would
-            // otherwise go out one by one.
+            // otherwise go out one by one. Or enough of them that a sender who never pauses gets
+            // more before it has to.
             GrantPolicy::Hysteresis => {
                 let quarter = self.limit() / 4;
-                self.target_rose || (self.granted <= quarter && grant >= quarter)
+                let low = self.granted <= quarter && grant >= quarter;
+                self.target_rose || low || grant >= BATCH
             }
             GrantPolicy::Eager => true,
         }
@@ -252,19 +258,21 @@ mod tests {
     }
 
     #[test]
-    fn hysteresis_waits_for_three_quarters() {
-        let mut credits = credits(100, 255);
-        post_all(&mut credits);
-        credits.grant(100);
-        for used in 1..=100_u16 {
-            assert!(credits.received(false));
+    fn hysteresis_waits_for_three_quarters_or_a_batch() {
+        for (target, due) in [(20, 15), (80, 60), (100, 64), (255, 64)] {
+            let mut credits = credits(target, 255);
             post_all(&mut credits);
-            assert_eq!(
-                credits.should_grant(GrantPolicy::Hysteresis),
-                100 - used <= 25,
-                "{used}"
-            );
-            assert!(credits.should_grant(GrantPolicy::Eager));
+            credits.grant(target);
+            for used in 1..=target {
+                assert!(credits.received(false));
+                post_all(&mut credits);
+                assert_eq!(
+                    credits.should_grant(GrantPolicy::Hysteresis),
+                    used >= due,
+                    "{used} of {target}"
+                );
+                assert!(credits.should_grant(GrantPolicy::Eager));
+            }
         }
     }
 

@@ -23,8 +23,9 @@ use crate::rdma::work::Token;
 #[derive(Clone, Debug, Default)]
 pub struct Message {
     head: Bytes,
-    /// Parts behind the head, none of them empty.
-    tail: VecDeque<Bytes>,
+    /// Parts behind the head, none of them empty. Most messages have none, and are light to move.
+    #[expect(clippy::box_collection, reason = "eight bytes to move, not thirty-two")]
+    tail: Option<Box<VecDeque<Bytes>>>,
     length: usize,
     invalidated_token: Option<Token>,
 }
@@ -52,7 +53,12 @@ impl Message {
 
     /// A message as it came, for those who drive an engine of their own.
     pub fn received(payload: Bytes, invalidated_token: Option<Token>) -> Self {
-        Self::from(payload).invalidating(invalidated_token)
+        Self {
+            length: payload.len(),
+            head: payload,
+            tail: None,
+            invalidated_token,
+        }
     }
 
     /// The message as one that came with a token.
@@ -71,8 +77,13 @@ impl Message {
         if self.head.is_empty() {
             self.head = part;
         } else {
-            self.tail.push_back(part);
+            self.tail.get_or_insert_default().push_back(part);
         }
+    }
+
+    fn next_part(&mut self) -> Bytes {
+        let next = self.tail.as_mut().and_then(|tail| tail.pop_front());
+        next.unwrap_or_default()
     }
 }
 
@@ -90,7 +101,7 @@ impl Buf for Message {
         self.length -= count;
         while count > 0 && count >= self.head.len() {
             count -= self.head.len();
-            self.head = self.tail.pop_front().unwrap_or_default();
+            self.head = self.next_part();
         }
         self.head.advance(count);
     }
@@ -104,7 +115,7 @@ impl Buf for Message {
         }
         if count == self.head.len() {
             self.length -= count;
-            let next = self.tail.pop_front().unwrap_or_default();
+            let next = self.next_part();
             return std::mem::replace(&mut self.head, next);
         }
         let mut gathered = BytesMut::with_capacity(count);
@@ -115,11 +126,7 @@ impl Buf for Message {
 
 impl From<Bytes> for Message {
     fn from(head: Bytes) -> Self {
-        Self {
-            length: head.len(),
-            head,
-            ..Self::default()
-        }
+        Self::received(head, None)
     }
 }
 

@@ -76,21 +76,22 @@ impl SendQueue {
         //= SMBD-3.1.5.4-04
         //= SMBD-3.1.5.4-11
         let head = self.messages.front_mut()?;
-        let length = head.rest.len().min(max_payload);
-        let payload = head.rest.copy_to_bytes(length);
-        //= SMBD-3.1.5.4-07
-        let remaining = head.rest.len() as u32;
-        //= SMBD-3.1.5.4-09
-        let invalidate = head.invalidate.take();
-        let completes = (remaining == 0).then_some(head.id);
-        if completes.is_some() {
-            self.messages.pop_front();
+        if head.rest.len() <= max_payload {
+            let last = self.messages.pop_front()?;
+            return Some(Segment {
+                payload: last.rest.into_bytes(),
+                remaining: 0,
+                invalidate: last.invalidate,
+                completes: Some(last.id),
+            });
         }
         Some(Segment {
-            payload,
-            remaining,
-            invalidate,
-            completes,
+            payload: head.rest.copy_to_bytes(max_payload),
+            //= SMBD-3.1.5.4-07
+            remaining: head.rest.len() as u32,
+            //= SMBD-3.1.5.4-09
+            invalidate: head.invalidate.take(),
+            completes: None,
         })
     }
 }

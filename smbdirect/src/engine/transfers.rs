@@ -28,19 +28,36 @@ struct Piece {
 /// may be, and a list of them all could be longer than the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pieces {
-    /// One for each descriptor, of any length.
-    stretches: VecDeque<Piece>,
+    /// The stretch under way, of any length.
+    first: Option<Piece>,
+    /// One for each descriptor behind it, of which there are none as a rule.
+    rest: VecDeque<Piece>,
     max_piece: u32,
 }
 
 impl Pieces {
-    fn is_empty(&self) -> bool {
-        self.stretches.is_empty()
+    const fn new(max_piece: u32) -> Self {
+        Self {
+            first: None,
+            rest: VecDeque::new(),
+            max_piece,
+        }
+    }
+
+    fn push(&mut self, stretch: Piece) {
+        match self.first {
+            None => self.first = Some(stretch),
+            Some(_) => self.rest.push_back(stretch),
+        }
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.first.is_none()
     }
 
     /// The length of the next.
     fn next_length(&self) -> Option<u32> {
-        let stretch = self.stretches.front()?;
+        let stretch = self.first.as_ref()?;
         Some(stretch.length.min(self.max_piece))
     }
 }
@@ -50,10 +67,10 @@ impl Iterator for Pieces {
 
     fn next(&mut self) -> Option<Piece> {
         let length = self.next_length()?;
-        let stretch = self.stretches.front_mut()?;
+        let stretch = self.first.as_mut()?;
         let at = stretch.at;
         if length == stretch.length {
-            self.stretches.pop_front();
+            self.first = self.rest.pop_front();
         } else {
             stretch.length -= length;
             stretch.at.offset += u64::from(length);
@@ -82,7 +99,7 @@ fn plan(
     if length > 0 && max_piece == 0 {
         return Err(TransferFault::Unsupported);
     }
-    let mut stretches = VecDeque::new();
+    let mut pieces = Pieces::new(max_piece);
     let mut left = length as u64;
     for descriptor in descriptors {
         //= SMBD-3.1.4.5-01
@@ -107,7 +124,7 @@ fn plan(
                 offset: start,
             };
             let length = in_this as u32;
-            stretches.push_back(Piece { at, length });
+            pieces.push(Piece { at, length });
         }
         left -= in_this;
         offset = 0;
@@ -115,10 +132,7 @@ fn plan(
             break;
         }
     }
-    Ok(Pieces {
-        stretches,
-        max_piece,
-    })
+    Ok(pieces)
 }
 
 /// The reads and writes that are not over.
@@ -131,6 +145,8 @@ pub(super) struct Transfers {
     reads_in_flight: u32,
     writes: VecDeque<Write>,
     writes_posted: usize,
+    /// Lengths of the work requests of writes that are posted, oldest first.
+    write_lengths: VecDeque<u32>,
     write_bytes_in_flight: u64,
 }
 
@@ -150,7 +166,7 @@ struct Write {
     id: TransferId,
     pieces: Pieces,
     rest: Bytes,
-    in_flight: VecDeque<u32>,
+    in_flight: u32,
     order: u64,
 }
 
@@ -202,7 +218,7 @@ impl Transfers {
             id,
             pieces,
             rest: data,
-            in_flight: VecDeque::new(),
+            in_flight: 0,
             order,
         });
         Ok(())
@@ -253,7 +269,8 @@ impl Transfers {
         //= SMBD-3.1.4.5-04
         let piece = write.pieces.next()?;
         let data = write.rest.split_to(length as usize);
-        write.in_flight.push_back(length);
+        write.in_flight += 1;
+        self.write_lengths.push_back(length);
         self.write_bytes_in_flight += u64::from(length);
         Some((piece.at, data))
     }
@@ -275,9 +292,10 @@ impl Transfers {
         let write = self
             .writes
             .iter_mut()
-            .find(|write| !write.in_flight.is_empty())
+            .find(|write| write.in_flight > 0)
             .expect("a Write completed that was posted");
-        let length = write.in_flight.pop_front().expect("it has work in flight");
+        write.in_flight -= 1;
+        let length = self.write_lengths.pop_front().expect("it was posted");
         self.write_bytes_in_flight -= u64::from(length);
     }
 
@@ -290,7 +308,7 @@ impl Transfers {
         {
             return self.pop_read();
         }
-        let finished = |write: &Write| write.pieces.is_empty() && write.in_flight.is_empty();
+        let finished = |write: &Write| write.pieces.is_empty() && write.in_flight == 0;
         if self.writes.front().is_some_and(finished) {
             return self.pop_write();
         }
@@ -306,7 +324,7 @@ impl Transfers {
         if self
             .writes
             .front()
-            .is_some_and(|write| write.in_flight.is_empty())
+            .is_some_and(|write| write.in_flight == 0)
         {
             return self.pop_write();
         }
@@ -433,7 +451,7 @@ mod tests {
     fn a_plan_is_no_longer_than_its_descriptors() {
         let one = [descriptor(0, 1, u32::MAX)];
         let mut pieces = plan(&one, 0, u32::MAX as usize, 1).unwrap();
-        assert_eq!(pieces.stretches.len(), 1);
+        assert!(pieces.first.is_some() && pieces.rest.is_empty());
         assert_eq!(pieces.nth(1000).unwrap().at.offset, 1000);
     }
 

@@ -1,9 +1,10 @@
 //! Loopback: RDMA between two ends in one process, for tests, examples and a first try.
 //!
 //! Read `Pair::execute` first: that is the whole wire. A Send is copied into the oldest receive
-//! of the other end, a Write into its memory table, a Read out of it. Both ends of a connection
-//! stand behind one lock. There is no task and no thread: whoever flushes does the work, and the
-//! other end is woken.
+//! of the other end, a Write into its memory table, a Read out of it. What both ends touch stands
+//! behind one lock, which is taken once for all that is flushed and once for all that has arrived:
+//! between two cores a lock costs more than a message. There is no task and no thread: whoever
+//! flushes does the work, and the other end is woken.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,6 +30,7 @@ use super::{
         Token, WorkId, WorkRequest,
     },
 };
+use crate::pool::Pool;
 
 /// The provider whose connections stay inside the process.
 ///
@@ -288,8 +290,10 @@ impl Request {
         let [mut here, mut there] = LoopbackQueuePair::pair([ours, theirs]);
         //= SMBD-3.1.7.2-04
         here.post(answer.receive);
+        here.publish();
         //= SMBD-3.1.4.1-07
         there.post(self.receive);
+        there.publish();
         let decided = self.reply.decide(Ok(Connected {
             queue_pair: Box::new(there),
             remote_address: self.to,
@@ -413,6 +417,28 @@ struct LoopbackQueuePair {
     limits: Limits,
     side: usize,
     pair: Arc<Mutex<Pair>>,
+    /// Sends, Reads and Writes that wait for a flush.
+    posted: VecDeque<WorkRequest>,
+    /// Receives that the other end does not know of: each with the most bytes it takes.
+    receives: VecDeque<(WorkId, u32)>,
+    /// What has arrived and was not taken.
+    arrived: Arrived,
+    /// What else is done and was not taken, with the queue it leaves.
+    completions: VecDeque<(Queue, Completion)>,
+    /// Comes after the last completion.
+    disconnect: Option<Disconnect>,
+    /// All that was posted is completed, and nothing more will happen.
+    over: bool,
+    /// Sends, Reads and Writes whose completion was not taken yet; bounds the queues above.
+    sends_outstanding: usize,
+    /// Receives whose completion was not taken yet.
+    receives_outstanding: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Send,
+    Receive,
 }
 
 impl LoopbackQueuePair {
@@ -422,17 +448,97 @@ impl LoopbackQueuePair {
             limits: limits[side],
             side,
             pair: Arc::clone(&pair),
+            posted: VecDeque::new(),
+            receives: VecDeque::new(),
+            arrived: Arrived::default(),
+            completions: VecDeque::new(),
+            disconnect: None,
+            over: false,
+            sends_outstanding: 0,
+            receives_outstanding: 0,
         })
     }
 
-    /// Does `act` under the lock, and without it wakes whoever now has something to take.
-    fn with<T>(&self, act: impl FnOnce(&mut Pair) -> T) -> T {
+    /// The receives that were posted are there for the other end from now on.
+    fn publish(&mut self) {
+        lock(&self.pair).ends[self.side]
+            .receives
+            .append(&mut self.receives);
+    }
+
+    /// Does all that is posted, and wakes the other end if it has something to take.
+    fn execute(&mut self) {
         let mut pair = lock(&self.pair);
-        let result = act(&mut pair);
-        let wakers = pair.ends.each_mut().map(End::waker_if_news);
+        pair.ends[self.side].receives.append(&mut self.receives);
+        pair.execute(self.side, &mut self.posted, &mut self.completions);
+        let waker = pair.ends[1 - self.side].waker_if_news();
         drop(pair);
-        wakers.into_iter().for_each(wake);
-        result
+        wake(waker);
+    }
+
+    /// Takes over what the other end has brought; false if there is nothing.
+    fn look(&mut self, context: &mut Context<'_>) -> bool {
+        let mut pair = lock(&self.pair);
+        let ended = pair.ended;
+        let end = &mut pair.ends[self.side];
+        end.receives.append(&mut self.receives);
+        mem::swap(&mut end.arrived, &mut self.arrived);
+        let mut old = None;
+        if ended {
+            let receives = mem::take(&mut end.receives);
+            self.disconnect = end.disconnect.take();
+            drop(pair);
+            self.finish(receives);
+        } else if self.arrived.is_empty() {
+            old = end.waker.replace(context.waker().clone());
+            drop(pair);
+        }
+        drop(old);
+        !self.arrived.is_empty() || self.over
+    }
+
+    /// The connection has ended: what was posted will not happen.
+    fn finish(&mut self, receives: VecDeque<(WorkId, u32)>) {
+        self.over = true;
+        for (id, _) in receives {
+            let flushed = Completion::Flushed { id, buffer: None };
+            self.completions.push_back((Queue::Receive, flushed));
+        }
+        for work in mem::take(&mut self.posted) {
+            self.flush_one(work);
+        }
+    }
+
+    fn flush_one(&mut self, work: WorkRequest) {
+        let (queue, id) = (queue_of(&work), work.id());
+        let buffer = match work {
+            WorkRequest::Read { into, .. } => Some(into),
+            _ => None,
+        };
+        self.completions
+            .push_back((queue, Completion::Flushed { id, buffer }));
+    }
+
+    fn take(&mut self) -> Option<Completion> {
+        if let Some(received) = self.arrived.take() {
+            self.receives_outstanding -= 1;
+            return Some(received);
+        }
+        let Some((queue, completion)) = self.completions.pop_front() else {
+            return self.disconnect.take().map(Completion::Disconnected);
+        };
+        match queue {
+            Queue::Send => self.sends_outstanding -= 1,
+            Queue::Receive => self.receives_outstanding -= 1,
+        }
+        Some(completion)
+    }
+}
+
+const fn queue_of(work: &WorkRequest) -> Queue {
+    match work {
+        WorkRequest::Receive { .. } => Queue::Receive,
+        _ => Queue::Send,
     }
 }
 
@@ -442,47 +548,66 @@ impl QueuePair for LoopbackQueuePair {
     }
 
     fn room(&self) -> Room {
-        self.with(|pair| {
-            let end = &pair.ends[self.side];
-            Room {
-                sends: self.limits.max_send_queue.saturating_sub(end.sends),
-                receives: self.limits.max_receive_queue.saturating_sub(end.receives),
-            }
-        })
+        let Limits {
+            max_send_queue,
+            max_receive_queue,
+            ..
+        } = self.limits;
+        Room {
+            sends: max_send_queue.saturating_sub(self.sends_outstanding),
+            receives: max_receive_queue.saturating_sub(self.receives_outstanding),
+        }
     }
 
     fn post(&mut self, work: WorkRequest) {
         check_against_limits(&work, &self.limits);
-        self.with(|pair| pair.post(self.side, work));
+        if self.over && self.disconnect.is_none() {
+            // Nothing comes behind the Disconnected that was taken.
+            return;
+        }
+        match queue_of(&work) {
+            Queue::Send => self.sends_outstanding += 1,
+            Queue::Receive => self.receives_outstanding += 1,
+        }
+        match work {
+            work if self.over => self.flush_one(work),
+            WorkRequest::Receive { id, length } => self.receives.push_back((id, length)),
+            work => self.posted.push_back(work),
+        }
     }
 
     fn flush(&mut self, _context: &mut Context<'_>) {
-        self.with(|pair| pair.execute(self.side));
+        if !self.posted.is_empty() || !self.receives.is_empty() {
+            self.execute();
+        }
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
-        let (completion, _old_waker) = self.with(|pair| {
-            let end = &mut pair.ends[self.side];
-            match end.take() {
-                Some(completion) => (Poll::Ready(completion), None),
-                None => (Poll::Pending, end.waker.replace(context.waker().clone())),
-            }
-        });
-        completion
+        if let Some(completion) = self.take() {
+            return Poll::Ready(completion);
+        }
+        if self.over || !self.look(context) {
+            return Poll::Pending;
+        }
+        self.take().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn disconnect(&mut self, how: Teardown) {
-        self.with(|pair| match how {
+        let there = match how {
             Teardown::Graceful => {
-                pair.execute(self.side);
-                pair.end(self.side, Disconnect::Local, Disconnect::Remote);
+                self.execute();
+                Disconnect::Remote
             }
             Teardown::Abort => {
                 let what = "the peer aborted the connection";
-                let reset = ProviderError::new(ProviderErrorKind::Reset, what);
-                pair.end(self.side, Disconnect::Local, Disconnect::Broken(reset));
+                Disconnect::Broken(ProviderError::new(ProviderErrorKind::Reset, what))
             }
-        });
+        };
+        let mut pair = lock(&self.pair);
+        pair.end(self.side, Disconnect::Local, there);
+        let wakers = pair.ends.each_mut().map(End::waker_if_news);
+        drop(pair);
+        wakers.into_iter().for_each(wake);
     }
 
     fn register(
@@ -490,11 +615,12 @@ impl QueuePair for LoopbackQueuePair {
         buffer: BytesMut,
         access: Access,
     ) -> Result<Registration, RegisterError> {
-        self.with(|pair| pair.ends[self.side].memory.register(buffer, access))
+        let mut pair = lock(&self.pair);
+        pair.ends[self.side].memory.register(buffer, access)
     }
 
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
-        self.with(|pair| pair.ends[self.side].memory.deregister(token))
+        lock(&self.pair).ends[self.side].memory.deregister(token)
     }
 }
 
@@ -536,68 +662,130 @@ fn check_against_limits(work: &WorkRequest, limits: &Limits) {
     );
 }
 
-/// Both ends of a connection.
+/// What both ends of a connection touch.
 #[derive(Default)]
 struct Pair {
     ends: [End; 2],
     ended: bool,
 }
 
-/// What one end has posted, and what it can take.
+/// What one end has for the other.
 #[derive(Default)]
 struct End {
-    /// Sends, Reads and Writes that wait for a flush.
-    posted: VecDeque<WorkRequest>,
     /// Receives that wait for a Send: each with the most bytes it takes.
-    posted_receives: VecDeque<(WorkId, u32)>,
-    /// What is done, and which of the two queues has a free place when it is taken.
-    completions: VecDeque<(Queue, Completion)>,
-    /// Comes after the last completion.
+    receives: VecDeque<(WorkId, u32)>,
+    /// Sends of the other end that have found their receive.
+    arrived: Arrived,
     disconnect: Option<Disconnect>,
-    /// Sends, Reads and Writes whose completion was not taken yet; bounds the queues above.
-    sends: usize,
-    /// Receives whose completion was not taken yet.
-    receives: usize,
     memory: MemoryTable,
-    arena: Arena,
     waker: Option<Waker>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Queue {
-    Send,
-    Receive,
+/// Messages, put together one behind the other. Only the end that takes them cuts them apart, so
+/// that the count of their readers stays on one core.
+#[derive(Default)]
+struct Arrived {
+    messages: VecDeque<Arrival>,
+    /// Their bytes. No message goes over the end of one.
+    closed: VecDeque<Bytes>,
+    /// The bytes of the last messages.
+    open: BytesMut,
+    /// How many messages that are.
+    in_open: usize,
+    /// How many messages each of `closed` still has.
+    in_closed: VecDeque<usize>,
 }
 
-impl Pair {
-    fn post(&mut self, side: usize, work: WorkRequest) {
-        let end = &mut self.ends[side];
-        if self.ended && end.disconnect.is_none() {
-            // Nothing comes behind the Disconnected that was taken.
-            return;
+struct Arrival {
+    id: WorkId,
+    length: usize,
+    invalidated: Option<Token>,
+}
+
+/// Some messages of the longest kind, and few enough bytes that what is used again soon is still
+/// in a core's cache.
+const CHUNK: usize = 64 * 1024;
+/// The memory of all connections for messages.
+static CHUNKS: Pool = Pool::new(CHUNK, 64);
+
+impl Arrived {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    fn push(&mut self, id: WorkId, [header, payload]: [&[u8]; 2], invalidated: Option<Token>) {
+        let length = header.len() + payload.len();
+        if self.open.capacity() - self.open.len() < length {
+            self.close();
+            self.open = match length {
+                ..=CHUNK => CHUNKS.take_to_cut(),
+                _ => BytesMut::with_capacity(length),
+            };
         }
-        if let WorkRequest::Receive { id, length } = work {
-            end.receives += 1;
-            end.posted_receives.push_back((id, length));
-        } else {
-            end.sends += 1;
-            end.posted.push_back(work);
-        }
-        if self.ended {
-            end.flush_all();
+        self.open.extend_from_slice(header);
+        self.open.extend_from_slice(payload);
+        self.in_open += 1;
+        self.messages.push_back(Arrival {
+            id,
+            length,
+            invalidated,
+        });
+    }
+
+    fn close(&mut self) {
+        if self.in_open > 0 {
+            self.closed.push_back(self.open.split().freeze());
+            self.in_closed.push_back(mem::take(&mut self.in_open));
         }
     }
 
+    fn take(&mut self) -> Option<Completion> {
+        let Arrival {
+            id,
+            length,
+            invalidated,
+        } = self.messages.pop_front()?;
+        if self.closed.is_empty() {
+            self.close();
+        }
+        let (bytes, messages) = (self.closed.front_mut(), self.in_closed.front_mut());
+        let (bytes, messages) = bytes.zip(messages).expect("each message has its bytes");
+        let message = bytes.split_to(length);
+        *messages -= 1;
+        if *messages == 0 {
+            self.closed.pop_front();
+            self.in_closed.pop_front();
+        }
+        if self.messages.is_empty() {
+            // Who has nothing to say keeps no memory for it.
+            self.open = BytesMut::new();
+        }
+        Some(Completion::Received {
+            id,
+            message,
+            invalidated,
+        })
+    }
+}
+
+impl Pair {
     /// Does everything that `side` has posted, in order: so what was written is in place before
     /// a later Send is received.
-    fn execute(&mut self, side: usize) {
+    fn execute(
+        &mut self,
+        side: usize,
+        posted: &mut VecDeque<WorkRequest>,
+        completions: &mut VecDeque<(Queue, Completion)>,
+    ) {
         //= SMBD-2.1-01
         //= RDMAP-11
-        while let Some(mut work) = self.ends[side].posted.pop_front() {
+        while !self.ended
+            && let Some(mut work) = posted.pop_front()
+        {
             match perform(&mut work, &mut self.ends[1 - side]) {
-                Ok(()) => self.ends[side].complete(Queue::Send, done(work)),
+                Ok(()) => completions.push_back((Queue::Send, done(work))),
                 Err(what) => {
-                    self.ends[side].posted.push_front(work);
+                    posted.push_front(work);
                     self.break_for(side, &what);
                 }
             }
@@ -618,44 +806,14 @@ impl Pair {
         }
         //= RDMAP-21
         for (side, disconnect) in [(side, here), (1 - side, there)] {
-            self.ends[side].flush_all();
             self.ends[side].disconnect = Some(disconnect);
         }
     }
 }
 
 impl End {
-    fn complete(&mut self, queue: Queue, completion: Completion) {
-        self.completions.push_back((queue, completion));
-    }
-
-    fn flush_all(&mut self) {
-        while let Some((id, _)) = self.posted_receives.pop_front() {
-            self.complete(Queue::Receive, Completion::Flushed { id, buffer: None });
-        }
-        while let Some(work) = self.posted.pop_front() {
-            let id = work.id();
-            let buffer = match work {
-                WorkRequest::Read { into, .. } => Some(into),
-                _ => None,
-            };
-            self.complete(Queue::Send, Completion::Flushed { id, buffer });
-        }
-    }
-
-    fn take(&mut self) -> Option<Completion> {
-        let Some((queue, completion)) = self.completions.pop_front() else {
-            return self.disconnect.take().map(Completion::Disconnected);
-        };
-        match queue {
-            Queue::Send => self.sends -= 1,
-            Queue::Receive => self.receives -= 1,
-        }
-        Some(completion)
-    }
-
     fn waker_if_news(&mut self) -> Option<Waker> {
-        let news = !self.completions.is_empty() || self.disconnect.is_some();
+        let news = !self.arrived.is_empty() || self.disconnect.is_some();
         if news { self.waker.take() } else { None }
     }
 
@@ -669,7 +827,7 @@ impl End {
         let header = header.as_slice();
         let size = header.len() + payload.len();
         //= DDP-07
-        let Some(&(id, most)) = self.posted_receives.front() else {
+        let Some(&(id, most)) = self.receives.front() else {
             return Err("a Send arrived and no receive was posted".to_owned());
         };
         //= DDP-08
@@ -683,13 +841,8 @@ impl End {
             let result = self.memory.invalidate(token);
             result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
         }
-        self.posted_receives.pop_front();
-        let completion = Completion::Received {
-            id,
-            message: self.arena.join(header, payload),
-            invalidated: invalidate,
-        };
-        self.complete(Queue::Receive, completion);
+        self.receives.pop_front();
+        self.arrived.push(id, [header, payload], invalidate);
         Ok(())
     }
 }
@@ -729,7 +882,7 @@ fn perform(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
                     from.token
                 )
             })?;
-            into.copy_from_slice(&source);
+            into.copy_from_slice(source.as_ref());
             Ok(())
         }
         WorkRequest::Receive { .. } => unreachable!("receives have a queue of their own"),
@@ -743,26 +896,6 @@ fn done(work: WorkRequest) -> Completion {
         WorkRequest::Write { id, .. } => Completion::Written { id },
         WorkRequest::Read { id, into, .. } => Completion::Read { id, buffer: into },
         WorkRequest::Receive { .. } => unreachable!("receives have a queue of their own"),
-    }
-}
-
-/// Where messages are put together: many share an allocation, which is used again as soon as the
-/// last of them is dropped.
-#[derive(Default)]
-struct Arena(BytesMut);
-
-impl Arena {
-    /// Some two hundred segments of the size that Windows and Linux agree on.
-    const CHUNK: usize = 256 * 1024;
-
-    fn join(&mut self, header: &[u8], payload: &[u8]) -> Bytes {
-        let size = header.len() + payload.len();
-        if self.0.capacity() < size && !self.0.try_reclaim(size) {
-            self.0 = BytesMut::with_capacity(size.max(Self::CHUNK));
-        }
-        self.0.extend_from_slice(header);
-        self.0.extend_from_slice(payload);
-        self.0.split().freeze()
     }
 }
 
@@ -959,7 +1092,9 @@ mod tests {
         a.post(send(1, "hello"));
         assert_eq!(woken(), [0, 0]);
         a.flush(&mut here_context);
-        assert_eq!(woken(), [1, 1]);
+        assert_eq!(woken(), [0, 1], "who flushes polls, and need not be told");
+        assert!(a.poll_completion(&mut here_context).is_ready());
+        assert!(a.poll_completion(&mut here_context).is_pending());
         assert!(p.poll_completion(&mut there_context).is_ready());
         assert!(p.poll_completion(&mut there_context).is_pending());
         drop(a);
@@ -972,25 +1107,33 @@ mod tests {
     }
 
     #[test]
-    fn messages_share_an_allocation_and_use_it_again() {
-        let mut arena = Arena::default();
-        let size = Arena::CHUNK / 4;
+    fn messages_share_an_allocation_and_keep_their_bytes() {
+        let mut arrived = Arrived::default();
+        let size = CHUNK / 4;
         let payload = vec![7; size - 1];
-        let mut chunk = || [(); 4].map(|()| arena.join(b"h", &payload));
-        let first = chunk();
-        let place = first[0].as_ptr();
-        for (i, message) in first.iter().enumerate() {
-            assert_eq!(message.as_ptr(), place.wrapping_add(i * size));
-            assert_eq!(message[0], b'h');
-            assert_eq!(message[1..], payload);
+        for id in 0..6 {
+            arrived.push(WorkId(id), [b"h", &payload], None);
         }
-        drop(first);
-        let second = chunk();
-        assert_eq!(second[0].as_ptr(), place);
-        // One that is kept keeps its bytes.
-        let third = chunk();
-        assert_ne!(third[0].as_ptr(), place);
-        assert_eq!(second[0][1..], payload);
+        arrived.push(WorkId(6), [b"", &vec![8; CHUNK + 1]], None);
+        let mut places = Vec::new();
+        for id in 0..7 {
+            let Some(Completion::Received {
+                id: taken, message, ..
+            }) = arrived.take()
+            else {
+                panic!("a message is there");
+            };
+            assert_eq!(taken, WorkId(id));
+            match id {
+                6 => assert_eq!(message, vec![8; CHUNK + 1]),
+                _ => assert!(message[0] == b'h' && message[1..] == payload),
+            }
+            places.push(message.as_ptr());
+        }
+        assert!(arrived.take().is_none());
+        for at in [1, 2, 3, 5] {
+            assert_eq!(places[at], places[at - 1].wrapping_add(size));
+        }
     }
 
     #[test]

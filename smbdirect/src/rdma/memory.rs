@@ -97,8 +97,30 @@ struct Region {
 /// same allocation, and would keep a buffer cut from a larger one for ever.
 #[derive(Debug)]
 enum Memory {
-    ReadOnly(Arc<BytesMut>),
+    ReadOnly {
+        buffer: Arc<BytesMut>,
+        /// The buffer as queued work has it; empty when the registration has ended.
+        loan: Bytes,
+    },
     Writable(BytesMut),
+}
+
+/// Bytes for an RDMA Read of the peer's.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Readable<'a> {
+    /// Of a buffer that nobody writes to: shared with whoever sends them.
+    Shared(Bytes),
+    /// Of a buffer that the peer may write to at any time: to be copied.
+    Borrowed(&'a [u8]),
+}
+
+impl AsRef<[u8]> for Readable<'_> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Shared(bytes) => bytes,
+            Self::Borrowed(bytes) => bytes,
+        }
+    }
 }
 
 /// Queued work's part in a buffer.
@@ -113,7 +135,7 @@ impl AsRef<[u8]> for Loan {
 impl Memory {
     fn len(&self) -> usize {
         match self {
-            Self::ReadOnly(shared) => shared.len(),
+            Self::ReadOnly { buffer, .. } => buffer.len(),
             Self::Writable(bytes) => bytes.len(),
         }
     }
@@ -160,7 +182,9 @@ impl MemoryTable {
                 let memory = if access.contains(Access::REMOTE_WRITE) {
                     Memory::Writable(buffer)
                 } else {
-                    Memory::ReadOnly(Arc::new(buffer))
+                    let buffer = Arc::new(buffer);
+                    let loan = Bytes::from_owner(Loan(buffer.clone()));
+                    Memory::ReadOnly { buffer, loan }
                 };
                 entry.insert(Region {
                     base,
@@ -204,19 +228,23 @@ impl MemoryTable {
         } = entry.remove();
         match memory {
             Memory::Writable(buffer) => Ok(buffer),
-            Memory::ReadOnly(shared) => Arc::try_unwrap(shared).map_err(|shared| {
-                let memory = Memory::ReadOnly(shared);
-                self.regions.insert(
-                    token,
-                    Region {
-                        base,
-                        access,
-                        valid: false,
-                        memory,
-                    },
-                );
-                DeregisterError::InUse
-            }),
+            Memory::ReadOnly { buffer, loan } => {
+                drop(loan);
+                Arc::try_unwrap(buffer).map_err(|buffer| {
+                    let loan = Bytes::new();
+                    let memory = Memory::ReadOnly { buffer, loan };
+                    self.regions.insert(
+                        token,
+                        Region {
+                            base,
+                            access,
+                            valid: false,
+                            memory,
+                        },
+                    );
+                    DeregisterError::InUse
+                })
+            }
         }
     }
 
@@ -245,17 +273,16 @@ impl MemoryTable {
         self.find(at, length, right).map(|_| ())
     }
 
-    /// Bytes for an RDMA Read of the peer's. A buffer without remote write access is shared,
-    /// not copied.
+    /// Bytes for an RDMA Read of the peer's.
     ///
     /// # Errors
     /// As [`check`](Self::check).
-    pub fn read(&self, from: RemoteAddress, length: u32) -> Result<Bytes, AccessFault> {
+    pub fn read(&self, from: RemoteAddress, length: u32) -> Result<Readable<'_>, AccessFault> {
         let (region, start) = self.find(from, length, Access::REMOTE_READ)?;
         let range = start..start + length as usize;
         Ok(match &region.memory {
-            Memory::ReadOnly(shared) => Bytes::from_owner(Loan(Arc::clone(shared))).slice(range),
-            Memory::Writable(bytes) => Bytes::copy_from_slice(&bytes[range]),
+            Memory::ReadOnly { loan, .. } => Readable::Shared(loan.slice(range)),
+            Memory::Writable(bytes) => Readable::Borrowed(&bytes[range]),
         })
     }
 
@@ -419,7 +446,9 @@ mod tests {
         let mut table = MemoryTable::new();
         let region = table.register(buffer(8), READ).unwrap();
         let token = region.address.token;
-        let outgoing = table.read(region.address, 4).unwrap();
+        let Ok(Readable::Shared(outgoing)) = table.read(region.address, 4) else {
+            panic!("nobody writes to it");
+        };
         assert_eq!(table.deregister(token), Err(DeregisterError::InUse));
         assert_eq!(
             table.read(region.address, 4),

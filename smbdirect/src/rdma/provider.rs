@@ -126,7 +126,8 @@ pub trait QueuePair: Send + fmt::Debug {
     /// How much may be posted now.
     fn room(&self) -> Room;
 
-    /// Queues `work`; nothing leaves before [`flush`](Self::flush).
+    /// Queues `work`; nothing leaves before [`flush`](Self::flush), nor is a receive sure to be
+    /// there for the peer.
     ///
     /// On a connection that has ended the request completes as flushed; once
     /// [`Completion::Disconnected`] has been taken it is dropped.
@@ -136,12 +137,18 @@ pub trait QueuePair: Send + fmt::Debug {
     fn post(&mut self, work: WorkRequest);
 
     /// Hands queued work to the wire as far as it takes any. What it does not take goes later:
-    /// the context is woken when there is more to do.
+    /// the context is woken when there is more to do. Completions that this call brought about
+    /// wake nobody: poll for them.
     fn flush(&mut self, context: &mut Context<'_>);
 
     /// The next completion. `Pending` wakes the context when there is one; after
     /// [`Completion::Disconnected`] it stays pending.
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
+
+    /// Has the next [`poll_completion`](Self::poll_completion) look for itself whether something
+    /// has come, where it would else wait to be told: for whoever polls again and again, because
+    /// being woken takes longer. Does nothing where polling looks anyway.
+    fn busy_poll(&mut self) {}
 
     /// Ends the connection: in good order behind the work already posted, or at once.
     /// Completions follow either way, [`Completion::Disconnected`] as the last.

@@ -119,13 +119,14 @@ impl DataTransfer {
     /// If `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or
     /// `data_offset` lies inside the header or is no multiple of eight: legal values only.
     pub fn encode(&self, out: &mut impl BufMut) {
-        out.put_u16_le(self.credits_requested);
-        out.put_u16_le(self.credits_granted);
-        out.put_u16_le(self.flags.bits());
-        out.put_u16_le(0);
-        out.put_u32_le(self.remaining_data_length);
-        out.put_u32_le(self.data_offset);
-        out.put_u32_le(self.data_length);
+        let mut header = [0; Self::HEADER_LENGTH];
+        header[0..2].copy_from_slice(&self.credits_requested.to_le_bytes());
+        header[2..4].copy_from_slice(&self.credits_granted.to_le_bytes());
+        header[4..6].copy_from_slice(&self.flags.bits().to_le_bytes());
+        header[8..12].copy_from_slice(&self.remaining_data_length.to_le_bytes());
+        header[12..16].copy_from_slice(&self.data_offset.to_le_bytes());
+        header[16..20].copy_from_slice(&self.data_length.to_le_bytes());
+        out.put_slice(&header);
         if self.data_offset != 0 {
             //= SMBD-2.2.3-04
             assert!(

@@ -31,7 +31,8 @@ pub(crate) struct Departures {
     pub(crate) grants_first_credits: bool,
     /// The MUST of 3.1.5.9 is looked at before the SHOULD that stands in front of it.
     pub(crate) must_before_should: bool,
-    /// 3.1.5.9 adds nothing while the peer holds more than a quarter of what it asked for.
+    /// 3.1.5.9 adds nothing while the peer holds more than a quarter of what it asked for, unless
+    /// 64 can be added.
     pub(crate) grants_in_batches: bool,
     /// An idle end of 2014 answers only where it has credits to grant.
     pub(crate) answers_only_to_grant: bool,
@@ -395,7 +396,8 @@ impl Literal {
         if enough && !(must && self.departures.must_before_should) {
             return 0;
         }
-        let low = self.receive_credits <= self.receive_credit_target / 4;
+        let low = self.receive_credits <= self.receive_credit_target / 4
+            || self.receive_credit_target - self.receive_credits >= 64;
         if self.departures.grants_in_batches && !low && !must {
             return 0;
         }

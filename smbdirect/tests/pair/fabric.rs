@@ -981,7 +981,10 @@ impl Pair {
                 }
             }
             Packet::ReadRequest { from, length } => match self.end(who).memory.read(from, length) {
-                Ok(data) => self.transmit(who.peer(), Packet::ReadResponse(data)),
+                Ok(data) => {
+                    let data = Bytes::copy_from_slice(data.as_ref());
+                    self.transmit(who.peer(), Packet::ReadResponse(data));
+                }
                 Err(_) => self.break_off(who, faulty("a read of no memory")),
             },
             Packet::ReadResponse(data) => {

@@ -6,13 +6,10 @@ use bytes::BytesMut;
 use smbdirect::rdma::{
     memory::Registration,
     provider::Teardown,
-    work::{Access, Disconnect, ProviderErrorKind},
+    work::{Access, Disconnect},
 };
 
-use super::fabric::{End, Fabric, Pair, expect_broken, past, pattern};
-
-/// How the other end may see a connection that was not ended in good order.
-const VANISHED: [ProviderErrorKind; 2] = [ProviderErrorKind::Reset, ProviderErrorKind::Terminated];
+use super::fabric::{End, Fabric, Pair, past, pattern};
 
 /// Bytes of the region that [`keep_busy`] reads and writes.
 const SIZE: usize = 1 << 20;
@@ -72,13 +69,14 @@ pub(crate) async fn abort_is_seen(fabric: &Fabric) {
     pair.active.disconnect(Teardown::Abort);
     let (active, passive) = pair.ended().await;
     assert_eq!(active, Disconnect::Local);
-    expect_broken(&passive, &VANISHED);
+    fabric.expect_vanished(&passive);
 }
 
 pub(crate) async fn dropping_is_seen(fabric: &Fabric) {
     let Pair {
         active,
         mut passive,
+        ..
     } = fabric.pair().await;
     let drop_later = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -86,13 +84,14 @@ pub(crate) async fn dropping_is_seen(fabric: &Fabric) {
     };
     // The end that waits must be woken.
     let (how, ()) = tokio::join!(passive.ended(), drop_later);
-    expect_broken(&how, &VANISHED);
+    fabric.expect_vanished(&how);
     let Pair {
         mut active,
         passive,
+        ..
     } = fabric.pair().await;
     drop(passive);
-    expect_broken(&active.ended().await, &VANISHED);
+    fabric.expect_vanished(&active.ended().await);
 }
 
 //= RDMAP-21 test
@@ -122,7 +121,7 @@ pub(crate) async fn everything_completes_once_when_the_peer_ends_it(fabric: &Fab
             pair.turn().await;
         }
         drop(pair.passive);
-        expect_broken(&pair.active.ended().await, &VANISHED);
+        fabric.expect_vanished(&pair.active.ended().await);
         assert_eq!(pair.active.completed, pair.active.posted);
         // The peer, or this end, breaks a rule in the midst of it.
         let mut pair = fabric.pair().await;
@@ -205,8 +204,9 @@ pub(crate) async fn silence_after_the_end(fabric: &Fabric) {
 
 /// Posts many of each kind on both ends. Gives the region of the passive end.
 fn keep_both_busy(pair: &mut Pair) -> Registration {
-    let ours = pair.active.register(pattern(SIZE, 4), Access::all());
-    let theirs = pair.passive.register(pattern(SIZE, 5), Access::all());
+    let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let ours = pair.active.register(pattern(SIZE, 4), both);
+    let theirs = pair.passive.register(pattern(SIZE, 5), both);
     keep_busy(&mut pair.active, theirs);
     keep_busy(&mut pair.passive, ours);
     theirs

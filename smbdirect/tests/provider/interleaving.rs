@@ -8,7 +8,7 @@ use smbdirect::rdma::{
     work::{Access, Disconnect},
 };
 
-use super::fabric::{End, Fabric, Pair, past, pattern};
+use super::fabric::{End, Fabric, Manners, Pair, past, pattern};
 
 /// Bytes of each region: one to read from and one to write to at each end.
 const REGION: usize = 1 << 20;
@@ -46,7 +46,7 @@ async fn run(fabric: &Fabric, seed: u64) {
         } else {
             (other, one)
         };
-        step(&mut random, (here, ours), (there, theirs));
+        step(&mut random, fabric.manners, (here, ours), (there, theirs));
         if random.usize(..4) == 0 {
             pair.turn().await;
         }
@@ -86,7 +86,12 @@ impl Model {
     }
 }
 
-fn step(random: &mut Rng, here: (&mut End, &mut Model), there: (&mut End, &mut Model)) {
+fn step(
+    random: &mut Rng,
+    manners: Manners,
+    here: (&mut End, &mut Model),
+    there: (&mut End, &mut Model),
+) {
     let ((end, ours), (_, theirs)) = (here, there);
     // Often nothing, often little, sometimes much.
     let length = match random.usize(..4) {
@@ -121,6 +126,7 @@ fn step(random: &mut Rng, here: (&mut End, &mut Model), there: (&mut End, &mut M
             end.write(data, past(theirs.sink, start as u64));
         }
         3 => {
+            let length = length.max(manners.least_read);
             let start = random.usize(..REGION - length);
             end.read(past(theirs.source, start as u64), length);
             let expected = &theirs.source_bytes[start..start + length];

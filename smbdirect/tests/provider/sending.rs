@@ -52,6 +52,7 @@ pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
     let Pair {
         mut active,
         mut passive,
+        ..
     } = fabric.pair().await;
     let echo = tokio::spawn(async move {
         for _ in 0..ROUNDS {

@@ -8,11 +8,12 @@
 //! Neighbours that were copied are one slice, so a batch of small FPDUs is one slice, and a
 //! large FPDU adds two.
 
-use std::{collections::VecDeque, io::IoSlice};
+use std::{collections::VecDeque, io::IoSlice, mem};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-use super::mpa::{Crc32c, crc32c, pad_length};
+use super::mpa::{Crc32c, Fpdu, crc32c, pad_length};
+use crate::pool::Pool;
 
 /// FPDUs whose bytes the socket has not taken yet.
 #[derive(Debug)]
@@ -20,8 +21,9 @@ pub(super) struct Outgoing {
     crc: bool,
     /// Whether each write is to be one FPDU.
     one_fpdu_a_write: bool,
-    /// Bytes that were copied; those before `staged_start` are gone.
-    staged: Vec<u8>,
+    /// Bytes that were copied; those before `staged_start` are gone. It has memory only while
+    /// some wait.
+    staged: BytesMut,
     staged_start: usize,
     pieces: VecDeque<Piece>,
     /// Bytes of the first piece that are gone.
@@ -52,13 +54,17 @@ impl Piece {
 
 /// Gone bytes that are worth moving the rest of the staged ones to the front.
 const COMPACT_AT: usize = 128 * 1024;
+/// Bytes that are staged without growing: what waits at most, what is gone at most, and more.
+const STAGE: usize = 1280 * 1024;
+/// The memory of all streams for them.
+static STAGES: Pool = Pool::new(STAGE, 8);
 
 impl Outgoing {
     pub(super) fn new(crc: bool, one_fpdu_a_write: bool) -> Self {
         Self {
             crc,
             one_fpdu_a_write,
-            staged: Vec::new(),
+            staged: BytesMut::new(),
             staged_start: 0,
             pieces: VecDeque::new(),
             first_gone: 0,
@@ -85,7 +91,7 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose parts are copied.
-    pub(super) fn push_copied(&mut self, header: &[u8], parts: [&[u8]; 2]) {
+    pub(super) fn push_copied<const N: usize>(&mut self, header: &[u8; N], parts: [&[u8]; 2]) {
         let start = self.begin(header, parts[0].len() + parts[1].len());
         self.staged.extend_from_slice(parts[0]);
         self.staged.extend_from_slice(parts[1]);
@@ -103,7 +109,12 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose last part is not copied.
-    pub(super) fn push_shared(&mut self, header: &[u8], first: &[u8], shared: Bytes) {
+    pub(super) fn push_shared<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        first: &[u8],
+        shared: Bytes,
+    ) {
         let start = self.begin(header, first.len() + shared.len());
         self.staged.extend_from_slice(first);
         let length = self.staged.len() - start - 2 + shared.len();
@@ -125,17 +136,21 @@ impl Outgoing {
         self.end();
     }
 
-    /// Stages ULPDU_Length and the header; gives the place they begin.
-    fn begin(&mut self, header: &[u8], payload: usize) -> usize {
-        if self.staged_start == self.staged.len() {
+    /// Makes room for an FPDU and stages ULPDU_Length and the header; gives the place they begin.
+    fn begin<const N: usize>(&mut self, header: &[u8; N], payload: usize) -> usize {
+        if self.staged.capacity() == 0 {
+            self.staged = STAGES.take();
             self.staged.clear();
-            self.staged_start = 0;
         } else if self.staged_start >= COMPACT_AT {
-            self.staged.drain(..self.staged_start);
+            self.staged.copy_within(self.staged_start.., 0);
+            self.staged.truncate(self.staged.len() - self.staged_start);
             self.staged_start = 0;
         }
+        let length = N + payload;
+        self.staged
+            .reserve(Fpdu::HEADER_LENGTH + length + 3 + Fpdu::CRC_LENGTH);
         let start = self.staged.len();
-        let length = u16::try_from(header.len() + payload).expect("segments are cut to fit");
+        let length = u16::try_from(length).expect("segments are cut to fit");
         self.staged.extend_from_slice(&length.to_be_bytes());
         self.staged.extend_from_slice(header);
         start
@@ -202,6 +217,9 @@ impl Outgoing {
             self.first_gone = 0;
             self.pieces.pop_front();
         }
+        if self.staged_start == self.staged.len() {
+            self.release();
+        }
         while self
             .ends
             .front()
@@ -211,10 +229,17 @@ impl Outgoing {
         }
     }
 
+    /// Gives the memory of staged bytes back, all of which are gone.
+    fn release(&mut self) {
+        self.staged_start = 0;
+        if self.staged.capacity() > 0 {
+            STAGES.lend(mem::take(&mut self.staged).freeze());
+        }
+    }
+
     /// Forgets everything: no byte of it goes to the socket any more.
     pub(super) fn clear(&mut self) {
-        self.staged = Vec::new();
-        self.staged_start = 0;
+        self.release();
         self.pieces.clear();
         self.first_gone = 0;
         self.ends.clear();

@@ -1,12 +1,16 @@
 //! The receiving direction of a stream: bytes from the socket become messages and placed data.
 //!
-//! Bytes are read in bulk into a staging buffer; FPDUs that are whole there are checked and their
-//! payload copied out. When much of a tagged payload has yet to be read, its place is offered to
-//! the next read instead, so those bytes are copied once, by the kernel.
+//! Bytes are read in bulk into a block; FPDUs that are whole there are checked. The messages in
+//! it are slices of the block where a read brought many bytes. Where it brought few, they are
+//! copied to an arena first: a message that is kept for long then keeps little else. When much of a tagged payload has
+//! yet to be read, its place is offered to the next read instead, so those bytes are copied once,
+//! by the kernel.
+//!
+//! A stream has a block only while bytes wait in it.
 
-use std::mem;
+use std::{mem, ops::Range};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::{
     ddp::{Header, Tagged, Untagged},
@@ -16,29 +20,51 @@ use super::{
     shared::{Fault, InboundRead, Shared},
     stream::StreamConfig,
 };
-use crate::rdma::work::{Access, Completion, RemoteAddress, Token};
+use crate::{
+    pool::{self, Pool},
+    rdma::work::{Access, Completion, RemoteAddress, Token},
+};
 
 /// Bytes read at once at best.
-const STAGING: usize = 256 * 1024;
+const BLOCK: usize = 256 * 1024;
+/// The blocks of all streams.
+static BLOCKS: Pool = Pool::new(BLOCK, 32);
+/// Bytes in a block that make it worth lending to the messages in it.
+const LEND_FROM: usize = BLOCK / 4;
 /// Unread bytes of a tagged payload that make direct placement worth its bookkeeping.
 const PLACE_FROM: usize = 16 * 1024;
-/// Bytes of an arena from which received messages are cut.
-const ARENA: usize = 256 * 1024;
-/// An arena this small would not be taken for the next message, but a new one.
-const SMALLEST_ARENA: usize = 16 * 1024;
+/// Bytes of an arena, which a stream keeps.
+const ARENA: usize = 16 * 1024;
+/// The arenas of all streams.
+static ARENAS: Pool = Pool::new(ARENA, 64);
+/// Reads of more than half an arena that are still too few for a block get memory of their own.
+static SMALL_BLOCKS: Pool = Pool::new(LEND_FROM, 64);
 
 /// The receiving direction.
 #[derive(Debug)]
 pub(super) struct Receive {
     crc: bool,
-    /// What was read and not looked at is `staging[start..end]`.
-    staging: Vec<u8>,
+    block: Block,
+    /// What was read and not looked at is `block[start..end]`.
     start: usize,
     end: usize,
+    /// What was read and is little is copied to the front of this.
+    arena: Arena,
     /// A tagged FPDU whose payload is still coming in.
     placing: Option<Placing>,
     messages: Messages,
     any_fpdu: bool,
+}
+
+/// Where bytes from the socket go.
+#[derive(Debug)]
+enum Block {
+    /// Nowhere yet.
+    None,
+    /// To be read into.
+    Owned(BytesMut),
+    /// Was read into; messages may be slices of it.
+    Shared(Bytes),
 }
 
 /// A tagged segment that goes straight to its place.
@@ -64,17 +90,18 @@ struct Messages {
     assembled: Option<u32>,
     /// Whether the last segment of an RDMA Write is yet to come.
     write_open: bool,
-    /// Received messages are cut off the front of this.
-    arena: BytesMut,
+    /// The first segments of a Send whose last has not come.
+    begun: BytesMut,
 }
 
 impl Receive {
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
             crc: config.crc,
-            staging: vec![0; STAGING],
+            block: Block::None,
             start: 0,
             end: 0,
+            arena: Arena::default(),
             placing: None,
             messages: Messages {
                 max_inbound_reads: config.max_inbound_reads,
@@ -82,7 +109,7 @@ impl Receive {
                 next_read_request: 1,
                 assembled: None,
                 write_open: false,
-                arena: BytesMut::new(),
+                begun: BytesMut::new(),
             },
             any_fpdu: false,
         }
@@ -105,7 +132,7 @@ impl Receive {
     }
 
     /// Where the next bytes go: first the place of a payload under way, if there is one, then
-    /// the staging buffer.
+    /// the block.
     pub(super) fn slices<'a>(
         &'a mut self,
         shared: &'a mut Shared,
@@ -114,7 +141,10 @@ impl Receive {
             Some(placing) => placing.rest(shared)?,
             None => &mut [],
         };
-        Ok([direct, &mut self.staging[self.end..]])
+        let end = self.end - self.start;
+        let block = self.block.make_room(self.start..self.end);
+        (self.start, self.end) = (0, end);
+        Ok([direct, &mut block[end..]])
     }
 
     /// `count` bytes have gone to where [`slices`](Self::slices) pointed.
@@ -124,29 +154,48 @@ impl Receive {
             None => 0,
         };
         self.end += count - placed;
-        assert!(
-            self.end <= self.staging.len(),
-            "more was read than asked for"
-        );
-        while self.step(shared)? {}
-        // A rest is moved to the front, so that the next read has the whole buffer.
-        self.staging.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
+        if count == 0 && self.start == self.end {
+            self.release();
+            return Ok(());
+        }
+        let block = self.block.share();
+        assert!(self.end <= block.len(), "more was read than asked for");
+        let read = self.start..self.end;
+        if read.len() >= LEND_FROM || self.placing.is_some() {
+            while self.step(&block, 0, shared)? {}
+        } else {
+            let copy = self.arena.copy_of(&block[read.clone()]);
+            while self.step(&copy, read.start, shared)? {}
+        }
+        drop(block);
+        if self.start == self.end {
+            self.release();
+        }
         Ok(())
     }
 
-    /// Handles one FPDU; false if there is no whole one.
-    fn step(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
-        if self.placing.is_some() {
-            return self.finish_placing(shared);
+    /// Gives the block back, in which nothing waits.
+    fn release(&mut self) {
+        (self.start, self.end) = (0, 0);
+        match mem::replace(&mut self.block, Block::None) {
+            Block::None => {}
+            Block::Owned(block) => BLOCKS.lend(block.freeze()),
+            Block::Shared(block) => BLOCKS.lend(block),
         }
-        let bytes = &self.staging[self.start..self.end];
+    }
+
+    /// Handles one FPDU; false if there is no whole one. `block` has the bytes of the block from
+    /// `origin` on.
+    fn step(&mut self, block: &Bytes, origin: usize, shared: &mut Shared) -> Result<bool, Fault> {
+        let bytes = &block[self.start - origin..self.end - origin];
+        if self.placing.is_some() {
+            return self.finish_placing(bytes, shared);
+        }
         let Some(fpdu) = Fpdu::decode(bytes, self.crc).map_err(StreamError::from)? else {
-            return self.begin_placing(shared);
+            return self.begin_placing(bytes, shared);
         };
         self.messages
-            .segment(fpdu.ulpdu, shared)
+            .segment(fpdu.ulpdu, block, shared)
             .map_err(|error| Fault::within(error, fpdu.ulpdu))?;
         self.start += fpdu.length;
         self.any_fpdu = true;
@@ -155,8 +204,7 @@ impl Receive {
 
     /// Lets the rest of a long tagged payload go straight to its place.
     //= PERF-03
-    fn begin_placing(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
-        let bytes = &self.staging[self.start..self.end];
+    fn begin_placing(&mut self, bytes: &[u8], shared: &mut Shared) -> Result<bool, Fault> {
         let Some((ulpdu_length, ulpdu)) = bytes.split_first_chunk::<2>() else {
             return Ok(false);
         };
@@ -195,12 +243,11 @@ impl Receive {
     }
 
     /// Checks a placed FPDU when its end has come.
-    fn finish_placing(&mut self, shared: &mut Shared) -> Result<bool, Fault> {
+    fn finish_placing(&mut self, trailer: &[u8], shared: &mut Shared) -> Result<bool, Fault> {
         let Some(placing) = &mut self.placing else {
             return Ok(false);
         };
         let pad = pad_length(placing.ulpdu_length);
-        let trailer = &self.staging[self.start..self.end];
         if placing.placed < placing.length || trailer.len() < pad + Fpdu::CRC_LENGTH {
             return Ok(false);
         }
@@ -216,6 +263,71 @@ impl Receive {
         self.messages.placed(&header, opcode, length, shared);
         Ok(true)
     }
+}
+
+impl Block {
+    /// Makes the block memory to read into, with the bytes `rest` of it at its front.
+    fn make_room(&mut self, rest: Range<usize>) -> &mut BytesMut {
+        let owned = match mem::replace(self, Self::None) {
+            Self::None => BLOCKS.take(),
+            Self::Owned(block) => block,
+            Self::Shared(block) => match block.try_into_mut() {
+                Ok(mut block) => {
+                    block.copy_within(rest, 0);
+                    block
+                }
+                Err(block) => {
+                    let mut next = whole(BLOCKS.take());
+                    next[..rest.len()].copy_from_slice(&block[rest]);
+                    BLOCKS.lend(block);
+                    next
+                }
+            },
+        };
+        *self = Self::Owned(whole(owned));
+        match self {
+            Self::Owned(block) => block,
+            _ => unreachable!("it was just put there"),
+        }
+    }
+
+    /// The block as memory that messages may be slices of.
+    fn share(&mut self) -> Bytes {
+        let block = match mem::replace(self, Self::None) {
+            Self::None => Bytes::new(),
+            Self::Owned(block) => block.freeze(),
+            Self::Shared(block) => block,
+        };
+        *self = Self::Shared(block.clone());
+        block
+    }
+}
+
+/// Memory that small reads are copied to, one behind the other.
+#[derive(Debug, Default)]
+struct Arena(BytesMut);
+
+impl Arena {
+    fn copy_of(&mut self, bytes: &[u8]) -> Bytes {
+        if bytes.len() > ARENA / 2 {
+            let mut block = SMALL_BLOCKS.take_to_cut();
+            block.extend_from_slice(bytes);
+            return block.freeze();
+        }
+        if self.0.capacity() < bytes.len() {
+            self.0 = ARENAS.take_to_cut();
+        }
+        self.0.extend_from_slice(bytes);
+        self.0.split().freeze()
+    }
+}
+
+/// A block in its full length.
+fn whole(mut block: BytesMut) -> BytesMut {
+    if block.len() < BLOCK {
+        block.resize(BLOCK, 0);
+    }
+    block
 }
 
 impl Placing {
@@ -251,7 +363,12 @@ impl Placing {
 impl Messages {
     /// Takes one segment.
     //= SEC-08
-    fn segment(&mut self, ulpdu: &[u8], shared: &mut Shared) -> Result<(), StreamError> {
+    fn segment(
+        &mut self,
+        ulpdu: &[u8],
+        block: &Bytes,
+        shared: &mut Shared,
+    ) -> Result<(), StreamError> {
         let (header, payload) = Header::decode(ulpdu)?;
         let opcode = Opcode::of(&header)?;
         match &header {
@@ -265,7 +382,7 @@ impl Messages {
                 self.placed(header, opcode, length, shared);
                 Ok(())
             }
-            Header::Untagged(header) => self.untagged(header, opcode, payload, shared),
+            Header::Untagged(header) => self.untagged(header, opcode, payload, block, shared),
         }
     }
 
@@ -295,6 +412,7 @@ impl Messages {
         header: &Untagged,
         opcode: Opcode,
         payload: &[u8],
+        block: &Bytes,
         shared: &mut Shared,
     ) -> Result<(), StreamError> {
         //= DDP-06
@@ -309,7 +427,7 @@ impl Messages {
             Opcode::Terminate => Err(StreamError::Terminated(Terminate::decode(payload))),
             // Whoever waits here waits for all Sends, solicited or not.
             //= RDMAP-14
-            _ => self.send(header, opcode, payload, shared),
+            _ => self.send(header, opcode, payload, block, shared),
         }
     }
 
@@ -318,6 +436,7 @@ impl Messages {
         header: &Untagged,
         opcode: Opcode,
         payload: &[u8],
+        block: &Bytes,
         shared: &mut Shared,
     ) -> Result<(), StreamError> {
         check_number(header, self.next_send)?;
@@ -340,8 +459,15 @@ impl Messages {
                 limit: receive.length,
             });
         }
-        self.store(payload);
         if !header.last {
+            if before == 0 {
+                let length = receive.length as usize;
+                match pool::for_message(length) {
+                    Some(buffer) => self.begun = buffer,
+                    None => self.begun.reserve(length),
+                }
+            }
+            self.begun.extend_from_slice(payload);
             self.assembled = Some(length as u32);
             return Ok(());
         }
@@ -358,26 +484,20 @@ impl Messages {
         //= DDP-17
         //= RDMAP-25
         let receive = shared.receives.pop_front().expect("it was just looked at");
-        self.assembled = None;
+        let message = match self.assembled.take() {
+            None => block.slice_ref(payload),
+            Some(_) => {
+                self.begun.extend_from_slice(payload);
+                mem::take(&mut self.begun).freeze()
+            }
+        };
         self.next_send = self.next_send.wrapping_add(1);
         shared.completions.push_back(Completion::Received {
             id: receive.id,
-            message: self.arena.split().freeze(),
+            message,
             invalidated,
         });
         Ok(())
-    }
-
-    /// Appends to the message under way. Messages share an arena, and an arena whose messages
-    /// are all gone is used again, so in the steady state nothing is allocated.
-    fn store(&mut self, payload: &[u8]) {
-        let spare = self.arena.capacity() - self.arena.len();
-        if payload.len() > spare && !self.arena.try_reclaim(payload.len().max(SMALLEST_ARENA)) {
-            let room = ARENA.max(2 * (self.arena.len() + payload.len()));
-            let begun = mem::replace(&mut self.arena, BytesMut::with_capacity(room));
-            self.arena.extend_from_slice(&begun);
-        }
-        self.arena.extend_from_slice(payload);
     }
 
     fn read_request(

@@ -162,7 +162,8 @@ impl Stream {
 
     /// The next completion; [`Completion::Disconnected`] is the last.
     pub fn poll_completion(&mut self) -> Option<Completion> {
-        if let Some(completion) = self.shared.completions.pop_front() {
+        let next = self.transmit.poll_finished();
+        if let Some(completion) = next.or_else(|| self.shared.completions.pop_front()) {
             return Some(completion);
         }
         if self.reported {
@@ -175,7 +176,9 @@ impl Stream {
 
     /// Whether [`poll_completion`](Self::poll_completion) has one.
     pub fn has_completion(&self) -> bool {
-        !self.shared.completions.is_empty() || (self.ended.is_some() && !self.reported)
+        !self.shared.completions.is_empty()
+            || self.transmit.has_finished()
+            || (self.ended.is_some() && !self.reported)
     }
 
     /// Registered memory of this stream.
@@ -223,7 +226,7 @@ impl Stream {
 
     /// The socket took the first `count` bytes of the slices.
     pub fn transmitted(&mut self, count: usize) {
-        self.transmit.transmitted(count, &mut self.shared);
+        self.transmit.transmitted(count);
     }
 
     /// Bytes that sockets ever took.

@@ -8,8 +8,9 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     io::{self, IoSlice, IoSliceMut, Read},
+    mem,
     net::{Shutdown, SocketAddr},
     pin::{Pin, pin},
     sync::Arc,
@@ -24,7 +25,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
     sync::{Semaphore, mpsc},
-    task::{AbortHandle, JoinSet, yield_now},
+    task::{AbortHandle, JoinSet, unconstrained, yield_now},
     time::{Sleep, sleep, timeout},
 };
 
@@ -81,6 +82,10 @@ pub struct IwarpConfig {
     /// length 0 in the first second, unless the peer is known to be an end of ours: Linux siw may
     /// overlook the first FPDU until more bytes come.
     pub nudge: bool,
+    /// The congestion control of TCP, by the operating system's name of it; `None` is the
+    /// system's own choice. Only Linux and FreeBSD have several to choose from; an
+    /// algorithm that is not there, or not allowed, fails the connection.
+    pub congestion_control: Option<String>,
     /// Sees all bytes of all connections.
     pub tap: Option<Arc<dyn Tap>>,
 }
@@ -101,6 +106,7 @@ impl Default for IwarpConfig {
             max_fpdu: None,
             one_fpdu_a_segment: None,
             nudge: true,
+            congestion_control: None,
             tap: None,
         }
     }
@@ -120,6 +126,12 @@ impl IwarpConfig {
 pub trait Tap: Send + Sync + fmt::Debug {
     /// `bytes` were taken by the socket, or came from it, next in their direction.
     fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]);
+
+    /// One system call moved `count` bytes of FPDUs, or 0 where the socket was full or empty.
+    /// [`bytes`](Self::bytes) shows them, in one piece or several.
+    fn call(&self, direction: Direction, count: usize) {
+        let _ = (direction, count);
+    }
 }
 
 /// Which way bytes went.
@@ -480,6 +492,9 @@ impl Socket {
     fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
         //= MPA-28
         stream.set_nodelay(true)?;
+        if let Some(algorithm) = &config.congestion_control {
+            set_congestion_control(&stream, algorithm)?;
+        }
         Ok(Self {
             local: stream.local_addr()?,
             remote: stream.peer_addr()?,
@@ -607,13 +622,20 @@ impl Socket {
         }
     }
 
+    fn count(&self, direction: Direction, count: Option<usize>) {
+        if let Some(tap) = &self.tap {
+            tap.call(direction, count.unwrap_or(0));
+        }
+    }
+
     /// One read into both slices. A short one clears the socket's readiness on the way, within
-    /// `try_io` so that bytes which come at this moment set it again.
-    fn read(&self, slices: [&mut [u8]; 2]) -> io::Result<usize> {
+    /// `try_io` so that bytes which come at this moment set it again. An `eager` one minds no
+    /// readiness.
+    fn read(&self, slices: [&mut [u8]; 2], eager: bool) -> io::Result<usize> {
         let [first, second] = slices;
         let room = first.len() + second.len();
         let mut count = None;
-        let outcome = self.stream.try_io(Interest::READABLE, || {
+        let mut once = || {
             let socket = SockRef::from(&self.stream);
             let read = if first.is_empty() {
                 (&*socket).read(second)?
@@ -626,7 +648,12 @@ impl Socket {
                 read if read < room => Err(io::ErrorKind::WouldBlock.into()),
                 _ => Ok(()),
             }
-        });
+        };
+        let outcome = match eager {
+            true => once(),
+            false => self.stream.try_io(Interest::READABLE, once),
+        };
+        self.count(Direction::Received, count);
         let Some(count) = count else {
             return outcome.map(|()| 0);
         };
@@ -649,6 +676,7 @@ impl Socket {
             }
             Ok(())
         });
+        self.count(Direction::Sent, count);
         let Some(count) = count else {
             return outcome.map(|()| 0);
         };
@@ -703,6 +731,7 @@ impl Socket {
             aligned,
             follow_mss: fixed.is_none(),
             next_mss: 0,
+            eager: false,
             nudges: match config.nudge && initiator && !agreement.own_kind {
                 true => &NUDGES,
                 false => &[],
@@ -742,6 +771,8 @@ struct IwarpQueuePair {
     follow_mss: bool,
     /// When to look at the size again, in bytes sent.
     next_mss: u64,
+    /// Whether the next read does not wait until the runtime has seen the socket ready.
+    eager: bool,
     /// How long to wait for an answer before each of the nudges to come.
     nudges: &'static [Duration],
     nudge_timer: Option<Pin<Box<Sleep>>>,
@@ -778,7 +809,7 @@ const NUDGES: [Duration; 3] = [
     Duration::from_millis(800),
 ];
 /// Slices in one write. Large FPDUs take two each.
-const SLICES: usize = 64;
+const SLICES: usize = 256;
 /// Writes in one call, so that others have their turn.
 const WRITES: usize = 16;
 /// The same where a write is one FPDU.
@@ -805,7 +836,7 @@ impl IwarpQueuePair {
             let (Some(socket), None) = (&self.socket, &self.broken_pipe) else {
                 return;
             };
-            if socket.stream.poll_write_ready(context).is_pending() {
+            if !ready(context, |context| socket.stream.poll_write_ready(context)) {
                 return;
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
@@ -844,21 +875,23 @@ impl IwarpQueuePair {
         let Some(socket) = &self.socket else {
             return false;
         };
-        if socket.stream.poll_read_ready(context).is_pending() {
+        let eager = mem::take(&mut self.eager);
+        if !ready(context, |context| socket.stream.poll_read_ready(context)) && !eager {
             return false;
         }
         let slices = self.machine.receive_slices();
         if slices.iter().all(|slice| slice.is_empty()) {
             return false;
         }
-        match socket.read(slices) {
+        match socket.read(slices, eager) {
             // A reset that a write has met is an end of file to the reads behind it.
             Ok(0) => match self.broken_pipe.take() {
                 Some(error) => self.machine.handle_loss(error),
                 None => self.machine.handle_end(),
             },
             Ok(count) => self.machine.received(count),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // Gives the memory back.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.machine.received(0),
             Err(error) => self.machine.handle_loss(failure("receiving", &error)),
         }
         true
@@ -931,10 +964,6 @@ impl QueuePair for IwarpQueuePair {
         self.write(context);
         self.nudge(context);
         self.settle();
-        // Whoever polled before this had nothing to wait for but the peer.
-        if self.machine.has_completion() || self.broken_pipe.is_some() {
-            context.waker().wake_by_ref();
-        }
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -968,6 +997,10 @@ impl QueuePair for IwarpQueuePair {
                 return Poll::Pending;
             }
         }
+    }
+
+    fn busy_poll(&mut self) {
+        self.eager = true;
     }
 
     fn disconnect(&mut self, how: Teardown) {
@@ -1022,12 +1055,33 @@ impl fmt::Debug for IwarpQueuePair {
     }
 }
 
+/// Whether the socket is ready, or is in error, as `poll` says. It does not ask the runtime for how
+/// much the task has done in this turn: one that sends and never pauses would find no socket ready
+/// any more, and there are limits of our own to what is done in one call.
+fn ready(
+    context: &mut Context<'_>,
+    poll: impl FnMut(&mut Context<'_>) -> Poll<io::Result<()>>,
+) -> bool {
+    let once = pin!(unconstrained(poll_fn(poll)));
+    once.poll(context).is_ready()
+}
+
 /// Goes on later, when others had their turn. A task that merely wakes itself has the runtime
 /// look at its sockets only now and then, which starves those who wait for one.
 fn give_way(context: &mut Context<'_>) {
     let once = pin!(yield_now());
     // It is never done at once.
     let _ = once.poll(context);
+}
+
+#[cfg(any(target_os = "linux", target_os = "freebsd"))]
+fn set_congestion_control(stream: &TcpStream, algorithm: &str) -> io::Result<()> {
+    SockRef::from(stream).set_tcp_congestion(algorithm.as_bytes())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
+fn set_congestion_control(_: &TcpStream, _: &str) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Why TCP does not connect. A listener that goes away meanwhile resets, and refuses as well.

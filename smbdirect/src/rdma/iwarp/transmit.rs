@@ -14,11 +14,15 @@ use super::{
     startup::Rtr,
     stream::StreamConfig,
 };
-use crate::rdma::work::{Completion, Inline, RemoteAddress, Token, WorkId, WorkRequest};
+use crate::rdma::{
+    memory::Readable,
+    work::{Completion, RemoteAddress, Token, WorkId, WorkRequest},
+};
 
 /// Bytes that may wait for the socket before no more FPDUs are made. It is what one write takes
-/// at best, and it bounds what a Terminate has to wait for.
-const BACKLOG: usize = 256 * 1024;
+/// at best, and it bounds what a Terminate has to wait for. Between two cores, RDMA Writes of
+/// 1 MiB went 1.5 times as fast with it as with a quarter of it.
+const BACKLOG: usize = 1024 * 1024;
 /// Payloads below this are copied behind their header, larger ones shared: a slice of its own
 /// costs about as much as copying so many bytes.
 const COPY_BELOW: usize = 2048;
@@ -32,7 +36,7 @@ pub(super) struct Transmit {
     held: bool,
     /// Reads of ours that may be outstanding.
     max_outbound_reads: usize,
-    /// Posted and not begun.
+    /// Posted and not made into FPDUs to the end.
     work: VecDeque<WorkRequest>,
     /// Begun and not finished. Messages never interleave.
     current: Option<Message>,
@@ -46,26 +50,17 @@ pub(super) struct Transmit {
 }
 
 /// A message that is being cut into segments.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Message {
     body: Body,
+    /// Bytes of it that are in FPDUs.
     sent: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Body {
-    Send {
-        id: WorkId,
-        header: Inline,
-        payload: Bytes,
-        invalidate: Option<Token>,
-        message_sequence_number: u32,
-    },
-    Write {
-        id: WorkId,
-        data: Bytes,
-        to: RemoteAddress,
-    },
+    /// The oldest of the work, which stays there until it is finished.
+    Work,
     /// To the oldest of the inbound reads, which stays there until it is answered.
     ReadResponse,
 }
@@ -77,6 +72,14 @@ enum Finished {
 }
 
 impl Finished {
+    const fn of(work: &WorkRequest) -> Self {
+        let id = work.id();
+        match work {
+            WorkRequest::Write { .. } => Self::Written(id),
+            _ => Self::Sent(id),
+        }
+    }
+
     const fn id(self) -> WorkId {
         match self {
             Self::Sent(id) | Self::Written(id) => id,
@@ -119,8 +122,7 @@ impl Transmit {
 
     /// Work posted and not completed, without the Reads that the peer has been asked for.
     pub(super) fn outstanding(&self) -> usize {
-        let current = matches!(&self.current, Some(message) if message.id().is_some());
-        self.work.len() + usize::from(current) + self.finished.len()
+        self.work.len() + self.finished.len()
     }
 
     /// Whether all that was posted is on its way.
@@ -195,15 +197,25 @@ impl Transmit {
     }
 
     /// The socket took `count` bytes: the work they were the last of is done.
-    pub(super) fn transmitted(&mut self, count: usize, shared: &mut Shared) {
+    pub(super) fn transmitted(&mut self, count: usize) {
         self.outgoing.advance(count);
+    }
+
+    /// The oldest work that is done and was not told of.
+    pub(super) fn poll_finished(&mut self) -> Option<Completion> {
         //= RDMAP-15
-        while let Some(&(end, finished)) = self.finished.front()
-            && end <= self.outgoing.transmitted()
-        {
-            self.finished.pop_front();
-            shared.completions.push_back(finished.completion());
+        let &(end, finished) = self.finished.front()?;
+        if end > self.outgoing.transmitted() {
+            return None;
         }
+        self.finished.pop_front();
+        Some(finished.completion())
+    }
+
+    /// Whether [`poll_finished`](Self::poll_finished) has something to tell.
+    pub(super) fn has_finished(&self) -> bool {
+        let oldest = self.finished.front();
+        oldest.is_some_and(|&(end, _)| end <= self.outgoing.transmitted())
     }
 
     /// Begins the next message, of whichever source has its turn.
@@ -226,48 +238,30 @@ impl Transmit {
 
     fn begin_work(&mut self, shared: &mut Shared) -> bool {
         loop {
-            //= RDMAP-05
-            if matches!(self.work.front(), Some(WorkRequest::Read { .. }))
-                && shared.reads.len() >= self.max_outbound_reads
-            {
-                return false;
+            match self.work.front() {
+                None => return false,
+                Some(WorkRequest::Receive { .. }) => {
+                    unreachable!("receives are not queued to be sent")
+                }
+                //= RDMAP-05
+                Some(WorkRequest::Read { .. }) if shared.reads.len() >= self.max_outbound_reads => {
+                    return false;
+                }
+                Some(WorkRequest::Read { .. }) => {}
+                Some(WorkRequest::Send { .. } | WorkRequest::Write { .. }) => {
+                    self.responded = false;
+                    self.begin(Body::Work);
+                    return true;
+                }
             }
-            let Some(work) = self.work.pop_front() else {
-                return false;
-            };
-            self.responded = false;
-            match work {
-                WorkRequest::Receive { .. } => unreachable!("receives are not queued to be sent"),
-                WorkRequest::Read { id, from, into } => {
-                    let sink_stag = self.next_sink_stag;
-                    self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
-                    self.request_read(Some(id), from, into, sink_stag, shared);
-                    // A Read Request is one segment: there is nothing to go on with.
-                    if self.outgoing.backlog() >= BACKLOG {
-                        return false;
-                    }
-                }
-                WorkRequest::Write { id, data, to } => {
-                    self.begin(Body::Write { id, data, to });
-                    return true;
-                }
-                WorkRequest::Send {
-                    id,
-                    header,
-                    payload,
-                    invalidate,
-                } => {
-                    //= DDP-04
-                    let message_sequence_number = self.next_send;
-                    self.next_send = message_sequence_number.wrapping_add(1);
-                    self.begin(Body::Send {
-                        id,
-                        header,
-                        payload,
-                        invalidate,
-                        message_sequence_number,
-                    });
-                    return true;
+            if let Some(WorkRequest::Read { id, from, into }) = self.work.pop_front() {
+                self.responded = false;
+                let sink_stag = self.next_sink_stag;
+                self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
+                self.request_read(Some(id), from, into, sink_stag, shared);
+                // A Read Request is one segment: there is nothing to go on with.
+                if self.outgoing.backlog() >= BACKLOG {
+                    return false;
                 }
             }
         }
@@ -308,20 +302,117 @@ impl Transmit {
     fn send_segment(&mut self, shared: &mut Shared) -> Result<(), Fault> {
         //= DDP-10
         //= DDP-11
-        let Some(message) = &mut self.current else {
+        let Some(Message { body, sent }) = self.current else {
             return Ok(());
         };
-        let last = message.send_segment(&mut self.outgoing, self.max_fpdu, shared)?;
-        if last {
-            let end = self.outgoing.queued();
-            match message.body {
-                Body::Send { id, .. } => self.finished.push_back((end, Finished::Sent(id))),
-                Body::Write { id, .. } => self.finished.push_back((end, Finished::Written(id))),
-                Body::ReadResponse => drop(shared.inbound_reads.pop_front()),
+        let now_sent = match body {
+            Body::Work => self.send_work(sent),
+            Body::ReadResponse => self.send_response(sent, shared)?,
+        };
+        self.current = now_sent.map(|sent| Message { body, sent });
+        if self.current.is_some() {
+            return Ok(());
+        }
+        match body {
+            Body::Work => {
+                let work = self.work.pop_front().expect("it stays until now");
+                let finished = (self.outgoing.queued(), Finished::of(&work));
+                self.finished.push_back(finished);
             }
-            self.current = None;
+            Body::ReadResponse => drop(shared.inbound_reads.pop_front()),
         }
         Ok(())
+    }
+
+    /// Makes the next FPDU of the oldest work; tells how much of it is sent then, if not all.
+    fn send_work(&mut self, sent: u32) -> Option<u32> {
+        let begin = sent as usize;
+        match self.work.front().expect("work stays until it is finished") {
+            WorkRequest::Send {
+                header: inline,
+                payload,
+                invalidate,
+                ..
+            } => {
+                let inline = inline.as_slice();
+                let split = inline.len();
+                let (end, rest) = self.cut(begin, split + payload.len(), Untagged::LENGTH);
+                let opcode = match invalidate {
+                    Some(_) => Opcode::SendInvalidate,
+                    None => Opcode::Send,
+                };
+                let header = Untagged {
+                    last: rest.is_none(),
+                    rdmap_control: opcode.control(),
+                    rsvd_ulp: invalidate.map_or(0, |token| token.0),
+                    queue_number: QUEUE_SEND,
+                    message_sequence_number: self.next_send,
+                    message_offset: sent,
+                };
+                //= DDP-04
+                if rest.is_none() {
+                    self.next_send = self.next_send.wrapping_add(1);
+                }
+                let first = &inline[begin.min(split)..end.min(split)];
+                let range = begin.max(split) - split..end.max(split) - split;
+                push(&mut self.outgoing, &header.encode(), first, payload, range);
+                rest
+            }
+            WorkRequest::Write { data, to, .. } => {
+                let (end, rest) = self.cut(begin, data.len(), Tagged::LENGTH);
+                let header = Tagged {
+                    last: rest.is_none(),
+                    rdmap_control: Opcode::RdmaWrite.control(),
+                    stag: to.token.0,
+                    // An address of the peer's that wraps is for the peer to refuse.
+                    tagged_offset: to.offset.wrapping_add(u64::from(sent)),
+                };
+                let range = begin..end;
+                push(&mut self.outgoing, &header.encode(), &[], data, range);
+                rest
+            }
+            WorkRequest::Receive { .. } | WorkRequest::Read { .. } => {
+                unreachable!("only Sends and Writes are cut into segments")
+            }
+        }
+    }
+
+    /// Makes the next FPDU of the oldest Read Response, likewise.
+    fn send_response(&mut self, sent: u32, shared: &Shared) -> Result<Option<u32>, Fault> {
+        let read = shared
+            .inbound_reads
+            .front()
+            .expect("a read stays until its response is made");
+        let total = read.request.read_message_size as usize;
+        let (end, rest) = self.cut(sent as usize, total, Tagged::LENGTH);
+        let header = Tagged {
+            last: rest.is_none(),
+            rdmap_control: Opcode::RdmaReadResponse.control(),
+            stag: read.request.sink_stag,
+            tagged_offset: read
+                .request
+                .sink_tagged_offset
+                .wrapping_add(u64::from(sent)),
+        }
+        .encode();
+        match source_of(read, sent, (end - sent as usize) as u32, shared)? {
+            Readable::Shared(data) => {
+                let range = 0..data.len();
+                push(&mut self.outgoing, &header, &[], &data, range);
+            }
+            // The peer may write there before the socket has it.
+            Readable::Borrowed(data) => self.outgoing.push_copied(&header, [data, &[]]),
+        }
+        Ok(rest)
+    }
+
+    /// Where a segment ends that begins at `begin` of a message of `total` bytes, and that again
+    /// if the message goes on.
+    fn cut(&self, begin: usize, total: usize, header_length: usize) -> (usize, Option<u32>) {
+        let capacity = self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH;
+        let end = total.min(begin + capacity);
+        //= DDP-09
+        (end, (end < total).then_some(end as u32))
     }
 
     /// Drops all that is not yet FPDUs, and says goodbye behind those that are.
@@ -329,7 +420,7 @@ impl Transmit {
         self.flush(shared);
         match terminate {
             Some(terminate) if !self.held => {
-                self.outgoing.push_copied(&terminate.ulpdu(), [&[], &[]]);
+                self.outgoing.push_copied(&[], [&terminate.ulpdu(), &[]]);
             }
             _ => self.outgoing.clear(),
         }
@@ -342,11 +433,19 @@ impl Transmit {
 
     /// Completes all outstanding work as flushed, oldest first.
     pub(super) fn flush(&mut self, shared: &mut Shared) {
+        while let Some(completion) = self.poll_finished() {
+            shared.completions.push_back(completion);
+        }
         for (_, finished) in std::mem::take(&mut self.finished) {
             shared.flush(finished.id(), None);
         }
-        if let Some(id) = self.current.take().and_then(|message| message.id()) {
-            shared.flush(id, None);
+        // What was begun, which is behind no Read.
+        if let Some(Message {
+            body: Body::Work, ..
+        }) = self.current.take()
+            && let Some(work) = self.work.pop_front()
+        {
+            shared.flush_work(work);
         }
         for read in std::mem::take(&mut shared.reads) {
             if let Some(id) = read.id {
@@ -359,107 +458,18 @@ impl Transmit {
     }
 }
 
-impl Message {
-    const fn id(&self) -> Option<WorkId> {
-        match &self.body {
-            Body::Send { id, .. } | Body::Write { id, .. } => Some(*id),
-            Body::ReadResponse => None,
-        }
-    }
-
-    /// Makes the next FPDU; tells whether it was the last.
-    fn send_segment(
-        &mut self,
-        outgoing: &mut Outgoing,
-        max_fpdu: usize,
-        shared: &Shared,
-    ) -> Result<bool, Fault> {
-        let (total, header_length) = match &self.body {
-            Body::Send {
-                header, payload, ..
-            } => (header.as_slice().len() + payload.len(), Untagged::LENGTH),
-            Body::Write { data, .. } => (data.len(), Tagged::LENGTH),
-            Body::ReadResponse => (
-                answered(shared).request.read_message_size as usize,
-                Tagged::LENGTH,
-            ),
-        };
-        let capacity = max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH;
-        let begin = self.sent as usize;
-        let end = total.min(begin + capacity);
-        //= DDP-09
-        let last = end == total;
-        match &self.body {
-            Body::Send {
-                header: inline,
-                payload,
-                invalidate,
-                message_sequence_number,
-                ..
-            } => {
-                let opcode = match invalidate {
-                    Some(_) => Opcode::SendInvalidate,
-                    None => Opcode::Send,
-                };
-                let header = Untagged {
-                    last,
-                    rdmap_control: opcode.control(),
-                    rsvd_ulp: invalidate.map_or(0, |token| token.0),
-                    queue_number: QUEUE_SEND,
-                    message_sequence_number: *message_sequence_number,
-                    message_offset: self.sent,
-                };
-                let inline = inline.as_slice();
-                let split = inline.len();
-                let first = &inline[begin.min(split)..end.min(split)];
-                let rest = begin.max(split) - split..end.max(split) - split;
-                push(outgoing, &header.encode(), first, payload, rest);
-            }
-            Body::Write { data, to, .. } => {
-                let header = Tagged {
-                    last,
-                    rdmap_control: Opcode::RdmaWrite.control(),
-                    stag: to.token.0,
-                    // An address of the peer's that wraps is for the peer to refuse.
-                    tagged_offset: to.offset.wrapping_add(u64::from(self.sent)),
-                };
-                push(outgoing, &header.encode(), &[], data, begin..end);
-            }
-            Body::ReadResponse => {
-                let read = answered(shared);
-                let header = Tagged {
-                    last,
-                    rdmap_control: Opcode::RdmaReadResponse.control(),
-                    stag: read.request.sink_stag,
-                    tagged_offset: read
-                        .request
-                        .sink_tagged_offset
-                        .wrapping_add(u64::from(self.sent)),
-                };
-                let data = source_of(read, self.sent, (end - begin) as u32, shared)?;
-                push(outgoing, &header.encode(), &[], &data, 0..data.len());
-            }
-        }
-        self.sent = end as u32;
-        Ok(last)
-    }
-}
-
-/// The read that a Read Response under way answers.
-fn answered(shared: &Shared) -> &InboundRead {
-    shared
-        .inbound_reads
-        .front()
-        .expect("a read stays until its response is made")
-}
-
 /// The bytes that a Read Response brings next. The right to read them is looked up again for
 /// each segment: it may have ended since the request came.
-fn source_of(read: &InboundRead, sent: u32, length: u32, shared: &Shared) -> Result<Bytes, Fault> {
+fn source_of<'a>(
+    read: &InboundRead,
+    sent: u32,
+    length: u32,
+    shared: &'a Shared,
+) -> Result<Readable<'a>, Fault> {
     let request = &read.request;
     //= RDMAP-10
     if request.read_message_size == 0 {
-        return Ok(Bytes::new());
+        return Ok(Readable::Borrowed(&[]));
     }
     let from = RemoteAddress {
         token: Token(request.source_stag),
@@ -485,9 +495,9 @@ const fn read_request_header(message_sequence_number: u32) -> Untagged {
     }
 }
 
-fn push(
+fn push<const N: usize>(
     outgoing: &mut Outgoing,
-    header: &[u8],
+    header: &[u8; N],
     first: &[u8],
     payload: &Bytes,
     range: std::ops::Range<usize>,

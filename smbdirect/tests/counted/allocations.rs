@@ -1,0 +1,172 @@
+//! Allocations in the steady state.
+
+use std::sync::Arc;
+
+use smbdirect::rdma::{
+    iwarp::{Iwarp, IwarpConfig},
+    loopback::Loopback,
+    provider::Provider,
+};
+
+use crate::units::{
+    self, Done, Unit,
+    connection::{Connections, Traffic},
+};
+
+/// Batches in which buffers grow to their size, and as many that are counted.
+const BATCHES: usize = 30;
+
+/// Allocations, and the items for which they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counted {
+    allocations: u64,
+    items: u64,
+}
+
+fn count(unit: &mut dyn Unit, batches: usize) -> Counted {
+    let mut counted = Counted::default();
+    for round in 0..2 * batches {
+        unit.feed();
+        let mut done = Done::default();
+        let allocated = allocation_counter::measure(|| done = unit.run());
+        if round >= batches {
+            counted.allocations += allocated.count_total;
+            counted.items += done.items;
+        }
+    }
+    assert!(counted.items > 0, "nothing was done");
+    counted
+}
+
+/// No unit whose name begins so allocates anything, but those named.
+fn assert_no_allocation(beginning: &str, but: &[&str]) {
+    let mut cases = units::all();
+    cases.retain(|case| case.name.starts_with(beginning) && !but.contains(&&*case.name));
+    assert!(!cases.is_empty(), "no unit begins with {beginning}");
+    for case in cases {
+        let counted = count(&mut *case.build(), BATCHES);
+        let Counted { allocations, items } = counted;
+        let (name, item) = (&case.name, case.item);
+        assert_eq!(allocations, 0, "allocations in {name} for {items} {item}s");
+    }
+}
+
+#[test]
+fn the_engine_allocates_nothing_for_a_segment() {
+    let _alone = crate::alone();
+    assert_no_allocation("engine/", &[]);
+}
+
+#[test]
+fn the_codecs_allocate_nothing() {
+    let _alone = crate::alone();
+    // Both come once in a connection, and what they bring is kept.
+    let but = ["wire/decode/startup-frame", "wire/decode/terminate"];
+    assert_no_allocation("wire/", &but);
+}
+
+#[test]
+fn the_iwarp_machine_allocates_nothing_for_what_it_sends() {
+    let _alone = crate::alone();
+    assert_no_allocation("iwarp/transmit/", &[]);
+}
+
+#[test]
+fn the_iwarp_machine_allocates_nothing_for_a_send_of_one_segment_it_receives() {
+    let _alone = crate::alone();
+    let of_several = ["iwarp/receive/send-8192-by-1448-crc"];
+    assert_no_allocation("iwarp/receive/send-", &of_several);
+}
+
+#[test]
+fn the_iwarp_machine_allocates_nothing_for_a_write_it_receives() {
+    let _alone = crate::alone();
+    assert_no_allocation("iwarp/receive/write", &[]);
+}
+
+#[test]
+fn the_iwarp_machine_allocates_nothing_for_a_send_it_receives() {
+    let _alone = crate::alone();
+    assert_no_allocation("iwarp/receive/send", &[]);
+}
+
+#[test]
+fn the_iwarp_machine_allocates_nothing_for_a_read() {
+    let _alone = crate::alone();
+    assert_no_allocation("iwarp/both/read", &[]);
+}
+
+/// Messages or transfers of a connection that share an allocation at least: the runtime's own
+/// lists, and memory that many messages are cut from.
+const ITEMS_AN_ALLOCATION: u64 = 16;
+
+/// With the handle, the task and the provider, both ends: nothing is allocated for a message.
+fn assert_few(provider: &Arc<dyn Provider>, traffic: Traffic, segment: u32, window: usize) {
+    let (Traffic::Send(length) | Traffic::Read(length) | Traffic::Write(length)) = traffic;
+    let count = ((32 << 20) / length).min(8000);
+    let mut connections = Connections::new([provider.clone(), provider.clone()], segment, traffic);
+    connections.stream(count, window);
+    let counted = allocation_counter::measure(|| connections.stream(count, window));
+    let allocations = counted.count_total;
+    assert!(
+        allocations * ITEMS_AN_ALLOCATION <= count as u64,
+        "{allocations} allocations for {count} times {traffic:?} by {segment} on {}",
+        provider.name()
+    );
+}
+
+fn iwarp() -> Arc<dyn Provider> {
+    Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+fn loopback() -> Arc<dyn Provider> {
+    Arc::new(Loopback::new())
+}
+
+#[test]
+fn messages_of_one_segment_take_no_allocation_each_over_iwarp() {
+    let _alone = crate::alone();
+    assert_few(&iwarp(), Traffic::Send(64), 1364, 32);
+    assert_few(&iwarp(), Traffic::Send(1340), 1364, 32);
+    assert_few(&iwarp(), Traffic::Send(8112), 8136, 32);
+}
+
+#[test]
+fn messages_of_one_segment_take_no_allocation_each_with_the_window_full() {
+    let _alone = crate::alone();
+    assert_few(&iwarp(), Traffic::Send(64), 1364, 256);
+    assert_few(&iwarp(), Traffic::Send(1340), 1364, 256);
+}
+
+#[test]
+fn messages_of_many_segments_take_no_allocation_each_over_iwarp() {
+    let _alone = crate::alone();
+    assert_few(&iwarp(), Traffic::Send(64 << 10), 1364, 16);
+    assert_few(&iwarp(), Traffic::Send(64 << 10), 8136, 16);
+}
+
+#[test]
+fn writes_take_no_allocation_each_over_iwarp() {
+    let _alone = crate::alone();
+    assert_few(&iwarp(), Traffic::Write(64 << 10), 1364, 16);
+}
+
+#[test]
+fn reads_take_no_allocation_each_over_iwarp() {
+    let _alone = crate::alone();
+    assert_few(&iwarp(), Traffic::Read(64 << 10), 1364, 16);
+}
+
+#[test]
+fn messages_take_no_allocation_each_in_the_process() {
+    let _alone = crate::alone();
+    assert_few(&loopback(), Traffic::Send(64), 1364, 32);
+    assert_few(&loopback(), Traffic::Send(8112), 8136, 32);
+}
+
+#[test]
+fn transfers_take_no_allocation_each_in_the_process() {
+    let _alone = crate::alone();
+    assert_few(&loopback(), Traffic::Write(64 << 10), 1364, 16);
+    assert_few(&loopback(), Traffic::Read(64 << 10), 1364, 16);
+}

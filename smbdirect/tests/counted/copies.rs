@@ -1,0 +1,390 @@
+//! Copies in user space, told by where bytes lie: what leaves from the caller's memory, or goes
+//! straight to its place, was not copied.
+
+use std::{
+    io::IoSlice,
+    net::SocketAddr,
+    ops::Range,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use smbdirect::{
+    Config, Connection, Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig, Stream, StreamConfig, mpa},
+        loopback::Loopback,
+        memory::{DeregisterError, RegisterError, Registration},
+        provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair, Teardown},
+        work::{
+            Access, Completion, Inline, Limits, ProviderError, RemoteAddress, Room, Token, WorkId,
+            WorkRequest,
+        },
+    },
+};
+use tokio::runtime::Builder;
+
+use crate::units::{
+    Unit,
+    connection::{Connections, Traffic},
+    content,
+    engine::{Engines, Step},
+};
+
+/// Payloads from this length on are not copied on their way out.
+const LARGE: usize = 2048;
+
+fn place(bytes: &[u8]) -> Range<usize> {
+    let start = bytes.as_ptr() as usize;
+    start..start + bytes.len()
+}
+
+/// Bytes of `within` that lie in `slices`.
+fn bytes_within(slices: &[IoSlice<'_>], within: &Range<usize>) -> usize {
+    slices
+        .iter()
+        .map(|slice| place(slice))
+        .filter(|slice| within.start <= slice.start && slice.end <= within.end)
+        .map(|slice| slice.len())
+        .sum()
+}
+
+fn stream(initiator: bool, max_fpdu: usize) -> Stream {
+    Stream::new(&StreamConfig {
+        initiator,
+        crc: true,
+        max_fpdu,
+        one_fpdu_a_write: false,
+        max_outbound_reads: 4,
+        max_inbound_reads: 4,
+        ready_to_receive: None,
+    })
+}
+
+fn register(stream: &mut Stream, memory: BytesMut, access: Access) -> RemoteAddress {
+    let registered = stream.memory().register(memory, access);
+    registered.expect("the first of them").address
+}
+
+/// Takes all that `stream` has to say; tells how much of it lies in `within`.
+fn say(stream: &mut Stream, within: &Range<usize>) -> (Vec<u8>, usize) {
+    let (mut said, mut in_place) = (Vec::new(), 0);
+    while stream.prepare() > 0 {
+        let mut slices = [IoSlice::new(&[]); 64];
+        let count = stream.transmit_slices(&mut slices);
+        in_place += bytes_within(&slices[..count], within);
+        let before = said.len();
+        for slice in &slices[..count] {
+            said.extend_from_slice(slice);
+        }
+        let taken = said.len() - before;
+        stream.transmitted(taken);
+    }
+    (said, in_place)
+}
+
+/// The longest FPDU between ends of ours, and towards a network of 9000-byte packets.
+const MAX_FPDUS: [u32; 2] = [u32::MAX, 8960];
+
+//= PERF-02 test
+#[test]
+fn large_payloads_are_sent_from_where_they_lie() {
+    let _alone = crate::alone();
+    for max_fpdu in MAX_FPDUS.map(mpa::max_fpdu) {
+        for length in [LARGE, 8112, 64 << 10, 1 << 20] {
+            let data = content(length);
+            let within = place(&data);
+            let id = WorkId(1);
+            let works = [
+                WorkRequest::Send {
+                    id,
+                    header: Inline::build(|out| bytes::BufMut::put_bytes(out, 1, 24)),
+                    payload: data.clone(),
+                    invalidate: None,
+                },
+                WorkRequest::Write {
+                    id,
+                    data: data.clone(),
+                    to: RemoteAddress {
+                        token: Token(7),
+                        offset: 0,
+                    },
+                },
+            ];
+            for work in works {
+                let what = format!("{work:?}");
+                let mut sender = stream(true, max_fpdu);
+                sender.post(work);
+                let (_, in_place) = say(&mut sender, &within);
+                // What is left for the last segment may be short.
+                assert!(
+                    in_place + LARGE > length && (length > LARGE || in_place == length),
+                    "{in_place} of {length} bytes by {max_fpdu}: {}",
+                    &what[..what.len().min(40)]
+                );
+            }
+        }
+    }
+}
+
+//= PERF-02 test
+#[test]
+fn a_read_is_answered_from_the_memory_that_is_read() {
+    let _alone = crate::alone();
+    for length in [LARGE, 64 << 10, 1 << 20] {
+        let memory = BytesMut::from(&content(length)[..]);
+        let within = place(&memory);
+        let max_fpdu = mpa::max_fpdu(u32::MAX);
+        let (mut reader, mut source) = (stream(true, max_fpdu), stream(false, max_fpdu));
+        let from = register(&mut source, memory, Access::REMOTE_READ);
+        let into = BytesMut::zeroed(length);
+        let target = place(&into);
+        let id = WorkId(1);
+        reader.post(WorkRequest::Read { id, from, into });
+        source.handle_bytes(&say(&mut reader, &target).0);
+        let (answer, in_place) = say(&mut source, &within);
+        assert!(in_place + LARGE > length, "{in_place} of {length} bytes");
+        reader.handle_bytes(&answer);
+        let Some(Completion::Read { buffer, .. }) = reader.poll_completion() else {
+            panic!("nothing was read");
+        };
+        assert_eq!(place(&buffer), target, "the buffer is the caller's");
+        assert!(buffer == content(length), "it has the data");
+    }
+}
+
+/// Once the header of a long tagged segment is there, the socket's bytes go to where it says.
+//= PERF-03 test
+#[test]
+fn long_tagged_payloads_are_received_where_they_belong() {
+    let _alone = crate::alone();
+    let length = 1 << 20;
+    let max_fpdu = mpa::max_fpdu(u32::MAX);
+    let (mut writer, mut target) = (stream(true, max_fpdu), stream(false, max_fpdu));
+    let memory = BytesMut::zeroed(length);
+    let within = place(&memory);
+    let to = register(&mut target, memory, Access::REMOTE_WRITE);
+    let data = content(length);
+    writer.post(WorkRequest::Write {
+        id: WorkId(1),
+        data: data.clone(),
+        to,
+    });
+    let (said, _) = say(&mut writer, &place(&data));
+    let (mut rest, mut in_place) = (&said[..], 0);
+    // As a socket does that has a little of each FPDU when it is asked, and then all of it.
+    while !rest.is_empty() {
+        let [direct, staging] = target.receive_slices();
+        let count = if direct.is_empty() {
+            let count = rest.len().min(64);
+            staging[..count].copy_from_slice(&rest[..count]);
+            count
+        } else {
+            let slice = place(direct);
+            assert!(within.start <= slice.start && slice.end <= within.end);
+            in_place += direct.len();
+            let (now, later) = rest.split_at(direct.len());
+            direct.copy_from_slice(now);
+            // The CRC behind it.
+            let trailer = later.len().min(4);
+            staging[..trailer].copy_from_slice(&later[..trailer]);
+            direct.len() + trailer
+        };
+        target.received(count);
+        rest = &rest[count..];
+    }
+    let fpdus = length.div_ceil(max_fpdu - 64);
+    assert!(
+        in_place + fpdus * 128 + (16 << 10) > length,
+        "{in_place} of {length} bytes"
+    );
+    let written = target.memory().deregister(to.token).unwrap();
+    assert!(written == data, "it is the data");
+}
+
+#[test]
+fn the_engine_passes_payloads_on_where_they_came() {
+    let _alone = crate::alone();
+    let mut engines = Engines::new(64 << 10, 1364, Step::Receive);
+    for _ in 0..10 {
+        engines.feed();
+        let came: Vec<_> = engines
+            .receiver
+            .incoming
+            .iter()
+            .map(|message| place(message))
+            .collect();
+        let mut passed_on = Vec::new();
+        engines.receive(|payload| passed_on.push(place(payload)));
+        assert_eq!(came.len(), passed_on.len());
+        for (came, passed_on) in came.iter().zip(passed_on) {
+            assert!(came.start < passed_on.start && passed_on.end == came.end);
+        }
+    }
+}
+
+/// A provider whose connecting end notes where the messages lie that it receives.
+#[derive(Debug)]
+struct Watched<P> {
+    provider: P,
+    messages: Arc<Mutex<Vec<Range<usize>>>>,
+}
+
+impl<P: Provider> Provider for Watched<P> {
+    fn name(&self) -> &'static str {
+        self.provider.name()
+    }
+
+    fn default_port(&self) -> u16 {
+        self.provider.default_port()
+    }
+
+    fn limits(&self) -> Limits {
+        self.provider.limits()
+    }
+
+    fn is_iwarp(&self) -> bool {
+        self.provider.is_iwarp()
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        Box::pin(async move {
+            let connected = self.provider.connect(request).await?;
+            let queue_pair = Box::new(WatchedQueuePair {
+                queue_pair: connected.queue_pair,
+                messages: self.messages.clone(),
+            });
+            Ok(Connected {
+                queue_pair,
+                ..connected
+            })
+        })
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn provider::Listener>, ProviderError>> {
+        self.provider.listen(address)
+    }
+}
+
+#[derive(Debug)]
+struct WatchedQueuePair {
+    queue_pair: Box<dyn QueuePair>,
+    messages: Arc<Mutex<Vec<Range<usize>>>>,
+}
+
+impl QueuePair for WatchedQueuePair {
+    fn limits(&self) -> Limits {
+        self.queue_pair.limits()
+    }
+
+    fn room(&self) -> Room {
+        self.queue_pair.room()
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        self.queue_pair.post(work);
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) {
+        self.queue_pair.flush(context);
+    }
+
+    fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
+        let completion = self.queue_pair.poll_completion(context);
+        if let Poll::Ready(Completion::Received { message, .. }) = &completion {
+            self.messages.lock().unwrap().push(place(message));
+        }
+        completion
+    }
+
+    fn disconnect(&mut self, how: Teardown) {
+        self.queue_pair.disconnect(how);
+    }
+
+    fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        self.queue_pair.register(buffer, access)
+    }
+
+    fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        self.queue_pair.deregister(token)
+    }
+}
+
+/// One copy brings a message of one segment out of the provider's staging, and there is no other.
+fn messages_of_one_segment_are_taken_where_the_provider_put_them(
+    provider: impl Provider + 'static,
+) {
+    let messages = Arc::default();
+    let provider = Arc::new(Watched {
+        provider,
+        messages: Arc::clone(&messages),
+    });
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let config = Config::default();
+        let mut listener = Listener::bind(provider.clone(), address, config.clone())
+            .await
+            .unwrap();
+        let (receiver, sender) = tokio::join!(
+            Connection::connect(&*provider, listener.local_address(), config),
+            listener.accept(),
+        );
+        let (receiver, sender) = (receiver.unwrap(), sender.unwrap());
+        for length in [1, 64, 1340, 8112] {
+            for _ in 0..100 {
+                let data: Bytes = content(length);
+                drop(sender.send(data.clone()).unwrap());
+                let message = receiver.recv().await.unwrap();
+                assert!(message.chunk() == data, "one slice, with the data");
+                let taken = place(message.chunk());
+                let mut messages = messages.lock().unwrap();
+                assert!(
+                    messages
+                        .iter()
+                        .any(|came| came.start < taken.start && taken.end == came.end),
+                    "{length} bytes were copied"
+                );
+                messages.clear();
+            }
+        }
+    });
+}
+
+#[test]
+fn messages_of_one_segment_are_copied_once_over_iwarp() {
+    let _alone = crate::alone();
+    let provider = Iwarp::new(IwarpConfig::default());
+    messages_of_one_segment_are_taken_where_the_provider_put_them(provider);
+}
+
+#[test]
+fn messages_of_one_segment_are_copied_once_in_the_process() {
+    let _alone = crate::alone();
+    messages_of_one_segment_are_taken_where_the_provider_put_them(Loopback::new());
+}
+
+/// Reassembly is one copy, into memory that does not move while the message grows.
+#[test]
+fn a_message_of_many_segments_does_not_move_while_it_grows() {
+    let _alone = crate::alone();
+    let length = 1 << 20;
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
+    let mut connections =
+        Connections::new([provider.clone(), provider], 8136, Traffic::Send(length));
+    connections.stream(16, 2);
+    let counted = allocation_counter::measure(|| connections.stream(16, 2));
+    let allocated = counted.bytes_total / 16;
+    assert!(
+        allocated < length as u64 * 5 / 4,
+        "{allocated} bytes allocated for a message of {length}"
+    );
+}

@@ -1,0 +1,70 @@
+//! How many credit messages a stream in one direction takes.
+
+use std::sync::Arc;
+
+use smbdirect::rdma::{
+    iwarp::{Iwarp, IwarpConfig},
+    loopback::Loopback,
+    provider::Provider,
+};
+
+use crate::units::{
+    Unit,
+    connection::{Connections, Traffic},
+    engine::{Engines, Step},
+};
+
+/// Segments for which there may be one message that only gives credits, where the receiver may
+/// give 255.
+const SEGMENTS_A_CREDIT_MESSAGE: u64 = 32;
+
+#[track_caller]
+fn assert_few(segments: u64, credit_messages: u64) {
+    assert!(segments > 10_000, "that is no stream");
+    assert!(
+        credit_messages > 0,
+        "255 credits do not last for {segments} segments"
+    );
+    assert!(
+        credit_messages * SEGMENTS_A_CREDIT_MESSAGE <= segments,
+        "{credit_messages} credit messages for {segments} segments"
+    );
+}
+
+/// Asked after each segment what there is to send, and not only after a round of them.
+#[test]
+fn the_engine_gives_credits_in_batches() {
+    let _alone = crate::alone();
+    let mut engines = Engines::new(64 << 10, 1364, Step::Receive);
+    for _ in 0..200 {
+        engines.feed();
+        for message in std::mem::take(&mut engines.receiver.incoming) {
+            engines.receiver.incoming.push(message);
+            engines.receive(|_| {});
+        }
+    }
+    let segments = engines.sender.engine.statistics().segments_sent;
+    let credit_messages = engines.receiver.engine.statistics().empty_sent;
+    assert_few(segments, credit_messages);
+}
+
+#[test]
+fn connections_give_credits_in_batches() {
+    let _alone = crate::alone();
+    let providers: [Arc<dyn Provider>; 2] = [
+        Arc::new(Loopback::new()),
+        Arc::new(Iwarp::new(IwarpConfig::default())),
+    ];
+    for provider in providers {
+        for (length, window) in [(64, 256), (1340, 256), (64 << 10, 16)] {
+            let mut connections = Connections::new(
+                [provider.clone(), provider.clone()],
+                1364,
+                Traffic::Send(length),
+            );
+            connections.stream(20_000_usize.div_ceil(length.div_ceil(1340)), window);
+            let segments = connections.client.stats().segments_sent;
+            assert_few(segments, connections.server.stats().empty_sent);
+        }
+    }
+}

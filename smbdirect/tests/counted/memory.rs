@@ -1,0 +1,130 @@
+//! What a connection that says nothing keeps of the heap.
+//!
+//! Memory that connections use again belongs to the process. So each figure is that of a process
+//! of its own, and the least of several rounds: how much of such memory is in use at once can
+//! depend on time, but what is there is not made again.
+
+use std::{env, process::Command, sync::Arc};
+
+use bytes::Bytes;
+use smbdirect::{
+    Config, Connection, Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+    },
+};
+use tokio::runtime::Builder;
+
+use crate::units::content;
+
+/// Connections, of which this process has both ends.
+const CONNECTIONS: usize = 50;
+/// Rounds, of which each makes so many.
+const ROUNDS: usize = 4;
+/// Bytes that an end which says nothing may keep.
+const AN_IDLE_END: i64 = 32 << 10;
+
+/// Bytes of the heap that each end keeps: when it is new, and when a message went both ways.
+fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = Config::default();
+    let mut listener = runtime
+        .block_on(Listener::bind(provider.clone(), address, config.clone()))
+        .unwrap();
+    let mut connect = || {
+        runtime.block_on(async {
+            let (one, other) = tokio::join!(
+                Connection::connect(&**provider, listener.local_address(), config.clone()),
+                listener.accept(),
+            );
+            (one.unwrap(), other.unwrap())
+        })
+    };
+    let exchange = |(one, other): &(Connection, Connection), message: &Bytes| {
+        runtime.block_on(async {
+            drop(one.send(message.clone()).unwrap());
+            drop(other.send(message.clone()).unwrap());
+            assert_eq!(one.recv().await.unwrap().len(), message.len());
+            assert_eq!(other.recv().await.unwrap().len(), message.len());
+        });
+    };
+    let message = content(100_000);
+    // What comes once in a process, or in a runtime.
+    exchange(&connect(), &message);
+    let mut all = Vec::with_capacity(ROUNDS * CONNECTIONS);
+    let rounds = [(); ROUNDS].map(|()| {
+        let new = allocation_counter::measure(|| {
+            all.extend((0..CONNECTIONS).map(|_| connect()));
+        });
+        let connections = &all[all.len() - CONNECTIONS..];
+        let more = allocation_counter::measure(|| {
+            for connection in connections {
+                exchange(connection, &message);
+            }
+        });
+        let ends = 2 * CONNECTIONS as i64;
+        (new.bytes_current / ends, more.bytes_current / ends)
+    });
+    let new = rounds.iter().map(|(new, _)| *new).min().unwrap();
+    let more = rounds.iter().map(|(_, more)| *more).min().unwrap();
+    (new, new + more)
+}
+
+/// Names the provider in the process that is measured.
+const PROVIDER: &str = "SMBDIRECT_COUNTED_PROVIDER";
+
+/// What the tests run, each in a process of its own; nothing by itself.
+#[test]
+fn the_process_that_is_measured() {
+    let provider: Arc<dyn Provider> = match env::var(PROVIDER).as_deref() {
+        Err(_) => return,
+        Ok("iwarp") => Arc::new(Iwarp::new(IwarpConfig::default())),
+        Ok(_) => Arc::new(Loopback::new()),
+    };
+    let (new, used) = kept(&provider);
+    println!("kept: {new} {used}");
+}
+
+#[track_caller]
+fn kept_in_a_process_of_its_own(provider: &str) -> (i64, i64) {
+    let measured = Command::new(env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "memory::the_process_that_is_measured",
+            "--nocapture",
+        ])
+        .env(PROVIDER, provider)
+        .output()
+        .unwrap();
+    assert!(measured.status.success(), "{measured:?}");
+    let said = String::from_utf8_lossy(&measured.stdout);
+    let (_, kept) = said.split_once("kept: ").expect("it says what it kept");
+    eprintln!("{provider}: {}", kept.lines().next().unwrap());
+    let mut kept = kept.split_whitespace().map(|kept| kept.parse().unwrap());
+    (kept.next().unwrap(), kept.next().unwrap())
+}
+
+#[track_caller]
+fn assert_little(kept: i64) {
+    assert!(kept <= AN_IDLE_END, "{kept} bytes for each end");
+}
+
+#[test]
+fn a_new_connection_over_iwarp_keeps_little() {
+    assert_little(kept_in_a_process_of_its_own("iwarp").0);
+}
+
+#[test]
+fn a_connection_over_iwarp_that_was_used_keeps_little() {
+    assert_little(kept_in_a_process_of_its_own("iwarp").1);
+}
+
+#[test]
+fn a_connection_in_the_process_keeps_little() {
+    let (new, used) = kept_in_a_process_of_its_own("loopback");
+    assert_little(new);
+    assert_little(used);
+}
