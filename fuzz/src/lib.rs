@@ -11,6 +11,8 @@ mod memory_table;
 mod mpa_stream;
 mod rdmap_stream;
 mod wire_decode;
+#[cfg(target_os = "linux")]
+mod work_completions;
 
 pub use capture_reader::capture_reader;
 pub use decode::decode;
@@ -19,3 +21,5 @@ pub use memory_table::memory_table;
 pub use mpa_stream::mpa_stream;
 pub use rdmap_stream::rdmap_stream;
 pub use wire_decode::wire_decode;
+#[cfg(target_os = "linux")]
+pub use work_completions::work_completions;

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
-    memory::{AccessFault, DeregisterError, MemoryTable},
+    memory::{AccessFault, DeregisterError, MemoryTable, Readable},
     work::{Access, RemoteAddress, Token},
 };
 
@@ -149,12 +149,18 @@ impl Pair {
             Ok((index, start)) => {
                 let region = &mut self.regions[index];
                 let expected = region.content[start..start + length as usize].to_vec();
-                let bytes = found.expect("the list allows it");
-                assert_eq!(bytes, expected);
-                // Writable memory is copied and an empty slice holds on to nothing.
-                let lends = !region.access.contains(Access::REMOTE_WRITE) && length > 0;
-                if lends && input.is_odd() {
-                    region.loans.push((bytes, expected));
+                let readable = found.expect("the list allows it");
+                assert_eq!(readable.as_ref(), expected);
+                let writable = region.access.contains(Access::REMOTE_WRITE);
+                match readable {
+                    Readable::Borrowed(_) => assert!(writable, "it could be shared"),
+                    Readable::Shared(bytes) => {
+                        assert!(!writable, "the peer may write to it");
+                        // An empty slice holds on to nothing.
+                        if length > 0 && input.is_odd() {
+                            region.loans.push((bytes, expected));
+                        }
+                    }
                 }
             }
         }

@@ -51,3 +51,9 @@ fn rdmap_stream() {
 fn wire_decode() {
     replay("wire_decode");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn work_completions() {
+    replay("work_completions");
+}

@@ -102,3 +102,9 @@ fn rdmap_stream() {
 fn wire_decode() {
     smoke("wire_decode");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn work_completions() {
+    smoke("work_completions");
+}

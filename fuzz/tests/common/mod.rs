@@ -19,6 +19,8 @@ pub(crate) fn target(name: &str) -> Run {
         "mpa_stream" => smbdirect_fuzz::mpa_stream,
         "rdmap_stream" => smbdirect_fuzz::rdmap_stream,
         "wire_decode" => smbdirect_fuzz::wire_decode,
+        #[cfg(target_os = "linux")]
+        "work_completions" => smbdirect_fuzz::work_completions,
         _ => panic!("there is no target {name}"),
     }
 }
