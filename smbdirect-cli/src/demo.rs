@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -41,6 +41,10 @@ pub(crate) struct Demo {
     /// What to move [default: this program]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
+
+    /// Address of this machine to connect over; with --transport verbs, one of an RDMA adapter
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    address: IpAddr,
 
     #[command(flatten)]
     connect: ConnectOptions,
@@ -192,7 +196,7 @@ impl Demo {
         ends: &transport::Ends,
         config: Config,
     ) -> Result<(Connection, Connection)> {
-        let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let address = SocketAddr::new(self.address, 0);
         let mut listener = Listener::bind(ends.passive.clone(), address, config.clone())
             .await
             .map_err(|error| anyhow!("cannot listen on {address}: {error}"))?;

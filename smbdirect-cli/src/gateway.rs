@@ -179,7 +179,13 @@ impl Gateway {
         if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
             return Err(usage("--pcap has nothing to see from TCP to TCP"));
         }
-        let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
+        let smbdirect = match self.from {
+            Kind::Smbdirect => &self.listen,
+            Kind::Tcp => &self.upstream,
+        };
+        let any_port = smbdirect.port.is_none();
+        let (provider, _capture) =
+            transport::one_end(&self.options, Some(&self.connect), any_port)?;
         // From here on a signal ends the command in good order.
         let interrupted = Interrupted::new();
         let door = match self.from {

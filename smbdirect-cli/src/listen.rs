@@ -159,7 +159,8 @@ impl Listen {
             return self.run_tdi(report, config).await;
         }
         let mode = self.mode()?;
-        let (provider, _capture) = transport::one_end(&self.options, None)?;
+        let (provider, _capture) =
+            transport::one_end(&self.options, None, self.address().port.is_none())?;
         // From here on a signal ends the command in good order.
         let interrupted = Interrupted::new();
         let listener = transport::listen(provider, &self.address(), &config).await?;
@@ -177,7 +178,8 @@ impl Listen {
         }
         let settings = self.tdi_options.settings(config)?;
         let script = self.script.load()?;
-        let (provider, _capture) = transport::one_end(&self.options, None)?;
+        let (provider, _capture) =
+            transport::one_end(&self.options, None, self.address().port.is_none())?;
         let listening = Listening {
             report,
             address: self.address(),

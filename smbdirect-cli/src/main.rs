@@ -1,6 +1,7 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`gateway`], [`tdi`], [`decode`].
+//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`bench`],
+//! [`gateway`], [`tdi`], [`decode`], [`devices`].
 //! What they share: [`options`] (the command line), [`transport`] (connecting, and why it failed),
 //! [`transfer`] (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`]
 //! (captures).
@@ -8,8 +9,10 @@
 //! The exit status is 0 only when what was asked for happened, 1 if it did not, and 2 if the
 //! command line asks for something that cannot be.
 
+mod bench;
 mod decode;
 mod demo;
+mod devices;
 mod gateway;
 mod listen;
 mod options;
@@ -45,9 +48,11 @@ enum Command {
     Listen(listen::Listen),
     Send(send::Send),
     Ping(ping::Ping),
+    Bench(Box<bench::Bench>),
     Gateway(gateway::Gateway),
     Tdi(tdi::Tdi),
     Decode(decode::Decode),
+    Devices(devices::Devices),
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
@@ -55,9 +60,11 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/in     on one machine
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?
+  smbdirect bench                        how fast, beside plain TCP
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
-  smbdirect decode traffic.pcap          what was said, and which rules were broken";
+  smbdirect decode traffic.pcap          what was said, and which rules were broken
+  smbdirect devices                      RDMA adapters, for --transport verbs";
 
 impl Command {
     /// How often `-v` was said.
@@ -67,9 +74,11 @@ impl Command {
             Self::Listen(command) => command.options.verbose,
             Self::Send(command) => command.options.verbose,
             Self::Ping(command) => command.options.verbose,
+            Self::Bench(command) => command.options.verbose,
             Self::Gateway(command) => command.options.verbose,
             Self::Tdi(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
+            Self::Devices(command) => command.verbose,
         }
     }
 
@@ -78,9 +87,13 @@ impl Command {
         match self {
             Self::Listen(command) => command.tdi,
             Self::Tdi(_) => true,
-            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Gateway(_) | Self::Decode(_) => {
-                false
-            }
+            Self::Demo(_)
+            | Self::Send(_)
+            | Self::Ping(_)
+            | Self::Bench(_)
+            | Self::Gateway(_)
+            | Self::Decode(_)
+            | Self::Devices(_) => false,
         }
     }
 
@@ -90,9 +103,11 @@ impl Command {
             Self::Listen(command) => command.run().await,
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
+            Self::Bench(command) => command.run().await,
             Self::Gateway(command) => command.run().await,
             Self::Tdi(command) => command.run().await,
             Self::Decode(command) => command.run(),
+            Self::Devices(command) => command.run(),
         }
     }
 }

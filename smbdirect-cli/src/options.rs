@@ -24,7 +24,8 @@ pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CommonOptions {
-    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; loopback stays in the process
+    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; verbs is RDMA adapters, by
+    /// rdma-core (see `smbdirect devices`); loopback stays in the process
     #[arg(long, value_enum, default_value_t, value_name = "KIND")]
     pub(crate) transport: Transport,
 
@@ -85,18 +86,18 @@ pub(crate) struct CommonOptions {
     revision: Wording,
 
     /// CRC32C in iWARP frames; auto uses it with peers of this kind and where the peer asks for it
-    #[arg(long, value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
+    #[arg(long, visible_alias = "crc", value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
 
     /// MPA revision to connect with, and no other [default: 2, or 1 where a peer hangs up on it]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) mpa_revision: Option<u8>,
 
-    /// RDMA Reads of the peer's to serve at once over iWARP, rounded up to a power of two [default: 32]
+    /// RDMA Reads of the peer's to serve at once; over iwarp rounded up to a power of two [default: 32]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ird: Option<u16>,
 
-    /// RDMA Reads to have outstanding at once over iWARP, as far as the peer serves them [default: 32]
+    /// RDMA Reads to have outstanding at once, as far as the peer serves them [default: 32]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ord: Option<u16>,
 }
@@ -123,6 +124,7 @@ pub(crate) struct AcceptOptions {
 pub(crate) enum Transport {
     #[default]
     Iwarp,
+    Verbs,
     Loopback,
 }
 

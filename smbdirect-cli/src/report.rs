@@ -80,6 +80,16 @@ impl Report {
     }
 }
 
+impl Report {
+    /// A bar on stderr for `length` steps; invisible where stderr is not a terminal.
+    pub(crate) fn steps(&self, length: u64) -> ProgressBar {
+        let bar = self.progress(length, "");
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta}  {msg}");
+        bar.set_style(style.expect("the template is correct"));
+        bar
+    }
+}
+
 fn print(text: &str) {
     let mut stdout = io::stdout().lock();
     let result = stdout

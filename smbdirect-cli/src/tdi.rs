@@ -218,7 +218,11 @@ impl Tdi {
         let settings = self.tdi.settings(config)?;
         let script = self.script.load()?;
         let is_typed = script.is_none() && stdin().is_terminal();
-        let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect))?;
+        let (provider, _capture) = transport::one_end(
+            &self.options,
+            Some(&self.connect),
+            self.address.port.is_none(),
+        )?;
         let default_port = provider.default_port();
         let handlers = Handlers::new(provider, settings, None)?;
         handlers.open(handlers.transport.open_any_address());

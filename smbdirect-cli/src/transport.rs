@@ -47,6 +47,11 @@ pub(crate) fn both_ends(
             let (passive, _) = iwarp(options, None, None)?;
             Ok((Ends { active, passive }, capture))
         }
+        Transport::Verbs => {
+            let active = verbs(options, Some(connect), false)?;
+            let passive = active.clone();
+            Ok((Ends { active, passive }, None))
+        }
         Transport::Loopback => {
             if options.pcap.is_some() {
                 return Err(usage(
@@ -60,21 +65,70 @@ pub(crate) fn both_ends(
     }
 }
 
-/// The provider of a command that is one end.
+/// The provider of a command that is one end. Where no port is given (`any_port`) an adapter's
+/// kind says which one it is.
 ///
 /// # Errors
-/// A transport that does not leave the process; a capture that cannot be written.
+/// A transport that does not leave the process, or is not there; a capture that cannot be written.
 pub(crate) fn one_end(
     options: &CommonOptions,
     connect: Option<&ConnectOptions>,
+    any_port: bool,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     match options.transport {
         Transport::Iwarp => iwarp(options, connect, options.pcap.as_deref()),
+        Transport::Verbs => Ok((verbs(options, connect, any_port)?, None)),
         Transport::Loopback => Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
              leave it out for iwarp",
         )),
     }
+}
+
+#[cfg(target_os = "linux")]
+fn verbs(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+    any_port: bool,
+) -> Result<Arc<dyn Provider>> {
+    use smbdirect_verbs::{Verbs, VerbsConfig};
+
+    if options.pcap.is_some() {
+        return Err(usage(
+            "--pcap has nothing to see with --transport verbs: the adapters make the packets; \
+             leave it out, or capture with tcpdump where the kernel sees them",
+        ));
+    }
+    let default = VerbsConfig::default();
+    let depth = |option: Option<u16>| option.and_then(|depth| u8::try_from(depth).ok());
+    let config = VerbsConfig {
+        ird: depth(options.ird).unwrap_or(default.ird),
+        ord: depth(options.ord).unwrap_or(default.ord),
+        connect_timeout: connect.map_or(default.connect_timeout, |options| options.connect_timeout),
+        port_by_device: any_port,
+        ..default
+    };
+    let verbs = Verbs::new(config).map_err(|why| unavailable(&why))?;
+    Ok(Arc::new(verbs))
+}
+
+/// Why there is no RDMA here, without the numbers of errors.
+#[cfg(target_os = "linux")]
+pub(crate) fn unavailable(why: &smbdirect_verbs::Unavailable) -> anyhow::Error {
+    let text = why.to_string();
+    let code = text.split_once(" (os error ");
+    let rest = code.and_then(|(before, code)| Some((before, code.split_once(')')?.1)));
+    match rest {
+        Some((before, behind)) => anyhow!("{before}{behind}"),
+        None => anyhow!(text),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn verbs(_: &CommonOptions, _: Option<&ConnectOptions>, _: bool) -> Result<Arc<dyn Provider>> {
+    Err(anyhow!(
+        "RDMA adapters are used through rdma-core, which is for Linux; leave --transport out for iwarp"
+    ))
 }
 
 fn iwarp(
@@ -95,7 +149,8 @@ fn iwarp(
     Ok((Arc::new(Iwarp::new(config)), capture))
 }
 
-fn iwarp_config(options: &CommonOptions) -> IwarpConfig {
+/// The embedded iWARP as the command line wants it.
+pub(crate) fn iwarp_config(options: &CommonOptions) -> IwarpConfig {
     let default = IwarpConfig::default();
     IwarpConfig {
         crc: options.mpa_crc.into(),
@@ -136,6 +191,7 @@ pub(crate) async fn connect(
     for address in resolve(address, provider.default_port()).await? {
         let fault = match Connection::connect(provider, address, config.clone()).await {
             Ok(connection) => return Ok(connection),
+            Err(error) if provider.name() == "verbs" => explain_verbs(&error, address),
             Err(error) => explain_connect(&error, address, options.connect_timeout).await,
         };
         tracing::debug!(%address, "{fault:#}");
@@ -252,6 +308,34 @@ async fn explain_connect(
         ConnectError::Negotiation(error) => {
             anyhow!("SMB Direct was not negotiated with {address}: {error}")
         }
+    }
+}
+
+/// Why there is no connection by an adapter, of which TCP knows nothing.
+fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) => {
+            let what = in_short(error);
+            match error.kind {
+                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+                    "nobody listens on {address} ({what}); start `smbdirect listen` there, \
+                     or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
+                ),
+                ProviderErrorKind::Address => anyhow!(
+                    "{address} cannot be reached by RDMA: {what}; `smbdirect devices` tells what \
+                     there is, `ip route get {}` where it goes",
+                    address.ip()
+                ),
+                ProviderErrorKind::TimedOut => anyhow!(
+                    "{address} did not answer by RDMA: {what}; is there an adapter of the same \
+                     kind, and the same network?"
+                ),
+                _ => explain_provider(error, address),
+            }
+        }
+        ConnectError::Negotiation(error) => anyhow!(
+            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
+        ),
     }
 }
 

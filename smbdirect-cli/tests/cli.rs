@@ -2,10 +2,15 @@
 //!
 //! Everything happens on 127.0.0.1 with ports the system picks, and every wait is bounded.
 
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/decode.rs"]
 mod decode;
 #[path = "cli/demo.rs"]
 mod demo;
+#[cfg(target_os = "linux")]
+#[path = "cli/devices.rs"]
+mod devices;
 #[path = "cli/files.rs"]
 mod files;
 #[path = "cli/gateway.rs"]

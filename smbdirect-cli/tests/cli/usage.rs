@@ -8,7 +8,63 @@ use crate::support::{PROGRAM, run};
 fn what_cannot_be_asked_for_is_status_2() {
     for (arguments, says) in [
         (&["frobnicate"][..], "unrecognized subcommand"),
-        (&["bench"], "unrecognized subcommand"),
+        (
+            &["bench", "--what", "everything"],
+            "invalid value 'everything'",
+        ),
+        (
+            &["bench", "--sizes", "64,0"],
+            "--sizes 0 is not within 1 to 8M",
+        ),
+        (&["bench", "--sizes", "9M"], "--sizes 9437184 is not within"),
+        (
+            &["bench", "--segment", "100"],
+            "--segment 100 is too small, the least is 128",
+        ),
+        (&["bench", "--outstanding", "0"], "0 is not in 1..=128"),
+        (&["bench", "--rounds", "0"], "at least 1"),
+        (&["bench", "--time", "0"], "more than zero"),
+        (
+            &["bench", "--busy-poll", "--both"],
+            "--busy-poll does not go with --both",
+        ),
+        (
+            &["bench", "--busy-poll", "--placement", "same-core"],
+            "--busy-poll does not go with --placement same-core",
+        ),
+        (
+            &["bench", "--transport", "loopback", "--processes", "2"],
+            "stays within one process",
+        ),
+        (
+            &["bench", "localhost", "--transport", "loopback"],
+            "stays within one process",
+        ),
+        (
+            &["bench", "localhost", "--processes", "2"],
+            "--processes goes without ADDR",
+        ),
+        (
+            &["bench", "localhost", "--placement", "same-core"],
+            "the other end is not on this machine",
+        ),
+        (&["bench", "localhost:0"], "port 0 cannot be connected to"),
+        (&["bench", ":5446"], "has no host"),
+        (&["bench", "--once"], "--serve"),
+        (&["bench", "--serve", "--reach"], "cannot be used with"),
+        (
+            &["bench", "--reach", "--sizes", "64"],
+            "cannot be used with",
+        ),
+        (
+            &["bench", "--congestion-control", "telepathy"],
+            "--congestion-control telepathy: no such file",
+        ),
+        (&["bench", "--pcap", "x"], "--pcap is not for bench"),
+        (
+            &["bench", "--max-fragmented-size", "64K"],
+            "--max-fragmented-size 65536 is too small",
+        ),
         (&["listen"], "--echo|--sink|--receive <DIR>|--tdi"),
         (&["listen", "--tdi", "--echo"], "cannot be used with"),
         (
@@ -69,8 +125,8 @@ fn what_cannot_be_asked_for_is_status_2() {
         (&["listen", "--echo", "--count", "0"], "at least 1"),
         (&["listen", "5445", "--echo"], "has no host"),
         (
-            &["listen", "--echo", "--transport", "verbs"],
-            "invalid value 'verbs'",
+            &["listen", "--echo", "--transport", "rdma"],
+            "invalid value 'rdma'",
         ),
         (
             &["listen", "--echo", "--transport", "loopback"],

@@ -1,0 +1,85 @@
+//! A channel between two threads, for comparison with the provider that stays in the process: a
+//! buffer of a pool is filled by copying, handed over, and copied out of.
+
+use std::{hint::black_box, time::Duration};
+
+use anyhow::{Context, Result};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::work::{Burst, Kind, window};
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct End {
+    out: Sender<Vec<u8>>,
+    into: Receiver<Vec<u8>>,
+}
+
+/// Both ends.
+pub(crate) fn pair() -> (End, End) {
+    let ((there, to), (back, from)) = (unbounded(), unbounded());
+    let near = End {
+        out: there,
+        into: from,
+    };
+    (
+        near,
+        End {
+            out: back,
+            into: to,
+        },
+    )
+}
+
+/// How long nothing may move.
+const STUCK: Duration = Duration::from_secs(20);
+
+impl End {
+    /// One burst. What the active end gets back are the buffers that are free again.
+    pub(crate) fn burst(&self, burst: &Burst, active: bool) -> Result<Vec<u64>> {
+        let mut memory = super::smb::source(burst.size).to_vec();
+        let slots = match burst.kind {
+            Kind::Echo => 1,
+            _ => window(burst.size).min(256),
+        };
+        if !active {
+            for _ in 0..burst.count {
+                let buffer = self.next()?;
+                memory.copy_from_slice(&buffer);
+                black_box(&mut memory);
+                self.out.send(buffer)?;
+            }
+            return Ok(Vec::new());
+        }
+        let mut pool = vec![memory.clone(); slots];
+        let mut round_trips = Vec::new();
+        let mut returned = 0;
+        for _ in 0..burst.count {
+            let started = (burst.kind == Kind::Echo).then(std::time::Instant::now);
+            let mut buffer = match pool.pop() {
+                Some(buffer) => buffer,
+                None => {
+                    returned += 1;
+                    self.next()?
+                }
+            };
+            buffer.copy_from_slice(&memory);
+            self.out.send(buffer)?;
+            if let Some(started) = started {
+                pool.push(self.next()?);
+                returned += 1;
+                round_trips.push(started.elapsed().as_nanos() as u64);
+            }
+        }
+        for _ in returned..burst.count {
+            self.next()?;
+        }
+        Ok(round_trips)
+    }
+
+    fn next(&self) -> Result<Vec<u8>> {
+        self.into
+            .recv_timeout(STUCK)
+            .context("the channel is stuck")
+    }
+}

@@ -1,0 +1,304 @@
+//! Other programs that measure, where they are installed: run on the same sizes, by turns with
+//! our rows, on the same cores, with an end to every wait.
+
+use std::{
+    io::Read,
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{
+    machine::Cores,
+    measure::Sample,
+    plan::{Other, Row},
+};
+
+/// The programs, and where they may run.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    cores: Cores,
+    pinned: bool,
+    congestion_control: Option<String>,
+}
+
+/// How long one run of a program may take.
+const STUCK: Duration = Duration::from_secs(5);
+/// How long a server takes until it listens, and how often it is tried.
+const STARTING: Duration = Duration::from_millis(150);
+const TRIES: u32 = 3;
+/// Messages without which a program does not begin.
+const LEAST: u64 = 10;
+
+impl Programs {
+    pub(crate) const fn new(
+        cores: Cores,
+        pinned: bool,
+        congestion_control: Option<String>,
+    ) -> Self {
+        Self {
+            cores,
+            pinned,
+            congestion_control,
+        }
+    }
+
+    /// The rows for `sizes`, and which programs are missing, with what to install.
+    pub(crate) fn rows(sizes: &[u32]) -> (Vec<Row>, Vec<&'static str>) {
+        let (mut rows, mut missing) = (Vec::new(), Vec::new());
+        for (program, package, others) in [
+            (
+                "iperf3",
+                "iperf3 is not installed (package iperf3)",
+                &[Other::Iperf3][..],
+            ),
+            (
+                "ucx_perftest",
+                "ucx_perftest is not installed (package ucx-utils)",
+                &[Other::Ucx],
+            ),
+            (
+                "fi_pingpong",
+                "fi_pingpong is not installed (package libfabric-bin)",
+                &[Other::LibfabricLatency, Other::Libfabric],
+            ),
+        ] {
+            if !is_installed(program) {
+                missing.push(package);
+                continue;
+            }
+            for &other in others {
+                match other {
+                    Other::LibfabricLatency => rows.push(Row::Other(other, super::plan::RATE)),
+                    _ => rows.extend(sizes.iter().map(|&size| Row::Other(other, size))),
+                }
+            }
+        }
+        (rows, missing)
+    }
+
+    /// One run, of about `count` messages.
+    pub(crate) fn run(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
+        let mut why = None;
+        for _ in 0..TRIES {
+            match self.try_once(other, size, count) {
+                Ok(sample) => return Ok(sample),
+                Err(error) => why = Some(error),
+            }
+        }
+        Err(why.expect("it was tried"))
+    }
+
+    fn try_once(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
+        let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let (server, mut client) = commands(other, size, count, &free.to_string());
+        // The only one that has an option for it.
+        if let (Other::Iperf3, Some(algorithm)) = (other, &self.congestion_control) {
+            client.args(["-C", algorithm]);
+        }
+        // Children run where the thread runs that starts them.
+        self.pin(self.cores.far());
+        let server = start(server);
+        self.pin(self.cores.near());
+        let _server = server?;
+        thread::sleep(STARTING);
+        let text = start(client)?.output()?;
+        match other {
+            Other::Iperf3 => iperf3(&text),
+            Other::Ucx => ucx(&text, size),
+            Other::Libfabric | Other::LibfabricLatency => libfabric(&text, size, count.max(LEAST)),
+        }
+    }
+
+    fn pin(&self, core: Option<usize>) {
+        self.cores.pin(core.filter(|_| self.pinned));
+    }
+}
+
+fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Command) {
+    let (size, count) = (size.to_string(), count.max(LEAST).to_string());
+    let new = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
+    };
+    match other {
+        Other::Iperf3 => (
+            new("iperf3", &["-s", "-1", "-B", "127.0.0.1", "-p", port]),
+            new(
+                "iperf3",
+                &[
+                    "-c",
+                    "127.0.0.1",
+                    "-p",
+                    port,
+                    "-J",
+                    "-l",
+                    &size,
+                    "-k",
+                    &count,
+                ],
+            ),
+        ),
+        Other::Ucx => {
+            let test = ["-p", port, "-t", "tag_bw", "-s", &size, "-n", &count];
+            let mut server = new("ucx_perftest", &["-p", port]);
+            let mut client = new("ucx_perftest", &["127.0.0.1", "-w", "10", "-f", "-v"]);
+            client.args(test);
+            for command in [&mut server, &mut client] {
+                command.envs([("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")]);
+            }
+            (server, client)
+        }
+        Other::Libfabric | Other::LibfabricLatency => {
+            let test = ["-p", "tcp", "-e", "msg", "-S", &size, "-I", &count];
+            let (mut server, mut client) = (new("fi_pingpong", &test), new("fi_pingpong", &test));
+            server.args(["-B", port]);
+            client.args(["-P", port, "127.0.0.1"]);
+            (server, client)
+        }
+    }
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// A program that runs; dropping it ends it.
+struct Running(Child);
+
+fn start(mut command: Command) -> Result<Running> {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let name = command.get_program().to_string_lossy().into_owned();
+    let child = command
+        .spawn()
+        .with_context(|| format!("cannot run {name}"))?;
+    Ok(Running(child))
+}
+
+impl Running {
+    /// What it printed, once it has ended; it prints less than a pipe holds.
+    fn output(mut self) -> Result<String> {
+        let started = Instant::now();
+        while self.0.try_wait()?.is_none() {
+            ensure!(started.elapsed() < STUCK, "it does not end");
+            thread::sleep(Duration::from_millis(2));
+        }
+        let mut text = Vec::new();
+        if let Some(stdout) = self.0.stdout.take() {
+            stdout.take(1 << 20).read_to_end(&mut text)?;
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn iperf3(text: &str) -> Result<Sample> {
+    let report: Value = serde_json::from_str(text).context("iperf3 says nothing of use")?;
+    let end = &report["end"];
+    let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
+    let (received, processor) = (&end["sum_received"], &end["cpu_utilization_percent"]);
+    let Some((seconds, bytes)) = number(&received["seconds"]).zip(number(&received["bytes"]))
+    else {
+        bail!("iperf3 did not come to its end");
+    };
+    let size = number(&report["start"]["test_start"]["blksize"]).unwrap_or(bytes);
+    let mut sample = Sample::reported(seconds, bytes as u64, (bytes / size) as u64);
+    let percent = number(&processor["host_total"]).zip(number(&processor["remote_total"]));
+    sample.cpu = percent.map(|(near, far)| (near + far) / 100.0 * seconds);
+    Ok(sample)
+}
+
+fn ucx(text: &str, size: u32) -> Result<Sample> {
+    // iterations, latencies, bandwidths, message rates: the last of each pair is over all.
+    let line = text.lines().rev().find(|line| line.split(',').count() == 8);
+    let numbers: Vec<f64> = line
+        .context("ucx_perftest says nothing of use")?
+        .split(',')
+        .map(|number| number.trim().parse())
+        .collect::<Result<_, _>>()
+        .context("ucx_perftest did not come to its end")?;
+    let (count, rate) = (numbers[0], numbers[7]);
+    ensure!(rate > 0.0, "ucx_perftest did not come to its end");
+    let bytes = count * f64::from(size);
+    Ok(Sample::reported(count / rate, bytes as u64, count as u64))
+}
+
+fn libfabric(text: &str, size: u32, count: u64) -> Result<Sample> {
+    let line = text.lines().rev().find(|line| !line.trim().is_empty());
+    let mut words = line
+        .filter(|line| line.contains('='))
+        .context("fi_pingpong did not come to its end")?
+        .split_whitespace();
+    // The time of one way is the seventh column.
+    let microseconds = words.nth(6).and_then(|word| word.parse::<f64>().ok());
+    let one_way = microseconds.filter(|time| *time > 0.0);
+    let one_way = one_way.context("fi_pingpong says nothing of use")? / 1e6;
+    let bytes = count.saturating_mul(u64::from(size) * 2);
+    Ok(Sample::reported(one_way * 2.0 * count as f64, bytes, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_programs_print_is_understood() {
+        let sample = ucx("iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n 60000,10.387,19.495,18.165,400.75,430.09,51296,60000\n", 8192).unwrap();
+        assert_eq!((sample.messages, sample.bytes), (60_000, 60_000 * 8192));
+        assert_eq!(sample.seconds, 1.0);
+        let sample = libfabric(
+            "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
+             64      1k      =1k      125k        0.34s      0.38     170.50       0.01\n",
+            64,
+            1000,
+        )
+        .unwrap();
+        assert!(
+            (sample.seconds - 0.341).abs() < 1e-9 && sample.messages == 1000,
+            "{sample:?}"
+        );
+        let sample = iperf3(
+            r#"{"start":{"test_start":{"blksize":1024}},"end":{
+                "sum_received":{"seconds":0.5,"bytes":4096},
+                "cpu_utilization_percent":{"host_total":40,"remote_total":60}}}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            (sample.seconds, sample.bytes, sample.messages),
+            (0.5, 4096, 4)
+        );
+        assert_eq!(sample.cpu, Some(0.5));
+    }
+
+    #[test]
+    fn what_is_no_result_is_none() {
+        for text in [
+            "",
+            "{}",
+            "iterations\n",
+            "1,2,3,4,5,6,7,x",
+            "1,2,3,4,5,6,7,0",
+            "bytes",
+        ] {
+            assert!(iperf3(text).is_err(), "{text}");
+            assert!(ucx(text, 1).is_err(), "{text}");
+            assert!(libfabric(text, 1, 1).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,575 @@
+//! The two ends of a measurement, and the orders that one gives the other.
+//!
+//! Each end is a thread with a runtime of its own, pinned where the burst wants it. The end that
+//! connects gives the orders: one JSON object a line, over a TCP connection that is silent while
+//! a burst runs. Whether the other end is a thread of this process, another process or another
+//! machine makes no difference to either.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead, BufReader, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    process,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use smbdirect::{
+    Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig, MpaCrc},
+        loopback::Loopback,
+        provider::Provider,
+    },
+};
+use tokio::runtime::{self, Runtime};
+
+use super::{
+    channel, frames,
+    machine::{self, Cores},
+    scale, smb, tcp,
+    work::{Burst, Half, Kind, Link, Means, Placement, Smb},
+};
+
+/// What the near end asks of the far one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "kebab-case")]
+enum Order {
+    /// Listen for the connections of a link, and accept them.
+    Open {
+        id: u32,
+        link: Link,
+        /// Of all TCP connections; the system's if there is none.
+        congestion_control: Option<String>,
+    },
+    /// Do your part of a burst.
+    Burst { id: u32, burst: Burst },
+    /// End a link.
+    Close { id: u32 },
+    /// Tell how much memory you have.
+    Resident,
+}
+
+/// What the far end answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+enum Answer {
+    /// The first word.
+    Hello {
+        version: String,
+        process: u32,
+    },
+    Listening {
+        port: u16,
+    },
+    Opened,
+    Done(Half),
+    Closed,
+    Resident {
+        bytes: Option<u64>,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+/// The connection that orders go over.
+#[derive(Debug)]
+struct Control {
+    reader: BufReader<TcpStream>,
+    writer: TcpStream,
+}
+
+/// No order or answer is as long: the longest has a number for each connection.
+const LONGEST_LINE: u64 = 1 << 20;
+
+impl Control {
+    fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        Ok(Self {
+            reader: BufReader::new(stream.try_clone()?),
+            writer: stream,
+        })
+    }
+
+    fn say(&mut self, what: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        self.writer
+            .write_all(&line)
+            .context("the other end is gone")
+    }
+
+    /// What the other end says; `None` at its end.
+    fn hear<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        let mut line = Vec::new();
+        let read = (&mut self.reader)
+            .take(LONGEST_LINE)
+            .read_until(b'\n', &mut line)
+            .context("the other end is silent")?;
+        if read == 0 {
+            return Ok(None);
+        }
+        let what = serde_json::from_slice(&line);
+        what.map(Some)
+            .context("the other end does not speak as `smbdirect bench` does")
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
+        match self.hear()?.context("the other end hung up")? {
+            Answer::Failed { error } => {
+                bail!("the other end: {}", crate::report::printable(&error))
+            }
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// How long the other end may be silent. Between two orders the near end may compare with
+/// programs that take their time.
+const SILENCE: Duration = Duration::from_secs(180);
+
+/// What two ends in one process share.
+#[derive(Debug, Default)]
+pub(crate) struct InProcess {
+    loopback: Arc<Loopback>,
+    /// Ends of channels that wait for the far thread.
+    channels: Mutex<HashMap<u32, channel::End>>,
+}
+
+/// What an end works with.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    pub(crate) cores: Cores,
+    pub(crate) iwarp: IwarpConfig,
+    /// If both ends are in this process.
+    pub(crate) in_process: Option<Arc<InProcess>>,
+    /// Most connections of a link, most bytes of a message.
+    pub(crate) limits: (u32, u32),
+}
+
+/// One end: a thread that works by itself.
+struct End {
+    setting: Setting,
+    runtime: Runtime,
+    links: HashMap<u32, Connections>,
+    /// About what each of them takes, at the end that obeys.
+    memory: HashMap<u32, u64>,
+    /// Gives the orders.
+    active: bool,
+}
+
+enum Connections {
+    Smb(Vec<smb::End>),
+    Tcp(Vec<TcpStream>),
+    Frames(Vec<frames::Frames>),
+    Channel(channel::End),
+}
+
+impl End {
+    fn new(setting: Setting, active: bool) -> Result<Self> {
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the runtime does not start")?;
+        Ok(Self {
+            setting,
+            runtime,
+            links: HashMap::new(),
+            memory: HashMap::new(),
+            active,
+        })
+    }
+
+    fn provider(&self, smb: &Smb) -> Result<Arc<dyn Provider>> {
+        if smb.loopback {
+            let shared = self.setting.in_process.as_ref();
+            let shared = shared.context("loopback stays in the process")?;
+            return Ok(shared.loopback.clone());
+        }
+        let crc = if smb.crc { MpaCrc::On } else { MpaCrc::Off };
+        let config = IwarpConfig {
+            crc,
+            ..self.setting.iwarp.clone()
+        };
+        Ok(Arc::new(Iwarp::new(config)))
+    }
+
+    /// The active connections of a link.
+    fn connect(&self, id: u32, link: &Link, address: SocketAddr) -> Result<Connections> {
+        scale::allow_files(link.connections);
+        let all = 0..link.connections;
+        Ok(match &link.means {
+            Means::SmbDirect(smb) => {
+                let provider = self.provider(smb)?;
+                let connecting = smb::connect(&*provider, address, smb, link);
+                Connections::Smb(self.runtime.block_on(connecting)?)
+            }
+            Means::Tcp => {
+                let connect = |_| self.plain(TcpStream::connect(address)?);
+                Connections::Tcp(all.map(connect).collect::<Result<_, _>>()?)
+            }
+            Means::Frames => {
+                let connect = |_| self.framed(TcpStream::connect(address)?, link);
+                Connections::Frames(all.map(connect).collect::<Result<_, _>>()?)
+            }
+            Means::Channel => {
+                let shared = self.setting.in_process.as_ref();
+                let shared = shared.context("a channel stays in the process")?;
+                let (near, far) = channel::pair();
+                let mut waiting = shared.channels.lock().expect("no panic under it");
+                waiting.insert(id, far);
+                Connections::Channel(near)
+            }
+        })
+    }
+
+    /// A connection of plain TCP.
+    fn plain(&self, stream: TcpStream) -> Result<TcpStream> {
+        if let Some(algorithm) = &self.setting.iwarp.congestion_control {
+            machine::set_congestion_control(&stream, algorithm)
+                .with_context(|| format!("congestion control {algorithm}"))?;
+        }
+        Ok(tcp::prepare(stream)?)
+    }
+
+    fn framed(&self, stream: TcpStream, link: &Link) -> Result<frames::Frames> {
+        let stream = self.plain(stream)?;
+        let _within = self.runtime.enter();
+        stream.set_nonblocking(true)?;
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        Ok(frames::framed(stream, link.largest))
+    }
+
+    fn burst(&mut self, id: u32, burst: &Burst) -> Result<Half> {
+        let core = match (burst.placement, self.active) {
+            (Placement::Free, _) => None,
+            (Placement::TwoCores, false) => self.setting.cores.far(),
+            (Placement::TwoCores, true) | (Placement::SameCore, _) => self.setting.cores.near(),
+        };
+        self.setting.cores.pin(core);
+        let connections = self.links.get_mut(&id).context("there is no such link")?;
+        let (active, started, cpu) = (self.active, Instant::now(), machine::thread_cpu());
+        let mut half = Half::default();
+        match connections {
+            Connections::Smb(ends) => {
+                for done in self.runtime.block_on(smb::burst(ends, burst, active))? {
+                    half.arrived.push(done.arrived);
+                    half.round_trips.extend(done.round_trips);
+                }
+            }
+            // It has threads of its own, and counts them.
+            Connections::Tcp(streams) => return tcp::burst(streams, burst, active),
+            Connections::Frames(all) => {
+                let burst = frames::burst(all, *burst, active);
+                half.round_trips = self.runtime.block_on(burst)?;
+            }
+            Connections::Channel(end) => half.round_trips = end.burst(burst, active)?,
+        }
+        half.seconds = started.elapsed().as_secs_f64();
+        let clocks = machine::thread_cpu().zip(cpu);
+        half.cpu = clocks.map(|(after, before)| (after - before).as_secs_f64());
+        Ok(half)
+    }
+}
+
+/// The end that looks after the plan and gives the orders.
+pub(crate) struct Near {
+    end: End,
+    control: Control,
+    /// Where the far end listens for links.
+    far: IpAddr,
+    /// The far end's process, if it is on this machine.
+    process: u32,
+    next: u32,
+}
+
+/// A link that is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LinkId(u32);
+
+impl Near {
+    /// Takes the far end's orders from now on over `stream`.
+    pub(crate) fn new(stream: TcpStream, setting: Setting) -> Result<Self> {
+        let far = stream.peer_addr()?.ip();
+        let mut control = Control::new(stream)?;
+        let Answer::Hello { version, process } = control.answer()? else {
+            bail!("the other end does not begin as `smbdirect bench --serve` does");
+        };
+        let ours = env!("CARGO_PKG_VERSION");
+        if version != ours {
+            let theirs = crate::report::printable(&version);
+            bail!("the other end is version {theirs}, this one is {ours}");
+        }
+        Ok(Self {
+            end: End::new(setting, true)?,
+            control,
+            far,
+            process,
+            next: 0,
+        })
+    }
+
+    /// Whether both ends are one process.
+    pub(crate) fn is_one_process(&self) -> bool {
+        self.end.setting.in_process.is_some() && self.process == process::id()
+    }
+
+    /// Whether both ends are on this machine, as far as addresses tell.
+    pub(crate) fn is_one_machine(&self) -> bool {
+        self.far.is_loopback()
+    }
+
+    pub(crate) fn cores(&self) -> &Cores {
+        &self.end.setting.cores
+    }
+
+    pub(crate) fn open(&mut self, link: Link) -> Result<LinkId> {
+        let id = self.next;
+        self.next += 1;
+        // A channel is there before anybody looks for it.
+        let early = match link.means {
+            Means::Channel => Some(self.end.connect(id, &link, (self.far, 0).into())?),
+            _ => None,
+        };
+        let congestion_control = self.end.setting.iwarp.congestion_control.clone();
+        self.control.say(&Order::Open {
+            id,
+            link,
+            congestion_control,
+        })?;
+        let connections = match (early, self.control.answer()?) {
+            (Some(connections), Answer::Listening { .. }) => connections,
+            (None, Answer::Listening { port }) => {
+                let address = SocketAddr::new(self.far, port);
+                self.end.connect(id, &link, address)?
+            }
+            _ => bail!("the other end answers something else"),
+        };
+        ensure!(
+            matches!(self.control.answer()?, Answer::Opened),
+            "the other end answers something else"
+        );
+        self.end.links.insert(id, connections);
+        Ok(LinkId(id))
+    }
+
+    pub(crate) fn close(&mut self, id: LinkId) -> Result<()> {
+        self.end.links.remove(&id.0);
+        self.control.say(&Order::Close { id: id.0 })?;
+        ensure!(
+            matches!(self.control.answer()?, Answer::Closed),
+            "the other end answers something else"
+        );
+        // Tasks of connections that ended go with their last turn.
+        self.end.runtime.block_on(tokio::task::yield_now());
+        Ok(())
+    }
+
+    /// Runs a burst; what this end did, and the far one.
+    pub(crate) fn burst(&mut self, id: LinkId, burst: &Burst) -> Result<(Half, Half)> {
+        let order = Order::Burst {
+            id: id.0,
+            burst: *burst,
+        };
+        self.control.say(&order)?;
+        let near = self.end.burst(id.0, burst);
+        // The far end's reason is the better one.
+        let far = match (self.control.answer(), &near) {
+            (Err(far), Err(near)) => return Err(anyhow!("{far:#} ({near:#})")),
+            (far, _) => far?,
+        };
+        let Answer::Done(far) = far else {
+            bail!("the other end answers something else");
+        };
+        Ok((near?, far))
+    }
+
+    /// Memory of both ends; of one process once.
+    pub(crate) fn resident(&mut self) -> Result<Option<u64>> {
+        let near = machine::resident();
+        if self.is_one_process() {
+            return Ok(near);
+        }
+        self.control.say(&Order::Resident)?;
+        let Answer::Resident { bytes } = self.control.answer()? else {
+            bail!("the other end answers something else");
+        };
+        Ok(near.zip(bytes).map(|(near, far)| near.saturating_add(far)))
+    }
+}
+
+/// Does what is ordered over `stream` until its end.
+///
+/// # Errors
+/// Those of the connection that orders go over. Work that fails is answered.
+pub(crate) fn obey(stream: TcpStream, setting: Setting) -> Result<()> {
+    let address = stream.local_addr()?.ip();
+    let mut control = Control::new(stream)?;
+    let mut end = End::new(setting, false)?;
+    control.say(&Answer::Hello {
+        version: env!("CARGO_PKG_VERSION").into(),
+        process: process::id(),
+    })?;
+    while let Some(order) = control.hear()? {
+        let answer = match order {
+            Order::Open {
+                id,
+                link,
+                congestion_control,
+            } => {
+                end.setting.iwarp.congestion_control = congestion_control;
+                open(&mut end, &mut control, address, id, &link)
+            }
+            Order::Burst { id, burst } => check(&burst, &end.setting)
+                .and_then(|()| end.burst(id, &burst))
+                .map(Answer::Done),
+            Order::Close { id } => {
+                end.links.remove(&id);
+                end.memory.remove(&id);
+                end.runtime.block_on(tokio::task::yield_now());
+                Ok(Answer::Closed)
+            }
+            Order::Resident => Ok(Answer::Resident {
+                bytes: machine::resident(),
+            }),
+        };
+        let answer = answer.unwrap_or_else(|error| Answer::Failed {
+            error: format!("{error:#}"),
+        });
+        control.say(&answer)?;
+    }
+    Ok(())
+}
+
+/// Links that one peer may have at once.
+const MAX_LINKS: usize = 256;
+
+/// Bytes that the links of one peer may take.
+const MOST_MEMORY: u64 = 4 << 30;
+
+/// About what a link takes: for each connection what is sent and what is registered, and the
+/// receives behind its credits.
+fn memory(link: &Link) -> u64 {
+    let receives = match &link.means {
+        Means::SmbDirect(smb) => u64::from(smb.segment) * u64::from(smb.receive_credit_max),
+        _ => 0,
+    };
+    let each = (u64::from(link.largest) * 2).saturating_add(receives);
+    each.saturating_mul(link.connections.into())
+}
+
+/// Listens, says where, and accepts.
+fn open(
+    end: &mut End,
+    control: &mut Control,
+    address: IpAddr,
+    id: u32,
+    link: &Link,
+) -> Result<Answer> {
+    let (connections, largest) = end.setting.limits;
+    ensure!(end.links.len() < MAX_LINKS, "there are too many links");
+    ensure!(
+        (1..=connections).contains(&link.connections) && link.largest <= largest,
+        "at most {connections} connections and messages of {largest} bytes"
+    );
+    let taken: u64 = end.memory.values().sum();
+    let after = taken.saturating_add(memory(link));
+    ensure!(
+        after <= MOST_MEMORY,
+        "so many connections, with messages so long and so many credits, take too much memory"
+    );
+    scale::allow_files(link.connections);
+    let any = SocketAddr::new(address, 0);
+    let connections = match &link.means {
+        Means::SmbDirect(smb) => {
+            let (provider, config) = (end.provider(smb)?, smb::config(smb, link)?);
+            let listener = end
+                .runtime
+                .block_on(Listener::bind(provider, any, config))?;
+            let port = listener.local_address().port();
+            control.say(&Answer::Listening { port })?;
+            let accepting = smb::accept(listener, link);
+            Connections::Smb(end.runtime.block_on(accepting)?)
+        }
+        Means::Channel => {
+            control.say(&Answer::Listening { port: 0 })?;
+            let shared = end.setting.in_process.as_ref();
+            let shared = shared.context("a channel stays in the process")?;
+            let waiting = shared
+                .channels
+                .lock()
+                .expect("no panic under it")
+                .remove(&id);
+            Connections::Channel(waiting.context("nobody made the channel")?)
+        }
+        Means::Tcp | Means::Frames => {
+            let listener = TcpListener::bind(any)?;
+            control.say(&Answer::Listening {
+                port: listener.local_addr()?.port(),
+            })?;
+            let streams = accept(&listener, link.connections)?;
+            match link.means {
+                Means::Tcp => {
+                    let prepared = streams.into_iter().map(|stream| end.plain(stream));
+                    Connections::Tcp(prepared.collect::<Result<_>>()?)
+                }
+                _ => {
+                    let framed = streams.into_iter().map(|stream| end.framed(stream, link));
+                    Connections::Frames(framed.collect::<Result<_>>()?)
+                }
+            }
+        }
+    };
+    end.links.insert(id, connections);
+    end.memory.insert(id, memory(link));
+    Ok(Answer::Opened)
+}
+
+/// Accepts so many connections, in bounded time.
+fn accept(listener: &TcpListener, connections: u32) -> Result<Vec<TcpStream>> {
+    listener.set_nonblocking(true)?;
+    let started = Instant::now();
+    let mut streams = Vec::new();
+    while streams.len() < connections as usize {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                streams.push(stream);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                ensure!(
+                    started.elapsed() < Duration::from_secs(10),
+                    "the other end does not connect"
+                );
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(streams)
+}
+
+/// Whether a burst that the other end wants is one that it would want.
+fn check(burst: &Burst, setting: &Setting) -> Result<()> {
+    let (_, largest) = setting.limits;
+    ensure!(
+        (1..=largest).contains(&burst.size),
+        "messages have 1 to {largest} bytes"
+    );
+    ensure!(
+        burst.count <= MOST && (burst.kind != Kind::Echo || burst.count <= MOST_ROUND_TRIPS),
+        "a burst of {} is too long",
+        burst.count
+    );
+    ensure!(burst.outstanding <= 1024, "at most 1024 outstanding");
+    Ok(())
+}
+
+/// Messages of a burst.
+pub(crate) const MOST: u64 = 1 << 32;
+/// Round trips of a burst, each of which is kept.
+pub(crate) const MOST_ROUND_TRIPS: u64 = 1 << 20;

@@ -1,0 +1,264 @@
+//! What the machine does to a measurement: cores to be pinned to, clocks of CPU time, how far
+//! two cores are from each other, load.
+
+use std::{
+    fs, io,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The cores that this process may run on, as they were when it started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cores(Vec<usize>);
+
+impl Cores {
+    /// To be called before anything is pinned.
+    pub(crate) fn allowed() -> Self {
+        Self(allowed())
+    }
+
+    /// Whether there is a core for each end.
+    pub(crate) fn are_two(&self) -> bool {
+        self.0.len() > 1
+    }
+
+    /// The core of the end that connects, which both ends get if they are to share one.
+    pub(crate) fn near(&self) -> Option<usize> {
+        self.0.iter().take(2).next_back().copied()
+    }
+
+    /// The core of the end that listens, where each has its own.
+    pub(crate) fn far(&self) -> Option<usize> {
+        self.0.first().copied()
+    }
+
+    /// Lets this thread run on `core`, or on all of them. Says whether that is how it is now.
+    pub(crate) fn pin(&self, core: Option<usize>) -> bool {
+        match core {
+            Some(core) => pin(&[core]),
+            None => pin(&self.0),
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn allowed() -> Vec<usize> {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU)
+        .filter(|&core| set.is_set(core))
+        .collect()
+}
+
+#[cfg(target_os = "linux")]
+fn pin(cores: &[usize]) -> bool {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut set = CpuSet::new();
+    for &core in cores {
+        set.set(core);
+    }
+    sched_setaffinity(None, &set).is_ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allowed() -> Vec<usize> {
+    Vec::new()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn pin(_: &[usize]) -> bool {
+    false
+}
+
+/// CPU time of this thread so far; `None` where the system does not tell.
+#[cfg(target_os = "linux")]
+pub(crate) fn thread_cpu() -> Option<Duration> {
+    use rustix::time::{ClockId, clock_gettime};
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Some(Duration::new(
+        time.tv_sec.try_into().ok()?,
+        time.tv_nsec.try_into().ok()?,
+    ))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn thread_cpu() -> Option<Duration> {
+    None
+}
+
+/// Memory of this process that is there, in bytes.
+#[cfg(target_os = "linux")]
+pub(crate) fn resident() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn resident() -> Option<u64> {
+    None
+}
+
+/// Lets this process open `files` files, as far as it may.
+#[cfg(target_os = "linux")]
+pub(crate) fn allow_files(files: u64) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < files) {
+        limit.current = Some(limit.maximum.map_or(files, |maximum| maximum.min(files)));
+        // If it is not allowed, opening the files says so.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn allow_files(_: u64) {}
+
+/// Processes that wanted to run in the last minute.
+pub(crate) fn load() -> Option<f64> {
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
+/// The congestion control that TCP connections begin with.
+pub(crate) fn congestion_control() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Gives a connection a congestion control of its own.
+///
+/// # Errors
+/// There is none of that name, or it is not allowed.
+#[cfg(target_os = "linux")]
+pub(crate) fn set_congestion_control(
+    socket: &impl std::os::fd::AsFd,
+    algorithm: &str,
+) -> io::Result<()> {
+    socket2::SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn set_congestion_control<S>(_: &S, _: &str) -> io::Result<()> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// How long a cache line takes from one core to the other and back; `None` if that cannot be
+/// told, because threads are not pinned or others keep the cores busy.
+///
+/// Virtual machines are moved about: the same two cores may share a cache in one minute and be
+/// far apart in the next, and everything that crosses them takes two or three times as long.
+pub(crate) fn cache_line_round_trip(cores: &Cores) -> Option<Duration> {
+    let (near, far) = (cores.near()?, cores.far()?);
+    if near == far || !cores.pin(Some(near)) {
+        return None;
+    }
+    let (line, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let answering = || {
+            if !cores.pin(Some(far)) {
+                return;
+            }
+            let mut expected = 1;
+            while !stop.load(Ordering::Relaxed) {
+                if line.load(Ordering::Acquire) == expected {
+                    line.store(expected + 1, Ordering::Release);
+                    expected += 2;
+                }
+            }
+        };
+        scope.spawn(answering);
+        let fastest = fastest_block(&line);
+        stop.store(true, Ordering::Relaxed);
+        fastest
+    })
+}
+
+/// The mean round trip of the fastest of some blocks: whatever disturbs does not make it faster.
+fn fastest_block(line: &AtomicU32) -> Option<Duration> {
+    let started = Instant::now();
+    let mut fastest: Option<Duration> = None;
+    let mut next = 1;
+    for _ in 0..BLOCKS {
+        let block = Instant::now();
+        for _ in 0..BLOCK {
+            line.store(next, Ordering::Release);
+            let mut turns = 0_u32;
+            while line.load(Ordering::Acquire) != next + 1 {
+                turns = turns.wrapping_add(1);
+                if turns.is_multiple_of(4096) && started.elapsed() > PATIENCE {
+                    return fastest;
+                }
+            }
+            next += 2;
+        }
+        let mean = block.elapsed() / BLOCK;
+        fastest = Some(fastest.map_or(mean, |fastest| fastest.min(mean)));
+    }
+    fastest
+}
+
+const BLOCKS: u32 = 12;
+const BLOCK: u32 = 100;
+/// How long the other core may keep us waiting.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Where two cores are, seen from the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Distance {
+    Near,
+    Far,
+}
+
+/// One side of a measurement and the other: both near, both far, or mixed, which is no distance.
+pub(crate) fn distance(before: Duration, after: Duration, nearest: Duration) -> Option<Distance> {
+    let of = |time: Duration| {
+        if time.as_nanos() * 10 > nearest.as_nanos() * FAR_IN_TENTHS {
+            Distance::Far
+        } else {
+            Distance::Near
+        }
+    };
+    (of(before) == of(after)).then(|| of(before))
+}
+
+/// So much longer than the shortest round trip of the run is another placement of the cores.
+const FAR_IN_TENTHS: u128 = 18;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_between_two_placements_has_none() {
+        let at = Duration::from_nanos;
+        assert_eq!(distance(at(120), at(130), at(118)), Some(Distance::Near));
+        assert_eq!(distance(at(370), at(430), at(118)), Some(Distance::Far));
+        assert_eq!(distance(at(120), at(370), at(118)), None);
+        assert_eq!(distance(at(370), at(430), at(370)), Some(Distance::Near));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pinned_thread_has_one_core_and_gets_the_others_back() {
+        let cores = Cores::allowed();
+        let near = cores.near().expect("this thread runs somewhere");
+        assert!(cores.pin(Some(near)));
+        assert_eq!(Cores::allowed(), Cores(vec![near]));
+        assert!(cores.pin(None));
+        assert_eq!(Cores::allowed(), cores);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn clocks_and_counters_are_there() {
+        let before = thread_cpu().unwrap();
+        let started = Instant::now();
+        while thread_cpu().unwrap() == before {
+            assert!(started.elapsed() < Duration::from_secs(10));
+        }
+        assert!(resident().unwrap() > 0);
+        assert!(load().unwrap() >= 0.0);
+    }
+}

@@ -1,0 +1,375 @@
+//! What is measured: rows, each with the links it needs and what it is compared with.
+
+use std::time::Duration;
+
+use super::work::{Burst, Kind, Link, Means, Placement, Smb};
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Row {
+    Work(Work),
+    /// What one core does in memory, with blocks of so many bytes.
+    Memory(Memory, u32),
+    /// Another program.
+    Other(Other, u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Work {
+    pub(crate) means: Means,
+    pub(crate) kind: Kind,
+    pub(crate) size: u32,
+    pub(crate) outstanding: u32,
+    pub(crate) both: bool,
+    pub(crate) busy: bool,
+    pub(crate) connections: u32,
+    pub(crate) placement: Placement,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Memory {
+    Copy,
+    Crc,
+}
+
+/// Programs that others measure with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Other {
+    Iperf3,
+    Ucx,
+    Libfabric,
+    LibfabricLatency,
+}
+
+impl Row {
+    pub(crate) const fn size(&self) -> u32 {
+        match self {
+            Self::Work(work) => work.size,
+            Self::Memory(_, size) | Self::Other(_, size) => *size,
+        }
+    }
+
+    pub(crate) const fn work(&self) -> Option<&Work> {
+        match self {
+            Self::Work(work) => Some(work),
+            _ => None,
+        }
+    }
+
+    /// Whether round trips are what counts, not bytes.
+    pub(crate) const fn is_latency(&self) -> bool {
+        match self {
+            Self::Work(work) => matches!(work.kind, Kind::Echo),
+            Self::Other(other, _) => matches!(other, Other::LibfabricLatency),
+            Self::Memory(..) => false,
+        }
+    }
+
+    pub(crate) const fn placement(&self) -> Option<Placement> {
+        match self {
+            Self::Work(work) => Some(work.placement),
+            Self::Other(..) => Some(Placement::TwoCores),
+            Self::Memory(..) => None,
+        }
+    }
+
+    /// Without its size.
+    pub(crate) fn name(&self) -> String {
+        let work = match self {
+            Self::Work(work) => work,
+            Self::Memory(Memory::Copy, _) => return "memory copy, one core".into(),
+            Self::Memory(Memory::Crc, _) => return "CRC32C, one core".into(),
+            Self::Other(Other::Iperf3, _) => return "iperf3 -l SIZE".into(),
+            Self::Other(Other::Ucx, _) => return "ucx_perftest -t tag_bw".into(),
+            Self::Other(Other::Libfabric | Other::LibfabricLatency, _) => {
+                return "fi_pingpong -e msg, one at a time".into();
+            }
+        };
+        let mut name = match (&work.means, work.kind) {
+            (Means::SmbDirect(_), Kind::Send) => "Send".to_owned(),
+            (Means::SmbDirect(_), Kind::Batch) => "Send, many a call".into(),
+            (Means::SmbDirect(_), Kind::Echo) => "echo".into(),
+            (Means::SmbDirect(_), Kind::Write) => format!("Write, {} at once", work.outstanding),
+            (Means::SmbDirect(_), Kind::Read) => format!("Read, {} at once", work.outstanding),
+            (Means::Tcp, Kind::Echo) => "TCP echo".into(),
+            (Means::Tcp, Kind::Batch) => "TCP, batched".into(),
+            (Means::Tcp, _) => "TCP, one write a message".into(),
+            (Means::Frames, Kind::Echo) => "tokio frames echo".into(),
+            (Means::Frames, _) => "tokio frames".into(),
+            (Means::Channel, Kind::Echo) => "channel echo".into(),
+            (Means::Channel, _) => "channel, two copies".into(),
+        };
+        if let Means::SmbDirect(smb) = &work.means {
+            if matches!(work.kind, Kind::Send | Kind::Batch | Kind::Echo) {
+                name += &format!(", {} B segments", smb.segment);
+            }
+            name += match (smb.loopback, smb.crc) {
+                (true, _) => ", in process",
+                (false, true) => ", CRC",
+                (false, false) => ", no CRC",
+            };
+        }
+        for (said, what) in [(work.both, ", both ways"), (work.busy, ", busy")] {
+            name += if said { what } else { "" };
+        }
+        if work.connections > 1 {
+            name += &format!(", {} connections", work.connections);
+        }
+        if work.placement == Placement::SameCore {
+            name += ", one core";
+        }
+        name
+    }
+
+    /// The same work by plain TCP with one write a message, or batched: what to compare with.
+    pub(crate) fn by_tcp(&self, batched: bool) -> Option<Self> {
+        let work = self.work()?;
+        let kind = match work.kind {
+            Kind::Echo if batched => return None,
+            Kind::Echo => Kind::Echo,
+            _ if batched => Kind::Batch,
+            _ => Kind::Send,
+        };
+        Some(Self::Work(Work {
+            means: Means::Tcp,
+            kind,
+            outstanding: 0,
+            ..*work
+        }))
+    }
+}
+
+impl Work {
+    pub(crate) fn burst(&self, count: u64) -> Burst {
+        Burst {
+            kind: self.kind,
+            size: self.size,
+            count,
+            outstanding: self.outstanding,
+            both: self.both,
+            busy: self.busy,
+            placement: self.placement,
+            seconds: None,
+        }
+    }
+}
+
+/// The links that `rows` need, each as large as its largest row.
+pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
+    let mut links: Vec<Link> = Vec::new();
+    for work in rows.iter().filter_map(Row::work) {
+        let rdma = matches!(work.kind, Kind::Write | Kind::Read);
+        let same =
+            |link: &&mut Link| (link.means, link.connections) == (work.means, work.connections);
+        match links.iter_mut().find(same) {
+            Some(link) => {
+                link.largest = link.largest.max(work.size);
+                link.rdma |= rdma;
+            }
+            None => links.push(Link {
+                means: work.means,
+                connections: work.connections,
+                largest: work.size,
+                rdma,
+            }),
+        }
+    }
+    links
+}
+
+/// What the command line chose.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    /// The connection without its segments and CRC.
+    pub(crate) smb: Smb,
+    pub(crate) crcs: Vec<bool>,
+    pub(crate) segments: Vec<u32>,
+    pub(crate) sizes: Vec<u32>,
+    pub(crate) what: Vec<What>,
+    pub(crate) outstanding: Vec<u32>,
+    pub(crate) directions: Vec<bool>,
+    pub(crate) busy: bool,
+    pub(crate) connections: u32,
+    pub(crate) placement: Placement,
+    /// Only ours.
+    pub(crate) alone: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum What {
+    /// Messages of each size
+    Send,
+    /// RDMA Writes of each size
+    Write,
+    /// RDMA Reads of each size
+    Read,
+    /// Round trips of 64 B, sleeping and busy-polling
+    Latency,
+    /// Messages of 64 B, by calls for many and by one call each
+    Rate,
+    /// What memory does: copies and checksums
+    Memory,
+    /// A thousand idle connections, and 64 busy ones
+    Connections,
+}
+
+impl Choice {
+    /// The rows, in the order of the table.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for &both in &self.directions {
+            for &crc in &self.crcs {
+                // Where there is so much to measure, what CRCs cost is seen one way.
+                if both && !crc && self.crcs.len() > 1 {
+                    continue;
+                }
+                for &what in &self.what {
+                    self.add(what, crc, both, &mut rows);
+                }
+            }
+            self.add_peers(both, &mut rows);
+        }
+        let mut seen = Vec::new();
+        rows.retain(|row| {
+            let new = !seen.contains(row);
+            seen.push(*row);
+            new
+        });
+        rows
+    }
+
+    fn work(&self, means: Means, kind: Kind, size: u32) -> Work {
+        Work {
+            means,
+            kind,
+            size,
+            outstanding: 0,
+            both: false,
+            busy: self.busy,
+            connections: self.connections,
+            placement: self.placement,
+        }
+    }
+
+    fn smb(&self, crc: bool, segment: u32) -> Means {
+        // Nothing travels that could be damaged, and nothing is checked.
+        let crc = crc && !self.smb.loopback;
+        Means::SmbDirect(Smb {
+            crc,
+            segment,
+            ..self.smb
+        })
+    }
+
+    fn largest_segment(&self) -> u32 {
+        self.segments.iter().copied().max().unwrap_or(8136)
+    }
+
+    fn add(&self, what: What, crc: bool, both: bool, rows: &mut Vec<Row>) {
+        let large = self.smb(crc, self.largest_segment());
+        match what {
+            What::Send | What::Rate => {
+                for &segment in &self.segments {
+                    let sizes = match what {
+                        What::Rate => &[RATE][..],
+                        _ => &self.sizes,
+                    };
+                    for &size in sizes {
+                        let kinds = match what {
+                            What::Rate => &[Kind::Batch, Kind::Send][..],
+                            _ => &[Kind::Send],
+                        };
+                        for &kind in kinds {
+                            let work = self.work(self.smb(crc, segment), kind, size);
+                            rows.push(Row::Work(Work { both, ..work }));
+                        }
+                    }
+                }
+            }
+            What::Write | What::Read => {
+                let kind = match what {
+                    What::Write => Kind::Write,
+                    _ => Kind::Read,
+                };
+                for &outstanding in &self.outstanding {
+                    for &size in &self.sizes {
+                        rows.push(Row::Work(Work {
+                            outstanding,
+                            both,
+                            ..self.work(large, kind, size)
+                        }));
+                    }
+                }
+            }
+            What::Latency => {
+                for busy in [false, true] {
+                    // On one core, who spins keeps the other from running.
+                    if busy && self.placement == Placement::SameCore {
+                        continue;
+                    }
+                    rows.push(Row::Work(Work {
+                        busy,
+                        connections: 1,
+                        ..self.work(large, Kind::Echo, RATE)
+                    }));
+                }
+            }
+            What::Memory | What::Connections => {}
+        }
+    }
+
+    fn add_peers(&self, both: bool, rows: &mut Vec<Row>) {
+        if self.alone {
+            return;
+        }
+        let ours: Vec<_> = rows.iter().filter_map(|row| row.work().copied()).collect();
+        let one_way = |work: &&Work| {
+            (work.both == both || work.kind == Kind::Echo) && work.means != Means::Tcp
+        };
+        let mut peers = Vec::new();
+        for batched in [false, true] {
+            for work in ours.iter().filter(one_way) {
+                peers.extend(Row::Work(*work).by_tcp(batched));
+            }
+        }
+        for work in ours.iter().filter(one_way) {
+            if both || work.connections > 1 {
+                continue;
+            }
+            let peer = |means, kind| {
+                Row::Work(Work {
+                    means,
+                    kind,
+                    outstanding: 0,
+                    ..*work
+                })
+            };
+            let kind = match work.kind {
+                Kind::Echo => Kind::Echo,
+                _ => Kind::Send,
+            };
+            if !self.smb.loopback {
+                peers.push(peer(Means::Frames, kind));
+            } else if !work.busy {
+                peers.push(peer(Means::Channel, kind));
+            }
+        }
+        peers.sort_by_key(|peer| peer.name());
+        rows.extend(peers);
+        if !both && self.what.contains(&What::Memory) {
+            for memory in [Memory::Copy, Memory::Crc] {
+                rows.extend(self.sizes.iter().map(|&size| Row::Memory(memory, size)));
+            }
+        }
+    }
+}
+
+/// The size that rates and round trips are measured with.
+pub(crate) const RATE: u32 = 64;
+
+/// How long a burst is to take where nobody says, so that all of them take `total`.
+pub(crate) fn time_of_a_burst(rows: usize, rounds: u32, total: Duration) -> Duration {
+    // To find out how many messages a burst needs takes about another one.
+    let bursts = (rows.max(1) as u32).saturating_mul(rounds + 1);
+    (total / bursts).clamp(Duration::from_millis(20), Duration::from_millis(250))
+}

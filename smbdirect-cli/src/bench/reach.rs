@@ -1,0 +1,498 @@
+//! The goals of this project for its speed, measured on this machine: `bench --reach`.
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::{
+    Bench, REACH_TOTAL,
+    compare::Programs,
+    ends::Near,
+    measure::{GIB, RowResult, Summary},
+    plan::{Choice, Other, RATE, Row, Work},
+    scale, table,
+    work::{Kind, Means, Placement, Smb},
+};
+use crate::report::Report;
+
+/// One goal: as many times something, or as little.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "reach")]
+struct Goal {
+    work: String,
+    /// `None` if it could not be measured here.
+    measured: Option<f64>,
+    unit: &'static str,
+    /// Whether more is better.
+    at_least: bool,
+    must: f64,
+    stretch: f64,
+    /// Reached the must.
+    ok: Option<bool>,
+    /// Reached the stretch goal.
+    stretch_ok: Option<bool>,
+}
+
+impl Goal {
+    fn new(
+        work: impl Into<String>,
+        measured: Option<f64>,
+        unit: &'static str,
+        at_least: bool,
+        [must, stretch]: [f64; 2],
+    ) -> Self {
+        let reaches = |goal: f64| {
+            measured.map(|number| {
+                if at_least {
+                    number >= goal
+                } else {
+                    number <= goal
+                }
+            })
+        };
+        Self {
+            work: work.into(),
+            measured,
+            unit,
+            at_least,
+            must,
+            stretch,
+            ok: reaches(must),
+            stretch_ok: reaches(stretch),
+        }
+    }
+
+    fn print(&self, report: &Report) {
+        let sign = if self.at_least { "≥" } else { "≤" };
+        let number = |number: f64| format!("{}{}", table::digits(number), self.unit);
+        let goal = |goal: f64| match goal.is_finite() {
+            true => format!("{sign} {}", number(goal)),
+            false => "-".into(),
+        };
+        let ok = match (self.ok, self.stretch_ok) {
+            (Some(false), _) => report.style.bad("no"),
+            (Some(true), Some(true)) => report.style.good("stretch"),
+            (Some(true), _) => report.style.good("yes"),
+            (None, _) => "not measured".into(),
+        };
+        report.line(format_args!(
+            "{:<66}{:>12}{:>14}{:>14}   {ok}",
+            self.work,
+            self.measured.map_or_else(|| "-".into(), number),
+            goal(self.must),
+            goal(self.stretch),
+        ));
+        report.event(self);
+    }
+}
+
+/// The rows that the goals are about.
+struct Rows {
+    smb: Smb,
+}
+
+impl Rows {
+    fn work(&self, means: Means, kind: Kind, size: u32, placement: Placement) -> Row {
+        Row::Work(Work {
+            means,
+            kind,
+            size,
+            outstanding: 0,
+            both: false,
+            busy: false,
+            connections: 1,
+            placement,
+        })
+    }
+
+    fn smb(&self, segment: u32, crc: bool) -> Means {
+        Means::SmbDirect(Smb {
+            segment,
+            crc,
+            loopback: false,
+            ..self.smb
+        })
+    }
+
+    fn send(&self, segment: u32, crc: bool, size: u32, placement: Placement) -> Row {
+        self.work(self.smb(segment, crc), Kind::Send, size, placement)
+    }
+
+    /// Small messages, many a call.
+    fn rate(&self, placement: Placement) -> Row {
+        self.work(self.smb(LARGE, true), Kind::Batch, RATE, placement)
+    }
+
+    fn rdma(&self, kind: Kind, crc: bool, size: u32, placement: Placement) -> Row {
+        let means = self.smb(LARGE, crc);
+        match self.work(means, kind, size, placement) {
+            Row::Work(work) => Row::Work(Work {
+                outstanding: OUTSTANDING,
+                ..work
+            }),
+            row => row,
+        }
+    }
+
+    fn tcp(&self, size: u32, placement: Placement) -> Row {
+        self.work(Means::Tcp, Kind::Send, size, placement)
+    }
+
+    fn echo(&self, means: Means, busy: bool) -> Row {
+        match self.work(means, Kind::Echo, RATE, Placement::TwoCores) {
+            Row::Work(work) => Row::Work(Work { busy, ..work }),
+            row => row,
+        }
+    }
+
+    fn in_process(&self, size: u32) -> Row {
+        let means = Means::SmbDirect(Smb {
+            segment: LARGE,
+            crc: false,
+            loopback: true,
+            ..self.smb
+        });
+        self.work(means, Kind::Send, size, Placement::TwoCores)
+    }
+
+    fn channel(&self, size: u32) -> Row {
+        self.work(Means::Channel, Kind::Send, size, Placement::TwoCores)
+    }
+
+    fn all(&self, two_cores: bool, one_process: bool) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let mut placements = vec![Placement::SameCore];
+        if two_cores {
+            placements.insert(0, Placement::TwoCores);
+        }
+        for &placement in &placements {
+            let crcs = match placement {
+                Placement::SameCore => &[true, false][..],
+                _ => &[true],
+            };
+            for &crc in crcs {
+                for segment in [SMALL, LARGE] {
+                    for size in SIZES {
+                        rows.push(self.send(segment, crc, size, placement));
+                    }
+                }
+                rows.push(self.rdma(Kind::Write, crc, SIZES[0], placement));
+            }
+            for crc in [true, false] {
+                rows.push(self.rdma(Kind::Write, crc, SIZES[1], placement));
+            }
+            rows.push(self.rate(placement));
+            rows.push(self.send(LARGE, true, RATE, placement));
+            for size in [RATE, SMALL, 8 << 10, SIZES[0], SIZES[1]] {
+                rows.push(self.tcp(size, placement));
+            }
+        }
+        if two_cores {
+            rows.extend(SIZES.map(|size| self.rdma(Kind::Read, true, size, Placement::TwoCores)));
+            rows.push(self.work(Means::Frames, Kind::Send, SMALL, Placement::TwoCores));
+            for busy in [false, true] {
+                rows.push(self.echo(self.smb(LARGE, true), busy));
+                rows.push(self.echo(Means::Tcp, busy));
+            }
+            if one_process {
+                for size in [ONE_SEGMENT, RATE] {
+                    rows.push(self.in_process(size));
+                    rows.push(self.channel(size));
+                }
+            }
+        }
+        rows
+    }
+}
+
+/// Segments of Windows and Linux as they are, and the largest that Windows takes.
+const SMALL: u32 = 1364;
+const LARGE: u32 = 8136;
+/// A message that fills a segment.
+const ONE_SEGMENT: u32 = LARGE - 24;
+const SIZES: [u32; 2] = [64 << 10, 1 << 20];
+const OUTSTANDING: u32 = 16;
+
+/// Measures, judges, and says whether every must is reached.
+///
+/// # Errors
+/// The ends cannot work together.
+pub(crate) fn run(
+    bench: &Bench,
+    report: &Report,
+    near: &mut Near,
+    programs: &Programs,
+    choice: &Choice,
+    stop: &AtomicBool,
+) -> Result<bool> {
+    let rows = Rows { smb: choice.smb };
+    let two_cores = near.cores().are_two();
+    let mut all = rows.all(two_cores, near.is_one_process());
+    let (others, missing) = Programs::rows(&[SIZES[1]]);
+    // The goals speak of iperf3; the other programs only if they are asked for.
+    let wanted = |row: &Row| bench.compare || matches!(row, Row::Other(Other::Iperf3, _));
+    if two_cores {
+        all.extend(others.into_iter().filter(wanted));
+    }
+    bench.print_head(report, choice);
+    let idle = scale::idle(report, near, choice)?;
+    let mut effort = bench.effort(all.len(), REACH_TOTAL);
+    effort.time = bench.time.unwrap_or(BURST);
+    let measured = bench.by_turns(report, near, programs, &all, effort, stop)?;
+    let summary = measured.summarise();
+    table::print(report, &summary);
+    for why in missing
+        .into_iter()
+        .filter(|why| bench.compare || why.contains("iperf3"))
+    {
+        super::skipped(report, "a comparison", why);
+    }
+    for (row, why) in &measured.failed {
+        super::skipped(report, &row.name(), why);
+    }
+    let mut goals = judge(&rows, &summary);
+    goals.extend(idle.map(|idle| {
+        Goal::new(
+            format!(
+                "each of {} idle connections beyond its credits",
+                idle.connections
+            ),
+            Some(idle.beyond_credits / 1024.0),
+            " KiB",
+            false,
+            [32.0; 2],
+        )
+    }));
+    if !measured.interrupted {
+        let active = scale::active(report, near, choice, bench.time, stop)?;
+        goals.extend(active.iter().flat_map(active_goals));
+    }
+    report.line(report.style.dim(&format!(
+        "\n{:<66}{:>12}{:>14}{:>14}   ok",
+        "work", "measured", "must", "stretch"
+    )));
+    for goal in &goals {
+        goal.print(report);
+    }
+    bench.finish(
+        report,
+        &measured,
+        &summary,
+        near.cores(),
+        super::machine::load(),
+    );
+    Ok(!measured.interrupted && goals.iter().all(|goal| goal.ok == Some(true)))
+}
+
+/// How long a burst is unless somebody says.
+const BURST: std::time::Duration = std::time::Duration::from_millis(200);
+
+fn active_goals(active: &scale::Active) -> [Goal; 2] {
+    let connections = active.connections;
+    [
+        Goal::new(
+            format!("{connections} active connections: the fastest beside the slowest"),
+            Some(active.fastest_to_slowest),
+            " x",
+            false,
+            [2.0; 2],
+        ),
+        Goal::new(
+            format!("{connections} active connections together beside one"),
+            Some(active.together_to_one),
+            " x",
+            true,
+            [0.85; 2],
+        ),
+    ]
+}
+
+fn judge(rows: &Rows, summary: &Summary) -> Vec<Goal> {
+    let rate = |row: Row| summary.result(&row).map(|result| result.rate[1]);
+    let over = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
+    // The worse of both sizes counts.
+    let worse = |row: &dyn Fn(u32) -> Row| {
+        let [one, other] = SIZES.map(|size| rate(row(size)));
+        Some(one?.min(other?))
+    };
+    let (two, one) = (Placement::TwoCores, Placement::SameCore);
+    let mut goals = Vec::new();
+    let mut at_least = |work: &str, measured, goal| {
+        goals.push(Goal::new(work, measured, " x", true, goal));
+    };
+    let small = worse(&|size| rows.send(SMALL, true, size, two));
+    at_least(
+        "Send, 1364 B segments, CRC, two cores / TCP, writes of 1364 B",
+        over(small, rate(rows.tcp(SMALL, two))),
+        [9.0; 2],
+    );
+    at_least(
+        "Send, 1364 B segments, CRC, two cores / tokio frames of 1364 B",
+        over(
+            small,
+            rate(rows.work(Means::Frames, Kind::Send, SMALL, two)),
+        ),
+        [0.6, 0.75],
+    );
+    let small = worse(&|size| rows.send(SMALL, true, size, one));
+    at_least(
+        "Send, 1364 B segments, CRC, one core / TCP, writes of 1364 B",
+        over(small, rate(rows.tcp(SMALL, one))),
+        [3.3, 4.0],
+    );
+    for (placement, name, goal) in [
+        (two, "two cores", [3.7, 4.8]),
+        (one, "one core", [2.3, 2.8]),
+    ] {
+        let large = worse(&|size| rows.send(LARGE, true, size, placement));
+        at_least(
+            &format!("Send, 8136 B segments, CRC, {name} / TCP, writes of 8 KiB"),
+            over(large, rate(rows.tcp(8 << 10, placement))),
+            goal,
+        );
+    }
+    at_least(
+        "Write 64 KiB, 16 at once, CRC, two cores / TCP, writes of 64 KiB",
+        over(
+            rate(rows.rdma(Kind::Write, true, SIZES[0], two)),
+            rate(rows.tcp(SIZES[0], two)),
+        ),
+        [1.4, 2.0],
+    );
+    let iperf3 = rate(Row::Other(Other::Iperf3, SIZES[1]));
+    for (crc, name, goal) in [(false, "no CRC", [1.0, 1.3]), (true, "CRC", [0.9, 1.1])] {
+        let ours = rate(rows.rdma(Kind::Write, crc, SIZES[1], two));
+        at_least(
+            &format!("Write 1 MiB, {name}, two cores / iperf3 -l 1M"),
+            over(ours, iperf3),
+            goal,
+        );
+    }
+    for (crc, name, goal) in [(false, "no CRC", [0.65, 0.75]), (true, "CRC", [0.52, 0.62])] {
+        let ours = rate(rows.rdma(Kind::Write, crc, SIZES[1], one));
+        at_least(
+            &format!("Write 1 MiB, {name}, one core / TCP, writes of 1 MiB"),
+            over(ours, rate(rows.tcp(SIZES[1], one))),
+            goal,
+        );
+    }
+    for (size, name) in SIZES.into_iter().zip(["64 KiB", "1 MiB"]) {
+        at_least(
+            &format!("Read {name}, 16 at once, two cores / our Write"),
+            over(
+                rate(rows.rdma(Kind::Read, true, size, two)),
+                rate(rows.rdma(Kind::Write, true, size, two)),
+            ),
+            [0.85, 0.95],
+        );
+    }
+    at_least(
+        "Send 64 B, many a call, two cores / TCP, writes of 64 B",
+        over(rate(rows.rate(two)), rate(rows.tcp(RATE, two))),
+        [6.0, 10.0],
+    );
+    goals.extend(absolute_goals(rows, summary));
+    goals.extend(at_most_goals(rows, summary));
+    goals
+}
+
+/// Goals that name a number, for the machine that they were set on.
+fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
+    let result = |row: Row| summary.result(&row);
+    let millions = |row: Row| result(row).map(|result| result.messages / 1e6);
+    let one = Placement::SameCore;
+    let stretch = |row: Row, number: fn(&RowResult) -> f64| {
+        result(row).map_or(f64::INFINITY, |result| number(result) * 0.6)
+    };
+    vec![
+        Goal::new(
+            "Send 64 B, many a call, one core",
+            millions(rows.rate(one)),
+            " M/s",
+            true,
+            [2.5, 3.8],
+        ),
+        Goal::new(
+            "in process: Send of a full 8136 B segment",
+            result(rows.in_process(ONE_SEGMENT)).map(|result| result.rate[1] / GIB),
+            " GiB/s",
+            true,
+            [
+                10.0,
+                stretch(rows.channel(ONE_SEGMENT), |result| result.rate[1] / GIB),
+            ],
+        ),
+        Goal::new(
+            "in process: Send 64 B",
+            millions(rows.in_process(RATE)),
+            " M/s",
+            true,
+            [
+                2.5,
+                stretch(rows.channel(RATE), |result| result.messages / 1e6),
+            ],
+        ),
+    ]
+}
+
+/// Goals for what is to be little: CPU time and round trips.
+fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
+    let one = Placement::SameCore;
+    let cpu = |row: Row| summary.result(&row)?.cpu;
+    let worst = SIZES.map(|size| cpu(rows.send(SMALL, true, size, one)));
+    let worst = worst[0].zip(worst[1]).map(|(one, other)| one.max(other));
+    let mut goals = vec![Goal::new(
+        "Send, 1364 B segments, CRC, one core: CPU for a GiB",
+        worst,
+        " s",
+        false,
+        [0.52, 0.43],
+    )];
+    for (name, row) in [
+        (
+            "Send, 1364 B segments",
+            &(|crc| rows.send(SMALL, crc, SIZES[0], one)) as &dyn Fn(bool) -> Row,
+        ),
+        ("Send, 8136 B segments", &|crc| {
+            rows.send(LARGE, crc, SIZES[0], one)
+        }),
+        ("Write 64 KiB", &|crc| {
+            rows.rdma(Kind::Write, crc, SIZES[0], one)
+        }),
+    ] {
+        let ratio = cpu(row(true)).zip(cpu(row(false)));
+        goals.push(Goal::new(
+            format!("{name}, one core: CPU with CRC / without"),
+            ratio.map(|(with, without)| with / without),
+            " x",
+            false,
+            [1.25, 1.18],
+        ));
+    }
+    let trips = |row: Row| summary.result(&row)?.round_trips.as_ref();
+    let ours = |busy| trips(rows.echo(rows.smb(LARGE, true), busy));
+    let theirs = |busy| trips(rows.echo(Means::Tcp, busy));
+    let sleeping = ours(false).zip(theirs(false));
+    let busy = ours(true).zip(theirs(true));
+    for (work, measured, goal) in [
+        (
+            "64 B echo, sleeping, median / TCP",
+            sleeping.map(|(ours, theirs)| ours.median / theirs.median),
+            [1.15, 1.05],
+        ),
+        (
+            "64 B echo, sleeping, p99 / TCP",
+            sleeping.and_then(|(ours, theirs)| Some(ours.p99? / theirs.p99?)),
+            [1.4, 1.15],
+        ),
+        (
+            "64 B echo, busy-polling, median / TCP busy-polling",
+            busy.map(|(ours, theirs)| ours.median / theirs.median),
+            [1.2, 1.1],
+        ),
+    ] {
+        goals.push(Goal::new(work, measured, " x", false, goal));
+    }
+    goals
+}

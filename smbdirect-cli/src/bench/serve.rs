@@ -1,0 +1,201 @@
+//! Where the far end is: a thread here, a child process, or elsewhere; and being one.
+
+use std::{
+    io::{BufRead, BufReader},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+
+use super::{
+    Bench,
+    ends::{self, InProcess, Near, Setting},
+    machine::Cores,
+};
+use crate::{
+    options::Address,
+    report::{self, Report},
+    signals, transport,
+};
+
+/// The port that orders go to.
+const PORT: u16 = 5446;
+const STARTING: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event {
+    Listening { address: SocketAddr },
+    Bench { address: SocketAddr },
+    Over { error: Option<String> },
+}
+
+/// The far end of a bench that was started here.
+pub(crate) struct Far {
+    address: SocketAddr,
+    in_process: Option<Arc<InProcess>>,
+    child: Option<Child>,
+}
+
+impl Far {
+    /// A thread, a process, or what listens at the address.
+    ///
+    /// # Errors
+    /// It does not start, or there is none.
+    pub(crate) fn start(bench: &Bench, setting: &Setting) -> Result<Self> {
+        let far = |address, in_process, child| Self {
+            address,
+            in_process,
+            child,
+        };
+        match (&bench.address, bench.processes) {
+            (Some(address), _) => Ok(far(resolve(address)?, None, None)),
+            (None, 1) => {
+                let listener = TcpListener::bind("127.0.0.1:0")?;
+                let address = listener.local_addr()?;
+                let shared = Arc::new(InProcess::default());
+                let setting = Setting {
+                    in_process: Some(shared.clone()),
+                    ..setting.clone()
+                };
+                let obey = move || {
+                    let (stream, _) = listener.accept()?;
+                    ends::obey(stream, setting)
+                };
+                let report = move || {
+                    if let Err(error) = obey() {
+                        tracing::debug!("the far end: {error:#}");
+                    }
+                };
+                thread::Builder::new().name("far".into()).spawn(report)?;
+                Ok(far(address, Some(shared), None))
+            }
+            (None, _) => {
+                let (child, address) = start_child()?;
+                Ok(far(address, None, Some(child)))
+            }
+        }
+    }
+
+    /// The near end of the same bench.
+    pub(crate) fn near(&mut self, setting: Setting) -> Result<Near> {
+        let address = self.address;
+        let stream = TcpStream::connect_timeout(&address, STARTING).map_err(|error| {
+            anyhow!(
+                "{address} cannot be reached: {}; does `smbdirect bench --serve` run there?",
+                report::plain(&error)
+            )
+        })?;
+        let in_process = self.in_process.clone();
+        Near::new(
+            stream,
+            Setting {
+                in_process,
+                ..setting
+            },
+        )
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It ends by itself when nobody gives it orders, unless it is stuck.
+            let started = Instant::now();
+            while matches!(child.try_wait(), Ok(None)) && started.elapsed() < GOODBYE {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+const GOODBYE: Duration = Duration::from_millis(500);
+
+fn start_child() -> Result<(Child, SocketAddr)> {
+    let program = std::env::current_exe().context("this program does not find itself")?;
+    let mut command = Command::new(program);
+    command
+        .args(["bench", "--serve", "127.0.0.1:0", "--once"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    // A signal from the terminal is for the near end, which may want to finish.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command
+        .spawn()
+        .context("the other process does not start")?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line)?;
+    }
+    let address = line.trim_end().strip_prefix("listening on ");
+    let address = address.and_then(|address| address.parse().ok());
+    let address = address.context("the other process does not listen")?;
+    Ok((child, address))
+}
+
+fn resolve(address: &Address) -> Result<SocketAddr> {
+    let port = address.port.unwrap_or(PORT);
+    let host = match address.host.as_str() {
+        "" => "0.0.0.0",
+        host => host,
+    };
+    let mut found = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| anyhow!("`{host}` has no address: {error}; check the name"))?;
+    found
+        .next()
+        .with_context(|| format!("{address} has no addresses"))
+}
+
+/// Is the far end, for one bench after the other.
+///
+/// # Errors
+/// The address cannot be listened on.
+pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
+    let report = Report::new(bench.options.json);
+    let everywhere = Address {
+        host: String::new(),
+        port: Some(PORT),
+    };
+    let address = bench.address.as_ref().unwrap_or(&everywhere);
+    let listener = transport::listen_tcp(address, PORT).await?;
+    let address = listener.local_addr()?;
+    report.line(format_args!("listening on {address}"));
+    report.event(&Event::Listening { address });
+    let mut interrupted = signals::Interrupted::new();
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => accepted?,
+            () = interrupted.wait() => return Ok(true),
+        };
+        let peer = report::peer(peer);
+        report.line(format_args!("bench from {peer}"));
+        report.event(&Event::Bench { address: peer });
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        // Its links stay in the process, but none with this peer does.
+        let setting = bench.setting(cores);
+        let work = tokio::task::spawn_blocking(move || ends::obey(stream, setting));
+        let result = tokio::select! {
+            result = work => result?,
+            // The thread ends with the process.
+            () = interrupted.wait() => return Ok(true),
+        };
+        let error = result.err().map(|error| format!("{error:#}"));
+        if let Some(error) = &error {
+            report.line(format_args!("{peer}: {}", report.style.bad(error)));
+        }
+        report.event(&Event::Over { error });
+        if bench.once {
+            return Ok(true);
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! Work over SMB Direct connections, as a program with this library would do it.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    iter,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::{Bytes, BytesMut};
+use smbdirect::{
+    Access, BufferDescriptorV1, Config, Connection, Listener, MemoryRegion, Message, Reading,
+    Settings, rdma::provider::Provider,
+};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::timeout,
+};
+
+use super::work::{Burst, Kind, Link, Smb, window};
+
+/// One end of one connection, with what its bursts need.
+#[derive(Debug)]
+pub(crate) struct End {
+    connection: Connection,
+    /// What is sent and written: messages are slices of it, so that nothing is copied here.
+    source: Bytes,
+    /// Kept registered for the peer.
+    _regions: Vec<MemoryRegion>,
+    /// The peer's memory.
+    theirs: Option<Theirs>,
+    /// For reads.
+    buffers: Vec<BytesMut>,
+}
+
+/// Memory of the peer's. Each buffer is for one direction, as those that SMB registers are: what
+/// the peer may write to at any time has to be copied before it is sent.
+#[derive(Clone, Copy, Debug)]
+struct Theirs {
+    to_read: BufferDescriptorV1,
+    to_write: BufferDescriptorV1,
+}
+
+/// The settings of both ends of a link.
+pub(crate) fn config(smb: &Smb, link: &Link) -> Result<Config> {
+    let settings = Settings {
+        send_credit_target: smb.send_credit_target,
+        receive_credit_max: smb.receive_credit_max,
+        max_send_size: smb.segment,
+        max_receive_size: smb.segment,
+        max_fragmented_receive_size: link.largest.max(1 << 17),
+        max_read_write_size: smb.max_read_write_size,
+        // Between its bursts a link is left alone, and nothing is to disturb the others' bursts.
+        keepalive_interval: Duration::from_secs(3600),
+        ..Settings::default()
+    };
+    Ok(Config::new(settings)?)
+}
+
+/// The passive ends of a link.
+pub(crate) async fn accept(mut listener: Listener, link: &Link) -> Result<Vec<End>> {
+    let mut ends = Vec::new();
+    for _ in 0..link.connections {
+        let connection = timeout(PATIENCE, listener.accept())
+            .await
+            .context("the other end does not connect")??;
+        ends.push(End::new(connection, link).await?);
+    }
+    Ok(ends)
+}
+
+/// The active ends of a link.
+pub(crate) async fn connect(
+    provider: &dyn Provider,
+    address: SocketAddr,
+    smb: &Smb,
+    link: &Link,
+) -> Result<Vec<End>> {
+    let config = config(smb, link)?;
+    let mut ends = Vec::new();
+    for _ in 0..link.connections {
+        let connection = Connection::connect(provider, address, config.clone())
+            .await
+            .with_context(|| format!("cannot connect to {address}"))?;
+        ends.push(End::new(connection, link).await?);
+    }
+    Ok(ends)
+}
+
+/// The messages under way are so many batches, where a call sends many.
+const BATCHES: usize = 8;
+
+/// How long a step may take that takes microseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl End {
+    async fn new(connection: Connection, link: &Link) -> Result<Self> {
+        let mut end = Self {
+            connection,
+            source: Bytes::new(),
+            _regions: Vec::new(),
+            theirs: None,
+            buffers: Vec::new(),
+        };
+        if link.largest > 0 {
+            end.source = source(link.largest);
+        }
+        if link.rdma {
+            let mut ours = BytesMut::with_capacity(2 * BufferDescriptorV1::LENGTH);
+            for access in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
+                let buffer = BytesMut::from(&*end.source);
+                let region = end.connection.register(buffer, access)?;
+                region.descriptor().encode(&mut ours);
+                end._regions.push(region);
+            }
+            end.connection.send(ours.freeze())?.await?;
+            let message = timeout(PATIENCE, end.connection.recv()).await??;
+            let message = message.into_bytes();
+            let (to_read, to_write) = message
+                .split_at_checked(BufferDescriptorV1::LENGTH)
+                .context("the other end registered one buffer, not two")?;
+            end.theirs = Some(Theirs {
+                to_read: BufferDescriptorV1::decode(to_read)?,
+                to_write: BufferDescriptorV1::decode(to_write)?,
+            });
+        }
+        Ok(end)
+    }
+
+    /// Does this end's part of a burst; round trips are told in nanoseconds.
+    async fn burst(&mut self, burst: &Burst, active: bool) -> Result<Done> {
+        let mut done = Done::default();
+        match (burst.kind, active) {
+            (Kind::Echo, true) => done.round_trips = self.echo(burst).await?,
+            (Kind::Echo, false) => self.answer(burst).await?,
+            (Kind::Send | Kind::Batch, _) if burst.seconds.is_some() => {
+                done.arrived = self.timed(burst, active).await?;
+            }
+            (Kind::Send | Kind::Batch, _) => self.messages(burst, active).await?,
+            (Kind::Write | Kind::Read, _) => self.transfers(burst, active).await?,
+        }
+        Ok(done)
+    }
+
+    /// Messages one way or both; then the passive end, which has them all, says so.
+    async fn messages(&self, burst: &Burst, active: bool) -> Result<()> {
+        match (active, burst.both) {
+            (true, false) => self.send_all(burst).await?,
+            (false, false) => self.receive_all(burst).await?,
+            (_, true) => both(self.send_all(burst), self.receive_all(burst)).await?,
+        }
+        self.settle(active).await
+    }
+
+    /// RDMA one way or both. A message behind the writes arrives when they are in place.
+    async fn transfers(&mut self, burst: &Burst, active: bool) -> Result<()> {
+        if active || burst.both {
+            match burst.kind {
+                Kind::Write => self.write_all(burst).await?,
+                _ => self.read_all(burst).await?,
+            }
+            drop(self.connection.send(MARK)?);
+        }
+        if !active || burst.both {
+            self.marked().await?;
+        }
+        self.settle(active).await
+    }
+
+    async fn settle(&self, active: bool) -> Result<()> {
+        if active {
+            return self.marked().await;
+        }
+        // The runtime stands still once the burst is over, and what has not left would not leave.
+        Ok(self.connection.send(MARK)?.await?)
+    }
+
+    async fn marked(&self) -> Result<()> {
+        let message = self.connection.recv().await?.into_bytes();
+        ensure!(message == MARK, "the other end said something else");
+        Ok(())
+    }
+
+    async fn send_all(&self, burst: &Burst) -> Result<()> {
+        if burst.kind == Kind::Batch {
+            return self.send_batches(burst).await;
+        }
+        let message = self.source.slice(..burst.size as usize);
+        let window = window(burst.size);
+        let mut sending = VecDeque::with_capacity(window);
+        for _ in 0..burst.count {
+            if sending.len() == window {
+                // Half of them at once: then many leave together again.
+                finish(&mut sending, window / 2).await?;
+            }
+            sending.push_back(self.connection.send(message.clone())?);
+        }
+        let rest = sending.len();
+        finish(&mut sending, rest).await
+    }
+
+    /// As `send_all`, with one call for many messages.
+    async fn send_batches(&self, burst: &Burst) -> Result<()> {
+        let message = Message::from(self.source.slice(..burst.size as usize));
+        let window = window(burst.size);
+        let (mut sending, mut messages) = (VecDeque::new(), Vec::new());
+        let mut left = burst.count;
+        while left > 0 {
+            if sending.len() == BATCHES {
+                finish(&mut sending, BATCHES / 2).await?;
+            }
+            let now = left.min((window / BATCHES) as u64);
+            messages.extend(iter::repeat_n(message.clone(), now as usize));
+            sending.push_back(self.connection.send_many(&mut messages)?);
+            left -= now;
+        }
+        let rest = sending.len();
+        finish(&mut sending, rest).await
+    }
+
+    async fn receive_batches(&self, burst: &Burst) -> Result<()> {
+        let (mut left, mut messages) = (burst.count, Vec::new());
+        while left > 0 {
+            let most = left.min(window(burst.size) as u64) as usize;
+            left -= self.connection.recv_many(&mut messages, most).await? as u64;
+            for message in messages.drain(..) {
+                check_length(message.len(), burst)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn receive_all(&self, burst: &Burst) -> Result<()> {
+        if burst.kind == Kind::Batch {
+            return self.receive_batches(burst).await;
+        }
+        for _ in 0..burst.count {
+            let message = self.connection.recv().await?.into_bytes();
+            check_length(message.len(), burst)?;
+        }
+        Ok(())
+    }
+
+    /// Sends for a while, and ends with a mark; or counts up to it.
+    async fn timed(&self, burst: &Burst, active: bool) -> Result<u64> {
+        let mut arrived = 0;
+        if !active {
+            loop {
+                let message = self.connection.recv().await?.into_bytes();
+                if message == MARK {
+                    break;
+                }
+                check_length(message.len(), burst)?;
+                arrived += 1;
+            }
+            self.settle(false).await?;
+            return Ok(arrived);
+        }
+        let length = Duration::try_from_secs_f64(burst.seconds.unwrap_or(0.0))?;
+        let message = self.source.slice(..burst.size as usize);
+        let window = burst.outstanding.max(2) as usize;
+        let mut sending = VecDeque::with_capacity(window);
+        let started = Instant::now();
+        while started.elapsed() < length.min(PATIENCE) {
+            if sending.len() == window {
+                finish(&mut sending, window / 2).await?;
+            }
+            sending.push_back(self.connection.send(message.clone())?);
+        }
+        drop(self.connection.send(MARK)?);
+        self.settle(true).await?;
+        Ok(arrived)
+    }
+
+    async fn write_all(&self, burst: &Burst) -> Result<()> {
+        let theirs = self.theirs(burst)?;
+        let data = self.source.slice(..burst.size as usize);
+        let outstanding = burst.outstanding.max(1) as usize;
+        let mut writing = VecDeque::with_capacity(outstanding);
+        for _ in 0..burst.count {
+            if writing.len() == outstanding {
+                finish(&mut writing, outstanding.div_ceil(2)).await?;
+            }
+            writing.push_back(self.connection.write(data.clone(), &theirs, 0));
+        }
+        let rest = writing.len();
+        finish(&mut writing, rest).await
+    }
+
+    async fn read_all(&mut self, burst: &Burst) -> Result<()> {
+        let theirs = self.theirs(burst)?;
+        let outstanding = burst.outstanding.max(1) as usize;
+        let mut reading = VecDeque::with_capacity(outstanding);
+        for _ in 0..burst.count {
+            if reading.len() == outstanding {
+                self.finish_reads(&mut reading, outstanding.div_ceil(2))
+                    .await?;
+            }
+            let mut buffer = self.buffers.pop().unwrap_or_default();
+            buffer.resize(burst.size as usize, 0);
+            reading.push_back(self.connection.read(&theirs, 0, buffer));
+        }
+        let rest = reading.len();
+        self.finish_reads(&mut reading, rest).await
+    }
+
+    /// Takes back the buffers of the first `number` reads, the last of them first.
+    async fn finish_reads(&mut self, reading: &mut VecDeque<Reading>, number: usize) -> Result<()> {
+        for operation in reading.drain(..number).rev() {
+            self.buffers.push(operation.await?);
+        }
+        Ok(())
+    }
+
+    /// The peer's memory as far as a burst goes.
+    fn theirs(&self, burst: &Burst) -> Result<[BufferDescriptorV1; 1]> {
+        let theirs = self
+            .theirs
+            .context("no memory is registered on this link")?;
+        let theirs = match burst.kind {
+            Kind::Read => theirs.to_read,
+            _ => theirs.to_write,
+        };
+        ensure!(burst.size <= theirs.length, "the other end registered less");
+        Ok([BufferDescriptorV1 {
+            length: burst.size,
+            ..theirs
+        }])
+    }
+
+    async fn echo(&self, burst: &Burst) -> Result<Vec<u64>> {
+        let message = self.source.slice(..burst.size as usize);
+        let mut round_trips = Vec::with_capacity(burst.count as usize);
+        for _ in 0..burst.count {
+            let started = Instant::now();
+            let sending = self.connection.send(message.clone())?;
+            let echo = self.connection.recv().await?.into_bytes();
+            round_trips.push(started.elapsed().as_nanos() as u64);
+            drop(sending);
+            check_length(echo.len(), burst)?;
+        }
+        Ok(round_trips)
+    }
+
+    async fn answer(&self, burst: &Burst) -> Result<()> {
+        let mut last = None;
+        for _ in 0..burst.count {
+            let message = self.connection.recv().await?;
+            last = Some(self.connection.send(message)?);
+        }
+        match last {
+            Some(last) => Ok(last.await?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Says that a burst is over. What bursts are made of does not look like it.
+const MARK: &[u8] = b"over, and all of it is here";
+
+/// What a burst's messages are made of.
+pub(crate) fn source(length: u32) -> Bytes {
+    let mut bytes = vec![0; length as usize];
+    fastrand::Rng::with_seed(u64::from(length)).fill(&mut bytes);
+    bytes.into()
+}
+
+fn check_length(length: usize, burst: &Burst) -> Result<()> {
+    ensure!(
+        length == burst.size as usize,
+        "a message of {length} bytes arrived, {} were sent",
+        burst.size
+    );
+    Ok(())
+}
+
+/// Awaits the first `number` of what is under way, by waiting for the last of them.
+async fn finish<F, E>(under_way: &mut VecDeque<F>, number: usize) -> Result<()>
+where
+    F: Future<Output = Result<(), E>> + Unpin,
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let Some(last) = number.checked_sub(1) else {
+        return Ok(());
+    };
+    let last = under_way.get_mut(last).expect("so many are under way");
+    last.await?;
+    // They finish in order; one that failed has ended the connection, which the next call tells.
+    under_way.drain(..number);
+    Ok(())
+}
+
+/// Sends and receives at the same time.
+async fn both(
+    sending: impl Future<Output = Result<()>>,
+    receiving: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    tokio::try_join!(sending, receiving).map(|_| ())
+}
+
+/// What one connection did.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) arrived: u64,
+    pub(crate) round_trips: Vec<u64>,
+}
+
+/// One burst on all connections of a link, each in a task of its own: the future that a runtime
+/// is started with costs it two system calls whenever it is woken.
+pub(crate) async fn burst(ends: &mut Vec<End>, burst: &Burst, active: bool) -> Result<Vec<Done>> {
+    let _spinning = burst.busy.then(Spinning::start);
+    // Who looks for one connection's messages keeps its thread from the others'.
+    let looks = burst.busy && ends.len() == 1;
+    let busy_poll = if looks { LOOKS } else { Duration::ZERO };
+    let mut tasks = JoinSet::new();
+    for mut end in ends.drain(..) {
+        let burst = *burst;
+        end.connection.set_busy_poll(busy_poll);
+        tasks.spawn(async move {
+            let done = within(end.burst(&burst, active)).await;
+            (end, done)
+        });
+    }
+    let mut all = Vec::new();
+    while let Some(finished) = tasks.join_next().await {
+        let (end, done) = finished?;
+        ends.push(end);
+        all.push(done?);
+    }
+    Ok(all)
+}
+
+/// How long a busy end looks for a message itself before the runtime has a turn; that one does
+/// not sleep either.
+const LOOKS: Duration = Duration::from_micros(30);
+
+/// No burst takes so long that a user would wait for it.
+async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    match timeout(STUCK, work).await {
+        Ok(done) => done,
+        Err(_) => bail!("a burst does not end"),
+    }
+}
+
+const STUCK: Duration = Duration::from_secs(30);
+
+/// Keeps the runtime from sleeping: its sockets are looked at again and again.
+pub(crate) struct Spinning(Arc<AtomicBool>);
+
+impl Spinning {
+    pub(crate) fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            while !stopped.load(Ordering::Relaxed) {
+                yield_now().await;
+            }
+        });
+        Self(stop)
+    }
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

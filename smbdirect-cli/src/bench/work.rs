@@ -1,0 +1,118 @@
+//! What two ends agree to do: links between them, and bursts of work on a link.
+
+use serde::{Deserialize, Serialize};
+
+/// Connections of one kind, which stay up from one burst to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Link {
+    pub(crate) means: Means,
+    pub(crate) connections: u32,
+    /// The longest message on it, in bytes.
+    pub(crate) largest: u32,
+    /// Whether each end registers memory for the other.
+    pub(crate) rdma: bool,
+}
+
+/// By what data moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Means {
+    SmbDirect(Smb),
+    /// Plain TCP by blocking calls, or by spinning ones if the ends are to be busy.
+    Tcp,
+    /// tokio with a length before each message, from tokio-util.
+    Frames,
+    /// Pooled buffers through a channel, copied in and out: what one process can do.
+    Channel,
+}
+
+/// What SMB Direct connections are made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Smb {
+    /// Within the process, else over TCP.
+    pub(crate) loopback: bool,
+    pub(crate) crc: bool,
+    /// MaxSendSize and MaxReceiveSize of both ends.
+    pub(crate) segment: u32,
+    pub(crate) send_credit_target: u16,
+    pub(crate) receive_credit_max: u16,
+    pub(crate) max_read_write_size: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    Send,
+    /// Sends of several messages by one call.
+    Batch,
+    Write,
+    Read,
+    Echo,
+}
+
+/// Where the ends run.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Placement {
+    /// Each end on a core of its own
+    TwoCores,
+    /// Both ends on one core
+    SameCore,
+    /// Wherever the system puts them
+    Free,
+}
+
+/// A burst of work: the end that connects is active, the other takes part or looks on.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Burst {
+    pub(crate) kind: Kind,
+    pub(crate) size: u32,
+    /// Messages, operations or round trips of each connection.
+    pub(crate) count: u64,
+    /// Most operations that have been started and are not done.
+    pub(crate) outstanding: u32,
+    /// Both ends are active.
+    pub(crate) both: bool,
+    /// The ends never sleep.
+    pub(crate) busy: bool,
+    pub(crate) placement: Placement,
+    /// Go on for so many seconds instead of counting.
+    pub(crate) seconds: Option<f64>,
+}
+
+impl Burst {
+    /// Bytes that each connection moves one way.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.count.saturating_mul(self.size.into())
+    }
+}
+
+/// What one end did in a burst.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Half {
+    pub(crate) seconds: f64,
+    /// CPU time; `None` where the system does not tell.
+    pub(crate) cpu: Option<f64>,
+    /// Of a timed burst: messages that arrived, a number for each connection.
+    pub(crate) arrived: Vec<u64>,
+    /// Nanoseconds of each round trip.
+    #[serde(skip)]
+    pub(crate) round_trips: Vec<u64>,
+}
+
+/// Messages to have under way: a MiB of them, and not fewer than sixteen.
+pub(crate) fn window(size: u32) -> usize {
+    ((1 << 20) / size.max(1) as usize).clamp(16, 1024)
+}

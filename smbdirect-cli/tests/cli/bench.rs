@@ -1,0 +1,341 @@
+//! `bench`: every kind of row, on every kind of ends. No figure decides anything here.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use crate::support::{Done, PATIENCE, command, listening, run, start};
+
+/// A bench of bursts that are as short as can be.
+fn quick(arguments: &[&str]) -> Done {
+    let mut all = vec!["bench", "--rounds", "1", "--time", "0.002", "--json"];
+    all.extend(arguments);
+    run(&all)
+}
+
+/// The rows, each of which has moved something; the summary is the last word.
+#[track_caller]
+fn rows(done: &Done) -> Vec<Value> {
+    let mut events = done.json();
+    let summary = events.pop().expect("there is a summary");
+    assert_eq!(summary["event"], "summary", "{summary}");
+    assert_eq!(summary["interrupted"], false);
+    events.retain(|event| event["event"] == "row");
+    assert_eq!(summary["rows"], events.len());
+    for row in &events {
+        for key in ["gib_per_second", "messages_per_second"] {
+            assert!(row[key].as_f64().unwrap() > 0.0, "{key}: {row}");
+        }
+        assert!(row["samples"].as_u64().unwrap() > 0, "{row}");
+    }
+    events
+}
+
+/// How many rows have these values.
+fn count(rows: &[Value], wanted: &[(&str, Value)]) -> usize {
+    let has = |row: &&Value| wanted.iter().all(|(key, value)| row[*key] == *value);
+    rows.iter().filter(has).count()
+}
+
+#[test]
+fn each_kind_of_work_with_its_comparisons() {
+    let done = quick(&["--sizes", "64,64K", "--what", "send,write,read,memory"]).succeeded();
+    let rows = rows(&done);
+    for (kind, means, segments) in [
+        ("send", "smbdirect", 2),
+        ("write", "smbdirect", 1),
+        ("read", "smbdirect", 1),
+        ("send", "tcp", 1),
+        ("send", "tcp-batched", 1),
+        ("send", "frames", 1),
+    ] {
+        let wanted = [("kind", kind.into()), ("means", means.into())];
+        assert_eq!(count(&rows, &wanted), 2 * segments, "{kind} by {means}");
+    }
+    assert_eq!(count(&rows, &[("kind", "memory".into())]), 4);
+    for row in &rows {
+        let compared = row["kind"] != "memory";
+        assert_eq!(row["ratio_to_tcp"].is_f64(), compared, "{row}");
+        assert_eq!(row["ratio_to_tcp_batched"].is_f64(), compared, "{row}");
+        assert!(!cfg!(target_os = "linux") || row["cpu_seconds_per_gib"].is_f64());
+    }
+}
+
+#[test]
+fn settings_reach_the_connection() {
+    let done = quick(&[
+        "--what",
+        "rate,write",
+        "--sizes",
+        "8M",
+        "--segment",
+        "1364,4K",
+        "--outstanding",
+        "1,32",
+        "--crc",
+        "off",
+        "--both",
+        "--alone",
+    ])
+    .succeeded();
+    let rows = rows(&done);
+    // Small messages by calls for many and by one call each, at each size of segments.
+    assert_eq!(rows.len(), 6);
+    assert_eq!(
+        count(&rows, &[("crc", false.into()), ("both", true.into())]),
+        6
+    );
+    assert_eq!(count(&rows, &[("means", "smbdirect-batched".into())]), 2);
+    for (key, values) in [("segment", [1364, 4096]), ("outstanding", [1, 32])] {
+        for value in values {
+            assert!(count(&rows, &[(key, value.into())]) >= 1, "{key} {value}");
+        }
+    }
+    assert_eq!(count(&rows, &[("size", (8 << 20).into())]), 2);
+}
+
+#[test]
+fn round_trips_have_a_histogram() {
+    let done = quick(&["--what", "latency"]).succeeded();
+    let rows = rows(&done);
+    assert_eq!(count(&rows, &[("busy_poll", false.into())]), 3);
+    // Who spins needs a core of its own.
+    let busy = count(&rows, &[("busy_poll", true.into())]);
+    let shared = count(&rows, &[("placement", "same-core".into())]) > 0;
+    assert_eq!(busy, if shared { 0 } else { 3 });
+    for row in &rows {
+        let latency = &row["latency"];
+        let at = |key: &str| latency[key].as_f64().unwrap();
+        assert!(at("min_seconds") > 0.0);
+        assert!(at("min_seconds") <= at("max_seconds"));
+        assert!(!latency["histogram"].as_array().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn in_the_process_it_is_compared_with_a_channel() {
+    let done = quick(&[
+        "--transport",
+        "loopback",
+        "--sizes",
+        "1000",
+        "--what",
+        "send,write,read,latency",
+    ])
+    .succeeded();
+    let rows = rows(&done);
+    let ours = [
+        ("transport", "loopback".into()),
+        ("crc", false.into()),
+        ("size", 1000.into()),
+    ];
+    assert_eq!(count(&rows, &ours), 4);
+    assert_eq!(count(&rows, &[("means", "channel".into())]), 2);
+}
+
+#[test]
+fn several_connections_both_ways() {
+    for arguments in [&["--both"][..], &["--connections", "3"]] {
+        let mut all = vec!["--what", "send,read,write", "--sizes", "5000"];
+        all.extend(arguments);
+        let done = quick(&all).succeeded();
+        let rows = rows(&done);
+        // Frames are compared one way, with one connection.
+        assert_eq!(rows.len(), 6, "{rows:?}");
+        assert_eq!(count(&rows, &[("means", "tcp".into())]), 1);
+    }
+}
+
+#[test]
+fn ends_in_two_processes() {
+    let done = quick(&[
+        "--processes",
+        "2",
+        "--what",
+        "send,latency",
+        "--sizes",
+        "4K",
+    ])
+    .succeeded();
+    assert!(rows(&done).len() >= 7);
+}
+
+#[test]
+fn an_end_elsewhere_survives_what_it_is_sent() {
+    let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
+    let orders = [
+        "GET / HTTP/1.1\r\n\r\n",
+        "{\"order\":\"burst\",\"id\":7,\"burst\":{\"kind\":\"send\",\"size\":0,\"count\":1,\
+         \"outstanding\":1,\"both\":false,\"busy\":false,\"placement\":\"free\",\"seconds\":null}}\n",
+        "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":4000000000,\
+         \"largest\":4000000000,\"rdma\":true},\
+         \"congestion_control\":null}\n",
+        "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"loopback\":false,\
+         \"crc\":true,\"segment\":4000000000,\"send_credit_target\":65535,\
+         \"receive_credit_max\":65535,\"max_read_write_size\":65536}},\"connections\":1,\
+         \"largest\":1,\"rdma\":true},\"congestion_control\":null}\n",
+    ];
+    for order in orders {
+        let mut stream = TcpStream::connect(&serving.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(order.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answers = String::new();
+        let _ = stream.read_to_string(&mut answers);
+        assert!(answers.starts_with("{\"answer\":\"hello\""), "{answers}");
+        let refused = answers.contains("\"answer\":\"failed\"");
+        assert_eq!(refused, order.starts_with('{'), "{answers}");
+    }
+    let done = quick(&[&serving.address, "--what", "send,read", "--sizes", "4K"]).succeeded();
+    assert_eq!(count(&rows(&done), &[("placement", "free".into())]), 6);
+    let done = serving.terminate().succeeded();
+    assert_eq!(done.stdout.matches("bench from 127.0.0.1:").count(), 5);
+    assert!(
+        done.stdout.contains("does not speak as `smbdirect bench`"),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn no_end_or_another_service_elsewhere() {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    run(&["bench", &port])
+        .failed(1, "does `smbdirect bench --serve` run there?")
+        .one_line();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for stream in other.incoming().flatten() {
+            let mut stream = stream;
+            let _ = stream.write_all(b"220 mail.example ESMTP\r\n");
+        }
+    });
+    run(&["bench", &address])
+        .failed(1, "the other end does not speak as `smbdirect bench` does")
+        .one_line();
+}
+
+#[test]
+fn a_drawing_is_well_formed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rates.svg");
+    let file = path.to_str().unwrap();
+    quick(&["--what", "send,write", "--sizes", "64,4K", "--svg", file]).succeeded();
+    let drawing = fs::read_to_string(&path).unwrap();
+    assert!(drawing.starts_with("<svg "), "{drawing}");
+    for name in [
+        "Send, 8136 B segments",
+        "Write, 16",
+        "TCP, batched",
+        "GiB/s",
+    ] {
+        assert!(drawing.contains(name), "{name} is not in the drawing");
+    }
+    let mut open = Vec::new();
+    for tag in drawing.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').expect("a tag ends");
+        assert!(!text.contains('>') && tag.matches('"').count() % 2 == 0);
+        let name = |tag: &str| tag.split([' ', '\n']).next().unwrap().to_owned();
+        match tag.strip_prefix('/') {
+            Some(closed) => assert_eq!(open.pop(), Some(name(closed))),
+            None if tag.ends_with('/') || tag.starts_with(['!', '?']) => {}
+            None => open.push(name(tag)),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    let nowhere = directory.path().join("no/rates.svg");
+    let nowhere = nowhere.to_str().unwrap();
+    quick(&[
+        "--what", "send", "--sizes", "64", "--alone", "--svg", nowhere,
+    ])
+    .failed(1, "cannot write");
+}
+
+#[test]
+fn a_signal_ends_it_with_what_there_is() {
+    // How long a machine takes until there is something is not for a test to say.
+    for seconds in [1, 5, 25] {
+        let mut arguments = vec!["bench", "--alone", "--what", "send", "--sizes", "64,4K"];
+        arguments.extend(["--time", "0.01", "--rounds", "1000"]);
+        let mut running = start(&arguments);
+        assert!(running.line().starts_with("SMB Direct over iwarp"));
+        thread::sleep(Duration::from_secs(seconds));
+        running.signal("INT");
+        let done = running.finish();
+        if done.status.success() {
+            // It was faster.
+            return;
+        }
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        assert!(done.stdout.contains("\ninterrupted"), "{done:?}");
+        if done.stdout.contains("\nSend, 8136 B segments") {
+            return;
+        }
+    }
+    panic!("there was never anything");
+}
+
+#[test]
+fn programs_that_are_not_installed_are_named() {
+    let mut without = command(&[
+        "bench",
+        "--json",
+        "--compare",
+        "--alone",
+        "--what",
+        "rate",
+        "--rounds",
+        "1",
+        "--time",
+        "0.002",
+    ]);
+    without.env("PATH", "");
+    let done = crate::support::Running::new(without).finish().succeeded();
+    let events = done.json();
+    let skipped: Vec<_> = events
+        .iter()
+        .filter(|event| event["event"] == "skipped")
+        .map(|event| event["why"].as_str().unwrap())
+        .collect();
+    assert_eq!(skipped.len(), 3);
+    for package in ["iperf3", "ucx-utils", "libfabric-bin"] {
+        assert!(skipped.iter().any(|why| why.contains(package)), "{package}");
+    }
+}
+
+#[test]
+fn goals_are_measured_and_judged() {
+    let done = quick(&["--reach"]);
+    // Whether they are reached is not for a test to say.
+    assert!(matches!(done.status.code(), Some(0 | 1)), "{done:?}");
+    assert_eq!(done.stderr, "");
+    let events = done.json();
+    let goals: Vec<_> = events
+        .iter()
+        .filter(|event| event["event"] == "reach")
+        .collect();
+    assert!(goals.len() >= 20, "{}", done.stdout);
+    for goal in &goals {
+        let verdict = match goal["measured"].as_f64() {
+            Some(measured) if goal["at_least"] == true => {
+                Value::from(measured >= goal["must"].as_f64().unwrap())
+            }
+            Some(measured) => Value::from(measured <= goal["must"].as_f64().unwrap()),
+            None => Value::Null,
+        };
+        assert_eq!(goal["ok"], verdict, "{goal}");
+    }
+    for kind in ["idle_connections", "active_connections"] {
+        assert!(events.iter().any(|event| event["event"] == kind), "{kind}");
+    }
+}

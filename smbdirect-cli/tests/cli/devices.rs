@@ -1,0 +1,47 @@
+//! RDMA adapters: what the commands say where there are none.
+
+use crate::support::run;
+
+#[test]
+fn without_adapters_one_line_says_what_was_looked_for_and_what_to_do() {
+    let devices = run(&["devices"]);
+    if devices.status.success() {
+        println!("skipped: this machine has an RDMA adapter");
+        return;
+    }
+    for arguments in [
+        &["devices"][..],
+        &["devices", "--json"],
+        &["ping", "--transport", "verbs", "127.0.0.1"],
+        &["send", "--transport", "verbs", "127.0.0.1", "Cargo.toml"],
+        &["listen", "--transport", "verbs", "--echo"],
+        &["gateway", "--transport", "verbs", ":0", "127.0.0.1"],
+        &["tdi", "--transport", "verbs", "127.0.0.1"],
+        &["demo", "--transport", "verbs"],
+    ] {
+        let done = run(arguments);
+        let says = ["libibverbs", "kernel has no RDMA", "no RDMA device"];
+        let named = says.iter().find(|says| done.stderr.contains(**says));
+        done.failed(1, named.expect("it says what was looked for"));
+        done.one_line();
+        let cures = ["; install ", "; load ", "; check "];
+        assert!(
+            cures.iter().any(|cure| done.stderr.contains(cure)),
+            "{done:?}"
+        );
+        assert!(!done.stderr.contains("os error"), "{done:?}");
+        assert_eq!(done.stdout, "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn what_adapters_send_cannot_be_captured_here() {
+    for command in ["demo", "listen"] {
+        let mut arguments = vec![command, "--transport", "verbs", "--pcap", "x.pcap"];
+        if command == "listen" {
+            arguments.push("--echo");
+        }
+        let done = run(&arguments);
+        done.failed(2, "--pcap has nothing to see with --transport verbs");
+    }
+}
