@@ -272,10 +272,10 @@ impl State {
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..ROUNDS {
-            let posted = self.post_work(now, context);
-            // Behind the flush, which may have finished work.
-            let completed = self.take_completions(now, context);
-            if completed == 0 && posted == 0 {
+            self.post_work(now, context);
+            // Behind the flush, which may have finished work. If nothing came of it, the engine
+            // wants no more than it wanted just now.
+            if self.take_completions(now, context) == 0 {
                 self.after_drive();
                 return;
             }
@@ -312,8 +312,8 @@ impl State {
         ROUND
     }
 
-    fn post_work(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
-        let mut posted = 0;
+    fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {
+        let mut posted = false;
         let mut room = self.room();
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
@@ -321,14 +321,13 @@ impl State {
                 _ => room.sends -= 1,
             }
             self.queue_pair.post(work);
-            posted += 1;
+            posted = true;
         }
         self.take_events();
-        if posted > 0 {
+        if posted {
             self.last_flush = Some(now);
         }
         self.queue_pair.flush(context);
-        posted
     }
 
     fn after_drive(&mut self) {
@@ -540,6 +539,9 @@ impl Future for Driver {
                 }
                 // While this runs the task is awake: nothing earlier needs arming.
                 state.armed = Some(now);
+                // Mostly something came, and what it asks for leaves with what was left for the
+                // task.
+                state.take_completions(now, context);
                 state.drive(now);
                 if state.finished && state.orphans.is_empty() {
                     return Poll::Ready(());
