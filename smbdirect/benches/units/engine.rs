@@ -94,8 +94,10 @@ pub(crate) struct End {
     carried: Vec<WorkId>,
     /// What has come and is not received.
     pub(crate) incoming: Vec<Bytes>,
-    /// Received messages are cut off this, as a provider does.
+    /// Received messages are cut off this, as a provider does,
     arena: BytesMut,
+    /// and end here, since the memory of messages is the provider's to free.
+    gone: Vec<Bytes>,
 }
 
 impl End {
@@ -109,6 +111,7 @@ impl End {
             carried: Vec::with_capacity(2 * BATCH),
             incoming: Vec::with_capacity(2 * BATCH),
             arena: BytesMut::new(),
+            gone: Vec::with_capacity(2 * BATCH),
         }
     }
 
@@ -140,6 +143,7 @@ impl End {
                     done.items += 1;
                     done.bytes += payload.len() as u64;
                     show(&payload);
+                    self.gone.push(payload);
                 }
             }
         }
@@ -169,6 +173,7 @@ fn carry(from: &mut End, to: &mut End) {
         else {
             unreachable!("the engines only send");
         };
+        to.gone.clear();
         to.arena.reserve(header.as_slice().len() + payload.len());
         to.arena.put_slice(header.as_slice());
         to.arena.put_slice(&payload);

@@ -48,6 +48,9 @@ impl Message {
 
     /// The message as one slice; copies only if it has several parts.
     pub fn into_bytes(mut self) -> Bytes {
+        if self.tail.is_none() {
+            return self.head;
+        }
         self.copy_to_bytes(self.length)
     }
 
