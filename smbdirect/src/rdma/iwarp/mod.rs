@@ -31,6 +31,7 @@ mod stream;
 #[cfg(feature = "tokio")]
 mod tcp;
 mod transmit;
+mod watch;
 
 pub use error::StreamError;
 pub use startup::{MpaCrc, Rtr};

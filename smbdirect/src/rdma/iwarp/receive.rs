@@ -33,6 +33,8 @@ static BLOCKS: Pool = Pool::new(BLOCK, 32);
 const LEND_FROM: usize = BLOCK / 4;
 /// Unread bytes of a tagged payload that make direct placement worth its bookkeeping.
 const PLACE_FROM: usize = 16 * 1024;
+/// Where the last read was small, the next one goes here first. A stream keeps it.
+const CUP: usize = 2 * 1024;
 /// Bytes of an arena, which a stream keeps.
 const ARENA: usize = 16 * 1024;
 /// The arenas of all streams.
@@ -44,6 +46,10 @@ static SMALL_BLOCKS: Pool = Pool::new(LEND_FROM, 64);
 #[derive(Debug)]
 pub(super) struct Receive {
     crc: bool,
+    /// What small reads fill. Empty until the first.
+    cup: Vec<u8>,
+    /// Whether the next read is to fill the cup.
+    into_cup: bool,
     block: Block,
     /// What was read and not looked at is `block[start..end]`.
     start: usize,
@@ -98,6 +104,8 @@ impl Receive {
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
             crc: config.crc,
+            cup: Vec::new(),
+            into_cup: true,
             block: Block::None,
             start: 0,
             end: 0,
@@ -132,11 +140,17 @@ impl Receive {
     }
 
     /// Where the next bytes go: first the place of a payload under way, if there is one, then
-    /// the block.
+    /// the cup or the block.
     pub(super) fn slices<'a>(
         &'a mut self,
         shared: &'a mut Shared,
     ) -> Result<[&'a mut [u8]; 2], StreamError> {
+        // What is left of a segment is in the block, and what follows belongs behind it.
+        self.into_cup &= self.placing.is_none() && self.start == self.end;
+        if self.into_cup {
+            self.cup.resize(CUP, 0);
+            return Ok([&mut [], &mut self.cup]);
+        }
         let direct = match &self.placing {
             Some(placing) => placing.rest(shared)?,
             None => &mut [],
@@ -149,6 +163,10 @@ impl Receive {
 
     /// `count` bytes have gone to where [`slices`](Self::slices) pointed.
     pub(super) fn received(&mut self, count: usize, shared: &mut Shared) -> Result<(), Fault> {
+        if self.into_cup {
+            return self.received_in_cup(count, shared);
+        }
+        self.into_cup = count < CUP;
         let placed = match &mut self.placing {
             Some(placing) => placing.received(count, self.crc, shared)?,
             None => 0,
@@ -170,6 +188,24 @@ impl Receive {
         drop(block);
         if self.start == self.end {
             self.release();
+        }
+        Ok(())
+    }
+
+    /// `count` bytes are in the cup. If it is full, there may be more.
+    fn received_in_cup(&mut self, count: usize, shared: &mut Shared) -> Result<(), Fault> {
+        assert!(count <= self.cup.len(), "more was read than asked for");
+        if count == 0 {
+            return Ok(());
+        }
+        self.into_cup = count < self.cup.len();
+        let copy = self.arena.copy_of(&self.cup[..count]);
+        (self.start, self.end) = (0, count);
+        while self.step(&copy, 0, shared)? {}
+        let rest = &copy[self.start..self.end];
+        (self.start, self.end) = (0, rest.len());
+        if !rest.is_empty() {
+            self.block.make_room(0..0)[..rest.len()].copy_from_slice(rest);
         }
         Ok(())
     }
