@@ -81,6 +81,11 @@ impl Programs {
         (rows, missing)
     }
 
+    /// UCX over shared memory, if it is installed.
+    pub(crate) fn shared_memory(size: u32) -> Option<Row> {
+        is_installed("ucx_perftest").then_some(Row::Other(Other::UcxMemory, size))
+    }
+
     /// One run, of about `count` messages.
     pub(crate) fn run(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
         let mut why = None;
@@ -109,7 +114,7 @@ impl Programs {
         let text = start(client)?.output()?;
         match other {
             Other::Iperf3 => iperf3(&text),
-            Other::Ucx => ucx(&text, size),
+            Other::Ucx | Other::UcxMemory => ucx(&text, size),
             Other::Libfabric | Other::LibfabricLatency => libfabric(&text, size, count.max(LEAST)),
         }
     }
@@ -144,13 +149,16 @@ fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Comman
                 ],
             ),
         ),
-        Other::Ucx => {
+        Other::Ucx | Other::UcxMemory => {
             let test = ["-p", port, "-t", "tag_bw", "-s", &size, "-n", &count];
             let mut server = new("ucx_perftest", &["-p", port]);
             let mut client = new("ucx_perftest", &["127.0.0.1", "-w", "10", "-f", "-v"]);
             client.args(test);
             for command in [&mut server, &mut client] {
-                command.envs([("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")]);
+                match other {
+                    Other::UcxMemory => command.env("UCX_TLS", "posix,cma,self"),
+                    _ => command.envs([("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")]),
+                };
             }
             (server, client)
         }

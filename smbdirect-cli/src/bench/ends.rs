@@ -451,14 +451,15 @@ const MAX_LINKS: usize = 256;
 /// Bytes that the links of one peer may take.
 const MOST_MEMORY: u64 = 4 << 30;
 
-/// About what a link takes: for each connection what is sent and what is registered, and the
+/// About what a link takes: for each connection what is sent, read and written to, and the
 /// receives behind its credits.
 fn memory(link: &Link) -> u64 {
     let receives = match &link.means {
         Means::SmbDirect(smb) => u64::from(smb.segment) * u64::from(smb.receive_credit_max),
         _ => 0,
     };
-    let each = (u64::from(link.largest) * 2).saturating_add(receives);
+    let blocks = 2 + u64::from(link.places);
+    let each = (u64::from(link.largest) * blocks).saturating_add(receives);
     each.saturating_mul(link.connections.into())
 }
 
@@ -475,6 +476,10 @@ fn open(
     ensure!(
         (1..=connections).contains(&link.connections) && link.largest <= largest,
         "at most {connections} connections and messages of {largest} bytes"
+    );
+    ensure!(
+        (1..=MOST_OUTSTANDING).contains(&link.places),
+        "at most {MOST_OUTSTANDING} places to write to"
     );
     let taken: u64 = end.memory.values().sum();
     let after = taken.saturating_add(memory(link));
@@ -565,10 +570,15 @@ fn check(burst: &Burst, setting: &Setting) -> Result<()> {
         "a burst of {} is too long",
         burst.count
     );
-    ensure!(burst.outstanding <= 1024, "at most 1024 outstanding");
+    ensure!(
+        burst.outstanding <= MOST_OUTSTANDING,
+        "at most {MOST_OUTSTANDING} outstanding"
+    );
     Ok(())
 }
 
+/// Operations under way.
+const MOST_OUTSTANDING: u32 = 1024;
 /// Messages of a burst.
 pub(crate) const MOST: u64 = 1 << 32;
 /// Round trips of a burst, each of which is kept.

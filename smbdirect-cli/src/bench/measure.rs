@@ -143,7 +143,9 @@ impl Bench<'_> {
         let mut count = match row {
             Row::Work(work) if work.kind != Kind::Echo => (1 << 18) / u64::from(work.size) + 8,
             // Starting a program takes longer than most of what it does.
-            Row::Other(Other::Iperf3 | Other::Ucx, size) => (1 << 23) / u64::from(*size) + 100,
+            Row::Other(Other::Iperf3 | Other::Ucx | Other::UcxMemory, size) => {
+                (1 << 23) / u64::from(*size) + 100
+            }
             _ => 50,
         };
         for _ in 0..16 {

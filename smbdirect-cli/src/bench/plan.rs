@@ -37,6 +37,8 @@ pub(crate) enum Memory {
 pub(crate) enum Other {
     Iperf3,
     Ucx,
+    /// Within the machine, over shared memory.
+    UcxMemory,
     Libfabric,
     LibfabricLatency,
 }
@@ -81,6 +83,9 @@ impl Row {
             Self::Memory(Memory::Crc, _) => return "CRC32C, one core".into(),
             Self::Other(Other::Iperf3, _) => return "iperf3 -l SIZE".into(),
             Self::Other(Other::Ucx, _) => return "ucx_perftest -t tag_bw".into(),
+            Self::Other(Other::UcxMemory, _) => {
+                return "ucx_perftest -t tag_bw, shared memory".into();
+            }
             Self::Other(Other::Libfabric | Other::LibfabricLatency, _) => {
                 return "fi_pingpong -e msg, one at a time".into();
             }
@@ -90,6 +95,9 @@ impl Row {
             (Means::SmbDirect(_), Kind::Batch) => "Send, many a call".into(),
             (Means::SmbDirect(_), Kind::Echo) => "echo".into(),
             (Means::SmbDirect(_), Kind::Write) => format!("Write, {} at once", work.outstanding),
+            (Means::SmbDirect(_), Kind::WriteApart) => {
+                format!("Write, {} at once, apart", work.outstanding)
+            }
             (Means::SmbDirect(_), Kind::Read) => format!("Read, {} at once", work.outstanding),
             (Means::Tcp, Kind::Echo) => "TCP echo".into(),
             (Means::Tcp, Kind::Batch) => "TCP, batched".into(),
@@ -158,19 +166,25 @@ impl Work {
 pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
     let mut links: Vec<Link> = Vec::new();
     for work in rows.iter().filter_map(Row::work) {
-        let rdma = matches!(work.kind, Kind::Write | Kind::Read);
+        let rdma = matches!(work.kind, Kind::Write | Kind::WriteApart | Kind::Read);
+        let places = match work.kind {
+            Kind::WriteApart => work.outstanding.max(1),
+            _ => 1,
+        };
         let same =
             |link: &&mut Link| (link.means, link.connections) == (work.means, work.connections);
         match links.iter_mut().find(same) {
             Some(link) => {
                 link.largest = link.largest.max(work.size);
                 link.rdma |= rdma;
+                link.places = link.places.max(places);
             }
             None => links.push(Link {
                 means: work.means,
                 connections: work.connections,
                 largest: work.size,
                 rdma,
+                places,
             }),
         }
     }

@@ -108,6 +108,7 @@ const fn link(smb: Smb, connections: u32, largest: u32) -> Link {
         connections,
         largest,
         rdma: false,
+        places: 1,
     }
 }
 

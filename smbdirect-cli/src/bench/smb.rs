@@ -113,8 +113,11 @@ impl End {
         }
         if link.rdma {
             let mut ours = BytesMut::with_capacity(2 * BufferDescriptorV1::LENGTH);
-            for access in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
-                let buffer = BytesMut::from(&*end.source);
+            for (access, places) in [
+                (Access::REMOTE_READ, 1),
+                (Access::REMOTE_WRITE, link.places),
+            ] {
+                let buffer = BytesMut::from(&*end.source.repeat(places as usize));
                 let region = end.connection.register(buffer, access)?;
                 region.descriptor().encode(&mut ours);
                 end._regions.push(region);
@@ -143,7 +146,9 @@ impl End {
                 done.arrived = self.timed(burst, active).await?;
             }
             (Kind::Send | Kind::Batch, _) => self.messages(burst, active).await?,
-            (Kind::Write | Kind::Read, _) => self.transfers(burst, active).await?,
+            (Kind::Write | Kind::WriteApart | Kind::Read, _) => {
+                self.transfers(burst, active).await?
+            }
         }
         Ok(done)
     }
@@ -162,8 +167,8 @@ impl End {
     async fn transfers(&mut self, burst: &Burst, active: bool) -> Result<()> {
         if active || burst.both {
             match burst.kind {
-                Kind::Write => self.write_all(burst).await?,
-                _ => self.read_all(burst).await?,
+                Kind::Read => self.read_all(burst).await?,
+                _ => self.write_all(burst).await?,
             }
             drop(self.connection.send(MARK)?);
         }
@@ -283,11 +288,13 @@ impl End {
         let data = self.source.slice(..burst.size as usize);
         let outstanding = burst.outstanding.max(1) as usize;
         let mut writing = VecDeque::with_capacity(outstanding);
-        for _ in 0..burst.count {
+        let places = u64::from(burst.places());
+        for done in 0..burst.count {
             if writing.len() == outstanding {
                 finish(&mut writing, outstanding.div_ceil(2)).await?;
             }
-            writing.push_back(self.connection.write(data.clone(), &theirs, 0));
+            let place = done % places * u64::from(burst.size);
+            writing.push_back(self.connection.write(data.clone(), &theirs, place));
         }
         let rest = writing.len();
         finish(&mut writing, rest).await
@@ -327,11 +334,10 @@ impl End {
             Kind::Read => theirs.to_read,
             _ => theirs.to_write,
         };
-        ensure!(burst.size <= theirs.length, "the other end registered less");
-        Ok([BufferDescriptorV1 {
-            length: burst.size,
-            ..theirs
-        }])
+        let length = burst.size.checked_mul(burst.places());
+        let length = length.filter(|&length| length <= theirs.length);
+        let length = length.context("the other end registered less")?;
+        Ok([BufferDescriptorV1 { length, ..theirs }])
     }
 
     async fn echo(&self, burst: &Burst) -> Result<Vec<u64>> {

@@ -19,7 +19,7 @@ pub(crate) struct RowEvent {
     name: String,
     /// `send`, `write`, `read`, `echo`, `memory` or `program`.
     kind: &'static str,
-    /// `smbdirect`, `tcp`, `tcp-batched`, `frames`, `channel`, or nothing.
+    /// `smbdirect`, `smbdirect-apart`, `tcp`, `tcp-batched`, `frames`, `channel`, or nothing.
     means: Option<&'static str>,
     transport: Option<&'static str>,
     size: u32,
@@ -106,12 +106,13 @@ fn kind_and_means(row: &Row) -> (&'static str, Option<&'static str>) {
     };
     let kind = match work.kind {
         Kind::Send | Kind::Batch => "send",
-        Kind::Write => "write",
+        Kind::Write | Kind::WriteApart => "write",
         Kind::Read => "read",
         Kind::Echo => "echo",
     };
     let means = match (work.means, work.kind) {
         (Means::SmbDirect(_), Kind::Batch) => "smbdirect-batched",
+        (Means::SmbDirect(_), Kind::WriteApart) => "smbdirect-apart",
         (Means::SmbDirect(_), _) => "smbdirect",
         (Means::Tcp, Kind::Batch) => "tcp-batched",
         (Means::Tcp, _) => "tcp",

@@ -11,6 +11,8 @@ pub(crate) struct Link {
     pub(crate) largest: u32,
     /// Whether each end registers memory for the other.
     pub(crate) rdma: bool,
+    /// Places for the longest message in the memory that is written to.
+    pub(crate) places: u32,
 }
 
 /// By what data moves.
@@ -46,6 +48,9 @@ pub(crate) enum Kind {
     /// Sends of several messages by one call.
     Batch,
     Write,
+    /// RDMA Writes that each have a place of their own in the peer's memory while they are under
+    /// way, as Reads have in ours.
+    WriteApart,
     Read,
     Echo,
 }
@@ -96,6 +101,14 @@ impl Burst {
     /// Bytes that each connection moves one way.
     pub(crate) fn bytes(&self) -> u64 {
         self.count.saturating_mul(self.size.into())
+    }
+
+    /// Places in the peer's memory that it goes to by turns.
+    pub(crate) fn places(&self) -> u32 {
+        match self.kind {
+            Kind::WriteApart => self.outstanding.max(1),
+            _ => 1,
+        }
     }
 }
 
