@@ -42,6 +42,9 @@ use crate::{
 const ROUND: usize = 256;
 /// Rounds before the task lets others run.
 const ROUNDS: usize = 2;
+/// Bytes of finished reads before it does: who waits for them may have more to ask for, which the
+/// peer can look for while it is busy with those that are under way.
+const TURN: usize = 64 * 1024;
 /// A message that nobody waits for, because somebody waits for one behind it.
 pub(crate) const UNWATCHED: MessageId = MessageId(u64::MAX);
 /// What comes so soon after a flush waits for the task to flush it with others.
@@ -95,6 +98,8 @@ pub(crate) struct State {
     waker: Waker,
     /// It was woken, and has not run since.
     awake: bool,
+    /// Bytes of the reads that finished in this drive.
+    finished_reads: usize,
     /// What was left for it: bytes and how many messages, reads and writes.
     gathered: (usize, usize),
     /// When the task wakes by itself.
@@ -134,6 +139,7 @@ impl Shared {
                 wakes: Vec::new(),
                 waker: Waker::noop().clone(),
                 awake: false,
+                finished_reads: 0,
                 gathered: (0, 0),
                 armed: None,
                 last_flush: None,
@@ -268,11 +274,20 @@ impl State {
     /// Runs engine and queue pair until both have nothing to do, or the budget is spent; then the
     /// task goes on with the rest when others had their turn.
     pub(crate) fn drive(&mut self, now: Instant) {
+        self.finished_reads = 0;
+        self.go_on(now);
+    }
+
+    /// Drives on behind completions that were taken already.
+    fn go_on(&mut self, now: Instant) {
         self.gathered = (0, 0);
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..ROUNDS {
             self.post_work(now, context);
+            if self.finished_reads >= TURN {
+                break;
+            }
             // Behind the flush, which may have finished work. If nothing came of it, the engine
             // wants no more than it wanted just now.
             if self.take_completions(now, context) == 0 {
@@ -308,6 +323,9 @@ impl State {
             }
             self.engine.handle_completion(now, completion);
             self.take_events();
+            if self.finished_reads >= TURN {
+                return taken + 1;
+            }
         }
         ROUND
     }
@@ -390,6 +408,7 @@ impl State {
                     buffer,
                     completed,
                 } => {
+                    self.finished_reads += buffer.as_ref().map_or(0, BytesMut::len);
                     let result = if completed {
                         Ok(())
                     } else {
@@ -541,8 +560,9 @@ impl Future for Driver {
                 state.armed = Some(now);
                 // Mostly something came, and what it asks for leaves with what was left for the
                 // task.
+                state.finished_reads = 0;
                 state.take_completions(now, context);
-                state.drive(now);
+                state.go_on(now);
                 if state.finished && state.orphans.is_empty() {
                     return Poll::Ready(());
                 }
