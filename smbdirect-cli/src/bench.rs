@@ -32,7 +32,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use smbdirect::rdma::iwarp::{IwarpConfig, MpaCrc};
+use smbdirect::rdma::{
+    iwarp::{IwarpConfig, MpaCrc},
+    provider::Provider,
+};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -49,7 +52,7 @@ use ends::{Near, Setting};
 use machine::Cores;
 use measure::{Effort, Measured, Summary};
 use plan::{Choice, Row, What};
-use work::{Placement, Smb};
+use work::{Over, Placement, Smb};
 
 /// Measure bandwidth, message rate and round trips, beside plain TCP and memory
 ///
@@ -154,6 +157,8 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect bench --svg rates.svg
   smbdirect bench --serve :5446            on one machine
   smbdirect bench HOST                     on another
+  smbdirect bench --serve --transport verbs, and there
+  smbdirect bench --transport verbs HOST   over RDMA adapters: HOST is an address of one
 
   Where the system's congestion control is bbr, which costs much on one machine:
   smbdirect bench --congestion-control reno
@@ -209,6 +214,7 @@ impl Bench {
             return serve::run(&self, &cores).await;
         }
         let choice = self.choice(&cores)?;
+        let adapters = self.adapters()?;
         let (stop, mut interrupted) = (
             Arc::new(AtomicBool::new(false)),
             signals::Interrupted::new(),
@@ -217,7 +223,7 @@ impl Bench {
         let stopped = stop.clone();
         let worker = move || {
             // Nobody waits for it after a second signal.
-            let _ = sender.send(self.measure(&cores, &choice, &stopped));
+            let _ = sender.send(self.measure(&cores, adapters, &choice, &stopped));
         };
         thread::Builder::new().name("bench".into()).spawn(worker)?;
         tokio::select! {
@@ -233,16 +239,23 @@ impl Bench {
 
     fn choice(&self, cores: &Cores) -> Result<Choice> {
         let config = self.options.config(Some(&self.connect), None)?;
-        let loopback = match self.options.transport {
-            Transport::Iwarp => false,
-            Transport::Loopback => true,
-            Transport::Verbs => {
-                return Err(usage(
-                    "bench measures iwarp and loopback, not --transport verbs",
-                ));
-            }
+        let over = match self.options.transport {
+            Transport::Iwarp => Over::Iwarp,
+            Transport::Loopback => Over::Loopback,
+            Transport::Verbs => Over::Verbs,
         };
-        if loopback && (self.address.is_some() || self.processes > 1) {
+        if over == Over::Verbs && self.address.is_none() {
+            return Err(usage(
+                "--transport verbs needs ADDR: an address of an adapter, where \
+                 `smbdirect bench --serve --transport verbs` runs, on this machine or another",
+            ));
+        }
+        if over == Over::Verbs && (self.reach || self.compare) {
+            return Err(usage(
+                "--reach and --compare are about this machine alone, without --transport verbs",
+            ));
+        }
+        if over == Over::Loopback && (self.address.is_some() || self.processes > 1) {
             return Err(usage("--transport loopback stays within one process"));
         }
         if self.address.is_some() && self.processes > 1 {
@@ -279,13 +292,14 @@ impl Bench {
             ));
         }
         let crcs = match (MpaCrc::from(self.options.mpa_crc), self.full) {
+            _ if over == Over::Verbs => vec![false],
             (MpaCrc::Auto, true) => vec![true, false],
             (MpaCrc::Off, _) => vec![false],
             _ => vec![true],
         };
         Ok(Choice {
             smb: Smb {
-                loopback,
+                over,
                 crc: true,
                 segment: 0,
                 send_credit_target: config.send_credit_target,
@@ -389,23 +403,39 @@ impl Bench {
         }
     }
 
-    fn setting(&self, cores: &Cores) -> Setting {
+    /// The adapters of this machine, where they are what it is about.
+    fn adapters(&self) -> Result<Option<Arc<dyn Provider>>> {
+        if self.options.transport != Transport::Verbs {
+            return Ok(None);
+        }
+        let (adapters, _) = transport::one_end(&self.options, Some(&self.connect), false)?;
+        Ok(Some(adapters))
+    }
+
+    fn setting(&self, cores: &Cores, adapters: Option<Arc<dyn Provider>>) -> Setting {
         Setting {
             cores: cores.clone(),
             iwarp: IwarpConfig {
                 congestion_control: self.congestion_control.clone(),
                 ..transport::iwarp_config(&self.options)
             },
+            adapters,
             in_process: None,
             limits: (MOST_CONNECTIONS, LARGEST),
         }
     }
 
     /// Everything, in a thread of its own: it is the near end.
-    fn measure(&self, cores: &Cores, choice: &Choice, stop: &AtomicBool) -> Result<bool> {
+    fn measure(
+        &self,
+        cores: &Cores,
+        adapters: Option<Arc<dyn Provider>>,
+        choice: &Choice,
+        stop: &AtomicBool,
+    ) -> Result<bool> {
         let report = Report::new(self.options.json);
         let load_before = machine::load();
-        let setting = self.setting(cores);
+        let setting = self.setting(cores, adapters);
         let mut far = serve::Far::start(self, &setting)?;
         let mut near = far.near(setting)?;
         if self.reach {
@@ -484,11 +514,7 @@ impl Bench {
     }
 
     fn print_head(&self, report: &Report, choice: &Choice) {
-        let transport = if choice.smb.loopback {
-            "loopback"
-        } else {
-            "iwarp"
-        };
+        let transport = choice.smb.over.name();
         let ends = match (&self.address, self.processes) {
             (Some(address), _) => format!("this machine and {address}"),
             (None, 1) => "both ends in this process".into(),

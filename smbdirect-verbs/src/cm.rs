@@ -63,6 +63,10 @@ impl Channel {
         Ok(Arc::new(channel))
     }
 
+    pub(crate) const fn library(&self) -> &Arc<Functions> {
+        &self.functions
+    }
+
     /// The next event, if there is one.
     pub(crate) fn next(&self) -> io::Result<Option<Event>> {
         let mut raw = ptr::null_mut();

@@ -41,6 +41,9 @@ pub struct ibv_device {
     pub _ops: [*mut c_void; 2],
     pub node_type: c_int,
     pub transport_type: c_int,
+    pub name: [c_char; 64],
+    /// Of its node in /dev/infiniband.
+    pub dev_name: [c_char; 64],
 }
 
 /// The functions of a device that its driver provides, and that headers call inline.
@@ -68,6 +71,14 @@ pub struct ibv_context {
     pub device: *mut ibv_device,
     pub ops: ibv_context_ops,
     pub cmd_fd: c_int,
+    pub async_fd: c_int,
+}
+
+#[repr(C)]
+pub struct ibv_async_event {
+    /// What it is about: a pointer to it, or a port's number, in a union.
+    pub element: *mut c_void,
+    pub event_type: c_uint,
 }
 
 #[repr(C)]
@@ -354,7 +365,12 @@ pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
 pub const IBV_WC_IP_CSUM_OK: c_uint = 1 << 2;
 pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
 
+pub const IBV_EVENT_CQ_ERR: c_uint = 0;
+pub const IBV_EVENT_QP_FATAL: c_uint = 1;
+pub const IBV_EVENT_QP_REQ_ERR: c_uint = 2;
+pub const IBV_EVENT_QP_ACCESS_ERR: c_uint = 3;
 pub const IBV_EVENT_COMM_EST: c_int = 4;
+pub const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
 
 pub const RDMA_PS_TCP: c_int = 0x0106;
 pub const RDMA_CM_EVENT_ADDR_RESOLVED: c_uint = 0;
@@ -410,11 +426,12 @@ pub fn layout() -> Vec<Fact> {
         )+};
     }
     offsets! {
-        ibv_device { node_type, transport_type }
+        ibv_device { node_type, transport_type, name, dev_name }
         ibv_context_ops {
             alloc_mw, dealloc_mw, poll_cq, req_notify_cq, post_send, post_recv,
         }
-        ibv_context { device, ops, cmd_fd }
+        ibv_context { device, ops, cmd_fd, async_fd }
+        ibv_async_event { element, event_type }
         ibv_comp_channel { context, fd }
         ibv_cq { context }
         ibv_qp { context }
@@ -467,7 +484,7 @@ pub fn layout() -> Vec<Fact> {
     }
     // The library writes or reads all of these.
     sizes! {
-        ibv_context_ops ibv_device_attr ibv_port_attr ibv_wc ibv_sge ibv_recv_wr ibv_send_wr
+        ibv_context_ops ibv_async_event ibv_device_attr ibv_port_attr ibv_wc ibv_sge ibv_recv_wr ibv_send_wr
         ibv_mw_bind_info ibv_qp_cap ibv_qp_init_attr rdma_addr rdma_route rdma_conn_param
     }
     constants! {
@@ -480,7 +497,9 @@ pub fn layout() -> Vec<Fact> {
         IBV_WC_WR_FLUSH_ERR IBV_WC_MW_BIND_ERR IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR
         IBV_WC_REM_INV_REQ_ERR IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR IBV_WC_RETRY_EXC_ERR
         IBV_WC_RNR_RETRY_EXC_ERR IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR IBV_WC_FATAL_ERR
-        IBV_WC_RESP_TIMEOUT_ERR IBV_WC_RECV IBV_WC_WITH_IMM IBV_WC_IP_CSUM_OK IBV_WC_WITH_INV IBV_EVENT_COMM_EST RDMA_PS_TCP
+        IBV_WC_RESP_TIMEOUT_ERR IBV_WC_RECV IBV_WC_WITH_IMM IBV_WC_IP_CSUM_OK IBV_WC_WITH_INV
+        IBV_EVENT_CQ_ERR IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR
+        IBV_EVENT_COMM_EST IBV_EVENT_DEVICE_FATAL RDMA_PS_TCP
         RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED
         RDMA_CM_EVENT_ROUTE_ERROR RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_ERROR
         RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED
@@ -556,6 +575,9 @@ functions! {
         fn ibv_get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
         fn ibv_ack_cq_events(*mut ibv_cq, c_uint);
         fn ibv_wc_status_str(c_uint) -> *const c_char;
+        fn ibv_get_async_event(*mut ibv_context, *mut ibv_async_event) -> c_int;
+        fn ibv_ack_async_event(*mut ibv_async_event);
+        fn ibv_event_type_str(c_uint) -> *const c_char;
     }
     librdmacm {
         fn rdma_create_event_channel() -> *mut rdma_event_channel;

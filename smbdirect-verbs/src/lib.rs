@@ -19,7 +19,8 @@
 //! headers.
 //!
 //! [`Verbs`] is the provider; [`Device`] tells what there is. Below them, from the bottom up:
-//! [`ffi`] (the C names), `cm` (the connection manager), `memory` (what the adapter may touch),
+//! [`ffi`] (the C names), `cm` (the connection manager), `adapter` (what becomes of a device),
+//! `memory` (what the adapter may touch),
 //! [`ledger`] (what its completions mean, without unsafe) and `queue_pair`.
 
 #![cfg(target_os = "linux")]
@@ -27,6 +28,7 @@
 pub mod ffi;
 pub mod ledger;
 
+mod adapter;
 mod cm;
 mod device;
 mod memory;

@@ -1,9 +1,12 @@
 //! The provider: connecting, listening and accepting by the connection manager.
 
 use std::{
-    fmt, io,
+    fmt,
+    future::poll_fn,
+    io,
     net::SocketAddr,
     sync::{Arc, OnceLock},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -18,6 +21,7 @@ use thiserror::Error;
 use tokio::{task::spawn_blocking, time::timeout};
 
 use crate::{
+    adapter::Watch,
     cm::{Channel, Depths, Event, Events, Id},
     device::{self, Abilities, Device, Transport},
     ffi::{self, Functions},
@@ -242,10 +246,7 @@ impl Provider for Verbs {
         address: SocketAddr,
     ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
         let listener = VerbsListener::new(self, address);
-        Box::pin(async move {
-            let listener = listener.map_err(|error| failure("listening", &error))?;
-            Ok(Box::new(listener) as Box<dyn Listener>)
-        })
+        Box::pin(async move { Ok(Box::new(listener?) as Box<dyn Listener>) })
     }
 }
 
@@ -460,6 +461,8 @@ const PORTS_TRIED: u32 = 16;
 struct VerbsListener {
     local_address: SocketAddr,
     events: Events,
+    /// The device it is bound to; none where it listens on all.
+    watch: Option<Watch>,
     /// Kept to go on listening.
     _ids: Vec<Id>,
     channel: Arc<Channel>,
@@ -467,8 +470,26 @@ struct VerbsListener {
 }
 
 impl VerbsListener {
-    fn new(verbs: &Verbs, address: SocketAddr) -> io::Result<Self> {
-        let config = verbs.config.clone();
+    fn new(verbs: &Verbs, address: SocketAddr) -> Result<Self, ProviderError> {
+        let (channel, ids, local_address) =
+            Self::bind(verbs, address).map_err(|error| failure("listening", &error))?;
+        let watch = match &ids[0] {
+            id if id.context().is_null() => None,
+            id => Some(Watch::new(id)?),
+        };
+        let events = Events::new(channel.clone());
+        Ok(Self {
+            local_address,
+            events: events.map_err(|error| failure("listening", &error))?,
+            watch,
+            _ids: ids,
+            channel,
+            config: verbs.config.clone(),
+        })
+    }
+
+    fn bind(verbs: &Verbs, address: SocketAddr) -> io::Result<(Arc<Channel>, Vec<Id>, SocketAddr)> {
+        let config = &verbs.config;
         let channel = Channel::new(verbs.functions.clone())?;
         let listen = |port: u16| {
             let id = Id::new(channel.clone())?;
@@ -495,20 +516,24 @@ impl VerbsListener {
                 }
             }
         }
-        Ok(Self {
-            local_address,
-            events: Events::new(channel.clone())?,
-            _ids: ids,
-            channel,
-            config,
-        })
+        Ok((channel, ids, local_address))
+    }
+
+    /// The next event, or what became of the device.
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<Event, ProviderError>> {
+        if let Some(watch) = &self.watch
+            && let Poll::Ready(fault) = watch.poll(context)
+        {
+            return Poll::Ready(Err(fault));
+        }
+        let event = self.events.poll_next(context);
+        event.map_err(|error| failure("listening", &error))
     }
 
     /// The next request that can be answered.
     async fn next(&self) -> Result<Incoming, ProviderError> {
         loop {
-            let event = self.events.next().await;
-            let mut event = event.map_err(|error| failure("listening", &error))?;
+            let mut event = poll_fn(|context| self.poll_next(context)).await?;
             match event.kind {
                 ffi::RDMA_CM_EVENT_CONNECT_REQUEST => {
                     match incoming(&mut event, self.channel.clone(), self.config.clone()) {
@@ -519,7 +544,7 @@ impl VerbsListener {
                     }
                 }
                 ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                    return Err(local("listening: the RDMA device was removed"));
+                    return Err(local("the RDMA device was removed"));
                 }
                 kind => tracing::trace!(kind, "an event that changes nothing"),
             }

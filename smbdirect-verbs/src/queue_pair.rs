@@ -31,7 +31,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
-    memory::{DeregisterError, RegisterError, RegisterFault, Registration},
+    memory::{DeregisterError, RegisterError, RegisterFault, Registration, in_one_descriptor},
     provider::{QueuePair, Teardown},
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, RemoteAddress,
@@ -45,6 +45,7 @@ use tokio::{
 };
 
 use crate::{
+    adapter::Watch,
     cm::{self, Depths, Events, Id},
     device::Abilities,
     ffi::{
@@ -89,6 +90,7 @@ pub(crate) struct VerbsQueuePair {
     domain: Arc<Domain>,
     completions: AsyncFd<CompletionChannel>,
     events: Events,
+    watch: Watch,
     id: Arc<Id>,
 
     limits: Limits,
@@ -115,6 +117,8 @@ pub(crate) struct VerbsQueuePair {
     /// The peer is known to be connected, so that something may be sent.
     established: bool,
     phase: Phase,
+    /// What the adapter told of the queue pair, or of itself.
+    reason: Option<ProviderError>,
     /// When patience ends, in whatever phase.
     deadline: Option<Pin<Box<Sleep>>>,
 }
@@ -201,8 +205,10 @@ impl VerbsQueuePair {
         let failed = |what: &str, error: io::Error| local(&format!("{what}: {error}"));
         let events =
             Events::new(id.channel().clone()).map_err(|e| failed("the event channel", e))?;
+        let watch = Watch::new(&id)?;
         let domain = Domain::new(id.clone()).map_err(|e| failed("a protection domain", e))?;
         let (qp, cq, completions, cap) = Qp::new(&domain, &id, config, abilities)?;
+        watch.add([qp.raw.as_ptr() as usize, cq.raw.as_ptr() as usize]);
         // SAFETY: the channel has its file descriptor open as long as it lives, and no other.
         let completions =
             unsafe { AsyncFd::register_with_interest(completions, Interest::READABLE) }
@@ -227,6 +233,7 @@ impl VerbsQueuePair {
             domain,
             completions,
             events,
+            watch,
             id,
             limits,
             busy_poll: config.busy_poll,
@@ -239,6 +246,7 @@ impl VerbsQueuePair {
             armed: false,
             established: false,
             phase: Phase::Open,
+            reason: None,
             deadline: None,
         })
     }
@@ -615,16 +623,15 @@ impl VerbsQueuePair {
                 self.established = true;
                 return;
             }
-            // Over InfiniBand a peer that leaves in good order leaves our queue pair to us.
-            ffi::RDMA_CM_EVENT_DISCONNECTED
-                if matches!(self.phase, Phase::Failed) && !self.is_iwarp =>
-            {
-                broken(
+            ffi::RDMA_CM_EVENT_DISCONNECTED => match &self.reason {
+                Some(reason) => Disconnect::Broken(reason.clone()),
+                // Over InfiniBand a peer that leaves in good order leaves our queue pair to us.
+                None if matches!(self.phase, Phase::Failed) && !self.is_iwarp => broken(
                     ProviderErrorKind::Reset,
                     "the queue pair failed, then the peer left",
-                )
-            }
-            ffi::RDMA_CM_EVENT_DISCONNECTED => Disconnect::Remote,
+                ),
+                None => Disconnect::Remote,
+            },
             ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => {
                 broken(ProviderErrorKind::Local, "the RDMA device was removed")
             }
@@ -682,8 +689,10 @@ impl VerbsQueuePair {
                 self.finish(Disconnect::Local);
             }
             Phase::Failed => {
-                let what = "the queue pair failed, and nobody said why";
-                let error = ProviderError::new(ProviderErrorKind::Reset, what);
+                let nobody = "the queue pair failed, and nobody said why";
+                let reason = self.reason.clone();
+                let error =
+                    reason.unwrap_or_else(|| ProviderError::new(ProviderErrorKind::Reset, nobody));
                 self.start_flush(Disconnect::Broken(error));
             }
             Phase::Flushing(how) => {
@@ -733,6 +742,17 @@ impl VerbsQueuePair {
     fn poll_wait(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Poll::Ready(event) = self.events.poll_next(context) {
             self.handle_event(event);
+            return Poll::Ready(());
+        }
+        if self.reason.is_none()
+            && !matches!(self.phase, Phase::Flushing(_))
+            && let Poll::Ready(reason) = self.watch.poll(context)
+        {
+            self.reason = Some(reason);
+            // The connection manager does not end what is not established yet, which it may be.
+            if matches!(self.phase, Phase::Open | Phase::Closing) {
+                self.set_phase(Phase::Failed, Some(REASON));
+            }
             return Poll::Ready(());
         }
         if let Some(deadline) = &mut self.deadline
@@ -1036,12 +1056,7 @@ impl QueuePair for VerbsQueuePair {
         buffer: BytesMut,
         access: Access,
     ) -> Result<Registration, RegisterError> {
-        let Ok(length) = u32::try_from(buffer.len()) else {
-            return Err(RegisterError {
-                buffer,
-                reason: RegisterFault::TooLong,
-            });
-        };
+        let (buffer, length) = in_one_descriptor(buffer)?;
         let offset = buffer.as_ptr() as u64;
         let (buffer, window) = match self.open(buffer, access) {
             Ok(opened) => opened,

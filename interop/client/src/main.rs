@@ -1,9 +1,11 @@
-//! A test client for case 3: logs in to an SMB server over SMB Direct, and has it write to and
+//! A test client for cases 3 and 5: logs in to an SMB server over SMB Direct, and has it write to and
 //! read from memory that was registered here.
 //!
 //! ```text
-//!   smbdirect-interop ADDRESS SHARE USER PASSWORD
+//!   smbdirect-interop [--verbs] ADDRESS SHARE USER PASSWORD
 //! ```
+//!
+//! With `--verbs` by an RDMA adapter, else by software iWARP.
 //!
 //! Prints a line for each thing that was tried, `ok: ...` or `FAILED: ...`, and for each file that
 //! is left on the share `file NAME SHA-256`. The status is 0 only if nothing failed.
@@ -35,8 +37,12 @@ use smb2::{
 };
 use smbdirect::{
     Access, Config, Connection, ConnectionError, MemoryRegion, Settings, Token,
-    rdma::iwarp::{Iwarp, IwarpConfig},
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        provider::Provider,
+    },
 };
+use smbdirect_verbs::{Verbs, VerbsConfig};
 use tokio::time::timeout;
 
 use requests::{Channel, Read, Write};
@@ -63,16 +69,33 @@ const TRIES: usize = 5;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let by_adapter = arguments.first().is_some_and(|first| first == "--verbs");
+    if by_adapter {
+        arguments.remove(0);
+    }
     let [address, share, user, password] = &arguments[..] else {
-        eprintln!("smbdirect-interop ADDRESS SHARE USER PASSWORD");
+        eprintln!("smbdirect-interop [--verbs] ADDRESS SHARE USER PASSWORD");
         return ExitCode::from(2);
     };
     let Ok(address) = address.parse() else {
         eprintln!("{address} is no IP address with a port");
         return ExitCode::from(2);
     };
+    let provider: Box<dyn Provider> = if by_adapter {
+        match Verbs::new(VerbsConfig::default()) {
+            Ok(verbs) => Box::new(verbs),
+            Err(why) => {
+                eprintln!("{why}");
+                return ExitCode::from(2);
+            }
+        }
+    } else {
+        Box::new(Iwarp::new(IwarpConfig::default()))
+    };
     let login = Login {
+        invalidation_is_told: !by_adapter || !provider.is_iwarp(),
+        provider: &*provider,
         address,
         share,
         user,
@@ -108,6 +131,9 @@ async fn main() -> ExitCode {
 
 /// Where to, and as whom.
 struct Login<'a> {
+    provider: &'a dyn Provider,
+    /// The library of Linux' software iWARP does not pass it on.
+    invalidation_is_told: bool,
     address: SocketAddr,
     share: &'a str,
     user: &'a str,
@@ -120,6 +146,7 @@ struct Client {
     smb: connection::Connection,
     tree: Tree,
     invalidated: Invalidated,
+    invalidation_is_told: bool,
 }
 
 /// Tokens that the server has invalidated, in order.
@@ -164,10 +191,9 @@ impl Client {
             ..Settings::default()
         };
         let config = Config::new(settings)?;
-        let provider = Iwarp::new(IwarpConfig::default());
         let mut tries = 0;
         let connection = loop {
-            match Connection::connect(&provider, login.address, config.clone()).await {
+            match Connection::connect(login.provider, login.address, config.clone()).await {
                 Ok(connection) => break connection,
                 Err(error) if tries == TRIES => return Err(error).context("connecting"),
                 Err(_) => tries += 1,
@@ -193,6 +219,7 @@ impl Client {
             smb,
             tree: tree.context("logging in")?,
             invalidated,
+            invalidation_is_told: login.invalidation_is_told,
         })
     }
 
@@ -304,8 +331,8 @@ impl Client {
         regions: &[MemoryRegion],
     ) -> Result<()> {
         let expected = match channel {
-            Channel::RdmaV1 => None,
-            Channel::RdmaV1Invalidate => Some(regions[0].token()),
+            Channel::RdmaV1Invalidate if self.invalidation_is_told => Some(regions[0].token()),
+            _ => None,
         };
         let invalidated = self.invalidated.lock().expect("no panic under it");
         let expected: Vec<Token> = expected.into_iter().collect();

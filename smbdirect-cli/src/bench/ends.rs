@@ -30,7 +30,7 @@ use super::{
     channel, frames,
     machine::{self, Cores},
     scale, smb, tcp,
-    work::{Burst, Half, Kind, Link, Means, Placement, Smb},
+    work::{Burst, Half, Kind, Link, Means, Over, Placement, Smb},
 };
 
 /// What the near end asks of the far one.
@@ -145,6 +145,8 @@ pub(crate) struct InProcess {
 pub(crate) struct Setting {
     pub(crate) cores: Cores,
     pub(crate) iwarp: IwarpConfig,
+    /// The adapters of this machine, if they are what it is about.
+    pub(crate) adapters: Option<Arc<dyn Provider>>,
     /// If both ends are in this process.
     pub(crate) in_process: Option<Arc<InProcess>>,
     /// Most connections of a link, most bytes of a message.
@@ -185,10 +187,17 @@ impl End {
     }
 
     fn provider(&self, smb: &Smb) -> Result<Arc<dyn Provider>> {
-        if smb.loopback {
-            let shared = self.setting.in_process.as_ref();
-            let shared = shared.context("loopback stays in the process")?;
-            return Ok(shared.loopback.clone());
+        match smb.over {
+            Over::Iwarp => {}
+            Over::Verbs => {
+                let adapters = self.setting.adapters.clone();
+                return adapters.context("start it with --transport verbs");
+            }
+            Over::Loopback => {
+                let shared = self.setting.in_process.as_ref();
+                let shared = shared.context("loopback stays in the process")?;
+                return Ok(shared.loopback.clone());
+            }
         }
         let crc = if smb.crc { MpaCrc::On } else { MpaCrc::Off };
         let config = IwarpConfig {

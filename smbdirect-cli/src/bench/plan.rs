@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::work::{Burst, Kind, Link, Means, Placement, Smb};
+use super::work::{Burst, Kind, Link, Means, Over, Placement, Smb};
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,10 +111,11 @@ impl Row {
             if matches!(work.kind, Kind::Send | Kind::Batch | Kind::Echo) {
                 name += &format!(", {} B segments", smb.segment);
             }
-            name += match (smb.loopback, smb.crc) {
-                (true, _) => ", in process",
-                (false, true) => ", CRC",
-                (false, false) => ", no CRC",
+            name += match (smb.over, smb.crc) {
+                (Over::Loopback, _) => ", in process",
+                (Over::Verbs, _) => ", verbs",
+                (Over::Iwarp, true) => ", CRC",
+                (Over::Iwarp, false) => ", no CRC",
             };
         }
         for (said, what) in [(work.both, ", both ways"), (work.busy, ", busy")] {
@@ -266,8 +267,8 @@ impl Choice {
     }
 
     fn smb(&self, crc: bool, segment: u32) -> Means {
-        // Nothing travels that could be damaged, and nothing is checked.
-        let crc = crc && !self.smb.loopback;
+        // Within a process nothing travels that could be damaged, and nothing is checked.
+        let crc = crc && self.smb.over == Over::Iwarp;
         Means::SmbDirect(Smb {
             crc,
             segment,
@@ -362,7 +363,7 @@ impl Choice {
                 Kind::Echo => Kind::Echo,
                 _ => Kind::Send,
             };
-            if !self.smb.loopback {
+            if self.smb.over != Over::Loopback {
                 peers.push(peer(Means::Frames, kind));
             } else if !work.busy {
                 peers.push(peer(Means::Channel, kind));

@@ -12,7 +12,7 @@ use super::{
     measure::{GIB, RowResult, Summary},
     plan::{Choice, Other, RATE, Row, Work},
     scale, table,
-    work::{Kind, Means, Placement, Smb},
+    work::{Kind, Means, Over, Placement, Smb},
 };
 use crate::report::Report;
 
@@ -110,7 +110,7 @@ impl Rows {
         Means::SmbDirect(Smb {
             segment,
             crc,
-            loopback: false,
+            over: Over::Iwarp,
             ..self.smb
         })
     }
@@ -150,7 +150,7 @@ impl Rows {
         let means = Means::SmbDirect(Smb {
             segment: LARGE,
             crc: false,
-            loopback: true,
+            over: Over::Loopback,
             ..self.smb
         });
         self.work(means, Kind::Send, size, Placement::TwoCores)

@@ -12,7 +12,7 @@ use super::{
     ends::{LinkId, Near},
     machine, measure,
     plan::Choice,
-    work::{Burst, Kind, Link, Means, Placement, Smb},
+    work::{Burst, Kind, Link, Means, Over, Placement, Smb},
 };
 use crate::report::{self, Report};
 
@@ -53,7 +53,7 @@ pub(crate) struct Active {
 fn smb(choice: &Choice) -> Smb {
     let segment = choice.segments.iter().copied().max().unwrap_or(8136);
     Smb {
-        crc: choice.crcs[0] && !choice.smb.loopback,
+        crc: choice.crcs[0] && choice.smb.over == Over::Iwarp,
         segment,
         ..choice.smb
     }

@@ -166,6 +166,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         port: Some(PORT),
     };
     let address = bench.address.as_ref().unwrap_or(&everywhere);
+    let adapters = bench.adapters()?;
     let listener = transport::listen_tcp(address, PORT).await?;
     let address = listener.local_addr()?;
     report.line(format_args!("listening on {address}"));
@@ -182,7 +183,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         // Its links stay in the process, but none with this peer does.
-        let setting = bench.setting(cores);
+        let setting = bench.setting(cores, adapters.clone());
         let work = tokio::task::spawn_blocking(move || ends::obey(stream, setting));
         let result = tokio::select! {
             result = work => result?,

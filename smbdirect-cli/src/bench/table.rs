@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     measure::{GIB, RowResult, Summary},
     plan::Row,
-    work::{Kind, Means, Placement},
+    work::{Kind, Means, Over, Placement},
 };
 use crate::report::{self, Report};
 
@@ -59,7 +59,7 @@ impl RowEvent {
             Means::SmbDirect(smb) => Some(smb),
             _ => None,
         });
-        let transport = smb.map(|smb| if smb.loopback { "loopback" } else { "iwarp" });
+        let transport = smb.map(|smb| smb.over.name());
         let (kind, means) = kind_and_means(&result.row);
         let [p25, median, p75] = result.rate.map(|rate| rate / GIB);
         Self {
@@ -69,7 +69,7 @@ impl RowEvent {
             transport,
             size: result.row.size(),
             segment: smb.map(|smb| smb.segment),
-            crc: smb.map(|smb| smb.crc),
+            crc: smb.filter(|smb| smb.over != Over::Verbs).map(|smb| smb.crc),
             outstanding: work
                 .map(|work| work.outstanding)
                 .filter(|&outstanding| outstanding > 0),

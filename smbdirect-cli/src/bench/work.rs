@@ -31,14 +31,36 @@ pub(crate) enum Means {
 /// What SMB Direct connections are made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Smb {
-    /// Within the process, else over TCP.
-    pub(crate) loopback: bool,
+    pub(crate) over: Over,
+    /// Of software iWARP; adapters do as they do, and there is none within a process.
     pub(crate) crc: bool,
     /// MaxSendSize and MaxReceiveSize of both ends.
     pub(crate) segment: u32,
     pub(crate) send_credit_target: u16,
     pub(crate) receive_credit_max: u16,
     pub(crate) max_read_write_size: u32,
+}
+
+/// What carries them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Over {
+    /// Software iWARP, over TCP.
+    Iwarp,
+    /// RDMA adapters.
+    Verbs,
+    /// Within the process.
+    Loopback,
+}
+
+impl Over {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Iwarp => "iwarp",
+            Self::Verbs => "verbs",
+            Self::Loopback => "loopback",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -176,7 +176,7 @@ fn an_end_elsewhere_survives_what_it_is_sent() {
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":4000000000,\
          \"largest\":4000000000,\"rdma\":true},\
          \"congestion_control\":null}\n",
-        "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"loopback\":false,\
+        "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"iwarp\",\
          \"crc\":true,\"segment\":4000000000,\"send_credit_target\":65535,\
          \"receive_credit_max\":65535,\"max_read_write_size\":65536}},\"connections\":1,\
          \"largest\":1,\"rdma\":true},\"congestion_control\":null}\n",
@@ -338,4 +338,32 @@ fn goals_are_measured_and_judged() {
     for kind in ["idle_connections", "active_connections"] {
         assert!(events.iter().any(|event| event["event"] == kind), "{kind}");
     }
+}
+
+#[test]
+fn over_adapters_the_other_end_is_named() {
+    run(&["bench", "--transport", "verbs"])
+        .failed(2, "--transport verbs needs ADDR")
+        .one_line();
+    for option in ["--reach", "--compare"] {
+        run(&["bench", "--transport", "verbs", "127.0.0.1", option])
+            .failed(2, "are about this machine alone");
+    }
+    // Who did not ask for adapters has none used.
+    let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
+    let mut stream = TcpStream::connect(&serving.address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let order = "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"verbs\",\
+        \"crc\":false,\"segment\":1364,\"send_credit_target\":8,\"receive_credit_max\":8,\
+        \"max_read_write_size\":65536}},\"connections\":1,\"largest\":64,\"rdma\":false},\
+        \"congestion_control\":null}\n";
+    stream.write_all(order.as_bytes()).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answers = String::new();
+    let _ = stream.read_to_string(&mut answers);
+    assert!(
+        answers.contains("start it with --transport verbs"),
+        "{answers}"
+    );
+    serving.terminate().succeeded();
 }

@@ -18,6 +18,8 @@ fn without_adapters_one_line_says_what_was_looked_for_and_what_to_do() {
         &["gateway", "--transport", "verbs", ":0", "127.0.0.1"],
         &["tdi", "--transport", "verbs", "127.0.0.1"],
         &["demo", "--transport", "verbs"],
+        &["bench", "--transport", "verbs", "127.0.0.1"],
+        &["bench", "--serve", "--transport", "verbs", "127.0.0.1:0"],
     ] {
         let done = run(arguments);
         let says = ["libibverbs", "kernel has no RDMA", "no RDMA device"];

@@ -48,6 +48,21 @@ pub enum RegisterFault {
     Provider(i32),
 }
 
+/// A buffer with its length as a buffer descriptor has it: the first thing that
+/// [`QueuePair::register`](super::provider::QueuePair::register) looks at.
+///
+/// # Errors
+/// Buffers of 4 GiB and more. The error holds the buffer.
+pub fn in_one_descriptor(buffer: BytesMut) -> Result<(BytesMut, u32), RegisterError> {
+    match u32::try_from(buffer.len()) {
+        Ok(length) => Ok((buffer, length)),
+        Err(_) => Err(RegisterError {
+            buffer,
+            reason: RegisterFault::TooLong,
+        }),
+    }
+}
+
 /// Why a buffer does not come back yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeregisterError {
@@ -162,12 +177,7 @@ impl MemoryTable {
         buffer: BytesMut,
         access: Access,
     ) -> Result<Registration, RegisterError> {
-        let Ok(length) = u32::try_from(buffer.len()) else {
-            return Err(RegisterError {
-                buffer,
-                reason: RegisterFault::TooLong,
-            });
-        };
+        let (buffer, length) = in_one_descriptor(buffer)?;
         //= SEC-01
         for _ in 0..64 {
             let Ok(random) = getrandom::u64() else { break };
