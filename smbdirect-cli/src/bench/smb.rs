@@ -147,7 +147,7 @@ impl End {
             }
             (Kind::Send | Kind::Batch, _) => self.messages(burst, active).await?,
             (Kind::Write | Kind::WriteApart | Kind::Read, _) => {
-                self.transfers(burst, active).await?
+                self.transfers(burst, active).await?;
             }
         }
         Ok(done)
