@@ -31,6 +31,7 @@ mod stream;
 #[cfg(feature = "tokio")]
 mod tcp;
 mod transmit;
+#[cfg(feature = "tokio")]
 mod watch;
 
 pub use error::StreamError;
