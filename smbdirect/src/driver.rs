@@ -44,7 +44,7 @@ const ROUND: usize = 256;
 const ROUNDS: usize = 2;
 /// Bytes of finished reads before it does: who waits for them may have more to ask for, which the
 /// peer can look for while it is busy with those that are under way.
-const TURN: usize = 64 * 1024;
+const TURN: usize = 128 * 1024;
 /// A message that nobody waits for, because somebody waits for one behind it.
 pub(crate) const UNWATCHED: MessageId = MessageId(u64::MAX);
 /// What comes so soon after a flush waits for the task to flush it with others.
