@@ -174,12 +174,14 @@ fn an_end_elsewhere_survives_what_it_is_sent() {
         "{\"order\":\"burst\",\"id\":7,\"burst\":{\"kind\":\"send\",\"size\":0,\"count\":1,\
          \"outstanding\":1,\"both\":false,\"busy\":false,\"placement\":\"free\",\"seconds\":null}}\n",
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":4000000000,\
-         \"largest\":4000000000,\"rdma\":true},\
+         \"largest\":4000000000,\"rdma\":true,\"places\":1},\
          \"congestion_control\":null}\n",
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"iwarp\",\
          \"crc\":true,\"segment\":4000000000,\"send_credit_target\":65535,\
          \"receive_credit_max\":65535,\"max_read_write_size\":65536}},\"connections\":1,\
-         \"largest\":1,\"rdma\":true},\"congestion_control\":null}\n",
+         \"largest\":1,\"rdma\":true,\"places\":1},\"congestion_control\":null}\n",
+        "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":1,\"largest\":1,\
+         \"rdma\":false,\"places\":4000000000},\"congestion_control\":null}\n",
     ];
     for order in orders {
         let mut stream = TcpStream::connect(&serving.address).unwrap();
@@ -195,7 +197,7 @@ fn an_end_elsewhere_survives_what_it_is_sent() {
     let done = quick(&[&serving.address, "--what", "send,read", "--sizes", "4K"]).succeeded();
     assert_eq!(count(&rows(&done), &[("placement", "free".into())]), 6);
     let done = serving.terminate().succeeded();
-    assert_eq!(done.stdout.matches("bench from 127.0.0.1:").count(), 5);
+    assert_eq!(done.stdout.matches("bench from 127.0.0.1:").count(), 6);
     assert!(
         done.stdout.contains("does not speak as `smbdirect bench`"),
         "{done:?}"
@@ -355,7 +357,8 @@ fn over_adapters_the_other_end_is_named() {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let order = "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"verbs\",\
         \"crc\":false,\"segment\":1364,\"send_credit_target\":8,\"receive_credit_max\":8,\
-        \"max_read_write_size\":65536}},\"connections\":1,\"largest\":64,\"rdma\":false},\
+        \"max_read_write_size\":65536}},\"connections\":1,\"largest\":64,\"rdma\":false,\
+        \"places\":1},\
         \"congestion_control\":null}\n";
     stream.write_all(order.as_bytes()).unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
