@@ -993,6 +993,14 @@ impl Connection {
 
     /// RDMA connection loss (3.1.7.1).
     fn connection_loss(&mut self, how: Disconnect) {
+        // A peer may accept and hang up in one breath, before there was time to post receives.
+        if let Role::Posting {
+            outcome,
+            passive: false,
+        } = self.role
+        {
+            self.events.push_back(Event::Negotiated(outcome.negotiated));
+        }
         //= SMBD-3.1.7.1-01
         self.end(match how {
             Disconnect::Local => ConnectionError::Closed(Initiator::Local),

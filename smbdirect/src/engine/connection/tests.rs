@@ -455,6 +455,25 @@ mod negotiating {
         assert!(bench.engine.is_ready());
     }
 
+    //= SMBD-3.1.7.1-01 test
+    #[test]
+    fn who_is_accepted_and_hung_up_on_in_one_breath_was_connected() {
+        let mut bench = Bench::proposing(credits(10, 6));
+        bench.hear_bytes(encoded(|out| response(10, 4).encode(out)));
+        bench.complete(Completion::Disconnected(Disconnect::Remote));
+        let closed = ConnectionError::Closed(Initiator::Remote);
+        let story = ["negotiated".into(), format!("closed: {closed}")];
+        assert_eq!(bench.story(), story);
+        assert_eq!(bench.engine.error(), Some(&closed));
+        assert_eq!(bench.work(), []);
+
+        // An acceptor has said nothing yet, and there is nobody to say it to.
+        let mut bench = Bench::listening(credits(10, 6));
+        bench.hear_bytes(encoded(|out| request(3).encode(out)));
+        bench.complete(Completion::Disconnected(Disconnect::Remote));
+        assert_eq!(bench.story(), [format!("closed: {closed}")]);
+    }
+
     //= SMBD-3.1.5.6-11 test
     //= SMBD-3.1.5.6-12 test
     //= SMBD-3.1.5.6-13 test
