@@ -59,7 +59,8 @@ use work::{Over, Placement, Smb};
 /// Without ADDR both ends are on this machine, each in a thread that is pinned to a core. With
 /// ADDR the other end is a `smbdirect bench --serve` there. Everything that is compared is
 /// measured by turns, in short bursts, on the same cores; what is printed are medians. Messages
-/// are received whole; writes count when the far end has seen what was sent behind them.
+/// are received whole, in as many parts as they came; writes count when the far end has seen what
+/// was sent behind them.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Bench {

@@ -1,8 +1,12 @@
 //! Messages that arrived and were not taken: gathers segments, and counts what they cost.
+//!
+//! A long message of many segments is made of slices of what the provider has read. That keeps the
+//! provider's memory from being used again, so it is for segments that lie close together, as they
+//! do in a stream, and are not small; the others are copied behind each other.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
     engine::Message,
@@ -18,8 +22,10 @@ const SHARING: usize = 64;
 /// but messages that lie so close behind each other keep hardly more than they need, and are one
 /// run.
 const CLOSE: usize = 256;
-/// A message of this many bytes may keep the rest, too.
+/// A message may keep the rest, too, for each so many bytes of it.
 const LARGE: usize = 16 << 10;
+/// Segments of a message that are shorter than this are copied together, but for its last.
+const SMALL: usize = 1 << 10;
 /// The others are copied to memory of this size, which
 const ARENA: usize = 64 << 10;
 /// all connections share.
@@ -43,19 +49,99 @@ pub struct Segment {
 pub(crate) struct Inbox {
     complete: VecDeque<Message>,
     /// The message that is arriving.
-    partial: BytesMut,
+    partial: Partial,
     /// The runs that `complete` is made of: how many messages each has.
     runs: VecDeque<u32>,
     /// The address behind the last of them.
     end: usize,
     /// Messages that are copied are cut off the front of this.
     arena: BytesMut,
-    /// Bytes of it that are still to come; 0 if none is arriving.
+    /// Bytes of the partial message that are still to come; 0 if none is arriving.
     remaining: u32,
     /// What `complete` costs.
     cost: usize,
     /// Nobody can take anything any more.
     deserted: bool,
+}
+
+/// What has come of a message.
+#[derive(Debug)]
+enum Partial {
+    /// Its segments, where the provider has them.
+    Shared {
+        segments: Message,
+        /// The runs that they are, as those of [`Inbox::runs`].
+        runs: usize,
+        end: usize,
+    },
+    /// Copied behind each other.
+    Copied(BytesMut),
+}
+
+impl Default for Partial {
+    fn default() -> Self {
+        Self::Copied(BytesMut::new())
+    }
+}
+
+impl Partial {
+    /// For a message of `length` bytes.
+    fn new(length: usize) -> Self {
+        if length < LARGE {
+            return Self::Copied(memory_for(length));
+        }
+        Self::Shared {
+            segments: Message::default(),
+            runs: 0,
+            end: 0,
+        }
+    }
+
+    /// Adds a segment, behind which so many bytes are to come.
+    fn push(&mut self, payload: Bytes, remaining: usize) {
+        let (segments, runs, end) = match self {
+            Self::Copied(bytes) => return bytes.extend_from_slice(&payload),
+            Self::Shared {
+                segments,
+                runs,
+                end,
+            } => (segments, runs, end),
+        };
+        *runs += usize::from(!lies_behind(*end, &payload));
+        *end = payload.as_ptr_range().end.addr();
+        let small = payload.len() < SMALL && remaining > 0;
+        segments.push(payload);
+        if small || *runs > 1 + segments.len() / LARGE {
+            let mut bytes = memory_for(segments.len() + remaining);
+            bytes.put(segments);
+            *self = Self::Copied(bytes);
+        }
+    }
+
+    /// Takes what can be taken without a copy.
+    fn take(&mut self) -> Bytes {
+        match self {
+            Self::Copied(bytes) => bytes.split().freeze(),
+            Self::Shared { segments, .. } => segments.copy_to_bytes(segments.chunk().len()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Copied(bytes) => bytes.len(),
+            Self::Shared { segments, .. } => segments.len(),
+        }
+    }
+}
+
+/// Memory for a message of `length` bytes that is copied together.
+fn memory_for(length: usize) -> BytesMut {
+    pool::for_message(length).unwrap_or_else(|| BytesMut::with_capacity(length.min(TRUSTED)))
+}
+
+/// Whether bytes lie close behind the address.
+fn lies_behind(end: usize, bytes: &[u8]) -> bool {
+    bytes.as_ptr().addr().wrapping_sub(end) <= CLOSE
 }
 
 impl Inbox {
@@ -78,19 +164,22 @@ impl Inbox {
         if self.deserted {
             return;
         }
-        let whole = remaining == 0 && self.remaining == 0;
-        if whole {
-            self.complete(payload, invalidated);
+        if remaining == 0 && self.remaining == 0 {
+            self.whole(payload, invalidated);
             return;
         }
         if self.remaining == 0 {
-            self.begin(payload.len() + remaining as usize);
+            self.partial = Partial::new(payload.len() + remaining as usize);
         }
-        self.partial.extend_from_slice(&payload);
+        self.partial.push(payload, remaining as usize);
         self.remaining = remaining;
         if remaining == 0 {
-            let message = std::mem::take(&mut self.partial).freeze();
-            self.complete(message, invalidated);
+            match mem::take(&mut self.partial) {
+                Partial::Copied(bytes) => self.whole(bytes.freeze(), invalidated),
+                Partial::Shared { segments, end, .. } => {
+                    self.complete(segments.invalidating(invalidated), false, end);
+                }
+            }
         }
     }
 
@@ -103,34 +192,30 @@ impl Inbox {
         self.arena.split().freeze()
     }
 
-    /// Makes room for a message of `length` bytes.
-    fn begin(&mut self, length: usize) {
-        match pool::for_message(length) {
-            Some(buffer) => self.partial = buffer,
-            None => self.partial.reserve(length.min(TRUSTED)),
-        }
-    }
-
-    /// Whether the message lies close behind the last one.
-    fn continues(&self, payload: &[u8]) -> bool {
-        !self.runs.is_empty() && payload.as_ptr().addr().wrapping_sub(self.end) <= CLOSE
-    }
-
-    fn complete(&mut self, payload: Bytes, invalidated: Option<Token>) {
+    /// A message of one segment arrived.
+    fn whole(&mut self, payload: Bytes, invalidated: Option<Token>) {
+        let continues = |inbox: &Self, payload: &[u8]| {
+            !inbox.runs.is_empty() && lies_behind(inbox.end, payload)
+        };
         let many = self.runs.len() >= SHARING && payload.len() < LARGE;
-        let payload = match many && !self.continues(&payload) {
+        let payload = match many && !continues(self, &payload) {
             true => self.copied(&payload),
             false => payload,
         };
-        let continues = self.continues(&payload);
+        let end = payload.as_ptr_range().end.addr();
+        let continues = continues(self, &payload);
+        self.complete(Message::received(payload, invalidated), continues, end);
+    }
+
+    /// A message is there whole; it ends at the address, and may continue the last run.
+    fn complete(&mut self, message: Message, continues: bool, end: usize) {
         match self.runs.back_mut() {
             Some(run) if continues => *run += 1,
             _ => self.runs.push_back(1),
         }
-        self.end = payload.as_ptr_range().end.addr();
-        self.cost += payload.len() + OVERHEAD;
-        self.complete
-            .push_back(Message::received(payload, invalidated));
+        self.end = end;
+        self.cost += message.len() + OVERHEAD;
+        self.complete.push_back(message);
     }
 
     /// The oldest whole message.
@@ -159,13 +244,13 @@ impl Inbox {
                 invalidated_token,
             });
         }
-        if self.partial.is_empty() {
+        if self.partial.len() == 0 {
             return None;
         }
-        let payload = self.partial.split().freeze();
+        let payload = self.partial.take();
         Some(Segment {
             payload,
-            remaining: self.remaining,
+            remaining: self.remaining + self.partial.len() as u32,
             invalidated_token: None,
         })
     }
@@ -247,10 +332,71 @@ mod tests {
         assert_eq!(segment.invalidated_token, Some(Token(7)));
     }
 
+    /// Pushes `count` segments of a message, that lie `apart` from each other; gives their bytes.
+    fn push_segments(inbox: &mut Inbox, count: usize, length: usize, apart: usize) -> Bytes {
+        let bytes = Bytes::from_iter((0..count * apart).map(|at| (at / 7) as u8));
+        let mut all = BytesMut::new();
+        for index in 0..count {
+            let segment = bytes.slice(index * apart..index * apart + length);
+            all.extend_from_slice(&segment);
+            inbox.push(segment, ((count - 1 - index) * length) as u32, None);
+        }
+        all.freeze()
+    }
+
+    #[test]
+    fn long_messages_are_slices_if_their_segments_lie_close_and_are_not_small() {
+        for (count, length, apart, shared) in [
+            (20, SMALL, SMALL + CLOSE, true),
+            (13, 1340, 1388, true),
+            // Each of them is worth what it keeps.
+            (4, LARGE, 10 * LARGE, true),
+            (20, SMALL - 1, SMALL, false),
+            (20, SMALL, SMALL + CLOSE + 1, false),
+            // Too short.
+            (12, 1340, 1388, false),
+        ] {
+            let mut inbox = Inbox::default();
+            let expected = push_segments(&mut inbox, count, length, apart);
+            let message = inbox.take().unwrap();
+            assert_eq!(message.len(), expected.len());
+            let parts = message.chunk().len() == length;
+            assert_eq!(parts, shared, "{count} of {length}, {apart} apart");
+            assert_eq!(message.into_bytes(), expected);
+            assert!(inbox.runs.is_empty() && inbox.cost() == 0);
+        }
+    }
+
+    #[test]
+    fn a_long_message_can_be_taken_in_pieces() {
+        let mut inbox = Inbox::default();
+        let bytes = Bytes::from(vec![7; 20_000]);
+        inbox.push(bytes.slice(..5000), 15_000, None);
+        inbox.push(bytes.slice(5000..10_000), 10_000, None);
+        for remaining in [15_000, 10_000] {
+            let segment = inbox.take_segment().unwrap();
+            assert_eq!(
+                (segment.payload.len(), segment.remaining),
+                (5000, remaining)
+            );
+        }
+        assert!(inbox.take_segment().is_none());
+        inbox.push(bytes.slice(10_000..), 0, Some(Token(7)));
+        let segment = inbox.take_segment().unwrap();
+        assert_eq!((segment.payload.len(), segment.remaining), (10_000, 0));
+        assert_eq!(segment.invalidated_token, Some(Token(7)));
+    }
+
     #[test]
     fn a_claimed_length_reserves_little() {
-        let mut inbox = Inbox::default();
-        inbox.push(Bytes::from("a"), u32::MAX - 1, None);
-        assert!(inbox.partial.capacity() < 2 * TRUSTED);
+        for first in [1, SMALL] {
+            let mut inbox = Inbox::default();
+            inbox.push(Bytes::from(vec![7; first]), u32::MAX - SMALL as u32, None);
+            let reserved = match &inbox.partial {
+                Partial::Copied(bytes) => bytes.capacity(),
+                Partial::Shared { segments, .. } => segments.len(),
+            };
+            assert!((first..2 * TRUSTED).contains(&reserved));
+        }
     }
 }

@@ -10,7 +10,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/provider.rs", &[]),
     ("rdma/loopback", &["rdma", "pool"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
-    ("engine/", &["rdma::work", "wire"]),
+    ("engine/", &["pool", "rdma::work", "wire"]),
     ("tdi/status.rs", &[]),
     ("tdi/flags.rs", &[]),
     ("tdi/address.rs", &["rdma::work", "rdma::provider"]),

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{
     Access, BufferDescriptorV1, Config, Connection, Listener, MemoryRegion, Message, Reading,
     Settings, rdma::provider::Provider,
@@ -246,7 +246,7 @@ impl End {
             return self.receive_batches(burst).await;
         }
         for _ in 0..burst.count {
-            let message = self.connection.recv().await?.into_bytes();
+            let message = self.connection.recv().await?;
             check_length(message.len(), burst)?;
         }
         Ok(())
@@ -257,8 +257,8 @@ impl End {
         let mut arrived = 0;
         if !active {
             loop {
-                let message = self.connection.recv().await?.into_bytes();
-                if message == MARK {
+                let message = self.connection.recv().await?;
+                if message.chunk() == MARK {
                     break;
                 }
                 check_length(message.len(), burst)?;

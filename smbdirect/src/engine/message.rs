@@ -1,16 +1,21 @@
 //! An upper-layer message: a short list of byte slices, so that parts need no gluing.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use crate::rdma::work::Token;
+use crate::{pool, rdma::work::Token};
 
 /// What the upper layer sends or receives as one piece.
 ///
 /// Made from anything that is bytes, or from several `Bytes` in order, which are sent without
-/// being copied together first. A received message is one slice; it may share its allocation
-/// with messages received around the same time, so copy what is kept for long.
+/// being copied together first. So is a received message: one that came in many segments has a
+/// part for each, unless they are small, which [`into_bytes`](Self::into_bytes) copies together,
+/// and [`Buf`] reads where they lie. The parts may share their allocations with what else was
+/// received around the same time, so copy what is kept for long.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};
@@ -24,11 +29,13 @@ use crate::rdma::work::Token;
 pub struct Message {
     head: Bytes,
     /// Parts behind the head, none of them empty. Most messages have none, and are light to move.
-    #[expect(clippy::box_collection, reason = "eight bytes to move, not thirty-two")]
-    tail: Option<Box<VecDeque<Bytes>>>,
+    tail: Parts,
     length: usize,
     invalidated_token: Option<Token>,
 }
+
+/// So many bytes are copied together in memory that is used again.
+const POOLED: usize = 2048;
 
 impl Message {
     /// Bytes in the message.
@@ -48,9 +55,6 @@ impl Message {
 
     /// The message as one slice; copies only if it has several parts.
     pub fn into_bytes(mut self) -> Bytes {
-        if self.tail.is_none() {
-            return self.head;
-        }
         self.copy_to_bytes(self.length)
     }
 
@@ -59,7 +63,7 @@ impl Message {
         Self {
             length: payload.len(),
             head: payload,
-            tail: None,
+            tail: Parts::default(),
             invalidated_token,
         }
     }
@@ -72,7 +76,8 @@ impl Message {
         }
     }
 
-    fn push(&mut self, part: Bytes) {
+    /// Adds a part at the end.
+    pub(crate) fn push(&mut self, part: Bytes) {
         if part.is_empty() {
             return;
         }
@@ -80,13 +85,50 @@ impl Message {
         if self.head.is_empty() {
             self.head = part;
         } else {
-            self.tail.get_or_insert_default().push_back(part);
+            self.tail.push(part);
         }
     }
+}
 
-    fn next_part(&mut self) -> Bytes {
-        let next = self.tail.as_mut().and_then(|tail| tail.pop_front());
-        next.unwrap_or_default()
+/// Parts in order. The list they are in is used again by a later message.
+#[derive(Clone, Debug, Default)]
+#[expect(clippy::box_collection, reason = "eight bytes to move, not thirty-two")]
+struct Parts(Option<Box<VecDeque<Bytes>>>);
+
+/// Lists that no message uses.
+#[expect(clippy::vec_box, reason = "they go as they came")]
+static LISTS: Mutex<Vec<Box<VecDeque<Bytes>>>> = Mutex::new(Vec::new());
+/// Most of them that are kept,
+const LISTS_KEPT: usize = 64;
+/// and the most parts that one of them has room for.
+const PARTS_KEPT: usize = 1024;
+
+impl Parts {
+    fn push(&mut self, part: Bytes) {
+        let list = self.0.get_or_insert_with(|| {
+            let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+            lists.pop().unwrap_or_default()
+        });
+        list.push_back(part);
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        self.0.as_mut()?.pop_front()
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        let Some(mut list) = self.0.take() else {
+            return;
+        };
+        list.clear();
+        if list.capacity() <= PARTS_KEPT {
+            let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+            if lists.len() < LISTS_KEPT {
+                lists.push(list);
+            }
+        }
     }
 }
 
@@ -104,7 +146,7 @@ impl Buf for Message {
         self.length -= count;
         while count > 0 && count >= self.head.len() {
             count -= self.head.len();
-            self.head = self.next_part();
+            self.head = self.tail.pop().unwrap_or_default();
         }
         self.head.advance(count);
     }
@@ -118,10 +160,13 @@ impl Buf for Message {
         }
         if count == self.head.len() {
             self.length -= count;
-            let next = self.next_part();
+            let next = self.tail.pop().unwrap_or_default();
             return std::mem::replace(&mut self.head, next);
         }
-        let mut gathered = BytesMut::with_capacity(count);
+        let pooled = (count >= POOLED).then(|| pool::for_message(count));
+        let mut gathered = pooled
+            .flatten()
+            .unwrap_or_else(|| BytesMut::with_capacity(count));
         gathered.put(self.take(count));
         gathered.freeze()
     }
