@@ -4,12 +4,15 @@
 //! hand, hundreds of them in some virtual machines. While a stream flows, the next bytes are mostly
 //! nearer than that: an end that looks a little longer meets them awake, and its peer need not wake
 //! it. But looking is vain where the peer is slow or, worse, waits for the same core. So only who
-//! has just moved much looks again, not for long, and more and more seldom if in vain.
+//! has just moved much looks again, goes on only while much moves, and does it more and more seldom
+//! if in vain.
 
 use std::time::{Duration, Instant};
 
-/// What has to be moved, since the last sleep, for a stream to flow.
+/// What has to be moved, since the last sleep, for a stream to flow,
 const FLOW: u64 = 16 * 1024;
+/// and while it is looked for, for it to go on: credits that come alone let much be sent.
+const TRICKLE: u64 = 4 * 1024;
 /// After so many watches in vain, one more, they become no rarer.
 const MOST_IN_VAIN: u32 = 6;
 
@@ -23,8 +26,8 @@ pub(super) struct Watch {
     /// Bytes moved until the last look, and until the last sleep.
     moved: u64,
     slept_at: u64,
-    /// It looks since then.
-    since: Option<Instant>,
+    /// It looks since then, and since so many bytes.
+    since: Option<(Instant, u64)>,
     /// Watches in vain, one behind the other.
     in_vain: u32,
     /// Streams that it sleeps behind without a watch, before the next.
@@ -64,8 +67,8 @@ impl Watch {
                 return self.sleep();
             }
             None => {}
-            Some(_) if came => self.in_vain = 0,
-            Some(since) => {
+            Some((_, from)) if came && self.moved - from >= TRICKLE => self.in_vain = 0,
+            Some((since, _)) => {
                 if now().saturating_duration_since(since) < self.length {
                     return true;
                 }
@@ -74,7 +77,7 @@ impl Watch {
                 return self.sleep();
             }
         }
-        self.since = Some(now());
+        self.since = Some((now(), self.moved));
         true
     }
 
@@ -137,10 +140,30 @@ mod tests {
             assert!(!bench.after(0, NOTHING), "nothing moved");
             assert!(bench.look(sent, received, NOTHING));
             assert!(bench.after(0, LENGTH / 2));
-            assert!(bench.after(1, LENGTH / 2), "what comes in time counts anew");
-            assert!(bench.look(FLOW, 0, LENGTH / 2), "what is sent does not");
-            assert!(!bench.look(FLOW, 0, LENGTH / 2));
+            assert!(
+                bench.after(TRICKLE, LENGTH / 4),
+                "much that comes counts anew"
+            );
+            let little_that_lets_much_be_sent = bench.look(TRICKLE - 1, 1, LENGTH / 2);
+            assert!(little_that_lets_much_be_sent);
+            assert!(bench.look(FLOW, 0, LENGTH / 2));
+            assert!(
+                !bench.look(FLOW, 0, LENGTH / 2),
+                "what is only sent does not"
+            );
         }
+    }
+
+    #[test]
+    fn a_trickle_does_not_keep_it_awake() {
+        let mut bench = Bench::new();
+        assert!(bench.after(FLOW, NOTHING));
+        for _ in 0..9 {
+            assert!(bench.after(TRICKLE / 10, LENGTH / 10));
+        }
+        assert!(!bench.after(TRICKLE / 10 - 1, LENGTH / 10));
+        // Nor does it wake it again, however much comes of it.
+        assert!((0..10 * FLOW).all(|_| !bench.after(1, LENGTH / 2)));
     }
 
     #[test]
@@ -163,7 +186,7 @@ mod tests {
         assert!(pauses.len() > 8 && pauses[6..].iter().all(|&pause| pause == 64));
         // One that is not in vain sets it right.
         while !bench.after(FLOW, NOTHING) {}
-        assert!(bench.after(1, NOTHING));
+        assert!(bench.after(TRICKLE, NOTHING));
         assert!(!bench.after(0, LENGTH));
         assert!(!bench.watches_in_vain(), "one was in vain since");
         assert!(bench.watches_in_vain());
