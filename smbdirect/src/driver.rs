@@ -122,8 +122,8 @@ impl Shared {
         Arc::new(Self {
             state: Mutex::new(State {
                 engine,
+                inbox: Inbox::new(queue_pair.hands_over()),
                 queue_pair,
-                inbox: Inbox::default(),
                 sends: Waiters::default(),
                 transfers: Waiters::default(),
                 waiting: Vec::new(),

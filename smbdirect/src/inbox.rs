@@ -54,11 +54,22 @@ pub(crate) struct Inbox {
     remaining: u32,
     /// What `complete` costs.
     cost: usize,
+    /// Messages lie in memory of the peer's own, and may keep all of it.
+    hands_over: bool,
     /// Nobody can take anything any more.
     deserted: bool,
 }
 
 impl Inbox {
+    /// An empty one, of a queue pair that [`hands_over`](crate::rdma::provider::QueuePair::hands_over)
+    /// or not.
+    pub(crate) fn new(hands_over: bool) -> Self {
+        Self {
+            hands_over,
+            ..Self::default()
+        }
+    }
+
     /// Bytes that wait to be taken. A message that is still arriving is not counted: it has to
     /// be let in whole, and its size is limited by MaxFragmentedRecvSize.
     pub(crate) fn cost(&self) -> usize {
@@ -117,7 +128,8 @@ impl Inbox {
     }
 
     fn complete(&mut self, payload: Bytes, invalidated: Option<Token>) {
-        let many = self.runs.len() >= SHARING && payload.len() < LARGE;
+        let may_share = payload.len() >= LARGE || self.hands_over;
+        let many = self.runs.len() >= SHARING && !may_share;
         let payload = match many && !self.continues(&payload) {
             true => self.copied(&payload),
             false => payload,
@@ -189,6 +201,21 @@ mod tests {
         assert_eq!(message.into_bytes(), "abcde");
         assert_eq!(inbox.take().unwrap().into_bytes(), "f");
         assert_eq!(inbox.cost(), 0);
+    }
+
+    #[test]
+    fn what_is_handed_over_is_never_copied() {
+        let mut inbox = Inbox::new(true);
+        let payloads: Vec<_> = (0..3 * SHARING)
+            .map(|_| Bytes::from(vec![7; 100]))
+            .collect();
+        for payload in &payloads {
+            inbox.push(payload.clone(), 0, None);
+        }
+        for payload in payloads {
+            let message = inbox.take().unwrap().into_bytes();
+            assert_eq!(message.as_ptr(), payload.as_ptr());
+        }
     }
 
     #[test]
