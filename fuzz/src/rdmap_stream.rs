@@ -425,6 +425,7 @@ impl Machine {
     fn completed(&mut self, completion: Completion) {
         let posted = &mut self.posted;
         match completion {
+            Completion::Head(_) => unreachable!("a stream has messages in one piece"),
             Completion::Received {
                 id,
                 message,

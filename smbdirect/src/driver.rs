@@ -122,8 +122,8 @@ impl Shared {
         Arc::new(Self {
             state: Mutex::new(State {
                 engine,
+                inbox: Inbox::new(queue_pair.hands_over()),
                 queue_pair,
-                inbox: Inbox::default(),
                 sends: Waiters::default(),
                 transfers: Waiters::default(),
                 waiting: Vec::new(),
@@ -313,10 +313,13 @@ impl State {
     }
 
     fn take_completions(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
-        for taken in 0..ROUND {
+        let mut taken = 0;
+        while taken < ROUND {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
+            // A message counts once.
+            taken += usize::from(!matches!(completion, Completion::Head(_)));
             if matches!(completion, Completion::Disconnected(_)) {
                 self.finished = true;
                 self.wake_waiting();
@@ -324,10 +327,10 @@ impl State {
             self.engine.handle_completion(now, completion);
             self.take_events();
             if self.finished_reads >= TURN {
-                return taken + 1;
+                break;
             }
         }
-        ROUND
+        taken
     }
 
     fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {

@@ -60,6 +60,8 @@ pub(crate) struct Inbox {
     remaining: u32,
     /// What `complete` costs.
     cost: usize,
+    /// Messages lie in memory of the peer's own, and may keep all of it.
+    hands_over: bool,
     /// Nobody can take anything any more.
     deserted: bool,
 }
@@ -145,6 +147,15 @@ fn lies_behind(end: usize, bytes: &[u8]) -> bool {
 }
 
 impl Inbox {
+    /// An empty one, of a queue pair that [`hands_over`](crate::rdma::provider::QueuePair::hands_over)
+    /// or not.
+    pub(crate) fn new(hands_over: bool) -> Self {
+        Self {
+            hands_over,
+            ..Self::default()
+        }
+    }
+
     /// Bytes that wait to be taken. A message that is still arriving is not counted: it has to
     /// be let in whole, and its size is limited by MaxFragmentedRecvSize.
     pub(crate) fn cost(&self) -> usize {
@@ -197,7 +208,8 @@ impl Inbox {
         let continues = |inbox: &Self, payload: &[u8]| {
             !inbox.runs.is_empty() && lies_behind(inbox.end, payload)
         };
-        let many = self.runs.len() >= SHARING && payload.len() < LARGE;
+        let may_share = payload.len() >= LARGE || self.hands_over;
+        let many = self.runs.len() >= SHARING && !may_share;
         let payload = match many && !continues(self, &payload) {
             true => self.copied(&payload),
             false => payload,
@@ -274,6 +286,21 @@ mod tests {
         assert_eq!(message.into_bytes(), "abcde");
         assert_eq!(inbox.take().unwrap().into_bytes(), "f");
         assert_eq!(inbox.cost(), 0);
+    }
+
+    #[test]
+    fn what_is_handed_over_is_never_copied() {
+        let mut inbox = Inbox::new(true);
+        let payloads: Vec<_> = (0..3 * SHARING)
+            .map(|_| Bytes::from(vec![7; 100]))
+            .collect();
+        for payload in &payloads {
+            inbox.push(payload.clone(), 0, None);
+        }
+        for payload in payloads {
+            let message = inbox.take().unwrap().into_bytes();
+            assert_eq!(message.as_ptr(), payload.as_ptr());
+        }
     }
 
     #[test]

@@ -116,6 +116,7 @@ fn completions(stream: &mut Stream) -> Vec<Completion> {
 /// Completions as short words, without what they carry.
 fn words(completions: &[Completion]) -> Vec<String> {
     let word = |completion: &Completion| match completion {
+        Completion::Head(_) => "head".to_owned(),
         Completion::Received { id, .. } => format!("received {}", id.0),
         Completion::Sent { id } => format!("sent {}", id.0),
         Completion::Read { id, .. } => format!("read {}", id.0),

@@ -49,7 +49,7 @@ use crate::{
         Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room, Token,
         WorkId, WorkRequest,
     },
-    wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status},
+    wire::{BufferDescriptorV1, DataTransfer, DecodeError, Flags, NegotiateResponse, Status},
 };
 
 /// Least size of the receive for a negotiate message (3.1.4.1, 3.1.7.2).
@@ -68,6 +68,8 @@ pub struct Connection {
     receive_credits: ReceiveCredits,
     send_queue: SendQueue,
     send_immediate: bool,
+    /// The first bytes of the message that is received next, where they come apart; mostly none.
+    head: Bytes,
     reassembly: Reassembly,
     keepalive_requested: KeepaliveRequested,
     timers: TimerTable,
@@ -177,6 +179,7 @@ impl Connection {
             receive_credits: ReceiveCredits::new(config.receive_credit_max),
             send_queue: SendQueue::default(),
             send_immediate: false,
+            head: Bytes::new(),
             reassembly: Reassembly::default(),
             keepalive_requested: KeepaliveRequested::None,
             timers,
@@ -267,6 +270,7 @@ impl Connection {
     /// The queue pair did something.
     pub fn handle_completion(&mut self, now: Instant, completion: Completion) {
         match completion {
+            Completion::Head(head) => self.head = head,
             Completion::Received {
                 message,
                 invalidated,
@@ -821,9 +825,9 @@ impl Connection {
     fn receive(&mut self, now: Instant, message: Bytes, invalidated: Option<Token>) {
         //= SMBD-3.1.5.5-01
         let result = match self.role {
-            Role::Passive => self.receive_negotiate(receive_negotiate_request, true, &message),
+            Role::Passive => self.receive_negotiate(receive_negotiate_request, true, message),
             Role::Active { request_sent: true } => {
-                self.receive_negotiate(receive_negotiate_response, false, &message)
+                self.receive_negotiate(receive_negotiate_response, false, message)
             }
             Role::Established(negotiated) => {
                 self.message_arrived(now);
@@ -846,9 +850,10 @@ impl Connection {
         &mut self,
         receive: impl FnOnce(&Config, &[u8]) -> Result<Outcome, ConnectionError>,
         passive: bool,
-        message: &[u8],
+        message: Bytes,
     ) -> Result<(), ConnectionError> {
-        match receive(&self.config, message) {
+        let message = joined(std::mem::take(&mut self.head), message);
+        match receive(&self.config, &message) {
             Ok(outcome) => {
                 self.receive_credits
                     .set_target(outcome.receive_credit_target);
@@ -884,7 +889,14 @@ impl Connection {
         message: Bytes,
         invalidated: Option<Token>,
     ) -> Result<(), Violation> {
-        let header = DataTransfer::decode(&message).map_err(Violation::of_data_transfer)?;
+        let (header, place, message) = match self.head.is_empty() {
+            true => {
+                let header = DataTransfer::decode(&message).map_err(Violation::of_data_transfer)?;
+                (header, header.payload(), message)
+            }
+            false => decode_in_two(std::mem::take(&mut self.head), message)
+                .map_err(Violation::of_data_transfer)?,
+        };
         trace!(?header, ?invalidated, "received Data Transfer");
         //= SMBD-3.1.5.8-02
         if header.credits_requested == 0 {
@@ -918,7 +930,7 @@ impl Connection {
         if self.config.policy.revision == Revision::V2014 && !quiet && self.send_queue.is_empty() {
             self.send_immediate = true;
         }
-        self.deliver(part, &header, message, invalidated.is_some());
+        self.deliver(part, &header, place, message, invalidated.is_some());
         Ok(())
     }
 
@@ -952,7 +964,14 @@ impl Connection {
         statistics.keepalives_received += u64::from(asks);
     }
 
-    fn deliver(&mut self, part: Part, header: &DataTransfer, message: Bytes, invalidated: bool) {
+    fn deliver(
+        &mut self,
+        part: Part,
+        header: &DataTransfer,
+        Range { start, end }: Range<usize>,
+        message: Bytes,
+        invalidated: bool,
+    ) {
         self.statistics.tokens_invalidated += u64::from(invalidated);
         let invalidated = match part {
             Part::Nothing => return,
@@ -964,7 +983,6 @@ impl Connection {
         };
         //= SMBD-3.1.5.8-13
         //= SMBD-3.1.5.8-17
-        let Range { start, end } = header.payload();
         let mut payload = message;
         payload.truncate(end);
         payload.advance(start);
@@ -1108,6 +1126,35 @@ impl Connection {
     fn work_id(&mut self, kind: Kind) -> WorkId {
         self.next_work += 1;
         WorkId((self.next_work << 2) + kind as u64)
+    }
+}
+
+/// Decodes a Data Transfer whose first bytes came apart: its header, and the payload's place in
+/// one of the two, or in both put together.
+#[inline(never)]
+fn decode_in_two(
+    head: Bytes,
+    rest: Bytes,
+) -> Result<(DataTransfer, Range<usize>, Bytes), DecodeError> {
+    let split = head.len();
+    if split < DataTransfer::HEADER_LENGTH {
+        let message = joined(head, rest);
+        let header = DataTransfer::decode(&message)?;
+        return Ok((header, header.payload(), message));
+    }
+    let header = DataTransfer::decode_head(&head, split + rest.len())?;
+    let Range { start, end } = header.payload();
+    Ok(match start.checked_sub(split) {
+        Some(start) => (header, start..end - split, rest),
+        None if end <= split => (header, start..end, head),
+        None => (header, start..end, joined(head, rest)),
+    })
+}
+
+fn joined(head: Bytes, rest: Bytes) -> Bytes {
+    match head.is_empty() {
+        true => rest,
+        false => [head, rest].concat().into(),
     }
 }
 

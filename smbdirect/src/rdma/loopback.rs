@@ -1,10 +1,14 @@
 //! Loopback: RDMA between two ends in one process, for tests, examples and a first try.
 //!
-//! Read `Pair::execute` first: that is the whole wire. A Send is copied into the oldest receive
-//! of the other end, a Write into its memory table, a Read out of it. What both ends touch stands
-//! behind one lock, which is taken once for all that is flushed and once for all that has arrived:
-//! between two cores a lock costs more than a message. There is no task and no thread: whoever
-//! flushes does the work, and the other end is woken.
+//! Read `Pair::execute` first: that is the whole wire. A Send takes the oldest receive of the
+//! other end, a Write is copied into its memory table, a Read out of it. What both ends touch
+//! stands behind one lock, which is taken once for all that is flushed and once for all that has
+//! arrived: between two cores a lock costs more than a message. There is no task and no thread:
+//! whoever flushes does the work, and the other end is woken.
+//!
+//! The payload of a Send is copied if it is short, and handed over as it is from 2 KiB on: the
+//! receiver then reads the sender's own bytes. Whoever keeps a part of such a message keeps the
+//! whole allocation that the sender took it from.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -520,9 +524,10 @@ impl LoopbackQueuePair {
     }
 
     fn take(&mut self) -> Option<Completion> {
-        if let Some(received) = self.arrived.take() {
-            self.receives_outstanding -= 1;
-            return Some(received);
+        if let Some(arrival) = self.arrived.take() {
+            let received = matches!(arrival, Completion::Received { .. });
+            self.receives_outstanding -= usize::from(received);
+            return Some(arrival);
         }
         let Some((queue, completion)) = self.completions.pop_front() else {
             return self.disconnect.take().map(Completion::Disconnected);
@@ -590,6 +595,10 @@ impl QueuePair for LoopbackQueuePair {
             return Poll::Pending;
         }
         self.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn hands_over(&self) -> bool {
+        true
     }
 
     fn disconnect(&mut self, how: Teardown) {
@@ -681,55 +690,77 @@ struct End {
     waker: Option<Waker>,
 }
 
-/// Messages, put together one behind the other. Only the end that takes them cuts them apart, so
-/// that the count of their readers stays on one core.
+/// Messages, put together one behind the other but for their long payloads. Only the end that
+/// takes them cuts them apart, so that the count of their readers stays on one core.
 #[derive(Default)]
 struct Arrived {
-    messages: VecDeque<Arrival>,
-    /// Their bytes. No message goes over the end of one.
+    arrivals: VecDeque<Arrival>,
+    /// Their bytes. No message and no head goes over the end of one.
     closed: VecDeque<Bytes>,
-    /// The bytes of the last messages.
+    /// The bytes of the last of them.
     open: BytesMut,
-    /// How many messages that are.
+    /// How many messages and heads that are.
     in_open: usize,
-    /// How many messages each of `closed` still has.
+    /// How many each of `closed` still has.
     in_closed: VecDeque<usize>,
+    /// The payloads that are handed over.
+    handed_over: VecDeque<Bytes>,
 }
 
-struct Arrival {
-    id: WorkId,
-    length: usize,
-    invalidated: Option<Token>,
+enum Arrival {
+    /// The bytes before a payload that is handed over.
+    Head { length: u32 },
+    /// A message, or the payload behind a head.
+    Message {
+        id: WorkId,
+        /// Bytes that were copied. `None` for a payload that is handed over.
+        length: Option<u32>,
+        invalidated: Option<Token>,
+    },
 }
 
 /// Some messages of the longest kind, and few enough bytes that what is used again soon is still
 /// in a core's cache.
 const CHUNK: usize = 64 * 1024;
+/// Payloads from this length on are handed over: to share one costs less than to copy it.
+const HANDED_OVER: usize = 2048;
 /// The memory of all connections for messages.
 static CHUNKS: Pool = Pool::new(CHUNK, 64);
 
 impl Arrived {
     fn is_empty(&self) -> bool {
-        self.messages.is_empty()
+        self.arrivals.is_empty()
     }
 
-    fn push(&mut self, id: WorkId, [header, payload]: [&[u8]; 2], invalidated: Option<Token>) {
-        let length = header.len() + payload.len();
-        if self.open.capacity() - self.open.len() < length {
-            self.close();
-            self.open = match length {
-                ..=CHUNK => CHUNKS.take_to_cut(),
-                _ => BytesMut::with_capacity(length),
-            };
+    fn push(&mut self, id: WorkId, header: &[u8], payload: Bytes, invalidated: Option<Token>) {
+        let mut length = None;
+        if payload.len() < HANDED_OVER {
+            length = Some(self.copy([header, &payload]));
+        } else {
+            if !header.is_empty() {
+                let length = self.copy([header, &[]]);
+                self.arrivals.push_back(Arrival::Head { length });
+            }
+            self.handed_over.push_back(payload);
         }
-        self.open.extend_from_slice(header);
-        self.open.extend_from_slice(payload);
-        self.in_open += 1;
-        self.messages.push_back(Arrival {
+        self.arrivals.push_back(Arrival::Message {
             id,
             length,
             invalidated,
         });
+    }
+
+    /// Both behind what was copied before; tells how many bytes they are.
+    fn copy(&mut self, [one, two]: [&[u8]; 2]) -> u32 {
+        let length = one.len() + two.len();
+        if self.open.capacity() - self.open.len() < length {
+            self.close();
+            self.open = CHUNKS.take_to_cut();
+        }
+        self.open.extend_from_slice(one);
+        self.open.extend_from_slice(two);
+        self.in_open += 1;
+        length as u32
     }
 
     fn close(&mut self) {
@@ -740,31 +771,45 @@ impl Arrived {
     }
 
     fn take(&mut self) -> Option<Completion> {
-        let Arrival {
-            id,
-            length,
-            invalidated,
-        } = self.messages.pop_front()?;
-        if self.closed.is_empty() {
-            self.close();
-        }
-        let (bytes, messages) = (self.closed.front_mut(), self.in_closed.front_mut());
-        let (bytes, messages) = bytes.zip(messages).expect("each message has its bytes");
-        let message = bytes.split_to(length);
-        *messages -= 1;
-        if *messages == 0 {
-            self.closed.pop_front();
-            self.in_closed.pop_front();
-        }
-        if self.messages.is_empty() {
+        let completion = match self.arrivals.pop_front()? {
+            Arrival::Head { length } => Completion::Head(self.cut(length)),
+            Arrival::Message {
+                id,
+                length,
+                invalidated,
+            } => Completion::Received {
+                id,
+                message: match length {
+                    Some(length) => self.cut(length),
+                    None => {
+                        let payload = self.handed_over.pop_front();
+                        payload.expect("it came with the message")
+                    }
+                },
+                invalidated,
+            },
+        };
+        if self.arrivals.is_empty() {
             // Who has nothing to say keeps no memory for it.
             self.open = BytesMut::new();
         }
-        Some(Completion::Received {
-            id,
-            message,
-            invalidated,
-        })
+        Some(completion)
+    }
+
+    /// The oldest bytes that were copied.
+    fn cut(&mut self, length: u32) -> Bytes {
+        if self.closed.is_empty() {
+            self.close();
+        }
+        let (bytes, left) = (self.closed.front_mut(), self.in_closed.front_mut());
+        let (bytes, left) = bytes.zip(left).expect("what was copied has its bytes");
+        let cut = bytes.split_to(length as usize);
+        *left -= 1;
+        if *left == 0 {
+            self.closed.pop_front();
+            self.in_closed.pop_front();
+        }
+        cut
     }
 }
 
@@ -821,7 +866,7 @@ impl End {
     fn receive(
         &mut self,
         header: &Inline,
-        payload: &[u8],
+        payload: &mut Bytes,
         invalidate: Option<Token>,
     ) -> Result<(), String> {
         let header = header.as_slice();
@@ -842,7 +887,8 @@ impl End {
             result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
         }
         self.receives.pop_front();
-        self.arrived.push(id, [header, payload], invalidate);
+        self.arrived
+            .push(id, header, mem::take(payload), invalidate);
         Ok(())
     }
 }
@@ -1109,30 +1155,123 @@ mod tests {
     #[test]
     fn messages_share_an_allocation_and_keep_their_bytes() {
         let mut arrived = Arrived::default();
-        let size = CHUNK / 4;
-        let payload = vec![7; size - 1];
-        for id in 0..6 {
-            arrived.push(WorkId(id), [b"h", &payload], None);
+        // So long that 32 of them fill a chunk, and the last two begin another.
+        let size = CHUNK / 32;
+        let payload = Bytes::from(vec![7; size - 1]);
+        for id in 0..34 {
+            arrived.push(WorkId(id), b"h", payload.clone(), None);
         }
-        arrived.push(WorkId(6), [b"", &vec![8; CHUNK + 1]], None);
         let mut places = Vec::new();
-        for id in 0..7 {
-            let Some(Completion::Received {
-                id: taken, message, ..
-            }) = arrived.take()
-            else {
-                panic!("a message is there");
-            };
-            assert_eq!(taken, WorkId(id));
-            match id {
-                6 => assert_eq!(message, vec![8; CHUNK + 1]),
-                _ => assert!(message[0] == b'h' && message[1..] == payload),
-            }
+        for id in 0..34 {
+            let [head, message] = taken(&mut arrived, id);
+            assert!(head.is_empty() && message[0] == b'h' && message[1..] == payload);
             places.push(message.as_ptr());
         }
         assert!(arrived.take().is_none());
-        for at in [1, 2, 3, 5] {
+        for at in (1..32).chain([33]) {
             assert_eq!(places[at], places[at - 1].wrapping_add(size));
+        }
+    }
+
+    /// A message, with its head if that comes apart.
+    fn taken(arrived: &mut Arrived, id: u64) -> [Bytes; 2] {
+        let mut head = Bytes::new();
+        loop {
+            match arrived.take() {
+                Some(Completion::Head(bytes)) if head.is_empty() => head = bytes,
+                Some(Completion::Received {
+                    id: WorkId(taken),
+                    message,
+                    invalidated: None,
+                }) => {
+                    assert_eq!(taken, id);
+                    return [head, message];
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn long_payloads_are_the_senders_own_and_keep_their_turn() {
+        let mut arrived = Arrived::default();
+        let payload = |id: u64| {
+            let lengths = [0, 1, HANDED_OVER - 1, HANDED_OVER, 3 * CHUNK];
+            let length = lengths[(id * id) as usize % lengths.len()];
+            Bytes::from(vec![id as u8; length])
+        };
+        let payloads: Vec<_> = (0..200).map(payload).collect();
+        // Some are taken in between, as many as there are and less.
+        let (mut pushed, mut popped) = (0, 0);
+        for batch in [1, 2, 7, 30, 60, 100] {
+            for payload in &payloads[pushed..pushed + batch] {
+                arrived.push(WorkId(pushed as u64), b"head", payload.clone(), None);
+                pushed += 1;
+            }
+            let left = if batch == 7 { 0 } else { batch / 3 };
+            while popped < pushed - left {
+                let payload = &payloads[popped];
+                compare(taken(&mut arrived, popped as u64), payload);
+                popped += 1;
+            }
+        }
+        while popped < pushed {
+            compare(taken(&mut arrived, popped as u64), &payloads[popped]);
+            popped += 1;
+        }
+        assert!(arrived.is_empty() && arrived.handed_over.is_empty() && arrived.closed.is_empty());
+    }
+
+    fn compare([head, message]: [Bytes; 2], payload: &Bytes) {
+        if payload.len() < HANDED_OVER {
+            assert!(head.is_empty() && message == [b"head", &payload[..]].concat());
+        } else {
+            assert_eq!(head, "head");
+            let shared = message.as_ptr() == payload.as_ptr();
+            assert!(shared && message.len() == payload.len());
+        }
+    }
+
+    #[test]
+    fn a_long_send_is_held_to_its_receive_and_let_go_with_the_connection() {
+        for (room, fits) in [(4095, false), (4096, true)] {
+            let [mut a, mut p] = pair_of_one_world();
+            let mut context = Context::from_waker(Waker::noop());
+            // The receive that the connection began with.
+            for end in [&mut a, &mut p] {
+                end.post(send(0, "first"));
+                end.flush(&mut context);
+            }
+            let receive = WorkRequest::Receive {
+                id: WorkId(1),
+                length: room,
+            };
+            p.post(receive);
+            p.flush(&mut context);
+            let payload = Bytes::from(vec![1; 4096]);
+            a.post(WorkRequest::Send {
+                id: WorkId(1),
+                header: Inline::new(),
+                payload: payload.clone(),
+                invalidate: None,
+            });
+            a.flush(&mut context);
+            let mut ended = false;
+            while let Poll::Ready(completion) = p.poll_completion(&mut context) {
+                ended |= matches!(completion, Completion::Disconnected(Disconnect::Broken(_)));
+                if let Completion::Received {
+                    id: WorkId(1),
+                    message,
+                    ..
+                } = completion
+                {
+                    assert!(fits && message == payload);
+                }
+            }
+            assert_eq!(ended, !fits);
+            drop(a);
+            drop(p);
+            assert!(payload.is_unique(), "nobody holds it behind the end");
         }
     }
 

@@ -150,6 +150,12 @@ pub trait QueuePair: Send + fmt::Debug {
     /// being woken takes longer. Does nothing where polling looks anyway.
     fn busy_poll(&mut self) {}
 
+    /// Whether messages come in the sender's own memory. Then one that is kept for long takes no
+    /// memory of this end's, which others could lie in.
+    fn hands_over(&self) -> bool {
+        false
+    }
+
     /// Ends the connection: in good order behind the work already posted, or at once.
     /// Completions follow either way, [`Completion::Disconnected`] as the last.
     fn disconnect(&mut self, how: Teardown);

@@ -163,11 +163,14 @@ impl WorkRequest {
 /// last completion of all.
 #[derive(Debug)]
 pub enum Completion {
+    /// The first bytes of a message whose other bytes are in the next completion, which is its
+    /// [`Received`](Self::Received). Comes only from providers that have the two apart.
+    Head(Bytes),
     /// A message arrived and took the oldest posted receive.
     Received {
         /// The receive it took.
         id: WorkId,
-        /// The message. It may share an allocation with its neighbours.
+        /// The message, or what follows its head. It may share an allocation with its neighbours.
         message: Bytes,
         /// The token of ours that the message invalidated.
         invalidated: Option<Token>,

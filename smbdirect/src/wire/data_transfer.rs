@@ -48,6 +48,12 @@ impl DataTransfer {
     /// # Errors
     /// The three checks of 3.1.5.8 that concern the message alone.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::decode_head(bytes, bytes.len())
+    }
+
+    /// The same, of a message of `length` bytes that begins with `bytes`: with the header at
+    /// least, if the message has as many.
+    pub(crate) fn decode_head(bytes: &[u8], length: usize) -> Result<Self, DecodeError> {
         //= SMBD-3.1.5.8-01
         let mut reader = Reader::new("Data Transfer", bytes, Self::HEADER_LENGTH)?;
         let credits_requested = reader.u16();
@@ -73,8 +79,7 @@ impl DataTransfer {
             return Err(DecodeError::DataOffsetAlignment { data_offset });
         }
         //= SMBD-3.1.5.8-04
-        if u64::from(data_offset) + u64::from(data_length) > bytes.len() as u64 {
-            let length = bytes.len();
+        if u64::from(data_offset) + u64::from(data_length) > length as u64 {
             return Err(DecodeError::DataBeyondMessage {
                 data_offset,
                 data_length,

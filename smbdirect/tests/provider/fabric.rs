@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     future::{Future, poll_fn},
+    mem,
     net::SocketAddr,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -254,6 +255,8 @@ pub(crate) struct End {
     /// What was posted and what has completed, the receive before connecting included.
     pub(crate) posted: usize,
     pub(crate) completed: usize,
+    /// What came of a message whose other bytes are next.
+    head: Bytes,
     pub(crate) messages: VecDeque<Arrived>,
     pub(crate) reads: VecDeque<BytesMut>,
     pub(crate) flushed: Vec<(WorkId, Option<BytesMut>)>,
@@ -276,6 +279,7 @@ impl End {
             outstanding,
             posted: 1,
             completed: 0,
+            head: Bytes::new(),
             messages: VecDeque::new(),
             reads: VecDeque::new(),
             flushed: Vec::new(),
@@ -403,13 +407,23 @@ impl End {
     //= SMBD-2.1-01 test
     fn note(&mut self, completion: Completion) {
         assert!(self.ended.is_none(), "{completion:?} after the end");
+        let is_message = matches!(completion, Completion::Received { .. });
+        assert!(
+            is_message || self.head.is_empty(),
+            "{completion:?} behind a head"
+        );
         match completion {
+            Completion::Head(head) => self.head = head,
             Completion::Received {
                 id,
                 message: bytes,
                 invalidated,
             } => {
                 self.note_done(RECEIVE, id);
+                let bytes = match mem::take(&mut self.head) {
+                    head if head.is_empty() => bytes,
+                    head => [head, bytes].concat().into(),
+                };
                 self.messages.push_back(Arrived { bytes, invalidated });
             }
             Completion::Sent { id } => self.note_done(SEND, id),

@@ -299,6 +299,7 @@ fn snapshot(engine: &Connection) -> Connection {
         receive_credits,
         send_queue,
         send_immediate,
+        head,
         reassembly,
         keepalive_requested,
         timers,
@@ -314,7 +315,7 @@ fn snapshot(engine: &Connection) -> Connection {
         asks_behind_queue,
         statistics,
     } = engine;
-    assert!(transfers.is_idle() && events.is_empty() && abandoned.is_empty());
+    assert!(transfers.is_idle() && events.is_empty() && abandoned.is_empty() && head.is_empty());
     Connection {
         config: config.clone(),
         role: role.clone(),
@@ -323,6 +324,7 @@ fn snapshot(engine: &Connection) -> Connection {
         receive_credits: receive_credits.clone(),
         send_queue: send_queue.clone(),
         send_immediate: *send_immediate,
+        head: Bytes::new(),
         reassembly: reassembly.clone(),
         keepalive_requested: *keepalive_requested,
         timers: timers.clone(),
@@ -352,6 +354,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         receive_credits,
         send_queue,
         send_immediate,
+        head: _,
         reassembly,
         keepalive_requested,
         timers,

@@ -292,9 +292,17 @@ impl Bench {
     }
 
     fn hear_invalidating(&mut self, message: Vec<u8>, invalidated: Option<Token>) {
-        let (id, length) = self.receives.pop_front().expect("a receive is posted");
-        assert!(message.len() <= length as usize, "the receive is too short");
-        let message = message.into();
+        self.hear_in_two([Bytes::new(), message.into()], invalidated);
+    }
+
+    /// What the provider has apart comes so; else the first of `pieces` is empty.
+    fn hear_in_two(&mut self, [head, message]: [Bytes; 2], invalidated: Option<Token>) {
+        let (id, receive) = self.receives.pop_front().expect("a receive is posted");
+        let length = head.len() + message.len();
+        assert!(length <= receive as usize, "the receive is too short");
+        if !head.is_empty() {
+            self.complete(Completion::Head(head));
+        }
         self.complete(Completion::Received {
             id,
             message,
@@ -1183,9 +1191,72 @@ mod receiving {
                 max_fragmented_receive_size: 131_072,
                 ..credits(10, 10)
             };
-            let mut bench = Bench::settled(settings, 10, 11);
-            bench.hear_bytes(message);
-            bench.ended(violation);
+            for message in in_pieces(&message) {
+                let mut bench = Bench::settled(settings.clone(), 10, 11);
+                bench.hear_in_two(message, None);
+                bench.ended(violation);
+            }
+        }
+    }
+
+    /// A message as a provider may bring it: in one piece, or in two, cut anywhere.
+    fn in_pieces(message: &[u8]) -> Vec<[Bytes; 2]> {
+        let bytes = Bytes::copy_from_slice(message);
+        let cut = |at| [bytes.slice(..at), bytes.slice(at..)];
+        (0..=bytes.len()).map(cut).collect()
+    }
+
+    /// Not copied where it lies in one piece, wherever the message is cut.
+    #[test]
+    fn a_payload_apart_from_its_header_is_taken_as_it_came() {
+        for (data_offset, data_length) in [(24, 40), (24, 0), (32, 16), (16, 20), (0, 64)] {
+            let header = DataTransfer {
+                data_offset: 24,
+                ..segment(1, data_length, 0)
+            };
+            let mut bytes = encoded(|out| header.encode(out));
+            bytes[12..16].copy_from_slice(&u32::to_le_bytes(data_offset));
+            bytes.extend(100..140);
+            let bytes = Bytes::from(bytes);
+            let place = data_offset as usize..(data_offset + data_length) as usize;
+            for split in 0..=bytes.len() {
+                let pieces = [bytes.slice(..split), bytes.slice(split..)];
+                let mut bench = Bench::settled(credits(10, 10), 10, 10);
+                bench.hear_in_two(pieces, None);
+                let payloads = bench.events().into_iter().map(|event| match event {
+                    Event::Segment { payload, .. } => payload,
+                    other => panic!("{other:?}"),
+                });
+                let payloads: Vec<_> = payloads.collect();
+                let expected = (data_length > 0).then(|| bytes.slice(place.clone()));
+                assert_eq!(payloads, Vec::from_iter(expected.clone()));
+                let counted = bench.engine.statistics();
+                assert_eq!(counted.bytes_received, u64::from(data_length));
+                // A header in two pieces is put together, with all behind it.
+                let in_one =
+                    split == 0 || split >= 20 && (split <= place.start || split >= place.end);
+                if let (Some(expected), [payload]) = (expected, &payloads[..]) {
+                    let shared = payload.as_ptr() == expected.as_ptr();
+                    assert_eq!(shared, in_one, "{place:?}, split at {split}");
+                }
+                bench.still_up();
+            }
+        }
+    }
+
+    #[test]
+    fn a_negotiate_message_may_come_in_two_pieces() {
+        for message in in_pieces(&encoded(|out| request(10).encode(out))) {
+            let mut bench = Bench::listening(credits(10, 10));
+            bench.hear_in_two(message, None);
+            bench.work();
+            bench.still_up();
+        }
+        for message in in_pieces(&encoded(|out| response(10, 10).encode(out))) {
+            let mut bench = Bench::proposing(credits(10, 10));
+            bench.hear_in_two(message, None);
+            bench.work();
+            bench.still_up();
         }
     }
 
