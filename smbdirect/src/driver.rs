@@ -602,3 +602,140 @@ impl Drop for Driver {
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::{
+        engine::{Config, TransferId},
+        rdma::{
+            memory::{RegisterError, Registration},
+            work::{Access, Limits},
+        },
+        wire::{BufferDescriptorV1, NegotiateResponse, Status, VERSION_1_0},
+    };
+
+    /// A queue pair whose work is done when the test says so.
+    #[derive(Debug, Default)]
+    struct Script(Arc<Mutex<Lists>>);
+
+    #[derive(Debug, Default)]
+    struct Lists {
+        posted: VecDeque<WorkRequest>,
+        done: VecDeque<Completion>,
+    }
+
+    impl QueuePair for Script {
+        fn limits(&self) -> Limits {
+            Limits {
+                max_send_queue: 100,
+                max_receive_queue: 100,
+                max_outbound_reads: 16,
+                max_inbound_reads: 0,
+                max_transfer: u32::MAX,
+                send_with_invalidate: false,
+            }
+        }
+
+        fn room(&self) -> Room {
+            Room {
+                sends: 100,
+                receives: 100,
+            }
+        }
+
+        fn post(&mut self, work: WorkRequest) {
+            self.0.lock().unwrap().posted.push_back(work);
+        }
+
+        fn flush(&mut self, _: &mut Context<'_>) {}
+
+        fn poll_completion(&mut self, _: &mut Context<'_>) -> Poll<Completion> {
+            let done = self.0.lock().unwrap().done.pop_front();
+            done.map_or(Poll::Pending, Poll::Ready)
+        }
+
+        fn disconnect(&mut self, _: Teardown) {}
+
+        fn register(&mut self, _: BytesMut, _: Access) -> Result<Registration, RegisterError> {
+            unreachable!("nothing is registered")
+        }
+
+        fn deregister(&mut self, _: Token) -> Result<BytesMut, DeregisterError> {
+            unreachable!("nothing is registered")
+        }
+    }
+
+    /// A connection that has negotiated, and what its queue pair was told.
+    fn established() -> (Arc<Shared>, Arc<Mutex<Lists>>) {
+        let (config, script) = (Config::default(), Script::default());
+        let lists = script.0.clone();
+        let mut engine = engine::Connection::active(config.clone(), now());
+        let receive = engine.negotiate_receive().id();
+        engine.handle_connected(script.limits());
+        let mut message = Vec::new();
+        let response = NegotiateResponse {
+            min_version: VERSION_1_0,
+            max_version: VERSION_1_0,
+            negotiated_version: VERSION_1_0,
+            credits_requested: 10,
+            credits_granted: 10,
+            status: Status::SUCCESS,
+            max_read_write_size: 1 << 20,
+            preferred_send_size: 1024,
+            max_receive_size: 1024,
+            max_fragmented_size: 131_072,
+        };
+        response.encode(&mut message);
+        let shared = Shared::new(engine, Box::new(script), &config);
+        shared.with(|state| state.drive(now()));
+        lists.lock().unwrap().done.extend([Completion::Received {
+            id: receive,
+            message: message.into(),
+            invalidated: None,
+        }]);
+        shared.with(|state| {
+            state.drive(now());
+            assert!(state.negotiated.is_some(), "{:?}", state.closed);
+        });
+        lists.lock().unwrap().posted.clear();
+        (shared, lists)
+    }
+
+    /// Who waits for reads is to ask for more before all that have come are taken.
+    #[test]
+    fn a_drive_gives_way_behind_its_turn_of_finished_reads() {
+        for (length, taken) in [(TURN, 1), (TURN / 2, 2), (TURN / 2 - 1, 3), (1024, 10)] {
+            let (shared, lists) = established();
+            shared.with(|state| {
+                for _ in 0..10 {
+                    let place = state.transfers.insert();
+                    let from = BufferDescriptorV1 {
+                        offset: 0,
+                        token: 7,
+                        length: length as u32,
+                    };
+                    let into = BytesMut::zeroed(length);
+                    let id = TransferId(place as u64);
+                    state.engine.read(id, &[from], 0, into).unwrap();
+                }
+                state.drive(now());
+            });
+            let mut told = lists.lock().unwrap();
+            let Lists { posted, done } = &mut *told;
+            for work in posted.drain(..) {
+                if let WorkRequest::Read { id, into, .. } = work {
+                    done.push_back(Completion::Read { id, buffer: into });
+                }
+            }
+            assert_eq!(done.len(), 10);
+            drop(told);
+            for left in [10 - taken, 10_usize.saturating_sub(2 * taken)] {
+                shared.with(|state| state.drive(now()));
+                assert_eq!(lists.lock().unwrap().done.len(), left, "of {length} bytes");
+            }
+        }
+    }
+}
