@@ -437,7 +437,7 @@ pub fn layout() -> Vec<Fact> {
         ibv_mr { addr, length, lkey, rkey }
         ibv_mw { rkey }
         ibv_device_attr {
-            max_mr_size, max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
+            max_mr_size, vendor_id, max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
             max_qp_init_rd_atom, max_mw, phys_port_cnt,
         }
         ibv_port_attr { state, active_mtu, max_msg_sz, link_layer }

@@ -99,6 +99,8 @@ pub(crate) struct VerbsQueuePair {
     send_elements: u32,
     /// Whether the device has memory windows of type 2.
     has_windows: bool,
+    /// Whether the device may bind a window again with what it sends again.
+    binds_again: bool,
     /// Where timers run; work may be posted from threads that know of no runtime.
     runtime: Handle,
     busy_poll: Duration,
@@ -225,6 +227,7 @@ impl VerbsQueuePair {
             is_iwarp: id.is_iwarp(),
             send_elements: abilities.send_elements(),
             has_windows: abilities.has_windows(),
+            binds_again: abilities.binds_again(),
             runtime: Handle::current(),
             qp: Some(qp),
             ledger: Ledger::default(),
@@ -356,13 +359,13 @@ impl VerbsQueuePair {
     }
 
     fn try_post_sends(&mut self) -> io::Result<()> {
-        while self.flushed > 0 && self.ledger.span() < self.send_depth {
+        while self.may_post() {
             let mut batch = Batch::new();
-            while self.flushed > 0 && batch.count < BATCH && self.ledger.span() < self.send_depth {
+            while batch.count < BATCH && self.may_post() {
                 let sent = self.queue.pop_front().expect("so many were flushed");
                 self.flushed -= 1;
                 let last = batch.count + 1 == BATCH
-                    || self.queue.iter().take(self.flushed).all(Sent::is_nothing)
+                    || self.next_is_apart()
                     || self.ledger.span() + 1 == self.send_depth;
                 let signal = match sent.work {
                     _ if sent.is_nothing() => Signal::None,
@@ -387,6 +390,23 @@ impl VerbsQueuePair {
             }
         }
         Ok(())
+    }
+
+    /// Whether the adapter can take what is next to be sent.
+    fn may_post(&self) -> bool {
+        let binds = self.flushed > 0 && matches!(self.queue[0].work, Work::Bind(_));
+        self.flushed > 0
+            && self.ledger.span() < self.send_depth
+            && !(binds && self.binds_again && self.ledger.sends() > 0)
+    }
+
+    /// Whether the adapter gets nothing right behind what was just taken from the queue.
+    fn next_is_apart(&self) -> bool {
+        let mut flushed = self.queue.iter().take(self.flushed);
+        match flushed.find(|sent| !sent.is_nothing()) {
+            Some(next) => self.binds_again && matches!(next.work, Work::Bind(_)),
+            None => true,
+        }
     }
 
     /// Takes what is done without the adapter.
