@@ -337,22 +337,21 @@ impl Id {
             tracing::trace!(%error, "rdma_disconnect");
         }
     }
-
-    /// A message came before the connection was said to be established: now it is.
-    pub(crate) fn notify_established(&self) {
-        let notify = self.functions().rdma_notify;
-        // SAFETY: the identifier lives.
-        if let Err(error) = check(unsafe { notify(self.raw(), ffi::IBV_EVENT_COMM_EST) }) {
-            tracing::trace!(%error, "rdma_notify");
-        }
-    }
 }
 
 #[cfg(test)]
 impl Id {
     /// An identifier of nothing, made of places that nobody looks into.
-    pub(crate) fn fake(mut functions: Functions) -> Arc<Self> {
-        unsafe extern "C" fn destroy_channel(_: *mut rdma_event_channel) {}
+    pub(crate) fn fake(functions: Functions) -> Arc<Self> {
+        Self::fake_at(functions, -1)
+    }
+
+    /// The same, whose events come by `fd`.
+    pub(crate) fn fake_at(mut functions: Functions, fd: RawFd) -> Arc<Self> {
+        unsafe extern "C" fn destroy_channel(raw: *mut rdma_event_channel) {
+            // SAFETY: it was made below, and is destroyed once.
+            drop(unsafe { Box::from_raw(raw) });
+        }
         unsafe extern "C" fn destroy_id(raw: *mut rdma_cm_id) -> c_int {
             // SAFETY: it was made below, and is destroyed once.
             drop(unsafe { Box::from_raw(raw.cast::<std::mem::MaybeUninit<rdma_cm_id>>()) });
@@ -361,7 +360,7 @@ impl Id {
         functions.rdma_destroy_event_channel = destroy_channel;
         functions.rdma_destroy_id = destroy_id;
         let channel = Arc::new(Channel {
-            raw: NonNull::dangling(),
+            raw: NonNull::from(Box::leak(Box::new(rdma_event_channel { fd }))),
             functions: Arc::new(functions),
         });
         let place = Box::new(std::mem::MaybeUninit::<rdma_cm_id>::zeroed());

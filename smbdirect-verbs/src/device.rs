@@ -151,6 +151,9 @@ fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
     described
 }
 
+/// The vendor that Linux' software RoCE gives itself.
+const RXE: u32 = 0xff_ffff;
+
 /// What a device, and the port that a connection goes over, can do.
 #[derive(Clone, Copy)]
 pub(crate) struct Abilities {
@@ -225,6 +228,12 @@ impl Abilities {
         device.send_with_invalidate = self.sends_with_invalidate();
         device.memory_windows = self.has_windows();
         device.unusable = why_not(device);
+    }
+
+    /// Whether a window is bound once more when a message before it is sent again, which fails and
+    /// the queue pair with it: rxe does so, and tells that everything was flushed.
+    pub(crate) fn binds_again(&self) -> bool {
+        self.device.vendor_id == RXE
     }
 
     /// What a connection over it can do at best.

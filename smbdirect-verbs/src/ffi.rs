@@ -369,7 +369,6 @@ pub const IBV_EVENT_CQ_ERR: c_uint = 0;
 pub const IBV_EVENT_QP_FATAL: c_uint = 1;
 pub const IBV_EVENT_QP_REQ_ERR: c_uint = 2;
 pub const IBV_EVENT_QP_ACCESS_ERR: c_uint = 3;
-pub const IBV_EVENT_COMM_EST: c_int = 4;
 pub const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
 
 pub const RDMA_PS_TCP: c_int = 0x0106;
@@ -438,7 +437,7 @@ pub fn layout() -> Vec<Fact> {
         ibv_mr { addr, length, lkey, rkey }
         ibv_mw { rkey }
         ibv_device_attr {
-            max_mr_size, max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
+            max_mr_size, vendor_id, max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
             max_qp_init_rd_atom, max_mw, phys_port_cnt,
         }
         ibv_port_attr { state, active_mtu, max_msg_sz, link_layer }
@@ -499,7 +498,7 @@ pub fn layout() -> Vec<Fact> {
         IBV_WC_RNR_RETRY_EXC_ERR IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR IBV_WC_FATAL_ERR
         IBV_WC_RESP_TIMEOUT_ERR IBV_WC_RECV IBV_WC_WITH_IMM IBV_WC_IP_CSUM_OK IBV_WC_WITH_INV
         IBV_EVENT_CQ_ERR IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR
-        IBV_EVENT_COMM_EST IBV_EVENT_DEVICE_FATAL RDMA_PS_TCP
+        IBV_EVENT_DEVICE_FATAL RDMA_PS_TCP
         RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED
         RDMA_CM_EVENT_ROUTE_ERROR RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_ERROR
         RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED
@@ -596,7 +595,6 @@ functions! {
         fn rdma_accept(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         fn rdma_reject(*mut rdma_cm_id, *const c_void, u8) -> c_int;
         fn rdma_disconnect(*mut rdma_cm_id) -> c_int;
-        fn rdma_notify(*mut rdma_cm_id, c_int) -> c_int;
         fn rdma_migrate_id(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int;
         fn rdma_get_cm_event(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
         fn rdma_ack_cm_event(*mut rdma_cm_event) -> c_int;

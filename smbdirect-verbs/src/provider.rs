@@ -624,6 +624,7 @@ impl Unanswered {
         let id = self.id.take().expect("it is answered once");
         id.accept(self.depths, &answer.private_data)
             .map_err(failed)?;
+        queue_pair.accepted();
         Ok(Connected {
             remote_address: id.remote_address().map_err(failed)?,
             local_address: id.local_address().map_err(failed)?,

@@ -41,7 +41,7 @@ use smbdirect::rdma::{
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime::Handle,
-    time::{Sleep, sleep},
+    time::{Sleep, sleep, timeout},
 };
 
 use crate::{
@@ -89,7 +89,7 @@ pub(crate) struct VerbsQueuePair {
     cq: Arc<Cq>,
     domain: Arc<Domain>,
     completions: AsyncFd<CompletionChannel>,
-    events: Events,
+    events: Arc<Events>,
     watch: Watch,
     id: Arc<Id>,
 
@@ -99,6 +99,8 @@ pub(crate) struct VerbsQueuePair {
     send_elements: u32,
     /// Whether the device has memory windows of type 2.
     has_windows: bool,
+    /// Whether the device may bind a window again with what it sends again.
+    binds_again: bool,
     /// Where timers run; work may be posted from threads that know of no runtime.
     runtime: Handle,
     busy_poll: Duration,
@@ -116,6 +118,9 @@ pub(crate) struct VerbsQueuePair {
     armed: bool,
     /// The peer is known to be connected, so that something may be sent.
     established: bool,
+    /// It was accepted, and the connection manager has not said that the peer knows: until then it
+    /// ends nothing.
+    unheard: bool,
     phase: Phase,
     /// What the adapter told of the queue pair, or of itself.
     reason: Option<ProviderError>,
@@ -222,6 +227,7 @@ impl VerbsQueuePair {
             is_iwarp: id.is_iwarp(),
             send_elements: abilities.send_elements(),
             has_windows: abilities.has_windows(),
+            binds_again: abilities.binds_again(),
             runtime: Handle::current(),
             qp: Some(qp),
             ledger: Ledger::default(),
@@ -232,7 +238,7 @@ impl VerbsQueuePair {
             cq,
             domain,
             completions,
-            events,
+            events: Arc::new(events),
             watch,
             id,
             limits,
@@ -245,6 +251,7 @@ impl VerbsQueuePair {
             late: Vec::new(),
             armed: false,
             established: false,
+            unheard: false,
             phase: Phase::Open,
             reason: None,
             deadline: None,
@@ -255,7 +262,7 @@ impl VerbsQueuePair {
         &self.id
     }
 
-    pub(crate) const fn events(&self) -> &Events {
+    pub(crate) fn events(&self) -> &Events {
         &self.events
     }
 
@@ -274,6 +281,11 @@ impl VerbsQueuePair {
                 next: Box::pin(sleep(NUDGE)),
             });
         }
+    }
+
+    /// The peer's request was accepted, of which it has still to hear.
+    pub(crate) fn accepted(&mut self) {
+        self.unheard = true;
     }
 
     /// Whether it is time to write nothing to the peer: Linux' software iWARP looks again at what
@@ -347,13 +359,13 @@ impl VerbsQueuePair {
     }
 
     fn try_post_sends(&mut self) -> io::Result<()> {
-        while self.flushed > 0 && self.ledger.span() < self.send_depth {
+        while self.may_post() {
             let mut batch = Batch::new();
-            while self.flushed > 0 && batch.count < BATCH && self.ledger.span() < self.send_depth {
+            while batch.count < BATCH && self.may_post() {
                 let sent = self.queue.pop_front().expect("so many were flushed");
                 self.flushed -= 1;
                 let last = batch.count + 1 == BATCH
-                    || self.queue.iter().take(self.flushed).all(Sent::is_nothing)
+                    || self.next_is_apart()
                     || self.ledger.span() + 1 == self.send_depth;
                 let signal = match sent.work {
                     _ if sent.is_nothing() => Signal::None,
@@ -378,6 +390,23 @@ impl VerbsQueuePair {
             }
         }
         Ok(())
+    }
+
+    /// Whether the adapter can take what is next to be sent.
+    fn may_post(&self) -> bool {
+        let binds = self.flushed > 0 && matches!(self.queue[0].work, Work::Bind(_));
+        self.flushed > 0
+            && self.ledger.span() < self.send_depth
+            && !(binds && self.binds_again && self.ledger.sends() > 0)
+    }
+
+    /// Whether the adapter gets nothing right behind what was just taken from the queue.
+    fn next_is_apart(&self) -> bool {
+        let mut flushed = self.queue.iter().take(self.flushed);
+        match flushed.find(|sent| !sent.is_nothing()) {
+            Some(next) => self.binds_again && matches!(next.work, Work::Bind(_)),
+            None => true,
+        }
     }
 
     /// Takes what is done without the adapter.
@@ -460,10 +489,10 @@ impl VerbsQueuePair {
         self.nudges = None;
         let (id, slot) = self.ledger.take_receive().expect("it was judged");
         let message = self.pool.lend(slot, length as usize);
-        if !self.established {
-            self.established = true;
-            self.id.notify_established();
-        }
+        // The connection manager has its own message of that. It is not told (`rdma_notify`): in
+        // Linux an end right behind would leave its answer to be repeated, for more than a minute,
+        // in which `rdma_destroy_id` waits.
+        self.established = true;
         let (token, certain) = match invalidated {
             Invalidated::Nothing => (None, true),
             Invalidated::Token(token) => (Some(Token(token)), true),
@@ -617,10 +646,15 @@ impl VerbsQueuePair {
                 return self.break_off(ProviderErrorKind::Local, what);
             }
         };
+        self.unheard = false;
         let broken = |kind, what: &str| Disconnect::Broken(ProviderError::new(kind, what));
         let how = match event.kind {
             ffi::RDMA_CM_EVENT_ESTABLISHED => {
                 self.established = true;
+                if matches!(self.phase, Phase::Flushing(_)) {
+                    // It was too early for that.
+                    self.id.disconnect();
+                }
                 return;
             }
             ffi::RDMA_CM_EVENT_DISCONNECTED => match &self.reason {
@@ -710,6 +744,7 @@ impl VerbsQueuePair {
     /// The end: the adapter lets go of everything, and what it had comes back.
     fn finish(&mut self, how: Disconnect) {
         self.let_go();
+        self.hang_up_later();
         while let Some((id, slot)) = self.ledger.take_receive() {
             self.pool.put(slot);
             self.ready
@@ -727,6 +762,15 @@ impl VerbsQueuePair {
         }
         self.ready.push_back(Completion::Disconnected(how));
         self.set_phase(Phase::Ended, None);
+    }
+
+    /// Sees to it that a peer hears of the end which has not heard of the beginning.
+    fn hang_up_later(&mut self) {
+        if std::mem::take(&mut self.unheard) {
+            let (events, id) = (self.events.clone(), self.id.clone());
+            let hanging_up = hang_up(events, id, self.close_timeout);
+            self.runtime.spawn(hanging_up);
+        }
     }
 
     /// Nothing touches memory of the connection from here on.
@@ -1140,7 +1184,16 @@ impl QueuePair for VerbsQueuePair {
 impl Drop for VerbsQueuePair {
     fn drop(&mut self) {
         self.let_go();
+        self.hang_up_later();
     }
+}
+
+/// Ends a connection as soon as the connection manager has said what became of it.
+async fn hang_up(events: Arc<Events>, id: Arc<Id>, limit: Duration) {
+    if timeout(limit, events.next()).await.is_err() {
+        tracing::debug!("the connection manager does not say what became of a connection");
+    }
+    id.disconnect();
 }
 
 impl fmt::Debug for VerbsQueuePair {
@@ -1649,7 +1702,78 @@ impl AsRawFd for CompletionChannel {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::File,
+        io::{Read, Write},
+        mem::{ManuallyDrop, MaybeUninit},
+        os::{fd::FromRawFd, unix::net::UnixStream},
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
     use super::*;
+    use crate::ffi::{Functions, rdma_cm_event, rdma_cm_id, rdma_event_channel};
+
+    /// Of one test alone.
+    static HUNG_UP: AtomicUsize = AtomicUsize::new(0);
+
+    /// An event as the channel's descriptor has it here: its kind.
+    unsafe extern "C" fn get_event(
+        channel: *mut rdma_event_channel,
+        event: *mut *mut rdma_cm_event,
+    ) -> c_int {
+        let mut kind = [0];
+        // SAFETY: the channel is the one below, whose descriptor is closed there.
+        let fd = ManuallyDrop::new(unsafe { File::from_raw_fd((*channel).fd) });
+        // It leaves the error where C does.
+        if !matches!((&*fd).read(&mut kind), Ok(1)) {
+            return -1;
+        }
+        // SAFETY: all of it are pointers, which may be null, and numbers.
+        let mut told: Box<rdma_cm_event> = unsafe { Box::new(MaybeUninit::zeroed().assume_init()) };
+        told.event = kind[0].into();
+        // SAFETY: it is a place for an event.
+        unsafe { *event = Box::into_raw(told) };
+        0
+    }
+
+    unsafe extern "C" fn ack_event(event: *mut rdma_cm_event) -> c_int {
+        // SAFETY: it was made above, and is acknowledged once.
+        drop(unsafe { Box::from_raw(event) });
+        0
+    }
+
+    unsafe extern "C" fn disconnect(_: *mut rdma_cm_id) -> c_int {
+        HUNG_UP.fetch_add(1, Ordering::SeqCst);
+        0
+    }
+
+    #[tokio::test]
+    async fn an_end_waits_for_the_beginning() {
+        let (mut manager, end) = UnixStream::pair().unwrap();
+        end.set_nonblocking(true).unwrap();
+        let hanging_up = |limit: Duration| {
+            let mut functions = Functions::none();
+            functions.rdma_get_cm_event = get_event;
+            functions.rdma_ack_cm_event = ack_event;
+            functions.rdma_disconnect = disconnect;
+            let id = Id::fake_at(functions, end.as_raw_fd());
+            let events = Arc::new(Events::new(id.channel().clone()).unwrap());
+            tokio::spawn(hang_up(events, id, limit))
+        };
+        let waiting = hanging_up(Duration::from_secs(60));
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(HUNG_UP.load(Ordering::SeqCst), 0);
+        manager
+            .write_all(&[ffi::RDMA_CM_EVENT_ESTABLISHED as u8])
+            .unwrap();
+        let soon = |task| timeout(Duration::from_secs(10), task);
+        soon(waiting).await.unwrap().unwrap();
+        assert_eq!(HUNG_UP.load(Ordering::SeqCst), 1);
+        // Nor for ever.
+        let waiting = hanging_up(Duration::from_millis(1));
+        soon(waiting).await.unwrap().unwrap();
+        assert_eq!(HUNG_UP.load(Ordering::SeqCst), 2);
+    }
 
     #[test]
     fn depths_are_within_the_device() {
