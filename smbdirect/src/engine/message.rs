@@ -55,7 +55,10 @@ impl Message {
 
     /// The message as one slice; copies only if it has several parts.
     pub fn into_bytes(mut self) -> Bytes {
-        self.copy_to_bytes(self.length)
+        match self.tail.0 {
+            None => self.head,
+            Some(_) => self.copy_to_bytes(self.length),
+        }
     }
 
     /// A message as it came, for those who drive an engine of their own.
@@ -92,12 +95,13 @@ impl Message {
 
 /// Parts in order. The list they are in is used again by a later message.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::box_collection, reason = "eight bytes to move, not thirty-two")]
-struct Parts(Option<Box<VecDeque<Bytes>>>);
+struct Parts(Option<List>);
+
+/// Eight bytes to move, not thirty-two.
+type List = Box<VecDeque<Bytes>>;
 
 /// Lists that no message uses.
-#[expect(clippy::vec_box, reason = "they go as they came")]
-static LISTS: Mutex<Vec<Box<VecDeque<Bytes>>>> = Mutex::new(Vec::new());
+static LISTS: Mutex<Vec<List>> = Mutex::new(Vec::new());
 /// Most of them that are kept,
 const LISTS_KEPT: usize = 64;
 /// and the most parts that one of them has room for.
@@ -119,15 +123,20 @@ impl Parts {
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        let Some(mut list) = self.0.take() else {
-            return;
-        };
-        list.clear();
-        if list.capacity() <= PARTS_KEPT {
-            let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
-            if lists.len() < LISTS_KEPT {
-                lists.push(list);
-            }
+        if let Some(list) = self.0.take() {
+            keep(list);
+        }
+    }
+}
+
+/// Keeps a list for a later message.
+#[inline(never)]
+fn keep(mut list: List) {
+    list.clear();
+    if list.capacity() <= PARTS_KEPT {
+        let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if lists.len() < LISTS_KEPT {
+            lists.push(list);
         }
     }
 }
