@@ -21,24 +21,29 @@ const MOST_IN_VAIN: u32 = 6;
 pub(super) struct Watch {
     /// How long to look without anything coming.
     length: Duration,
-    /// Bytes received until the last look.
-    received: u64,
     /// Bytes moved until the last look, and until the last sleep.
     moved: u64,
     slept_at: u64,
-    /// It looks since then, and since so many bytes.
-    since: Option<(Instant, u64)>,
+    /// It looks since then.
+    since: Option<Mark>,
     /// Watches in vain, one behind the other.
     in_vain: u32,
     /// Streams that it sleeps behind without a watch, before the next.
     skip: u32,
 }
 
+/// A moment, with the bytes received and moved until then.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    time: Instant,
+    received: u64,
+    moved: u64,
+}
+
 impl Watch {
     pub(super) const fn new(length: Duration) -> Self {
         Self {
             length,
-            received: 0,
             moved: 0,
             slept_at: 0,
             since: None,
@@ -55,10 +60,10 @@ impl Watch {
         received: u64,
         now: impl FnOnce() -> Instant,
     ) -> bool {
-        // What it sends itself is no sign that looking pays.
-        let came = received != self.received;
         let moved = sent + received != self.moved;
-        (self.received, self.moved) = (received, sent + received);
+        self.moved = sent + received;
+        // What it sends itself is no sign that looking pays.
+        let flows = |mark: Mark| received > mark.received && self.moved - mark.moved >= TRICKLE;
         match self.since {
             None if !moved || self.length.is_zero() => return false,
             None if self.moved - self.slept_at < FLOW => return self.sleep(),
@@ -67,9 +72,9 @@ impl Watch {
                 return self.sleep();
             }
             None => {}
-            Some((_, from)) if came && self.moved - from >= TRICKLE => self.in_vain = 0,
-            Some((since, _)) => {
-                if now().saturating_duration_since(since) < self.length {
+            Some(mark) if flows(mark) => self.in_vain = 0,
+            Some(mark) => {
+                if now().saturating_duration_since(mark.time) < self.length {
                     return true;
                 }
                 self.in_vain = (self.in_vain + 1).min(MOST_IN_VAIN);
@@ -77,7 +82,11 @@ impl Watch {
                 return self.sleep();
             }
         }
-        self.since = Some((now(), self.moved));
+        self.since = Some(Mark {
+            time: now(),
+            received,
+            moved: self.moved,
+        });
         true
     }
 
