@@ -529,9 +529,13 @@ impl VerbsQueuePair {
             self.bound(sent);
             return;
         };
-        self.ready.push_back(match sent.work {
+        let completion = match sent.work {
             Work::Send { source, .. } => {
                 self.put(source);
+                // The last of a row stands for all of it.
+                if let Some(Completion::Sent { .. }) = self.ready.back() {
+                    self.ready.pop_back();
+                }
                 Completion::Sent { id }
             }
             Work::Write { source, .. } => {
@@ -547,7 +551,8 @@ impl VerbsQueuePair {
                 }
             },
             Work::Bind(_) => unreachable!("bindings have no identifier"),
-        });
+        };
+        self.ready.push_back(completion);
     }
 
     /// It has not happened.

@@ -308,6 +308,7 @@ impl End {
             let count = left.min(1 + (id.0 % 3) as u32);
             let again = std::iter::repeat_n(id, count as usize - 1);
             self.outstanding[RECEIVE].extend(again);
+            self.posted += count as usize - 1;
             self.queue_pair
                 .post(WorkRequest::Receive { id, length, count });
             left -= count;
