@@ -120,7 +120,7 @@ impl Stream {
         }
     }
 
-    /// Queues `work`; no byte of it is made before [`prepare`](Self::prepare).
+    /// Queues `work`; [`prepare`](Self::prepare) makes the rest of what has to be sent for it.
     ///
     /// # Panics
     /// On a Read, a Write or a Send of 4 GiB or more, and on a Read where none may be posted.
@@ -151,13 +151,14 @@ impl Stream {
         match work {
             WorkRequest::Receive { id, length } => {
                 self.shared.receives.push_back(PostedReceive { id, length });
+                return;
             }
             WorkRequest::Read { .. } => {
                 assert!(self.limits.max_outbound_reads > 0, "no Read may be posted");
-                self.transmit.post(work);
             }
-            work => self.transmit.post(work),
+            WorkRequest::Send { .. } | WorkRequest::Write { .. } => {}
         }
+        self.transmit.post(work, &self.shared);
     }
 
     /// The next completion; [`Completion::Disconnected`] is the last.

@@ -1,6 +1,6 @@
 //! The sending direction of a stream: work and Read Responses become FPDUs, late and in order.
 
-use std::{collections::VecDeque, io::IoSlice};
+use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
 use bytes::{Bytes, BytesMut};
 
@@ -32,8 +32,10 @@ const COPY_BELOW: usize = 2048;
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmit {
-    outgoing: Outgoing,
-    max_fpdu: usize,
+    segments: Segments,
+    /// Whether work becomes FPDUs when it is posted. Where each is one write, how long they may
+    /// be is not known until then.
+    at_once: bool,
     /// Nothing may be sent before the initiator's first FPDU has come.
     held: bool,
     /// Reads of ours that may be outstanding.
@@ -46,9 +48,16 @@ pub(super) struct Transmit {
     responded: bool,
     /// Work whose bytes are all in `outgoing`, and the count of bytes it waits for.
     finished: VecDeque<(u64, Finished)>,
-    next_send: u32,
     next_read_request: u32,
     next_sink_stag: u32,
+}
+
+/// Cuts messages into segments and frames them.
+#[derive(Debug)]
+struct Segments {
+    outgoing: Outgoing,
+    max_fpdu: usize,
+    next_send: u32,
 }
 
 /// A message that is being cut into segments.
@@ -103,8 +112,12 @@ const FIRST_SINK_STAG: u32 = 0x100;
 impl Transmit {
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
-            outgoing: Outgoing::new(config.crc, config.one_fpdu_a_write),
-            max_fpdu: config.max_fpdu,
+            segments: Segments {
+                outgoing: Outgoing::new(config.crc, config.one_fpdu_a_write),
+                max_fpdu: config.max_fpdu,
+                next_send: 1,
+            },
+            at_once: !config.one_fpdu_a_write,
             //= MPA-07
             held: !config.initiator,
             max_outbound_reads: config.max_outbound_reads as usize,
@@ -112,14 +125,34 @@ impl Transmit {
             current: None,
             responded: false,
             finished: VecDeque::new(),
-            next_send: 1,
             next_read_request: 1,
             next_sink_stag: FIRST_SINK_STAG,
         }
     }
 
-    pub(super) fn post(&mut self, work: WorkRequest) {
+    /// Takes work. A Send or a Write that would be next, with room for it, is begun at once: it
+    /// need not be kept then.
+    pub(super) fn post(&mut self, work: WorkRequest, shared: &Shared) {
+        let is_next = self.at_once
+            && !self.held
+            && self.work.is_empty()
+            && shared.inbound_reads.is_empty()
+            && self.backlog() < BACKLOG;
+        if is_next && !matches!(work, WorkRequest::Read { .. }) {
+            self.responded = false;
+            let Some(sent) = self.segments.push_work(&work, 0) else {
+                return self.finish_work(Finished::of(&work));
+            };
+            let body = Body::Work;
+            self.current = Some(Message { body, sent });
+        }
         self.work.push_back(work);
+    }
+
+    /// All of the work is in FPDUs.
+    fn finish_work(&mut self, finished: Finished) {
+        self.finished
+            .push_back((self.segments.outgoing.queued(), finished));
     }
 
     /// Work posted and not completed, without the Reads that the peer has been asked for.
@@ -129,19 +162,19 @@ impl Transmit {
 
     /// Whether all that was posted is on its way.
     pub(super) fn is_idle(&self) -> bool {
-        self.work.is_empty() && self.current.is_none() && self.outgoing.backlog() == 0
+        self.work.is_empty() && self.current.is_none() && self.segments.outgoing.backlog() == 0
     }
 
     pub(super) const fn backlog(&self) -> usize {
-        self.outgoing.backlog()
+        self.segments.outgoing.backlog()
     }
 
     pub(super) const fn transmitted_bytes(&self) -> u64 {
-        self.outgoing.transmitted()
+        self.segments.outgoing.transmitted()
     }
 
     pub(super) const fn set_max_fpdu(&mut self, max_fpdu: usize) {
-        self.max_fpdu = max_fpdu;
+        self.segments.max_fpdu = max_fpdu;
     }
 
     /// The initiator has shown that it is ready.
@@ -168,7 +201,7 @@ impl Transmit {
 
     /// Whether the peer has every byte that there was to send so far, and there were some.
     pub(super) fn is_all_sent(&self) -> bool {
-        self.is_idle() && self.outgoing.transmitted() > 0
+        self.is_idle() && self.segments.outgoing.transmitted() > 0
     }
 
     /// Sends an RDMA Write of length 0: every peer takes it, and nobody is told of it.
@@ -180,12 +213,14 @@ impl Transmit {
             stag: 1,
             tagged_offset: 0,
         };
-        self.outgoing.push_copied(&header.encode(), [&[], &[]]);
+        self.segments
+            .outgoing
+            .push_copied(&header.encode(), [&[], &[]]);
     }
 
     /// Makes FPDUs until enough of them wait for the socket.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
-        while !self.held && self.outgoing.backlog() < BACKLOG {
+        while !self.held && self.segments.outgoing.backlog() < BACKLOG {
             if self.current.is_none() && !self.begin_message(shared) {
                 break;
             }
@@ -195,19 +230,19 @@ impl Transmit {
     }
 
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.outgoing.slices(slices)
+        self.segments.outgoing.slices(slices)
     }
 
     /// The socket took `count` bytes: the work they were the last of is done.
     pub(super) fn transmitted(&mut self, count: usize) {
-        self.outgoing.advance(count);
+        self.segments.outgoing.advance(count);
     }
 
     /// The oldest work that is done and was not told of.
     pub(super) fn poll_finished(&mut self) -> Option<Completion> {
         //= RDMAP-15
         let &(end, finished) = self.finished.front()?;
-        if end > self.outgoing.transmitted() {
+        if end > self.segments.outgoing.transmitted() {
             return None;
         }
         self.finished.pop_front();
@@ -217,7 +252,7 @@ impl Transmit {
     /// Whether [`poll_finished`](Self::poll_finished) has something to tell.
     pub(super) fn has_finished(&self) -> bool {
         let oldest = self.finished.front();
-        oldest.is_some_and(|&(end, _)| end <= self.outgoing.transmitted())
+        oldest.is_some_and(|&(end, _)| end <= self.segments.outgoing.transmitted())
     }
 
     /// Begins the next message, of whichever source has its turn.
@@ -262,7 +297,7 @@ impl Transmit {
                 self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
                 self.request_read(Some(id), from, into, sink_stag, shared);
                 // A Read Request is one segment: there is nothing to go on with.
-                if self.outgoing.backlog() >= BACKLOG {
+                if self.segments.outgoing.backlog() >= BACKLOG {
                     return false;
                 }
             }
@@ -290,7 +325,8 @@ impl Transmit {
         };
         let header = read_request_header(self.next_read_request);
         self.next_read_request = self.next_read_request.wrapping_add(1);
-        self.outgoing
+        self.segments
+            .outgoing
             .push_copied(&header.encode(), [&request.encode(), &[]]);
         shared.reads.push_back(OutboundRead {
             id,
@@ -308,7 +344,10 @@ impl Transmit {
             return Ok(());
         };
         let now_sent = match body {
-            Body::Work => self.send_work(sent),
+            Body::Work => {
+                let work = self.work.front().expect("it stays until it is finished");
+                self.segments.push_work(work, sent)
+            }
             Body::ReadResponse => self.send_response(sent, shared)?,
         };
         self.current = now_sent.map(|sent| Message { body, sent });
@@ -318,18 +357,93 @@ impl Transmit {
         match body {
             Body::Work => {
                 let work = self.work.pop_front().expect("it stays until now");
-                let finished = (self.outgoing.queued(), Finished::of(&work));
-                self.finished.push_back(finished);
+                self.finish_work(Finished::of(&work));
             }
             Body::ReadResponse => drop(shared.inbound_reads.pop_front()),
         }
         Ok(())
     }
 
-    /// Makes the next FPDU of the oldest work; tells how much of it is sent then, if not all.
-    fn send_work(&mut self, sent: u32) -> Option<u32> {
+    /// Makes the next FPDU of the oldest Read Response, as
+    /// [`Segments::push_work`] does of work.
+    fn send_response(&mut self, sent: u32, shared: &Shared) -> Result<Option<u32>, Fault> {
+        let read = shared
+            .inbound_reads
+            .front()
+            .expect("a read stays until its response is made");
+        let total = read.request.read_message_size as usize;
+        let (end, rest) = self.segments.cut(sent as usize, total, Tagged::LENGTH);
+        let header = Tagged {
+            last: rest.is_none(),
+            rdmap_control: Opcode::RdmaReadResponse.control(),
+            stag: read.request.sink_stag,
+            tagged_offset: read
+                .request
+                .sink_tagged_offset
+                .wrapping_add(u64::from(sent)),
+        }
+        .encode();
+        match source_of(read, sent, (end - sent as usize) as u32, shared)? {
+            Readable::Shared(data) => {
+                let range = 0..data.len();
+                self.segments.push(&header, &[], &data, range);
+            }
+            // The peer may write there before the socket has it.
+            Readable::Borrowed(data) => self.segments.outgoing.push_copied(&header, [data, &[]]),
+        }
+        Ok(rest)
+    }
+
+    /// Drops all that is not yet FPDUs, and says goodbye behind those that are.
+    pub(super) fn fail(&mut self, terminate: Option<Terminate>, shared: &mut Shared) {
+        self.flush(shared);
+        match terminate {
+            Some(terminate) if !self.held => {
+                self.segments
+                    .outgoing
+                    .push_copied(&[], [&terminate.ulpdu(), &[]]);
+            }
+            _ => self.segments.outgoing.clear(),
+        }
+    }
+
+    /// Forgets all bytes that wait for the socket.
+    pub(super) fn clear(&mut self) {
+        self.segments.outgoing.clear();
+    }
+
+    /// Completes all outstanding work as flushed, oldest first.
+    pub(super) fn flush(&mut self, shared: &mut Shared) {
+        while let Some(completion) = self.poll_finished() {
+            shared.completions.push_back(completion);
+        }
+        for (_, finished) in std::mem::take(&mut self.finished) {
+            shared.flush(finished.id(), None);
+        }
+        // What was begun, which is behind no Read.
+        if let Some(Message {
+            body: Body::Work, ..
+        }) = self.current.take()
+            && let Some(work) = self.work.pop_front()
+        {
+            shared.flush_work(work);
+        }
+        for read in std::mem::take(&mut shared.reads) {
+            if let Some(id) = read.id {
+                shared.flush(id, Some(read.buffer));
+            }
+        }
+        for work in std::mem::take(&mut self.work) {
+            shared.flush_work(work);
+        }
+    }
+}
+
+impl Segments {
+    /// Makes the next FPDU of work; tells how much of it is sent then, if not all.
+    fn push_work(&mut self, work: &WorkRequest, sent: u32) -> Option<u32> {
         let begin = sent as usize;
-        match self.work.front().expect("work stays until it is finished") {
+        match work {
             WorkRequest::Send {
                 header: inline,
                 payload,
@@ -357,7 +471,7 @@ impl Transmit {
                 }
                 let first = &inline[begin.min(split)..end.min(split)];
                 let range = begin.max(split) - split..end.max(split) - split;
-                push(&mut self.outgoing, &header.encode(), first, payload, range);
+                self.push(&header.encode(), first, payload, range);
                 rest
             }
             WorkRequest::Write { data, to, .. } => {
@@ -370,42 +484,13 @@ impl Transmit {
                     tagged_offset: to.offset.wrapping_add(u64::from(sent)),
                 };
                 let range = begin..end;
-                push(&mut self.outgoing, &header.encode(), &[], data, range);
+                self.push(&header.encode(), &[], data, range);
                 rest
             }
             WorkRequest::Receive { .. } | WorkRequest::Read { .. } => {
                 unreachable!("only Sends and Writes are cut into segments")
             }
         }
-    }
-
-    /// Makes the next FPDU of the oldest Read Response, likewise.
-    fn send_response(&mut self, sent: u32, shared: &Shared) -> Result<Option<u32>, Fault> {
-        let read = shared
-            .inbound_reads
-            .front()
-            .expect("a read stays until its response is made");
-        let total = read.request.read_message_size as usize;
-        let (end, rest) = self.cut(sent as usize, total, Tagged::LENGTH);
-        let header = Tagged {
-            last: rest.is_none(),
-            rdmap_control: Opcode::RdmaReadResponse.control(),
-            stag: read.request.sink_stag,
-            tagged_offset: read
-                .request
-                .sink_tagged_offset
-                .wrapping_add(u64::from(sent)),
-        }
-        .encode();
-        match source_of(read, sent, (end - sent as usize) as u32, shared)? {
-            Readable::Shared(data) => {
-                let range = 0..data.len();
-                push(&mut self.outgoing, &header, &[], &data, range);
-            }
-            // The peer may write there before the socket has it.
-            Readable::Borrowed(data) => self.outgoing.push_copied(&header, [data, &[]]),
-        }
-        Ok(rest)
     }
 
     /// Where a segment ends that begins at `begin` of a message of `total` bytes, and that again
@@ -417,45 +502,19 @@ impl Transmit {
         (end, (end < total).then_some(end as u32))
     }
 
-    /// Drops all that is not yet FPDUs, and says goodbye behind those that are.
-    pub(super) fn fail(&mut self, terminate: Option<Terminate>, shared: &mut Shared) {
-        self.flush(shared);
-        match terminate {
-            Some(terminate) if !self.held => {
-                self.outgoing.push_copied(&[], [&terminate.ulpdu(), &[]]);
-            }
-            _ => self.outgoing.clear(),
-        }
-    }
-
-    /// Forgets all bytes that wait for the socket.
-    pub(super) fn clear(&mut self) {
-        self.outgoing.clear();
-    }
-
-    /// Completes all outstanding work as flushed, oldest first.
-    pub(super) fn flush(&mut self, shared: &mut Shared) {
-        while let Some(completion) = self.poll_finished() {
-            shared.completions.push_back(completion);
-        }
-        for (_, finished) in std::mem::take(&mut self.finished) {
-            shared.flush(finished.id(), None);
-        }
-        // What was begun, which is behind no Read.
-        if let Some(Message {
-            body: Body::Work, ..
-        }) = self.current.take()
-            && let Some(work) = self.work.pop_front()
-        {
-            shared.flush_work(work);
-        }
-        for read in std::mem::take(&mut shared.reads) {
-            if let Some(id) = read.id {
-                shared.flush(id, Some(read.buffer));
-            }
-        }
-        for work in std::mem::take(&mut self.work) {
-            shared.flush_work(work);
+    fn push<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        first: &[u8],
+        payload: &Bytes,
+        range: Range<usize>,
+    ) {
+        //= PERF-02
+        if range.len() < COPY_BELOW {
+            self.outgoing.push_copied(header, [first, &payload[range]]);
+        } else {
+            self.outgoing
+                .push_shared(header, first, payload.slice(range));
         }
     }
 }
@@ -494,20 +553,5 @@ const fn read_request_header(message_sequence_number: u32) -> Untagged {
         queue_number: QUEUE_READ_REQUEST,
         message_sequence_number,
         message_offset: 0,
-    }
-}
-
-fn push<const N: usize>(
-    outgoing: &mut Outgoing,
-    header: &[u8; N],
-    first: &[u8],
-    payload: &Bytes,
-    range: std::ops::Range<usize>,
-) {
-    //= PERF-02
-    if range.len() < COPY_BELOW {
-        outgoing.push_copied(header, [first, &payload[range]]);
-    } else {
-        outgoing.push_shared(header, first, payload.slice(range));
     }
 }
