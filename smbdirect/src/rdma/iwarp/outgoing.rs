@@ -79,6 +79,7 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose parts are copied.
+    #[inline(always)]
     pub(super) fn push_copied<const N: usize>(&mut self, header: &[u8; N], parts: [&[u8]; 2]) {
         let crc = self.crc;
         let length = ulpdu_length(N + parts[0].len() + parts[1].len());
@@ -94,7 +95,13 @@ impl Outgoing {
         self.finish();
     }
 
+    /// Adds an FPDU around the ULPDU that the `parts` make up.
+    pub(super) fn push_ulpdu(&mut self, parts: [&[u8]; 2]) {
+        self.push_copied(&[], parts);
+    }
+
     /// Adds an FPDU whose last part is not copied.
+    #[inline(never)]
     pub(super) fn push_shared<const N: usize>(
         &mut self,
         header: &[u8; N],

@@ -130,22 +130,34 @@ impl Transmit {
         }
     }
 
-    /// Takes work. A Send or a Write that would be next, with room for it, is begun at once: it
-    /// need not be kept then.
-    pub(super) fn post(&mut self, work: WorkRequest, shared: &Shared) {
+    /// Begins a Send or a Write at once, if it would be next and there is room; tells whether all
+    /// of it is in FPDUs then. What is not has to be posted.
+    #[inline]
+    pub(super) fn begin_at_once(&mut self, work: &WorkRequest, shared: &Shared) -> bool {
         let is_next = self.at_once
             && !self.held
             && self.work.is_empty()
             && shared.inbound_reads.is_empty()
             && self.backlog() < BACKLOG;
-        if is_next && !matches!(work, WorkRequest::Read { .. }) {
-            self.responded = false;
-            let Some(sent) = self.segments.push_work(&work, 0) else {
-                return self.finish_work(Finished::of(&work));
-            };
-            let body = Body::Work;
-            self.current = Some(Message { body, sent });
+        if !is_next {
+            return false;
         }
+        self.responded = false;
+        let rest = match self.segments.push_if_short(work) {
+            true => None,
+            false => self.segments.push_work(work, 0),
+        };
+        match rest {
+            None => self.finish_work(Finished::of(work)),
+            Some(sent) => {
+                let body = Body::Work;
+                self.current = Some(Message { body, sent });
+            }
+        }
+        rest.is_none()
+    }
+
+    pub(super) fn post(&mut self, work: WorkRequest) {
         self.work.push_back(work);
     }
 
@@ -213,9 +225,7 @@ impl Transmit {
             stag: 1,
             tagged_offset: 0,
         };
-        self.segments
-            .outgoing
-            .push_copied(&header.encode(), [&[], &[]]);
+        self.segments.outgoing.push_ulpdu([&header.encode(), &[]]);
     }
 
     /// Makes FPDUs until enough of them wait for the socket.
@@ -327,7 +337,7 @@ impl Transmit {
         self.next_read_request = self.next_read_request.wrapping_add(1);
         self.segments
             .outgoing
-            .push_copied(&header.encode(), [&request.encode(), &[]]);
+            .push_ulpdu([&header.encode(), &request.encode()]);
         shared.reads.push_back(OutboundRead {
             id,
             buffer,
@@ -399,9 +409,7 @@ impl Transmit {
         self.flush(shared);
         match terminate {
             Some(terminate) if !self.held => {
-                self.segments
-                    .outgoing
-                    .push_copied(&[], [&terminate.ulpdu(), &[]]);
+                self.segments.outgoing.push_ulpdu([&terminate.ulpdu(), &[]]);
             }
             _ => self.segments.outgoing.clear(),
         }
@@ -453,22 +461,7 @@ impl Segments {
                 let inline = inline.as_slice();
                 let split = inline.len();
                 let (end, rest) = self.cut(begin, split + payload.len(), Untagged::LENGTH);
-                let opcode = match invalidate {
-                    Some(_) => Opcode::SendInvalidate,
-                    None => Opcode::Send,
-                };
-                let header = Untagged {
-                    last: rest.is_none(),
-                    rdmap_control: opcode.control(),
-                    rsvd_ulp: invalidate.map_or(0, |token| token.0),
-                    queue_number: QUEUE_SEND,
-                    message_sequence_number: self.next_send,
-                    message_offset: sent,
-                };
-                //= DDP-04
-                if rest.is_none() {
-                    self.next_send = self.next_send.wrapping_add(1);
-                }
+                let header = self.send_header(*invalidate, sent, rest.is_none());
                 let first = &inline[begin.min(split)..end.min(split)];
                 let range = begin.max(split) - split..end.max(split) - split;
                 self.push(&header.encode(), first, payload, range);
@@ -493,11 +486,58 @@ impl Segments {
         }
     }
 
+    /// Makes a Send one FPDU, if it fits and is to be copied, as most are; tells whether it did.
+    fn push_if_short(&mut self, work: &WorkRequest) -> bool {
+        let WorkRequest::Send {
+            header: inline,
+            payload,
+            invalidate,
+            ..
+        } = work
+        else {
+            return false;
+        };
+        let inline = inline.as_slice();
+        let length = inline.len() + payload.len();
+        let is_short = length <= self.capacity(Untagged::LENGTH) && payload.len() < COPY_BELOW;
+        if is_short {
+            let header = self.send_header(*invalidate, 0, true);
+            self.outgoing
+                .push_copied(&header.encode(), [inline, payload]);
+        }
+        is_short
+    }
+
+    /// The header of the next segment of a Send.
+    fn send_header(&mut self, invalidate: Option<Token>, sent: u32, last: bool) -> Untagged {
+        let opcode = match invalidate {
+            Some(_) => Opcode::SendInvalidate,
+            None => Opcode::Send,
+        };
+        let message_sequence_number = self.next_send;
+        //= DDP-04
+        if last {
+            self.next_send = self.next_send.wrapping_add(1);
+        }
+        Untagged {
+            last,
+            rdmap_control: opcode.control(),
+            rsvd_ulp: invalidate.map_or(0, |token| token.0),
+            queue_number: QUEUE_SEND,
+            message_sequence_number,
+            message_offset: sent,
+        }
+    }
+
+    /// Payload bytes of an FPDU at most.
+    const fn capacity(&self, header_length: usize) -> usize {
+        self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH
+    }
+
     /// Where a segment ends that begins at `begin` of a message of `total` bytes, and that again
     /// if the message goes on.
     fn cut(&self, begin: usize, total: usize, header_length: usize) -> (usize, Option<u32>) {
-        let capacity = self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH;
-        let end = total.min(begin + capacity);
+        let end = total.min(begin + self.capacity(header_length));
         //= DDP-09
         (end, (end < total).then_some(end as u32))
     }
