@@ -79,6 +79,7 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose parts are copied.
+    // Part of its callers, for the sake of small FPDUs; the other is not, lest they grow.
     #[inline(always)]
     pub(super) fn push_copied<const N: usize>(&mut self, header: &[u8; N], parts: [&[u8]; 2]) {
         let crc = self.crc;
@@ -145,13 +146,6 @@ impl Outgoing {
     fn make_room(&mut self, length: usize) {
         if self.staged.is_empty() {
             self.staged = STAGES.take();
-        } else if self.start >= COMPACT_AT {
-            let gone = mem::take(&mut self.start);
-            self.staged.copy_within(gone..self.end, 0);
-            self.end -= gone;
-            for (at, _) in &mut self.shared {
-                *at -= gone;
-            }
         }
         let needed = self.end + length;
         if self.staged.len() < needed {
@@ -219,6 +213,8 @@ impl Outgoing {
         }
         if self.start == self.end {
             self.release();
+        } else if self.start >= COMPACT_AT {
+            self.compact();
         }
         while self
             .ends
@@ -226,6 +222,16 @@ impl Outgoing {
             .is_some_and(|&end| end <= self.transmitted)
         {
             self.ends.pop_front();
+        }
+    }
+
+    /// Moves the staged bytes to the front of their memory.
+    fn compact(&mut self) {
+        let gone = mem::take(&mut self.start);
+        self.staged.copy_within(gone..self.end, 0);
+        self.end -= gone;
+        for (at, _) in &mut self.shared {
+            *at -= gone;
         }
     }
 
