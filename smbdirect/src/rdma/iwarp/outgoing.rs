@@ -79,7 +79,7 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose parts are copied.
-    // Part of its callers, for the sake of small FPDUs; the other is not, lest they grow.
+    // Part of its callers, for the sake of small FPDUs.
     #[inline(always)]
     pub(super) fn push_copied<const N: usize>(&mut self, header: &[u8; N], parts: [&[u8]; 2]) {
         let crc = self.crc;
@@ -102,7 +102,6 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose last part is not copied.
-    #[inline(never)]
     pub(super) fn push_shared<const N: usize>(
         &mut self,
         header: &[u8; N],
