@@ -76,6 +76,7 @@ impl Header {
     ///
     /// # Errors
     /// Too few bytes, or a version other than 1.
+    #[inline]
     pub fn decode(ulpdu: &[u8]) -> Result<(Self, &[u8]), DdpError> {
         //= MPA-25
         let too_short = DdpError::TooShort {

@@ -10,9 +10,9 @@
 
 use std::{collections::VecDeque, io::IoSlice, mem};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 
-use super::mpa::{Crc32c, Fpdu, crc32c, pad_length};
+use super::mpa::{Crc32c, Fpdu, crc32c, fpdu_length, pad_length};
 use crate::pool::Pool;
 
 /// FPDUs whose bytes the socket has not taken yet.
@@ -21,13 +21,14 @@ pub(super) struct Outgoing {
     crc: bool,
     /// Whether each write is to be one FPDU.
     one_fpdu_a_write: bool,
-    /// Bytes that were copied; those before `staged_start` are gone. It has memory only while
-    /// some wait.
+    /// Bytes that were copied are `staged[start..end]`; those before are gone, and what follows is
+    /// room. It has memory only while some wait.
     staged: BytesMut,
-    staged_start: usize,
-    pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that are gone.
-    first_gone: usize,
+    start: usize,
+    end: usize,
+    /// What was not copied, and where among the staged bytes it belongs. A CRC is staged behind
+    /// each.
+    shared: VecDeque<(usize, Bytes)>,
     /// Where FPDUs end, in bytes since the beginning; kept if writes depend on it.
     ends: VecDeque<u64>,
     /// Bytes ever put in.
@@ -37,25 +38,12 @@ pub(super) struct Outgoing {
     digest: Crc32c,
 }
 
-#[derive(Debug)]
-enum Piece {
-    Staged(usize),
-    Shared(Bytes),
-}
-
-impl Piece {
-    fn len(&self) -> usize {
-        match self {
-            Self::Staged(length) => *length,
-            Self::Shared(bytes) => bytes.len(),
-        }
-    }
-}
-
 /// Gone bytes that are worth moving the rest of the staged ones to the front.
 const COMPACT_AT: usize = 128 * 1024;
 /// Bytes that are staged without growing: what waits at most, what is gone at most, and more.
 const STAGE: usize = 1280 * 1024;
+/// Bytes by which the room grows.
+const GROW: usize = 64 * 1024;
 /// The memory of all streams for them.
 static STAGES: Pool = Pool::new(STAGE, 8);
 
@@ -65,9 +53,9 @@ impl Outgoing {
             crc,
             one_fpdu_a_write,
             staged: BytesMut::new(),
-            staged_start: 0,
-            pieces: VecDeque::new(),
-            first_gone: 0,
+            start: 0,
+            end: 0,
+            shared: VecDeque::new(),
             ends: VecDeque::new(),
             queued: 0,
             transmitted: 0,
@@ -91,21 +79,26 @@ impl Outgoing {
     }
 
     /// Adds an FPDU whose parts are copied.
+    // Part of its callers, for the sake of small FPDUs.
+    #[inline(always)]
     pub(super) fn push_copied<const N: usize>(&mut self, header: &[u8; N], parts: [&[u8]; 2]) {
-        let start = self.begin(header, parts[0].len() + parts[1].len());
-        self.staged.extend_from_slice(parts[0]);
-        self.staged.extend_from_slice(parts[1]);
-        let length = self.staged.len() - start - 2;
-        self.staged
-            .extend_from_slice(&[0; 3][..pad_length(length as u16)]);
-        let crc = if self.crc {
-            crc32c(&self.staged[start..]).to_le_bytes()
-        } else {
-            [0; 4]
-        };
-        self.staged.extend_from_slice(&crc);
-        self.extend_staged(self.staged.len() - start);
-        self.end();
+        let crc = self.crc;
+        let length = ulpdu_length(N + parts[0].len() + parts[1].len());
+        let fpdu = self.stage(fpdu_length(length));
+        // The pad, and no CRC. No FPDU is shorter.
+        let tail = fpdu.len() - 8;
+        fpdu[tail..].copy_from_slice(&[0; 8]);
+        let split = begin(fpdu, length, header, parts[0]);
+        fpdu[split..split + parts[1].len()].copy_from_slice(parts[1]);
+        if crc && let Some((covered, crc)) = fpdu.split_last_chunk_mut() {
+            *crc = crc32c(covered).to_le_bytes();
+        }
+        self.finish();
+    }
+
+    /// Adds an FPDU around the ULPDU that the `parts` make up.
+    pub(super) fn push_ulpdu(&mut self, parts: [&[u8]; 2]) {
+        self.push_copied(&[], parts);
     }
 
     /// Adds an FPDU whose last part is not copied.
@@ -115,57 +108,52 @@ impl Outgoing {
         first: &[u8],
         shared: Bytes,
     ) {
-        let start = self.begin(header, first.len() + shared.len());
-        self.staged.extend_from_slice(first);
-        let length = self.staged.len() - start - 2 + shared.len();
-        let pad = &[0; 3][..pad_length(length as u16)];
+        let length = ulpdu_length(N + first.len() + shared.len());
+        let staged = Fpdu::HEADER_LENGTH + N + first.len();
+        begin(self.stage(staged), length, header, first);
+        let pad = &[0; 3][..pad_length(length)];
         let mut crc = [0; 4];
         if self.crc {
             self.digest.reset();
-            self.digest.update(&self.staged[start..]);
+            self.digest
+                .update(&self.staged[self.end - staged..self.end]);
             self.digest.update(&shared);
             self.digest.update(pad);
             crc = self.digest.wire();
         }
-        self.extend_staged(self.staged.len() - start);
         self.queued += shared.len() as u64;
-        self.pieces.push_back(Piece::Shared(shared));
-        self.staged.extend_from_slice(pad);
-        self.staged.extend_from_slice(&crc);
-        self.extend_staged(pad.len() + crc.len());
-        self.end();
+        self.shared.push_back((self.end, shared));
+        let trailer = self.stage(pad.len() + crc.len());
+        trailer[..pad.len()].copy_from_slice(pad);
+        trailer[pad.len()..].copy_from_slice(&crc);
+        self.finish();
     }
 
-    /// Makes room for an FPDU and stages ULPDU_Length and the header; gives the place they begin.
-    fn begin<const N: usize>(&mut self, header: &[u8; N], payload: usize) -> usize {
-        if self.staged.capacity() == 0 {
+    /// The next `length` staged bytes, to be written.
+    fn stage(&mut self, length: usize) -> &mut [u8] {
+        if self.staged.len() - self.end < length {
+            self.make_room(length);
+        }
+        let start = self.end;
+        self.end += length;
+        self.queued += length as u64;
+        &mut self.staged[start..self.end]
+    }
+
+    /// Makes room for so many bytes behind the staged ones.
+    #[cold]
+    fn make_room(&mut self, length: usize) {
+        if self.staged.is_empty() {
             self.staged = STAGES.take();
-            self.staged.clear();
-        } else if self.staged_start >= COMPACT_AT {
-            self.staged.copy_within(self.staged_start.., 0);
-            self.staged.truncate(self.staged.len() - self.staged_start);
-            self.staged_start = 0;
         }
-        let length = N + payload;
-        self.staged
-            .reserve(Fpdu::HEADER_LENGTH + length + 3 + Fpdu::CRC_LENGTH);
-        let start = self.staged.len();
-        let length = u16::try_from(length).expect("segments are cut to fit");
-        self.staged.extend_from_slice(&length.to_be_bytes());
-        self.staged.extend_from_slice(header);
-        start
-    }
-
-    fn extend_staged(&mut self, added: usize) {
-        self.queued += added as u64;
-        if let Some(Piece::Staged(length)) = self.pieces.back_mut() {
-            *length += added;
-        } else {
-            self.pieces.push_back(Piece::Staged(added));
+        let needed = self.end + length;
+        if self.staged.len() < needed {
+            self.staged.resize(needed.next_multiple_of(GROW), 0);
         }
     }
 
-    fn end(&mut self) {
+    /// An FPDU ends here.
+    fn finish(&mut self) {
         if self.one_fpdu_a_write {
             self.ends.push_back(self.queued);
         }
@@ -177,17 +165,8 @@ impl Outgoing {
             Some(end) => (end - self.transmitted) as usize,
             None => usize::MAX,
         };
-        let (mut staged, mut gone, mut count) = (self.staged_start, self.first_gone, 0);
-        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-            let bytes = match piece {
-                Piece::Staged(length) => {
-                    let begin = staged;
-                    staged += length - gone;
-                    &self.staged[begin..staged]
-                }
-                Piece::Shared(bytes) => &bytes[gone..],
-            };
-            gone = 0;
+        let mut count = 0;
+        for (slice, bytes) in slices.iter_mut().zip(self.pieces()) {
             let bytes = &bytes[..bytes.len().min(room)];
             room -= bytes.len();
             *slice = IoSlice::new(bytes);
@@ -199,26 +178,42 @@ impl Outgoing {
         count
     }
 
+    /// All that waits, in order.
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = self.start;
+        let last = self.shared.back().map_or(start, |&(at, _)| at);
+        let with_shared = self.shared.iter().flat_map(move |(at, shared)| {
+            let before = mem::replace(&mut start, *at);
+            [&self.staged[before..*at], shared]
+        });
+        with_shared
+            .chain([&self.staged[last..self.end]])
+            .filter(|piece| !piece.is_empty())
+    }
+
     /// The socket took `count` bytes.
     pub(super) fn advance(&mut self, mut count: usize) {
         self.transmitted += count as u64;
         assert!(self.transmitted <= self.queued, "more was taken than given");
-        while let Some(piece) = self.pieces.front() {
-            let rest = piece.len() - self.first_gone;
-            let taken = rest.min(count);
-            if matches!(piece, Piece::Staged(_)) {
-                self.staged_start += taken;
-            }
+        while count > 0 {
+            let staged = self.shared.front().map_or(self.end, |&(at, _)| at);
+            let taken = count.min(staged - self.start);
+            self.start += taken;
             count -= taken;
-            if taken < rest {
-                self.first_gone += taken;
+            let Some((_, shared)) = self.shared.front_mut() else {
                 break;
+            };
+            let taken = count.min(shared.len());
+            shared.advance(taken);
+            count -= taken;
+            if shared.is_empty() {
+                self.shared.pop_front();
             }
-            self.first_gone = 0;
-            self.pieces.pop_front();
         }
-        if self.staged_start == self.staged.len() {
+        if self.start == self.end {
             self.release();
+        } else if self.start >= COMPACT_AT {
+            self.compact();
         }
         while self
             .ends
@@ -229,10 +224,20 @@ impl Outgoing {
         }
     }
 
+    /// Moves the staged bytes to the front of their memory.
+    fn compact(&mut self) {
+        let gone = mem::take(&mut self.start);
+        self.staged.copy_within(gone..self.end, 0);
+        self.end -= gone;
+        for (at, _) in &mut self.shared {
+            *at -= gone;
+        }
+    }
+
     /// Gives the memory of staged bytes back, all of which are gone.
     fn release(&mut self) {
-        self.staged_start = 0;
-        if self.staged.capacity() > 0 {
+        (self.start, self.end) = (0, 0);
+        if !self.staged.is_empty() {
             STAGES.lend(mem::take(&mut self.staged).freeze());
         }
     }
@@ -240,9 +245,24 @@ impl Outgoing {
     /// Forgets everything: no byte of it goes to the socket any more.
     pub(super) fn clear(&mut self) {
         self.release();
-        self.pieces.clear();
-        self.first_gone = 0;
+        self.shared.clear();
         self.ends.clear();
         self.transmitted = self.queued;
     }
+}
+
+fn ulpdu_length(length: usize) -> u16 {
+    u16::try_from(length).expect("segments are cut to fit")
+}
+
+/// Writes ULPDU_Length, the header and what follows it; tells where that ends.
+fn begin<const N: usize>(fpdu: &mut [u8], length: u16, header: &[u8; N], first: &[u8]) -> usize {
+    let (behind, end) = (
+        Fpdu::HEADER_LENGTH + N,
+        Fpdu::HEADER_LENGTH + N + first.len(),
+    );
+    fpdu[..Fpdu::HEADER_LENGTH].copy_from_slice(&length.to_be_bytes());
+    fpdu[Fpdu::HEADER_LENGTH..behind].copy_from_slice(header);
+    fpdu[behind..end].copy_from_slice(first);
+    end
 }

@@ -61,6 +61,17 @@ pub enum RdmapError {
 }
 
 const VERSION: u8 = 1;
+/// By their numbers.
+const OPCODES: [Opcode; 8] = [
+    Opcode::RdmaWrite,
+    Opcode::RdmaReadRequest,
+    Opcode::RdmaReadResponse,
+    Opcode::Send,
+    Opcode::SendInvalidate,
+    Opcode::SendSolicited,
+    Opcode::SendSolicitedInvalidate,
+    Opcode::Terminate,
+];
 
 impl Opcode {
     /// The opcode of a segment with this header.
@@ -78,17 +89,11 @@ impl Opcode {
             return Err(RdmapError::Version(control >> 6));
         }
         //= RDMAP-02
-        let opcode = match control & 0x0f {
-            0 => Self::RdmaWrite,
-            1 => Self::RdmaReadRequest,
-            2 => Self::RdmaReadResponse,
-            3 => Self::Send,
-            4 => Self::SendInvalidate,
-            5 => Self::SendSolicited,
-            6 => Self::SendSolicitedInvalidate,
-            7 => Self::Terminate,
-            other => return Err(RdmapError::Opcode(other)),
-        };
+        let number = control & 0x0f;
+        if number as usize >= OPCODES.len() {
+            return Err(RdmapError::Opcode(number));
+        }
+        let opcode = OPCODES[number as usize];
         //= DDP-03
         if tagged != matches!(opcode, Self::RdmaWrite | Self::RdmaReadResponse) {
             return Err(RdmapError::Opcode(opcode as u8));

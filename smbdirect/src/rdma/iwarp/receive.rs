@@ -180,10 +180,10 @@ impl Receive {
         assert!(self.end <= block.len(), "more was read than asked for");
         let read = self.start..self.end;
         if read.len() >= LEND_FROM || self.placing.is_some() {
-            while self.step(&block, 0, shared)? {}
+            self.take(&block, 0, shared)?;
         } else {
             let copy = self.arena.copy_of(&block[read.clone()]);
-            while self.step(&copy, read.start, shared)? {}
+            self.take(&copy, read.start, shared)?;
         }
         drop(block);
         if self.start == self.end {
@@ -201,7 +201,7 @@ impl Receive {
         self.into_cup = count < self.cup.len();
         let copy = self.arena.copy_of(&self.cup[..count]);
         (self.start, self.end) = (0, count);
-        while self.step(&copy, 0, shared)? {}
+        self.take(&copy, 0, shared)?;
         let rest = &copy[self.start..self.end];
         (self.start, self.end) = (0, rest.len());
         if !rest.is_empty() {
@@ -220,33 +220,35 @@ impl Receive {
         }
     }
 
-    /// Handles one FPDU; false if there is no whole one. `block` has the bytes of the block from
-    /// `origin` on.
-    fn step(&mut self, block: &Bytes, origin: usize, shared: &mut Shared) -> Result<bool, Fault> {
-        let bytes = &block[self.start - origin..self.end - origin];
-        if self.placing.is_some() {
-            return self.finish_placing(bytes, shared);
+    /// Handles all FPDUs that are whole. `block` has the bytes of the block from `origin` on.
+    fn take(&mut self, block: &Bytes, origin: usize, shared: &mut Shared) -> Result<(), Fault> {
+        let bytes = &block[..self.end - origin];
+        if self.placing.is_some() && !self.finish_placing(&bytes[self.start - origin..], shared)? {
+            return Ok(());
         }
-        let Some(fpdu) = Fpdu::decode(bytes, self.crc).map_err(StreamError::from)? else {
-            return self.begin_placing(bytes, shared);
-        };
-        self.messages
-            .segment(fpdu.ulpdu, block, shared)
-            .map_err(|error| Fault::within(error, fpdu.ulpdu))?;
-        self.start += fpdu.length;
-        self.any_fpdu = true;
-        Ok(true)
+        loop {
+            let at = self.start - origin;
+            let rest = &bytes[at..];
+            let Some(fpdu) = Fpdu::decode(rest, self.crc).map_err(StreamError::from)? else {
+                return self.begin_placing(rest, shared);
+            };
+            self.messages
+                .segment(fpdu.ulpdu, block, at + Fpdu::HEADER_LENGTH, shared)
+                .map_err(|error| Fault::within(error, fpdu.ulpdu))?;
+            self.start += fpdu.length;
+            self.any_fpdu = true;
+        }
     }
 
     /// Lets the rest of a long tagged payload go straight to its place.
     //= PERF-03
-    fn begin_placing(&mut self, bytes: &[u8], shared: &mut Shared) -> Result<bool, Fault> {
+    fn begin_placing(&mut self, bytes: &[u8], shared: &mut Shared) -> Result<(), Fault> {
         let Some((ulpdu_length, ulpdu)) = bytes.split_first_chunk::<2>() else {
-            return Ok(false);
+            return Ok(());
         };
         let ulpdu_length = u16::from_be_bytes(*ulpdu_length);
         if usize::from(ulpdu_length) < ulpdu.len() + PLACE_FROM || ulpdu.len() < Tagged::LENGTH {
-            return Ok(false);
+            return Ok(());
         }
         let within = |error: StreamError| Fault {
             error,
@@ -254,7 +256,7 @@ impl Receive {
         };
         // An untagged header may not be whole yet, and is not wanted.
         let Ok((Header::Tagged(header), payload)) = Header::decode(ulpdu) else {
-            return Ok(false);
+            return Ok(());
         };
         let opcode = Opcode::of(&Header::Tagged(header)).map_err(|error| within(error.into()))?;
         let length = u32::from(ulpdu_length) - Tagged::LENGTH as u32;
@@ -275,10 +277,10 @@ impl Receive {
         placing.placed = here as u32;
         self.placing = Some(placing);
         self.start = self.end;
-        Ok(true)
+        Ok(())
     }
 
-    /// Checks a placed FPDU when its end has come.
+    /// Checks a placed FPDU when its end has come; tells whether it has.
     fn finish_placing(&mut self, trailer: &[u8], shared: &mut Shared) -> Result<bool, Fault> {
         let Some(placing) = &mut self.placing else {
             return Ok(false);
@@ -397,29 +399,39 @@ impl Placing {
 }
 
 impl Messages {
-    /// Takes one segment.
+    /// Takes one segment, which is `block` from `at` on.
     //= SEC-08
     fn segment(
         &mut self,
         ulpdu: &[u8],
         block: &Bytes,
+        at: usize,
         shared: &mut Shared,
     ) -> Result<(), StreamError> {
-        let (header, payload) = Header::decode(ulpdu)?;
-        let opcode = Opcode::of(&header)?;
-        match &header {
-            Header::Tagged(header) => {
-                let length = payload.len() as u32;
-                //= DDP-16
-                check_tagged(header, opcode, length, shared)?;
-                if length > 0 {
-                    place(header, opcode, 0, length, shared)?.copy_from_slice(payload);
-                }
-                self.placed(header, opcode, length, shared);
-                Ok(())
+        match Header::decode(ulpdu)? {
+            (Header::Tagged(header), payload) => self.tagged(&header, payload, shared),
+            (Header::Untagged(header), payload) => {
+                let whole = || block.slice(at + Untagged::LENGTH..at + ulpdu.len());
+                self.untagged(&header, payload, whole, shared)
             }
-            Header::Untagged(header) => self.untagged(header, opcode, payload, block, shared),
         }
+    }
+
+    fn tagged(
+        &mut self,
+        header: &Tagged,
+        payload: &[u8],
+        shared: &mut Shared,
+    ) -> Result<(), StreamError> {
+        let opcode = Opcode::of(&Header::Tagged(*header))?;
+        let length = payload.len() as u32;
+        //= DDP-16
+        check_tagged(header, opcode, length, shared)?;
+        if length > 0 {
+            place(header, opcode, 0, length, shared)?.copy_from_slice(payload);
+        }
+        self.placed(header, opcode, length, shared);
+        Ok(())
     }
 
     /// The payload of a tagged segment is in place and its CRC was right.
@@ -443,14 +455,15 @@ impl Messages {
         }
     }
 
+    /// `whole` makes the payload a message of its own.
     fn untagged(
         &mut self,
         header: &Untagged,
-        opcode: Opcode,
         payload: &[u8],
-        block: &Bytes,
+        whole: impl FnOnce() -> Bytes,
         shared: &mut Shared,
     ) -> Result<(), StreamError> {
+        let opcode = Opcode::of(&Header::Untagged(*header))?;
         //= DDP-06
         if header.queue_number != opcode.queue_number() {
             return Err(StreamError::QueueNumber {
@@ -463,7 +476,7 @@ impl Messages {
             Opcode::Terminate => Err(StreamError::Terminated(Terminate::decode(payload))),
             // Whoever waits here waits for all Sends, solicited or not.
             //= RDMAP-14
-            _ => self.send(header, opcode, payload, block, shared),
+            _ => self.send(header, opcode, payload, whole, shared),
         }
     }
 
@@ -472,7 +485,7 @@ impl Messages {
         header: &Untagged,
         opcode: Opcode,
         payload: &[u8],
-        block: &Bytes,
+        whole: impl FnOnce() -> Bytes,
         shared: &mut Shared,
     ) -> Result<(), StreamError> {
         check_number(header, self.next_send)?;
@@ -521,7 +534,7 @@ impl Messages {
         //= RDMAP-25
         let id = shared.receives.pop().expect("it was just looked at");
         let message = match self.assembled.take() {
-            None => block.slice_ref(payload),
+            None => whole(),
             Some(_) => {
                 self.begun.extend_from_slice(payload);
                 mem::take(&mut self.begun).freeze()

@@ -121,43 +121,40 @@ impl Stream {
         }
     }
 
-    /// Queues `work`; no byte of it is made before [`prepare`](Self::prepare).
+    /// Queues `work`; [`prepare`](Self::prepare) makes the rest of what has to be sent for it.
     ///
     /// # Panics
     /// On a Read, a Write or a Send of 4 GiB or more, and on a Read where none may be posted.
     pub fn post(&mut self, work: WorkRequest) {
-        //= RDMAP-24
-        let length = match &work {
-            WorkRequest::Receive { .. } => 0,
+        if self.ended.is_some() || self.closing {
+            return self.post_late(work);
+        }
+        match &work {
+            &WorkRequest::Receive { id, length, count } => {
+                return self.shared.receives.post(Receives { id, length, count });
+            }
+            WorkRequest::Read { into, .. } => {
+                assert_less_than_4_gib(into.len());
+                assert!(self.limits.max_outbound_reads > 0, "no Read may be posted");
+                return self.transmit.post(work);
+            }
             WorkRequest::Send {
                 header, payload, ..
-            } => header.as_slice().len() + payload.len(),
-            WorkRequest::Read { into, .. } => into.len(),
-            WorkRequest::Write { data, .. } => data.len(),
-        };
-        assert!(
-            u32::try_from(length).is_ok(),
-            "RDMAP messages have less than 4 GiB"
-        );
-        if self.ended.is_some() {
-            if !self.reported {
-                self.shared.flush_work(work);
-            }
-            return;
+            } => assert_less_than_4_gib(header.as_slice().len() + payload.len()),
+            WorkRequest::Write { data, .. } => assert_less_than_4_gib(data.len()),
         }
-        if self.closing {
+        if !self.transmit.begin_at_once(&work, &self.shared) {
+            self.transmit.post(work);
+        }
+    }
+
+    /// Takes what is posted when no more work is done.
+    #[cold]
+    fn post_late(&mut self, work: WorkRequest) {
+        if self.ended.is_none() {
             self.late.push(work);
-            return;
-        }
-        match work {
-            WorkRequest::Receive { id, length, count } => {
-                self.shared.receives.post(Receives { id, length, count });
-            }
-            WorkRequest::Read { .. } => {
-                assert!(self.limits.max_outbound_reads > 0, "no Read may be posted");
-                self.transmit.post(work);
-            }
-            work => self.transmit.post(work),
+        } else if !self.reported {
+            self.shared.flush_work(work);
         }
     }
 
@@ -379,4 +376,12 @@ impl Stream {
             self.shared.flush_work(work);
         }
     }
+}
+
+fn assert_less_than_4_gib(length: usize) {
+    //= RDMAP-24
+    assert!(
+        u32::try_from(length).is_ok(),
+        "RDMAP messages have less than 4 GiB"
+    );
 }

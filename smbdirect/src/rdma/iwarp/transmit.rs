@@ -1,6 +1,6 @@
 //! The sending direction of a stream: work and Read Responses become FPDUs, late and in order.
 
-use std::{collections::VecDeque, io::IoSlice};
+use std::{collections::VecDeque, io::IoSlice, ops::Range};
 
 use bytes::{Bytes, BytesMut};
 
@@ -32,8 +32,10 @@ const COPY_BELOW: usize = 2048;
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmit {
-    outgoing: Outgoing,
-    max_fpdu: usize,
+    segments: Segments,
+    /// Whether work becomes FPDUs when it is posted. Where each is one write, how long they may
+    /// be is not known until then.
+    at_once: bool,
     /// Nothing may be sent before the initiator's first FPDU has come.
     held: bool,
     /// Reads of ours that may be outstanding.
@@ -46,9 +48,16 @@ pub(super) struct Transmit {
     responded: bool,
     /// Work whose bytes are all in `outgoing`, and the count of bytes it waits for.
     finished: VecDeque<(u64, Finished)>,
-    next_send: u32,
     next_read_request: u32,
     next_sink_stag: u32,
+}
+
+/// Cuts messages into segments and frames them.
+#[derive(Debug)]
+struct Segments {
+    outgoing: Outgoing,
+    max_fpdu: usize,
+    next_send: u32,
 }
 
 /// A message that is being cut into segments.
@@ -103,8 +112,12 @@ const FIRST_SINK_STAG: u32 = 0x100;
 impl Transmit {
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
-            outgoing: Outgoing::new(config.crc, config.one_fpdu_a_write),
-            max_fpdu: config.max_fpdu,
+            segments: Segments {
+                outgoing: Outgoing::new(config.crc, config.one_fpdu_a_write),
+                max_fpdu: config.max_fpdu,
+                next_send: 1,
+            },
+            at_once: !config.one_fpdu_a_write,
             //= MPA-07
             held: !config.initiator,
             max_outbound_reads: config.max_outbound_reads as usize,
@@ -112,14 +125,46 @@ impl Transmit {
             current: None,
             responded: false,
             finished: VecDeque::new(),
-            next_send: 1,
             next_read_request: 1,
             next_sink_stag: FIRST_SINK_STAG,
         }
     }
 
+    /// Begins a Send or a Write at once, if it would be next and there is room; tells whether all
+    /// of it is in FPDUs then. What is not has to be posted.
+    #[inline]
+    pub(super) fn begin_at_once(&mut self, work: &WorkRequest, shared: &Shared) -> bool {
+        let is_next = self.at_once
+            && !self.held
+            && self.work.is_empty()
+            && shared.inbound_reads.is_empty()
+            && self.backlog() < BACKLOG;
+        if !is_next {
+            return false;
+        }
+        self.responded = false;
+        let rest = match self.segments.push_if_short(work) {
+            true => None,
+            false => self.segments.push_work(work, 0),
+        };
+        match rest {
+            None => self.finish_work(Finished::of(work)),
+            Some(sent) => {
+                let body = Body::Work;
+                self.current = Some(Message { body, sent });
+            }
+        }
+        rest.is_none()
+    }
+
     pub(super) fn post(&mut self, work: WorkRequest) {
         self.work.push_back(work);
+    }
+
+    /// All of the work is in FPDUs.
+    fn finish_work(&mut self, finished: Finished) {
+        self.finished
+            .push_back((self.segments.outgoing.queued(), finished));
     }
 
     /// Work posted and not completed, without the Reads that the peer has been asked for.
@@ -129,19 +174,19 @@ impl Transmit {
 
     /// Whether all that was posted is on its way.
     pub(super) fn is_idle(&self) -> bool {
-        self.work.is_empty() && self.current.is_none() && self.outgoing.backlog() == 0
+        self.work.is_empty() && self.current.is_none() && self.segments.outgoing.backlog() == 0
     }
 
     pub(super) const fn backlog(&self) -> usize {
-        self.outgoing.backlog()
+        self.segments.outgoing.backlog()
     }
 
     pub(super) const fn transmitted_bytes(&self) -> u64 {
-        self.outgoing.transmitted()
+        self.segments.outgoing.transmitted()
     }
 
     pub(super) const fn set_max_fpdu(&mut self, max_fpdu: usize) {
-        self.max_fpdu = max_fpdu;
+        self.segments.max_fpdu = max_fpdu;
     }
 
     /// The initiator has shown that it is ready.
@@ -168,7 +213,7 @@ impl Transmit {
 
     /// Whether the peer has every byte that there was to send so far, and there were some.
     pub(super) fn is_all_sent(&self) -> bool {
-        self.is_idle() && self.outgoing.transmitted() > 0
+        self.is_idle() && self.segments.outgoing.transmitted() > 0
     }
 
     /// Sends an RDMA Write of length 0: every peer takes it, and nobody is told of it.
@@ -180,12 +225,12 @@ impl Transmit {
             stag: 1,
             tagged_offset: 0,
         };
-        self.outgoing.push_copied(&header.encode(), [&[], &[]]);
+        self.segments.outgoing.push_ulpdu([&header.encode(), &[]]);
     }
 
     /// Makes FPDUs until enough of them wait for the socket.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
-        while !self.held && self.outgoing.backlog() < BACKLOG {
+        while !self.held && self.segments.outgoing.backlog() < BACKLOG {
             if self.current.is_none() && !self.begin_message(shared) {
                 break;
             }
@@ -195,18 +240,18 @@ impl Transmit {
     }
 
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.outgoing.slices(slices)
+        self.segments.outgoing.slices(slices)
     }
 
     /// The socket took `count` bytes: the work they were the last of is done.
     pub(super) fn transmitted(&mut self, count: usize) {
-        self.outgoing.advance(count);
+        self.segments.outgoing.advance(count);
     }
 
     /// The oldest work that is done and was not told of.
     pub(super) fn poll_finished(&mut self) -> Option<Completion> {
         //= RDMAP-15
-        let transmitted = self.outgoing.transmitted();
+        let transmitted = self.segments.outgoing.transmitted();
         let is_done = |(end, _): &mut (u64, Finished)| *end <= transmitted;
         let (_, mut finished) = self.finished.pop_front_if(is_done)?;
         // The last Send of a row stands for all of it.
@@ -223,7 +268,7 @@ impl Transmit {
     /// Whether [`poll_finished`](Self::poll_finished) has something to tell.
     pub(super) fn has_finished(&self) -> bool {
         let oldest = self.finished.front();
-        oldest.is_some_and(|&(end, _)| end <= self.outgoing.transmitted())
+        oldest.is_some_and(|&(end, _)| end <= self.segments.outgoing.transmitted())
     }
 
     /// Begins the next message, of whichever source has its turn.
@@ -268,7 +313,7 @@ impl Transmit {
                 self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
                 self.request_read(Some(id), from, into, sink_stag, shared);
                 // A Read Request is one segment: there is nothing to go on with.
-                if self.outgoing.backlog() >= BACKLOG {
+                if self.segments.outgoing.backlog() >= BACKLOG {
                     return false;
                 }
             }
@@ -296,8 +341,9 @@ impl Transmit {
         };
         let header = read_request_header(self.next_read_request);
         self.next_read_request = self.next_read_request.wrapping_add(1);
-        self.outgoing
-            .push_copied(&header.encode(), [&request.encode(), &[]]);
+        self.segments
+            .outgoing
+            .push_ulpdu([&header.encode(), &request.encode()]);
         shared.reads.push_back(OutboundRead {
             id,
             buffer,
@@ -314,7 +360,10 @@ impl Transmit {
             return Ok(());
         };
         let now_sent = match body {
-            Body::Work => self.send_work(sent),
+            Body::Work => {
+                let work = self.work.front().expect("it stays until it is finished");
+                self.segments.push_work(work, sent)
+            }
             Body::ReadResponse => self.send_response(sent, shared)?,
         };
         self.current = now_sent.map(|sent| Message { body, sent });
@@ -324,75 +373,22 @@ impl Transmit {
         match body {
             Body::Work => {
                 let work = self.work.pop_front().expect("it stays until now");
-                let finished = (self.outgoing.queued(), Finished::of(&work));
-                self.finished.push_back(finished);
+                self.finish_work(Finished::of(&work));
             }
             Body::ReadResponse => drop(shared.inbound_reads.pop_front()),
         }
         Ok(())
     }
 
-    /// Makes the next FPDU of the oldest work; tells how much of it is sent then, if not all.
-    fn send_work(&mut self, sent: u32) -> Option<u32> {
-        let begin = sent as usize;
-        match self.work.front().expect("work stays until it is finished") {
-            WorkRequest::Send {
-                header: inline,
-                payload,
-                invalidate,
-                ..
-            } => {
-                let inline = inline.as_slice();
-                let split = inline.len();
-                let (end, rest) = self.cut(begin, split + payload.len(), Untagged::LENGTH);
-                let opcode = match invalidate {
-                    Some(_) => Opcode::SendInvalidate,
-                    None => Opcode::Send,
-                };
-                let header = Untagged {
-                    last: rest.is_none(),
-                    rdmap_control: opcode.control(),
-                    rsvd_ulp: invalidate.map_or(0, |token| token.0),
-                    queue_number: QUEUE_SEND,
-                    message_sequence_number: self.next_send,
-                    message_offset: sent,
-                };
-                //= DDP-04
-                if rest.is_none() {
-                    self.next_send = self.next_send.wrapping_add(1);
-                }
-                let first = &inline[begin.min(split)..end.min(split)];
-                let range = begin.max(split) - split..end.max(split) - split;
-                push(&mut self.outgoing, &header.encode(), first, payload, range);
-                rest
-            }
-            WorkRequest::Write { data, to, .. } => {
-                let (end, rest) = self.cut(begin, data.len(), Tagged::LENGTH);
-                let header = Tagged {
-                    last: rest.is_none(),
-                    rdmap_control: Opcode::RdmaWrite.control(),
-                    stag: to.token.0,
-                    // An address of the peer's that wraps is for the peer to refuse.
-                    tagged_offset: to.offset.wrapping_add(u64::from(sent)),
-                };
-                let range = begin..end;
-                push(&mut self.outgoing, &header.encode(), &[], data, range);
-                rest
-            }
-            WorkRequest::Receive { .. } | WorkRequest::Read { .. } => {
-                unreachable!("only Sends and Writes are cut into segments")
-            }
-        }
-    }
-
-    /// Makes the next FPDU of the oldest Read Response, likewise.
+    /// Makes the next FPDU of the oldest Read Response, as
+    /// [`Segments::push_work`] does of work.
     fn send_response(&mut self, sent: u32, shared: &Shared) -> Result<Option<u32>, Fault> {
         let read = shared
             .inbound_reads
             .front()
             .expect("a read stays until its response is made");
         let total = read.request.read_message_size as usize;
-        let (end, rest) = self.cut(sent as usize, total, Tagged::LENGTH);
+        let (end, rest) = self.segments.cut(sent as usize, total, Tagged::LENGTH);
         let header = Tagged {
             last: rest.is_none(),
             rdmap_control: Opcode::RdmaReadResponse.control(),
@@ -406,21 +402,12 @@ impl Transmit {
         match source_of(read, sent, (end - sent as usize) as u32, shared)? {
             Readable::Shared(data) => {
                 let range = 0..data.len();
-                push(&mut self.outgoing, &header, &[], &data, range);
+                self.segments.push(&header, &[], &data, range);
             }
             // The peer may write there before the socket has it.
-            Readable::Borrowed(data) => self.outgoing.push_copied(&header, [data, &[]]),
+            Readable::Borrowed(data) => self.segments.outgoing.push_copied(&header, [data, &[]]),
         }
         Ok(rest)
-    }
-
-    /// Where a segment ends that begins at `begin` of a message of `total` bytes, and that again
-    /// if the message goes on.
-    fn cut(&self, begin: usize, total: usize, header_length: usize) -> (usize, Option<u32>) {
-        let capacity = self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH;
-        let end = total.min(begin + capacity);
-        //= DDP-09
-        (end, (end < total).then_some(end as u32))
     }
 
     /// Drops all that is not yet FPDUs, and says goodbye behind those that are.
@@ -428,15 +415,15 @@ impl Transmit {
         self.flush(shared);
         match terminate {
             Some(terminate) if !self.held => {
-                self.outgoing.push_copied(&[], [&terminate.ulpdu(), &[]]);
+                self.segments.outgoing.push_ulpdu([&terminate.ulpdu(), &[]]);
             }
-            _ => self.outgoing.clear(),
+            _ => self.segments.outgoing.clear(),
         }
     }
 
     /// Forgets all bytes that wait for the socket.
     pub(super) fn clear(&mut self) {
-        self.outgoing.clear();
+        self.segments.outgoing.clear();
     }
 
     /// Completes all outstanding work as flushed, oldest first.
@@ -462,6 +449,118 @@ impl Transmit {
         }
         for work in std::mem::take(&mut self.work) {
             shared.flush_work(work);
+        }
+    }
+}
+
+impl Segments {
+    /// Makes the next FPDU of work; tells how much of it is sent then, if not all.
+    fn push_work(&mut self, work: &WorkRequest, sent: u32) -> Option<u32> {
+        let begin = sent as usize;
+        match work {
+            WorkRequest::Send {
+                header: inline,
+                payload,
+                invalidate,
+                ..
+            } => {
+                let inline = inline.as_slice();
+                let split = inline.len();
+                let (end, rest) = self.cut(begin, split + payload.len(), Untagged::LENGTH);
+                let header = self.send_header(*invalidate, sent, rest.is_none());
+                let first = &inline[begin.min(split)..end.min(split)];
+                let range = begin.max(split) - split..end.max(split) - split;
+                self.push(&header.encode(), first, payload, range);
+                rest
+            }
+            WorkRequest::Write { data, to, .. } => {
+                let (end, rest) = self.cut(begin, data.len(), Tagged::LENGTH);
+                let header = Tagged {
+                    last: rest.is_none(),
+                    rdmap_control: Opcode::RdmaWrite.control(),
+                    stag: to.token.0,
+                    // An address of the peer's that wraps is for the peer to refuse.
+                    tagged_offset: to.offset.wrapping_add(u64::from(sent)),
+                };
+                let range = begin..end;
+                self.push(&header.encode(), &[], data, range);
+                rest
+            }
+            WorkRequest::Receive { .. } | WorkRequest::Read { .. } => {
+                unreachable!("only Sends and Writes are cut into segments")
+            }
+        }
+    }
+
+    /// Makes a Send one FPDU, if it fits and is to be copied, as most are; tells whether it did.
+    fn push_if_short(&mut self, work: &WorkRequest) -> bool {
+        let WorkRequest::Send {
+            header: inline,
+            payload,
+            invalidate,
+            ..
+        } = work
+        else {
+            return false;
+        };
+        let inline = inline.as_slice();
+        let length = inline.len() + payload.len();
+        let is_short = length <= self.capacity(Untagged::LENGTH) && payload.len() < COPY_BELOW;
+        if is_short {
+            let header = self.send_header(*invalidate, 0, true);
+            self.outgoing
+                .push_copied(&header.encode(), [inline, payload]);
+        }
+        is_short
+    }
+
+    /// The header of the next segment of a Send.
+    fn send_header(&mut self, invalidate: Option<Token>, sent: u32, last: bool) -> Untagged {
+        let opcode = match invalidate {
+            Some(_) => Opcode::SendInvalidate,
+            None => Opcode::Send,
+        };
+        let message_sequence_number = self.next_send;
+        //= DDP-04
+        if last {
+            self.next_send = self.next_send.wrapping_add(1);
+        }
+        Untagged {
+            last,
+            rdmap_control: opcode.control(),
+            rsvd_ulp: invalidate.map_or(0, |token| token.0),
+            queue_number: QUEUE_SEND,
+            message_sequence_number,
+            message_offset: sent,
+        }
+    }
+
+    /// Payload bytes of an FPDU at most.
+    const fn capacity(&self, header_length: usize) -> usize {
+        self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH
+    }
+
+    /// Where a segment ends that begins at `begin` of a message of `total` bytes, and that again
+    /// if the message goes on.
+    fn cut(&self, begin: usize, total: usize, header_length: usize) -> (usize, Option<u32>) {
+        let end = total.min(begin + self.capacity(header_length));
+        //= DDP-09
+        (end, (end < total).then_some(end as u32))
+    }
+
+    fn push<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        first: &[u8],
+        payload: &Bytes,
+        range: Range<usize>,
+    ) {
+        //= PERF-02
+        if range.len() < COPY_BELOW {
+            self.outgoing.push_copied(header, [first, &payload[range]]);
+        } else {
+            self.outgoing
+                .push_shared(header, first, payload.slice(range));
         }
     }
 }
@@ -500,20 +599,5 @@ const fn read_request_header(message_sequence_number: u32) -> Untagged {
         queue_number: QUEUE_READ_REQUEST,
         message_sequence_number,
         message_offset: 0,
-    }
-}
-
-fn push<const N: usize>(
-    outgoing: &mut Outgoing,
-    header: &[u8; N],
-    first: &[u8],
-    payload: &Bytes,
-    range: std::ops::Range<usize>,
-) {
-    //= PERF-02
-    if range.len() < COPY_BELOW {
-        outgoing.push_copied(header, [first, &payload[range]]);
-    } else {
-        outgoing.push_shared(header, first, payload.slice(range));
     }
 }
