@@ -102,6 +102,8 @@ pub(crate) struct State {
     finished_reads: usize,
     /// What was left for it: bytes and how many messages, reads and writes.
     gathered: (usize, usize),
+    /// A completion was taken, and what it asks for was left as well.
+    behind: bool,
     /// When the task wakes by itself.
     armed: Option<Instant>,
     last_flush: Option<Instant>,
@@ -141,6 +143,7 @@ impl Shared {
                 awake: false,
                 finished_reads: 0,
                 gathered: (0, 0),
+                behind: false,
                 armed: None,
                 last_flush: None,
                 receive_buffer: config.receive_buffer(),
@@ -155,14 +158,16 @@ impl Shared {
     pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
+        if state.wakes.is_empty() {
+            return result;
+        }
         let mut wakes = std::mem::take(&mut state.wakes);
         drop(state);
         for waker in wakes.drain(..) {
             waker.wake();
         }
         // Gives the empty list back for its capacity, unless somebody was faster.
-        if wakes.capacity() > 0
-            && let Ok(mut state) = self.state.try_lock()
+        if let Ok(mut state) = self.state.try_lock()
             && state.wakes.capacity() == 0
         {
             state.wakes = wakes;
@@ -189,24 +194,22 @@ impl Shared {
     ) -> Poll<R> {
         let mut until = None;
         loop {
-            let (polled, busy_poll) = self.with(|state| {
-                if until.is_some() {
-                    state.look();
+            let polled = self.with(|state| {
+                let looked = until.map(|_| state.look());
+                if let Some(result) = poll(state) {
+                    return Some(Poll::Ready(result));
                 }
-                let polled = match poll(state) {
-                    Some(result) => Poll::Ready(result),
-                    None => {
-                        state.wait(context.waker());
-                        Poll::Pending
+                if !state.busy_poll.is_zero() {
+                    state.catch_up();
+                    let now = looked.unwrap_or_else(now);
+                    if now < *until.get_or_insert(now + state.busy_poll) {
+                        return None;
                     }
-                };
-                (polled, state.busy_poll)
+                }
+                state.wait(context.waker());
+                Some(Poll::Pending)
             });
-            if polled.is_ready() || busy_poll.is_zero() {
-                return polled;
-            }
-            let now = now();
-            if *until.get_or_insert(now + busy_poll) <= now {
+            if let Some(polled) = polled {
                 return polled;
             }
             spin_loop();
@@ -281,6 +284,7 @@ impl State {
     /// Drives on behind completions that were taken already.
     fn go_on(&mut self, now: Instant) {
         self.gathered = (0, 0);
+        self.behind = false;
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..ROUNDS {
@@ -300,15 +304,28 @@ impl State {
         let _ = pin!(yield_now()).poll(context);
     }
 
-    /// Looks whether something has come, without waiting to be told.
-    fn look(&mut self) {
+    /// Looks whether something has come, without waiting to be told; gives the time it did.
+    fn look(&mut self) -> Instant {
         self.queue_pair.busy_poll();
         let waker = self.waker.clone();
         let now = now();
+        self.finished_reads = 0;
         let completed = self.take_completions(now, &mut Context::from_waker(&waker));
         // The task, which would flush what was left for it, may not come to run meanwhile.
-        if completed > 0 || self.gathered.1 > 0 {
+        if completed > 1 || self.behind || self.gathered.1 > 0 {
             self.drive(now);
+        } else if completed > 0 {
+            // One message is mostly answered, and what else there is to say goes with the answer.
+            self.behind = true;
+            self.wake_task();
+        }
+        now
+    }
+
+    /// Drives if the last look did not.
+    fn catch_up(&mut self) {
+        if self.behind {
+            self.drive(now());
         }
     }
 
@@ -334,20 +351,18 @@ impl State {
     }
 
     fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {
-        let mut posted = false;
         let mut room = self.room();
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
                 WorkRequest::Receive { .. } => room.receives -= 1,
-                _ => room.sends -= 1,
+                _ => {
+                    room.sends -= 1;
+                    self.last_flush = Some(now);
+                }
             }
             self.queue_pair.post(work);
-            posted = true;
         }
         self.take_events();
-        if posted {
-            self.last_flush = Some(now);
-        }
         self.queue_pair.flush(context);
     }
 
