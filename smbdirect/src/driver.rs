@@ -102,7 +102,7 @@ pub(crate) struct State {
     finished_reads: usize,
     /// What was left for it: bytes and how many messages, reads and writes.
     gathered: (usize, usize),
-    /// A completion was taken, and what it asks for was left as well.
+    /// A look took a completion, and what it asks for was left as well, with those behind it.
     behind: bool,
     /// When the task wakes by itself.
     armed: Option<Instant>,
@@ -197,6 +197,9 @@ impl Shared {
             let polled = self.with(|state| {
                 let looked = until.map(|_| state.look());
                 if let Some(result) = poll(state) {
+                    if state.behind {
+                        state.wake_task();
+                    }
                     return Some(Poll::Ready(result));
                 }
                 if !state.busy_poll.is_zero() {
@@ -294,7 +297,7 @@ impl State {
             }
             // Behind the flush, which may have finished work. If nothing came of it, the engine
             // wants no more than it wanted just now.
-            if self.take_completions(now, context) == 0 {
+            if self.take_completions(now, context, ROUND) == 0 {
                 self.after_drive();
                 return;
             }
@@ -309,15 +312,14 @@ impl State {
         self.queue_pair.busy_poll();
         let waker = self.waker.clone();
         let now = now();
-        self.finished_reads = 0;
-        let completed = self.take_completions(now, &mut Context::from_waker(&waker));
+        let context = &mut Context::from_waker(&waker);
+        let completed = self.take_completions(now, context, 1) > 0;
         // The task, which would flush what was left for it, may not come to run meanwhile.
-        if completed > 1 || self.behind || self.gathered.1 > 0 {
+        if self.behind || self.gathered.1 > 0 {
             self.drive(now);
-        } else if completed > 0 {
-            // One message is mostly answered, and what else there is to say goes with the answer.
+        } else if completed {
+            // A message is mostly answered, and what else there is to do goes with the answer.
             self.behind = true;
-            self.wake_task();
         }
         now
     }
@@ -329,9 +331,10 @@ impl State {
         }
     }
 
-    fn take_completions(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
+    /// Takes completions until there are `most`, or a turn's bytes of reads; gives their number.
+    fn take_completions(&mut self, now: Instant, context: &mut Context<'_>, most: usize) -> usize {
         let mut taken = 0;
-        while taken < ROUND {
+        while taken < most {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
@@ -475,7 +478,7 @@ impl State {
         self.take_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
-        while self.take_completions(now, context) > 0 {}
+        while self.take_completions(now, context, ROUND) > 0 {}
         self.finished = true;
         let reason = self.reason();
         self.transfers
@@ -579,7 +582,7 @@ impl Future for Driver {
                 // Mostly something came, and what it asks for leaves with what was left for the
                 // task.
                 state.finished_reads = 0;
-                state.take_completions(now, context);
+                state.take_completions(now, context, ROUND);
                 state.go_on(now);
                 if state.finished && state.orphans.is_empty() {
                     return Poll::Ready(());
