@@ -146,8 +146,11 @@ fn outcome<'a>(
 ) -> Outcome {
     let mut stream = Stream::new(config);
     for id in 0..RECEIVES {
-        let id = WorkId(id);
-        stream.post(WorkRequest::Receive { id, length: 8192 });
+        stream.post(WorkRequest::Receive {
+            id: WorkId(id),
+            length: 8192,
+            count: 1,
+        });
     }
     if read > 0 {
         stream.post(WorkRequest::Read {

@@ -758,10 +758,24 @@ impl VerbsQueuePair {
             self.not_sent(sent);
         }
         for work in std::mem::take(&mut self.late) {
-            self.ready.push_back(returned(work));
+            self.give_back(work);
         }
         self.ready.push_back(Completion::Disconnected(how));
         self.set_phase(Phase::Ended, None);
+    }
+
+    /// What was posted too late comes back.
+    fn give_back(&mut self, work: WorkRequest) {
+        let id = work.id();
+        let (count, mut buffer) = match work {
+            WorkRequest::Receive { count, .. } => (count, None),
+            WorkRequest::Read { into, .. } => (1, Some(into)),
+            WorkRequest::Send { .. } | WorkRequest::Write { .. } => (1, None),
+        };
+        for _ in 0..count {
+            let buffer = buffer.take();
+            self.ready.push_back(Completion::Flushed { id, buffer });
+        }
     }
 
     /// Sees to it that a peer hears of the end which has not heard of the beginning.
@@ -899,8 +913,12 @@ impl VerbsQueuePair {
 
     fn prepare(&mut self, work: WorkRequest) -> Result<(), (WorkRequest, io::Error)> {
         match work {
-            WorkRequest::Receive { id, length } => {
-                return self.post_receive(id, length).map_err(|error| (work, error));
+            WorkRequest::Receive { id, length, count } => {
+                for left in (1..=count).rev() {
+                    let posted = self.post_receive(id, length);
+                    let count = left;
+                    posted.map_err(|error| (WorkRequest::Receive { id, length, count }, error))?;
+                }
             }
             WorkRequest::Send {
                 id,
@@ -1031,7 +1049,7 @@ impl QueuePair for VerbsQueuePair {
         if matches!(self.phase, Phase::Ended) {
             // Dropped, unless the end has still to be told: it is told behind this.
             if let Some(last @ Completion::Disconnected(_)) = self.ready.pop_back() {
-                self.ready.push_back(returned(work));
+                self.give_back(work);
                 self.ready.push_back(last);
             }
             return;
@@ -1232,16 +1250,6 @@ impl Sent {
     fn binds(&self, token: Token) -> bool {
         matches!(self.work, Work::Bind(bound) if bound == token)
     }
-}
-
-/// What was posted too late.
-fn returned(work: WorkRequest) -> Completion {
-    let id = work.id();
-    let buffer = match work {
-        WorkRequest::Read { into, .. } => Some(into),
-        _ => None,
-    };
-    Completion::Flushed { id, buffer }
 }
 
 /// `EOPNOTSUPP`, where no error number says more.

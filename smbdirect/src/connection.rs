@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 
 use crate::{
-    driver::{Driver, Shared, State, TransferResult, UNWATCHED, now},
+    driver::{Driver, Shared, State, TransferResult, now},
     engine::{
         self, Config, ConnectionError, Credits, Message, MessageId, Negotiated, SendError,
         Statistics, TransferFault, TransferId,
@@ -260,7 +260,8 @@ impl Connection {
             let result = messages.iter_mut().try_for_each(|place| {
                 let id = match sent + 1 == all {
                     true => MessageId(index as u64),
-                    false => UNWATCHED,
+                    // Whoever waits for the last waits for it too.
+                    false => MessageId::UNWATCHED,
                 };
                 state.engine.check(place)?;
                 let message = mem::take(place);

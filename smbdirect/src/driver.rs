@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use crate::{
-    engine::{self, ConnectionError, Event, Initiator, MessageId, Negotiated, TransferFault},
+    engine::{self, ConnectionError, Event, Initiator, Negotiated, TransferFault},
     inbox::Inbox,
     rdma::{
         memory::DeregisterError,
@@ -45,8 +45,6 @@ const ROUNDS: usize = 2;
 /// Bytes of finished reads before it does: who waits for them may have more to ask for, which the
 /// peer can look for while it is busy with those that are under way.
 const TURN: usize = 128 * 1024;
-/// A message that nobody waits for, because somebody waits for one behind it.
-pub(crate) const UNWATCHED: MessageId = MessageId(u64::MAX);
 /// What comes so soon after a flush waits for the task to flush it with others.
 const GATHER: Duration = Duration::from_micros(20);
 /// The task may be kept from running by those who send and never pause. At every so many messages
@@ -357,7 +355,7 @@ impl State {
         let mut room = self.room();
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
-                WorkRequest::Receive { .. } => room.receives -= 1,
+                WorkRequest::Receive { count, .. } => room.receives -= count as usize,
                 _ => {
                     room.sends -= 1;
                     self.last_flush = Some(now);
@@ -418,7 +416,6 @@ impl State {
                         self.wake_waiting();
                     }
                 }
-                Event::MessageSent(UNWATCHED) => {}
                 Event::MessageSent(id) => {
                     if let Ok(waker) = self.sends.complete(id.0 as usize, Ok(())) {
                         self.wakes.extend(waker);

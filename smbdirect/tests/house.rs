@@ -8,6 +8,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/work.rs", &[]),
     ("rdma/memory.rs", &[]),
     ("rdma/provider.rs", &[]),
+    ("rdma/receive_queue.rs", &[]),
     ("rdma/loopback", &["rdma", "pool"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
     ("engine/", &["pool", "rdma::work", "wire"]),

@@ -102,8 +102,8 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn receive(id: u64) -> WorkRequest {
-    let (id, length) = (WorkId(id), 1000);
-    WorkRequest::Receive { id, length }
+    let (id, length, count) = (WorkId(id), 1000, 1);
+    WorkRequest::Receive { id, length, count }
 }
 
 fn send(id: u64, payload: &'static [u8]) -> WorkRequest {

@@ -36,6 +36,7 @@ fn receive(id: u64) -> WorkRequest {
     WorkRequest::Receive {
         id: WorkId(id),
         length: 100_000,
+        count: 1,
     }
 }
 

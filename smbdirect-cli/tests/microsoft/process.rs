@@ -354,6 +354,7 @@ fn first_receive() -> WorkRequest {
     WorkRequest::Receive {
         id: WorkId(0),
         length: 512,
+        count: 1,
     }
 }
 
@@ -378,10 +379,9 @@ impl Peer {
     }
 
     pub(crate) fn post_receives(&mut self, count: u16, length: u32) {
-        for _ in 0..count {
-            let id = self.next_id();
-            self.queue_pair.post(WorkRequest::Receive { id, length });
-        }
+        let (id, count) = (self.next_id(), count.into());
+        self.queue_pair
+            .post(WorkRequest::Receive { id, length, count });
     }
 
     pub(crate) fn send(&mut self, message: &[u8]) {

@@ -119,7 +119,9 @@ impl End {
     fn work(&mut self, now: Instant, room: Room) {
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
-                WorkRequest::Receive { id, .. } => self.receives.push_back(id),
+                WorkRequest::Receive { id, count, .. } => {
+                    self.receives.extend((0..count).map(|_| id));
+                }
                 work => self.outgoing.push(work),
             }
         }

@@ -133,6 +133,8 @@ struct Poster {
     header: Inline,
     payload: Bytes,
     to: RemoteAddress,
+    /// Messages posted so far, which number them.
+    posted: u64,
 }
 
 impl Poster {
@@ -148,11 +150,13 @@ impl Poster {
             header: Inline::build(|out| out.put_bytes(0x11, header)),
             payload: content(shape.length - header),
             to,
+            posted: 0,
         }
     }
 
     fn post(&mut self) {
-        let (id, payload) = (WorkId(1), self.payload.clone());
+        self.posted += 1;
+        let (id, payload) = (WorkId(self.posted), self.payload.clone());
         self.stream.post(match self.shape.kind {
             Kind::Send => WorkRequest::Send {
                 id,
@@ -202,14 +206,17 @@ impl Unit for Transmit {
             let taken = slices[..count].iter().map(|slice| slice.len()).sum();
             stream.transmitted(taken);
         }
-        let mut completed = 0;
-        while stream.poll_completion().is_some() {
-            completed += 1;
+        let mut last = None;
+        while let Some(completion) = stream.poll_completion() {
+            let (Completion::Sent { id } | Completion::Written { id }) = completion else {
+                panic!("{completion:?}");
+            };
+            last = Some(id.0);
         }
-        assert_eq!(completed, shape.per_batch(), "all is sent");
+        assert_eq!(last, Some(self.poster.posted), "all is sent");
         Done {
-            items: (completed * shape.on_the_wire().0) as u64,
-            bytes: (completed * shape.length) as u64,
+            items: (shape.per_batch() * shape.on_the_wire().0) as u64,
+            bytes: (shape.per_batch() * shape.length) as u64,
         }
     }
 }
@@ -254,12 +261,11 @@ impl Receive {
 impl Unit for Receive {
     fn feed(&mut self) {
         let Room { receives, .. } = self.stream.room();
-        for _ in 0..receives {
-            self.stream.post(WorkRequest::Receive {
-                id: WorkId(1),
-                length: self.poster.shape.length as u32,
-            });
-        }
+        self.stream.post(WorkRequest::Receive {
+            id: WorkId(1),
+            length: self.poster.shape.length as u32,
+            count: receives as u32,
+        });
         let mut read = 0;
         for slice in self.stream.receive_slices() {
             while self.wire.len() < slice.len() {

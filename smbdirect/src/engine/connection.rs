@@ -33,6 +33,7 @@ use super::{
     credits::{Credits, ReceiveCredits},
     error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation},
     event::{Event, MessageId, Statistics, TransferId},
+    in_flight::{InFlight, Sent},
     keepalive::{KeepaliveRequested, OnIdle},
     message::Message,
     negotiation::{
@@ -74,8 +75,7 @@ pub struct Connection {
     keepalive_requested: KeepaliveRequested,
     timers: TimerTable,
     transfers: Transfers,
-    /// Sends that are posted, oldest first.
-    sends_in_flight: VecDeque<Sent>,
+    in_flight: InFlight,
     events: VecDeque<Event>,
     /// Transfers that came to nothing, told once the reason is known.
     abandoned: Vec<Event>,
@@ -111,15 +111,8 @@ enum Role {
     Closed(ConnectionError),
 }
 
-/// What a posted Send carries.
-#[derive(Clone, Debug, Hash)]
-enum Sent {
-    Negotiate,
-    Refusal,
-    Segment { completes: Option<MessageId> },
-}
-
-/// What a work request is, in the low bits of its identifier.
+/// What a work request is, in the low bits of its identifier. The others count: Sends by
+/// themselves, and the other kinds together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Receive,
@@ -136,6 +129,15 @@ impl Kind {
             2 => Self::Read,
             _ => Self::Write,
         }
+    }
+
+    const fn id(self, number: u64) -> WorkId {
+        WorkId((number << 2) + self as u64)
+    }
+
+    /// What was counted.
+    const fn number(id: WorkId) -> u64 {
+        id.0 >> 2
     }
 }
 
@@ -184,7 +186,7 @@ impl Connection {
             keepalive_requested: KeepaliveRequested::None,
             timers,
             transfers: Transfers::default(),
-            sends_in_flight: VecDeque::new(),
+            in_flight: InFlight::default(),
             events: VecDeque::new(),
             abandoned: Vec::new(),
             next_work: 0,
@@ -252,6 +254,7 @@ impl Connection {
         WorkRequest::Receive {
             id: self.work_id(Kind::Receive),
             length: NEGOTIATE_RECEIVE_SIZE,
+            count: 1,
         }
     }
 
@@ -279,9 +282,12 @@ impl Connection {
                 self.statistics.receives_outstanding -= 1;
                 self.receive(now, message, invalidated);
             }
-            Completion::Sent { .. } => {
-                self.statistics.work_outstanding -= 1;
-                self.send_completed();
+            Completion::Sent { id } => {
+                let done = self.in_flight.complete(Kind::number(id));
+                self.statistics.work_outstanding -= done;
+                while let Some(sent) = self.in_flight.pop_done() {
+                    self.sent(sent);
+                }
             }
             Completion::Read { buffer, .. } => {
                 self.timers.stop(Timer::Close);
@@ -472,7 +478,7 @@ impl Connection {
                 .set(Timer::Close, now + self.config.keepalive_interval);
         }
         if room.receives > 0
-            && let Some(receive) = self.post_receive()
+            && let Some(receive) = self.post_receives(room.receives)
         {
             return Some(receive);
         }
@@ -520,15 +526,14 @@ impl Connection {
     /// Whether receives are wanted that there was no room for.
     pub fn wants_receives(&self) -> bool {
         matches!(self.role, Role::Posting { .. } | Role::Established(_))
-            && self
-                .receive_credits
-                .wants_receive(self.spends_last_credit())
+            && self.missing_receives() > 0
     }
 
     // Posting receives, and the end of the negotiation
 
-    fn post_receive(&mut self) -> Option<WorkRequest> {
-        if !self.wants_receives() {
+    fn post_receives(&mut self, room: usize) -> Option<WorkRequest> {
+        let count = self.missing_receives();
+        if count == 0 {
             return None;
         }
         //= SMBD-3.1.5.9-07
@@ -537,12 +542,19 @@ impl Connection {
             Role::Established(negotiated) => negotiated.max_receive_size,
             _ => return None,
         };
-        self.receive_credits.posted_one();
-        self.statistics.receives_outstanding += 1;
+        let count = count.min(u16::try_from(room).unwrap_or(u16::MAX));
+        self.receive_credits.post(count);
+        self.statistics.receives_outstanding += u64::from(count);
         Some(WorkRequest::Receive {
             id: self.work_id(Kind::Receive),
             length,
+            count: count.into(),
         })
+    }
+
+    /// Receives that the peer is to have beyond those that are posted.
+    fn missing_receives(&self) -> u16 {
+        self.receive_credits.missing(self.spends_last_credit())
     }
 
     /// A message waits to spend our last send credit, which needs a credit to give.
@@ -581,7 +593,7 @@ impl Connection {
         self.establish(now, outcome);
         //= SMBD-3.1.5.3-06
         let header = Inline::build(|out| response.encode(out));
-        self.post_send(header, Bytes::new(), None, Sent::Negotiate)
+        self.post_send(header, Bytes::new(), None, Some(Sent::Negotiate))
     }
 
     fn establish(&mut self, now: Instant, outcome: Outcome) {
@@ -601,7 +613,7 @@ impl Connection {
         debug!(?request, "proposing");
         //= SMBD-3.1.5.2-04
         let header = Inline::build(|out| request.encode(out));
-        self.post_send(header, Bytes::new(), None, Sent::Negotiate)
+        self.post_send(header, Bytes::new(), None, Some(Sent::Negotiate))
     }
 
     fn send_refusal(&mut self, status: Status) -> WorkRequest {
@@ -609,7 +621,7 @@ impl Connection {
         debug!(%status, "refusing the negotiation");
         let refusal = NegotiateResponse::refusal(status);
         let header = Inline::build(|out| refusal.encode(out));
-        self.post_send(header, Bytes::new(), None, Sent::Refusal)
+        self.post_send(header, Bytes::new(), None, Some(Sent::Refusal))
     }
 
     // Sending
@@ -732,7 +744,7 @@ impl Connection {
         //= SMBD-3.1.5.4-10
         //= SMBD-3.1.5.4-13
         let header = Inline::build(|out| header.encode(out));
-        self.post_send(header, payload, invalidate, Sent::Segment { completes })
+        self.post_send(header, payload, invalidate, completes.map(Sent::Message))
     }
 
     fn count_sent(&mut self, header: &DataTransfer, grant: u16, completes: bool) {
@@ -771,11 +783,10 @@ impl Connection {
         header: Inline,
         payload: Bytes,
         invalidate: Option<Token>,
-        sent: Sent,
+        purpose: Option<Sent>,
     ) -> WorkRequest {
-        self.sends_in_flight.push_back(sent);
         WorkRequest::Send {
-            id: self.work_id(Kind::Send),
+            id: Kind::Send.id(self.in_flight.post(purpose)),
             header,
             payload,
             invalidate,
@@ -800,23 +811,24 @@ impl Connection {
         })
     }
 
-    fn send_completed(&mut self) {
-        match self.sends_in_flight.pop_front() {
-            Some(Sent::Segment {
-                completes: Some(id),
-            }) if self.error().is_none() => {
+    /// A Send that was for something is done.
+    fn sent(&mut self, sent: Sent) {
+        match sent {
+            Sent::Message(id) if self.error().is_none() => {
                 // An answer to a keepalive is no progress.
                 self.timers.stop(Timer::Close);
                 //= SMBD-3.1.4.2-04
-                self.events.push_back(Event::MessageSent(id));
+                if id != MessageId::UNWATCHED {
+                    self.events.push_back(Event::MessageSent(id));
+                }
             }
             //= SMBD-3.1.5.3-03
-            Some(Sent::Refusal) => {
+            Sent::Refusal => {
                 if let Role::Refusing { status, .. } = self.role {
                     self.end(ConnectionError::RefusedPeer(status));
                 }
             }
-            _ => {}
+            Sent::Message(_) | Sent::Negotiate => {}
         }
     }
 
@@ -1034,8 +1046,10 @@ impl Connection {
                 self.statistics.receives_outstanding -= 1;
                 return;
             }
+            // What it was for does not come to be.
             Kind::Send => {
-                self.sends_in_flight.pop_front();
+                self.in_flight.complete(Kind::number(id));
+                while self.in_flight.pop_done().is_some() {}
             }
             Kind::Read => self.transfers.read_returned(buffer.unwrap_or_default()),
             Kind::Write => self.transfers.write_returned(),
@@ -1048,7 +1062,7 @@ impl Connection {
         if self.closing
             && !self.flushing
             && self.send_queue.is_empty()
-            && self.sends_in_flight.is_empty()
+            && self.in_flight.is_empty()
             && self.transfers.is_idle()
         {
             self.end(ConnectionError::Closed(Initiator::Local));
@@ -1125,7 +1139,7 @@ impl Connection {
 
     fn work_id(&mut self, kind: Kind) -> WorkId {
         self.next_work += 1;
-        WorkId((self.next_work << 2) + kind as u64)
+        kind.id(self.next_work)
     }
 }
 

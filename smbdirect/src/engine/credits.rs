@@ -102,11 +102,11 @@ impl ReceiveCredits {
         self.target = target;
     }
 
-    /// Whether one more receive is to be posted, where `last_credit` says that a message waits
+    /// How many more receives are to be posted, where `last_credit` says that a message waits
     /// to spend our last send credit.
-    pub(super) fn wants_receive(&self, last_credit: bool) -> bool {
+    pub(super) fn missing(&self, last_credit: bool) -> u16 {
         if self.target == 0 {
-            return false;
+            return 0;
         }
         //= SMBD-3.1.5.9-01
         //= SMBD-3.1.5.9-04
@@ -118,12 +118,12 @@ impl ReceiveCredits {
         if self.returns_token() {
             wanted = wanted.max(2);
         }
-        self.posted() < wanted
+        wanted.saturating_sub(self.posted())
     }
 
-    /// A receive was posted.
-    pub(super) fn posted_one(&mut self) {
-        self.available += 1;
+    /// So many receives are posted.
+    pub(super) fn post(&mut self, count: u16) {
+        self.available += count;
     }
 
     /// A message used a receive. False if the peer held no credit for it.
@@ -207,12 +207,9 @@ mod tests {
     }
 
     fn post_all(credits: &mut ReceiveCredits) -> u16 {
-        let mut posted = 0;
-        while credits.wants_receive(false) {
-            credits.posted_one();
-            posted += 1;
-        }
-        posted
+        let missing = credits.missing(false);
+        credits.post(missing);
+        missing
     }
 
     //= SMBD-3.1.5.9-01 test
@@ -227,7 +224,7 @@ mod tests {
             assert_eq!(credits.grantable(false), expected);
             credits.grant(expected);
             assert_eq!((credits.posted(), credits.grantable(false)), (expected, 0));
-            assert!(!credits.wants_receive(false));
+            assert_eq!(credits.missing(false), 0);
         }
     }
 
@@ -237,10 +234,9 @@ mod tests {
         let mut credits = credits(3, 3);
         post_all(&mut credits);
         credits.grant(3);
-        assert!(!credits.wants_receive(false));
-        assert!(credits.wants_receive(true));
-        credits.posted_one();
-        assert!(!credits.wants_receive(true));
+        assert_eq!((credits.missing(false), credits.missing(true)), (0, 1));
+        credits.post(1);
+        assert_eq!(credits.missing(true), 0);
         assert_eq!((credits.grantable(false), credits.grantable(true)), (0, 1));
         credits.grant(1);
         assert_eq!(credits.granted(), 4);
@@ -307,11 +303,11 @@ mod tests {
     fn a_peer_without_credits_gets_the_one_there_is_unless_it_was_quiet() {
         for (quiet, answered) in [(false, true), (true, false)] {
             let mut credits = credits(3, 3);
-            credits.posted_one();
+            credits.post(1);
             credits.grant(1);
             assert!(credits.received(quiet));
             // There is no room for more than one receive.
-            credits.posted_one();
+            credits.post(1);
             assert_eq!((credits.granted(), credits.posted()), (0, 1));
             assert_eq!(credits.should_grant(GrantPolicy::Hysteresis), answered);
         }

@@ -9,6 +9,11 @@ use crate::rdma::work::Token;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(pub u64);
 
+impl MessageId {
+    /// For messages of which nobody needs to know that they were sent: no event follows.
+    pub const UNWATCHED: Self = Self(u64::MAX);
+}
+
 /// Names a read or write in [`Event::TransferDone`]; chosen by whoever starts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);

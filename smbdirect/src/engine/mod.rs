@@ -19,6 +19,7 @@ mod connection;
 mod credits;
 mod error;
 mod event;
+mod in_flight;
 mod keepalive;
 mod message;
 mod negotiation;

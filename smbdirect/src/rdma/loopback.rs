@@ -29,6 +29,7 @@ use super::{
         Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
         Teardown,
     },
+    receive_queue::{ReceiveQueue, Receives},
     work::{
         Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room,
         Token, WorkId, WorkRequest,
@@ -423,12 +424,12 @@ struct LoopbackQueuePair {
     pair: Arc<Mutex<Pair>>,
     /// Sends, Reads and Writes that wait for a flush.
     posted: VecDeque<WorkRequest>,
-    /// Receives that the other end does not know of: each with the most bytes it takes.
-    receives: VecDeque<(WorkId, u32)>,
+    /// Receives that the other end does not know of.
+    receives: ReceiveQueue,
     /// What has arrived and was not taken.
     arrived: Arrived,
-    /// What else is done and was not taken, with the queue it leaves.
-    completions: VecDeque<(Queue, Completion)>,
+    /// What else is done and was not taken.
+    completions: Completions,
     /// Comes after the last completion.
     disconnect: Option<Disconnect>,
     /// All that was posted is completed, and nothing more will happen.
@@ -439,10 +440,45 @@ struct LoopbackQueuePair {
     receives_outstanding: usize,
 }
 
+/// Work that is done and was not taken, oldest first.
+#[derive(Default)]
+struct Completions(VecDeque<Done>);
+
+/// Work that is done.
+struct Done {
+    /// The queue it leaves.
+    queue: Queue,
+    /// How many work requests that are.
+    count: usize,
+    completion: Completion,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Send,
     Receive,
+}
+
+impl Completions {
+    /// The last of a row of Sends stands for all of them.
+    fn push(&mut self, queue: Queue, completion: Completion) {
+        if let Completion::Sent { id } = completion
+            && let Some(Done {
+                count,
+                completion: Completion::Sent { id: last },
+                ..
+            }) = self.0.back_mut()
+        {
+            *last = id;
+            *count += 1;
+            return;
+        }
+        self.0.push_back(Done {
+            queue,
+            count: 1,
+            completion,
+        });
+    }
 }
 
 impl LoopbackQueuePair {
@@ -453,9 +489,9 @@ impl LoopbackQueuePair {
             side,
             pair: Arc::clone(&pair),
             posted: VecDeque::new(),
-            receives: VecDeque::new(),
+            receives: ReceiveQueue::default(),
             arrived: Arrived::default(),
-            completions: VecDeque::new(),
+            completions: Completions::default(),
             disconnect: None,
             over: false,
             sends_outstanding: 0,
@@ -502,11 +538,10 @@ impl LoopbackQueuePair {
     }
 
     /// The connection has ended: what was posted will not happen.
-    fn finish(&mut self, receives: VecDeque<(WorkId, u32)>) {
+    fn finish(&mut self, mut receives: ReceiveQueue) {
         self.over = true;
-        for (id, _) in receives {
-            let flushed = Completion::Flushed { id, buffer: None };
-            self.completions.push_back((Queue::Receive, flushed));
+        while let Some(id) = receives.pop() {
+            self.flush_receive(id);
         }
         for work in mem::take(&mut self.posted) {
             self.flush_one(work);
@@ -514,13 +549,21 @@ impl LoopbackQueuePair {
     }
 
     fn flush_one(&mut self, work: WorkRequest) {
-        let (queue, id) = (queue_of(&work), work.id());
+        let id = work.id();
         let buffer = match work {
+            WorkRequest::Receive { count, .. } => {
+                return (0..count).for_each(|_| self.flush_receive(id));
+            }
             WorkRequest::Read { into, .. } => Some(into),
             _ => None,
         };
-        self.completions
-            .push_back((queue, Completion::Flushed { id, buffer }));
+        let completion = Completion::Flushed { id, buffer };
+        self.completions.push(Queue::Send, completion);
+    }
+
+    fn flush_receive(&mut self, id: WorkId) {
+        let completion = Completion::Flushed { id, buffer: None };
+        self.completions.push(Queue::Receive, completion);
     }
 
     fn take(&mut self) -> Option<Completion> {
@@ -529,21 +572,19 @@ impl LoopbackQueuePair {
             self.receives_outstanding -= usize::from(received);
             return Some(arrival);
         }
-        let Some((queue, completion)) = self.completions.pop_front() else {
+        let Some(Done {
+            queue,
+            count,
+            completion,
+        }) = self.completions.0.pop_front()
+        else {
             return self.disconnect.take().map(Completion::Disconnected);
         };
         match queue {
-            Queue::Send => self.sends_outstanding -= 1,
-            Queue::Receive => self.receives_outstanding -= 1,
+            Queue::Send => self.sends_outstanding -= count,
+            Queue::Receive => self.receives_outstanding -= count,
         }
         Some(completion)
-    }
-}
-
-const fn queue_of(work: &WorkRequest) -> Queue {
-    match work {
-        WorkRequest::Receive { .. } => Queue::Receive,
-        _ => Queue::Send,
     }
 }
 
@@ -570,13 +611,15 @@ impl QueuePair for LoopbackQueuePair {
             // Nothing comes behind the Disconnected that was taken.
             return;
         }
-        match queue_of(&work) {
-            Queue::Send => self.sends_outstanding += 1,
-            Queue::Receive => self.receives_outstanding += 1,
+        match &work {
+            WorkRequest::Receive { count, .. } => self.receives_outstanding += *count as usize,
+            _ => self.sends_outstanding += 1,
         }
         match work {
             work if self.over => self.flush_one(work),
-            WorkRequest::Receive { id, length } => self.receives.push_back((id, length)),
+            WorkRequest::Receive { id, length, count } => {
+                self.receives.post(Receives { id, length, count });
+            }
             work => self.posted.push_back(work),
         }
     }
@@ -681,8 +724,8 @@ struct Pair {
 /// What one end has for the other.
 #[derive(Default)]
 struct End {
-    /// Receives that wait for a Send: each with the most bytes it takes.
-    receives: VecDeque<(WorkId, u32)>,
+    /// Receives that wait for a Send.
+    receives: ReceiveQueue,
     /// Sends of the other end that have found their receive.
     arrived: Arrived,
     disconnect: Option<Disconnect>,
@@ -820,7 +863,7 @@ impl Pair {
         &mut self,
         side: usize,
         posted: &mut VecDeque<WorkRequest>,
-        completions: &mut VecDeque<(Queue, Completion)>,
+        completions: &mut Completions,
     ) {
         //= SMBD-2.1-01
         //= RDMAP-11
@@ -828,7 +871,7 @@ impl Pair {
             && let Some(mut work) = posted.pop_front()
         {
             match perform(&mut work, &mut self.ends[1 - side]) {
-                Ok(()) => completions.push_back((Queue::Send, done(work))),
+                Ok(()) => completions.push(Queue::Send, done(work)),
                 Err(what) => {
                     posted.push_front(work);
                     self.break_for(side, &what);
@@ -872,13 +915,13 @@ impl End {
         let header = header.as_slice();
         let size = header.len() + payload.len();
         //= DDP-07
-        let Some(&(id, most)) = self.receives.front() else {
+        let Some(&Receives { id, length, .. }) = self.receives.front() else {
             return Err("a Send arrived and no receive was posted".to_owned());
         };
         //= DDP-08
-        if size > most as usize {
+        if size > length as usize {
             return Err(format!(
-                "a Send of {size} bytes arrived and the receive takes {most}"
+                "a Send of {size} bytes arrived and the receive takes {length}"
             ));
         }
         //= RDMAP-12
@@ -886,7 +929,7 @@ impl End {
             let result = self.memory.invalidate(token);
             result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
         }
-        self.receives.pop_front();
+        self.receives.pop();
         self.arrived
             .push(id, header, mem::take(payload), invalidate);
         Ok(())
@@ -999,6 +1042,7 @@ mod tests {
         WorkRequest::Receive {
             id: WorkId(id),
             length: 64,
+            count: 1,
         }
     }
 
@@ -1245,6 +1289,7 @@ mod tests {
             let receive = WorkRequest::Receive {
                 id: WorkId(1),
                 length: room,
+                count: 1,
             };
             p.post(receive);
             p.flush(&mut context);

@@ -9,4 +9,5 @@ pub mod iwarp;
 pub mod loopback;
 pub mod memory;
 pub mod provider;
+mod receive_queue;
 pub mod work;

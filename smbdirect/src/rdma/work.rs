@@ -105,16 +105,18 @@ impl fmt::Debug for Inline {
 /// One thing for a queue pair to do.
 #[derive(Debug)]
 pub enum WorkRequest {
-    /// Accept one Send of at most `length` bytes from the peer.
+    /// Accept `count` Sends of at most `length` bytes each from the peer: so many receives.
     Receive {
-        /// Comes back in [`Completion::Received`].
+        /// Comes back in [`Completion::Received`] with each of them.
         id: WorkId,
-        /// Most bytes the Send may have; a longer one ends the connection.
+        /// Most bytes a Send may have; a longer one ends the connection.
         length: u32,
+        /// Receives that this is, one or more. Each takes one of [`Room::receives`].
+        count: u32,
     },
     /// Send `header` and behind it `payload` as one message.
     Send {
-        /// Comes back in [`Completion::Sent`].
+        /// Comes back in [`Completion::Sent`], or a later Send does.
         id: WorkId,
         /// The first bytes of the message.
         header: Inline,
@@ -158,7 +160,7 @@ impl WorkRequest {
 /// One thing a queue pair has done.
 ///
 /// Receives complete in the order they were posted, and so do Sends, Reads and Writes each among
-/// themselves. When a connection ends, every outstanding request completes as
+/// themselves; of Sends that are done together the last may stand for all. When a connection ends, every outstanding request completes as
 /// [`Flushed`](Self::Flushed) before [`Disconnected`](Self::Disconnected) comes, once, as the
 /// last completion of all.
 #[derive(Debug)]
@@ -175,9 +177,10 @@ pub enum Completion {
         /// The token of ours that the message invalidated.
         invalidated: Option<Token>,
     },
-    /// The message was handed to the wire. It says nothing of the peer having it.
+    /// The message was handed to the wire, and so was every Send posted before it that was not told
+    /// of. It says nothing of the peer having them.
     Sent {
-        /// The finished request.
+        /// The last of the finished requests.
         id: WorkId,
     },
     /// The buffer is full.

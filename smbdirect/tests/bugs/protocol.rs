@@ -160,7 +160,7 @@ fn bug_04_batch_that_fails_in_the_middle() {
         pair
     };
     let operations = batch(None).operations;
-    assert!(operations > 60, "{operations}");
+    assert!(operations > 40, "{operations}");
     for kill_at in 1..=operations {
         batch(Some(kill_at)).assert_all_returned();
     }
@@ -215,7 +215,7 @@ fn bug_06_request_before_the_connection_is_there() {
     let mut receives = 0;
     let response = loop {
         match engine.poll_work(now, room) {
-            Some(WorkRequest::Receive { .. }) => receives += 1,
+            Some(WorkRequest::Receive { count, .. }) => receives += count,
             Some(WorkRequest::Send { header, .. }) => break header,
             other => panic!("{other:?}"),
         }
@@ -322,17 +322,21 @@ fn bug_24_empty_message_before_the_response() {
                 receives: left,
             };
             let work = engine.poll_work(now, room);
-            left -= usize::from(matches!(work, Some(WorkRequest::Receive { .. })));
+            if let Some(WorkRequest::Receive { count, .. }) = work {
+                left -= count as usize;
+            }
             work
         };
         assert!(work(&mut engine, 1).is_none(), "nothing was asked yet");
         hear(&mut engine, &receive, negotiate_request(), now);
-        for _ in 0..10 {
-            assert!(matches!(
-                work(&mut engine, 0),
-                Some(WorkRequest::Receive { .. })
-            ));
+        let mut posted = 0;
+        while posted < 10 {
+            let Some(WorkRequest::Receive { count, .. }) = work(&mut engine, 0) else {
+                panic!("{posted} receives were posted");
+            };
+            posted += count as usize;
         }
+        assert_eq!(posted, 10);
         assert!(work(&mut engine, 0).is_none(), "there is no room");
         let Some(WorkRequest::Send { header, .. }) = work(&mut engine, 1) else {
             panic!("the response was due");

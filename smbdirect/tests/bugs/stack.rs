@@ -655,6 +655,7 @@ async fn bug_23_a_full_backlog_refuses() {
         receive: WorkRequest::Receive {
             id: WorkId(1),
             length: 512,
+            count: 1,
         },
     };
     let waiting: Vec<_> = (0..3).map(|_| provider.connect(request())).collect();

@@ -95,7 +95,9 @@ impl Real {
         };
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
-                WorkRequest::Receive { id, .. } => self.receives.push_back(id),
+                WorkRequest::Receive { id, count, .. } => {
+                    self.receives.extend((0..count).map(|_| id));
+                }
                 WorkRequest::Send {
                     id,
                     header,

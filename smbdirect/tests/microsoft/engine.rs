@@ -277,7 +277,9 @@ impl Peer {
 
     fn post(&mut self, work: WorkRequest) {
         match work {
-            WorkRequest::Receive { id, length } => self.receives.push_back((id, length)),
+            WorkRequest::Receive { id, length, count } => {
+                self.receives.extend((0..count).map(|_| (id, length)));
+            }
             WorkRequest::Send {
                 id,
                 header,

@@ -189,6 +189,8 @@ pub(crate) struct End {
     last_arrival: Instant,
     /// When the last completion of each kind comes.
     last_completion: [Instant; 4],
+    /// Completions of Sends that are on their way.
+    sends_to_complete: usize,
     disconnected: bool,
     /// The negotiate message is out.
     negotiated: bool,
@@ -291,6 +293,7 @@ impl End {
             reads: VecDeque::new(),
             last_arrival: now,
             last_completion: [now; 4],
+            sends_to_complete: 0,
             disconnected: false,
             negotiated: false,
             held: 1,
@@ -827,7 +830,9 @@ impl Pair {
                 break;
             };
             match &work {
-                WorkRequest::Receive { .. } => assert!(room.receives > 0),
+                WorkRequest::Receive { count, .. } => {
+                    assert!((1..=room.receives).contains(&(*count as usize)));
+                }
                 _ => assert!(room.sends > 0),
             }
             self.post(who, work);
@@ -841,9 +846,9 @@ impl Pair {
 
     fn post(&mut self, who: Who, work: WorkRequest) {
         match work {
-            WorkRequest::Receive { id, length } => {
+            WorkRequest::Receive { id, length, count } => {
                 let end = self.end_mut(who);
-                end.receives.push_back((id, length));
+                end.receives.extend((0..count).map(|_| (id, length)));
                 end.most_receives = end.most_receives.max(end.receives.len());
             }
             WorkRequest::Send {
@@ -882,6 +887,8 @@ impl Pair {
 
     fn complete_unless_over(&mut self, who: Who, completion: Completion) {
         if !self.broken && !self.end(who).disconnected {
+            let is_send = matches!(completion, Completion::Sent { .. });
+            self.end_mut(who).sends_to_complete += usize::from(is_send);
             self.finish_work(who, completion);
         }
     }
@@ -1022,7 +1029,17 @@ impl Pair {
             Completion::Received { message, .. } => self.count_credits(who, message),
             Completion::Head(_) => unreachable!("it is made below"),
             Completion::Disconnected(_) => self.flush(who),
-            Completion::Sent { id } | Completion::Read { id, .. } | Completion::Written { id } => {
+            Completion::Sent { id } => {
+                let is_unheard = self.random.up_to(2) == 0;
+                let end = self.end_mut(who);
+                end.sends_to_complete -= 1;
+                if end.sends_to_complete > 0 && is_unheard {
+                    // The next tells of this one too.
+                    return;
+                }
+                end.work.retain(|work| work.0 & 3 != id.0 & 3 || work > id);
+            }
+            Completion::Read { id, .. } | Completion::Written { id } => {
                 self.end_mut(who).work.retain(|work| work != id);
             }
             Completion::Flushed { .. } => unreachable!("flush() does that"),

@@ -128,6 +128,7 @@ pub(crate) fn first_receive() -> WorkRequest {
     WorkRequest::Receive {
         id: WorkId(0),
         length: FIRST_RECEIVE,
+        count: 1,
     }
 }
 
@@ -300,9 +301,16 @@ impl End {
     }
 
     pub(crate) fn receives(&mut self, count: usize, length: u32) {
-        for _ in 0..count {
+        let mut left = count as u32;
+        while left > 0 {
+            // Some come alone, and some in rows.
             let id = self.next_id(RECEIVE);
-            self.queue_pair.post(WorkRequest::Receive { id, length });
+            let count = left.min(1 + (id.0 % 3) as u32);
+            let again = std::iter::repeat_n(id, count as usize - 1);
+            self.outstanding[RECEIVE].extend(again);
+            self.queue_pair
+                .post(WorkRequest::Receive { id, length, count });
+            left -= count;
         }
         self.queue_pair
             .flush(&mut Context::from_waker(Waker::noop()));
@@ -426,7 +434,15 @@ impl End {
                 };
                 self.messages.push_back(Arrived { bytes, invalidated });
             }
-            Completion::Sent { id } => self.note_done(SEND, id),
+            Completion::Sent { id } => {
+                let before = self.outstanding[SEND]
+                    .iter()
+                    .take_while(|&&send| send != id);
+                for _ in 0..=before.count() {
+                    let oldest = self.outstanding[SEND][0];
+                    self.note_done(SEND, oldest);
+                }
+            }
             Completion::Written { id } => self.note_done(WRITE, id),
             Completion::Read { id, buffer } => {
                 self.note_done(READ, id);

@@ -494,6 +494,7 @@ async fn peers_that_do_not_make_it() {
         receive: smbdirect::rdma::work::WorkRequest::Receive {
             id: smbdirect::rdma::work::WorkId(0),
             length: 512,
+            count: 1,
         },
     };
     let mute = within(provider.connect(request)).await.unwrap();

@@ -304,7 +304,7 @@ fn snapshot(engine: &Connection) -> Connection {
         keepalive_requested,
         timers,
         transfers,
-        sends_in_flight,
+        in_flight,
         events,
         abandoned,
         next_work,
@@ -329,7 +329,7 @@ fn snapshot(engine: &Connection) -> Connection {
         keepalive_requested: *keepalive_requested,
         timers: timers.clone(),
         transfers: Transfers::default(),
-        sends_in_flight: sends_in_flight.clone(),
+        in_flight: in_flight.clone(),
         events: VecDeque::new(),
         abandoned: Vec::new(),
         next_work: *next_work,
@@ -359,7 +359,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         keepalive_requested,
         timers,
         transfers: _,
-        sends_in_flight,
+        in_flight,
         events: _,
         abandoned: _,
         next_work: _,
@@ -384,7 +384,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     (send_credits, receive_credits, send_queue.len()).hash(state);
     (send_immediate, reassembly, keepalive_requested).hash(state);
     Timer::ALL.map(|timer| timers.is_running(timer)).hash(state);
-    (sends_in_flight, closing, flushing, holds_first_grant).hash(state);
+    (in_flight, closing, flushing, holds_first_grant).hash(state);
     asks_behind_queue.hash(state);
     (statistics.receives_outstanding, statistics.work_outstanding).hash(state);
 }
@@ -490,7 +490,7 @@ impl State {
             Action::Receive(who) => self.receive(who, sabotage),
             Action::Sent(who) => {
                 self.ends[who].sends -= 1;
-                let id = WorkId(Kind::Send as u64);
+                let id = Kind::Send.id(self.ends[who].engine.in_flight.next_done());
                 self.complete(who, Completion::Sent { id });
             }
             Action::Fire(who, timer) => {
@@ -574,14 +574,14 @@ impl State {
                 let engine = &mut self.ends[who].engine;
                 match sabotage {
                     Some(Sabotage::HearTwice) if is_established && message.len() > 24 => {
-                        engine.receive_credits.posted_one();
+                        engine.receive_credits.post(1);
                         engine.receive_credits.grant(1);
                         engine.statistics.receives_outstanding += 1;
                         self.complete(who, received(message));
                     }
                     Some(Sabotage::AnswerQuietMessages) => {
                         // A credit given and used again, by a message that is not quiet.
-                        engine.receive_credits.posted_one();
+                        engine.receive_credits.post(1);
                         engine.receive_credits.grant(1);
                         engine.receive_credits.received(false);
                     }
@@ -608,7 +608,8 @@ impl State {
                 if sabotage == Some(Sabotage::KeepBuffer) && kind == Kind::Receive && index == 0 {
                     continue;
                 }
-                let id = WorkId(kind as u64);
+                let number = self.ends[who].engine.in_flight.next_done();
+                let id = kind.id(number);
                 self.complete(who, Completion::Flushed { id, buffer: None });
             }
         }
@@ -653,7 +654,7 @@ impl State {
                 self.breaks(Rule::BuffersComeBack);
             }
             match work {
-                WorkRequest::Receive { .. } => self.ends[who].receives += 1,
+                WorkRequest::Receive { count, .. } => self.ends[who].receives += count as u8,
                 WorkRequest::Send {
                     header, payload, ..
                 } => {
@@ -831,11 +832,11 @@ impl State {
             }
             Some(Sabotage::PromiseReceive) if waits && !end.tampered => {
                 end.tampered = true;
-                engine.receive_credits.posted_one();
+                engine.receive_credits.post(1);
             }
             Some(Sabotage::ForgetArrival) if !end.completions.is_empty() && !end.tampered => {
                 end.tampered = true;
-                engine.receive_credits.posted_one();
+                engine.receive_credits.post(1);
             }
             Some(Sabotage::ForgetGrant) if waits && !end.tampered => {
                 end.tampered = engine.receive_credits.received(true);

@@ -28,7 +28,8 @@ struct Bench {
 /// A work request, as far as the script looks at it.
 #[derive(Debug, PartialEq)]
 enum Did {
-    Receive(u32),
+    /// So many receives of so many bytes.
+    Receives(u32, u32),
     Send(Vec<u8>, Option<Token>),
     Read(RemoteAddress, usize),
     Write(RemoteAddress, usize),
@@ -146,7 +147,7 @@ impl Bench {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
         };
-        assert_eq!(bench.post(receive), Did::Receive(512));
+        assert_eq!(bench.post(receive), Did::Receives(1, 512));
         bench
     }
 
@@ -197,9 +198,9 @@ impl Bench {
 
     fn post(&mut self, work: WorkRequest) -> Did {
         match work {
-            WorkRequest::Receive { id, length } => {
-                self.receives.push_back((id, length));
-                Did::Receive(length)
+            WorkRequest::Receive { id, length, count } => {
+                self.receives.extend((0..count).map(|_| (id, length)));
+                Did::Receives(count, length)
             }
             WorkRequest::Send {
                 id,
@@ -452,11 +453,7 @@ mod negotiating {
         let mut bench = Bench::proposing(credits(10, 6));
         bench.hear_bytes(encoded(|out| response(10, 4).encode(out)));
         assert!(!bench.is_up() && bench.events().is_empty());
-        let receive = || Did::Receive(1024);
-        assert_eq!(
-            bench.work(),
-            Vec::from_iter(std::iter::repeat_with(receive).take(6))
-        );
+        assert_eq!(bench.work(), [Did::Receives(6, 1024)]);
         assert_eq!(bench.story(), ["negotiated"]);
         let held = bench.engine.credits();
         assert_eq!((held.send_credits, held.available, held.granted), (4, 6, 0));
@@ -499,11 +496,7 @@ mod negotiating {
             ..response(10, 3)
         };
         let answer = encoded(|out| answer.encode(out));
-        let receive = || Did::Receive(1024);
-        assert_eq!(
-            done,
-            [receive(), receive(), receive(), Did::Send(answer, None)]
-        );
+        assert_eq!(done, [Did::Receives(3, 1024), Did::Send(answer, None)]);
         assert_eq!(bench.story(), ["negotiated"]);
         assert_eq!(bench.due(), Some(IDLE));
         assert_eq!(bench.engine.credits().granted, 3);
@@ -515,7 +508,7 @@ mod negotiating {
         let mut bench = Bench::listening(credits(10, 255));
         bench.room.sends = 0;
         bench.hear_bytes(encoded(|out| request(2).encode(out)));
-        assert_eq!(bench.work().len(), 2);
+        assert_eq!(bench.work(), [Did::Receives(2, 1024)]);
         bench.room.sends = 1;
         assert_eq!(bench.work().len(), 1);
         bench.still_up();
@@ -526,10 +519,10 @@ mod negotiating {
     fn the_acceptor_grants_what_it_could_post() {
         let mut bench = Bench::listening(credits(10, 255));
         bench.hear_bytes(encoded(|out| request(10).encode(out)));
-        for left in [2, 1] {
-            bench.room.receives = left;
+        for room in [1, 1] {
+            bench.room.receives = room;
             let work = bench.engine.poll_work(bench.now, bench.room).unwrap();
-            bench.post(work);
+            assert_eq!(bench.post(work), Did::Receives(1, 1024));
         }
         bench.room.receives = 0;
         let Did::Send(bytes, None) = bench.work().pop().unwrap() else {
@@ -829,7 +822,7 @@ mod sending {
                 bench.hear(segment(0, 1, 0));
                 assert_eq!(
                     bench.work(),
-                    [Did::Receive(1024)],
+                    [Did::Receives(1, 1024)],
                     "no credit to leave with"
                 );
             }
@@ -1079,6 +1072,31 @@ mod sending {
             bench.complete(Completion::Sent { id });
         }
         assert_eq!(bench.story(), ["sent 1"]);
+    }
+
+    #[test]
+    fn one_completion_tells_of_all_sends_before_it() {
+        let mut bench = Bench::active(credits(10, 10), 10, 10);
+        for id in 1..=3 {
+            bench.send(id, 2500);
+        }
+        bench
+            .engine
+            .send(MessageId::UNWATCHED, Message::from("a"), None)
+            .unwrap();
+        bench.work();
+        let ids = std::mem::take(&mut bench.sends);
+        let outstanding = |bench: &Bench| bench.engine.statistics().work_outstanding;
+        assert_eq!((ids.len(), outstanding(&bench)), (10, 10));
+        for (at, left, story) in [
+            (1, 8, &[][..]),
+            (6, 3, &["sent 1", "sent 2"]),
+            (9, 0, &["sent 3"]),
+        ] {
+            bench.complete(Completion::Sent { id: ids[at] });
+            assert_eq!(bench.story(), story);
+            assert_eq!(outstanding(&bench), left);
+        }
     }
 
     #[test]
@@ -2163,7 +2181,7 @@ mod transferring {
     }
 
     #[test]
-    fn every_work_request_has_a_name_of_its_own() {
+    fn every_work_request_has_a_name_of_its_own_but_receives_in_a_row() {
         let mut bench = bench();
         for id in 1..=2 {
             bench.send(id, 1);
@@ -2176,7 +2194,7 @@ mod transferring {
         let others = bench.sends.iter().chain(&bench.writes).copied();
         let all: Vec<_> = receives.chain(reads).chain(others).collect();
         let names: std::collections::BTreeSet<_> = all.iter().collect();
-        assert_eq!((all.len(), names.len()), (10 + 6, 10 + 6));
+        assert_eq!((all.len(), names.len()), (10 + 6, 1 + 6));
     }
 
     #[test]

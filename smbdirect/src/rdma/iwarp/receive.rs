@@ -519,7 +519,7 @@ impl Messages {
         }
         //= DDP-17
         //= RDMAP-25
-        let receive = shared.receives.pop_front().expect("it was just looked at");
+        let id = shared.receives.pop().expect("it was just looked at");
         let message = match self.assembled.take() {
             None => block.slice_ref(payload),
             Some(_) => {
@@ -529,7 +529,7 @@ impl Messages {
         };
         self.next_send = self.next_send.wrapping_add(1);
         shared.completions.push_back(Completion::Received {
-            id: receive.id,
+            id,
             message,
             invalidated,
         });

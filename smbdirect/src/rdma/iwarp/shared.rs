@@ -7,6 +7,7 @@ use bytes::BytesMut;
 use super::{ddp::Untagged, error::StreamError, rdmap::ReadRequest};
 use crate::rdma::{
     memory::MemoryTable,
+    receive_queue::ReceiveQueue,
     work::{Completion, WorkId, WorkRequest},
 };
 
@@ -14,19 +15,13 @@ use crate::rdma::{
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) memory: MemoryTable,
-    /// Receives without a message, oldest first.
-    pub(super) receives: VecDeque<PostedReceive>,
+    /// Receives without a message.
+    pub(super) receives: ReceiveQueue,
     /// Reads of ours that the peer has been asked for, oldest first.
     pub(super) reads: VecDeque<OutboundRead>,
     /// Reads of the peer's without a whole response, oldest first.
     pub(super) inbound_reads: VecDeque<InboundRead>,
     pub(super) completions: VecDeque<Completion>,
-}
-
-#[derive(Debug)]
-pub(super) struct PostedReceive {
-    pub(super) id: WorkId,
-    pub(super) length: u32,
 }
 
 /// A Read Request of ours and what has come of its data.
@@ -50,7 +45,7 @@ impl Shared {
     pub(super) fn new() -> Self {
         Self {
             memory: MemoryTable::new(),
-            receives: VecDeque::new(),
+            receives: ReceiveQueue::default(),
             reads: VecDeque::new(),
             inbound_reads: VecDeque::new(),
             completions: VecDeque::new(),
@@ -66,6 +61,11 @@ impl Shared {
     pub(super) fn flush_work(&mut self, work: WorkRequest) {
         match work {
             WorkRequest::Read { id, into, .. } => self.flush(id, Some(into)),
+            WorkRequest::Receive { id, count, .. } => {
+                for _ in 0..count {
+                    self.flush(id, None);
+                }
+            }
             other => self.flush(other.id(), None),
         }
     }

@@ -19,12 +19,13 @@ use super::{
     mpa,
     rdmap::Terminate,
     receive::Receive,
-    shared::{Fault, PostedReceive, Shared},
+    shared::{Fault, Shared},
     startup::Rtr,
     transmit::Transmit,
 };
 use crate::rdma::{
     memory::MemoryTable,
+    receive_queue::Receives,
     work::{Completion, Disconnect, Limits, ProviderError, Room, WorkRequest},
 };
 
@@ -149,8 +150,8 @@ impl Stream {
             return;
         }
         match work {
-            WorkRequest::Receive { id, length } => {
-                self.shared.receives.push_back(PostedReceive { id, length });
+            WorkRequest::Receive { id, length, count } => {
+                self.shared.receives.post(Receives { id, length, count });
             }
             WorkRequest::Read { .. } => {
                 assert!(self.limits.max_outbound_reads > 0, "no Read may be posted");
@@ -370,8 +371,8 @@ impl Stream {
     fn flush(&mut self) {
         //= RDMAP-21
         self.transmit.flush(&mut self.shared);
-        for receive in std::mem::take(&mut self.shared.receives) {
-            self.shared.flush(receive.id, None);
+        while let Some(id) = self.shared.receives.pop() {
+            self.shared.flush(id, None);
         }
         self.shared.inbound_reads.clear();
         for work in std::mem::take(&mut self.late) {

@@ -206,11 +206,17 @@ impl Transmit {
     /// The oldest work that is done and was not told of.
     pub(super) fn poll_finished(&mut self) -> Option<Completion> {
         //= RDMAP-15
-        let &(end, finished) = self.finished.front()?;
-        if end > self.outgoing.transmitted() {
-            return None;
+        let transmitted = self.outgoing.transmitted();
+        let is_done = |(end, _): &mut (u64, Finished)| *end <= transmitted;
+        let (_, mut finished) = self.finished.pop_front_if(is_done)?;
+        // The last Send of a row stands for all of it.
+        let is_sent =
+            |next: &mut (u64, Finished)| is_done(next) && matches!(next.1, Finished::Sent(_));
+        while let Finished::Sent(_) = finished
+            && let Some((_, next)) = self.finished.pop_front_if(is_sent)
+        {
+            finished = next;
         }
-        self.finished.pop_front();
         Some(finished.completion())
     }
 

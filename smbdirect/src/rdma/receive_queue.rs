@@ -1,0 +1,92 @@
+//! The receive queue of a queue pair in software.
+
+use std::collections::VecDeque;
+
+use super::work::WorkId;
+
+/// Posted receives, oldest first, in rows that were posted together.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveQueue {
+    rows: VecDeque<Receives>,
+    /// Receives in all rows.
+    count: usize,
+}
+
+/// Receives that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Receives {
+    pub(super) id: WorkId,
+    /// Most bytes a message may have.
+    pub(super) length: u32,
+    /// How many they are.
+    pub(super) count: u32,
+}
+
+impl ReceiveQueue {
+    pub(super) fn post(&mut self, receives: Receives) {
+        if receives.count > 0 {
+            self.count += receives.count as usize;
+            self.rows.push_back(receives);
+        }
+    }
+
+    /// Receives that wait for a message.
+    pub(super) const fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The oldest receive, among those that were posted with it.
+    pub(super) fn front(&self) -> Option<&Receives> {
+        self.rows.front()
+    }
+
+    /// A message takes the oldest receive.
+    pub(super) fn pop(&mut self) -> Option<WorkId> {
+        let oldest = self.rows.front_mut()?;
+        let id = oldest.id;
+        self.count -= 1;
+        oldest.count -= 1;
+        if oldest.count == 0 {
+            self.rows.pop_front();
+        }
+        Some(id)
+    }
+
+    /// Moves the receives of `other` behind these.
+    pub(super) fn append(&mut self, other: &mut Self) {
+        self.count += std::mem::take(&mut other.count);
+        self.rows.append(&mut other.rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_taken_one_by_one_and_in_order() {
+        let receives = |id, count| Receives {
+            id: WorkId(id),
+            length: 100 + id as u32,
+            count,
+        };
+        let (mut queue, mut other) = (ReceiveQueue::default(), ReceiveQueue::default());
+        queue.post(receives(1, 2));
+        queue.post(receives(2, 0));
+        other.post(receives(3, 1));
+        queue.append(&mut other);
+        assert!(other.is_empty() && other.front().is_none());
+        assert_eq!(queue.len(), 3);
+        for (id, left) in [(1, 2), (1, 1), (3, 0)] {
+            let length = queue.front().map(|front| front.length);
+            assert_eq!(length, Some(100 + id as u32));
+            assert_eq!(queue.pop(), Some(WorkId(id)));
+            assert_eq!(queue.len(), left);
+        }
+        assert!(queue.is_empty() && queue.pop().is_none());
+    }
+}
