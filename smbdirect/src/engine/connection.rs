@@ -506,7 +506,10 @@ impl Connection {
             } => Some(self.send_refusal(status)),
             //= SMBD-3.1.5.1-01
             //= SMBD-3.1.5.4-01
-            Role::Established(negotiated) => self.next_work(now, &negotiated),
+            Role::Established(ref negotiated) => {
+                let max_payload = negotiated.max_payload();
+                self.next_work(now, max_payload)
+            }
             _ => None,
         };
         self.statistics.work_outstanding += u64::from(work.is_some());
@@ -628,7 +631,7 @@ impl Connection {
 
     /// What an established connection does next: an empty message that is due, then messages and
     /// writes in the order they were asked for, then reads.
-    fn next_work(&mut self, now: Instant, negotiated: &Negotiated) -> Option<WorkRequest> {
+    fn next_work(&mut self, now: Instant, max_payload: usize) -> Option<WorkRequest> {
         let write_first = match (self.transfers.write_order(), self.send_queue.head_order()) {
             (Some(write), Some(message)) => write < message,
             _ => false,
@@ -639,7 +642,7 @@ impl Connection {
         // Writes may wait for long. The peer is to have its credits and signs of life.
         let waiting = !write_first && !self.send_queue.is_empty();
         if (waiting || self.empty_message_is_due())
-            && let Some(message) = self.send_upper_layer_messages(now, negotiated, waiting)
+            && let Some(message) = self.send_upper_layer_messages(now, max_payload, waiting)
         {
             return Some(message);
         }
@@ -654,7 +657,7 @@ impl Connection {
     fn send_upper_layer_messages(
         &mut self,
         now: Instant,
-        negotiated: &Negotiated,
+        max_payload: usize,
         waiting: bool,
     ) -> Option<WorkRequest> {
         //= SMBD-3.1.5.1-04
@@ -677,9 +680,7 @@ impl Connection {
             return None;
         }
         //= SMBD-3.1.5.1-03
-        let segment = waiting
-            .then(|| self.send_queue.cut(negotiated.max_payload()))
-            .flatten();
+        let segment = waiting.then(|| self.send_queue.cut(max_payload)).flatten();
         if self.asks_behind_queue && self.send_queue.is_empty() {
             self.asks_behind_queue = false;
             self.keepalive_requested.ask();
@@ -743,7 +744,8 @@ impl Connection {
         //= SMBD-3.1.5.1-13
         //= SMBD-3.1.5.4-10
         //= SMBD-3.1.5.4-13
-        let header = Inline::build(|out| header.encode(out));
+        let (head, length) = header.head();
+        let header = Inline::first_of(head, length);
         self.post_send(header, payload, invalidate, completes.map(Sent::Message))
     }
 
@@ -841,9 +843,10 @@ impl Connection {
             Role::Active { request_sent: true } => {
                 self.receive_negotiate(receive_negotiate_response, false, message)
             }
-            Role::Established(negotiated) => {
+            Role::Established(ref negotiated) => {
+                let max_fragmented_size = negotiated.max_fragmented_receive_size;
                 self.message_arrived(now);
-                self.receive_data_transfer(now, &negotiated, message, invalidated)
+                self.receive_data_transfer(now, max_fragmented_size, message, invalidated)
                     .map_err(ConnectionError::from)
             }
             Role::Closed(_) | Role::Refusing { .. } => Ok(()),
@@ -897,7 +900,7 @@ impl Connection {
     fn receive_data_transfer(
         &mut self,
         now: Instant,
-        negotiated: &Negotiated,
+        max_fragmented_size: u32,
         message: Bytes,
         invalidated: Option<Token>,
     ) -> Result<(), Violation> {
@@ -917,7 +920,7 @@ impl Connection {
         let part = self.reassembly.receive(
             &header,
             invalidated,
-            negotiated.max_fragmented_receive_size,
+            max_fragmented_size,
             self.config.policy.tolerate_empty_in_sequence,
         )?;
         let asks = header.flags.contains(Flags::RESPONSE_REQUESTED);

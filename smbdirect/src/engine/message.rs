@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    io::IoSlice,
     sync::{Mutex, PoisonError},
 };
 
@@ -150,6 +151,16 @@ impl Buf for Message {
         &self.head
     }
 
+    /// All parts, so that a write to a file or socket takes many of them at once.
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let tail = self.tail.0.iter().flat_map(|list| list.iter());
+        let head = (!self.head.is_empty()).then_some(&self.head);
+        let parts = slices.iter_mut().zip(head.into_iter().chain(tail));
+        parts
+            .map(|(slice, part)| *slice = IoSlice::new(part))
+            .count()
+    }
+
     fn advance(&mut self, mut count: usize) {
         assert!(count <= self.length, "advanced beyond the message");
         self.length -= count;
@@ -261,6 +272,15 @@ mod tests {
             for (at, &byte) in expected.iter().enumerate() {
                 assert_eq!(message.len(), total - at);
                 assert_eq!(message.chunk()[0], byte);
+                let mut slices = [IoSlice::new(&[]); 4];
+                let count = message.chunks_vectored(&mut slices);
+                let bytes: Vec<u8> = slices[..count]
+                    .iter()
+                    .flat_map(|slice| slice.to_vec())
+                    .collect();
+                assert_eq!(bytes, expected[at..], "all parts");
+                assert!(slices[..count].iter().all(|slice| !slice.is_empty()));
+                assert_eq!(message.chunks_vectored(&mut slices[..1]), 1);
                 message.advance(1);
             }
             assert!(message.is_empty() && message.chunk().is_empty());

@@ -84,6 +84,18 @@ impl Inline {
         inline
     }
 
+    /// The first `length` of the bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(crate) fn first_of(bytes: [u8; 24], length: usize) -> Self {
+        assert!(length <= bytes.len(), "{length} of {} bytes", bytes.len());
+        let mut inline = Self::new();
+        inline.bytes[..bytes.len()].copy_from_slice(&bytes);
+        inline.length = length as u8;
+        inline
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]

@@ -124,28 +124,37 @@ impl DataTransfer {
     /// If `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or
     /// `data_offset` lies inside the header or is no multiple of eight: legal values only.
     pub fn encode(&self, out: &mut impl BufMut) {
-        let mut header = [0; Self::HEADER_LENGTH];
-        header[0..2].copy_from_slice(&self.credits_requested.to_le_bytes());
-        header[2..4].copy_from_slice(&self.credits_granted.to_le_bytes());
-        header[4..6].copy_from_slice(&self.flags.bits().to_le_bytes());
-        header[8..12].copy_from_slice(&self.remaining_data_length.to_le_bytes());
-        header[12..16].copy_from_slice(&self.data_offset.to_le_bytes());
-        header[16..20].copy_from_slice(&self.data_length.to_le_bytes());
-        out.put_slice(&header);
-        if self.data_offset != 0 {
-            //= SMBD-2.2.3-04
-            assert!(
-                self.data_offset >= Self::PAYLOAD_OFFSET && self.data_offset.is_multiple_of(8),
-                "DataOffset {} is not legal to send",
-                self.data_offset
-            );
-            //= SMBD-2.2-05
-            //= SMBD-2.2.3-05
-            //= SMBD-3.1.5.4-08
-            out.put_bytes(0, self.data_offset as usize - Self::HEADER_LENGTH);
-        } else {
+        let (head, length) = self.head();
+        out.put_slice(&head[..length]);
+        out.put_bytes(0, self.encoded_length() - length);
+    }
+
+    /// The header, and the padding as far as the usual offset: their bytes, and how many they are.
+    ///
+    /// # Panics
+    /// If `data_offset` is not legal to send.
+    pub(crate) fn head(&self) -> ([u8; Self::PAYLOAD_OFFSET as usize], usize) {
+        //= SMBD-2.2-05
+        //= SMBD-2.2.3-05
+        //= SMBD-3.1.5.4-08
+        let mut head = [0; Self::PAYLOAD_OFFSET as usize];
+        head[0..2].copy_from_slice(&self.credits_requested.to_le_bytes());
+        head[2..4].copy_from_slice(&self.credits_granted.to_le_bytes());
+        head[4..6].copy_from_slice(&self.flags.bits().to_le_bytes());
+        head[8..12].copy_from_slice(&self.remaining_data_length.to_le_bytes());
+        head[12..16].copy_from_slice(&self.data_offset.to_le_bytes());
+        head[16..20].copy_from_slice(&self.data_length.to_le_bytes());
+        if self.data_offset == 0 {
             assert_eq!(self.data_length, 0, "a payload needs a DataOffset");
+            return (head, Self::HEADER_LENGTH);
         }
+        //= SMBD-2.2.3-04
+        assert!(
+            self.data_offset >= Self::PAYLOAD_OFFSET && self.data_offset.is_multiple_of(8),
+            "DataOffset {} is not legal to send",
+            self.data_offset
+        );
+        (head, Self::PAYLOAD_OFFSET as usize)
     }
 }
 
