@@ -624,12 +624,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::{Config, TransferId},
+        engine::{Config, MessageId, TransferId},
         rdma::{
             memory::{RegisterError, Registration},
-            work::{Access, Limits},
+            work::{Access, Limits, WorkId},
         },
-        wire::{BufferDescriptorV1, NegotiateResponse, Status, VERSION_1_0},
+        wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
     };
 
     /// A queue pair whose work is done when the test says so.
@@ -717,6 +717,45 @@ mod tests {
         });
         lists.lock().unwrap().posted.clear();
         (shared, lists)
+    }
+
+    /// What a look finds is handed over first, and what it asks for is not forgotten.
+    #[test]
+    fn an_answer_takes_along_what_the_look_before_it_left() {
+        let (shared, lists) = established();
+        let send = || {
+            shared.with(|state| {
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "answer".into(), None).unwrap();
+                state.kick(1, 6);
+            });
+            let posted = lists.lock().unwrap().posted.split_off(0);
+            let receive = |work: &WorkRequest| matches!(work, WorkRequest::Receive { .. });
+            let receives = posted.iter().filter(|work| receive(work)).count();
+            (receives, posted.len() - receives)
+        };
+        shared.with(|state| state.last_flush = None);
+        assert_eq!(send(), (0, 1), "it gives the peer its credits");
+        let mut message = Vec::new();
+        DataTransfer {
+            data_offset: DataTransfer::PAYLOAD_OFFSET,
+            data_length: 1,
+            ..DataTransfer::empty(10, 0, Flags::empty())
+        }
+        .encode(&mut message);
+        message.resize(DataTransfer::PAYLOAD_OFFSET as usize + 1, b'?');
+        lists.lock().unwrap().done.push_back(Completion::Received {
+            id: WorkId(0),
+            message: message.into(),
+            invalidated: None,
+        });
+        shared.with(|state| state.busy_poll = Duration::from_secs(60));
+        let context = &mut Context::from_waker(Waker::noop());
+        let found = shared.poll_busily(context, |state| state.inbox.take());
+        assert!(found.is_ready() && lists.lock().unwrap().posted.is_empty());
+        shared.with(|state| assert!(state.awake, "there may be no answer"));
+        assert_eq!(send(), (1, 1));
+        shared.with(|state| assert!(!state.behind));
     }
 
     /// Who waits for reads is to ask for more before all that have come are taken.

@@ -1256,6 +1256,42 @@ mod tests {
         assert_eq!(woken(), [1, 2]);
     }
 
+    #[test]
+    fn whoever_has_moved_much_looks_on_before_it_sleeps() {
+        let [mut a, mut p] = pair_of_one_world();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(count.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut nobody = Context::from_waker(Waker::noop());
+        let woken = || count.0.load(Ordering::Relaxed);
+        p.post(WorkRequest::Receive {
+            id: WorkId(1),
+            length: 1 << 20,
+            count: 2,
+        });
+        p.flush(&mut context);
+        a.post(send(1, "first"));
+        a.post(WorkRequest::Send {
+            id: WorkId(2),
+            header: Inline::new(),
+            payload: Bytes::from(vec![1; 1 << 20]),
+            invalidate: None,
+        });
+        a.flush(&mut nobody);
+        while p.poll_completion(&mut context).is_ready() {}
+        assert_eq!(woken(), 1, "it wakes itself");
+        a.post(send(3, "third"));
+        a.flush(&mut nobody);
+        assert_eq!(woken(), 1, "and need not be woken");
+        assert!(p.poll_completion(&mut context).is_ready());
+        // The watch ends when nothing has come for so long.
+        while p.poll_completion(&mut context).is_pending() && woken() > 1 {
+            count.0.store(1, Ordering::Relaxed);
+        }
+        drop(a);
+        assert_eq!(woken(), 2, "it sleeps");
+    }
+
     fn pair_of_one_world() -> [Box<dyn QueuePair>; 2] {
         let world = Loopback::new();
         pair(&world, &world, None)
