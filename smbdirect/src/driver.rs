@@ -100,6 +100,8 @@ pub(crate) struct State {
     finished_reads: usize,
     /// What was left for it: bytes and how many messages, reads and writes.
     gathered: (usize, usize),
+    /// A look took a completion, and what it asks for was left as well, with those behind it.
+    behind: bool,
     /// When the task wakes by itself.
     armed: Option<Instant>,
     last_flush: Option<Instant>,
@@ -139,6 +141,7 @@ impl Shared {
                 awake: false,
                 finished_reads: 0,
                 gathered: (0, 0),
+                behind: false,
                 armed: None,
                 last_flush: None,
                 receive_buffer: config.receive_buffer(),
@@ -153,14 +156,16 @@ impl Shared {
     pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
+        if state.wakes.is_empty() {
+            return result;
+        }
         let mut wakes = std::mem::take(&mut state.wakes);
         drop(state);
         for waker in wakes.drain(..) {
             waker.wake();
         }
         // Gives the empty list back for its capacity, unless somebody was faster.
-        if wakes.capacity() > 0
-            && let Ok(mut state) = self.state.try_lock()
+        if let Ok(mut state) = self.state.try_lock()
             && state.wakes.capacity() == 0
         {
             state.wakes = wakes;
@@ -187,24 +192,25 @@ impl Shared {
     ) -> Poll<R> {
         let mut until = None;
         loop {
-            let (polled, busy_poll) = self.with(|state| {
-                if until.is_some() {
-                    state.look();
-                }
-                let polled = match poll(state) {
-                    Some(result) => Poll::Ready(result),
-                    None => {
-                        state.wait(context.waker());
-                        Poll::Pending
+            let polled = self.with(|state| {
+                let looked = until.map(|_| state.look());
+                if let Some(result) = poll(state) {
+                    if state.behind {
+                        state.wake_task();
                     }
-                };
-                (polled, state.busy_poll)
+                    return Some(Poll::Ready(result));
+                }
+                if !state.busy_poll.is_zero() {
+                    state.catch_up();
+                    let now = looked.unwrap_or_else(now);
+                    if now < *until.get_or_insert(now + state.busy_poll) {
+                        return None;
+                    }
+                }
+                state.wait(context.waker());
+                Some(Poll::Pending)
             });
-            if polled.is_ready() || busy_poll.is_zero() {
-                return polled;
-            }
-            let now = now();
-            if *until.get_or_insert(now + busy_poll) <= now {
+            if let Some(polled) = polled {
                 return polled;
             }
             spin_loop();
@@ -279,6 +285,7 @@ impl State {
     /// Drives on behind completions that were taken already.
     fn go_on(&mut self, now: Instant) {
         self.gathered = (0, 0);
+        self.behind = false;
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..ROUNDS {
@@ -288,7 +295,7 @@ impl State {
             }
             // Behind the flush, which may have finished work. If nothing came of it, the engine
             // wants no more than it wanted just now.
-            if self.take_completions(now, context) == 0 {
+            if self.take_completions(now, context, ROUND) == 0 {
                 self.after_drive();
                 return;
             }
@@ -298,21 +305,34 @@ impl State {
         let _ = pin!(yield_now()).poll(context);
     }
 
-    /// Looks whether something has come, without waiting to be told.
-    fn look(&mut self) {
+    /// Looks whether something has come, without waiting to be told; gives the time it did.
+    fn look(&mut self) -> Instant {
         self.queue_pair.busy_poll();
         let waker = self.waker.clone();
         let now = now();
-        let completed = self.take_completions(now, &mut Context::from_waker(&waker));
+        let context = &mut Context::from_waker(&waker);
+        let completed = self.take_completions(now, context, 1) > 0;
         // The task, which would flush what was left for it, may not come to run meanwhile.
-        if completed > 0 || self.gathered.1 > 0 {
+        if self.behind || self.gathered.1 > 0 {
             self.drive(now);
+        } else if completed {
+            // A message is mostly answered, and what else there is to do goes with the answer.
+            self.behind = true;
+        }
+        now
+    }
+
+    /// Drives if the last look did not.
+    fn catch_up(&mut self) {
+        if self.behind {
+            self.drive(now());
         }
     }
 
-    fn take_completions(&mut self, now: Instant, context: &mut Context<'_>) -> usize {
+    /// Takes completions until there are `most`, or a turn's bytes of reads; gives their number.
+    fn take_completions(&mut self, now: Instant, context: &mut Context<'_>, most: usize) -> usize {
         let mut taken = 0;
-        while taken < ROUND {
+        while taken < most {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
@@ -332,20 +352,18 @@ impl State {
     }
 
     fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {
-        let mut posted = false;
         let mut room = self.room();
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
                 WorkRequest::Receive { count, .. } => room.receives -= count as usize,
-                _ => room.sends -= 1,
+                _ => {
+                    room.sends -= 1;
+                    self.last_flush = Some(now);
+                }
             }
             self.queue_pair.post(work);
-            posted = true;
         }
         self.take_events();
-        if posted {
-            self.last_flush = Some(now);
-        }
         self.queue_pair.flush(context);
     }
 
@@ -457,7 +475,7 @@ impl State {
         self.take_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
-        while self.take_completions(now, context) > 0 {}
+        while self.take_completions(now, context, ROUND) > 0 {}
         self.finished = true;
         let reason = self.reason();
         self.transfers
@@ -561,7 +579,7 @@ impl Future for Driver {
                 // Mostly something came, and what it asks for leaves with what was left for the
                 // task.
                 state.finished_reads = 0;
-                state.take_completions(now, context);
+                state.take_completions(now, context, ROUND);
                 state.go_on(now);
                 if state.finished && state.orphans.is_empty() {
                     return Poll::Ready(());
@@ -606,12 +624,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::{Config, TransferId},
+        engine::{Config, MessageId, TransferId},
         rdma::{
             memory::{RegisterError, Registration},
-            work::{Access, Limits},
+            work::{Access, Limits, WorkId},
         },
-        wire::{BufferDescriptorV1, NegotiateResponse, Status, VERSION_1_0},
+        wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
     };
 
     /// A queue pair whose work is done when the test says so.
@@ -699,6 +717,45 @@ mod tests {
         });
         lists.lock().unwrap().posted.clear();
         (shared, lists)
+    }
+
+    /// What a look finds is handed over first, and what it asks for is not forgotten.
+    #[test]
+    fn an_answer_takes_along_what_the_look_before_it_left() {
+        let (shared, lists) = established();
+        let send = || {
+            shared.with(|state| {
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "answer".into(), None).unwrap();
+                state.kick(1, 6);
+            });
+            let posted = lists.lock().unwrap().posted.split_off(0);
+            let receive = |work: &WorkRequest| matches!(work, WorkRequest::Receive { .. });
+            let receives = posted.iter().filter(|work| receive(work)).count();
+            (receives, posted.len() - receives)
+        };
+        shared.with(|state| state.last_flush = None);
+        assert_eq!(send(), (0, 1), "it gives the peer its credits");
+        let mut message = Vec::new();
+        DataTransfer {
+            data_offset: DataTransfer::PAYLOAD_OFFSET,
+            data_length: 1,
+            ..DataTransfer::empty(10, 0, Flags::empty())
+        }
+        .encode(&mut message);
+        message.resize(DataTransfer::PAYLOAD_OFFSET as usize + 1, b'?');
+        lists.lock().unwrap().done.push_back(Completion::Received {
+            id: WorkId(0),
+            message: message.into(),
+            invalidated: None,
+        });
+        shared.with(|state| state.busy_poll = Duration::from_secs(60));
+        let context = &mut Context::from_waker(Waker::noop());
+        let found = shared.poll_busily(context, |state| state.inbox.take());
+        assert!(found.is_ready() && lists.lock().unwrap().posted.is_empty());
+        shared.with(|state| assert!(state.awake, "there may be no answer"));
+        assert_eq!(send(), (1, 1));
+        shared.with(|state| assert!(!state.behind));
     }
 
     /// Who waits for reads is to ask for more before all that have come are taken.

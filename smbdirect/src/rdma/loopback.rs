@@ -4,7 +4,7 @@
 //! other end, a Write is copied into its memory table, a Read out of it. What both ends touch
 //! stands behind one lock, which is taken once for all that is flushed and once for all that has
 //! arrived: between two cores a lock costs more than a message. There is no task and no thread:
-//! whoever flushes does the work, and the other end is woken.
+//! whoever flushes does the work, and the other end is woken, if it does not [`watch`](super::watch).
 //!
 //! The payload of a Send is copied if it is short, and handed over as it is from 2 KiB on: the
 //! receiver then reads the sender's own bytes. Whoever keeps a part of such a message keeps the
@@ -17,8 +17,12 @@ use std::{
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -30,6 +34,7 @@ use super::{
         Teardown,
     },
     receive_queue::{ReceiveQueue, Receives},
+    watch::Watch,
     work::{
         Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room,
         Token, WorkId, WorkRequest,
@@ -417,11 +422,17 @@ fn refused(what: &str) -> ProviderError {
 
 // ---- Connections ----
 
+/// How long an end looks for more before it sleeps: it is the time to be woken in a virtual machine.
+const WATCH: Duration = Duration::from_micros(100);
+
 /// One end of a connection; it is `pair.ends[side]`.
 struct LoopbackQueuePair {
     limits: Limits,
     side: usize,
-    pair: Arc<Mutex<Pair>>,
+    joint: Arc<Joint>,
+    watch: Watch,
+    /// Bytes posted, and bytes taken.
+    moved: [u64; 2],
     /// Sends, Reads and Writes that wait for a flush.
     posted: VecDeque<WorkRequest>,
     /// Receives that the other end does not know of.
@@ -483,11 +494,13 @@ impl Completions {
 
 impl LoopbackQueuePair {
     fn pair(limits: [Limits; 2]) -> [Self; 2] {
-        let pair = Arc::new(Mutex::new(Pair::default()));
+        let joint = Arc::new(Joint::default());
         [0, 1].map(|side| Self {
             limits: limits[side],
             side,
-            pair: Arc::clone(&pair),
+            joint: Arc::clone(&joint),
+            watch: Watch::new(WATCH),
+            moved: [0; 2],
             posted: VecDeque::new(),
             receives: ReceiveQueue::default(),
             arrived: Arrived::default(),
@@ -501,24 +514,32 @@ impl LoopbackQueuePair {
 
     /// The receives that were posted are there for the other end from now on.
     fn publish(&mut self) {
-        lock(&self.pair).ends[self.side]
+        lock(&self.joint.pair).ends[self.side]
             .receives
             .append(&mut self.receives);
     }
 
     /// Does all that is posted, and wakes the other end if it has something to take.
     fn execute(&mut self) {
-        let mut pair = lock(&self.pair);
+        let mut pair = lock(&self.joint.pair);
         pair.ends[self.side].receives.append(&mut self.receives);
         pair.execute(self.side, &mut self.posted, &mut self.completions);
         let waker = pair.ends[1 - self.side].waker_if_news();
+        self.joint.tell(&pair);
         drop(pair);
         wake(waker);
     }
 
     /// Takes over what the other end has brought; false if there is nothing.
     fn look(&mut self, context: &mut Context<'_>) -> bool {
-        let mut pair = lock(&self.pair);
+        let news = &self.joint.news[self.side];
+        let [sent, received] = self.moved;
+        if !news.load(Ordering::Acquire) && self.watch.goes_on(sent, received, Instant::now) {
+            context.waker().wake_by_ref();
+            return false;
+        }
+        let mut pair = lock(&self.joint.pair);
+        news.store(false, Ordering::Relaxed);
         let ended = pair.ended;
         let end = &mut pair.ends[self.side];
         end.receives.append(&mut self.receives);
@@ -568,8 +589,10 @@ impl LoopbackQueuePair {
 
     fn take(&mut self) -> Option<Completion> {
         if let Some(arrival) = self.arrived.take() {
-            let received = matches!(arrival, Completion::Received { .. });
-            self.receives_outstanding -= usize::from(received);
+            if let Completion::Received { message, .. } = &arrival {
+                self.receives_outstanding -= 1;
+                self.moved[1] += message.len() as u64;
+            }
             return Some(arrival);
         }
         let Some(Done {
@@ -615,6 +638,7 @@ impl QueuePair for LoopbackQueuePair {
             WorkRequest::Receive { count, .. } => self.receives_outstanding += *count as usize,
             _ => self.sends_outstanding += 1,
         }
+        self.moved[0] += length_of(&work) as u64;
         match work {
             work if self.over => self.flush_one(work),
             WorkRequest::Receive { id, length, count } => {
@@ -655,8 +679,9 @@ impl QueuePair for LoopbackQueuePair {
                 Disconnect::Broken(ProviderError::new(ProviderErrorKind::Reset, what))
             }
         };
-        let mut pair = lock(&self.pair);
+        let mut pair = lock(&self.joint.pair);
         pair.end(self.side, Disconnect::Local, there);
+        self.joint.tell(&pair);
         let wakers = pair.ends.each_mut().map(End::waker_if_news);
         drop(pair);
         wakers.into_iter().for_each(wake);
@@ -667,19 +692,21 @@ impl QueuePair for LoopbackQueuePair {
         buffer: BytesMut,
         access: Access,
     ) -> Result<Registration, RegisterError> {
-        let mut pair = lock(&self.pair);
+        let mut pair = lock(&self.joint.pair);
         pair.ends[self.side].memory.register(buffer, access)
     }
 
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
-        lock(&self.pair).ends[self.side].memory.deregister(token)
+        lock(&self.joint.pair).ends[self.side]
+            .memory
+            .deregister(token)
     }
 }
 
 impl Drop for LoopbackQueuePair {
     fn drop(&mut self) {
         self.disconnect(Teardown::Abort);
-        let end = mem::take(&mut lock(&self.pair).ends[self.side]);
+        let end = mem::take(&mut lock(&self.joint.pair).ends[self.side]);
         // Its buffers, which may be large, are freed without the lock.
         drop(end);
     }
@@ -690,6 +717,18 @@ impl fmt::Debug for LoopbackQueuePair {
         f.debug_struct("LoopbackQueuePair")
             .field("side", &self.side)
             .finish_non_exhaustive()
+    }
+}
+
+/// Bytes that it moves.
+fn length_of(work: &WorkRequest) -> usize {
+    match work {
+        WorkRequest::Receive { .. } => 0,
+        WorkRequest::Send {
+            header, payload, ..
+        } => header.as_slice().len() + payload.len(),
+        WorkRequest::Read { into, .. } => into.len(),
+        WorkRequest::Write { data, .. } => data.len(),
     }
 }
 
@@ -712,6 +751,25 @@ fn check_against_limits(work: &WorkRequest, limits: &Limits) {
         transfer <= limits.max_transfer as usize,
         "a transfer of {transfer} bytes"
     );
+}
+
+/// What stands between both ends of a connection.
+#[derive(Default)]
+struct Joint {
+    pair: Mutex<Pair>,
+    /// Whether the ends have something to take; for those who look again and again, and are not
+    /// to take the lock for it.
+    news: [AtomicBool; 2],
+}
+
+impl Joint {
+    fn tell(&self, pair: &Pair) {
+        for (end, news) in pair.ends.iter().zip(&self.news) {
+            if end.has_news() && !news.load(Ordering::Relaxed) {
+                news.store(true, Ordering::Release);
+            }
+        }
+    }
 }
 
 /// What both ends of a connection touch.
@@ -900,9 +958,16 @@ impl Pair {
 }
 
 impl End {
+    fn has_news(&self) -> bool {
+        !self.arrived.is_empty() || self.disconnect.is_some()
+    }
+
     fn waker_if_news(&mut self) -> Option<Waker> {
-        let news = !self.arrived.is_empty() || self.disconnect.is_some();
-        if news { self.waker.take() } else { None }
+        if self.has_news() {
+            self.waker.take()
+        } else {
+            None
+        }
     }
 
     /// A Send of the peer's arrives.
@@ -1189,6 +1254,42 @@ mod tests {
         assert!(p.poll_completion(&mut there_context).is_pending());
         drop(a);
         assert_eq!(woken(), [1, 2]);
+    }
+
+    #[test]
+    fn whoever_has_moved_much_looks_on_before_it_sleeps() {
+        let [mut a, mut p] = pair_of_one_world();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(count.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut nobody = Context::from_waker(Waker::noop());
+        let woken = || count.0.load(Ordering::Relaxed);
+        p.post(WorkRequest::Receive {
+            id: WorkId(1),
+            length: 1 << 20,
+            count: 2,
+        });
+        p.flush(&mut context);
+        a.post(send(1, "first"));
+        a.post(WorkRequest::Send {
+            id: WorkId(2),
+            header: Inline::new(),
+            payload: Bytes::from(vec![1; 1 << 20]),
+            invalidate: None,
+        });
+        a.flush(&mut nobody);
+        while p.poll_completion(&mut context).is_ready() {}
+        assert_eq!(woken(), 1, "it wakes itself");
+        a.post(send(3, "third"));
+        a.flush(&mut nobody);
+        assert_eq!(woken(), 1, "and need not be woken");
+        assert!(p.poll_completion(&mut context).is_ready());
+        // The watch ends when nothing has come for so long.
+        while p.poll_completion(&mut context).is_pending() && woken() > 1 {
+            count.0.store(1, Ordering::Relaxed);
+        }
+        drop(a);
+        assert_eq!(woken(), 2, "it sleeps");
     }
 
     fn pair_of_one_world() -> [Box<dyn QueuePair>; 2] {

@@ -10,4 +10,5 @@ pub mod loopback;
 pub mod memory;
 pub mod provider;
 mod receive_queue;
+mod watch;
 pub mod work;

@@ -31,8 +31,6 @@ mod stream;
 #[cfg(feature = "tokio")]
 mod tcp;
 mod transmit;
-#[cfg(feature = "tokio")]
-mod watch;
 
 pub use error::StreamError;
 pub use startup::{MpaCrc, Rtr};

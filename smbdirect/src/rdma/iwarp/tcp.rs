@@ -34,7 +34,6 @@ use super::{
     rdmap::Terminate,
     startup::{Agreement, MpaCrc, ReplyFault, Wishes, rejection, unmarked},
     stream::{Stream, StreamConfig},
-    watch::Watch,
 };
 use crate::rdma::{
     memory::{DeregisterError, RegisterError, Registration},
@@ -42,6 +41,7 @@ use crate::rdma::{
         Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
         Teardown,
     },
+    watch::Watch,
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
         WorkRequest,
