@@ -31,6 +31,9 @@ pub(crate) struct End {
     connection: Connection,
     /// What is sent and written: messages are slices of it, so that nothing is copied here.
     source: Bytes,
+    /// The same bytes, to send messages of by turns. Where the peer gets them as they are, it and
+    /// we count their readers, which would be the work of both if all messages were one buffer.
+    sources: Vec<Bytes>,
     /// Kept registered for the peer.
     _regions: Vec<MemoryRegion>,
     /// The peer's memory.
@@ -93,6 +96,23 @@ pub(crate) async fn connect(
     Ok(ends)
 }
 
+/// Handles to what is sent: as many as messages can be on the way and not taken.
+const SOURCES: usize = 256;
+
+/// Messages without end.
+struct ToSend {
+    messages: Vec<Message>,
+    next: usize,
+}
+
+impl ToSend {
+    fn next(&mut self) -> Message {
+        let message = self.messages[self.next].clone();
+        self.next = (self.next + 1) % self.messages.len();
+        message
+    }
+}
+
 /// The messages under way are so many batches, where a call sends many.
 const BATCHES: usize = 8;
 
@@ -104,12 +124,15 @@ impl End {
         let mut end = Self {
             connection,
             source: Bytes::new(),
+            sources: Vec::new(),
             _regions: Vec::new(),
             theirs: None,
             buffers: Vec::new(),
         };
         if link.largest > 0 {
             end.source = source(link.largest);
+            let sources = || Bytes::from_owner(end.source.clone());
+            end.sources = iter::repeat_with(sources).take(SOURCES).collect();
         }
         if link.rdma {
             let mut ours = BytesMut::with_capacity(2 * BufferDescriptorV1::LENGTH);
@@ -196,7 +219,7 @@ impl End {
         if burst.kind == Kind::Batch {
             return self.send_batches(burst).await;
         }
-        let message = self.source.slice(..burst.size as usize);
+        let mut messages = self.to_send(burst);
         let window = window(burst.size);
         let mut sending = VecDeque::with_capacity(window);
         for _ in 0..burst.count {
@@ -204,15 +227,25 @@ impl End {
                 // Half of them at once: then many leave together again.
                 finish(&mut sending, window / 2).await?;
             }
-            sending.push_back(self.connection.send(message.clone())?);
+            sending.push_back(self.connection.send(messages.next())?);
         }
         let rest = sending.len();
         finish(&mut sending, rest).await
     }
 
+    /// The messages of a burst.
+    fn to_send(&self, burst: &Burst) -> ToSend {
+        let slices = self.sources.iter();
+        let slices = slices.map(|source| source.slice(..burst.size as usize).into());
+        ToSend {
+            messages: slices.collect(),
+            next: 0,
+        }
+    }
+
     /// As `send_all`, with one call for many messages.
     async fn send_batches(&self, burst: &Burst) -> Result<()> {
-        let message = Message::from(self.source.slice(..burst.size as usize));
+        let mut source = self.to_send(burst);
         let window = window(burst.size);
         let (mut sending, mut messages) = (VecDeque::new(), Vec::new());
         let mut left = burst.count;
@@ -221,7 +254,7 @@ impl End {
                 finish(&mut sending, BATCHES / 2).await?;
             }
             let now = left.min((window / BATCHES) as u64);
-            messages.extend(iter::repeat_n(message.clone(), now as usize));
+            messages.extend((0..now).map(|_| source.next()));
             sending.push_back(self.connection.send_many(&mut messages)?);
             left -= now;
         }
@@ -268,7 +301,7 @@ impl End {
             return Ok(arrived);
         }
         let length = Duration::try_from_secs_f64(burst.seconds.unwrap_or(0.0))?;
-        let message = self.source.slice(..burst.size as usize);
+        let mut messages = self.to_send(burst);
         let window = burst.outstanding.max(2) as usize;
         let mut sending = VecDeque::with_capacity(window);
         let started = Instant::now();
@@ -276,7 +309,7 @@ impl End {
             if sending.len() == window {
                 finish(&mut sending, window / 2).await?;
             }
-            sending.push_back(self.connection.send(message.clone())?);
+            sending.push_back(self.connection.send(messages.next())?);
         }
         drop(self.connection.send(MARK)?);
         self.settle(true).await?;

@@ -532,7 +532,7 @@ impl LoopbackQueuePair {
 
     /// Takes over what the other end has brought; false if there is nothing.
     fn look(&mut self, context: &mut Context<'_>) -> bool {
-        let news = &self.joint.news[self.side];
+        let Apart(news) = &self.joint.news[self.side];
         let [sent, received] = self.moved;
         if !news.load(Ordering::Acquire) && self.watch.goes_on(sent, received, Instant::now) {
             context.waker().wake_by_ref();
@@ -759,14 +759,20 @@ struct Joint {
     pair: Mutex<Pair>,
     /// Whether the ends have something to take; for those who look again and again, and are not
     /// to take the lock for it.
-    news: [AtomicBool; 2],
+    news: [Apart<AtomicBool>; 2],
 }
+
+/// In cache lines that nothing else is in; some processors fetch them in pairs. Who looks at a
+/// flag again and again would else slow down whoever works beside it.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
 
 impl Joint {
     fn tell(&self, pair: &Pair) {
         for (end, news) in pair.ends.iter().zip(&self.news) {
-            if end.has_news() && !news.load(Ordering::Relaxed) {
-                news.store(true, Ordering::Release);
+            if end.has_news() && !news.0.load(Ordering::Relaxed) {
+                news.0.store(true, Ordering::Release);
             }
         }
     }
