@@ -4,7 +4,7 @@
 //! other end, a Write is copied into its memory table, a Read out of it. What both ends touch
 //! stands behind one lock, which is taken once for all that is flushed and once for all that has
 //! arrived: between two cores a lock costs more than a message. There is no task and no thread:
-//! whoever flushes does the work, and the other end is woken, if it does not [`watch`](super::watch).
+//! whoever flushes does the work, and the other end is woken, unless it looks for more.
 //!
 //! The payload of a Send is copied if it is short, and handed over as it is from 2 KiB on: the
 //! receiver then reads the sender's own bytes. Whoever keeps a part of such a message keeps the
