@@ -200,8 +200,13 @@ impl Shared {
                     }
                     return Some(Poll::Ready(result));
                 }
+                // What the drive has taken is not to be slept over.
+                if state.catch_up()
+                    && let Some(result) = poll(state)
+                {
+                    return Some(Poll::Ready(result));
+                }
                 if !state.busy_poll.is_zero() {
-                    state.catch_up();
                     let now = looked.unwrap_or_else(now);
                     if now < *until.get_or_insert(now + state.busy_poll) {
                         return None;
@@ -322,11 +327,13 @@ impl State {
         now
     }
 
-    /// Drives if the last look did not.
-    fn catch_up(&mut self) {
-        if self.behind {
+    /// Drives if the last look did not; tells whether it did.
+    fn catch_up(&mut self) -> bool {
+        let behind = self.behind;
+        if behind {
             self.drive(now());
         }
+        behind
     }
 
     /// Takes completions until there are `most`, or a turn's bytes of reads; gives their number.
@@ -756,6 +763,50 @@ mod tests {
         shared.with(|state| assert!(state.awake, "there may be no answer"));
         assert_eq!(send(), (1, 1));
         shared.with(|state| assert!(!state.behind));
+    }
+
+    /// The look after which it is time to sleep takes one completion, and the drive behind it the
+    /// others: a message whose first part it was, or the end.
+    #[test]
+    fn what_the_last_look_leaves_is_not_slept_over() {
+        let segment = |remaining_data_length| {
+            let mut message = Vec::new();
+            DataTransfer {
+                data_offset: DataTransfer::PAYLOAD_OFFSET,
+                data_length: 1,
+                remaining_data_length,
+                ..DataTransfer::empty(10, 0, Flags::empty())
+            }
+            .encode(&mut message);
+            message.push(b'?');
+            Completion::Received {
+                id: WorkId(0),
+                message: message.into(),
+                invalidated: None,
+            }
+        };
+        let flushed = Completion::Flushed {
+            id: WorkId(0),
+            buffer: None,
+        };
+        let ended = Completion::Disconnected(Disconnect::Remote);
+        for done in [[segment(1), segment(0)], [flushed, ended]] {
+            let (shared, lists) = established();
+            shared.with(|state| {
+                state.last_flush = None;
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "credits".into(), None).unwrap();
+                state.kick(1, 7);
+                state.busy_poll = Duration::from_nanos(1);
+            });
+            lists.lock().unwrap().done.extend(done);
+            let context = &mut Context::from_waker(Waker::noop());
+            let news = |state: &mut State| {
+                let message = state.inbox.take().map(|_| ());
+                message.or_else(|| state.closed.as_ref().map(|_| ()))
+            };
+            assert!(shared.poll_busily(context, news).is_ready());
+        }
     }
 
     /// Who waits for reads is to ask for more before all that have come are taken.
