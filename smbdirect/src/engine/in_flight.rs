@@ -38,10 +38,10 @@ impl InFlight {
         self.posted
     }
 
-    /// All up to this number are done; gives how many that are.
+    /// All up to this number are done; gives how many of them were not yet.
     pub(super) fn complete(&mut self, number: u64) -> u64 {
-        let done = number - self.done;
-        self.done = number;
+        let done = number.saturating_sub(self.done);
+        self.done += done;
         done
     }
 
@@ -93,6 +93,7 @@ mod tests {
         assert_eq!(in_flight.pop_done(), Some(message(7)));
         assert_eq!(in_flight.pop_done(), None);
         assert!(!in_flight.is_empty());
+        assert_eq!(in_flight.complete(2), 0, "it was told of already");
         assert_eq!(in_flight.complete(5), 2);
         assert_eq!(in_flight.pop_done(), Some(message(8)));
         assert!(in_flight.is_empty() && in_flight.pop_done().is_none());

@@ -172,9 +172,9 @@ impl WorkRequest {
 /// One thing a queue pair has done.
 ///
 /// Receives complete in the order they were posted, and so do Sends, Reads and Writes each among
-/// themselves; of Sends that are done together the last may stand for all. When a connection ends, every outstanding request completes as
-/// [`Flushed`](Self::Flushed) before [`Disconnected`](Self::Disconnected) comes, once, as the
-/// last completion of all.
+/// themselves; of Sends that are done together the last may stand for all. When a connection ends,
+/// every outstanding request completes as [`Flushed`](Self::Flushed) before
+/// [`Disconnected`](Self::Disconnected) comes, once, as the last completion of all.
 #[derive(Debug)]
 pub enum Completion {
     /// The first bytes of a message whose other bytes are in the next completion, which is its

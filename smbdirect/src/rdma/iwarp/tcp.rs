@@ -986,6 +986,8 @@ impl QueuePair for IwarpQueuePair {
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
         let mut reads = 0;
+        // Whoever polls next has not said that it will poll again.
+        let mut eager = mem::take(&mut self.eager);
         loop {
             self.settle();
             if let Some(completion) = self.machine.poll_completion() {
@@ -1002,7 +1004,7 @@ impl QueuePair for IwarpQueuePair {
                 give_way(context);
                 return Poll::Pending;
             }
-            let eager = mem::take(&mut self.eager);
+            let eager = mem::take(&mut eager);
             if self.read(context, eager) {
                 reads += 1;
                 continue;
