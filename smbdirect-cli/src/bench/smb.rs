@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    iter,
     net::SocketAddr,
     sync::{
         Arc,
@@ -33,6 +32,7 @@ pub(crate) struct End {
     source: Bytes,
     /// The same bytes, to send messages of by turns. Where the peer gets them as they are, it and
     /// we count their readers, which would be the work of both if all messages were one buffer.
+    /// As many as a burst has messages.
     sources: Vec<Bytes>,
     /// Kept registered for the peer.
     _regions: Vec<MemoryRegion>,
@@ -131,8 +131,6 @@ impl End {
         };
         if link.largest > 0 {
             end.source = source(link.largest);
-            let sources = || Bytes::from_owner(end.source.clone());
-            end.sources = iter::repeat_with(sources).take(SOURCES).collect();
         }
         if link.rdma {
             let mut ours = BytesMut::with_capacity(2 * BufferDescriptorV1::LENGTH);
@@ -162,6 +160,16 @@ impl End {
     /// Does this end's part of a burst; round trips are told in nanoseconds.
     async fn burst(&mut self, burst: &Burst, active: bool) -> Result<Done> {
         let mut done = Done::default();
+        if matches!(burst.kind, Kind::Send | Kind::Batch) {
+            // An end that sends a single message and is idle from then on is to be small.
+            let most = match burst.seconds {
+                Some(_) => SOURCES,
+                None => SOURCES.min(burst.count.max(1) as usize),
+            };
+            while self.sources.len() < most {
+                self.sources.push(Bytes::from_owner(self.source.clone()));
+            }
+        }
         match (burst.kind, active) {
             (Kind::Echo, true) => done.round_trips = self.echo(burst).await?,
             (Kind::Echo, false) => self.answer(burst).await?,
