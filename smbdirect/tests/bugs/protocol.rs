@@ -151,7 +151,7 @@ fn bug_04_batch_that_fails_in_the_middle() {
         for _ in 0..12 {
             pair.step();
         }
-        for length in [1, 5000, 7, 3000] {
+        for length in [1, 5000, 7, 3000, 64, 2000] {
             pair.send(Active, length);
             pair.write(Active, &[memory], 0, content(1, 9000));
             pair.read(Active, &[memory], 0, content(1, 9000));
@@ -160,7 +160,7 @@ fn bug_04_batch_that_fails_in_the_middle() {
         pair
     };
     let operations = batch(None).operations;
-    assert!(operations > 40, "{operations}");
+    assert!(operations > 60, "{operations}");
     for kill_at in 1..=operations {
         batch(Some(kill_at)).assert_all_returned();
     }
