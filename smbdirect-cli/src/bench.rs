@@ -333,7 +333,7 @@ impl Bench {
             return Ok(());
         };
         let socket = TcpListener::bind("127.0.0.1:0")?;
-        machine::set_congestion_control(&socket, algorithm).map_err(|error| {
+        machine::set_congestion_control((&socket).into(), algorithm).map_err(|error| {
             usage(format!(
                 "--congestion-control {algorithm}: {}; see net.ipv4.tcp_allowed_congestion_control",
                 report::plain(&error)

@@ -24,6 +24,7 @@ use smbdirect::{
         provider::Provider,
     },
 };
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::runtime::{self, Runtime};
 
 use super::{
@@ -218,11 +219,11 @@ impl End {
                 Connections::Smb(self.runtime.block_on(connecting)?)
             }
             Means::Tcp => {
-                let connect = |_| self.plain(TcpStream::connect(address)?);
+                let connect = |_| Ok::<_, anyhow::Error>(tcp::prepare(self.reach(address)?)?);
                 Connections::Tcp(all.map(connect).collect::<Result<_, _>>()?)
             }
             Means::Frames => {
-                let connect = |_| self.framed(TcpStream::connect(address)?, link);
+                let connect = |_| self.framed(self.reach(address)?, link);
                 Connections::Frames(all.map(connect).collect::<Result<_, _>>()?)
             }
             Means::Channel => {
@@ -236,17 +237,25 @@ impl End {
         })
     }
 
+    /// Gives a socket without a peer the congestion control of all.
+    fn control_congestion(&self, socket: SockRef<'_>) -> Result<()> {
+        let Some(algorithm) = &self.setting.iwarp.congestion_control else {
+            return Ok(());
+        };
+        machine::set_congestion_control(socket, algorithm)
+            .with_context(|| format!("congestion control {algorithm}"))
+    }
+
     /// A connection of plain TCP.
-    fn plain(&self, stream: TcpStream) -> Result<TcpStream> {
-        if let Some(algorithm) = &self.setting.iwarp.congestion_control {
-            machine::set_congestion_control(&stream, algorithm)
-                .with_context(|| format!("congestion control {algorithm}"))?;
-        }
-        Ok(tcp::prepare(stream)?)
+    fn reach(&self, address: SocketAddr) -> Result<TcpStream> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        self.control_congestion((&socket).into())?;
+        socket.connect(&address.into())?;
+        Ok(socket.into())
     }
 
     fn framed(&self, stream: TcpStream, link: &Link) -> Result<frames::Frames> {
-        let stream = self.plain(stream)?;
+        let stream = tcp::prepare(stream)?;
         let _within = self.runtime.enter();
         stream.set_nonblocking(true)?;
         let stream = tokio::net::TcpStream::from_std(stream)?;
@@ -522,14 +531,15 @@ fn open(
         }
         Means::Tcp | Means::Frames => {
             let listener = TcpListener::bind(any)?;
+            end.control_congestion((&listener).into())?;
             control.say(&Answer::Listening {
                 port: listener.local_addr()?.port(),
             })?;
             let streams = accept(&listener, link.connections)?;
             match link.means {
                 Means::Tcp => {
-                    let prepared = streams.into_iter().map(|stream| end.plain(stream));
-                    Connections::Tcp(prepared.collect::<Result<_>>()?)
+                    let prepared = streams.into_iter().map(tcp::prepare);
+                    Connections::Tcp(prepared.collect::<Result<_, _>>()?)
                 }
                 _ => {
                     let framed = streams.into_iter().map(|stream| end.framed(stream, link));

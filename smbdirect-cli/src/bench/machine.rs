@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use socket2::SockRef;
+
 /// The cores that this process may run on, as they were when it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
@@ -130,20 +132,17 @@ pub(crate) fn congestion_control() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// Gives a connection a congestion control of its own.
+/// Gives a socket that has no peer yet the congestion control that its connections begin with.
 ///
 /// # Errors
 /// There is none of that name, or it is not allowed.
 #[cfg(target_os = "linux")]
-pub(crate) fn set_congestion_control(
-    socket: &impl std::os::fd::AsFd,
-    algorithm: &str,
-) -> io::Result<()> {
-    socket2::SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes())
+pub(crate) fn set_congestion_control(socket: SockRef<'_>, algorithm: &str) -> io::Result<()> {
+    socket.set_tcp_congestion(algorithm.as_bytes())
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn set_congestion_control<S>(_: &S, _: &str) -> io::Result<()> {
+pub(crate) fn set_congestion_control(_: SockRef<'_>, _: &str) -> io::Result<()> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 

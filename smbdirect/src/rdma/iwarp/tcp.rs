@@ -6,6 +6,8 @@
 //! A listener has one task that accepts, and in it one for each peer whose Request has not come:
 //! so a peer that is stuck hinders nobody, and dropping the listener ends them all.
 
+#[cfg(any(target_os = "linux", target_os = "freebsd"))]
+use std::os::fd::AsFd;
 use std::{
     fmt,
     future::{Future, poll_fn},
@@ -22,7 +24,7 @@ use bytes::{Bytes, BytesMut};
 use socket2::SockRef;
 use tokio::{
     io::Interest,
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     runtime::Handle,
     sync::{Semaphore, mpsc},
     task::{AbortHandle, JoinSet, unconstrained, yield_now},
@@ -90,7 +92,7 @@ pub struct IwarpConfig {
     pub watch: Duration,
     /// The congestion control of TCP, by the operating system's name of it; `None` is the
     /// system's own choice. Only Linux and FreeBSD have several to choose from; an
-    /// algorithm that is not there, or not allowed, fails the connection.
+    /// algorithm that is not there, or not allowed, fails `connect` and `listen`.
     pub congestion_control: Option<String>,
     /// Sees all bytes of all connections.
     pub tap: Option<Arc<dyn Tap>>,
@@ -213,7 +215,7 @@ impl Provider for Iwarp {
     ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
         Box::pin(async move {
             let failed = |error| failure("listening", &error);
-            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let listener = bind(address, &self.config).await.map_err(failed)?;
             let local_address = listener.local_addr().map_err(failed)?;
             let (sender, incoming) = mpsc::channel(16);
             let task = tokio::spawn(accept_all(listener, self.config.clone(), sender));
@@ -263,12 +265,15 @@ async fn initiate(
         let what = format!("{} did not answer in time", request.address);
         Refusal::Other(ProviderError::new(ProviderErrorKind::TimedOut, what))
     };
-    let stream = timeout(config.connect_timeout, TcpStream::connect(request.address))
+    let failed = |error| Refusal::Other(not_connected(&error));
+    let connecting = unconnected(request.address, config)
+        .map_err(failed)?
+        .connect(request.address);
+    let stream = timeout(config.connect_timeout, connecting)
         .await
         .map_err(late)?
-        .map_err(|error| Refusal::Other(not_connected(&error)))?;
-    let socket =
-        Socket::new(stream, config).map_err(|error| Refusal::Other(not_connected(&error)))?;
+        .map_err(failed)?;
+    let socket = Socket::new(stream, config).map_err(failed)?;
     let frame = config.wishes().request(revision, &request.private_data);
     //= MPA-30
     let reply = timeout(config.connect_timeout, async {
@@ -499,9 +504,6 @@ impl Socket {
     fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
         //= MPA-28
         stream.set_nodelay(true)?;
-        if let Some(algorithm) = &config.congestion_control {
-            set_congestion_control(&stream, algorithm)?;
-        }
         Ok(Self {
             local: stream.local_addr()?,
             remote: stream.peer_addr()?,
@@ -1104,14 +1106,40 @@ fn give_way(context: &mut Context<'_>) {
     let _ = once.poll(context);
 }
 
+/// A socket that listens. Those that it accepts begin with its congestion control.
+async fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await?;
+    control_congestion(&listener, config)?;
+    Ok(listener)
+}
+
+/// A socket to connect to `address` with.
+fn unconnected(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    control_congestion(&socket, config)?;
+    Ok(socket)
+}
+
+/// Gives a socket that has no peer yet the congestion control to begin with. A connection that
+/// began with another may keep some of it: Linux goes on pacing what began with bbr, with a timer
+/// for every few segments.
 #[cfg(any(target_os = "linux", target_os = "freebsd"))]
-fn set_congestion_control(stream: &TcpStream, algorithm: &str) -> io::Result<()> {
-    SockRef::from(stream).set_tcp_congestion(algorithm.as_bytes())
+fn control_congestion(socket: &impl AsFd, config: &IwarpConfig) -> io::Result<()> {
+    match &config.congestion_control {
+        Some(algorithm) => SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes()),
+        None => Ok(()),
+    }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
-fn set_congestion_control(_: &TcpStream, _: &str) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
+fn control_congestion<S>(_: &S, config: &IwarpConfig) -> io::Result<()> {
+    match config.congestion_control {
+        Some(_) => Err(io::ErrorKind::Unsupported.into()),
+        None => Ok(()),
+    }
 }
 
 /// Why TCP does not connect. A listener that goes away meanwhile resets, and refuses as well.
@@ -1143,4 +1171,44 @@ fn failure(doing: &str, error: &io::Error) -> ProviderError {
         _ => ProviderErrorKind::Local,
     };
     ProviderError::new(kind, format!("{doing}: {error}"))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    // A connection that is made with bbr and changes to another goes on pacing.
+    #[tokio::test]
+    async fn connections_begin_with_the_congestion_control_that_is_asked_for() {
+        let congestion = |socket: SockRef<'_>| {
+            let name = socket.tcp_congestion().unwrap();
+            String::from_utf8(name).unwrap().replace('\0', "")
+        };
+        // Everybody may use it.
+        let config = IwarpConfig {
+            congestion_control: Some("reno".into()),
+            ..IwarpConfig::default()
+        };
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bind(any, &config).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = unconnected(address, &config).unwrap();
+        assert_eq!(congestion((&socket).into()), "reno");
+        let ours = socket.connect(address).await.unwrap();
+        let (theirs, _) = listener.accept().await.unwrap();
+        for stream in [&ours, &theirs] {
+            assert_eq!(congestion(stream.into()), "reno");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_congestion_control_that_is_not_there_is_an_error() {
+        let config = IwarpConfig {
+            congestion_control: Some("telepathy".into()),
+            ..IwarpConfig::default()
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        assert!(bind(address, &config).await.is_err());
+        assert!(unconnected(address, &config).is_err());
+    }
 }
