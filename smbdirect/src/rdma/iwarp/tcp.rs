@@ -672,13 +672,29 @@ impl Socket {
         Ok(count)
     }
 
+    /// One write of what the machine has to say next.
+    fn write_of(&self, machine: &Stream, whole: bool) -> io::Result<usize> {
+        let mut few = [IoSlice::new(&[]); FEW_SLICES];
+        let count = machine.transmit_slices(&mut few);
+        if count < few.len() {
+            return self.write(&few[..count], whole);
+        }
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let count = machine.transmit_slices(&mut slices);
+        self.write(&slices[..count], whole)
+    }
+
     /// One write of all slices, likewise; `whole` if they are an FPDU that is to be a segment.
     fn write(&self, slices: &[IoSlice<'_>], whole: bool) -> io::Result<usize> {
         //= MPA-35
         let flags = if whole { MSG_EOR } else { 0 };
         let mut count = None;
         let outcome = self.stream.try_io(Interest::WRITABLE, || {
-            let written = SockRef::from(&self.stream).send_vectored_with_flags(slices, flags)?;
+            let socket = SockRef::from(&self.stream);
+            let written = match slices {
+                [slice] => socket.send_with_flags(slice, flags)?,
+                slices => socket.send_vectored_with_flags(slices, flags)?,
+            };
             count = Some(written);
             if written < slices.iter().map(|slice| slice.len()).sum() {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -824,6 +840,8 @@ const NUDGES: [Duration; 3] = [
 ];
 /// Slices in one write. Large FPDUs take two each.
 const SLICES: usize = 256;
+/// The same where there is little to write: to fill in more would take longer than to send it.
+const FEW_SLICES: usize = 4;
 /// Writes in one call, so that others have their turn.
 const WRITES: usize = 16;
 /// The same where a write is one FPDU.
@@ -853,9 +871,7 @@ impl IwarpQueuePair {
             if !ready(context, |context| socket.stream.poll_write_ready(context)) {
                 return;
             }
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let count = self.machine.transmit_slices(&mut slices);
-            match socket.write(&slices[..count], self.aligned) {
+            match socket.write_of(&self.machine, self.aligned) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => self.broken_pipe = Some(failure("sending", &error)),
@@ -935,9 +951,7 @@ impl IwarpQueuePair {
             return;
         }
         while self.machine.prepare() > 0 {
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let count = self.machine.transmit_slices(&mut slices);
-            match socket.write(&slices[..count], self.aligned) {
+            match socket.write_of(&self.machine, self.aligned) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(_) => self.machine.give_up_transmitting(),
             }
