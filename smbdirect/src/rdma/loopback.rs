@@ -14,11 +14,12 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt,
     future::{Future, poll_fn},
+    hint::spin_loop,
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -521,7 +522,7 @@ impl LoopbackQueuePair {
 
     /// Does all that is posted, and wakes the other end if it has something to take.
     fn execute(&mut self) {
-        let mut pair = lock(&self.joint.pair);
+        let mut pair = self.joint.lock();
         pair.ends[self.side].receives.append(&mut self.receives);
         pair.execute(self.side, &mut self.posted, &mut self.completions);
         let waker = pair.ends[1 - self.side].waker_if_news();
@@ -538,7 +539,7 @@ impl LoopbackQueuePair {
             context.waker().wake_by_ref();
             return false;
         }
-        let mut pair = lock(&self.joint.pair);
+        let mut pair = self.joint.lock();
         news.store(false, Ordering::Relaxed);
         let ended = pair.ended;
         let end = &mut pair.ends[self.side];
@@ -768,7 +769,22 @@ struct Joint {
 #[repr(align(128))]
 struct Apart<T>(T);
 
+/// How often to look whether the other end is done with what both touch, before sleeping for it: to
+/// be woken takes longer than a flush, which is what it mostly does there.
+const LOOKS: u32 = 1000;
+
 impl Joint {
+    fn lock(&self) -> MutexGuard<'_, Pair> {
+        for _ in 0..LOOKS {
+            match self.pair.try_lock() {
+                Ok(pair) => return pair,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => spin_loop(),
+            }
+        }
+        lock(&self.pair)
+    }
+
     fn tell(&self, pair: &Pair) {
         for (end, news) in pair.ends.iter().zip(&self.news) {
             if end.has_news() && !news.0.load(Ordering::Relaxed) {
