@@ -49,7 +49,7 @@ use crate::{
 
 use compare::Programs;
 use ends::{Near, Setting};
-use machine::Cores;
+use machine::{Awake, Cores};
 use measure::{Effort, Measured, Summary};
 use plan::{Choice, Row, What};
 use work::{Over, Placement, Smb};
@@ -116,6 +116,10 @@ pub(crate) struct Bench {
     #[arg(long)]
     busy_poll: bool,
 
+    /// Keep the cores of the ends from halting, by work that gives way to all other
+    #[arg(long)]
+    keep_awake: bool,
+
     /// Only SMB Direct, nothing to compare it with
     #[arg(long)]
     alone: bool,
@@ -164,6 +168,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   Where the system's congestion control is bbr, which costs much on one machine:
   smbdirect bench --congestion-control reno
 
+  Where to wake a core that has nothing to do takes long, as in many virtual machines:
+  smbdirect bench --keep-awake
+
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"row\", name, kind, means, transport, size, segment, crc, outstanding, both, busy_poll,
    connections, placement, gib_per_second, gib_per_second_p25, gib_per_second_p75,
@@ -174,7 +181,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"reach\", work, measured, unit, at_least, must, stretch, ok, stretch_ok}
   {\"event\":\"skipped\", what, why}
   {\"event\":\"summary\", rows, samples, dropped, between_cores_seconds, core_share, load_before,
-   load_after, spread, congestion_control, two_cores, interrupted}";
+   load_after, spread, congestion_control, kept_awake, two_cores, interrupted}";
 
 /// The longest message.
 const LARGEST: u32 = 8 << 20;
@@ -203,6 +210,7 @@ enum Event<'a> {
         load_after: Option<f64>,
         spread: Option<f64>,
         congestion_control: Option<String>,
+        kept_awake: bool,
         two_cores: bool,
         interrupted: bool,
     },
@@ -270,6 +278,11 @@ impl Bench {
         }
         self.check_congestion_control()?;
         let placement = self.placement(cores)?;
+        if self.keep_awake && placement == Placement::Free {
+            return Err(usage(
+                "--keep-awake is for ends that have their cores: --placement two-cores",
+            ));
+        }
         let sizes = self.sizes();
         if let Some(size) = sizes.iter().find(|&&size| size == 0 || size > LARGEST) {
             return Err(usage(format!("--sizes {size} is not within 1 to 8M")));
@@ -426,6 +439,12 @@ impl Bench {
         }
     }
 
+    /// Keeps the cores awake as long as the result lives, if that is wanted.
+    fn keep_awake(&self, cores: &Cores) -> Result<Option<Awake>> {
+        let awake = self.keep_awake.then(|| Awake::start(cores));
+        awake.transpose().context("--keep-awake")
+    }
+
     /// Everything, in a thread of its own: it is the near end.
     fn measure(
         &self,
@@ -436,6 +455,7 @@ impl Bench {
     ) -> Result<bool> {
         let report = Report::new(self.options.json);
         let load_before = machine::load();
+        let _awake = self.keep_awake(cores)?;
         let setting = self.setting(cores, adapters);
         let mut far = serve::Far::start(self, &setting)?;
         let mut near = far.near(setting)?;
@@ -526,9 +546,13 @@ impl Bench {
             Placement::SameCore => "on one core",
             Placement::Free => "on any core",
         };
+        let awake = match self.keep_awake {
+            true => ", kept awake",
+            false => "",
+        };
         let congestion = self.used_congestion_control();
         report.line(format_args!(
-            "SMB Direct over {}, {ends}, {placement}; TCP congestion control of all: {}",
+            "SMB Direct over {}, {ends}, {placement}{awake}; TCP congestion control of all: {}",
             report.style.bold(transport),
             congestion.unwrap_or_else(|| "unknown".into()),
         ));
@@ -597,6 +621,7 @@ impl Bench {
             load_after,
             spread: summary.spread(),
             congestion_control: self.used_congestion_control(),
+            kept_awake: self.keep_awake,
             two_cores: cores.are_two(),
             interrupted: measured.interrupted,
         });

@@ -2,9 +2,13 @@
 //! two cores are from each other, load.
 
 use std::{
-    fs, io,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
-    thread,
+    fs, hint, io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -71,6 +75,78 @@ fn allowed() -> Vec<usize> {
 #[cfg(not(target_os = "linux"))]
 fn pin(_: &[usize]) -> bool {
     false
+}
+
+/// Keeps the cores of the ends from halting: on each a thread spins that runs when nobody else
+/// wants to. A core that halts has to be woken, which takes a virtual machine anything from ten
+/// microseconds to milliseconds, and is then most of what is measured.
+#[derive(Debug)]
+pub(crate) struct Awake {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Awake {
+    /// # Errors
+    /// The system has no such threads, or pins none.
+    pub(crate) fn start(cores: &Cores) -> io::Result<Self> {
+        let mut awake = Self {
+            stop: Arc::default(),
+            threads: Vec::new(),
+        };
+        let mut both = vec![cores.near(), cores.far()];
+        both.dedup();
+        for core in both {
+            let (cores, stop) = (cores.clone(), awake.stop.clone());
+            let (told, hear) = mpsc::channel();
+            let spin = move || {
+                let ready = match cores.pin(core) {
+                    true => run_when_idle(),
+                    false => Err(io::Error::from(io::ErrorKind::Unsupported)),
+                };
+                let spins = ready.is_ok();
+                // Whoever started it waits for this.
+                let _ = told.send(ready);
+                while spins && !stop.load(Ordering::Relaxed) {
+                    hint::spin_loop();
+                }
+            };
+            let thread = thread::Builder::new().name("awake".into()).spawn(spin)?;
+            awake.threads.push(thread);
+            hear.recv().expect("it tells before it ends")?;
+        }
+        Ok(awake)
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().expect("it only spins");
+        }
+    }
+}
+
+/// From now on this thread runs when no other wants to.
+#[cfg(target_os = "linux")]
+fn run_when_idle() -> io::Result<()> {
+    use thread_priority::{
+        Error, NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
+        set_thread_priority_and_policy, thread_native_id,
+    };
+    let idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+    set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle).map_err(|error| {
+        match error {
+            Error::OS(code) => io::Error::from_raw_os_error(code),
+            other => io::Error::other(other.to_string()),
+        }
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn run_when_idle() -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// CPU time of this thread so far; `None` where the system does not tell.
@@ -250,6 +326,27 @@ mod tests {
         assert_eq!(Cores::allowed(), Cores(vec![near]));
         assert!(cores.pin(None));
         assert_eq!(Cores::allowed(), cores);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn cores_are_kept_awake_until_it_is_dropped() {
+        let spinning = || {
+            let tasks = fs::read_dir("/proc/self/task").unwrap();
+            let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm"));
+            let names = tasks.filter_map(|task| name(task.unwrap()).ok());
+            names.filter(|name| name.trim() == "awake").count()
+        };
+        let cores = Cores::allowed();
+        let awake = Awake::start(&cores).unwrap();
+        assert_eq!(spinning(), if cores.are_two() { 2 } else { 1 });
+        assert_eq!(Cores::allowed(), cores, "this thread goes where it will");
+        drop(awake);
+        // The system may list a thread a moment longer than it runs.
+        let started = Instant::now();
+        while spinning() > 0 {
+            assert!(started.elapsed() < Duration::from_secs(10), "they spin on");
+        }
     }
 
     #[cfg(target_os = "linux")]

@@ -167,6 +167,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
     };
     let address = bench.address.as_ref().unwrap_or(&everywhere);
     let adapters = bench.adapters()?;
+    let _awake = bench.keep_awake(cores)?;
     let listener = transport::listen_tcp(address, PORT).await?;
     let address = listener.local_addr()?;
     report.line(format_args!("listening on {address}"));

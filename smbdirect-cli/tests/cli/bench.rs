@@ -139,6 +139,17 @@ fn in_the_process_it_is_compared_with_a_channel() {
     assert_eq!(count(&rows, &[("means", "channel".into())]), 2);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn cores_that_are_kept_awake_are_said_to_be() {
+    for (option, kept) in [(None, false), (Some("--keep-awake"), true)] {
+        let arguments = ["--what", "send", "--sizes", "64", "--segment", "1364"];
+        let done = quick(&arguments.into_iter().chain(option).collect::<Vec<_>>()).succeeded();
+        assert!(!rows(&done).is_empty());
+        assert_eq!(done.json().pop().unwrap()["kept_awake"], kept);
+    }
+}
+
 #[test]
 fn several_connections_both_ways() {
     for arguments in [&["--both"][..], &["--connections", "3"]] {

@@ -48,6 +48,10 @@ fn what_cannot_be_asked_for_is_status_2() {
             &["bench", "localhost", "--placement", "same-core"],
             "the other end is not on this machine",
         ),
+        (
+            &["bench", "--keep-awake", "--placement", "free"],
+            "--keep-awake is for ends that have their cores",
+        ),
         (&["bench", "localhost:0"], "port 0 cannot be connected to"),
         (&["bench", ":5446"], "has no host"),
         (&["bench", "--once"], "--serve"),
