@@ -22,10 +22,12 @@ pub(super) struct Outgoing {
     /// Whether each write is to be one FPDU.
     one_fpdu_a_write: bool,
     /// Bytes that were copied are `staged[start..end]`; those before are gone, and what follows is
-    /// room. It has memory only while some wait.
+    /// room. It has much memory only while some wait.
     staged: BytesMut,
     start: usize,
     end: usize,
+    /// The little memory that a stream keeps, while it needs more.
+    cup: BytesMut,
     /// What was not copied, and where among the staged bytes it belongs. A CRC is staged behind
     /// each.
     shared: VecDeque<(usize, Bytes)>,
@@ -40,6 +42,8 @@ pub(super) struct Outgoing {
 
 /// Gone bytes that are worth moving the rest of the staged ones to the front.
 const COMPACT_AT: usize = 128 * 1024;
+/// Bytes that a stream has room for without asking for memory. It keeps that, from the first on.
+const CUP: usize = 1024;
 /// Bytes that are staged without growing: what waits at most, what is gone at most, and more.
 const STAGE: usize = 1280 * 1024;
 /// Bytes by which the room grows.
@@ -55,6 +59,7 @@ impl Outgoing {
             staged: BytesMut::new(),
             start: 0,
             end: 0,
+            cup: BytesMut::new(),
             shared: VecDeque::new(),
             ends: VecDeque::new(),
             queued: 0,
@@ -143,10 +148,18 @@ impl Outgoing {
     /// Makes room for so many bytes behind the staged ones.
     #[cold]
     fn make_room(&mut self, length: usize) {
-        if self.staged.is_empty() {
-            self.staged = STAGES.take();
-        }
         let needed = self.end + length;
+        if needed <= CUP {
+            self.staged.resize(CUP, 0);
+            return;
+        }
+        if self.staged.len() <= CUP {
+            self.cup = mem::replace(&mut self.staged, STAGES.take());
+            if self.staged.len() < self.end {
+                self.staged.resize(GROW, 0);
+            }
+            self.staged[..self.end].copy_from_slice(&self.cup[..self.end]);
+        }
         if self.staged.len() < needed {
             self.staged.resize(needed.next_multiple_of(GROW), 0);
         }
@@ -237,8 +250,9 @@ impl Outgoing {
     /// Gives the memory of staged bytes back, all of which are gone.
     fn release(&mut self) {
         (self.start, self.end) = (0, 0);
-        if !self.staged.is_empty() {
-            STAGES.lend(mem::take(&mut self.staged).freeze());
+        if self.staged.len() > CUP {
+            let cup = mem::take(&mut self.cup);
+            STAGES.lend(mem::replace(&mut self.staged, cup).freeze());
         }
     }
 
