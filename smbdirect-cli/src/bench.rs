@@ -439,9 +439,9 @@ impl Bench {
         }
     }
 
-    /// Keeps the cores awake as long as the result lives, if that is wanted.
-    fn keep_awake(&self, cores: &Cores) -> Result<Option<Awake>> {
-        let awake = self.keep_awake.then(|| Awake::start(cores));
+    /// Keeps the cores of `ends` awake as long as the result lives, if that is wanted.
+    fn keep_awake(&self, cores: &Cores, ends: &[Option<usize>]) -> Result<Option<Awake>> {
+        let awake = self.keep_awake.then(|| Awake::start(cores, ends));
         awake.transpose().context("--keep-awake")
     }
 
@@ -455,24 +455,35 @@ impl Bench {
     ) -> Result<bool> {
         let report = Report::new(self.options.json);
         let load_before = machine::load();
-        let _awake = self.keep_awake(cores)?;
+        let ends = match (choice.placement, &self.address) {
+            (Placement::TwoCores, None) => &[cores.near(), cores.far()][..],
+            _ => &[cores.near()],
+        };
+        let _awake = self.keep_awake(cores, ends)?;
         let setting = self.setting(cores, adapters);
         let mut far = serve::Far::start(self, &setting)?;
         let mut near = far.near(setting)?;
         if self.reach {
             let programs = Programs::new(cores.clone(), true, self.used_congestion_control());
-            let reached = reach::run(self, &report, &mut near, &programs, choice, stop)?;
-            return Ok(reached);
+            return reach::run(
+                self,
+                &report,
+                &mut near,
+                &programs,
+                choice,
+                stop,
+                load_before,
+            );
         }
         let pinned = choice.placement == Placement::TwoCores;
         let programs = Programs::new(cores.clone(), pinned, self.used_congestion_control());
         let mut rows = choice.rows();
         let mut measured = Measured::default();
         if self.compare {
-            let (others, missing) = Programs::rows(&choice.sizes);
+            let (others, missing) = programs.rows(&choice.sizes);
             rows.extend(others);
             for why in missing {
-                skipped(&report, "a comparison", why);
+                skipped(&report, "a comparison", &why);
             }
         }
         self.print_head(&report, choice);
@@ -604,7 +615,10 @@ impl Bench {
                 elsewhere.join(", ")
             ));
         }
-        if let Some((before, after)) = load_before.zip(load_after) {
+        // Threads that keep cores awake are load as well.
+        if let Some((before, after)) = load_before.zip(load_after)
+            && !self.keep_awake
+        {
             noise.push(format!("load {before:.1} before, {after:.1} after"));
         }
         report.line(style.dim(&format!("\nnoise: {}", noise.join("; "))));

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{
-    machine::Cores,
+    machine::{self, Cores},
     measure::Sample,
     plan::{Other, Row},
 };
@@ -47,28 +47,27 @@ impl Programs {
         }
     }
 
-    /// The rows for `sizes`, and which programs are missing, with what to install.
-    pub(crate) fn rows(sizes: &[u32]) -> (Vec<Row>, Vec<&'static str>) {
+    /// The rows for `sizes`, and which programs there are none of, with what to do about it.
+    pub(crate) fn rows(&self, sizes: &[u32]) -> (Vec<Row>, Vec<String>) {
         let (mut rows, mut missing) = (Vec::new(), Vec::new());
         for (program, package, others) in [
-            (
-                "iperf3",
-                "iperf3 is not installed (package iperf3)",
-                &[Other::Iperf3][..],
-            ),
-            (
-                "ucx_perftest",
-                "ucx_perftest is not installed (package ucx-utils)",
-                &[Other::Ucx],
-            ),
+            ("iperf3", "iperf3", &[Other::Iperf3][..]),
+            ("ucx_perftest", "ucx-utils", &[Other::Ucx]),
             (
                 "fi_pingpong",
-                "fi_pingpong is not installed (package libfabric-bin)",
+                "libfabric-bin",
                 &[Other::LibfabricLatency, Other::Libfabric],
             ),
         ] {
             if !is_installed(program) {
-                missing.push(package);
+                missing.push(format!("{program} is not installed (package {package})"));
+                continue;
+            }
+            if let Some(algorithm) = self.only_for_us() {
+                missing.push(format!(
+                    "{program} would be paced by the system's bbr, and we are not: make \
+                     {algorithm} the system's, in a network namespace for instance"
+                ));
                 continue;
             }
             for &other in others {
@@ -79,6 +78,14 @@ impl Programs {
             }
         }
         (rows, missing)
+    }
+
+    /// The congestion control, if the connections of other programs do not begin with it and are
+    /// paced for that: those that have an option for it change to it when they are connected.
+    fn only_for_us(&self) -> Option<&str> {
+        let system = machine::congestion_control()?;
+        let chosen = self.congestion_control.as_deref()?;
+        (system.starts_with("bbr") && chosen != system).then_some(chosen)
     }
 
     /// UCX over shared memory, if it is installed.

@@ -219,11 +219,11 @@ impl End {
                 Connections::Smb(self.runtime.block_on(connecting)?)
             }
             Means::Tcp => {
-                let connect = |_| Ok::<_, anyhow::Error>(tcp::prepare(self.reach(address)?)?);
+                let connect = |_| Ok::<_, anyhow::Error>(tcp::prepare(self.tcp(address)?)?);
                 Connections::Tcp(all.map(connect).collect::<Result<_, _>>()?)
             }
             Means::Frames => {
-                let connect = |_| self.framed(self.reach(address)?, link);
+                let connect = |_| self.framed(self.tcp(address)?, link);
                 Connections::Frames(all.map(connect).collect::<Result<_, _>>()?)
             }
             Means::Channel => {
@@ -247,7 +247,7 @@ impl End {
     }
 
     /// A connection of plain TCP.
-    fn reach(&self, address: SocketAddr) -> Result<TcpStream> {
+    fn tcp(&self, address: SocketAddr) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         self.control_congestion((&socket).into())?;
         socket.connect(&address.into())?;

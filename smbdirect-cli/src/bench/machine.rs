@@ -87,16 +87,18 @@ pub(crate) struct Awake {
 }
 
 impl Awake {
+    /// Keeps those of `cores` awake that `ends` have, of which two may have the same.
+    ///
     /// # Errors
     /// The system has no such threads, or pins none.
-    pub(crate) fn start(cores: &Cores) -> io::Result<Self> {
+    pub(crate) fn start(cores: &Cores, ends: &[Option<usize>]) -> io::Result<Self> {
         let mut awake = Self {
             stop: Arc::default(),
             threads: Vec::new(),
         };
-        let mut both = vec![cores.near(), cores.far()];
-        both.dedup();
-        for core in both {
+        let mut ends = ends.to_vec();
+        ends.dedup();
+        for core in ends {
             let (cores, stop) = (cores.clone(), awake.stop.clone());
             let (told, hear) = mpsc::channel();
             let spin = move || {
@@ -133,15 +135,18 @@ impl Drop for Awake {
 fn run_when_idle() -> io::Result<()> {
     use thread_priority::{
         Error, NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
-        set_thread_priority_and_policy, thread_native_id,
+        set_thread_priority_and_policy, thread_native_id, thread_schedule_policy,
     };
     let idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-    set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle).map_err(|error| {
-        match error {
-            Error::OS(code) => io::Error::from_raw_os_error(code),
-            other => io::Error::other(other.to_string()),
-        }
-    })
+    let set = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle);
+    // Behind the policy it sets how nice the thread is, which who is nice already may not do. Among
+    // idle threads that is nothing to us.
+    match (set, thread_schedule_policy()) {
+        (Ok(()), _) => Ok(()),
+        (Err(_), Ok(policy)) if policy == idle => Ok(()),
+        (Err(Error::OS(code)), _) => Err(io::Error::from_raw_os_error(code)),
+        (Err(other), _) => Err(io::Error::other(other.to_string())),
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -331,20 +336,42 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn cores_are_kept_awake_until_it_is_dropped() {
+        // The cores and the policies of the threads that spin.
         let spinning = || {
-            let tasks = fs::read_dir("/proc/self/task").unwrap();
-            let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm"));
-            let names = tasks.filter_map(|task| name(task.unwrap()).ok());
-            names.filter(|name| name.trim() == "awake").count()
+            let mut all = Vec::new();
+            for task in fs::read_dir("/proc/self/task").unwrap() {
+                let read = |file| fs::read_to_string(task.as_ref().unwrap().path().join(file));
+                let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else {
+                    continue;
+                };
+                if status.starts_with("Name:\tawake\n") {
+                    let cores = status.split_once("Cpus_allowed_list:\t").unwrap().1;
+                    // Behind the name, which is the second.
+                    let policy = stat.rsplit(") ").next().unwrap().split(' ').nth(41 - 3);
+                    all.push((
+                        cores.lines().next().unwrap().to_owned(),
+                        policy.unwrap().to_owned(),
+                    ));
+                }
+            }
+            all.sort();
+            all
         };
         let cores = Cores::allowed();
-        let awake = Awake::start(&cores).unwrap();
-        assert_eq!(spinning(), if cores.are_two() { 2 } else { 1 });
+        let awake = Awake::start(&cores, &[cores.near(), cores.far()]).unwrap();
+        const SCHED_IDLE: &str = "5";
+        let mut expected = vec![cores.near().unwrap(), cores.far().unwrap()];
+        expected.sort_unstable();
+        expected.dedup();
+        let expected = expected
+            .into_iter()
+            .map(|core| (core.to_string(), SCHED_IDLE.to_owned()));
+        assert_eq!(spinning(), expected.collect::<Vec<_>>());
         assert_eq!(Cores::allowed(), cores, "this thread goes where it will");
         drop(awake);
         // The system may list a thread a moment longer than it runs.
         let started = Instant::now();
-        while spinning() > 0 {
+        while !spinning().is_empty() {
             assert!(started.elapsed() < Duration::from_secs(10), "they spin on");
         }
     }

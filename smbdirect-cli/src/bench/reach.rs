@@ -227,11 +227,12 @@ pub(crate) fn run(
     programs: &Programs,
     choice: &Choice,
     stop: &AtomicBool,
+    load_before: Option<f64>,
 ) -> Result<bool> {
     let rows = Rows { smb: choice.smb };
     let two_cores = near.cores().are_two();
     let mut all = rows.all(two_cores, near.is_one_process());
-    let (others, missing) = Programs::rows(&[SIZES[1]]);
+    let (others, missing) = programs.rows(&[SIZES[1]]);
     // The goals speak of iperf3; the other programs only if they are asked for.
     let wanted = |row: &Row| bench.compare || matches!(row, Row::Other(Other::Iperf3, _));
     if two_cores {
@@ -251,7 +252,7 @@ pub(crate) fn run(
         .into_iter()
         .filter(|why| bench.compare || why.contains("iperf3"))
     {
-        super::skipped(report, "a comparison", why);
+        super::skipped(report, "a comparison", &why);
     }
     for (row, why) in &measured.failed {
         super::skipped(report, &row.name(), why);
@@ -280,13 +281,7 @@ pub(crate) fn run(
     for goal in &goals {
         goal.print(report);
     }
-    bench.finish(
-        report,
-        &measured,
-        &summary,
-        near.cores(),
-        super::machine::load(),
-    );
+    bench.finish(report, &measured, &summary, near.cores(), load_before);
     Ok(!measured.interrupted && goals.iter().all(|goal| goal.ok == Some(true)))
 }
 

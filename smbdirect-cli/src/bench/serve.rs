@@ -167,7 +167,6 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
     };
     let address = bench.address.as_ref().unwrap_or(&everywhere);
     let adapters = bench.adapters()?;
-    let _awake = bench.keep_awake(cores)?;
     let listener = transport::listen_tcp(address, PORT).await?;
     let address = listener.local_addr()?;
     report.line(format_args!("listening on {address}"));
@@ -185,6 +184,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         stream.set_nonblocking(false)?;
         // Its links stay in the process, but none with this peer does.
         let setting = bench.setting(cores, adapters.clone());
+        let _awake = bench.keep_awake(cores, &[cores.far()])?;
         let work = tokio::task::spawn_blocking(move || ends::obey(stream, setting));
         let result = tokio::select! {
             result = work => result?,

@@ -771,7 +771,9 @@ struct Apart<T>(T);
 
 /// How often to look whether the other end is done with what both touch, before sleeping for it: to
 /// be woken takes longer than a flush, which is what it mostly does there.
-const LOOKS: u32 = 1000;
+const LOOKS: u32 = 32;
+/// Between two looks, which take the cache line from the other end.
+const PAUSES: u32 = 16;
 
 impl Joint {
     fn lock(&self) -> MutexGuard<'_, Pair> {
@@ -779,7 +781,7 @@ impl Joint {
             match self.pair.try_lock() {
                 Ok(pair) => return pair,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => spin_loop(),
+                Err(TryLockError::WouldBlock) => (0..PAUSES).for_each(|_| spin_loop()),
             }
         }
         lock(&self.pair)

@@ -42,7 +42,8 @@ pub(super) struct Outgoing {
 
 /// Gone bytes that are worth moving the rest of the staged ones to the front.
 const COMPACT_AT: usize = 128 * 1024;
-/// Bytes that a stream has room for without asking for memory. It keeps that, from the first on.
+/// Bytes that a stream has room for without asking for memory. It keeps that, from the first short
+/// FPDU on.
 const CUP: usize = 1024;
 /// Bytes that are staged without growing: what waits at most, what is gone at most, and more.
 const STAGE: usize = 1280 * 1024;

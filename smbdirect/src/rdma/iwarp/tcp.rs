@@ -215,7 +215,7 @@ impl Provider for Iwarp {
     ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
         Box::pin(async move {
             let failed = |error| failure("listening", &error);
-            let listener = bind(address, &self.config).await.map_err(failed)?;
+            let listener = bind(address, &self.config).map_err(failed)?;
             let local_address = listener.local_addr().map_err(failed)?;
             let (sender, incoming) = mpsc::channel(16);
             let task = tokio::spawn(accept_all(listener, self.config.clone(), sender));
@@ -504,6 +504,8 @@ impl Socket {
     fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
         //= MPA-28
         stream.set_nodelay(true)?;
+        // A route may have another, and some systems' listeners do not hand on theirs.
+        control_congestion(&stream, config)?;
         Ok(Self {
             local: stream.local_addr()?,
             remote: stream.peer_addr()?,
@@ -684,7 +686,7 @@ impl Socket {
         self.write(&slices[..count], whole)
     }
 
-    /// One write of all slices, likewise; `whole` if they are an FPDU that is to be a segment.
+    /// One write of all slices, as [`read`](Self::read); `whole` if they are an FPDU that is to be a segment.
     fn write(&self, slices: &[IoSlice<'_>], whole: bool) -> io::Result<usize> {
         //= MPA-35
         let flags = if whole { MSG_EOR } else { 0 };
@@ -1121,13 +1123,19 @@ fn give_way(context: &mut Context<'_>) {
 }
 
 /// A socket that listens. Those that it accepts begin with its congestion control.
-async fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await?;
-    control_congestion(&listener, config)?;
-    Ok(listener)
+fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
+    let socket = unconnected(address, config)?;
+    // As tokio binds: a server that starts again is not to wait for connections of its past.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
-/// A socket to connect to `address` with.
+/// Connections that wait to be accepted, as tokio has it.
+const BACKLOG: u32 = 1024;
+
+/// A socket of the kind of `address`, that has no peer.
 fn unconnected(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpSocket> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -1137,15 +1145,21 @@ fn unconnected(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpSocke
     Ok(socket)
 }
 
-/// Gives a socket that has no peer yet the congestion control to begin with. A connection that
-/// began with another may keep some of it: Linux goes on pacing what began with bbr, with a timer
-/// for every few segments.
+/// Gives a socket its congestion control, best before it has a peer. A connection that began with
+/// another may keep some of it: Linux goes on pacing what began with bbr, with a timer for every
+/// few segments.
 #[cfg(any(target_os = "linux", target_os = "freebsd"))]
 fn control_congestion(socket: &impl AsFd, config: &IwarpConfig) -> io::Result<()> {
-    match &config.congestion_control {
-        Some(algorithm) => SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes()),
-        None => Ok(()),
+    let Some(algorithm) = &config.congestion_control else {
+        return Ok(());
+    };
+    let socket = SockRef::from(socket);
+    let has = socket.tcp_congestion()?;
+    let has = has.split(|&byte| byte == 0).next().unwrap_or_default();
+    if has == algorithm.as_bytes() {
+        return Ok(());
     }
+    socket.set_tcp_congestion(algorithm.as_bytes())
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
@@ -1190,6 +1204,7 @@ fn failure(doing: &str, error: &io::Error) -> ProviderError {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use crate::rdma::work::WorkId;
 
     // A connection that is made with bbr and changes to another goes on pacing.
     #[tokio::test]
@@ -1204,7 +1219,7 @@ mod tests {
             ..IwarpConfig::default()
         };
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listener = bind(any, &config).await.unwrap();
+        let listener = bind(any, &config).unwrap();
         let address = listener.local_addr().unwrap();
         let socket = unconnected(address, &config).unwrap();
         assert_eq!(congestion((&socket).into()), "reno");
@@ -1222,7 +1237,19 @@ mod tests {
             ..IwarpConfig::default()
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        assert!(bind(address, &config).await.is_err());
-        assert!(unconnected(address, &config).is_err());
+        let other = Iwarp::default().listen(address).await.unwrap();
+        let iwarp = Iwarp::new(config);
+        assert!(iwarp.listen(address).await.is_err());
+        let request = ConnectRequest {
+            address: other.local_address(),
+            private_data: Bytes::new(),
+            receive: WorkRequest::Receive {
+                id: WorkId(0),
+                length: 1,
+                count: 1,
+            },
+        };
+        let failed = iwarp.connect(request).await.unwrap_err();
+        assert_eq!(failed.kind, ProviderErrorKind::Local);
     }
 }
