@@ -686,7 +686,8 @@ impl Socket {
         self.write(&slices[..count], whole)
     }
 
-    /// One write of all slices, as [`read`](Self::read); `whole` if they are an FPDU that is to be a segment.
+    /// One write of all slices, as [`read`](Self::read) reads; `whole` if they are an FPDU that is to
+    /// be a segment.
     fn write(&self, slices: &[IoSlice<'_>], whole: bool) -> io::Result<usize> {
         //= MPA-35
         let flags = if whole { MSG_EOR } else { 0 };
@@ -1132,8 +1133,8 @@ fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Connections that wait to be accepted, as tokio has it.
-const BACKLOG: u32 = 1024;
+/// Connections that wait to be accepted, as many as behind tokio's own listeners.
+const BACKLOG: u32 = 128;
 
 /// A socket of the kind of `address`, that has no peer.
 fn unconnected(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpSocket> {
