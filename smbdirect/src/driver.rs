@@ -45,6 +45,10 @@ const ROUNDS: usize = 2;
 /// Bytes of finished reads before it does: who waits for them may have more to ask for, which the
 /// peer can look for while it is busy with those that are under way.
 const TURN: usize = 128 * 1024;
+/// Bytes of whole messages: who takes them gives their memory back while it is in a cache.
+const TURN_OF_MESSAGES: usize = 256 * 1024;
+/// So many turns behind each other before the runtime looks at its sockets, which is a system call.
+const TURNS: u32 = 8;
 /// What comes so soon after a flush waits for the task to flush it with others.
 const GATHER: Duration = Duration::from_micros(20);
 /// The task may be kept from running by those who send and never pause. At every so many messages
@@ -96,8 +100,12 @@ pub(crate) struct State {
     waker: Waker,
     /// It was woken, and has not run since.
     awake: bool,
-    /// Bytes of the reads that finished in this drive.
-    finished_reads: usize,
+    /// Bytes of the reads that finished in this drive,
+    read: usize,
+    /// and what the messages cost that became whole.
+    received: usize,
+    /// Drives that such bytes have ended, since the runtime was let look at its sockets.
+    turns: u32,
     /// What was left for it: bytes and how many messages, reads and writes.
     gathered: (usize, usize),
     /// A look took a completion, and what it asks for was left as well, with those behind it.
@@ -139,7 +147,9 @@ impl Shared {
                 wakes: Vec::new(),
                 waker: Waker::noop().clone(),
                 awake: false,
-                finished_reads: 0,
+                read: 0,
+                received: 0,
+                turns: 0,
                 gathered: (0, 0),
                 behind: false,
                 armed: None,
@@ -283,30 +293,51 @@ impl State {
     /// Runs engine and queue pair until both have nothing to do, or the budget is spent; then the
     /// task goes on with the rest when others had their turn.
     pub(crate) fn drive(&mut self, now: Instant) {
-        self.finished_reads = 0;
-        self.go_on(now);
+        self.begin_turn();
+        // The task has taken all there was, and is woken if there is more, or it is awake.
+        self.go_on(now, true);
     }
 
-    /// Drives on behind completions that were taken already.
-    fn go_on(&mut self, now: Instant) {
+    /// Drives on behind completions that were taken already: all there were, if `drained`.
+    fn go_on(&mut self, now: Instant, mut drained: bool) {
         self.gathered = (0, 0);
         self.behind = false;
         let waker = self.waker.clone();
         let context = &mut Context::from_waker(&waker);
         for _ in 0..ROUNDS {
             self.post_work(now, context);
-            if self.finished_reads >= TURN {
+            if self.turn_is_over() {
                 break;
             }
             // Behind the flush, which may have finished work. If nothing came of it, the engine
             // wants no more than it wanted just now.
-            if self.take_completions(now, context, ROUND) == 0 {
+            let taken = self.take_completions(now, context, ROUND, drained);
+            if taken == 0 {
                 self.after_drive();
                 return;
             }
+            drained = taken < ROUND;
         }
         self.after_drive();
-        // Wakes the task when others had their turn, and the runtime has looked at its sockets.
+        self.give_way(context);
+    }
+
+    fn begin_turn(&mut self) {
+        (self.read, self.received) = (0, 0);
+    }
+
+    fn turn_is_over(&self) -> bool {
+        self.read >= TURN || self.received >= TURN_OF_MESSAGES
+    }
+
+    /// Wakes the task when others had their turn, and mostly not before the runtime has looked at
+    /// its sockets.
+    fn give_way(&mut self, context: &mut Context<'_>) {
+        self.turns += 1;
+        if self.turn_is_over() && self.turns < TURNS {
+            return context.waker().wake_by_ref();
+        }
+        self.turns = 0;
         let _ = pin!(yield_now()).poll(context);
     }
 
@@ -316,7 +347,7 @@ impl State {
         let waker = self.waker.clone();
         let now = now();
         let context = &mut Context::from_waker(&waker);
-        let completed = self.take_completions(now, context, 1) > 0;
+        let completed = self.take_completions(now, context, 1, false) > 0;
         // The task, which would flush what was left for it, may not come to run meanwhile.
         if self.behind || self.gathered.1 > 0 {
             self.drive(now);
@@ -337,9 +368,16 @@ impl State {
     }
 
     /// Takes completions until there are `most`, or a turn's bytes of reads; gives their number.
-    fn take_completions(&mut self, now: Instant, context: &mut Context<'_>, most: usize) -> usize {
+    /// Where the queue pair is `drained`, only what was posted since can have brought about any.
+    fn take_completions(
+        &mut self,
+        now: Instant,
+        context: &mut Context<'_>,
+        most: usize,
+        drained: bool,
+    ) -> usize {
         let mut taken = 0;
-        while taken < most {
+        while taken < most && (!drained || self.queue_pair.has_completion()) {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
@@ -351,7 +389,7 @@ impl State {
             }
             self.engine.handle_completion(now, completion);
             self.take_events();
-            if self.finished_reads >= TURN {
+            if self.turn_is_over() {
                 break;
             }
         }
@@ -414,8 +452,10 @@ impl State {
                     remaining,
                     invalidated,
                 } => {
+                    let before = self.inbox.cost();
                     self.inbox.push(payload, remaining, invalidated);
                     if remaining == 0 {
+                        self.received += self.inbox.cost() - before;
                         // What is sent next may be the answer, and no part of a burst.
                         self.last_flush = None;
                     }
@@ -433,7 +473,7 @@ impl State {
                     buffer,
                     completed,
                 } => {
-                    self.finished_reads += buffer.as_ref().map_or(0, BytesMut::len);
+                    self.read += buffer.as_ref().map_or(0, BytesMut::len);
                     let result = if completed {
                         Ok(())
                     } else {
@@ -482,7 +522,7 @@ impl State {
         self.take_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
-        while self.take_completions(now, context, ROUND) > 0 {}
+        while self.take_completions(now, context, ROUND, false) > 0 {}
         self.finished = true;
         let reason = self.reason();
         self.transfers
@@ -585,9 +625,9 @@ impl Future for Driver {
                 state.armed = Some(now);
                 // Mostly something came, and what it asks for leaves with what was left for the
                 // task.
-                state.finished_reads = 0;
-                state.take_completions(now, context, ROUND);
-                state.go_on(now);
+                state.begin_turn();
+                let taken = state.take_completions(now, context, ROUND, false);
+                state.go_on(now, taken < ROUND);
                 if state.finished && state.orphans.is_empty() {
                     return Poll::Ready(());
                 }
@@ -629,6 +669,8 @@ pub(crate) fn now() -> Instant {
 mod tests {
     use std::collections::VecDeque;
 
+    use bytes::Bytes;
+
     use super::*;
     use crate::{
         engine::{Config, MessageId, TransferId},
@@ -647,13 +689,17 @@ mod tests {
     struct Lists {
         posted: VecDeque<WorkRequest>,
         done: VecDeque<Completion>,
+        /// How often it was polled.
+        polls: usize,
+        /// It says that there is nothing to poll for.
+        denies: bool,
     }
 
     impl QueuePair for Script {
         fn limits(&self) -> Limits {
             Limits {
                 max_send_queue: 100,
-                max_receive_queue: 100,
+                max_receive_queue: 1000,
                 max_outbound_reads: 16,
                 max_inbound_reads: 0,
                 max_transfer: u32::MAX,
@@ -664,7 +710,7 @@ mod tests {
         fn room(&self) -> Room {
             Room {
                 sends: 100,
-                receives: 100,
+                receives: 1000,
             }
         }
 
@@ -675,8 +721,13 @@ mod tests {
         fn flush(&mut self, _: &mut Context<'_>) {}
 
         fn poll_completion(&mut self, _: &mut Context<'_>) -> Poll<Completion> {
-            let done = self.0.lock().unwrap().done.pop_front();
-            done.map_or(Poll::Pending, Poll::Ready)
+            let mut lists = self.0.lock().unwrap();
+            lists.polls += 1;
+            lists.done.pop_front().map_or(Poll::Pending, Poll::Ready)
+        }
+
+        fn has_completion(&self) -> bool {
+            !self.0.lock().unwrap().denies
         }
 
         fn disconnect(&mut self, _: Teardown) {}
@@ -692,6 +743,11 @@ mod tests {
 
     /// A connection that has negotiated, and what its queue pair was told.
     fn established() -> (Arc<Shared>, Arc<Mutex<Lists>>) {
+        established_with(10)
+    }
+
+    /// The same, where the peer wants so many credits.
+    fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) {
         let (config, script) = (Config::default(), Script::default());
         let lists = script.0.clone();
         let mut engine = engine::Connection::active(config.clone(), now());
@@ -702,7 +758,7 @@ mod tests {
             min_version: VERSION_1_0,
             max_version: VERSION_1_0,
             negotiated_version: VERSION_1_0,
-            credits_requested: 10,
+            credits_requested,
             credits_granted: 10,
             status: Status::SUCCESS,
             max_read_write_size: 1 << 20,
@@ -809,6 +865,82 @@ mod tests {
         }
     }
 
+    /// To poll for what is not there takes as long as to send a message.
+    #[test]
+    fn who_sends_polls_for_what_came_of_it_and_no_more() {
+        let (shared, lists) = established();
+        for (denies, polls) in [(true, 0), (false, 1)] {
+            let mut told = lists.lock().unwrap();
+            (told.denies, told.polls) = (denies, 0);
+            drop(told);
+            shared.with(|state| {
+                state.last_flush = None;
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "message".into(), None).unwrap();
+                state.kick(1, 7);
+            });
+            assert_eq!(lists.lock().unwrap().polls, polls);
+        }
+        // Completions that nobody may be told of any more are taken in the same drive.
+        let sent = |work: &WorkRequest| match work {
+            WorkRequest::Send { id, .. } => Some(Completion::Sent { id: *id }),
+            _ => None,
+        };
+        let mut told = lists.lock().unwrap();
+        let done: Vec<_> = told.posted.iter().filter_map(sent).collect();
+        assert_eq!(done.len(), 2);
+        told.done.extend(done);
+        told.polls = 0;
+        drop(told);
+        shared.with(|state| state.drive(now()));
+        let told = lists.lock().unwrap();
+        assert_eq!(
+            (told.polls, told.done.len()),
+            (4, 0),
+            "twice until there is nothing"
+        );
+    }
+
+    /// Who waits for messages is to give their memory back before all that have come are taken.
+    #[test]
+    fn a_drive_gives_way_behind_its_turn_of_messages() {
+        const LENGTH: usize = 1000;
+        let (shared, lists) = established_with(255);
+        shared.with(|state| {
+            let id = MessageId(state.sends.insert() as u64);
+            state.engine.send(id, "credits".into(), None).unwrap();
+            state.drive(now());
+        });
+        let mut message = Vec::new();
+        DataTransfer {
+            data_offset: DataTransfer::PAYLOAD_OFFSET,
+            data_length: LENGTH as u32,
+            ..DataTransfer::empty(255, 0, Flags::empty())
+        }
+        .encode(&mut message);
+        message.resize(message.len() + LENGTH, b'?');
+        let message = Bytes::from(message);
+        let arrival = || Completion::Received {
+            id: WorkId(0),
+            message: message.clone(),
+            invalidated: None,
+        };
+        let arrivals = std::iter::repeat_with(arrival).take(255);
+        lists.lock().unwrap().done.extend(arrivals);
+        let cost = shared.with(|state| {
+            state.drive(now());
+            state.inbox.cost()
+        });
+        let left = lists.lock().unwrap().done.len();
+        let each = cost / (255 - left);
+        assert!(
+            (TURN_OF_MESSAGES..TURN_OF_MESSAGES + each).contains(&cost),
+            "{cost} in {each}"
+        );
+        shared.with(|state| state.drive(now()));
+        assert!(lists.lock().unwrap().done.is_empty());
+    }
+
     /// Who waits for reads is to ask for more before all that have come are taken.
     #[test]
     fn a_drive_gives_way_behind_its_turn_of_finished_reads() {
@@ -829,7 +961,7 @@ mod tests {
                 state.drive(now());
             });
             let mut told = lists.lock().unwrap();
-            let Lists { posted, done } = &mut *told;
+            let Lists { posted, done, .. } = &mut *told;
             for work in posted.drain(..) {
                 if let WorkRequest::Read { id, into, .. } = work {
                     done.push_back(Completion::Read { id, buffer: into });

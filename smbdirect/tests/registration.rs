@@ -110,6 +110,10 @@ impl QueuePair for RefusingPair {
         self.inner.poll_completion(context)
     }
 
+    fn has_completion(&self) -> bool {
+        self.inner.has_completion()
+    }
+
     fn disconnect(&mut self, how: Teardown) {
         self.inner.disconnect(how);
     }

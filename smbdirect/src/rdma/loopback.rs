@@ -665,6 +665,17 @@ impl QueuePair for LoopbackQueuePair {
         self.take().map_or(Poll::Pending, Poll::Ready)
     }
 
+    fn has_completion(&self) -> bool {
+        let Apart(news) = &self.joint.news[self.side];
+        let [sent, received] = self.moved;
+        !self.completions.0.is_empty()
+            || !self.arrived.is_empty()
+            || self.over
+            || news.load(Ordering::Relaxed)
+            // It is asked where there is nothing.
+            || self.watch.flows(sent, received)
+    }
+
     fn hands_over(&self) -> bool {
         true
     }

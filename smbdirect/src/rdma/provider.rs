@@ -145,6 +145,14 @@ pub trait QueuePair: Send + fmt::Debug {
     /// [`Completion::Disconnected`] it stays pending.
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
 
+    /// Whether what was posted and flushed since [`poll_completion`](Self::poll_completion) was last
+    /// `Pending` may have brought about a completion. Whoever is told that it has not need not poll:
+    /// what comes from elsewhere wakes the context that was pending. The answer may be yes without
+    /// cause, as this one is.
+    fn has_completion(&self) -> bool {
+        true
+    }
+
     /// Has the next [`poll_completion`](Self::poll_completion) look for itself whether something
     /// has come, where it would else wait to be told: for whoever polls again and again, because
     /// being woken takes longer. Does nothing where polling looks anyway.

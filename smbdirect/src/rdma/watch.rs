@@ -52,6 +52,11 @@ impl Watch {
         }
     }
 
+    /// Whether [`goes_on`](Self::goes_on) could say yes, after so many bytes in all.
+    pub(super) const fn flows(&self, sent: u64, received: u64) -> bool {
+        !self.length.is_zero() && sent + received - self.slept_at >= FLOW
+    }
+
     /// Whether to look again rather than to sleep, when so many bytes were sent and received in
     /// all.
     pub(super) fn goes_on(

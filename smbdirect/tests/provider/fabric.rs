@@ -374,10 +374,18 @@ impl End {
         self.outstanding[SEND..].iter().all(VecDeque::is_empty)
     }
 
-    /// Flushes and takes all completions there are; whether there were any.
+    /// Takes all completions there are, flushes, and takes those that may have come of it; whether
+    /// there were any. It sleeps on what a provider denies, as the library does.
     fn turn(&mut self, context: &mut Context<'_>) -> bool {
+        let mut progress = self.take(context);
         self.queue_pair.flush(context);
-        self.take(context)
+        while self.queue_pair.has_completion()
+            && let Poll::Ready(completion) = self.queue_pair.poll_completion(context)
+        {
+            progress = true;
+            self.note(completion);
+        }
+        progress
     }
 
     /// Takes all completions there are, without a flush; whether there were any.

@@ -186,8 +186,11 @@ impl Stream {
 
     /// Makes FPDUs of what was posted, as many as are worth having, and tells how many bytes
     /// now wait for the socket.
+    #[inline]
     pub fn prepare(&mut self) -> usize {
-        if self.ended.is_none()
+        let has_more = self.transmit.has_more() || !self.shared.inbound_reads.is_empty();
+        if has_more
+            && self.ended.is_none()
             && let Err(fault) = self.transmit.prepare(&mut self.shared)
         {
             self.fail(fault);

@@ -940,9 +940,13 @@ impl IwarpQueuePair {
     /// socket that said one stays until the queue pair is dropped: closed with bytes unread, TCP
     /// would take it back.
     fn settle(&mut self) {
-        if !self.machine.has_ended() {
-            return;
+        if self.machine.has_ended() {
+            self.settle_ended();
         }
+    }
+
+    #[cold]
+    fn settle_ended(&mut self) {
         let Some(socket) = &self.socket else { return };
         if self.machine.prepare() == 0 {
             if self.closing != Closing::Settled {
@@ -1046,6 +1050,16 @@ impl QueuePair for IwarpQueuePair {
                 return Poll::Pending;
             }
         }
+    }
+
+    fn has_completion(&self) -> bool {
+        let sent = self.machine.transmitted_bytes();
+        self.machine.has_completion()
+            || self.closing != Closing::No
+            || self.broken_pipe.is_some()
+            || self.machine.has_ended()
+            // It is asked where there is nothing.
+            || self.watch.flows(sent, self.received)
     }
 
     fn busy_poll(&mut self) {

@@ -174,7 +174,7 @@ impl Transmit {
 
     /// Whether all that was posted is on its way.
     pub(super) fn is_idle(&self) -> bool {
-        self.work.is_empty() && self.current.is_none() && self.segments.outgoing.backlog() == 0
+        !self.has_more() && self.segments.outgoing.backlog() == 0
     }
 
     pub(super) const fn backlog(&self) -> usize {
@@ -226,6 +226,11 @@ impl Transmit {
             tagged_offset: 0,
         };
         self.segments.outgoing.push_ulpdu([&header.encode(), &[]]);
+    }
+
+    /// Whether some of the work is not FPDUs yet.
+    pub(super) fn has_more(&self) -> bool {
+        self.current.is_some() || !self.work.is_empty()
     }
 
     /// Makes FPDUs until enough of them wait for the socket.
