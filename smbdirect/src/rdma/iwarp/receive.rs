@@ -6,7 +6,8 @@
 //! yet to be read, its place is offered to the next read instead, so those bytes are copied once,
 //! by the kernel.
 //!
-//! A stream has a block only while bytes wait in it.
+//! A stream has a block only while more bytes wait in it than an arena holds: a few blocks, which
+//! stay in a cache, serve many streams.
 
 use std::{mem, ops::Range};
 
@@ -28,7 +29,7 @@ use crate::{
 /// Bytes read at once at best.
 const BLOCK: usize = 256 * 1024;
 /// The blocks of all streams.
-static BLOCKS: Pool = Pool::new(BLOCK, 32);
+static BLOCKS: Pool = Pool::new(BLOCK, 128);
 /// Bytes in a block that make it worth lending to the messages in it.
 const LEND_FROM: usize = BLOCK / 4;
 /// Unread bytes of a tagged payload that make direct placement worth its bookkeeping.
@@ -71,6 +72,8 @@ enum Block {
     Owned(BytesMut),
     /// Was read into; messages may be slices of it.
     Shared(Bytes),
+    /// The little that waited in one, which is given back.
+    Rest(BytesMut),
 }
 
 /// A tagged segment that goes straight to its place.
@@ -172,24 +175,32 @@ impl Receive {
             None => 0,
         };
         self.end += count - placed;
-        if count == 0 && self.start == self.end {
-            self.release();
-            return Ok(());
+        if count > 0 {
+            let block = self.block.share();
+            assert!(self.end <= block.len(), "more was read than asked for");
+            let read = self.start..self.end;
+            if read.len() >= LEND_FROM || self.placing.is_some() {
+                self.take(&block, 0, shared)?;
+            } else {
+                let copy = self.arena.copy_of(&block[read.clone()]);
+                self.take(&copy, read.start, shared)?;
+            }
         }
-        let block = self.block.share();
-        assert!(self.end <= block.len(), "more was read than asked for");
-        let read = self.start..self.end;
-        if read.len() >= LEND_FROM || self.placing.is_some() {
-            self.take(&block, 0, shared)?;
-        } else {
-            let copy = self.arena.copy_of(&block[read.clone()]);
-            self.take(&copy, read.start, shared)?;
-        }
-        drop(block);
-        if self.start == self.end {
-            self.release();
-        }
+        self.part();
         Ok(())
+    }
+
+    /// Parts with the block, unless much waits in it: others can use it, and it is then in a cache.
+    fn part(&mut self) {
+        let waiting = mem::take(&mut self.start)..mem::take(&mut self.end);
+        if waiting.is_empty() {
+            self.block.release();
+        } else if waiting.len() <= ARENA {
+            self.end = waiting.len();
+            self.block.put_aside(waiting);
+        } else {
+            (self.start, self.end) = (waiting.start, waiting.end);
+        }
     }
 
     /// `count` bytes are in the cup. If it is full, there may be more.
@@ -205,19 +216,9 @@ impl Receive {
         let rest = &copy[self.start..self.end];
         (self.start, self.end) = (0, rest.len());
         if !rest.is_empty() {
-            self.block.make_room(0..0)[..rest.len()].copy_from_slice(rest);
+            self.block = Block::of_rest(rest);
         }
         Ok(())
-    }
-
-    /// Gives the block back, in which nothing waits.
-    fn release(&mut self) {
-        (self.start, self.end) = (0, 0);
-        match mem::replace(&mut self.block, Block::None) {
-            Block::None => {}
-            Block::Owned(block) => BLOCKS.lend(block.freeze()),
-            Block::Shared(block) => BLOCKS.lend(block),
-        }
     }
 
     /// Handles all FPDUs that are whole. `block` has the bytes of the block from `origin` on.
@@ -304,11 +305,46 @@ impl Receive {
 }
 
 impl Block {
+    /// Gives back what nothing waits in.
+    fn release(&mut self) {
+        match mem::replace(self, Self::None) {
+            Self::None => {}
+            Self::Owned(block) => BLOCKS.lend(block.freeze()),
+            Self::Shared(block) => BLOCKS.lend(block),
+            Self::Rest(rest) => ARENAS.lend(rest.freeze()),
+        }
+    }
+
+    /// Gives the block back, but for the bytes `waiting` of it, an arena's or less. They are what
+    /// there is then.
+    fn put_aside(&mut self, waiting: Range<usize>) {
+        let rest = match self {
+            Self::None | Self::Rest(_) => return,
+            Self::Owned(block) => Self::of_rest(&block[waiting]),
+            Self::Shared(block) => Self::of_rest(&block[waiting]),
+        };
+        self.release();
+        *self = rest;
+    }
+
+    fn of_rest(bytes: &[u8]) -> Self {
+        let mut rest = ARENAS.take();
+        rest.clear();
+        rest.extend_from_slice(bytes);
+        Self::Rest(rest)
+    }
+
     /// Makes the block memory to read into, with the bytes `rest` of it at its front.
     fn make_room(&mut self, rest: Range<usize>) -> &mut BytesMut {
         let owned = match mem::replace(self, Self::None) {
             Self::None => BLOCKS.take(),
             Self::Owned(block) => block,
+            Self::Rest(waiting) => {
+                let mut block = whole(BLOCKS.take());
+                block[..rest.len()].copy_from_slice(&waiting[rest]);
+                ARENAS.lend(waiting.freeze());
+                block
+            }
             Self::Shared(block) => match block.try_into_mut() {
                 Ok(mut block) => {
                     block.copy_within(rest, 0);
@@ -335,6 +371,7 @@ impl Block {
             Self::None => Bytes::new(),
             Self::Owned(block) => block.freeze(),
             Self::Shared(block) => block,
+            Self::Rest(rest) => rest.freeze(),
         };
         *self = Self::Shared(block.clone());
         block
@@ -668,5 +705,84 @@ const fn address(header: &Tagged, after: u32) -> RemoteAddress {
     RemoteAddress {
         token: Token(header.stag),
         offset: header.tagged_offset.wrapping_add(after as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::{iwarp::rdmap::QUEUE_SEND, receive_queue::Receives, work::WorkId};
+
+    /// A Send in one FPDU.
+    fn send(message_sequence_number: u32, payload: &[u8]) -> Vec<u8> {
+        let header = Untagged {
+            last: true,
+            rdmap_control: Opcode::Send.control(),
+            rsvd_ulp: 0,
+            queue_number: QUEUE_SEND,
+            message_sequence_number,
+            message_offset: 0,
+        };
+        let mut fpdu = Vec::new();
+        Fpdu::encode(&[&header.encode(), payload], true, &mut fpdu);
+        fpdu
+    }
+
+    /// One read of so many bytes.
+    fn read(receive: &mut Receive, bytes: &mut &[u8], most: usize, shared: &mut Shared) {
+        let mut count = 0;
+        for slice in receive.slices(shared).unwrap() {
+            let (now, later) = bytes.split_at(slice.len().min(bytes.len()).min(most - count));
+            slice[..now.len()].copy_from_slice(now);
+            count += now.len();
+            *bytes = later;
+        }
+        receive.received(count, shared).unwrap();
+    }
+
+    /// Many connections share few blocks: who waits for the rest of an FPDU keeps what has come of it.
+    #[test]
+    fn little_that_waits_keeps_no_block() {
+        let config = StreamConfig {
+            initiator: true,
+            crc: true,
+            max_fpdu: 65536,
+            one_fpdu_a_write: false,
+            max_outbound_reads: 0,
+            max_inbound_reads: 0,
+            ready_to_receive: None,
+        };
+        let (mut receive, mut shared) = (Receive::new(&config), Shared::new());
+        let row = Receives {
+            id: WorkId(1),
+            length: 60_000,
+            count: 100,
+        };
+        shared.receives.post(row);
+        let payloads: Vec<_> = (1..=30)
+            .map(|at| vec![at; 9_000 + usize::from(at)])
+            .collect();
+        let numbered = (1..).zip(&payloads);
+        let bytes: Vec<u8> = numbered
+            .flat_map(|(msn, payload)| send(msn, payload))
+            .collect();
+        let mut rest = &bytes[..];
+        // The first read is small, and another shows that there is more.
+        for most in [CUP, 70_000, 3, 100_000, 1] {
+            read(&mut receive, &mut rest, most, &mut shared);
+            let waits = receive.end - receive.start;
+            assert!((1..=ARENA).contains(&waits), "{waits} bytes");
+            assert!(matches!(receive.block, Block::Rest(_)));
+        }
+        while !rest.is_empty() {
+            read(&mut receive, &mut rest, usize::MAX, &mut shared);
+        }
+        assert!(matches!(receive.block, Block::None));
+        for payload in payloads {
+            let Some(Completion::Received { message, .. }) = shared.completions.pop_front() else {
+                panic!("a message is missing");
+            };
+            assert!(message == payload);
+        }
     }
 }
