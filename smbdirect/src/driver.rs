@@ -269,7 +269,9 @@ impl State {
             self.wake_task();
             return;
         }
-        self.drive(now);
+        // Who sends and never pauses keeps the task from running, and takes what comes itself.
+        self.begin_turn();
+        self.go_on(now, count == 0);
         if length >= LONG {
             // The flush took its time.
             self.last_flush = Some(self::now());
@@ -330,12 +332,12 @@ impl State {
         self.read >= TURN || self.received >= TURN_OF_MESSAGES
     }
 
-    /// Wakes the task when others had their turn, and mostly not before the runtime has looked at
-    /// its sockets.
+    /// Has the task go on when others had their turn: behind one of its own mostly at once, else when
+    /// the runtime has looked at its sockets.
     fn give_way(&mut self, context: &mut Context<'_>) {
         self.turns += 1;
         if self.turn_is_over() && self.turns < TURNS {
-            return context.waker().wake_by_ref();
+            return self.wake_task();
         }
         self.turns = 0;
         let _ = pin!(yield_now()).poll(context);
@@ -367,7 +369,7 @@ impl State {
         behind
     }
 
-    /// Takes completions until there are `most`, or a turn's bytes of reads; gives their number.
+    /// Takes completions until there are `most`, or the turn is over; gives their number.
     /// Where the queue pair is `drained`, only what was posted since can have brought about any.
     fn take_completions(
         &mut self,
@@ -381,15 +383,16 @@ impl State {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
-            // A message counts once.
-            taken += usize::from(!matches!(completion, Completion::Head(_)));
+            // A message counts once, and its head is never the last that is taken.
+            let counts = !matches!(completion, Completion::Head(_));
+            taken += usize::from(counts);
             if matches!(completion, Completion::Disconnected(_)) {
                 self.finished = true;
                 self.wake_waiting();
             }
             self.engine.handle_completion(now, completion);
             self.take_events();
-            if self.turn_is_over() {
+            if counts && self.turn_is_over() {
                 break;
             }
         }
@@ -522,7 +525,10 @@ impl State {
         self.take_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
-        while self.take_completions(now, context, ROUND, false) > 0 {}
+        self.begin_turn();
+        while self.take_completions(now, context, ROUND, false) > 0 {
+            self.begin_turn();
+        }
         self.finished = true;
         let reason = self.reason();
         self.transfers

@@ -653,6 +653,8 @@ impl QueuePair for LoopbackQueuePair {
         if !self.posted.is_empty() || !self.receives.is_empty() {
             self.execute();
         }
+        let [sent, received] = self.moved;
+        self.watch.flushed(sent, received);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -672,7 +674,7 @@ impl QueuePair for LoopbackQueuePair {
             || !self.arrived.is_empty()
             || self.over
             || news.load(Ordering::Relaxed)
-            // It is asked where there is nothing.
+            // Whether to watch is decided where a poll finds nothing.
             || self.watch.flows(sent, received)
     }
 

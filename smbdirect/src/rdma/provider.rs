@@ -138,17 +138,17 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Hands queued work to the wire as far as it takes any. What it does not take goes later:
     /// the context is woken when there is more to do. Completions that this call brought about
-    /// wake nobody: poll for them.
+    /// wake nobody: poll for them, while [`has_completion`](Self::has_completion).
     fn flush(&mut self, context: &mut Context<'_>);
 
     /// The next completion. `Pending` wakes the context when there is one; after
     /// [`Completion::Disconnected`] it stays pending.
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
 
-    /// Whether what was posted and flushed since [`poll_completion`](Self::poll_completion) was last
-    /// `Pending` may have brought about a completion. Whoever is told that it has not need not poll:
-    /// what comes from elsewhere wakes the context that was pending. The answer may be yes without
-    /// cause, as this one is.
+    /// Whether there may be a completion that is not going to wake the context: what was posted,
+    /// flushed or disconnected since [`poll_completion`](Self::poll_completion) was last `Pending` may
+    /// have brought one about, or polling has taken more in than it gave yet. Whoever is told that
+    /// there is none need not poll. The answer may be yes without cause, as this one is.
     fn has_completion(&self) -> bool {
         true
     }

@@ -24,6 +24,8 @@ pub(super) struct Watch {
     /// Bytes moved until the last look, and until the last sleep.
     moved: u64,
     slept_at: u64,
+    /// Bytes moved until the last flush.
+    flushed_at: u64,
     /// It looks since then.
     since: Option<Mark>,
     /// Watches in vain, one behind the other.
@@ -46,6 +48,7 @@ impl Watch {
             length,
             moved: 0,
             slept_at: 0,
+            flushed_at: 0,
             since: None,
             in_vain: 0,
             skip: 0,
@@ -55,6 +58,16 @@ impl Watch {
     /// Whether [`goes_on`](Self::goes_on) could say yes, after so many bytes in all.
     pub(super) const fn flows(&self, sent: u64, received: u64) -> bool {
         !self.length.is_zero() && sent + received - self.slept_at >= FLOW
+    }
+
+    /// Takes account of a flush, behind so many bytes in all. Behind one with which little was moved,
+    /// an end may sleep without asking.
+    pub(super) const fn flushed(&mut self, sent: u64, received: u64) {
+        let moved = sent + received;
+        if moved - self.flushed_at < FLOW && self.since.is_none() {
+            self.slept_at = moved;
+        }
+        self.flushed_at = moved;
     }
 
     /// Whether to look again rather than to sleep, when so many bytes were sent and received in
@@ -189,6 +202,26 @@ mod tests {
         assert!(bench.after(FLOW, NOTHING));
         let mut never = Watch::new(Duration::ZERO);
         assert!(!never.goes_on(FLOW, FLOW, || panic!("no clock is needed")));
+    }
+
+    #[test]
+    fn what_is_flushed_bit_by_bit_is_no_stream() {
+        let mut watch = Watch::new(LENGTH);
+        let mut sent = 0;
+        for _ in 0..100 {
+            sent += FLOW - 1;
+            watch.flushed(sent, 0);
+            assert!(!watch.flows(sent, 0));
+        }
+        assert!(!watch.goes_on(sent, 0, || panic!("no clock is needed")));
+        sent += FLOW;
+        watch.flushed(sent, 0);
+        assert!(watch.flows(sent, 0));
+        assert!(watch.goes_on(sent, 0, Instant::now));
+        // While it looks, little is no reason to sleep.
+        watch.flushed(sent + 1, 0);
+        assert!(watch.flows(sent + 1, 0));
+        assert!(!Watch::new(Duration::ZERO).flows(FLOW, FLOW));
     }
 
     #[test]

@@ -5,8 +5,11 @@ use std::{
     future::{Future, poll_fn},
     mem,
     net::SocketAddr,
-    sync::Arc,
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
@@ -250,6 +253,7 @@ pub(crate) struct Arrived {
 /// One end of a connection, with all that is known of it.
 pub(crate) struct End {
     queue_pair: Box<dyn QueuePair>,
+    woken: Arc<Woken>,
     last_id: u64,
     /// What was posted and has not completed, in order.
     outstanding: [VecDeque<WorkId>; 4],
@@ -264,6 +268,20 @@ pub(crate) struct End {
     pub(crate) ended: Option<Disconnect>,
 }
 
+/// Whether the provider has woken an end since it was last polled, and whom to wake then.
+struct Woken {
+    flag: AtomicBool,
+    outer: Mutex<Waker>,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.flag.store(true, Ordering::Release);
+        let outer = self.outer.lock().unwrap().clone();
+        outer.wake();
+    }
+}
+
 /// The kinds of work that complete in order among themselves: places in [`End::outstanding`].
 const RECEIVE: usize = 0;
 const SEND: usize = 1;
@@ -276,6 +294,10 @@ impl End {
         outstanding[RECEIVE].push_back(WorkId(0));
         Self {
             queue_pair: connected.queue_pair,
+            woken: Arc::new(Woken {
+                flag: AtomicBool::new(true),
+                outer: Mutex::new(Waker::noop().clone()),
+            }),
             last_id: 0,
             outstanding,
             posted: 1,
@@ -374,10 +396,16 @@ impl End {
         self.outstanding[SEND..].iter().all(VecDeque::is_empty)
     }
 
-    /// Takes all completions there are, flushes, and takes those that may have come of it; whether
-    /// there were any. It sleeps on what a provider denies, as the library does.
+    /// Flushes, and takes all completions there are; whether there were any. As the library does, it
+    /// polls for what came of the flush, and for the rest only when it was woken.
     fn turn(&mut self, context: &mut Context<'_>) -> bool {
-        let mut progress = self.take(context);
+        self.woken.outer.lock().unwrap().clone_from(context.waker());
+        let waker = Waker::from(self.woken.clone());
+        let context = &mut Context::from_waker(&waker);
+        let mut progress = false;
+        if self.woken.flag.swap(false, Ordering::AcqRel) {
+            progress = self.take(context);
+        }
         self.queue_pair.flush(context);
         while self.queue_pair.has_completion()
             && let Poll::Ready(completion) = self.queue_pair.poll_completion(context)
@@ -390,7 +418,9 @@ impl End {
 
     /// Takes all completions there are, without a flush; whether there were any.
     pub(crate) async fn take_now(&mut self) -> bool {
-        poll_fn(|context| Poll::Ready(self.take(context))).await
+        // What it has registered with the provider is not to be lost.
+        let waker = Waker::from(self.woken.clone());
+        self.take(&mut Context::from_waker(&waker))
     }
 
     fn take(&mut self, context: &mut Context<'_>) -> bool {

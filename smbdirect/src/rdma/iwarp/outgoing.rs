@@ -124,7 +124,9 @@ impl Outgoing {
             self.digest
                 .update(&self.staged[self.end - staged..self.end]);
             self.digest.update(&shared);
-            self.digest.update(pad);
+            if !pad.is_empty() {
+                self.digest.update(pad);
+            }
             crc = self.digest.wire();
         }
         self.queued += shared.len() as u64;

@@ -159,15 +159,21 @@ impl Stream {
     }
 
     /// The next completion; [`Completion::Disconnected`] is the last.
+    #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion> {
-        let next = self.transmit.poll_finished();
-        if let Some(completion) = next.or_else(|| self.shared.completions.pop_front()) {
-            return Some(completion);
+        if self.transmit.has_finished() {
+            return self.transmit.poll_finished();
         }
-        if self.reported {
-            return None;
+        match self.shared.completions.pop_front() {
+            None if self.ended.is_some() => self.report_end(),
+            next => next,
         }
-        let ended = self.ended.clone()?;
+    }
+
+    /// How it ended, once.
+    #[cold]
+    fn report_end(&mut self) -> Option<Completion> {
+        let ended = self.ended.clone().filter(|_| !self.reported)?;
         self.reported = true;
         Some(Completion::Disconnected(ended))
     }

@@ -1005,6 +1005,8 @@ impl QueuePair for IwarpQueuePair {
         self.write(context);
         self.nudge(context);
         self.settle();
+        let sent = self.machine.transmitted_bytes();
+        self.watch.flushed(sent, self.received);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -1058,7 +1060,7 @@ impl QueuePair for IwarpQueuePair {
             || self.closing != Closing::No
             || self.broken_pipe.is_some()
             || self.machine.has_ended()
-            // It is asked where there is nothing.
+            // Whether to watch is decided where a poll finds nothing.
             || self.watch.flows(sent, self.received)
     }
 

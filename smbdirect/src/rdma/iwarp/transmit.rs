@@ -228,7 +228,7 @@ impl Transmit {
         self.segments.outgoing.push_ulpdu([&header.encode(), &[]]);
     }
 
-    /// Whether some of the work is not FPDUs yet.
+    /// Whether a message is begun, or work waits to be.
     pub(super) fn has_more(&self) -> bool {
         self.current.is_some() || !self.work.is_empty()
     }
