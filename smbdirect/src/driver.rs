@@ -887,7 +887,7 @@ mod tests {
             });
             assert_eq!(lists.lock().unwrap().polls, polls);
         }
-        // Completions that nobody may be told of any more are taken in the same drive.
+        // What came is taken, and looked for once more behind what it asks for.
         let sent = |work: &WorkRequest| match work {
             WorkRequest::Send { id, .. } => Some(Completion::Sent { id: *id }),
             _ => None,
@@ -905,6 +905,21 @@ mod tests {
             (4, 0),
             "twice until there is nothing"
         );
+    }
+
+    /// The task, which would take the peer's credits, may not come to run meanwhile.
+    #[test]
+    fn who_sends_and_never_pauses_takes_what_comes() {
+        let (shared, lists) = established();
+        lists.lock().unwrap().denies = true;
+        shared.with(|state| {
+            for _ in 0..GATHER_COUNT + 2 {
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "message".into(), None).unwrap();
+                state.kick(1, 7);
+            }
+        });
+        assert!(lists.lock().unwrap().polls > 0);
     }
 
     /// Who waits for messages is to give their memory back before all that have come are taken.

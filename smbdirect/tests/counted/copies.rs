@@ -301,6 +301,10 @@ impl QueuePair for WatchedQueuePair {
         completion
     }
 
+    fn has_completion(&self) -> bool {
+        self.queue_pair.has_completion()
+    }
+
     fn disconnect(&mut self, how: Teardown) {
         self.queue_pair.disconnect(how);
     }
