@@ -911,7 +911,9 @@ mod tests {
     #[test]
     fn who_sends_and_never_pauses_takes_what_comes() {
         let (shared, lists) = established();
-        lists.lock().unwrap().denies = true;
+        let mut told = lists.lock().unwrap();
+        (told.denies, told.polls) = (true, 0);
+        drop(told);
         shared.with(|state| {
             for _ in 0..GATHER_COUNT + 2 {
                 let id = MessageId(state.sends.insert() as u64);
