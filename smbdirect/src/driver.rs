@@ -400,6 +400,9 @@ impl State {
     }
 
     fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {
+        if self.engine.is_idle() {
+            return;
+        }
         let mut room = self.room();
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {

@@ -481,11 +481,12 @@ impl End {
                         .saturating_sub(self.receives.len()),
                 ),
             };
-            let was_over = self.is_over();
+            let (was_over, was_idle) = (self.is_over(), self.engine.is_idle());
             let Some(work) = self.engine.poll_work(now, room) else {
                 break;
             };
             assert!(!was_over, "{work:?} behind the end");
+            assert!(!was_idle, "{work:?} of one that had nothing");
             self.done += 1;
             if let WorkRequest::Receive { count, .. } = work {
                 assert!((1..=room.receives).contains(&(count as usize)));

@@ -89,6 +89,8 @@ pub struct Connection {
     holds_first_grant: bool,
     /// The last segment that waits is to ask for an answer.
     asks_behind_queue: bool,
+    /// `poll_work` had nothing though there was room, and nothing has happened since to change that.
+    idle: bool,
     statistics: Statistics,
 }
 
@@ -195,6 +197,7 @@ impl Connection {
             flushing: false,
             holds_first_grant: false,
             asks_behind_queue: false,
+            idle: false,
             statistics: Statistics::default(),
             config,
         }
@@ -230,6 +233,12 @@ impl Connection {
             && self.send_credits > 0
     }
 
+    /// Whether [`poll_work`](Self::poll_work) has nothing for sure: it had nothing though there was
+    /// room, and since then nothing has happened but that Sends were handed to the wire.
+    pub const fn is_idle(&self) -> bool {
+        self.idle
+    }
+
     /// Messages that wait or are partly sent.
     pub fn queued_messages(&self) -> usize {
         self.send_queue.len()
@@ -260,6 +269,7 @@ impl Connection {
 
     /// The RDMA connection is there and can do this much.
     pub fn handle_connected(&mut self, limits: Limits) {
+        self.idle = false;
         self.limits = limits;
         self.receive_credits.fit_into(limits.max_receive_queue);
         //= SMBD-3.1.4.1-09
@@ -272,6 +282,8 @@ impl Connection {
 
     /// The queue pair did something.
     pub fn handle_completion(&mut self, now: Instant, completion: Completion) {
+        // A Send that is done leaves room, which was there, and may end a connection that closes.
+        self.idle &= matches!(completion, Completion::Sent { .. }) && !self.closing;
         match completion {
             Completion::Head(head) => self.head = head,
             Completion::Received {
@@ -312,6 +324,7 @@ impl Connection {
 
     /// Time passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.idle = false;
         for timer in Timer::ALL {
             if !self.timers.expire(timer, now) {
                 continue;
@@ -345,6 +358,7 @@ impl Connection {
         invalidate: Option<Token>,
     ) -> Result<(), SendError> {
         self.check(&message)?;
+        self.idle = false;
         let order = self.order();
         //= SMBD-3.1.4.2-01
         self.send_queue.push(id, message, invalidate, order);
@@ -383,6 +397,7 @@ impl Connection {
         offset: u64,
         into: BytesMut,
     ) -> Result<(), (TransferFault, BytesMut)> {
+        self.idle = false;
         let max_piece = match self.max_piece() {
             Ok(_) if self.limits.max_outbound_reads == 0 && !into.is_empty() => {
                 return Err((TransferFault::Unsupported, into));
@@ -408,6 +423,7 @@ impl Connection {
         offset: u64,
         data: Bytes,
     ) -> Result<(), TransferFault> {
+        self.idle = false;
         let max_piece = self.max_piece()?;
         let (length, order) = (data.len() as u64, self.order());
         self.transfers
@@ -419,6 +435,7 @@ impl Connection {
 
     /// Says something to the peer now: an empty message, unless one is about to leave anyway.
     pub fn prompt(&mut self) {
+        self.idle = false;
         self.send_immediate = true;
     }
 
@@ -435,7 +452,7 @@ impl Connection {
                 now + self.config.keepalive_response_timeout,
             );
         }
-        self.send_immediate = true;
+        self.prompt();
     }
 
     /// Has the last segment of what is queued ask the peer for an answer, which brings credits
@@ -462,6 +479,7 @@ impl Connection {
     /// [`keepalive_interval`](super::Settings::keepalive_interval): a peer can leave a read
     /// unanswered and show for ever that it is there.
     pub fn close(&mut self) {
+        self.idle = false;
         match self.role {
             Role::Established(_) => self.closing = true,
             _ => self.end(ConnectionError::Closed(Initiator::Local)),
@@ -473,6 +491,12 @@ impl Connection {
 
     /// The next request to post, of which there is `room` for.
     pub fn poll_work(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
+        let work = self.next_request(now, room);
+        self.idle = work.is_none() && room.sends > 0 && !self.wants_receives();
+        work
+    }
+
+    fn next_request(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
         if self.closing && self.error().is_none() && !self.timers.is_running(Timer::Close) {
             self.timers
                 .set(Timer::Close, now + self.config.keepalive_interval);

@@ -826,9 +826,12 @@ impl Pair {
         self.take_events(who);
         loop {
             let (now, room) = (self.now, self.room(who));
-            let Some(work) = self.end_mut(who).engine.poll_work(now, room) else {
+            let engine = &mut self.end_mut(who).engine;
+            let is_idle = engine.is_idle();
+            let Some(work) = engine.poll_work(now, room) else {
                 break;
             };
+            assert!(!is_idle, "{work:?}");
             match &work {
                 WorkRequest::Receive { count, .. } => {
                     assert!((1..=room.receives).contains(&(*count as usize)));

@@ -61,6 +61,8 @@ enum Rule {
     BuffersComeBack,
     /// Nothing ends a connection but the network, a timer, or an upper layer.
     EndsHaveReasons,
+    /// An engine that says it is idle has no work.
+    IdleHasNoWork,
 }
 
 /// Ways to break the rules on purpose, and the rule that each breaks.
@@ -100,10 +102,12 @@ enum Sabotage {
     LoseResponse,
     /// A close forgets the messages that wait.
     ForgetQueue,
+    /// An engine does not notice that there is news.
+    StayIdle,
 }
 
 impl Sabotage {
-    const ALL: [(Self, Rule); 17] = [
+    const ALL: [(Self, Rule); 18] = [
         (Self::InventCredit, Rule::SendsHaveCredits),
         (Self::WithholdGrant, Rule::LastCreditGrants),
         (Self::SpendLastCredit, Rule::WorkGetsDone),
@@ -121,6 +125,7 @@ impl Sabotage {
         (Self::ForgetGrant, Rule::EndsHaveReasons),
         (Self::LoseResponse, Rule::WorkGetsDone),
         (Self::ForgetQueue, Rule::MessagesArrive),
+        (Self::StayIdle, Rule::IdleHasNoWork),
     ];
 }
 
@@ -313,6 +318,7 @@ fn snapshot(engine: &Connection) -> Connection {
         flushing,
         holds_first_grant,
         asks_behind_queue,
+        idle,
         statistics,
     } = engine;
     assert!(transfers.is_idle() && events.is_empty() && abandoned.is_empty() && head.is_empty());
@@ -338,6 +344,7 @@ fn snapshot(engine: &Connection) -> Connection {
         flushing: *flushing,
         holds_first_grant: *holds_first_grant,
         asks_behind_queue: *asks_behind_queue,
+        idle: *idle,
         statistics: *statistics,
     }
 }
@@ -368,6 +375,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         flushing,
         holds_first_grant,
         asks_behind_queue,
+        idle,
         statistics,
     } = engine;
     (config.send_credit_target, config.receive_credit_max).hash(state);
@@ -385,7 +393,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     (send_immediate, reassembly, keepalive_requested).hash(state);
     Timer::ALL.map(|timer| timers.is_running(timer)).hash(state);
     (in_flight, closing, flushing, holds_first_grant).hash(state);
-    asks_behind_queue.hash(state);
+    (asks_behind_queue, idle).hash(state);
     (statistics.receives_outstanding, statistics.work_outstanding).hash(state);
 }
 
@@ -643,7 +651,14 @@ impl State {
                     false => (RECEIVE_QUEUE - end.receives).into(),
                 },
             };
-            let Some(work) = end.engine.poll_work(*NOW, room) else {
+            let tampered = sabotage.is_some_and(|sabotage| sabotage != Sabotage::StayIdle);
+            let is_idle = end.engine.is_idle() && !tampered;
+            let work = end.engine.poll_work(*NOW, room);
+            if is_idle && work.is_some() {
+                self.breaks(Rule::IdleHasNoWork);
+            }
+            let end = &mut self.ends[who];
+            let Some(work) = work else {
                 // Looking for work can end the negotiation, and the connection.
                 if end.engine.events.is_empty() {
                     break;
@@ -862,6 +877,7 @@ impl State {
                 engine.send_queue.clear();
                 engine.end_if_drained();
             }
+            Some(Sabotage::StayIdle) => engine.idle = true,
             Some(Sabotage::HoldFirstGrant) => {
                 engine.timers.stop(Timer::FirstGrant);
             }

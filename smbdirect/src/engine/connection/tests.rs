@@ -226,7 +226,10 @@ impl Bench {
     /// All that the engine wants done now.
     fn work(&mut self) -> Vec<Did> {
         let mut done = Vec::new();
-        while let Some(work) = self.engine.poll_work(self.now, self.room) {
+        // Who asks only engines that are not idle misses nothing.
+        while !self.engine.is_idle()
+            && let Some(work) = self.engine.poll_work(self.now, self.room)
+        {
             done.push(self.post(work));
         }
         done
@@ -2109,6 +2112,33 @@ mod transferring {
         bench.wait(SECOND);
         let expired = ConnectionError::TimedOut(Expired::Close);
         assert_eq!(bench.engine.error(), Some(&expired));
+    }
+
+    #[test]
+    fn a_close_that_finds_all_posted_does_not_wait_for_ever_either() {
+        for sends in [false, true] {
+            let mut bench = bench();
+            bench.read(1, 10);
+            if sends {
+                bench.send(2, 5);
+            }
+            bench.work();
+            assert!(bench.engine.is_idle());
+            bench.engine.close();
+            bench.work();
+            if sends {
+                bench.now += SECOND;
+                bench.complete_sends();
+                bench.work();
+            }
+            bench.wait(IDLE - SECOND);
+            bench.hear(flagged(1));
+            assert_eq!(bench.sent().len(), 1);
+            assert_eq!(bench.engine.error(), None);
+            bench.wait(SECOND);
+            let expired = ConnectionError::TimedOut(Expired::Close);
+            assert_eq!(bench.engine.error(), Some(&expired));
+        }
     }
 
     #[test]
