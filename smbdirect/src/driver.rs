@@ -6,7 +6,8 @@
 //! task costs more than the whole path to the wire. While a flush is only moments old, `send`
 //! leaves the message for the task, and so do those behind it, so that a burst of messages shares
 //! few system calls: until the task runs, or until there is so much that waiting gains nothing.
-//! The task itself is woken by the socket and by time.
+//! The task itself is woken by the socket and by time. Where it shares its only thread with those
+//! whom it wakes, what a single message asks for waits for them in turn: mostly they answer.
 //!
 //! No decision of the protocol is made here.
 
@@ -21,6 +22,7 @@ use std::{
 
 use bytes::BytesMut;
 use tokio::{
+    runtime::{Handle, RuntimeFlavor},
     task::yield_now,
     time::{Sleep, sleep_until},
 };
@@ -360,6 +362,22 @@ impl State {
         now
     }
 
+    /// Whether somebody was woken for a message and nothing else is there to be taken. It is mostly
+    /// answered, and what else there is to do goes with the answer, or behind it: the task runs
+    /// again behind those whom it wakes.
+    fn answers_come_first(&mut self) -> bool {
+        let first = !self.behind
+            && !self.finished
+            && (1..LONG).contains(&self.received)
+            && !self.wakes.is_empty()
+            && !self.queue_pair.has_completion();
+        if first {
+            self.behind = true;
+            self.wake_task();
+        }
+        first
+    }
+
     /// Drives if the last look did not; tells whether it did.
     fn catch_up(&mut self) -> bool {
         let behind = self.behind;
@@ -379,22 +397,19 @@ impl State {
         drained: bool,
     ) -> usize {
         let mut taken = 0;
-        while taken < most && (!drained || self.queue_pair.has_completion()) {
+        while taken < most && !self.turn_is_over() && (!drained || self.queue_pair.has_completion())
+        {
             let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
                 return taken;
             };
             // A message counts once, and its head is never the last that is taken.
-            let counts = !matches!(completion, Completion::Head(_));
-            taken += usize::from(counts);
+            taken += usize::from(!matches!(completion, Completion::Head(_)));
             if matches!(completion, Completion::Disconnected(_)) {
                 self.finished = true;
                 self.wake_waiting();
             }
             self.engine.handle_completion(now, completion);
             self.take_events();
-            if counts && self.turn_is_over() {
-                break;
-            }
         }
         taken
     }
@@ -604,13 +619,20 @@ impl State {
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     sleep: Pin<Box<Sleep>>,
+    /// Whom it wakes runs before it does again, and no sooner than it has returned.
+    alone: bool,
 }
 
 impl Driver {
     /// Starts the task. Needs a tokio runtime around it.
     pub(crate) fn spawn(shared: Arc<Shared>) {
         let sleep = Box::pin(sleep_until(tokio::time::Instant::now()));
-        tokio::spawn(Self { shared, sleep });
+        let alone = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+        tokio::spawn(Self {
+            shared,
+            sleep,
+            alone,
+        });
     }
 }
 
@@ -618,7 +640,11 @@ impl Future for Driver {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Self { shared, sleep } = self.get_mut();
+        let Self {
+            shared,
+            sleep,
+            alone,
+        } = self.get_mut();
         shared.with(|state| {
             if !state.waker.will_wake(context.waker()) {
                 state.waker = context.waker().clone();
@@ -635,7 +661,13 @@ impl Future for Driver {
                 // Mostly something came, and what it asks for leaves with what was left for the
                 // task.
                 state.begin_turn();
-                let taken = state.take_completions(now, context, ROUND, false);
+                let mut taken = state.take_completions(now, context, 1, false);
+                if *alone && state.answers_come_first() {
+                    return Poll::Pending;
+                }
+                if taken > 0 {
+                    taken += state.take_completions(now, context, ROUND - 1, false);
+                }
                 state.go_on(now, taken < ROUND);
                 if state.finished && state.orphans.is_empty() {
                     return Poll::Ready(());
@@ -676,7 +708,7 @@ pub(crate) fn now() -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
+    use std::{collections::VecDeque, future::poll_fn};
 
     use bytes::Bytes;
 
@@ -808,19 +840,7 @@ mod tests {
         };
         shared.with(|state| state.last_flush = None);
         assert_eq!(send(), (0, 1), "it gives the peer its credits");
-        let mut message = Vec::new();
-        DataTransfer {
-            data_offset: DataTransfer::PAYLOAD_OFFSET,
-            data_length: 1,
-            ..DataTransfer::empty(10, 0, Flags::empty())
-        }
-        .encode(&mut message);
-        message.resize(DataTransfer::PAYLOAD_OFFSET as usize + 1, b'?');
-        lists.lock().unwrap().done.push_back(Completion::Received {
-            id: WorkId(0),
-            message: message.into(),
-            invalidated: None,
-        });
+        lists.lock().unwrap().done.push_back(segment(0));
         shared.with(|state| state.busy_poll = Duration::from_secs(60));
         let context = &mut Context::from_waker(Waker::noop());
         let found = shared.poll_busily(context, |state| state.inbox.take());
@@ -830,26 +850,71 @@ mod tests {
         shared.with(|state| assert!(!state.behind));
     }
 
+    /// On a thread of its own the task leaves the thread to those whom it wakes.
+    #[tokio::test]
+    async fn an_answer_goes_before_what_else_the_task_has_to_do() {
+        for there_is_more in [false, true] {
+            let (shared, lists) = established();
+            shared.with(|state| {
+                state.last_flush = None;
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "credits".into(), None).unwrap();
+                state.kick(1, 7);
+            });
+            Driver::spawn(shared.clone());
+            yield_now().await;
+            let (waits, told) = (shared.clone(), lists.clone());
+            let waiting = tokio::spawn(async move {
+                let take = |state: &mut State| state.inbox.take();
+                poll_fn(|context| waits.poll_busily(context, take)).await;
+                told.lock().unwrap().posted.len()
+            });
+            yield_now().await;
+            *lists.lock().unwrap() = Lists {
+                done: [segment(0)].into(),
+                denies: !there_is_more,
+                ..Lists::default()
+            };
+            shared.with(State::wake_task);
+            let posted = waiting.await.unwrap();
+            assert_eq!(
+                posted,
+                usize::from(there_is_more),
+                "before the message was taken"
+            );
+            // There was no answer.
+            yield_now().await;
+            let posted = lists.lock().unwrap().posted.split_off(0);
+            let receive = |work: &WorkRequest| matches!(work, WorkRequest::Receive { .. });
+            assert!(
+                posted.len() == 1 && posted.iter().all(receive),
+                "{posted:?}"
+            );
+        }
+    }
+
+    /// A segment of one byte.
+    fn segment(remaining_data_length: u32) -> Completion {
+        let mut message = Vec::new();
+        DataTransfer {
+            data_offset: DataTransfer::PAYLOAD_OFFSET,
+            data_length: 1,
+            remaining_data_length,
+            ..DataTransfer::empty(10, 0, Flags::empty())
+        }
+        .encode(&mut message);
+        message.push(b'?');
+        Completion::Received {
+            id: WorkId(0),
+            message: message.into(),
+            invalidated: None,
+        }
+    }
+
     /// The look after which it is time to sleep takes one completion, and the drive behind it the
     /// others: a message whose first part it was, or the end.
     #[test]
     fn what_the_last_look_leaves_is_not_slept_over() {
-        let segment = |remaining_data_length| {
-            let mut message = Vec::new();
-            DataTransfer {
-                data_offset: DataTransfer::PAYLOAD_OFFSET,
-                data_length: 1,
-                remaining_data_length,
-                ..DataTransfer::empty(10, 0, Flags::empty())
-            }
-            .encode(&mut message);
-            message.push(b'?');
-            Completion::Received {
-                id: WorkId(0),
-                message: message.into(),
-                invalidated: None,
-            }
-        };
         let flushed = Completion::Flushed {
             id: WorkId(0),
             buffer: None,
