@@ -142,26 +142,31 @@ impl Receive {
             && shared.reads.front().is_none_or(|read| read.filled == 0)
     }
 
+    /// Whether the place of a payload under way, if there is one, is still to be written to.
+    pub(super) fn check_place(&self, shared: &mut Shared) -> Result<(), StreamError> {
+        match &self.placing {
+            Some(placing) => placing.rest(shared).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Where the next bytes go: first the place of a payload under way, if there is one, then
-    /// the cup or the block.
-    pub(super) fn slices<'a>(
-        &'a mut self,
-        shared: &'a mut Shared,
-    ) -> Result<[&'a mut [u8]; 2], StreamError> {
+    /// the cup or the block. The place was [checked](Self::check_place).
+    pub(super) fn slices<'a>(&'a mut self, shared: &'a mut Shared) -> [&'a mut [u8]; 2] {
         // What is left of a segment is in the block, and what follows belongs behind it.
         self.into_cup &= self.placing.is_none() && self.start == self.end;
         if self.into_cup {
             self.cup.resize(CUP, 0);
-            return Ok([&mut [], &mut self.cup]);
+            return [&mut [], &mut self.cup];
         }
         let direct = match &self.placing {
-            Some(placing) => placing.rest(shared)?,
+            Some(placing) => placing.rest(shared).unwrap_or_default(),
             None => &mut [],
         };
         let end = self.end - self.start;
         let block = self.block.make_room(self.start..self.end);
         (self.start, self.end) = (0, end);
-        Ok([direct, &mut block[end..]])
+        [direct, &mut block[end..]]
     }
 
     /// `count` bytes have gone to where [`slices`](Self::slices) pointed.
@@ -731,7 +736,7 @@ mod tests {
     /// One read of so many bytes.
     fn read(receive: &mut Receive, bytes: &mut &[u8], most: usize, shared: &mut Shared) {
         let mut count = 0;
-        for slice in receive.slices(shared).unwrap() {
+        for slice in receive.slices(shared) {
             let (now, later) = bytes.split_at(slice.len().min(bytes.len()).min(most - count));
             slice[..now.len()].copy_from_slice(now);
             count += now.len();

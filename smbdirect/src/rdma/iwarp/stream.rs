@@ -254,11 +254,11 @@ impl Stream {
             return [&mut [], &mut []];
         }
         // Memory that was deregistered while a payload was on its way in fails here.
-        if let Err(error) = self.receive.slices(&mut self.shared) {
+        if let Err(error) = self.receive.check_place(&mut self.shared) {
             self.fail(error.into());
             return [&mut [], &mut []];
         }
-        self.receive.slices(&mut self.shared).unwrap_or_default()
+        self.receive.slices(&mut self.shared)
     }
 
     /// `count` bytes are where [`receive_slices`](Self::receive_slices) pointed.
