@@ -6,8 +6,8 @@
 //! task costs more than the whole path to the wire. While a flush is only moments old, `send`
 //! leaves the message for the task, and so do those behind it, so that a burst of messages shares
 //! few system calls: until the task runs, or until there is so much that waiting gains nothing.
-//! The task itself is woken by the socket and by time. Where it shares its only thread with those
-//! whom it wakes, what a single message asks for waits for them in turn: mostly they answer.
+//! The task itself is woken by the socket and by time. Where its runtime has one thread, what a
+//! single message asks for waits until those ran whom the message woke: mostly they answer.
 //!
 //! No decision of the protocol is made here.
 
@@ -110,7 +110,7 @@ pub(crate) struct State {
     turns: u32,
     /// What was left for it: bytes and how many messages, reads and writes.
     gathered: (usize, usize),
-    /// A look took a completion, and what it asks for was left as well, with those behind it.
+    /// A completion was taken, and what it asks for was left to the answer, with those behind it.
     behind: bool,
     /// When the task wakes by itself.
     armed: Option<Instant>,
@@ -347,6 +347,7 @@ impl State {
 
     /// Looks whether something has come, without waiting to be told; gives the time it did.
     fn look(&mut self) -> Instant {
+        self.begin_turn();
         self.queue_pair.busy_poll();
         let waker = self.waker.clone();
         let now = now();
@@ -362,14 +363,16 @@ impl State {
         now
     }
 
-    /// Whether somebody was woken for a message and nothing else is there to be taken. It is mostly
-    /// answered, and what else there is to do goes with the answer, or behind it: the task runs
-    /// again behind those whom it wakes.
+    /// Whether somebody was woken for a message, and nothing else is there to be taken or waits to be
+    /// sent. A message is mostly answered, and what else there is to do goes with the answer, or behind
+    /// it: the task is woken once more, last, and sees to sockets and timers then.
     fn answers_come_first(&mut self) -> bool {
         let first = !self.behind
             && !self.finished
             && (1..LONG).contains(&self.received)
             && !self.wakes.is_empty()
+            && self.gathered.1 == 0
+            && self.engine.queued_messages() == 0
             && !self.queue_pair.has_completion();
         if first {
             self.behind = true;
@@ -619,7 +622,9 @@ impl State {
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     sleep: Pin<Box<Sleep>>,
-    /// Whom it wakes runs before it does again, and no sooner than it has returned.
+    /// The runtime has one thread: tasks that this one wakes run before it does again, and no sooner
+    /// than it has returned. Those elsewhere, and the future that `block_on` was given, do not, and
+    /// have it run twice for a message.
     alone: bool,
 }
 
@@ -895,12 +900,16 @@ mod tests {
 
     /// A segment of one byte.
     fn segment(remaining_data_length: u32) -> Completion {
+        segment_with(0, remaining_data_length)
+    }
+
+    fn segment_with(credits_granted: u16, remaining_data_length: u32) -> Completion {
         let mut message = Vec::new();
         DataTransfer {
             data_offset: DataTransfer::PAYLOAD_OFFSET,
             data_length: 1,
             remaining_data_length,
-            ..DataTransfer::empty(10, 0, Flags::empty())
+            ..DataTransfer::empty(10, credits_granted, Flags::empty())
         }
         .encode(&mut message);
         message.push(b'?');
@@ -909,6 +918,91 @@ mod tests {
             message: message.into(),
             invalidated: None,
         }
+    }
+
+    /// What waits for the task, because a flush was moments ago or credits are short, does not wait
+    /// for whoever is woken.
+    #[tokio::test]
+    async fn what_is_to_be_sent_does_not_wait_for_an_answer() {
+        enum Waits {
+            Message,
+            Messages,
+            Write,
+        }
+        for what in [Waits::Message, Waits::Messages, Waits::Write] {
+            let (shared, lists) = established();
+            shared.with(|state| {
+                let id = MessageId(state.sends.insert() as u64);
+                state.engine.send(id, "credits".into(), None).unwrap();
+                state.drive(now());
+            });
+            Driver::spawn(shared.clone());
+            let (waits, told) = (shared.clone(), lists.clone());
+            let waiting = tokio::spawn(async move {
+                let news = |state: &mut State| {
+                    let message = state.inbox.take().map(|_| ());
+                    message.or_else(|| state.closed.as_ref().map(|_| ()))
+                };
+                poll_fn(|context| waits.poll_busily(context, news)).await;
+                told.lock().unwrap().posted.len()
+            });
+            yield_now().await;
+            shared.with(|state| {
+                // With the last of the peer's ten credits a message waits for one in return.
+                let messages = match what {
+                    Waits::Message => 1,
+                    Waits::Messages => 20,
+                    Waits::Write => 0,
+                };
+                for _ in 0..messages {
+                    let id = MessageId(state.sends.insert() as u64);
+                    state.engine.send(id, "message".into(), None).unwrap();
+                }
+                if let Waits::Write = what {
+                    let to = BufferDescriptorV1 {
+                        offset: 0,
+                        token: 7,
+                        length: 5,
+                    };
+                    let id = TransferId(state.transfers.insert() as u64);
+                    state.engine.write(id, &[to], 0, "write".into()).unwrap();
+                }
+                match what {
+                    Waits::Messages => state.drive(now()),
+                    Waits::Message | Waits::Write => {
+                        state.last_flush = Some(now());
+                        state.kick(1, 5);
+                    }
+                }
+                state.last_flush = Some(now());
+            });
+            *lists.lock().unwrap() = Lists {
+                done: [segment_with(1, 0)].into(),
+                denies: true,
+                ..Lists::default()
+            };
+            shared.with(State::wake_task);
+            assert!(waiting.await.unwrap() > 0);
+        }
+    }
+
+    /// A turn that is over is no reason to find nothing.
+    #[test]
+    fn a_look_takes_what_is_there_however_much_came_before() {
+        let (shared, lists) = established();
+        lists.lock().unwrap().done.push_back(segment(0));
+        shared.with(|state| {
+            let id = MessageId(state.sends.insert() as u64);
+            state.engine.send(id, "credits".into(), None).unwrap();
+            state.drive(now());
+            assert!(state.inbox.take().is_some());
+            state.received = TURN_OF_MESSAGES;
+            state.busy_poll = Duration::from_nanos(1);
+        });
+        lists.lock().unwrap().done.push_back(segment(0));
+        let context = &mut Context::from_waker(Waker::noop());
+        let found = shared.poll_busily(context, |state| state.inbox.take());
+        assert!(found.is_ready());
     }
 
     /// The look after which it is time to sleep takes one completion, and the drive behind it the
