@@ -232,18 +232,18 @@ impl Inbox {
 
     /// The oldest whole message.
     pub(crate) fn take(&mut self) -> Option<Message> {
-        let message = self.complete.pop_front()?;
-        self.cost -= message.len() + OVERHEAD;
+        self.cost -= self.complete.front()?.len() + OVERHEAD;
         if let Some(run) = self.runs.front_mut() {
             *run -= 1;
             if *run == 0 {
                 self.runs.pop_front();
             }
         }
-        if self.complete.is_empty() && self.arena.capacity() > 0 {
+        if self.complete.len() == 1 && self.arena.capacity() > 0 {
             self.arena = BytesMut::new();
         }
-        Some(message)
+        // In one move to the place where the caller has it.
+        self.complete.pop_front()
     }
 
     /// The oldest message, or what there is of it.

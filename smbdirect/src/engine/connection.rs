@@ -50,7 +50,7 @@ use crate::{
         Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room, Token,
         WorkId, WorkRequest,
     },
-    wire::{BufferDescriptorV1, DataTransfer, DecodeError, Flags, NegotiateResponse, Status},
+    wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status},
 };
 
 /// Least size of the receive for a negotiate message (3.1.4.1, 3.1.7.2).
@@ -233,8 +233,9 @@ impl Connection {
             && self.send_credits > 0
     }
 
-    /// Whether [`poll_work`](Self::poll_work) has nothing for sure: it had nothing though there was
-    /// room, and since then nothing has happened but that Sends were handed to the wire.
+    /// Whether [`poll_work`](Self::poll_work) has nothing for sure, and would change nothing: it had
+    /// nothing though there was room, and since then nothing has happened but that Sends were handed
+    /// to the wire.
     pub const fn is_idle(&self) -> bool {
         self.idle
     }
@@ -282,7 +283,8 @@ impl Connection {
 
     /// The queue pair did something.
     pub fn handle_completion(&mut self, now: Instant, completion: Completion) {
-        // A Send that is done leaves room, which was there, and may end a connection that closes.
+        // A Send that is done leaves room, which was there. In a close it also stops a timer, and the
+        // next request for work is to start it again.
         self.idle &= matches!(completion, Completion::Sent { .. }) && !self.closing;
         match completion {
             Completion::Head(head) => self.head = head,
@@ -490,13 +492,8 @@ impl Connection {
     // D: what is to be done
 
     /// The next request to post, of which there is `room` for.
+    // A request is made in the place where the caller has it, and is not moved on the way.
     pub fn poll_work(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
-        let work = self.next_request(now, room);
-        self.idle = work.is_none() && room.sends > 0 && !self.wants_receives();
-        work
-    }
-
-    fn next_request(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
         if self.closing && self.error().is_none() && !self.timers.is_running(Timer::Close) {
             self.timers
                 .set(Timer::Close, now + self.config.keepalive_interval);
@@ -516,7 +513,13 @@ impl Connection {
         if room.sends == 0 {
             return None;
         }
-        let work = match self.role {
+        match self.role {
+            //= SMBD-3.1.5.1-01
+            //= SMBD-3.1.5.4-01
+            Role::Established(ref negotiated) => {
+                let max_payload = negotiated.max_payload();
+                self.next_work(now, max_payload)
+            }
             Role::Active {
                 request_sent: false,
             } => Some(self.send_negotiate_request()),
@@ -528,16 +531,14 @@ impl Connection {
                 status,
                 sent: false,
             } => Some(self.send_refusal(status)),
-            //= SMBD-3.1.5.1-01
-            //= SMBD-3.1.5.4-01
-            Role::Established(ref negotiated) => {
-                let max_payload = negotiated.max_payload();
-                self.next_work(now, max_payload)
-            }
-            _ => None,
-        };
-        self.statistics.work_outstanding += u64::from(work.is_some());
-        work
+            _ => self.rest(),
+        }
+    }
+
+    /// There is room, and nothing to do.
+    fn rest(&mut self) -> Option<WorkRequest> {
+        self.idle = !self.wants_receives();
+        None
     }
 
     /// What happened, oldest first.
@@ -666,24 +667,22 @@ impl Connection {
         // Writes may wait for long. The peer is to have its credits and signs of life.
         let waiting = !write_first && !self.send_queue.is_empty();
         if (waiting || self.empty_message_is_due())
-            && let Some(message) = self.send_upper_layer_messages(now, max_payload, waiting)
+            && let Some(grant) = self.next_grant(now, waiting)
         {
-            return Some(message);
+            return Some(self.send_upper_layer_message(now, max_payload, waiting, grant));
         }
         if !write_first && let Some(write) = self.post_write() {
             return Some(write);
         }
-        self.post_read()
+        match self.post_read() {
+            None => self.rest(),
+            read => read,
+        }
     }
 
-    /// Sending Upper Layer Messages (3.1.5.1): one message, if one may leave: the head of the
-    /// queue if it is `waiting`, else an empty one, which is due.
-    fn send_upper_layer_messages(
-        &mut self,
-        now: Instant,
-        max_payload: usize,
-        waiting: bool,
-    ) -> Option<WorkRequest> {
+    /// CreditsGranted of the next message, if it may leave (3.1.5.1): the head of the queue if it
+    /// is `waiting`, else an empty one, which is due.
+    fn next_grant(&mut self, now: Instant, waiting: bool) -> Option<u16> {
         //= SMBD-3.1.5.1-04
         //= SMBD-3.1.5.9-10
         if self.send_credits == 0 {
@@ -703,8 +702,22 @@ impl Connection {
         if last_credit && grant == 0 && !peer_can_answer {
             return None;
         }
+        Some(grant)
+    }
+
+    /// Sending Upper Layer Messages (3.1.5.1): one message, which may leave.
+    fn send_upper_layer_message(
+        &mut self,
+        now: Instant,
+        max_payload: usize,
+        waiting: bool,
+        grant: u16,
+    ) -> WorkRequest {
         //= SMBD-3.1.5.1-03
-        let segment = waiting.then(|| self.send_queue.cut(max_payload)).flatten();
+        let segment = match waiting {
+            true => self.send_queue.cut(max_payload),
+            false => None,
+        };
         if self.asks_behind_queue && self.send_queue.is_empty() {
             self.asks_behind_queue = false;
             self.keepalive_requested.ask();
@@ -717,7 +730,7 @@ impl Connection {
         self.send_immediate = false;
         self.holds_first_grant = false;
         self.timers.stop(Timer::FirstGrant);
-        Some(self.send_data_transfer(now, grant, segment))
+        self.send_data_transfer(now, grant, segment)
     }
 
     /// Sending a Data Transfer Message (3.1.5.4): the header, made as the message leaves.
@@ -811,6 +824,7 @@ impl Connection {
         invalidate: Option<Token>,
         purpose: Option<Sent>,
     ) -> WorkRequest {
+        self.statistics.work_outstanding += 1;
         WorkRequest::Send {
             id: Kind::Send.id(self.in_flight.post(purpose)),
             header,
@@ -821,6 +835,7 @@ impl Connection {
 
     fn post_write(&mut self) -> Option<WorkRequest> {
         let (to, data) = self.transfers.next_write()?;
+        self.statistics.work_outstanding += 1;
         Some(WorkRequest::Write {
             id: self.work_id(Kind::Write),
             data,
@@ -830,6 +845,7 @@ impl Connection {
 
     fn post_read(&mut self) -> Option<WorkRequest> {
         let (from, into) = self.transfers.next_read(self.limits.max_outbound_reads)?;
+        self.statistics.work_outstanding += 1;
         Some(WorkRequest::Read {
             id: self.work_id(Kind::Read),
             from,
@@ -925,17 +941,22 @@ impl Connection {
         &mut self,
         now: Instant,
         max_fragmented_size: u32,
-        message: Bytes,
+        mut message: Bytes,
         invalidated: Option<Token>,
     ) -> Result<(), Violation> {
-        let (header, place, message) = match self.head.is_empty() {
-            true => {
-                let header = DataTransfer::decode(&message).map_err(Violation::of_data_transfer)?;
-                (header, header.payload(), message)
-            }
-            false => decode_in_two(std::mem::take(&mut self.head), message)
-                .map_err(Violation::of_data_transfer)?,
+        if (1..DataTransfer::HEADER_LENGTH).contains(&self.head.len()) {
+            message = joined(std::mem::take(&mut self.head), message);
+        }
+        let head = match self.head.is_empty() {
+            true => &message,
+            false => &self.head,
         };
+        let length = self.head.len() + message.len();
+        let header =
+            DataTransfer::decode_head(head, length).map_err(Violation::of_data_transfer)?;
+        // What follows needs only this. It is cut out here, long before it is moved: processors
+        // wait for what is moved right after a part of it was written.
+        let payload = self.cut_payload(&header, message);
         trace!(?header, ?invalidated, "received Data Transfer");
         //= SMBD-3.1.5.8-02
         if header.credits_requested == 0 {
@@ -969,8 +990,27 @@ impl Connection {
         if self.config.policy.revision == Revision::V2014 && !quiet && self.send_queue.is_empty() {
             self.send_immediate = true;
         }
-        self.deliver(part, &header, place, message, invalidated.is_some());
+        self.deliver(part, &header, payload, invalidated.is_some());
         Ok(())
+    }
+
+    /// The payload of a message, whose first bytes may be in `head`.
+    fn cut_payload(&mut self, header: &DataTransfer, mut message: Bytes) -> Bytes {
+        let Range { mut start, mut end } = header.payload();
+        if !self.head.is_empty() {
+            let head = std::mem::take(&mut self.head);
+            let split = head.len();
+            if start >= split {
+                (start, end) = (start - split, end - split);
+            } else if end <= split {
+                message = head;
+            } else {
+                message = joined(head, message);
+            }
+        }
+        message.truncate(end);
+        message.advance(start);
+        message
     }
 
     fn add_send_credits(&mut self, granted: u16) -> Result<(), Violation> {
@@ -1003,14 +1043,7 @@ impl Connection {
         statistics.keepalives_received += u64::from(asks);
     }
 
-    fn deliver(
-        &mut self,
-        part: Part,
-        header: &DataTransfer,
-        Range { start, end }: Range<usize>,
-        message: Bytes,
-        invalidated: bool,
-    ) {
+    fn deliver(&mut self, part: Part, header: &DataTransfer, payload: Bytes, invalidated: bool) {
         self.statistics.tokens_invalidated += u64::from(invalidated);
         let invalidated = match part {
             Part::Nothing => return,
@@ -1022,9 +1055,6 @@ impl Connection {
         };
         //= SMBD-3.1.5.8-13
         //= SMBD-3.1.5.8-17
-        let mut payload = message;
-        payload.truncate(end);
-        payload.advance(start);
         let remaining = header.remaining_data_length;
         self.events.push_back(Event::Segment {
             payload,
@@ -1168,28 +1198,6 @@ impl Connection {
         self.next_work += 1;
         kind.id(self.next_work)
     }
-}
-
-/// Decodes a Data Transfer whose first bytes came apart: its header, and the payload's place in
-/// one of the two, or in both put together.
-#[inline(never)]
-fn decode_in_two(
-    head: Bytes,
-    rest: Bytes,
-) -> Result<(DataTransfer, Range<usize>, Bytes), DecodeError> {
-    let split = head.len();
-    if split < DataTransfer::HEADER_LENGTH {
-        let message = joined(head, rest);
-        let header = DataTransfer::decode(&message)?;
-        return Ok((header, header.payload(), message));
-    }
-    let header = DataTransfer::decode_head(&head, split + rest.len())?;
-    let Range { start, end } = header.payload();
-    Ok(match start.checked_sub(split) {
-        Some(start) => (header, start..end - split, rest),
-        None if end <= split => (header, start..end, head),
-        None => (header, start..end, joined(head, rest)),
-    })
 }
 
 fn joined(head: Bytes, rest: Bytes) -> Bytes {

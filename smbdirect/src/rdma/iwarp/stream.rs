@@ -164,10 +164,10 @@ impl Stream {
         if self.transmit.has_finished() {
             return self.transmit.poll_finished();
         }
-        match self.shared.completions.pop_front() {
-            None if self.ended.is_some() => self.report_end(),
-            next => next,
+        if self.shared.completions.is_empty() && self.ended.is_some() {
+            return self.report_end();
         }
+        self.shared.completions.pop_front()
     }
 
     /// How it ended, once.

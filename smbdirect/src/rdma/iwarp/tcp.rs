@@ -1015,8 +1015,12 @@ impl QueuePair for IwarpQueuePair {
         let mut eager = mem::take(&mut self.eager);
         loop {
             self.settle();
-            if let Some(completion) = self.machine.poll_completion() {
-                return Poll::Ready(completion);
+            if self.machine.has_completion() {
+                // In one move to the place where the caller has it.
+                return match self.machine.poll_completion() {
+                    Some(completion) => Poll::Ready(completion),
+                    None => Poll::Pending,
+                };
             }
             if self.machine.has_ended() {
                 return Poll::Pending;
