@@ -995,6 +995,7 @@ impl Connection {
     }
 
     /// The payload of a message, whose first bytes may be in `head`.
+    #[inline]
     fn cut_payload(&mut self, header: &DataTransfer, mut message: Bytes) -> Bytes {
         let Range { mut start, mut end } = header.payload();
         if !self.head.is_empty() {
