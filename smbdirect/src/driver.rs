@@ -828,6 +828,15 @@ mod tests {
         (shared, lists)
     }
 
+    /// A message leaves, and the peer has credits.
+    fn give_credits(shared: &Shared) {
+        shared.with(|state| {
+            let id = MessageId(state.sends.insert() as u64);
+            state.engine.send(id, "credits".into(), None).unwrap();
+            state.drive(now());
+        });
+    }
+
     /// What a look finds is handed over first, and what it asks for is not forgotten.
     #[test]
     fn an_answer_takes_along_what_the_look_before_it_left() {
@@ -860,12 +869,7 @@ mod tests {
     async fn an_answer_goes_before_what_else_the_task_has_to_do() {
         for there_is_more in [false, true] {
             let (shared, lists) = established();
-            shared.with(|state| {
-                state.last_flush = None;
-                let id = MessageId(state.sends.insert() as u64);
-                state.engine.send(id, "credits".into(), None).unwrap();
-                state.kick(1, 7);
-            });
+            give_credits(&shared);
             Driver::spawn(shared.clone());
             yield_now().await;
             let (waits, told) = (shared.clone(), lists.clone());
@@ -931,11 +935,7 @@ mod tests {
         }
         for what in [Waits::Message, Waits::Messages, Waits::Write] {
             let (shared, lists) = established();
-            shared.with(|state| {
-                let id = MessageId(state.sends.insert() as u64);
-                state.engine.send(id, "credits".into(), None).unwrap();
-                state.drive(now());
-            });
+            give_credits(&shared);
             Driver::spawn(shared.clone());
             let (waits, told) = (shared.clone(), lists.clone());
             let waiting = tokio::spawn(async move {
@@ -990,12 +990,8 @@ mod tests {
     #[test]
     fn a_look_takes_what_is_there_however_much_came_before() {
         let (shared, lists) = established();
-        lists.lock().unwrap().done.push_back(segment(0));
+        give_credits(&shared);
         shared.with(|state| {
-            let id = MessageId(state.sends.insert() as u64);
-            state.engine.send(id, "credits".into(), None).unwrap();
-            state.drive(now());
-            assert!(state.inbox.take().is_some());
             state.received = TURN_OF_MESSAGES;
             state.busy_poll = Duration::from_nanos(1);
         });
@@ -1016,13 +1012,8 @@ mod tests {
         let ended = Completion::Disconnected(Disconnect::Remote);
         for done in [[segment(1), segment(0)], [flushed, ended]] {
             let (shared, lists) = established();
-            shared.with(|state| {
-                state.last_flush = None;
-                let id = MessageId(state.sends.insert() as u64);
-                state.engine.send(id, "credits".into(), None).unwrap();
-                state.kick(1, 7);
-                state.busy_poll = Duration::from_nanos(1);
-            });
+            give_credits(&shared);
+            shared.with(|state| state.busy_poll = Duration::from_nanos(1));
             lists.lock().unwrap().done.extend(done);
             let context = &mut Context::from_waker(Waker::noop());
             let news = |state: &mut State| {
@@ -1091,11 +1082,7 @@ mod tests {
     fn a_drive_gives_way_behind_its_turn_of_messages() {
         const LENGTH: usize = 1000;
         let (shared, lists) = established_with(255);
-        shared.with(|state| {
-            let id = MessageId(state.sends.insert() as u64);
-            state.engine.send(id, "credits".into(), None).unwrap();
-            state.drive(now());
-        });
+        give_credits(&shared);
         let mut message = Vec::new();
         DataTransfer {
             data_offset: DataTransfer::PAYLOAD_OFFSET,
