@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::{
     fmt,
     future::{Future, poll_fn},
+    hint::cold_path,
     io::{self, IoSlice, IoSliceMut, Read},
     mem,
     net::{Shutdown, SocketAddr},
@@ -629,12 +630,14 @@ impl Socket {
         if let Some(tap) = &self.tap
             && !bytes.is_empty()
         {
+            cold_path();
             tap.bytes(direction, self.local, self.remote, bytes);
         }
     }
 
     fn count(&self, direction: Direction, count: Option<usize>) {
         if let Some(tap) = &self.tap {
+            cold_path();
             tap.call(direction, count.unwrap_or(0));
         }
     }
@@ -709,6 +712,7 @@ impl Socket {
             return outcome.map(|()| 0);
         };
         if self.tap.is_some() {
+            cold_path();
             let mut rest = count;
             for slice in slices {
                 let shown = slice.len().min(rest);
@@ -871,7 +875,7 @@ impl IwarpQueuePair {
             let (Some(socket), None) = (&self.socket, &self.broken_pipe) else {
                 return;
             };
-            if !ready(context, |context| socket.stream.poll_write_ready(context)) {
+            if !ready(&socket.stream, Interest::WRITABLE, context) {
                 return;
             }
             match socket.write_of(&self.machine, self.aligned) {
@@ -885,7 +889,13 @@ impl IwarpQueuePair {
         }
     }
 
+    /// Whether the peer may have overlooked the first FPDU.
+    fn is_overlooked(&self) -> bool {
+        !self.nudges.is_empty() && self.machine.is_unanswered()
+    }
+
     /// Has a peer that overlooked the first FPDU look again.
+    #[cold]
     fn nudge(&mut self, context: &mut Context<'_>) {
         while let [after, later @ ..] = self.nudges
             && self.machine.is_unanswered()
@@ -908,7 +918,7 @@ impl IwarpQueuePair {
         let Some(socket) = &self.socket else {
             return false;
         };
-        if !eager && !ready(context, |context| socket.stream.poll_read_ready(context)) {
+        if !eager && !ready(&socket.stream, Interest::READABLE, context) {
             return false;
         }
         let slices = self.machine.receive_slices();
@@ -916,11 +926,7 @@ impl IwarpQueuePair {
             return false;
         }
         match socket.read(slices, eager) {
-            // A reset that a write has met is an end of file to the reads behind it.
-            Ok(0) => match self.broken_pipe.take() {
-                Some(error) => self.machine.handle_loss(error),
-                None => self.machine.handle_end(),
-            },
+            Ok(0) => self.end_of_file(),
             Ok(count) => {
                 self.machine.received(count);
                 self.received += count as u64;
@@ -934,6 +940,15 @@ impl IwarpQueuePair {
             Err(error) => self.machine.handle_loss(failure("receiving", &error)),
         }
         true
+    }
+
+    #[cold]
+    fn end_of_file(&mut self) {
+        // A reset that a write has met is an end of file to the reads behind it.
+        match self.broken_pipe.take() {
+            Some(error) => self.machine.handle_loss(error),
+            None => self.machine.handle_end(),
+        }
     }
 
     /// What comes after the end: the Terminate goes out if it can, and the socket is closed. A
@@ -968,6 +983,7 @@ impl IwarpQueuePair {
     }
 
     /// The next step of a graceful disconnect.
+    #[cold]
     fn close(&mut self, context: &mut Context<'_>) {
         if self.closing == Closing::Draining && self.machine.is_drained() {
             //= RDMAP-22
@@ -1003,7 +1019,9 @@ impl QueuePair for IwarpQueuePair {
 
     fn flush(&mut self, context: &mut Context<'_>) {
         self.write(context);
-        self.nudge(context);
+        if self.is_overlooked() {
+            self.nudge(context);
+        }
         self.settle();
         let sent = self.machine.transmitted_bytes();
         self.watch.flushed(sent, self.received);
@@ -1046,8 +1064,12 @@ impl QueuePair for IwarpQueuePair {
             if let Some(error) = self.broken_pipe.take() {
                 self.machine.handle_loss(error);
             }
-            self.nudge(context);
-            self.close(context);
+            if self.is_overlooked() {
+                self.nudge(context);
+            }
+            if self.closing != Closing::No {
+                self.close(context);
+            }
             if !self.machine.has_ended() {
                 let sent = self.machine.transmitted_bytes();
                 if self.watch.goes_on(sent, self.received, Instant::now) {
@@ -1124,14 +1146,18 @@ impl fmt::Debug for IwarpQueuePair {
     }
 }
 
-/// Whether the socket is ready, or is in error, as `poll` says. It does not ask the runtime for how
-/// much the task has done in this turn: one that sends and never pauses would find no socket ready
-/// any more, and there are limits of our own to what is done in one call.
-fn ready(
-    context: &mut Context<'_>,
-    poll: impl FnMut(&mut Context<'_>) -> Poll<io::Result<()>>,
-) -> bool {
-    let once = pin!(unconstrained(poll_fn(poll)));
+/// Whether the socket is ready, or is in error; if not, the context is woken when it is. It does not
+/// ask the runtime for how much the task has done in this turn: one that sends and never pauses would
+/// find no socket ready any more, and there are limits of our own to what is done in one call.
+fn ready(stream: &TcpStream, interest: Interest, context: &mut Context<'_>) -> bool {
+    // Mostly it was seen to be ready, and nobody has to be told.
+    if stream.try_io(interest, || Ok(())).is_ok() {
+        return true;
+    }
+    let once = pin!(unconstrained(poll_fn(|context| match interest {
+        Interest::READABLE => stream.poll_read_ready(context),
+        _ => stream.poll_write_ready(context),
+    })));
     once.poll(context).is_ready()
 }
 
@@ -1201,6 +1227,7 @@ fn not_connected(error: &io::Error) -> ProviderError {
 }
 
 /// An error of the operating system in our words.
+#[cold]
 fn failure(doing: &str, error: &io::Error) -> ProviderError {
     use io::ErrorKind as Kind;
     let kind = match error.kind() {
