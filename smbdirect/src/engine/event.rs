@@ -19,18 +19,21 @@ impl MessageId {
 pub struct TransferId(pub u64);
 
 /// Something that happened on the connection.
+// As in a `Completion`: with the fields in this order the payload lies a multiple of 16 bytes behind the
+// start.
 #[derive(Debug)]
+#[repr(u32)]
 pub enum Event {
     /// Negotiation succeeded; messages may be sent and will come.
     Negotiated(Negotiated),
     /// Bytes of an upper-layer message came, in order.
     Segment {
-        /// The bytes; empty only where a token came alone, or in the middle of a message.
-        payload: Bytes,
         /// Bytes of the message still to come; 0 completes it.
         remaining: u32,
         /// With the last segment: the token of ours that the message invalidated.
         invalidated: Option<Token>,
+        /// The bytes; empty only where a token came alone, or in the middle of a message.
+        payload: Bytes,
     },
     /// The last segment of the message was handed to the wire.
     MessageSent(MessageId),
@@ -97,4 +100,25 @@ pub struct Statistics {
     pub work_outstanding: u64,
     /// Buffers that are registered now.
     pub regions: u64,
+}
+
+#[cfg(all(test, target_pointer_width = "64"))]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn the_payload_lies_a_multiple_of_16_bytes_behind_the_start() {
+        let event = Event::Segment {
+            remaining: 0,
+            invalidated: None,
+            payload: Bytes::new(),
+        };
+        let Event::Segment { payload, .. } = &event else {
+            unreachable!("it was just made");
+        };
+        let offset = ptr::from_ref(payload).addr() - ptr::from_ref(&event).addr();
+        assert_eq!(offset % 16, 0);
+    }
 }

@@ -26,7 +26,10 @@ use crate::{pool, rdma::work::Token};
 /// assert_eq!(message.len(), 8);
 /// assert_eq!(message.into_bytes(), "headbody");
 /// ```
+// In this order each 16 bytes are written as they are read when a message is moved: where they are
+// not, a processor waits for the cache.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub struct Message {
     head: Bytes,
     /// Parts behind the head, none of them empty. Most messages have none, and are light to move.
@@ -246,6 +249,11 @@ mod tests {
                 .collect(),
             all,
         )
+    }
+
+    #[test]
+    fn the_head_lies_at_a_multiple_of_16_bytes() {
+        assert_eq!(std::mem::offset_of!(Message, head) % 16, 0);
     }
 
     #[test]
