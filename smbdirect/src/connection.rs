@@ -336,6 +336,7 @@ impl Connection {
         })
     }
 
+    #[inline(always)]
     fn submit(
         &self,
         state: &mut State,

@@ -290,7 +290,7 @@ impl State {
     /// Ends the connection at once; the task does it, as for [`close`](Self::close).
     pub(crate) fn abort(&mut self) {
         self.engine.abort();
-        self.take_events();
+        self.take_rare_events();
         self.wake_task();
     }
 
@@ -303,6 +303,7 @@ impl State {
     }
 
     /// Drives on behind completions that were taken already: all there were, if `drained`.
+    #[inline(never)]
     fn go_on(&mut self, now: Instant, mut drained: bool) {
         self.gathered = (0, 0);
         self.behind = false;
@@ -392,6 +393,7 @@ impl State {
 
     /// Takes completions until there are `most`, or the turn is over; gives their number.
     /// Where the queue pair is `drained`, only what was posted since can have brought about any.
+    #[inline(never)]
     fn take_completions(
         &mut self,
         now: Instant,
@@ -402,16 +404,22 @@ impl State {
         let mut taken = 0;
         while taken < most && !self.turn_is_over() && (!drained || self.queue_pair.has_completion())
         {
-            let Poll::Ready(completion) = self.queue_pair.poll_completion(context) else {
-                return taken;
-            };
-            // A message counts once, and its head is never the last that is taken.
-            taken += usize::from(!matches!(completion, Completion::Head(_)));
-            if matches!(completion, Completion::Disconnected(_)) {
-                self.finished = true;
-                self.wake_waiting();
+            let polled = self.queue_pair.poll_completion(context);
+            match &polled {
+                // A message counts once, and its head is never the last that is taken.
+                Poll::Ready(Completion::Head(_)) => {}
+                Poll::Ready(completion) => {
+                    taken += 1;
+                    if matches!(completion, Completion::Disconnected(_)) {
+                        self.finished = true;
+                        self.wake_waiting();
+                    }
+                }
+                Poll::Pending => return taken,
             }
-            self.engine.handle_completion(now, completion);
+            if let Poll::Ready(completion) = polled {
+                self.engine.handle_completion(now, completion);
+            }
             self.take_events();
         }
         taken
@@ -422,17 +430,22 @@ impl State {
             return;
         }
         let mut room = self.room();
-        while let Some(work) = self.engine.poll_work(now, room) {
-            match work {
-                WorkRequest::Receive { count, .. } => room.receives -= count as usize,
-                _ => {
+        loop {
+            let next = self.engine.poll_work(now, room);
+            match &next {
+                Some(WorkRequest::Receive { count, .. }) => room.receives -= *count as usize,
+                Some(_) => {
                     room.sends -= 1;
                     self.last_flush = Some(now);
                 }
+                None => break,
             }
-            self.queue_pair.post(work);
+            // Moved here, and not when it was asked for, which would be twice.
+            if let Some(work) = next {
+                self.queue_pair.post(work);
+            }
         }
-        self.take_events();
+        self.take_rare_events();
         self.queue_pair.flush(context);
     }
 
@@ -468,6 +481,9 @@ impl State {
         }
     }
 
+    /// Does what the engine says has happened.
+    // Part of where completions are taken.
+    #[inline(always)]
     fn take_events(&mut self) {
         while let Some(event) = self.engine.poll_event() {
             match event {
@@ -520,6 +536,13 @@ impl State {
         }
     }
 
+    /// The same where it does not matter how long it takes.
+    #[inline(never)]
+    fn take_rare_events(&mut self) {
+        self.take_events();
+    }
+
+    #[cold]
     fn end(&mut self, error: ConnectionError) {
         if !self.finished {
             self.queue_pair.disconnect(match error {
@@ -543,7 +566,7 @@ impl State {
         let now = now();
         self.engine
             .handle_completion(now, Completion::Disconnected(Disconnect::Broken(error)));
-        self.take_events();
+        self.take_rare_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
         self.begin_turn();
@@ -659,7 +682,7 @@ impl Future for Driver {
                 let now = now();
                 if state.engine.poll_timeout().is_some_and(|due| due <= now) {
                     state.engine.handle_timeout(now);
-                    state.take_events();
+                    state.take_rare_events();
                 }
                 // While this runs the task is awake: nothing earlier needs arming.
                 state.armed = Some(now);

@@ -4,7 +4,7 @@
 //! provider's memory from being used again, so it is for segments that lie close together, as they
 //! do in a stream, and are not small; the others are copied behind each other.
 
-use std::{collections::VecDeque, mem};
+use std::{collections::VecDeque, hint::cold_path, mem};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -171,8 +171,10 @@ impl Inbox {
     }
 
     /// A segment arrived.
+    #[inline(always)]
     pub(crate) fn push(&mut self, payload: Bytes, remaining: u32, invalidated: Option<Token>) {
         if self.deserted {
+            cold_path();
             return;
         }
         if remaining == 0 && self.remaining == 0 {
@@ -195,6 +197,7 @@ impl Inbox {
     }
 
     /// The bytes in memory that only messages here have a part in.
+    #[cold]
     fn copied(&mut self, bytes: &[u8]) -> Bytes {
         if self.arena.capacity() < bytes.len() {
             self.arena = ARENAS.take_to_cut();
@@ -204,6 +207,7 @@ impl Inbox {
     }
 
     /// A message of one segment arrived.
+    #[inline(always)]
     fn whole(&mut self, payload: Bytes, invalidated: Option<Token>) {
         let continues = |inbox: &Self, payload: &[u8]| {
             !inbox.runs.is_empty() && lies_behind(inbox.end, payload)
@@ -220,6 +224,7 @@ impl Inbox {
     }
 
     /// A message is there whole; it ends at the address, and may continue the last run.
+    #[inline(always)]
     fn complete(&mut self, message: Message, continues: bool, end: usize) {
         match self.runs.back_mut() {
             Some(run) if continues => *run += 1,
@@ -231,6 +236,7 @@ impl Inbox {
     }
 
     /// The oldest whole message.
+    #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<Message> {
         self.cost -= self.complete.front()?.len() + OVERHEAD;
         if let Some(run) = self.runs.front_mut() {

@@ -1,7 +1,10 @@
 //! Places where futures wait for a result that somebody else brings: a slab without allocation
 //! in steady state. Dropping a future leaves its place, not the work.
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    hint::cold_path,
+    task::{Context, Poll, Waker},
+};
 
 #[derive(Debug)]
 pub(crate) struct Waiters<T> {
@@ -29,6 +32,7 @@ impl<T> Default for Waiters<T> {
 
 impl<T> Waiters<T> {
     /// A new place.
+    #[inline(always)]
     pub(crate) fn insert(&mut self) -> usize {
         if let Some(index) = self.free.pop() {
             self.slots[index] = Slot::Waiting(None);
@@ -39,24 +43,28 @@ impl<T> Waiters<T> {
     }
 
     /// The place is not needed: nothing was started.
+    #[inline(always)]
     pub(crate) fn remove(&mut self, index: usize) {
         self.slots[index] = Slot::Free;
         self.free.push(index);
     }
 
     /// The result is there. Returns whom to wake, or the result if nobody waits for it any more.
+    #[inline(always)]
     pub(crate) fn complete(&mut self, index: usize, result: T) -> Result<Option<Waker>, T> {
-        match std::mem::replace(&mut self.slots[index], Slot::Free) {
+        let slot = &mut self.slots[index];
+        match slot {
             Slot::Waiting(waker) => {
-                self.slots[index] = Slot::Done(result);
+                let waker = waker.take();
+                *slot = Slot::Done(result);
                 Ok(waker)
             }
             Slot::Abandoned => {
-                self.free.push(index);
+                self.remove(index);
                 Err(result)
             }
-            other => {
-                self.slots[index] = other;
+            Slot::Free | Slot::Done(_) => {
+                cold_path();
                 Err(result)
             }
         }
@@ -99,6 +107,7 @@ impl<T> Waiters<T> {
 
     /// The future is dropped before its result was taken. If the result is there, it is given
     /// back: what is in it may be somebody's who minds where it is dropped.
+    #[inline(always)]
     pub(crate) fn abandon(&mut self, index: usize) -> Option<T> {
         match std::mem::replace(&mut self.slots[index], Slot::Abandoned) {
             Slot::Waiting(_) | Slot::Abandoned => None,

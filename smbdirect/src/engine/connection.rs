@@ -21,6 +21,8 @@
 
 use std::{
     collections::VecDeque,
+    hint::cold_path,
+    iter::once_with,
     ops::Range,
     time::{Duration, Instant},
 };
@@ -282,6 +284,8 @@ impl Connection {
     }
 
     /// The queue pair did something.
+    // This and `poll_work` are each called in one place where it matters.
+    #[inline(always)]
     pub fn handle_completion(&mut self, now: Instant, completion: Completion) {
         // A Send that is done leaves room, which was there. In a close it also stops a timer, and the
         // next request for work is to start it again.
@@ -303,21 +307,8 @@ impl Connection {
                     self.sent(sent);
                 }
             }
-            Completion::Read { buffer, .. } => {
-                self.timers.stop(Timer::Close);
-                self.statistics.work_outstanding -= 1;
-                self.statistics.reads += 1;
-                self.statistics.bytes_read += buffer.len() as u64;
-                self.transfers.read_returned(buffer);
-                self.finish_transfers();
-            }
-            Completion::Written { .. } => {
-                self.timers.stop(Timer::Close);
-                self.statistics.work_outstanding -= 1;
-                self.statistics.writes += 1;
-                self.transfers.write_returned();
-                self.finish_transfers();
-            }
+            Completion::Read { buffer, .. } => self.read_done(buffer),
+            Completion::Written { .. } => self.write_done(),
             Completion::Flushed { id, buffer } => self.flushed(id, buffer),
             Completion::Disconnected(how) => self.connection_loss(how),
         }
@@ -325,6 +316,7 @@ impl Connection {
     }
 
     /// Time passed.
+    #[cold]
     pub fn handle_timeout(&mut self, now: Instant) {
         self.idle = false;
         for timer in Timer::ALL {
@@ -353,6 +345,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`SendError`]; the connection stays as it is.
+    #[inline(always)]
     pub fn send(
         &mut self,
         id: MessageId,
@@ -493,8 +486,10 @@ impl Connection {
 
     /// The next request to post, of which there is `room` for.
     // A request is made in the place where the caller has it, and is not moved on the way.
+    #[inline(always)]
     pub fn poll_work(&mut self, now: Instant, room: Room) -> Option<WorkRequest> {
         if self.closing && self.error().is_none() && !self.timers.is_running(Timer::Close) {
+            cold_path();
             self.timers
                 .set(Timer::Close, now + self.config.keepalive_interval);
         }
@@ -591,6 +586,7 @@ impl Connection {
     }
 
     /// The connecting side has posted its receives as far as there is room (3.1.5.7).
+    #[cold]
     fn conclude(&mut self, now: Instant, outcome: Outcome) {
         //= SMBD-3.1.5.7-15
         if self.receive_credits.posted() == 0 {
@@ -604,6 +600,7 @@ impl Connection {
     }
 
     /// The accepting side has posted its receives as far as there is room (3.1.5.6).
+    #[cold]
     fn answer(&mut self, now: Instant, outcome: Outcome) -> WorkRequest {
         //= SMBD-3.1.5.6-10
         let grant = self.receive_credits.grantable(false);
@@ -624,6 +621,7 @@ impl Connection {
         self.post_send(header, Bytes::new(), None, Some(Sent::Negotiate))
     }
 
+    #[cold]
     fn establish(&mut self, now: Instant, outcome: Outcome) {
         self.role = Role::Established(outcome.negotiated);
         self.send_credits = outcome.send_credits;
@@ -635,6 +633,7 @@ impl Connection {
         self.events.push_back(Event::Negotiated(outcome.negotiated));
     }
 
+    #[cold]
     fn send_negotiate_request(&mut self) -> WorkRequest {
         self.role = Role::Active { request_sent: true };
         let request = negotiate_request(&self.config);
@@ -644,6 +643,7 @@ impl Connection {
         self.post_send(header, Bytes::new(), None, Some(Sent::Negotiate))
     }
 
+    #[cold]
     fn send_refusal(&mut self, status: Status) -> WorkRequest {
         self.role = Role::Refusing { status, sent: true };
         debug!(%status, "refusing the negotiation");
@@ -654,9 +654,25 @@ impl Connection {
 
     // Sending
 
-    /// What an established connection does next: an empty message that is due, then messages and
-    /// writes in the order they were asked for, then reads.
+    /// What an established connection does next: an empty message that is due, or the next message.
+    /// Where there are reads and writes too, [`next_of_all`](Self::next_of_all) decides.
     fn next_work(&mut self, now: Instant, max_payload: usize) -> Option<WorkRequest> {
+        if !self.transfers.is_idle() {
+            return self.next_of_all(now, max_payload);
+        }
+        let waiting = !self.send_queue.is_empty();
+        if (waiting || self.empty_message_is_due())
+            && let Some(grant) = self.next_grant(now, waiting)
+        {
+            return Some(self.send_upper_layer_message(now, max_payload, waiting, grant));
+        }
+        self.rest()
+    }
+
+    /// An empty message that is due, then messages and writes in the order they were asked for, then
+    /// reads.
+    #[inline(never)]
+    fn next_of_all(&mut self, now: Instant, max_payload: usize) -> Option<WorkRequest> {
         let write_first = match (self.transfers.write_order(), self.send_queue.head_order()) {
             (Some(write), Some(message)) => write < message,
             _ => false,
@@ -719,6 +735,7 @@ impl Connection {
             false => None,
         };
         if self.asks_behind_queue && self.send_queue.is_empty() {
+            cold_path();
             self.asks_behind_queue = false;
             self.keepalive_requested.ask();
         }
@@ -743,6 +760,7 @@ impl Connection {
         //= SMBD-2.2.3-01
         let mut flags = Flags::empty();
         if self.keepalive_requested.take_flag() {
+            cold_path();
             flags = Flags::RESPONSE_REQUESTED;
             self.statistics.keepalives_sent += 1;
             //= SMBD-3.1.5.1-10
@@ -769,8 +787,9 @@ impl Connection {
             None => (Bytes::new(), None, None),
         };
         self.count_sent(&header, grant, completes.is_some());
+        // A copy: the header itself need not be in memory for it.
         trace!(
-            ?header,
+            header = ?{ header },
             ?invalidate,
             send_credits = self.send_credits,
             "sending Data Transfer"
@@ -853,6 +872,25 @@ impl Connection {
         })
     }
 
+    #[inline(never)]
+    fn read_done(&mut self, buffer: BytesMut) {
+        self.timers.stop(Timer::Close);
+        self.statistics.work_outstanding -= 1;
+        self.statistics.reads += 1;
+        self.statistics.bytes_read += buffer.len() as u64;
+        self.transfers.read_returned(buffer);
+        self.finish_transfers();
+    }
+
+    #[inline(never)]
+    fn write_done(&mut self) {
+        self.timers.stop(Timer::Close);
+        self.statistics.work_outstanding -= 1;
+        self.statistics.writes += 1;
+        self.transfers.write_returned();
+        self.finish_transfers();
+    }
+
     /// A Send that was for something is done.
     fn sent(&mut self, sent: Sent) {
         match sent {
@@ -901,6 +939,7 @@ impl Connection {
         }
     }
 
+    #[cold]
     fn receive_negotiate(
         &mut self,
         receive: impl FnOnce(&Config, &[u8]) -> Result<Outcome, ConnectionError>,
@@ -932,6 +971,7 @@ impl Connection {
         self.timers
             .set(Timer::IdleConnection, now + self.config.keepalive_interval);
         if self.keepalive_requested.received() {
+            cold_path();
             self.events.push_back(Event::KeepaliveAnswered);
         }
     }
@@ -945,6 +985,7 @@ impl Connection {
         invalidated: Option<Token>,
     ) -> Result<(), Violation> {
         if (1..DataTransfer::HEADER_LENGTH).contains(&self.head.len()) {
+            cold_path();
             message = joined(std::mem::take(&mut self.head), message);
         }
         let head = match self.head.is_empty() {
@@ -957,7 +998,7 @@ impl Connection {
         // What follows needs only this. It is cut out here, long before it is moved: processors
         // wait for what is moved right after a part of it was written.
         let payload = self.cut_payload(&header, message);
-        trace!(?header, ?invalidated, "received Data Transfer");
+        trace!(header = ?{ header }, ?invalidated, "received Data Transfer");
         //= SMBD-3.1.5.8-02
         if header.credits_requested == 0 {
             return Err(Violation::WithoutCreditsRequested);
@@ -979,6 +1020,7 @@ impl Connection {
         //= SMBD-3.1.5.8-09
         //= SMBD-3.1.5.8-09b
         if asks {
+            cold_path();
             self.send_immediate = true;
             if self.config.policy.literal_keepalive_echo {
                 self.keepalive_requested = KeepaliveRequested::Pending;
@@ -1003,13 +1045,19 @@ impl Connection {
             let split = head.len();
             if start >= split {
                 (start, end) = (start - split, end - split);
-            } else if end <= split {
-                message = head;
             } else {
-                message = joined(head, message);
+                cold_path();
+                message = match end <= split {
+                    true => head,
+                    false => joined(head, message),
+                };
             }
         }
-        message.truncate(end);
+        // Nothing lies behind a payload, mostly.
+        if end < message.len() {
+            cold_path();
+            message.truncate(end);
+        }
         message.advance(start);
         message
     }
@@ -1057,16 +1105,18 @@ impl Connection {
         //= SMBD-3.1.5.8-13
         //= SMBD-3.1.5.8-17
         let remaining = header.remaining_data_length;
-        self.events.push_back(Event::Segment {
+        // Made when there is room for it, in its place.
+        self.events.extend(once_with(|| Event::Segment {
             payload,
             remaining,
             invalidated,
-        });
+        }));
     }
 
     // Timers and the end
 
     /// Idle Connection Timer (3.1.6.2).
+    #[cold]
     fn idle_connection(&mut self, now: Instant) {
         match self.keepalive_requested.idle() {
             OnIdle::Terminate => self.end(ConnectionError::TimedOut(Expired::IdleConnection)),
@@ -1080,6 +1130,7 @@ impl Connection {
     }
 
     /// RDMA connection loss (3.1.7.1).
+    #[cold]
     fn connection_loss(&mut self, how: Disconnect) {
         // A peer may accept and hang up in one breath, before there was time to post receives.
         if let Role::Posting {
@@ -1097,6 +1148,7 @@ impl Connection {
         });
     }
 
+    #[cold]
     fn flushed(&mut self, id: WorkId, buffer: Option<BytesMut>) {
         self.flushing = true;
         match Kind::of(id) {
@@ -1128,6 +1180,7 @@ impl Connection {
     }
 
     /// The first reason counts; later ones are consequences.
+    #[cold]
     fn end(&mut self, error: ConnectionError) {
         if matches!(self.role, Role::Closed(_)) {
             return;
@@ -1201,6 +1254,7 @@ impl Connection {
     }
 }
 
+#[cold]
 fn joined(head: Bytes, rest: Bytes) -> Bytes {
     match head.is_empty() {
         true => rest,

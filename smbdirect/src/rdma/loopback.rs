@@ -588,6 +588,7 @@ impl LoopbackQueuePair {
         self.completions.push(Queue::Receive, completion);
     }
 
+    #[inline(always)]
     fn take(&mut self) -> Option<Completion> {
         if let Some(arrival) = self.arrived.take() {
             if let Completion::Received { message, .. } = &arrival {
@@ -889,6 +890,7 @@ impl Arrived {
     }
 
     /// Both behind what was copied before; tells how many bytes they are.
+    #[inline(always)]
     fn copy(&mut self, [one, two]: [&[u8]; 2]) -> u32 {
         let length = one.len() + two.len();
         if self.open.capacity() - self.open.len() < length {
@@ -908,6 +910,7 @@ impl Arrived {
         }
     }
 
+    #[inline(always)]
     fn take(&mut self) -> Option<Completion> {
         let completion = match self.arrivals.pop_front()? {
             Arrival::Head { length } => Completion::Head(self.cut(length)),
@@ -935,6 +938,7 @@ impl Arrived {
     }
 
     /// The oldest bytes that were copied.
+    #[inline(always)]
     fn cut(&mut self, length: u32) -> Bytes {
         if self.closed.is_empty() {
             self.close();

@@ -325,6 +325,7 @@ pub const fn max_fpdu(mss: u32) -> usize {
 }
 
 /// CRC32C of contiguous bytes.
+#[inline(always)]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     //= PERF-01
     crc_fast::crc32_iscsi(bytes)

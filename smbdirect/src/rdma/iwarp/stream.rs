@@ -125,6 +125,7 @@ impl Stream {
     ///
     /// # Panics
     /// On a Read, a Write or a Send of 4 GiB or more, and on a Read where none may be posted.
+    #[inline(always)]
     pub fn post(&mut self, work: WorkRequest) {
         if self.ended.is_some() || self.closing {
             return self.post_late(work);
@@ -293,6 +294,7 @@ impl Stream {
     }
 
     /// The peer will send no more: its FIN has come.
+    #[cold]
     pub fn handle_end(&mut self) {
         //= MPA-34
         if !self.receive.at_boundary(&self.shared) {
@@ -305,6 +307,7 @@ impl Stream {
     }
 
     /// The TCP connection failed.
+    #[cold]
     pub fn handle_loss(&mut self, error: ProviderError) {
         self.fail(StreamError::Lost(error).into());
     }
@@ -353,6 +356,7 @@ impl Stream {
         self.transmit.clear();
     }
 
+    #[cold]
     fn fail(&mut self, fault: Fault) {
         if self.ended.is_some() {
             return;

@@ -132,7 +132,7 @@ impl Transmit {
 
     /// Begins a Send or a Write at once, if it would be next and there is room; tells whether all
     /// of it is in FPDUs then. What is not has to be posted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin_at_once(&mut self, work: &WorkRequest, shared: &Shared) -> bool {
         let is_next = self.at_once
             && !self.held
@@ -498,6 +498,7 @@ impl Segments {
     }
 
     /// Makes a Send one FPDU, if it fits and is to be copied, as most are; tells whether it did.
+    #[inline(always)]
     fn push_if_short(&mut self, work: &WorkRequest) -> bool {
         let WorkRequest::Send {
             header: inline,
