@@ -24,6 +24,8 @@ mod error;
 mod examples;
 mod outgoing;
 mod receive;
+#[cfg(feature = "tokio")]
+mod send_buffer;
 mod shared;
 #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 mod startup;
@@ -33,6 +35,8 @@ mod tcp;
 mod transmit;
 
 pub use error::StreamError;
+#[cfg(feature = "tokio")]
+pub use send_buffer::SendBuffer;
 pub use startup::{MpaCrc, Rtr};
 pub use stream::{Stream, StreamConfig};
 #[cfg(feature = "tokio")]

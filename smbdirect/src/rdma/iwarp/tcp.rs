@@ -35,6 +35,7 @@ use tokio::{
 use super::{
     mpa::{self, Fpdu, FrameKind, StartupError, StartupFrame},
     rdmap::Terminate,
+    send_buffer::SendBuffer,
     startup::{Agreement, MpaCrc, ReplyFault, Wishes, rejection, unmarked},
     stream::{Stream, StreamConfig},
 };
@@ -95,6 +96,8 @@ pub struct IwarpConfig {
     /// system's own choice. Only Linux and FreeBSD have several to choose from; an
     /// algorithm that is not there, or not allowed, fails `connect` and `listen`.
     pub congestion_control: Option<String>,
+    /// How much of what is sent the operating system keeps until it is acknowledged.
+    pub send_buffer: SendBuffer,
     /// Sees all bytes of all connections.
     pub tap: Option<Arc<dyn Tap>>,
 }
@@ -117,6 +120,7 @@ impl Default for IwarpConfig {
             nudge: true,
             watch: Duration::from_micros(100),
             congestion_control: None,
+            send_buffer: SendBuffer::Auto,
             tap: None,
         }
     }
@@ -507,9 +511,13 @@ impl Socket {
         stream.set_nodelay(true)?;
         // A route may have another, and some systems' listeners do not hand on theirs.
         control_congestion(&stream, config)?;
+        let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
+        config
+            .send_buffer
+            .prepare(&SockRef::from(&stream), local, remote);
         Ok(Self {
-            local: stream.local_addr()?,
-            remote: stream.peer_addr()?,
+            local,
+            remote,
             stream,
             tap: config.tap.clone(),
         })
@@ -1275,6 +1283,44 @@ mod tests {
         let (theirs, _) = listener.accept().await.unwrap();
         for stream in [&ours, &theirs] {
             assert_eq!(congestion(stream.into()), "reno");
+        }
+    }
+
+    #[tokio::test]
+    async fn sockets_have_the_send_buffer_that_is_asked_for() {
+        const MIB: usize = 1024 * 1024;
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bind(any, &IwarpConfig::default()).unwrap();
+        let connect = async || {
+            TcpStream::connect(listener.local_addr().unwrap())
+                .await
+                .unwrap()
+        };
+        let size = |stream: &TcpStream| SockRef::from(stream).send_buffer_size().unwrap();
+        // Linux takes twice as much as it is asked for, and this is the most.
+        let stream = connect().await;
+        let of_the_system = size(&stream);
+        let largest = SockRef::from(&stream).set_send_buffer_size(i32::MAX as usize);
+        largest.unwrap();
+        let largest = size(&stream);
+        let grown = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap();
+        let grown: usize = grown.split('\t').nth(2).unwrap().trim().parse().unwrap();
+        let bounded = largest >= 2 * MIB && grown > 2 * MIB;
+        for (send_buffer, expected) in [
+            (SendBuffer::Bytes(65_536), largest.min(131_072)),
+            (SendBuffer::Bytes(u32::MAX), largest),
+            (SendBuffer::System, of_the_system),
+            (
+                SendBuffer::Auto,
+                if bounded { 2 * MIB } else { of_the_system },
+            ),
+        ] {
+            let config = IwarpConfig {
+                send_buffer,
+                ..IwarpConfig::default()
+            };
+            let socket = Socket::new(connect().await, &config).unwrap();
+            assert_eq!(size(&socket.stream), expected, "{send_buffer:?}");
         }
     }
 
