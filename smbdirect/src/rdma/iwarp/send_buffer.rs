@@ -9,8 +9,8 @@ use socket2::SockRef;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendBuffer {
     /// The system's choice; but 1 MiB towards a peer at the same IP address, as both ends on one
-    /// machine mostly have, where Linux would let it grow beyond that. More under way between
-    /// such two costs time and gains nothing.
+    /// machine mostly have. Linux takes that twice, so it is asked for where the buffer would grow beyond 2 MiB
+    /// and 1 MiB is allowed. More under way between such two costs time and gains nothing.
     #[default]
     Auto,
     /// The system's choice. Linux lets it grow with the connection, up to several MiB.
