@@ -25,18 +25,18 @@ pub enum SendBuffer {
 /// Linux grows to, as it counts, RDMA Writes cost 18 to 29 % more where both ends share a core.
 const NEAR: u32 = 1024 * 1024;
 
-/// What the system allows a send buffer, in bytes as it counts them; nothing if it does not tell.
+/// How large the system lets a send buffer be, in bytes; 0 if it does not tell.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
-    /// The most that may be asked for, of which it then takes the double.
+    /// The most that may be asked for. It takes the double then,
     asked_for: u32,
-    /// What it grows to by itself.
+    /// and lets one that was not asked for grow to this.
     grown: u32,
 }
 
 impl SendBuffer {
     /// Gives a connected socket its send buffer. One that cannot be had keeps nobody from talking.
-    pub(super) fn prepare(self, socket: &SockRef<'_>, local: SocketAddr, remote: SocketAddr) {
+    pub(super) fn apply(self, socket: &SockRef<'_>, local: SocketAddr, remote: SocketAddr) {
         if let Some(size) = self.size(local, remote, Limits::of_the_system)
             && let Err(error) = socket.set_send_buffer_size(size as usize)
         {

@@ -514,7 +514,7 @@ impl Socket {
         let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
         config
             .send_buffer
-            .prepare(&SockRef::from(&stream), local, remote);
+            .apply(&SockRef::from(&stream), local, remote);
         Ok(Self {
             local,
             remote,
@@ -1303,8 +1303,10 @@ mod tests {
         let largest = SockRef::from(&stream).set_send_buffer_size(i32::MAX as usize);
         largest.unwrap();
         let largest = size(&stream);
-        let grown = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap();
-        let grown: usize = grown.split('\t').nth(2).unwrap().trim().parse().unwrap();
+        // Where the system hides what it grows to, nothing is asked for.
+        let grown = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
+        let grown = grown.split_whitespace().nth(2);
+        let grown: usize = grown.map_or(0, |most| most.parse().unwrap());
         let bounded = largest >= 2 * MIB && grown > 2 * MIB;
         for (send_buffer, expected) in [
             (SendBuffer::Bytes(65_536), largest.min(131_072)),
