@@ -10,7 +10,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smbdirect::{
     BufferDescriptorV1, Config, ConnectionError, Settings,
     engine::{Connection, Event, Initiator, MessageId, TransferId},
-    rdma::work::{Completion, Disconnect, Limits, RemoteAddress, Room, Token, WorkId, WorkRequest},
+    rdma::work::{
+        Completion, Disconnect, Inline, Limits, RemoteAddress, Room, Token, WorkId, WorkRequest,
+    },
     wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status, VERSION_1_0},
 };
 
@@ -724,7 +726,8 @@ impl End {
             0 => message,
             _ => {
                 let split = message.len().min((id.0 >> 3) as usize % 32);
-                self.complete(now, Completion::Head(message.slice(..split)));
+                let head = Inline::build(|out| out.put_slice(&message[..split]));
+                self.complete(now, Completion::Head(head));
                 message.slice(split..)
             }
         };

@@ -72,7 +72,7 @@ pub struct Connection {
     send_queue: SendQueue,
     send_immediate: bool,
     /// The first bytes of the message that is received next, where they come apart; mostly none.
-    head: Bytes,
+    head: Inline,
     reassembly: Reassembly,
     keepalive_requested: KeepaliveRequested,
     timers: TimerTable,
@@ -185,7 +185,7 @@ impl Connection {
             receive_credits: ReceiveCredits::new(config.receive_credit_max),
             send_queue: SendQueue::default(),
             send_immediate: false,
-            head: Bytes::new(),
+            head: Inline::new(),
             reassembly: Reassembly::default(),
             keepalive_requested: KeepaliveRequested::None,
             timers,
@@ -946,7 +946,7 @@ impl Connection {
         passive: bool,
         message: Bytes,
     ) -> Result<(), ConnectionError> {
-        let message = joined(std::mem::take(&mut self.head), message);
+        let message = joined(self.head.take(), message);
         match receive(&self.config, &message) {
             Ok(outcome) => {
                 self.receive_credits
@@ -986,11 +986,11 @@ impl Connection {
     ) -> Result<(), Violation> {
         if (1..DataTransfer::HEADER_LENGTH).contains(&self.head.len()) {
             cold_path();
-            message = joined(std::mem::take(&mut self.head), message);
+            message = joined(self.head.take(), message);
         }
         let head = match self.head.is_empty() {
-            true => &message,
-            false => &self.head,
+            true => &message[..],
+            false => self.head.as_slice(),
         };
         let length = self.head.len() + message.len();
         let header =
@@ -1041,16 +1041,13 @@ impl Connection {
     fn cut_payload(&mut self, header: &DataTransfer, mut message: Bytes) -> Bytes {
         let Range { mut start, mut end } = header.payload();
         if !self.head.is_empty() {
-            let head = std::mem::take(&mut self.head);
+            let head = self.head.take();
             let split = head.len();
             if start >= split {
                 (start, end) = (start - split, end - split);
             } else {
                 cold_path();
-                message = match end <= split {
-                    true => head,
-                    false => joined(head, message),
-                };
+                message = joined(head, message);
             }
         }
         // Nothing lies behind a payload, mostly.
@@ -1255,10 +1252,10 @@ impl Connection {
 }
 
 #[cold]
-fn joined(head: Bytes, rest: Bytes) -> Bytes {
+fn joined(head: Inline, rest: Bytes) -> Bytes {
     match head.is_empty() {
         true => rest,
-        false => [head, rest].concat().into(),
+        false => [head.as_slice(), &rest].concat().into(),
     }
 }
 

@@ -588,6 +588,8 @@ impl LoopbackQueuePair {
         self.completions.push(Queue::Receive, completion);
     }
 
+    /// The oldest message that has arrived. It is made in the place where the caller has it, and so not
+    /// where other completions are: what has several makings is moved, in the parts of all.
     #[inline(always)]
     fn take(&mut self) -> Option<Completion> {
         if let Some(arrival) = self.arrived.take() {
@@ -597,6 +599,11 @@ impl LoopbackQueuePair {
             }
             return Some(arrival);
         }
+        self.take_done()
+    }
+
+    /// The oldest of what else is done; last, that the connection is over.
+    fn take_done(&mut self) -> Option<Completion> {
         let Some(Done {
             queue,
             count,
@@ -829,7 +836,7 @@ struct End {
     waker: Option<Waker>,
 }
 
-/// Messages, put together one behind the other but for their long payloads. Only the end that
+/// Messages, put together one behind the other but for those with long payloads. Only the end that
 /// takes them cuts them apart, so that the count of their readers stays on one core.
 #[derive(Default)]
 struct Arrived {
@@ -842,20 +849,17 @@ struct Arrived {
     in_open: usize,
     /// How many each of `closed` still has.
     in_closed: VecDeque<usize>,
-    /// The payloads that are handed over.
-    handed_over: VecDeque<Bytes>,
+    /// The payloads that are handed over, with the bytes before them.
+    handed_over: VecDeque<(Bytes, Inline)>,
+    /// The bytes before the first of them were taken.
+    head_is_taken: bool,
 }
 
-enum Arrival {
-    /// The bytes before a payload that is handed over.
-    Head { length: u32 },
-    /// A message, or the payload behind a head.
-    Message {
-        id: WorkId,
-        /// Bytes that were copied. `None` for a payload that is handed over.
-        length: Option<u32>,
-        invalidated: Option<Token>,
-    },
+struct Arrival {
+    id: WorkId,
+    /// Bytes that were copied. `None` for a payload that is handed over.
+    length: Option<u32>,
+    invalidated: Option<Token>,
 }
 
 /// Some messages of the longest kind, and few enough bytes that what is used again soon is still
@@ -871,18 +875,15 @@ impl Arrived {
         self.arrivals.is_empty()
     }
 
-    fn push(&mut self, id: WorkId, header: &[u8], payload: Bytes, invalidated: Option<Token>) {
+    #[inline(always)]
+    fn push(&mut self, id: WorkId, header: Inline, payload: Bytes, invalidated: Option<Token>) {
         let mut length = None;
         if payload.len() < HANDED_OVER {
-            length = Some(self.copy([header, &payload]));
+            length = Some(self.copy([header.as_slice(), &payload]));
         } else {
-            if !header.is_empty() {
-                let length = self.copy([header, &[]]);
-                self.arrivals.push_back(Arrival::Head { length });
-            }
-            self.handed_over.push_back(payload);
+            self.handed_over.push_back((payload, header));
         }
-        self.arrivals.push_back(Arrival::Message {
+        self.arrivals.push_back(Arrival {
             id,
             length,
             invalidated,
@@ -912,29 +913,34 @@ impl Arrived {
 
     #[inline(always)]
     fn take(&mut self) -> Option<Completion> {
-        let completion = match self.arrivals.pop_front()? {
-            Arrival::Head { length } => Completion::Head(self.cut(length)),
-            Arrival::Message {
-                id,
-                length,
-                invalidated,
-            } => Completion::Received {
-                id,
-                message: match length {
-                    Some(length) => self.cut(length),
-                    None => {
-                        let payload = self.handed_over.pop_front();
-                        payload.expect("it came with the message")
-                    }
-                },
-                invalidated,
-            },
+        let &Arrival {
+            id,
+            length,
+            invalidated,
+        } = self.arrivals.front()?;
+        let message = match length {
+            Some(length) => self.cut(length),
+            None => {
+                let oldest = self.handed_over.front();
+                let (_, head) = oldest.expect("it came with the message");
+                self.head_is_taken = !self.head_is_taken && !head.is_empty();
+                if self.head_is_taken {
+                    return Some(Completion::Head(*head));
+                }
+                let (payload, _) = self.handed_over.pop_front()?;
+                payload
+            }
         };
+        self.arrivals.pop_front();
         if self.arrivals.is_empty() {
             // Who has nothing to say keeps no memory for it.
             self.open = BytesMut::new();
         }
-        Some(completion)
+        Some(Completion::Received {
+            id,
+            message,
+            invalidated,
+        })
     }
 
     /// The oldest bytes that were copied.
@@ -967,15 +973,30 @@ impl Pair {
         //= SMBD-2.1-01
         //= RDMAP-11
         while !self.ended
-            && let Some(mut work) = posted.pop_front()
+            && let Some(work) = posted.front_mut()
         {
-            match perform(&mut work, &mut self.ends[1 - side]) {
-                Ok(()) => completions.push(Queue::Send, done(work)),
-                Err(what) => {
-                    posted.push_front(work);
-                    self.break_for(side, &what);
+            let peer = &mut self.ends[1 - side];
+            let receive = match perform(work, peer) {
+                Ok(receive) => receive,
+                Err(what) => return self.break_for(side, &what),
+            };
+            let done = match posted.pop_front() {
+                Some(WorkRequest::Send {
+                    id,
+                    header,
+                    payload,
+                    invalidate,
+                }) => {
+                    peer.arrived.push(receive, header, payload, invalidate);
+                    Completion::Sent { id }
                 }
-            }
+                Some(WorkRequest::Write { id, .. }) => Completion::Written { id },
+                Some(WorkRequest::Read { id, into, .. }) => Completion::Read { id, buffer: into },
+                Some(WorkRequest::Receive { .. }) | None => {
+                    unreachable!("receives have a queue of their own")
+                }
+            };
+            completions.push(Queue::Send, done);
         }
     }
 
@@ -1011,15 +1032,9 @@ impl End {
         }
     }
 
-    /// A Send of the peer's arrives.
-    fn receive(
-        &mut self,
-        header: &Inline,
-        payload: &mut Bytes,
-        invalidate: Option<Token>,
-    ) -> Result<(), String> {
-        let header = header.as_slice();
-        let size = header.len() + payload.len();
+    /// A Send of `size` bytes takes a receive.
+    #[inline(always)]
+    fn receive(&mut self, size: usize, invalidate: Option<Token>) -> Result<WorkId, String> {
         //= DDP-07
         let Some(&Receives { id, length, .. }) = self.receives.front() else {
             return Err("a Send arrived and no receive was posted".to_owned());
@@ -1036,21 +1051,30 @@ impl End {
             result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
         }
         self.receives.pop();
-        self.arrived
-            .push(id, header, mem::take(payload), invalidate);
-        Ok(())
+        Ok(id)
     }
 }
 
-/// Does `work` to the peer, or says which rule it breaks.
-fn perform(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
+/// Does `work` to the peer, or says which rule it breaks. Of a Send, whose message is still to be
+/// pushed, it gives the receive; of others their own name.
+#[inline(always)]
+fn perform(work: &mut WorkRequest, peer: &mut End) -> Result<WorkId, String> {
+    if let WorkRequest::Send {
+        header,
+        payload,
+        invalidate,
+        ..
+    } = work
+    {
+        return peer.receive(header.len() + payload.len(), *invalidate);
+    }
+    transfer(work, peer)?;
+    Ok(work.id())
+}
+
+/// A Read or a Write.
+fn transfer(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
     match work {
-        WorkRequest::Send {
-            header,
-            payload,
-            invalidate,
-            ..
-        } => peer.receive(header, payload, *invalidate),
         //= SMBD-2.1-02
         //= DDP-13
         WorkRequest::Write { data, .. } if data.is_empty() => Ok(()),
@@ -1080,17 +1104,9 @@ fn perform(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
             into.copy_from_slice(source.as_ref());
             Ok(())
         }
-        WorkRequest::Receive { .. } => unreachable!("receives have a queue of their own"),
-    }
-}
-
-/// What to say of `work` that went well.
-fn done(work: WorkRequest) -> Completion {
-    match work {
-        WorkRequest::Send { id, .. } => Completion::Sent { id },
-        WorkRequest::Write { id, .. } => Completion::Written { id },
-        WorkRequest::Read { id, into, .. } => Completion::Read { id, buffer: into },
-        WorkRequest::Receive { .. } => unreachable!("receives have a queue of their own"),
+        WorkRequest::Send { .. } | WorkRequest::Receive { .. } => {
+            unreachable!("a Send takes a receive, and receives have a queue of their own")
+        }
     }
 }
 
@@ -1112,6 +1128,8 @@ mod tests {
         sync::atomic::{AtomicUsize, Ordering},
         task::Wake,
     };
+
+    use bytes::BufMut;
 
     use super::*;
 
@@ -1345,7 +1363,7 @@ mod tests {
         let size = CHUNK / 32;
         let payload = Bytes::from(vec![7; size - 1]);
         for id in 0..34 {
-            arrived.push(WorkId(id), b"h", payload.clone(), None);
+            arrived.push(WorkId(id), inline(b"h"), payload.clone(), None);
         }
         let mut places = Vec::new();
         for id in 0..34 {
@@ -1364,7 +1382,9 @@ mod tests {
         let mut head = Bytes::new();
         loop {
             match arrived.take() {
-                Some(Completion::Head(bytes)) if head.is_empty() => head = bytes,
+                Some(Completion::Head(bytes)) if head.is_empty() => {
+                    head = Bytes::copy_from_slice(bytes.as_slice());
+                }
                 Some(Completion::Received {
                     id: WorkId(taken),
                     message,
@@ -1391,7 +1411,12 @@ mod tests {
         let (mut pushed, mut popped) = (0, 0);
         for batch in [1, 2, 7, 30, 60, 100] {
             for payload in &payloads[pushed..pushed + batch] {
-                arrived.push(WorkId(pushed as u64), b"head", payload.clone(), None);
+                arrived.push(
+                    WorkId(pushed as u64),
+                    inline(b"head"),
+                    payload.clone(),
+                    None,
+                );
                 pushed += 1;
             }
             let left = if batch == 7 { 0 } else { batch / 3 };
@@ -1406,6 +1431,10 @@ mod tests {
             popped += 1;
         }
         assert!(arrived.is_empty() && arrived.handed_over.is_empty() && arrived.closed.is_empty());
+    }
+
+    fn inline(bytes: &[u8]) -> Inline {
+        Inline::build(|out| out.put_slice(bytes))
     }
 
     fn compare([head, message]: [Bytes; 2], payload: &Bytes) {

@@ -14,15 +14,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use smbdirect::{
     Access, BufferDescriptorV1, Config, ConnectionError, Settings,
     engine::{Connection, Event, Initiator, MessageId, TransferId},
     rdma::{
         memory::MemoryTable,
         work::{
-            Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, RemoteAddress, Room,
-            Token, WorkId, WorkRequest,
+            Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind,
+            RemoteAddress, Room, Token, WorkId, WorkRequest,
         },
     },
     wire::{DataTransfer, Flags, NegotiateResponse},
@@ -1055,8 +1055,9 @@ impl Pair {
                 mut message,
                 invalidated,
             } if (id.0 >> 2) % 5 < 3 => {
-                let split = [24, 13, 40][((id.0 >> 2) % 5) as usize];
+                let split = [24, 13, 32][((id.0 >> 2) % 5) as usize];
                 let head = message.split_to(split.min(message.len()));
+                let head = Inline::build(|out| out.put_slice(&head));
                 engine.handle_completion(now, Completion::Head(head));
                 let rest = Completion::Received {
                     id,

@@ -261,7 +261,7 @@ pub(crate) struct End {
     pub(crate) posted: usize,
     pub(crate) completed: usize,
     /// What came of a message whose other bytes are next.
-    head: Bytes,
+    head: Inline,
     pub(crate) messages: VecDeque<Arrived>,
     pub(crate) reads: VecDeque<BytesMut>,
     pub(crate) flushed: Vec<(WorkId, Option<BytesMut>)>,
@@ -302,7 +302,7 @@ impl End {
             outstanding,
             posted: 1,
             completed: 0,
-            head: Bytes::new(),
+            head: Inline::new(),
             messages: VecDeque::new(),
             reads: VecDeque::new(),
             flushed: Vec::new(),
@@ -469,7 +469,7 @@ impl End {
                 self.note_done(RECEIVE, id);
                 let bytes = match mem::take(&mut self.head) {
                     head if head.is_empty() => bytes,
-                    head => [head, bytes].concat().into(),
+                    head => [head.as_slice(), &bytes].concat().into(),
                 };
                 self.messages.push_back(Arrived { bytes, invalidated });
             }

@@ -330,7 +330,7 @@ fn snapshot(engine: &Connection) -> Connection {
         receive_credits: receive_credits.clone(),
         send_queue: send_queue.clone(),
         send_immediate: *send_immediate,
-        head: Bytes::new(),
+        head: Inline::new(),
         reassembly: reassembly.clone(),
         keepalive_requested: *keepalive_requested,
         timers: timers.clone(),
