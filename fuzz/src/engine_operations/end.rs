@@ -725,7 +725,9 @@ impl End {
         let message = match id.0 & 4 {
             0 => message,
             _ => {
-                let split = message.len().min((id.0 >> 3) as usize % 32);
+                let split = message
+                    .len()
+                    .min((id.0 >> 3) as usize % (Inline::CAPACITY + 1));
                 let head = Inline::build(|out| out.put_slice(&message[..split]));
                 self.complete(now, Completion::Head(head));
                 message.slice(split..)

@@ -1047,6 +1047,9 @@ impl Connection {
                 (start, end) = (start - split, end - split);
             } else {
                 cold_path();
+                if start == end {
+                    return Bytes::new();
+                }
                 message = joined(head, message);
             }
         }

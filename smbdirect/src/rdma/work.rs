@@ -54,7 +54,7 @@ bitflags! {
 
 /// A few bytes held in place: the header in front of a payload, without an allocation.
 // It is moved by eight bytes or sixteen, and a processor waits for the cache where fewer were written:
-// so the length has eight.
+// so the length has eight, and lies at a multiple of eight wherever it is compiled for.
 #[derive(Clone, Copy)]
 #[repr(align(8))]
 pub struct Inline {
@@ -109,16 +109,16 @@ impl Inline {
         self.length as usize
     }
 
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// The bytes, of which none are left here.
     pub(crate) fn take(&mut self) -> Self {
         let taken = *self;
         self.length = 0;
         taken
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.length == 0
     }
 }
 
@@ -201,7 +201,8 @@ impl WorkRequest {
 #[repr(u32)]
 pub enum Completion {
     /// The first bytes of a message whose other bytes are in the next completion, which is its
-    /// [`Received`](Self::Received). Comes only from providers that have the two apart.
+    /// [`Received`](Self::Received). Comes only from providers that have the two apart. What lies
+    /// behind it is not copied, unless the payload of the message begins in these bytes.
     Head(Inline),
     /// A message arrived and took the oldest posted receive.
     Received {

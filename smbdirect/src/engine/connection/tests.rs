@@ -1222,7 +1222,8 @@ mod receiving {
         }
     }
 
-    /// A message as a provider may bring it: in one piece, or in two, cut anywhere.
+    /// A message as a provider may bring it: in one piece, or in two, cut anywhere in as many bytes
+    /// as a head can have.
     fn in_pieces(message: &[u8]) -> Vec<[Bytes; 2]> {
         let bytes = Bytes::copy_from_slice(message);
         let cut = |at| [bytes.slice(..at), bytes.slice(at..)];
@@ -1230,10 +1231,18 @@ mod receiving {
         (0..=longest).map(cut).collect()
     }
 
-    /// Not copied where it lies in one piece, wherever the message is cut.
+    /// Not copied where it lies in one piece, wherever the head ends.
     #[test]
     fn a_payload_apart_from_its_header_is_taken_as_it_came() {
-        for (data_offset, data_length) in [(24, 40), (24, 0), (32, 16), (16, 20), (0, 64)] {
+        for (data_offset, data_length) in [
+            (24, 40),
+            (24, 0),
+            (24, 4),
+            (16, 8),
+            (32, 16),
+            (16, 20),
+            (0, 64),
+        ] {
             let header = DataTransfer {
                 data_offset: 24,
                 ..segment(1, data_length, 0)
@@ -1256,7 +1265,7 @@ mod receiving {
                 assert_eq!(payloads, Vec::from_iter(expected));
                 let counted = bench.engine.statistics();
                 assert_eq!(counted.bytes_received, u64::from(data_length));
-                // Where the cut goes through the header or the payload, the two are put together.
+                // Where the header is cut, or the payload begins in the head, the two are put together.
                 let in_one = split == 0 || (20..=place.start).contains(&split);
                 if let [payload] = &payloads[..] {
                     let came = behind.wrapping_add(place.start.wrapping_sub(split));
