@@ -3,8 +3,9 @@
 //! Read `Pair::execute` first: that is the whole wire. A Send takes the oldest receive of the
 //! other end, a Write is copied into its memory table, a Read out of it. What both ends touch
 //! stands behind one lock, which is taken once for all that is flushed and once for all that has
-//! arrived: between two cores a lock costs more than a message. There is no task and no thread:
-//! whoever flushes does the work, and the other end is woken, unless it looks for more.
+//! arrived: between two cores a lock costs more than a message. Messages are put together before,
+//! in a box that only changes hands under it. There is no task and no thread: whoever flushes does
+//! the work, and the other end is woken, unless it looks for more.
 //!
 //! The payload of a Send is copied if it is short, and handed over as it is from 2 KiB on: the
 //! receiver then reads the sender's own bytes. Whoever keeps a part of such a message keeps the
@@ -426,7 +427,7 @@ fn refused(what: &str) -> ProviderError {
 /// How long an end looks for more before it sleeps: it is the time to be woken in a virtual machine.
 const WATCH: Duration = Duration::from_micros(100);
 
-/// One end of a connection; it is `pair.ends[side]`.
+/// One end of a connection.
 struct LoopbackQueuePair {
     limits: Limits,
     side: usize,
@@ -434,12 +435,14 @@ struct LoopbackQueuePair {
     watch: Watch,
     /// Bytes posted, and bytes taken.
     moved: [u64; 2],
-    /// Sends, Reads and Writes that wait for a flush.
-    posted: VecDeque<WorkRequest>,
-    /// Receives that the other end does not know of.
+    /// What waits for a flush.
+    posted: Posted,
+    /// Receives whose message was not taken.
     receives: ReceiveQueue,
     /// What has arrived and was not taken.
-    arrived: Arrived,
+    arrived: Box<Batch>,
+    /// The head of the oldest of it was taken.
+    head_is_taken: bool,
     /// What else is done and was not taken.
     completions: Completions,
     /// Comes after the last completion.
@@ -448,47 +451,40 @@ struct LoopbackQueuePair {
     over: bool,
     /// Sends, Reads and Writes whose completion was not taken yet; bounds the queues above.
     sends_outstanding: usize,
-    /// Receives whose completion was not taken yet.
-    receives_outstanding: usize,
 }
 
-/// Work that is done and was not taken, oldest first.
+/// Sends, Reads and Writes that are done and were not taken, oldest first.
 #[derive(Default)]
 struct Completions(VecDeque<Done>);
 
-/// Work that is done.
 struct Done {
-    /// The queue it leaves.
-    queue: Queue,
     /// How many work requests that are.
     count: usize,
     completion: Completion,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Queue {
-    Send,
-    Receive,
-}
-
 impl Completions {
+    fn push(&mut self, completion: Completion) {
+        self.0.push_back(Done {
+            count: 1,
+            completion,
+        });
+    }
+
     /// The last of a row of Sends stands for all of them.
-    fn push(&mut self, queue: Queue, completion: Completion) {
-        if let Completion::Sent { id } = completion
-            && let Some(Done {
-                count,
-                completion: Completion::Sent { id: last },
-                ..
-            }) = self.0.back_mut()
+    fn push_sent(&mut self, id: WorkId, number: usize) {
+        if let Some(Done {
+            count,
+            completion: Completion::Sent { id: last },
+        }) = self.0.back_mut()
         {
             *last = id;
-            *count += 1;
+            *count += number;
             return;
         }
         self.0.push_back(Done {
-            queue,
-            count: 1,
-            completion,
+            count: number,
+            completion: Completion::Sent { id },
         });
     }
 }
@@ -502,31 +498,35 @@ impl LoopbackQueuePair {
             joint: Arc::clone(&joint),
             watch: Watch::new(WATCH),
             moved: [0; 2],
-            posted: VecDeque::new(),
+            posted: Posted::default(),
             receives: ReceiveQueue::default(),
-            arrived: Arrived::default(),
+            arrived: Box::default(),
+            head_is_taken: false,
             completions: Completions::default(),
             disconnect: None,
             over: false,
             sends_outstanding: 0,
-            receives_outstanding: 0,
         })
     }
 
     /// The receives that were posted are there for the other end from now on.
     fn publish(&mut self) {
-        lock(&self.joint.pair).ends[self.side]
-            .receives
-            .append(&mut self.receives);
+        lock(&self.joint.pair.0).bring(1 - self.side, &mut self.posted.batch);
     }
 
     /// Does all that is posted, and wakes the other end if it has something to take.
     fn execute(&mut self) {
+        self.posted.prepare();
         let mut pair = self.joint.lock();
-        pair.ends[self.side].receives.append(&mut self.receives);
-        pair.execute(self.side, &mut self.posted, &mut self.completions);
-        let waker = pair.ends[1 - self.side].waker_if_news();
-        self.joint.tell(&pair);
+        let brings = pair.execute(self.side, &mut self.posted, &mut self.completions);
+        let mut waker = None;
+        if pair.ended {
+            self.joint.tell(self.side);
+        }
+        if brings || pair.ended {
+            self.joint.tell(1 - self.side);
+            waker = pair.wakers[1 - self.side].take();
+        }
         drop(pair);
         wake(waker);
     }
@@ -541,31 +541,33 @@ impl LoopbackQueuePair {
         }
         let mut pair = self.joint.lock();
         news.store(false, Ordering::Relaxed);
-        let ended = pair.ended;
-        let end = &mut pair.ends[self.side];
-        end.receives.append(&mut self.receives);
-        mem::swap(&mut end.arrived, &mut self.arrived);
+        if mem::take(&mut pair.filled[self.side]) {
+            mem::swap(&mut pair.brought[self.side], &mut self.arrived);
+        }
         let mut old = None;
-        if ended {
-            let receives = mem::take(&mut end.receives);
-            self.disconnect = end.disconnect.take();
+        if pair.ended {
+            self.disconnect = pair.disconnects[self.side].take();
             drop(pair);
-            self.finish(receives);
-        } else if self.arrived.is_empty() {
-            old = end.waker.replace(context.waker().clone());
+            self.finish();
+        } else if self.arrived.messages.is_empty() {
+            old = pair.wakers[self.side].replace(context.waker().clone());
             drop(pair);
+            self.posted.rest();
         }
         drop(old);
-        !self.arrived.is_empty() || self.over
+        self.posted.receives.append(&mut self.arrived.receives);
+        !self.arrived.messages.is_empty() || self.over
     }
 
     /// The connection has ended: what was posted will not happen.
-    fn finish(&mut self, mut receives: ReceiveQueue) {
+    fn finish(&mut self) {
         self.over = true;
-        while let Some(id) = receives.pop() {
-            self.flush_receive(id);
+        let posted = mem::take(&mut self.posted);
+        for id in posted.sends {
+            self.completions
+                .push(Completion::Flushed { id, buffer: None });
         }
-        for work in mem::take(&mut self.posted) {
+        for work in posted.work {
             self.flush_one(work);
         }
     }
@@ -573,29 +575,24 @@ impl LoopbackQueuePair {
     fn flush_one(&mut self, work: WorkRequest) {
         let id = work.id();
         let buffer = match work {
-            WorkRequest::Receive { count, .. } => {
-                return (0..count).for_each(|_| self.flush_receive(id));
-            }
             WorkRequest::Read { into, .. } => Some(into),
             _ => None,
         };
-        let completion = Completion::Flushed { id, buffer };
-        self.completions.push(Queue::Send, completion);
-    }
-
-    fn flush_receive(&mut self, id: WorkId) {
-        let completion = Completion::Flushed { id, buffer: None };
-        self.completions.push(Queue::Receive, completion);
+        self.completions.push(Completion::Flushed { id, buffer });
     }
 
     /// The oldest message that has arrived, or else the oldest of what is done.
     #[inline(always)]
     fn take(&mut self) -> Option<Completion> {
-        if let Some(arrival) = self.arrived.take() {
-            if let Completion::Received { message, .. } = &arrival {
-                self.receives_outstanding -= 1;
-                self.moved[1] += message.len() as u64;
-            }
+        let arrival = self
+            .arrived
+            .take(&mut self.receives, &mut self.head_is_taken);
+        if let Some(arrival) = arrival {
+            self.moved[1] += match &arrival {
+                Completion::Head(head) => head.len() as u64,
+                Completion::Received { message, .. } => message.len() as u64,
+                _ => 0,
+            };
             return Some(arrival);
         }
         self.take_done()
@@ -603,19 +600,17 @@ impl LoopbackQueuePair {
 
     /// The oldest of what else is done; last, that the connection is over.
     fn take_done(&mut self) -> Option<Completion> {
-        let Some(Done {
-            queue,
-            count,
-            completion,
-        }) = self.completions.0.pop_front()
-        else {
-            return self.disconnect.take().map(Completion::Disconnected);
-        };
-        match queue {
-            Queue::Send => self.sends_outstanding -= count,
-            Queue::Receive => self.receives_outstanding -= count,
+        if let Some(Done { count, completion }) = self.completions.0.pop_front() {
+            self.sends_outstanding -= count;
+            return Some(completion);
         }
-        Some(completion)
+        if !self.over {
+            return None;
+        }
+        match self.receives.pop() {
+            Some(id) => Some(Completion::Flushed { id, buffer: None }),
+            None => self.disconnect.take().map(Completion::Disconnected),
+        }
     }
 }
 
@@ -632,7 +627,7 @@ impl QueuePair for LoopbackQueuePair {
         } = self.limits;
         Room {
             sends: max_send_queue.saturating_sub(self.sends_outstanding),
-            receives: max_receive_queue.saturating_sub(self.receives_outstanding),
+            receives: max_receive_queue.saturating_sub(self.receives.len()),
         }
     }
 
@@ -642,22 +637,26 @@ impl QueuePair for LoopbackQueuePair {
             // Nothing comes behind the Disconnected that was taken.
             return;
         }
-        match &work {
-            WorkRequest::Receive { count, .. } => self.receives_outstanding += *count as usize,
-            _ => self.sends_outstanding += 1,
-        }
         self.moved[0] += length_of(&work) as u64;
         match work {
-            work if self.over => self.flush_one(work),
             WorkRequest::Receive { id, length, count } => {
-                self.receives.post(Receives { id, length, count });
+                let receives = Receives { id, length, count };
+                self.receives.post(receives);
+                self.posted.batch.receives.push_back(receives);
             }
-            work => self.posted.push_back(work),
+            work => {
+                self.sends_outstanding += 1;
+                if self.over {
+                    self.flush_one(work);
+                } else {
+                    self.posted.work.push_back(work);
+                }
+            }
         }
     }
 
     fn flush(&mut self, _context: &mut Context<'_>) {
-        if !self.posted.is_empty() || !self.receives.is_empty() {
+        if !self.posted.is_empty() {
             self.execute();
         }
         let [sent, received] = self.moved;
@@ -678,7 +677,7 @@ impl QueuePair for LoopbackQueuePair {
         let Apart(news) = &self.joint.news[self.side];
         let [sent, received] = self.moved;
         !self.completions.0.is_empty()
-            || !self.arrived.is_empty()
+            || !self.arrived.messages.is_empty()
             || self.over
             || news.load(Ordering::Relaxed)
             // Whether to watch is decided where a poll finds nothing.
@@ -700,10 +699,10 @@ impl QueuePair for LoopbackQueuePair {
                 Disconnect::Broken(ProviderError::new(ProviderErrorKind::Reset, what))
             }
         };
-        let mut pair = lock(&self.joint.pair);
+        let mut pair = lock(&self.joint.pair.0);
         pair.end(self.side, Disconnect::Local, there);
-        self.joint.tell(&pair);
-        let wakers = pair.ends.each_mut().map(End::waker_if_news);
+        (0..2).for_each(|side| self.joint.tell(side));
+        let wakers = mem::take(&mut pair.wakers);
         drop(pair);
         wakers.into_iter().for_each(wake);
     }
@@ -713,23 +712,24 @@ impl QueuePair for LoopbackQueuePair {
         buffer: BytesMut,
         access: Access,
     ) -> Result<Registration, RegisterError> {
-        let mut pair = lock(&self.joint.pair);
-        pair.ends[self.side].memory.register(buffer, access)
+        let mut pair = lock(&self.joint.pair.0);
+        pair.memory[self.side].register(buffer, access)
     }
 
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
-        lock(&self.joint.pair).ends[self.side]
-            .memory
-            .deregister(token)
+        lock(&self.joint.pair.0).memory[self.side].deregister(token)
     }
 }
 
 impl Drop for LoopbackQueuePair {
     fn drop(&mut self) {
         self.disconnect(Teardown::Abort);
-        let end = mem::take(&mut lock(&self.joint.pair).ends[self.side]);
-        // Its buffers, which may be large, are freed without the lock.
-        drop(end);
+        let mut pair = lock(&self.joint.pair.0);
+        let memory = mem::take(&mut pair.memory[self.side]);
+        let brought = mem::take(&mut pair.brought[self.side]);
+        drop(pair);
+        // Buffers, which may be large, are freed without the lock.
+        drop((memory, brought));
     }
 }
 
@@ -777,7 +777,7 @@ fn check_against_limits(work: &WorkRequest, limits: &Limits) {
 /// What stands between both ends of a connection.
 #[derive(Default)]
 struct Joint {
-    pair: Mutex<Pair>,
+    pair: Apart<Mutex<Pair>>,
     /// Whether the ends have something to take; for those who look again and again, and are not
     /// to take the lock for it.
     news: [Apart<AtomicBool>; 2],
@@ -798,67 +798,144 @@ const PAUSES: u32 = 16;
 impl Joint {
     fn lock(&self) -> MutexGuard<'_, Pair> {
         for _ in 0..LOOKS {
-            match self.pair.try_lock() {
+            match self.pair.0.try_lock() {
                 Ok(pair) => return pair,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => (0..PAUSES).for_each(|_| spin_loop()),
             }
         }
-        lock(&self.pair)
+        lock(&self.pair.0)
     }
 
-    fn tell(&self, pair: &Pair) {
-        for (end, news) in pair.ends.iter().zip(&self.news) {
-            if end.has_news() && !news.0.load(Ordering::Relaxed) {
-                news.0.store(true, Ordering::Release);
-            }
+    /// The end of `side` has something to take.
+    fn tell(&self, side: usize) {
+        let Apart(news) = &self.news[side];
+        if !news.load(Ordering::Relaxed) {
+            news.store(true, Ordering::Release);
         }
     }
 }
 
-/// What both ends of a connection touch.
+/// What both ends of a connection touch. What every flush needs comes first: between two cores each
+/// cache line takes its time.
 #[derive(Default)]
+#[repr(C)]
 struct Pair {
-    ends: [End; 2],
     ended: bool,
+    /// Whether there is anything in what was brought.
+    filled: [bool; 2],
+    /// What the end of a side has not taken yet of what the other brought it.
+    brought: [Box<Batch>; 2],
+    wakers: [Option<Waker>; 2],
+    disconnects: [Option<Disconnect>; 2],
+    memory: [MemoryTable; 2],
 }
 
-/// What one end has for the other.
+/// What one end brings the other.
+// The boxes go round: one is filled, one stands between the ends, one is emptied. So what is brought
+// is not moved, and no end works in cache lines that the other needs.
 #[derive(Default)]
-struct End {
-    /// Receives that wait for a Send.
-    receives: ReceiveQueue,
-    /// Sends of the other end that have found their receive.
-    arrived: Arrived,
-    disconnect: Option<Disconnect>,
-    memory: MemoryTable,
-    waker: Option<Waker>,
-}
-
-/// Messages, put together one behind the other but for those with long payloads. Only the end that
-/// takes them cuts them apart, so that the count of their readers stays on one core.
-#[derive(Default)]
-struct Arrived {
-    arrivals: VecDeque<Arrival>,
-    /// The bytes that were copied. No message goes over the end of one.
-    closed: VecDeque<Bytes>,
-    /// The bytes of the last of them.
-    open: BytesMut,
-    /// How many messages that are.
-    in_open: usize,
-    /// How many each of `closed` still has.
-    in_closed: VecDeque<usize>,
-    /// The payloads that are handed over, with the bytes before them.
+struct Batch {
+    /// Messages, oldest first.
+    messages: VecDeque<Message>,
+    /// The payloads of those that are handed over, with the bytes before them.
     handed_over: VecDeque<(Bytes, Inline)>,
-    /// The bytes before the first of them were taken.
-    head_is_taken: bool,
+    /// The bytes of those that were copied, and how many messages they are. Only the end that takes
+    /// them cuts them apart, so that the count of their readers stays on one core.
+    copied: VecDeque<(Bytes, usize)>,
+    /// Receives for Sends of the other end.
+    receives: VecDeque<Receives>,
 }
 
-struct Arrival {
-    id: WorkId,
+struct Message {
     /// Bytes that were copied. `None` for a payload that is handed over.
     length: Option<u32>,
     invalidated: Option<Token>,
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.receives.is_empty()
+    }
+
+    /// Moves all of `other` behind this.
+    fn append(&mut self, other: &mut Self) {
+        append(&mut self.messages, &mut other.messages);
+        append(&mut self.handed_over, &mut other.handed_over);
+        append(&mut self.copied, &mut other.copied);
+        append(&mut self.receives, &mut other.receives);
+    }
+
+    /// The oldest message, which takes the oldest of `receives`; its head is taken alone.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        receives: &mut ReceiveQueue,
+        head_is_taken: &mut bool,
+    ) -> Option<Completion> {
+        let &Message {
+            length,
+            invalidated,
+        } = self.messages.front()?;
+        let message = match length {
+            Some(length) => self.cut(length),
+            None => {
+                let oldest = self.handed_over.front();
+                let (_, head) = oldest.expect("it came with the message");
+                *head_is_taken = !*head_is_taken && !head.is_empty();
+                if *head_is_taken {
+                    return Some(Completion::Head(*head));
+                }
+                let (payload, _) = self.handed_over.pop_front()?;
+                payload
+            }
+        };
+        self.messages.pop_front();
+        Some(Completion::Received {
+            id: receives.pop().expect("who sent it has counted them"),
+            message,
+            invalidated,
+        })
+    }
+
+    /// The oldest bytes that were copied.
+    #[inline(always)]
+    fn cut(&mut self, length: u32) -> Bytes {
+        let oldest = self.copied.front_mut();
+        let (bytes, left) = oldest.expect("what was copied has its bytes");
+        let cut = bytes.split_to(length as usize);
+        *left -= 1;
+        if *left == 0 {
+            self.copied.pop_front();
+        }
+        cut
+    }
+}
+
+/// Moves all of `from` behind what `to` has; both keep the memory that one of them has.
+fn append<T>(to: &mut VecDeque<T>, from: &mut VecDeque<T>) {
+    if to.is_empty() {
+        mem::swap(to, from);
+    } else {
+        to.append(from);
+    }
+}
+
+/// What waits for a flush. What can be done without the other end is done before.
+#[derive(Default)]
+struct Posted {
+    /// Receives, and what Sends send that have found theirs,
+    batch: Box<Batch>,
+    /// with the names of those Sends.
+    sends: VecDeque<WorkId>,
+    /// Where the next of them is copied to, if it is short,
+    open: BytesMut,
+    /// behind so many.
+    in_open: usize,
+    /// Sends, Reads and Writes that come behind those Sends.
+    work: VecDeque<WorkRequest>,
+    /// Receives of the other end that wait for a Send, as far as this end has seen.
+    receives: ReceiveQueue,
 }
 
 /// Some messages of the longest kind, and few enough bytes that what is used again soon is still
@@ -869,21 +946,56 @@ const HANDED_OVER: usize = 2048;
 /// The memory of all connections for messages.
 static CHUNKS: Pool = Pool::new(CHUNK, 64);
 
-impl Arrived {
+impl Posted {
     fn is_empty(&self) -> bool {
-        self.arrivals.is_empty()
+        self.batch.is_empty() && self.work.is_empty()
+    }
+
+    /// Puts together the Sends that come first, as far as the other end is known to receive them.
+    // All in a row: what one after the other is written to cache lines that the other end had is
+    // waited for once. Where something else is done in between, each is waited for.
+    fn prepare(&mut self) {
+        while self.has_receive_for_first() {
+            if let Some(WorkRequest::Send {
+                id,
+                header,
+                payload,
+                ..
+            }) = self.work.pop_front()
+            {
+                self.receives.pop();
+                self.sends.push_back(id);
+                self.put(header, payload, None);
+            }
+        }
+        self.close();
     }
 
     #[inline(always)]
-    fn push(&mut self, id: WorkId, header: Inline, payload: Bytes, invalidated: Option<Token>) {
+    fn has_receive_for_first(&self) -> bool {
+        let Some(WorkRequest::Send {
+            header,
+            payload,
+            invalidate: None,
+            ..
+        }) = self.work.front()
+        else {
+            return false;
+        };
+        let oldest = self.receives.front();
+        oldest.is_some_and(|receive| header.len() + payload.len() <= receive.length as usize)
+    }
+
+    /// A message that leaves with the next flush.
+    #[inline(always)]
+    fn put(&mut self, header: Inline, payload: Bytes, invalidated: Option<Token>) {
         let mut length = None;
-        if payload.len() < HANDED_OVER {
+        if !payload.is_empty() && payload.len() < HANDED_OVER {
             length = Some(self.copy([header.as_slice(), &payload]));
         } else {
-            self.handed_over.push_back((payload, header));
+            self.batch.handed_over.push_back((payload, header));
         }
-        self.arrivals.push_back(Arrival {
-            id,
+        self.batch.messages.push_back(Message {
             length,
             invalidated,
         });
@@ -903,100 +1015,79 @@ impl Arrived {
         length as u32
     }
 
+    /// What was copied can leave.
     fn close(&mut self) {
         if self.in_open > 0 {
-            self.closed.push_back(self.open.split().freeze());
-            self.in_closed.push_back(mem::take(&mut self.in_open));
+            let copied = (self.open.split().freeze(), mem::take(&mut self.in_open));
+            self.batch.copied.push_back(copied);
         }
     }
 
-    #[inline(always)]
-    fn take(&mut self) -> Option<Completion> {
-        let &Arrival {
-            id,
-            length,
-            invalidated,
-        } = self.arrivals.front()?;
-        let message = match length {
-            Some(length) => self.cut(length),
-            None => {
-                let oldest = self.handed_over.front();
-                let (_, head) = oldest.expect("it came with the message");
-                self.head_is_taken = !self.head_is_taken && !head.is_empty();
-                if self.head_is_taken {
-                    return Some(Completion::Head(*head));
-                }
-                let (payload, _) = self.handed_over.pop_front()?;
-                payload
-            }
-        };
-        self.arrivals.pop_front();
-        if self.arrivals.is_empty() {
-            // Who has nothing to say keeps no memory for it.
-            self.open = BytesMut::new();
-        }
-        Some(Completion::Received {
-            id,
-            message,
-            invalidated,
-        })
-    }
-
-    /// The oldest bytes that were copied.
-    #[inline(always)]
-    fn cut(&mut self, length: u32) -> Bytes {
-        if self.closed.is_empty() {
-            self.close();
-        }
-        let (bytes, left) = (self.closed.front_mut(), self.in_closed.front_mut());
-        let (bytes, left) = bytes.zip(left).expect("what was copied has its bytes");
-        let cut = bytes.split_to(length as usize);
-        *left -= 1;
-        if *left == 0 {
-            self.closed.pop_front();
-            self.in_closed.pop_front();
-        }
-        cut
+    /// Who has nothing to say keeps no memory for it.
+    fn rest(&mut self) {
+        self.open = BytesMut::new();
     }
 }
 
 impl Pair {
+    /// Puts a batch where the end of `side` takes it.
+    fn bring(&mut self, side: usize, batch: &mut Box<Batch>) {
+        if mem::replace(&mut self.filled[side], true) {
+            self.brought[side].append(batch);
+        } else {
+            mem::swap(&mut self.brought[side], batch);
+        }
+    }
+
     /// Does everything that `side` has posted, in order: so what was written is in place before
-    /// a later Send is received.
-    fn execute(
-        &mut self,
-        side: usize,
-        posted: &mut VecDeque<WorkRequest>,
-        completions: &mut Completions,
-    ) {
+    /// a later Send is received. Tells whether a message is among it.
+    fn execute(&mut self, side: usize, posted: &mut Posted, completions: &mut Completions) -> bool {
+        if self.ended {
+            return false;
+        }
+        if let Some(&last) = posted.sends.back() {
+            completions.push_sent(last, posted.sends.len());
+            posted.sends.clear();
+        }
+        if !posted.work.is_empty() {
+            posted.receives.append(&mut self.brought[side].receives);
+        }
+        let mut broken = None;
         //= SMBD-2.1-01
         //= RDMAP-11
-        while !self.ended
-            && let Some(work) = posted.front_mut()
-        {
-            let peer = &mut self.ends[1 - side];
-            let receive = match perform(work, peer) {
-                Ok(receive) => receive,
-                Err(what) => return self.break_for(side, &what),
-            };
-            let done = match posted.pop_front() {
+        while let Some(work) = posted.work.front_mut() {
+            if let Err(what) = perform(work, &mut posted.receives, &mut self.memory[1 - side]) {
+                broken = Some(what);
+                break;
+            }
+            match posted.work.pop_front() {
                 Some(WorkRequest::Send {
                     id,
                     header,
                     payload,
                     invalidate,
                 }) => {
-                    peer.arrived.push(receive, header, payload, invalidate);
-                    Completion::Sent { id }
+                    posted.put(header, payload, invalidate);
+                    completions.push_sent(id, 1);
                 }
-                Some(WorkRequest::Write { id, .. }) => Completion::Written { id },
-                Some(WorkRequest::Read { id, into, .. }) => Completion::Read { id, buffer: into },
+                Some(WorkRequest::Write { id, .. }) => completions.push(Completion::Written { id }),
+                Some(WorkRequest::Read { id, into, .. }) => {
+                    completions.push(Completion::Read { id, buffer: into });
+                }
                 Some(WorkRequest::Receive { .. }) | None => {
                     unreachable!("receives have a queue of their own")
                 }
-            };
-            completions.push(Queue::Send, done);
+            }
         }
+        posted.close();
+        let brings = !posted.batch.messages.is_empty();
+        if !posted.batch.is_empty() {
+            self.bring(1 - side, &mut posted.batch);
+        }
+        if let Some(what) = broken {
+            self.break_for(side, &what);
+        }
+        brings
     }
 
     /// `side` broke a rule, and the other end says so.
@@ -1013,72 +1104,54 @@ impl Pair {
         }
         //= RDMAP-21
         for (side, disconnect) in [(side, here), (1 - side, there)] {
-            self.ends[side].disconnect = Some(disconnect);
+            self.disconnects[side] = Some(disconnect);
         }
     }
 }
 
-impl End {
-    fn has_news(&self) -> bool {
-        !self.arrived.is_empty() || self.disconnect.is_some()
-    }
-
-    fn waker_if_news(&mut self) -> Option<Waker> {
-        if self.has_news() {
-            self.waker.take()
-        } else {
-            None
-        }
-    }
-
-    /// A Send of `size` bytes takes a receive.
-    #[inline(always)]
-    fn receive(&mut self, size: usize, invalidate: Option<Token>) -> Result<WorkId, String> {
-        //= DDP-07
-        let Some(&Receives { id, length, .. }) = self.receives.front() else {
-            return Err("a Send arrived and no receive was posted".to_owned());
-        };
-        //= DDP-08
-        if size > length as usize {
-            return Err(format!(
-                "a Send of {size} bytes arrived and the receive takes {length}"
-            ));
-        }
-        //= RDMAP-12
-        if let Some(token) = invalidate {
-            let result = self.memory.invalidate(token);
-            result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
-        }
-        self.receives.pop();
-        Ok(id)
-    }
-}
-
-/// Does `work` to the peer, or says which rule it breaks. Of a Send, whose message is still to be
-/// pushed, it gives the receive; of others their own name.
-#[inline(always)]
-fn perform(work: &mut WorkRequest, peer: &mut End) -> Result<WorkId, String> {
-    if let WorkRequest::Send {
+/// Does to the peer what is more than a message, or says which rule it breaks.
+fn perform(
+    work: &mut WorkRequest,
+    receives: &mut ReceiveQueue,
+    memory: &mut MemoryTable,
+) -> Result<(), String> {
+    let WorkRequest::Send {
         header,
         payload,
         invalidate,
         ..
     } = work
-    {
-        return peer.receive(header.len() + payload.len(), *invalidate);
+    else {
+        return transfer(work, memory);
+    };
+    //= DDP-07
+    let Some(&Receives { length, .. }) = receives.front() else {
+        return Err("a Send arrived and no receive was posted".to_owned());
+    };
+    //= DDP-08
+    let size = header.len() + payload.len();
+    if size > length as usize {
+        return Err(format!(
+            "a Send of {size} bytes arrived and the receive takes {length}"
+        ));
     }
-    transfer(work, peer)?;
-    Ok(work.id())
+    //= RDMAP-12
+    if let Some(token) = *invalidate {
+        let result = memory.invalidate(token);
+        result.map_err(|fault| format!("invalidation of token {token}: {fault}"))?;
+    }
+    receives.pop();
+    Ok(())
 }
 
 /// A Read or a Write.
-fn transfer(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
+fn transfer(work: &mut WorkRequest, memory: &mut MemoryTable) -> Result<(), String> {
     match work {
         //= SMBD-2.1-02
         //= DDP-13
         WorkRequest::Write { data, .. } if data.is_empty() => Ok(()),
         WorkRequest::Write { data, to, .. } => {
-            let target = peer.memory.write(*to, data.len() as u32);
+            let target = memory.write(*to, data.len() as u32);
             let target = target.map_err(|fault| {
                 format!(
                     "RDMA Write of {} bytes to token {}: {fault}",
@@ -1092,7 +1165,7 @@ fn transfer(work: &mut WorkRequest, peer: &mut End) -> Result<(), String> {
         //= RDMAP-10
         WorkRequest::Read { into, .. } if into.is_empty() => Ok(()),
         WorkRequest::Read { into, from, .. } => {
-            let source = peer.memory.read(*from, into.len() as u32);
+            let source = memory.read(*from, into.len() as u32);
             let source = source.map_err(|fault| {
                 format!(
                     "RDMA Read of {} bytes from token {}: {fault}",
@@ -1355,51 +1428,90 @@ mod tests {
         pair(&world, &world, None)
     }
 
-    #[test]
-    fn messages_share_an_allocation_and_keep_their_bytes() {
-        let mut arrived = Arrived::default();
-        // So long that 32 of them fill a chunk, and the last two begin another.
-        let size = CHUNK / 32;
-        let payload = Bytes::from(vec![7; size - 1]);
-        for id in 0..34 {
-            arrived.push(WorkId(id), inline(b"h"), payload.clone(), None);
-        }
-        let mut places = Vec::new();
-        for id in 0..34 {
-            let [head, message] = taken(&mut arrived, id);
-            assert!(head.is_empty() && message[0] == b'h' && message[1..] == payload);
-            places.push(message.as_ptr());
-        }
-        assert!(arrived.take().is_none());
-        for at in (1..32).chain([33]) {
-            assert_eq!(places[at], places[at - 1].wrapping_add(size));
-        }
+    /// What one end posts and the other takes, and the receives for it.
+    struct Way {
+        posted: Posted,
+        arrived: Batch,
+        head_is_taken: bool,
+        receives: ReceiveQueue,
     }
 
-    /// A message, with its head if that comes apart.
-    fn taken(arrived: &mut Arrived, id: u64) -> [Bytes; 2] {
-        let mut head = Bytes::new();
-        loop {
-            match arrived.take() {
-                Some(Completion::Head(bytes)) if head.is_empty() && !bytes.is_empty() => {
-                    head = Bytes::copy_from_slice(bytes.as_slice());
+    impl Way {
+        fn new() -> Self {
+            let mut receives = ReceiveQueue::default();
+            for id in 0..300 {
+                receives.post(Receives {
+                    id: WorkId(id),
+                    length: u32::MAX,
+                    count: 1,
+                });
+            }
+            Self {
+                posted: Posted::default(),
+                arrived: Batch::default(),
+                head_is_taken: false,
+                receives,
+            }
+        }
+
+        fn flush(&mut self) {
+            self.posted.close();
+            self.arrived.append(&mut self.posted.batch);
+        }
+
+        /// A message, with its head if that comes apart.
+        fn take(&mut self, id: u64) -> [Bytes; 2] {
+            let mut head = Bytes::new();
+            loop {
+                match self
+                    .arrived
+                    .take(&mut self.receives, &mut self.head_is_taken)
+                {
+                    Some(Completion::Head(bytes)) if head.is_empty() && !bytes.is_empty() => {
+                        head = Bytes::copy_from_slice(bytes.as_slice());
+                    }
+                    Some(Completion::Received {
+                        id: WorkId(taken),
+                        message,
+                        invalidated: None,
+                    }) => {
+                        assert_eq!(taken, id);
+                        return [head, message];
+                    }
+                    other => panic!("{other:?}"),
                 }
-                Some(Completion::Received {
-                    id: WorkId(taken),
-                    message,
-                    invalidated: None,
-                }) => {
-                    assert_eq!(taken, id);
-                    return [head, message];
-                }
-                other => panic!("{other:?}"),
             }
         }
     }
 
     #[test]
+    fn messages_share_an_allocation_and_keep_their_bytes() {
+        let mut way = Way::new();
+        // So long that 32 of them fill a chunk, and the last two begin another.
+        let size = CHUNK / 32;
+        let payload = Bytes::from(vec![7; size - 1]);
+        for id in 0..34 {
+            way.posted.put(inline(b"h"), payload.clone(), None);
+            if id == 9 {
+                way.flush();
+            }
+        }
+        way.flush();
+        let mut places = Vec::new();
+        for id in 0..34 {
+            let [head, message] = way.take(id);
+            assert!(head.is_empty() && message[0] == b'h' && message[1..] == payload);
+            places.push(message.as_ptr());
+        }
+        assert!(way.arrived.messages.is_empty() && way.arrived.copied.is_empty());
+        for at in (1..32).chain([33]) {
+            assert_eq!(places[at], places[at - 1].wrapping_add(size));
+        }
+    }
+
+    #[test]
     fn long_payloads_are_the_senders_own_and_keep_their_turn() {
-        let mut arrived = Arrived::default();
+        let mut way = Way::new();
         let payload = |id: u64| {
             let lengths = [0, 1, HANDED_OVER - 1, HANDED_OVER, 3 * CHUNK];
             let length = lengths[(id * id) as usize % lengths.len()];
@@ -1418,23 +1530,29 @@ mod tests {
         let (mut pushed, mut popped) = (0, 0);
         for batch in [1, 2, 7, 30, 60, 100] {
             for payload in &payloads[pushed..pushed + batch] {
-                let id = WorkId(pushed as u64);
-                arrived.push(id, inline(head(pushed)), payload.clone(), None);
+                way.posted.put(inline(head(pushed)), payload.clone(), None);
                 pushed += 1;
             }
+            way.flush();
             let left = if batch == 7 { 0 } else { batch / 3 };
             while popped < pushed - left {
-                let pieces = taken(&mut arrived, popped as u64);
+                let pieces = way.take(popped as u64);
                 compare(pieces, head(popped), &payloads[popped]);
                 popped += 1;
             }
         }
         while popped < pushed {
-            let pieces = taken(&mut arrived, popped as u64);
+            let pieces = way.take(popped as u64);
             compare(pieces, head(popped), &payloads[popped]);
             popped += 1;
         }
-        assert!(arrived.is_empty() && arrived.handed_over.is_empty() && arrived.closed.is_empty());
+        let Batch {
+            messages,
+            copied,
+            handed_over,
+            ..
+        } = way.arrived;
+        assert!(messages.is_empty() && copied.is_empty() && handed_over.is_empty());
     }
 
     fn inline(bytes: &[u8]) -> Inline {
@@ -1442,8 +1560,10 @@ mod tests {
     }
 
     fn compare([head, message]: [Bytes; 2], sent: &[u8], payload: &Bytes) {
-        if payload.len() < HANDED_OVER {
+        if !payload.is_empty() && payload.len() < HANDED_OVER {
             assert!(head.is_empty() && message == [sent, &payload[..]].concat());
+        } else if payload.is_empty() {
+            assert!(head == sent && message.is_empty());
         } else {
             assert_eq!(head, sent);
             let shared = message.as_ptr() == payload.as_ptr();
@@ -1492,6 +1612,60 @@ mod tests {
             drop(a);
             drop(p);
             assert!(payload.is_unique(), "nobody holds it behind the end");
+        }
+    }
+
+    #[test]
+    fn sends_that_are_put_together_when_the_other_end_is_gone() {
+        let mut context = Context::from_waker(Waker::noop());
+        let [mut a, p] = pair_of_one_world();
+        let payload = Bytes::from(vec![1; HANDED_OVER]);
+        // The peer's first receive is known once it was looked for.
+        assert!(a.poll_completion(&mut context).is_pending());
+        a.post(WorkRequest::Send {
+            id: WorkId(1),
+            header: Inline::new(),
+            payload: payload.clone(),
+            invalidate: None,
+        });
+        a.post(send(2, "no receive is left for it"));
+        drop(p);
+        a.flush(&mut context);
+        for expected in [1, 2, 0] {
+            let completion = a.poll_completion(&mut context);
+            let Poll::Ready(Completion::Flushed { id, buffer: None }) = completion else {
+                panic!("{completion:?}");
+            };
+            assert_eq!(id, WorkId(expected));
+        }
+        let last = a.poll_completion(&mut context);
+        assert!(matches!(last, Poll::Ready(Completion::Disconnected(_))));
+        assert!(payload.is_unique(), "nobody holds it behind the end");
+    }
+
+    /// Credits that come alone keep an end awake as much as messages do.
+    #[test]
+    fn all_bytes_count_as_moved() {
+        let mut context = Context::from_waker(Waker::noop());
+        let limits = LoopbackConfig::default().limits;
+        for length in [0, 5, HANDED_OVER] {
+            let [mut a, mut p] = LoopbackQueuePair::pair([limits; 2]);
+            p.post(WorkRequest::Receive {
+                id: WorkId(0),
+                length: u32::MAX,
+                count: 1,
+            });
+            p.flush(&mut context);
+            a.post(WorkRequest::Send {
+                id: WorkId(1),
+                header: inline(b"header"),
+                payload: vec![1; length].into(),
+                invalidate: None,
+            });
+            a.flush(&mut context);
+            while p.poll_completion(&mut context).is_ready() {}
+            let moved = 6 + length as u64;
+            assert_eq!([a.moved, p.moved], [[moved, 0], [0, moved]]);
         }
     }
 

@@ -35,10 +35,6 @@ impl ReceiveQueue {
         self.count
     }
 
-    pub(super) const fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// The oldest receive, among those that were posted with it.
     pub(super) fn front(&self) -> Option<&Receives> {
         self.rows.front()
@@ -56,10 +52,11 @@ impl ReceiveQueue {
         Some(id)
     }
 
-    /// Moves the receives of `other` behind these.
-    pub(super) fn append(&mut self, other: &mut Self) {
-        self.count += std::mem::take(&mut other.count);
-        self.rows.append(&mut other.rows);
+    /// Moves rows behind these.
+    pub(super) fn append(&mut self, rows: &mut VecDeque<Receives>) {
+        for receives in rows.drain(..) {
+            self.post(receives);
+        }
     }
 }
 
@@ -74,12 +71,12 @@ mod tests {
             length: 100 + id as u32,
             count,
         };
-        let (mut queue, mut other) = (ReceiveQueue::default(), ReceiveQueue::default());
+        let mut queue = ReceiveQueue::default();
         queue.post(receives(1, 2));
         queue.post(receives(2, 0));
-        other.post(receives(3, 1));
-        queue.append(&mut other);
-        assert!(other.is_empty() && other.front().is_none());
+        let mut more = VecDeque::from([receives(3, 1)]);
+        queue.append(&mut more);
+        assert!(more.is_empty());
         assert_eq!(queue.len(), 3);
         for (id, left) in [(1, 2), (1, 1), (3, 0)] {
             let length = queue.front().map(|front| front.length);
@@ -87,6 +84,6 @@ mod tests {
             assert_eq!(queue.pop(), Some(WorkId(id)));
             assert_eq!(queue.len(), left);
         }
-        assert!(queue.is_empty() && queue.pop().is_none());
+        assert!(queue.len() == 0 && queue.pop().is_none());
     }
 }
