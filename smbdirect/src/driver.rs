@@ -59,6 +59,8 @@ const BETWEEN_LOOKS: usize = 16;
 const PATIENCE: Duration = Duration::from_micros(100);
 /// A flush of so many bytes may itself take as long as that.
 const LONG: usize = 16 * 1024;
+/// Looks for what may have come, for each at the clock: that takes a quarter as long.
+const LOOKS_BY_THE_CLOCK: u32 = 16;
 /// So many bytes do not wait for the task any longer,
 const GATHER_BYTES: usize = 1024 * 1024;
 /// nor do so many messages, reads and writes.
@@ -202,10 +204,12 @@ impl Shared {
         context: &mut Context<'_>,
         mut poll: impl FnMut(&mut State) -> Option<R>,
     ) -> Poll<R> {
-        let mut until = None;
+        let mut looking: Option<Looking> = None;
         loop {
             let polled = self.with(|state| {
-                let looked = until.map(|_| state.look());
+                if let Some(looking) = &looking {
+                    state.look(looking.now);
+                }
                 if let Some(result) = poll(state) {
                     if state.behind {
                         state.wake_task();
@@ -218,11 +222,12 @@ impl Shared {
                 {
                     return Some(Poll::Ready(result));
                 }
-                if !state.busy_poll.is_zero() {
-                    let now = looked.unwrap_or_else(now);
-                    if now < *until.get_or_insert(now + state.busy_poll) {
-                        return None;
-                    }
+                if !state.busy_poll.is_zero()
+                    && looking
+                        .get_or_insert_with(|| Looking::new(state.busy_poll))
+                        .goes_on()
+                {
+                    return None;
                 }
                 state.wait(context.waker());
                 Some(Poll::Pending)
@@ -346,14 +351,16 @@ impl State {
         let _ = pin!(yield_now()).poll(context);
     }
 
-    /// Looks whether something has come, without waiting to be told; gives the time it did.
-    fn look(&mut self) -> Instant {
+    /// Looks whether something has come, without waiting to be told, at a time that was a moment ago.
+    fn look(&mut self, now: Instant) {
         self.begin_turn();
-        self.queue_pair.busy_poll();
+        let found = self.queue_pair.busy_poll();
+        if !found && !self.behind && self.gathered.1 == 0 {
+            return;
+        }
         let waker = self.waker.clone();
-        let now = now();
         let context = &mut Context::from_waker(&waker);
-        let completed = self.take_completions(now, context, 1, false) > 0;
+        let completed = found && self.take_completions(now, context, 1, false) > 0;
         // The task, which would flush what was left for it, may not come to run meanwhile.
         if self.behind || self.gathered.1 > 0 {
             self.drive(now);
@@ -361,7 +368,6 @@ impl State {
             // A message is mostly answered, and what else there is to do goes with the answer.
             self.behind = true;
         }
-        now
     }
 
     /// Whether somebody was woken for a message, and nothing else is there to be taken or waits to be
@@ -729,6 +735,34 @@ impl Drop for Driver {
     }
 }
 
+/// Looking again and again whether something has come.
+#[derive(Debug)]
+struct Looking {
+    looks: u32,
+    until: Instant,
+    /// The time, as it was at one of the last looks.
+    now: Instant,
+}
+
+impl Looking {
+    fn new(duration: Duration) -> Self {
+        let now = now();
+        Self {
+            looks: 0,
+            until: now + duration,
+            now,
+        }
+    }
+
+    fn goes_on(&mut self) -> bool {
+        if self.looks % LOOKS_BY_THE_CLOCK == 1 {
+            self.now = now();
+        }
+        self.looks = self.looks.wrapping_add(1);
+        self.now < self.until
+    }
+}
+
 /// The clock of the runtime, which tests can stop.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
@@ -797,6 +831,10 @@ mod tests {
 
         fn has_completion(&self) -> bool {
             !self.0.lock().unwrap().denies
+        }
+
+        fn busy_poll(&mut self) -> bool {
+            self.has_completion()
         }
 
         fn disconnect(&mut self, _: Teardown) {}
@@ -1045,6 +1083,40 @@ mod tests {
             };
             assert!(shared.poll_busily(context, news).is_ready());
         }
+    }
+
+    /// A look is to take no longer than it has to: what came is seen that much sooner.
+    #[test]
+    fn who_looks_polls_for_what_has_come_and_no_more() {
+        let (shared, lists) = established();
+        give_credits(&shared);
+        shared.with(|state| state.busy_poll = Duration::from_nanos(1));
+        for (denies, polls) in [(true, 0), (false, 1)] {
+            *lists.lock().unwrap() = Lists {
+                denies,
+                ..Lists::default()
+            };
+            let context = &mut Context::from_waker(Waker::noop());
+            let found = shared.poll_busily(context, |state| state.inbox.take());
+            assert!(found.is_pending());
+            assert_eq!(lists.lock().unwrap().polls, polls);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_looks_does_so_for_as_long_as_told() {
+        let looks = |looking: &mut Looking| (0..1000).take_while(|_| looking.goes_on()).count();
+        assert_eq!(looks(&mut Looking::new(Duration::ZERO)), 0);
+        let mut looking = Looking::new(Duration::from_micros(50));
+        assert_eq!(looks(&mut looking), 1000);
+        tokio::time::advance(Duration::from_micros(49)).await;
+        assert_eq!(looks(&mut looking), 1000);
+        tokio::time::advance(Duration::from_micros(1)).await;
+        assert!(looks(&mut looking) < LOOKS_BY_THE_CLOCK as usize);
+        // A time that is over with the first look is noticed by it.
+        let mut looking = Looking::new(Duration::from_nanos(1));
+        tokio::time::advance(Duration::from_micros(1)).await;
+        assert_eq!(looks(&mut looking), 1);
     }
 
     /// To poll for what is not there takes as long as to send a message.

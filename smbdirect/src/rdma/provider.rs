@@ -155,8 +155,11 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Has the next [`poll_completion`](Self::poll_completion) look for itself whether something
     /// has come, where it would else wait to be told: for whoever polls again and again, because
-    /// being woken takes longer. Does nothing where polling looks anyway.
-    fn busy_poll(&mut self) {}
+    /// being woken takes longer. False if there is nothing to poll for at this moment; where polling looks
+    /// anyway, it is to be done.
+    fn busy_poll(&mut self) -> bool {
+        true
+    }
 
     /// Whether messages come in the sender's own memory. Then one that is kept for long takes no
     /// memory of this end's, which others could lie in.

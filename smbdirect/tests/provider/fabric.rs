@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -335,6 +335,10 @@ impl End {
                 .post(WorkRequest::Receive { id, length, count });
             left -= count;
         }
+        self.flush();
+    }
+
+    pub(crate) fn flush(&mut self) {
         self.queue_pair
             .flush(&mut Context::from_waker(Waker::noop()));
     }
@@ -414,6 +418,27 @@ impl End {
             self.note(completion);
         }
         progress
+    }
+
+    /// Looks again and again, and is not woken, until `news` finds what it looks for. Polls for nothing
+    /// where there is said to be nothing.
+    pub(crate) fn look_for<T>(&mut self, mut news: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let context = &mut Context::from_waker(Waker::noop());
+        let started = Instant::now();
+        let found = loop {
+            if self.queue_pair.busy_poll()
+                && let Poll::Ready(completion) = self.queue_pair.poll_completion(context)
+            {
+                self.note(completion);
+            }
+            if let Some(found) = news(self) {
+                break found;
+            }
+            assert!(started.elapsed() < PATIENCE, "looking takes too long");
+        };
+        // Nobody is told of what else has come.
+        self.woken.flag.store(true, Ordering::Release);
+        found
     }
 
     /// Takes all completions there are, without a flush; whether there were any.

@@ -26,8 +26,8 @@ macro_rules! conformance {
                 closed_listener_refuses, given_up_connect, the_receive_posted_before_connecting,
                 a_hundred_connections, connections_outlive_the_listener, a_silent_peer_blocks_nobody,
                 limits_of_the_two_ends_agree;
-            sending: sends_arrive_in_order, both_ways_at_once, two_tasks_wake_each_other, empty_send,
-                header_and_large_payload,
+            sending: sends_arrive_in_order, both_ways_at_once, two_tasks_wake_each_other,
+                whoever_looks_finds_what_comes, empty_send, header_and_large_payload,
                 send_fills_its_receive_to_the_byte, no_receive_posted, longer_than_the_receive,
                 a_short_message_does_not_keep_later_ones_short, nothing_leaves_before_flush,
                 room_shrinks_and_recovers;

@@ -76,6 +76,33 @@ pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
 }
 
 //= RDMAP-25 test
+/// Messages, also after some time, and the end: no runtime runs meanwhile.
+pub(crate) async fn whoever_looks_finds_what_comes(fabric: &Fabric) {
+    let Pair {
+        mut active,
+        mut passive,
+        ..
+    } = fabric.pair().await;
+    for i in 0..20 {
+        let message = pattern(i * 25, i as u64);
+        active.send(message.clone());
+        active.flush();
+        let arrived = passive.look_for(|end| end.messages.pop_front());
+        assert_eq!(arrived.bytes, message);
+        passive.receive(FIRST_RECEIVE);
+    }
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(5));
+        active.send("later");
+        active.flush();
+        active
+    });
+    let arrived = passive.look_for(|end| end.messages.pop_front());
+    assert_eq!(arrived.bytes, "later");
+    drop(later.join());
+    passive.look_for(|end| end.ended.clone());
+}
+
 pub(crate) async fn empty_send(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receive(0);

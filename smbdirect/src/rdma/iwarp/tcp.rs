@@ -921,7 +921,7 @@ impl IwarpQueuePair {
         }
     }
 
-    /// Reads once, at once if `eager`; false if there was nothing.
+    /// Reads once, without waiting for readiness if `eager`; false if there was nothing.
     fn read(&mut self, context: &mut Context<'_>, eager: bool) -> bool {
         let Some(socket) = &self.socket else {
             return false;
@@ -929,6 +929,14 @@ impl IwarpQueuePair {
         if !eager && !ready(&socket.stream, Interest::READABLE, context) {
             return false;
         }
+        self.read_at_once(eager)
+    }
+
+    /// The same where the socket is ready, or it is not asked.
+    fn read_at_once(&mut self, eager: bool) -> bool {
+        let Some(socket) = &self.socket else {
+            return false;
+        };
         let slices = self.machine.receive_slices();
         if slices.iter().all(|slice| slice.is_empty()) {
             return false;
@@ -1098,8 +1106,15 @@ impl QueuePair for IwarpQueuePair {
             || self.watch.flows(sent, self.received)
     }
 
-    fn busy_poll(&mut self) {
-        self.eager = true;
+    fn busy_poll(&mut self) -> bool {
+        let quiet = !self.machine.has_completion()
+            && !self.machine.has_ended()
+            && self.closing == Closing::No
+            && self.broken_pipe.is_none()
+            && self.machine.prepare() == 0;
+        // Mostly there is nothing, and to know that takes no more than the read.
+        self.eager = !quiet || self.read_at_once(true);
+        self.eager
     }
 
     fn disconnect(&mut self, how: Teardown) {
