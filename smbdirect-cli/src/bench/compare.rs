@@ -93,6 +93,15 @@ impl Programs {
         is_installed("ucx_perftest").then_some(Row::Other(Other::UcxMemory, size))
     }
 
+    /// The version of UCX that `ucx_perftest` is taken to be of: what the two copy, and how often,
+    /// differs tenfold between versions.
+    pub(crate) fn ucx_version() -> Option<String> {
+        let mut command = Command::new("ucx_info");
+        command.arg("-v");
+        let text = start(command).ok()?.output().ok()?;
+        ucx_info(&text).map(str::to_owned)
+    }
+
     /// One run, of about `count` messages.
     pub(crate) fn run(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
         let mut why = None;
@@ -268,6 +277,17 @@ fn libfabric(text: &str, size: u32, count: u64) -> Result<Sample> {
     Ok(Sample::reported(one_way * 2.0 * count as f64, bytes, count))
 }
 
+fn ucx_info(text: &str) -> Option<&str> {
+    // Older ones said it in one word.
+    let said = ["# Library version:", "# Version "];
+    let version = |line| {
+        said.iter()
+            .find_map(|prefix| str::strip_prefix(line, prefix))
+    };
+    let version = text.lines().find_map(version)?.trim();
+    Some(version).filter(|version| !version.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,6 +319,22 @@ mod tests {
             (0.5, 4096, 4)
         );
         assert_eq!(sample.cpu, Some(0.5));
+    }
+
+    #[test]
+    fn the_version_of_ucx_is_its_librarys() {
+        let text = "# Library version: 1.22.0\n# Library path: /usr/lib/libucs.so.0\n\
+                    # API headers version: 1.13.1\n";
+        assert_eq!(ucx_info(text), Some("1.22.0"));
+        let older = "# Version 1.13.1\n# Git branch '<unknown>', revision 0000000\n";
+        assert_eq!(ucx_info(older), Some("1.13.1"));
+        for nothing in [
+            "",
+            "# Library version:\n",
+            "# API headers version: 1.13.1\n",
+        ] {
+            assert_eq!(ucx_info(nothing), None, "{nothing}");
+        }
     }
 
     #[test]
