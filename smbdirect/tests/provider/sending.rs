@@ -75,7 +75,6 @@ pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
     assert_eq!(echo.await.unwrap(), Disconnect::Remote);
 }
 
-//= RDMAP-25 test
 /// Messages, also after some time, and the end: no runtime runs meanwhile.
 pub(crate) async fn whoever_looks_finds_what_comes(fabric: &Fabric) {
     let Pair {
@@ -103,6 +102,7 @@ pub(crate) async fn whoever_looks_finds_what_comes(fabric: &Fabric) {
     passive.look_for(|end| end.ended.clone());
 }
 
+//= RDMAP-25 test
 pub(crate) async fn empty_send(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receive(0);
