@@ -865,8 +865,8 @@ impl VerbsQueuePair {
         if self.busy_poll.is_zero() || !matches!(self.phase, Phase::Open) {
             return false;
         }
-        let until = Instant::now() + self.busy_poll;
-        while Instant::now() < until {
+        let started = Instant::now();
+        while started.elapsed() < self.busy_poll {
             if self.poll_queue() {
                 return true;
             }

@@ -594,7 +594,8 @@ impl Connection {
     }
 
     /// Has [`recv`](Self::recv) and [`recv_segment`](Self::recv_segment) look for what has come,
-    /// again and again, for so long before they sleep. Zero, the beginning, is not at all.
+    /// again and again, for so long before they sleep, and at most some microseconds longer. Zero, the
+    /// beginning, is not at all.
     ///
     /// Being woken takes longer than many a round trip. Looking costs a core, though: while they
     /// look, nothing else runs on their thread, the connection's own task included where the

@@ -739,7 +739,8 @@ impl Drop for Driver {
 #[derive(Debug)]
 struct Looking {
     looks: u32,
-    until: Instant,
+    started: Instant,
+    duration: Duration,
     /// The time, as it was at one of the last looks.
     now: Instant,
 }
@@ -749,7 +750,8 @@ impl Looking {
         let now = now();
         Self {
             looks: 0,
-            until: now + duration,
+            started: now,
+            duration,
             now,
         }
     }
@@ -759,7 +761,7 @@ impl Looking {
             self.now = now();
         }
         self.looks = self.looks.wrapping_add(1);
-        self.now < self.until
+        self.now.saturating_duration_since(self.started) < self.duration
     }
 }
 
@@ -1107,6 +1109,7 @@ mod tests {
     async fn who_looks_does_so_for_as_long_as_told() {
         let looks = |looking: &mut Looking| (0..1000).take_while(|_| looking.goes_on()).count();
         assert_eq!(looks(&mut Looking::new(Duration::ZERO)), 0);
+        assert_eq!(looks(&mut Looking::new(Duration::MAX)), 1000);
         let mut looking = Looking::new(Duration::from_micros(50));
         assert_eq!(looks(&mut looking), 1000);
         tokio::time::advance(Duration::from_micros(49)).await;

@@ -4,6 +4,7 @@
 use std::{
     io::Read,
     net::TcpListener,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -93,10 +94,11 @@ impl Programs {
         is_installed("ucx_perftest").then_some(Row::Other(Other::UcxMemory, size))
     }
 
-    /// The version of UCX that `ucx_perftest` is taken to be of: what the two copy, and how often,
-    /// differs tenfold between versions.
+    /// The version of UCX, if `ucx_perftest` has its sister beside it: what versions move of 8 KiB
+    /// differs tenfold.
     pub(crate) fn ucx_version() -> Option<String> {
-        let mut command = Command::new("ucx_info");
+        let sister = find("ucx_perftest")?.with_file_name("ucx_info");
+        let mut command = Command::new(sister);
         command.arg("-v");
         let text = start(command).ok()?.output().ok()?;
         ucx_info(&text).map(str::to_owned)
@@ -189,8 +191,14 @@ fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Comman
 }
 
 fn is_installed(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// The program that is run by this name.
+fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));
+    places.find(|place| place.is_file())
 }
 
 /// A program that runs; dropping it ends it.

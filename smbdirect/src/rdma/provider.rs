@@ -153,10 +153,10 @@ pub trait QueuePair: Send + fmt::Debug {
         true
     }
 
-    /// Has the next [`poll_completion`](Self::poll_completion) look for itself whether something
-    /// has come, where it would else wait to be told: for whoever polls again and again, because
-    /// being woken takes longer. False if there is nothing to poll for at this moment; where polling looks
-    /// anyway, it is to be done.
+    /// Looks whether something has come, where [`poll_completion`](Self::poll_completion) would else
+    /// wait to be told: for whoever looks again and again, because being woken takes longer. True if
+    /// that is to be polled next, which may find nothing all the same; false if there is nothing to
+    /// poll for. Where polling looks anyway, the answer is yes, as this one is.
     fn busy_poll(&mut self) -> bool {
         true
     }
