@@ -1,0 +1,588 @@
+//! Takes RDMA off the requests of a client whose server has none.
+//!
+//! * READ: the request goes to the server without its channel. The data of the answer is written
+//!   into the client's memory by RDMA, and the answer goes without it.
+//! * WRITE: the data is fetched from the client's memory by RDMA, and the request goes to the
+//!   server with it.
+//!
+//! Interim answers pass. The final answer to a request with SMB2_CHANNEL_RDMA_V1_INVALIDATE,
+//! whatever its status, invalidates the token of the request's first descriptor. All else passes
+//! byte for byte, and what could be translated wrongly is a [`Refusal`] or a [`ServerFault`].
+
+use std::{collections::HashMap, ops::Range};
+
+use bytes::{Buf, Bytes, BytesMut};
+use smbdirect::{BufferDescriptorV1, Message, Token};
+
+use crate::{
+    fault::{Refusal, ServerFault},
+    smb2::{
+        Channel, Command, Element, Elements, Header, Malformed, Protocol, ReadRequest,
+        ReadResponse, WriteRequest, pad_to_element,
+    },
+};
+
+/// Most bytes of a message to the server: SMB over TCP has three bytes for its length.
+const MAX_MESSAGE: usize = 0x00ff_ffff;
+/// Most requests with a channel that may wait for their answer: the credits that a server gives.
+const MAX_PENDING: usize = 8192;
+/// Most descriptors that these may have together: 1 MiB of memory.
+const MAX_DESCRIPTORS: usize = 65_536;
+/// Descriptors that one request can have at most, by the 16 bits of their length.
+const MAX_DESCRIPTORS_PER_REQUEST: usize = u16::MAX as usize / BufferDescriptorV1::LENGTH;
+
+/// The requests of one client that wait for their answer.
+#[derive(Debug, Default)]
+pub struct ClientChannel {
+    pending: HashMap<u64, Pending>,
+    /// Descriptors in `pending`.
+    descriptors: usize,
+}
+
+/// A request with a channel that waits for its final answer.
+#[derive(Debug)]
+struct Pending {
+    command: Command,
+    /// Length of a READ.
+    length: u32,
+    /// Where the data of a READ goes.
+    descriptors: Vec<BufferDescriptorV1>,
+    /// What the final answer invalidates.
+    invalidate: Option<Token>,
+}
+
+/// What goes to the server for a request.
+#[derive(Debug)]
+pub enum Request {
+    /// The message, unchanged.
+    Pass(Message),
+    /// A message made of these parts, in order.
+    Translated(Vec<Part>),
+}
+
+/// A part of a translated request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// These bytes.
+    Bytes(Bytes),
+    /// The first `length` bytes of what the client's descriptors describe, to be read by RDMA.
+    Remote {
+        /// The client's memory.
+        from: Vec<BufferDescriptorV1>,
+        /// Bytes, not 0 and no more than the descriptors hold.
+        length: u32,
+    },
+}
+
+impl Part {
+    /// Bytes of the part.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Remote { length, .. } => *length as usize,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What becomes of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It goes to the client unchanged, and may end a registration.
+    Pass {
+        /// The client's token that goes with it.
+        invalidate: Option<Token>,
+    },
+    /// Its data goes to the client's memory, and then `reply` to the client in its place.
+    Place(Placement),
+    /// It is a compound: have [`ClientChannel::compound_answer`] look at the whole.
+    Compound,
+}
+
+/// The data of a READ, and the answer without it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Where the data is in the answer.
+    pub data: Range<usize>,
+    /// Where it goes, by RDMA Write from the beginning of these on.
+    pub to: Vec<BufferDescriptorV1>,
+    /// What the client gets afterwards.
+    pub reply: Bytes,
+    /// The client's token that goes with it.
+    pub invalidate: Option<Token>,
+}
+
+/// A step of what becomes of a compound answer.
+#[derive(Debug)]
+pub enum Step {
+    /// RDMA Write.
+    Place {
+        /// The data.
+        data: Bytes,
+        /// Where it goes.
+        to: Vec<BufferDescriptorV1>,
+    },
+    /// A message to the client.
+    Send {
+        /// The message.
+        message: Message,
+        /// The client's token that goes with it.
+        invalidate: Option<Token>,
+    },
+}
+
+impl ClientChannel {
+    /// Bytes of an answer that [`answer`](Self::answer) needs to see, of answers that have them.
+    pub const ANSWER_HEAD: usize = ReadResponse::FIXED;
+
+    /// A client that has asked for nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether another request can be taken. If not, an answer makes room.
+    pub fn has_room(&self) -> bool {
+        self.pending.len() < MAX_PENDING
+            && self.descriptors + MAX_DESCRIPTORS_PER_REQUEST <= MAX_DESCRIPTORS
+    }
+
+    /// Requests with a channel that wait for their answer.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes a request of the client.
+    ///
+    /// # Errors
+    /// It is not to be forwarded, and the connection is to end.
+    pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
+        // Where the parts of a message begin and end means nothing; most messages are one part.
+        let seen = message.chunk().len();
+        let message = match seen < message.len() && seen < Header::LENGTH + 48 {
+            true => message.into_bytes().into(),
+            false => message,
+        };
+        let head = message.chunk();
+        if Protocol::of(head) != Protocol::Smb2 {
+            return Ok(Request::Pass(message));
+        }
+        let header = match Header::decode(head) {
+            Ok(header) => header,
+            // It has no command that could ask for anything.
+            Err(Malformed::TooShort { .. }) => return Ok(Request::Pass(message)),
+            Err(fault) => return Err(malformed(Command(0), fault)),
+        };
+        if header.next_command != 0 {
+            return self.compound(message.into_bytes());
+        }
+        let element = Element {
+            header,
+            place: 0..message.len(),
+        };
+        if !element.moves_data() || channel(&element, head)? == Channel::None {
+            self.check_message_id(&header)?;
+            return Ok(Request::Pass(message));
+        }
+        let message = message.into_bytes();
+        let mut parts = Vec::new();
+        self.element(&element, &message, 0, &mut parts)?;
+        Ok(Request::Translated(parts))
+    }
+
+    fn compound(&mut self, message: Bytes) -> Result<Request, Refusal> {
+        let first = Header::decode(&message).map(|header| header.command);
+        let command = first.unwrap_or(Command(0));
+        let elements: Vec<Element> = Elements::of(&message)
+            .collect::<Result<_, _>>()
+            .map_err(|fault| malformed(command, fault))?;
+        let mut translates = false;
+        for element in &elements {
+            let bytes = &message[element.place.clone()];
+            translates |= element.moves_data() && channel(element, bytes)? != Channel::None;
+        }
+        if !translates {
+            for element in &elements {
+                self.check_message_id(&element.header)?;
+            }
+            return Ok(Request::Pass(message.into()));
+        }
+        let mut parts = Vec::new();
+        let last = elements.len() - 1;
+        for (index, element) in elements.iter().enumerate() {
+            let bytes = message.slice(element.place.clone());
+            if element.moves_data() && channel(element, &bytes)? != Channel::None {
+                let padding = usize::from(index < last);
+                self.element(element, &bytes, padding, &mut parts)?;
+            } else {
+                self.check_message_id(&element.header)?;
+                parts.push(Part::Bytes(bytes));
+            }
+        }
+        Ok(Request::Translated(parts))
+    }
+
+    /// Translates a READ or WRITE with a channel. With `padding` another element follows.
+    fn element(
+        &mut self,
+        element: &Element,
+        bytes: &[u8],
+        padding: usize,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), Refusal> {
+        self.check_message_id(&element.header)?;
+        let command = element.header.command;
+        let (parts_of_this, pending) = match command {
+            Command::READ => {
+                let request =
+                    ReadRequest::decode(bytes).map_err(|fault| malformed(command, fault))?;
+                let channel = request.channel;
+                check(command, channel, request.length, &request.descriptors)?;
+                let mut request = request;
+                let descriptors = std::mem::take(&mut request.descriptors);
+                let pending = Pending {
+                    command,
+                    length: request.length,
+                    invalidate: invalidated(channel, &descriptors),
+                    descriptors,
+                };
+                (
+                    vec![read_inline(&element.header, request, padding)],
+                    pending,
+                )
+            }
+            _ => {
+                let request = WriteRequest::decode(bytes, bytes.len())
+                    .map_err(|fault| malformed(command, fault))?;
+                let (channel, length) = (request.channel, request.remaining_bytes);
+                check(command, channel, length, &request.descriptors)?;
+                if !request.data.is_empty() {
+                    let length = request.data.len();
+                    return Err(Refusal::DataAndChannel { length });
+                }
+                let so_far: usize = parts.iter().map(Part::len).sum();
+                if so_far + WriteRequest::FIXED + length as usize > MAX_MESSAGE {
+                    let most = MAX_MESSAGE - WriteRequest::FIXED;
+                    return Err(Refusal::TooLong { length, most });
+                }
+                let pending = Pending {
+                    command,
+                    length,
+                    descriptors: Vec::new(),
+                    invalidate: invalidated(channel, &request.descriptors),
+                };
+                (write_inline(&element.header, request, padding), pending)
+            }
+        };
+        parts.extend(parts_of_this);
+        self.descriptors += pending.descriptors.len();
+        self.pending.insert(element.header.message_id, pending);
+        Ok(())
+    }
+
+    /// A MessageId belongs to one request at a time; CANCEL names that of another.
+    fn check_message_id(&self, header: &Header) -> Result<(), Refusal> {
+        if header.command != Command::CANCEL && self.pending.contains_key(&header.message_id) {
+            return Err(Refusal::Repeated {
+                command: header.command,
+                message_id: header.message_id,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes an answer of the server of `length` bytes, of which `head` has the first
+    /// [`ANSWER_HEAD`](Self::ANSWER_HEAD), or all.
+    ///
+    /// # Errors
+    /// The answer is not to be carried, and the connection is to end.
+    pub fn answer(&mut self, head: &[u8], length: usize) -> Result<Answer, ServerFault> {
+        let pass = Answer::Pass { invalidate: None };
+        if self.pending.is_empty() || Protocol::of(head) != Protocol::Smb2 {
+            return Ok(pass);
+        }
+        let Ok(header) = Header::decode(head) else {
+            return Ok(pass);
+        };
+        if header.next_command != 0 {
+            return Ok(Answer::Compound);
+        }
+        let Some(pending) = self.take_pending(&header) else {
+            return Ok(pass);
+        };
+        Ok(match placement(&header, &pending, head, length)? {
+            Some((data, reply)) => Answer::Place(Placement {
+                data,
+                to: pending.descriptors,
+                reply,
+                invalidate: pending.invalidate,
+            }),
+            None => Answer::Pass {
+                invalidate: pending.invalidate,
+            },
+        })
+    }
+
+    /// Takes a compound answer that is there whole. Its data comes first, then one message, or
+    /// one for each element if more than one token is to be invalidated.
+    ///
+    /// # Errors
+    /// The answer is not to be carried, and the connection is to end.
+    pub fn compound_answer(&mut self, message: Bytes) -> Result<Vec<Step>, ServerFault> {
+        let fault = |fault| ServerFault::Malformed {
+            command: Header::decode(&message).map_or(Command(0), |header| header.command),
+            fault,
+        };
+        let elements: Vec<Element> = Elements::of(&message)
+            .collect::<Result<_, _>>()
+            .map_err(fault)?;
+        let mut steps = Vec::new();
+        let mut answers = Vec::new();
+        for element in elements {
+            let bytes = message.slice(element.place);
+            let header = element.header;
+            let Some(pending) = self.take_pending(&header) else {
+                answers.push((header, bytes, None));
+                continue;
+            };
+            let bytes = match placement(&header, &pending, &bytes, bytes.len())? {
+                Some((data, reply)) => {
+                    let to = pending.descriptors;
+                    let data = bytes.slice(data);
+                    steps.push(Step::Place { data, to });
+                    reply
+                }
+                None => bytes,
+            };
+            answers.push((header, bytes, pending.invalidate));
+        }
+        let tokens = answers.iter().filter(|(.., token)| token.is_some()).count();
+        if tokens > 1 {
+            for (header, bytes, invalidate) in answers {
+                steps.push(Step::Send {
+                    message: alone(header, bytes)?.into(),
+                    invalidate,
+                });
+            }
+        } else if tokens == 0 && steps.is_empty() {
+            steps.push(Step::Send {
+                message: message.into(),
+                invalidate: None,
+            });
+        } else {
+            let invalidate = answers.iter().find_map(|(.., token)| *token);
+            let message = together(answers).into();
+            steps.push(Step::Send {
+                message,
+                invalidate,
+            });
+        }
+        Ok(steps)
+    }
+
+    /// The request that `header` is the final answer to.
+    fn take_pending(&mut self, header: &Header) -> Option<Pending> {
+        if !header.is_response() || header.is_interim() {
+            return None;
+        }
+        let pending = self.pending.get(&header.message_id)?;
+        // An oplock break has no request's MessageId.
+        if pending.command != header.command {
+            return None;
+        }
+        let pending = self.pending.remove(&header.message_id)?;
+        self.descriptors -= pending.descriptors.len();
+        Some(pending)
+    }
+}
+
+fn malformed(command: Command, fault: Malformed) -> Refusal {
+    Refusal::Malformed { command, fault }
+}
+
+/// The channel of a READ or WRITE, of which at least the fixed part is in `head` if it is there.
+/// A channel where no byte may change is refused.
+fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
+    let command = element.header.command;
+    // Both requests have Channel in the same bytes before the descriptors, and of the same size.
+    let at = match command {
+        Command::READ => 100,
+        _ => 96,
+    };
+    let minimum = WriteRequest::FIXED;
+    let field = head.get(at..at + 4).filter(|_| head.len() >= minimum);
+    let Some(field) = field.and_then(|field| field.first_chunk()) else {
+        return Err(malformed(
+            command,
+            Malformed::TooShort {
+                structure: "request",
+                minimum,
+                length: head.len(),
+            },
+        ));
+    };
+    let channel = Channel::from_number(u32::from_le_bytes(*field));
+    if channel != Channel::None && element.header.is_signed() {
+        return Err(Refusal::Signed { command, channel });
+    }
+    Ok(channel)
+}
+
+/// Checks what the request says of its channel.
+fn check(
+    command: Command,
+    channel: Channel,
+    length: u32,
+    descriptors: &[BufferDescriptorV1],
+) -> Result<(), Refusal> {
+    if let Channel::Other(_) = channel {
+        return Err(Refusal::Channel { command, channel });
+    }
+    let described = descriptors
+        .iter()
+        .map(|descriptor| u64::from(descriptor.length))
+        .sum();
+    if u64::from(length) > described {
+        return Err(Refusal::BeyondDescriptors {
+            command,
+            length,
+            described,
+        });
+    }
+    Ok(())
+}
+
+/// The token that the final answer to a request invalidates.
+fn invalidated(channel: Channel, descriptors: &[BufferDescriptorV1]) -> Option<Token> {
+    match channel {
+        Channel::RdmaV1Invalidate => descriptors.first(),
+        _ => None,
+    }
+    .map(|descriptor| Token(descriptor.token))
+}
+
+/// A READ without its channel.
+fn read_inline(header: &Header, request: ReadRequest, padding: usize) -> Part {
+    let request = ReadRequest {
+        // A compressed answer could not be looked into.
+        flags: request.flags & !ReadRequest::REQUEST_COMPRESSED,
+        channel: Channel::None,
+        remaining_bytes: 0,
+        descriptors: Vec::new(),
+        ..request
+    };
+    let mut bytes = BytesMut::with_capacity(ReadRequest::FIXED + 8);
+    header.encode(&mut bytes);
+    request.encode(&mut bytes);
+    if padding > 0 {
+        pad_to_element(&mut bytes);
+        set_next_command(header, bytes.len(), &mut bytes);
+    }
+    Part::Bytes(bytes.freeze())
+}
+
+/// A WRITE without its channel, and behind it the data that is to be fetched.
+fn write_inline(header: &Header, request: WriteRequest, padding: usize) -> Vec<Part> {
+    let length = request.remaining_bytes;
+    let mut bytes = BytesMut::with_capacity(WriteRequest::FIXED + 8);
+    header.encode(&mut bytes);
+    request.encode_inline(length, &mut bytes);
+    let whole = bytes.len() + length as usize;
+    let pad = match padding {
+        0 => 0,
+        _ => whole.next_multiple_of(8) - whole,
+    };
+    if padding > 0 {
+        set_next_command(header, whole + pad, &mut bytes);
+    }
+    let mut parts = vec![Part::Bytes(bytes.freeze())];
+    if length > 0 {
+        parts.push(Part::Remote {
+            from: request.descriptors,
+            length,
+        });
+    }
+    if pad > 0 {
+        parts.push(Part::Bytes(Bytes::from_static(&[0; 8]).slice(..pad)));
+    }
+    parts
+}
+
+/// Writes the header again, with where the next element is.
+fn set_next_command(header: &Header, next_command: usize, element: &mut BytesMut) {
+    let header = Header {
+        next_command: next_command as u32,
+        ..*header
+    };
+    header.encode(&mut &mut element[..Header::LENGTH]);
+}
+
+/// Where the data of a successful READ is, and the answer without it. `None` if the answer goes
+/// as it is: to a WRITE, or an error.
+fn placement(
+    header: &Header,
+    pending: &Pending,
+    head: &[u8],
+    length: usize,
+) -> Result<Option<(Range<usize>, Bytes)>, ServerFault> {
+    if pending.command != Command::READ || header.is_error() {
+        return Ok(None);
+    }
+    let response = ReadResponse::decode(head, length).map_err(|fault| ServerFault::Malformed {
+        command: header.command,
+        fault,
+    })?;
+    if response.data.len() as u64 > u64::from(pending.length) {
+        return Err(ServerFault::TooMuch {
+            length: response.data.len() as u64,
+            requested: pending.length,
+        });
+    }
+    if header.is_signed() {
+        return Err(ServerFault::Signed);
+    }
+    let mut reply = BytesMut::with_capacity(ReadResponse::FIXED);
+    header.encode(&mut reply);
+    let placed = response.data.len() as u32;
+    ReadResponse::encode(0, placed, response.flags, &mut reply);
+    Ok(Some((response.data, reply.freeze())))
+}
+
+/// An element of a compound as a message of its own.
+fn alone(header: Header, element: Bytes) -> Result<Bytes, ServerFault> {
+    if header.next_command == 0 {
+        return Ok(element);
+    }
+    if header.is_signed() {
+        return Err(ServerFault::Signed);
+    }
+    let mut bytes = BytesMut::from(element);
+    set_next_command(&header, 0, &mut bytes);
+    Ok(bytes.freeze())
+}
+
+/// Elements as one compound.
+fn together(answers: Vec<(Header, Bytes, Option<Token>)>) -> Bytes {
+    let mut message = BytesMut::new();
+    let last = answers.len() - 1;
+    for (index, (header, bytes, _)) in answers.into_iter().enumerate() {
+        let start = message.len();
+        message.extend_from_slice(&bytes);
+        if index < last {
+            pad_to_element(&mut message);
+            let next_command = message.len() - start;
+            let mut element = message.split_off(start);
+            if header.next_command as usize != next_command {
+                set_next_command(&header, next_command, &mut element);
+            }
+            message.unsplit(element);
+        }
+    }
+    message.freeze()
+}
+
+#[cfg(test)]
+mod tests;

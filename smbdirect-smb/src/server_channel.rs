@@ -1,0 +1,330 @@
+//! Puts RDMA onto the requests of a client that has none.
+//!
+//! * READ: the request goes to the server with a channel to memory of the gateway's. The answer
+//!   goes to the client with the data that the server has written there.
+//! * WRITE: the data is put into such memory, and the request goes to the server with a channel
+//!   to it.
+//!
+//! That is done for single requests that are neither signed nor encrypted, from a threshold on and
+//! up to what the server moves at once, on dialect 3.0 and later. All else passes byte for byte. A
+//! client that asks for a channel by itself is refused: the server would move data to and from
+//! memory that is not the client's.
+
+use std::{collections::HashMap, ops::Range};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::BufferDescriptorV1;
+
+use crate::{
+    fault::{Refusal, ServerFault},
+    smb2::{
+        Channel, Command, DIALECT_3_0, DIALECT_3_0_2, Element, Elements, Header, Malformed,
+        Protocol, ReadRequest, ReadResponse, WriteRequest, negotiated_dialect,
+    },
+};
+
+/// The requests with a channel that wait for the server's answer.
+#[derive(Debug)]
+pub struct ServerChannel {
+    settings: Settings,
+    dialect: Option<u16>,
+    pending: HashMap<u64, Pending>,
+}
+
+/// Which requests become RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes from which on data goes by RDMA.
+    pub threshold: u32,
+    /// MaxReadWriteSize of the connection to the server: most bytes of one request by RDMA.
+    pub max_read_write_size: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    command: Command,
+    length: u32,
+}
+
+/// What is to be done with a request of the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// It goes to the server unchanged.
+    Pass,
+    /// It is a compound that is not there whole: ask again with all of it.
+    Incomplete,
+    /// Register `length` bytes for the server to write to, and call
+    /// [`ServerChannel::read_request`].
+    Read {
+        /// Bytes to register.
+        length: u32,
+    },
+    /// Register these bytes of the message for the server to read, and call
+    /// [`ServerChannel::write_request`].
+    Write {
+        /// Where the data is in the message.
+        data: Range<usize>,
+    },
+}
+
+/// What is to be done with an answer of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It goes to the client unchanged.
+    Pass,
+    /// It goes to the client unchanged, and the memory of this request is done with.
+    Done {
+        /// The MessageId of the request.
+        message_id: u64,
+    },
+    /// `head` goes to the client, and behind it the first `length` bytes of the memory of this
+    /// request, which is done with.
+    Data {
+        /// The MessageId of the request.
+        message_id: u64,
+        /// The answer up to its data.
+        head: Bytes,
+        /// Bytes of data.
+        length: u32,
+    },
+}
+
+impl ServerChannel {
+    /// Bytes of a request that [`request`](Self::request) needs to see, of requests that have them.
+    pub const REQUEST_HEAD: usize = WriteRequest::FIXED;
+
+    /// A connection on which nothing was asked for.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            dialect: None,
+            pending: HashMap::new(),
+        }
+    }
+
+    /// Requests with a channel that wait for their answer.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Looks at a request of the client of `length` bytes, of which `head` has the first
+    /// [`REQUEST_HEAD`](Self::REQUEST_HEAD), or all.
+    ///
+    /// # Errors
+    /// It is not to be forwarded, and the connection is to end.
+    pub fn request(&self, head: &[u8], length: usize) -> Result<Offload, Refusal> {
+        if Protocol::of(head) != Protocol::Smb2 {
+            return Ok(Offload::Pass);
+        }
+        let header = match Header::decode(head) {
+            Ok(header) => header,
+            // It has no command that could ask for anything.
+            Err(Malformed::TooShort { .. }) => return Ok(Offload::Pass),
+            Err(fault) => return Err(malformed(Command(0), fault)),
+        };
+        if header.next_command != 0 {
+            if head.len() < length {
+                return Ok(Offload::Incomplete);
+            }
+            for element in Elements::of(head) {
+                let element = element.map_err(|fault| malformed(header.command, fault))?;
+                let bytes = &head[element.place.clone()];
+                self.element(&element, bytes, bytes.len())?;
+            }
+            return Ok(Offload::Pass);
+        }
+        let element = Element {
+            header,
+            place: 0..length,
+        };
+        let offload = self.element(&element, head, length)?;
+        let can = self.dialect.is_some_and(|dialect| dialect >= DIALECT_3_0) && !header.is_signed();
+        Ok(if can { offload } else { Offload::Pass })
+    }
+
+    /// What an element could become, if it may be changed and stands alone.
+    fn element(&self, element: &Element, head: &[u8], length: usize) -> Result<Offload, Refusal> {
+        let command = element.header.command;
+        let message_id = element.header.message_id;
+        if command != Command::CANCEL && self.pending.contains_key(&message_id) {
+            return Err(Refusal::Repeated {
+                command,
+                message_id,
+            });
+        }
+        let malformed = |fault| malformed(command, fault);
+        let (channel, offload) = match command {
+            Command::READ => {
+                let request = ReadRequest::decode(head).map_err(malformed)?;
+                let length = request.length;
+                (request.channel, Offload::Read { length })
+            }
+            Command::WRITE => {
+                let request = WriteRequest::decode(head, length).map_err(malformed)?;
+                let data = request.data;
+                (request.channel, Offload::Write { data })
+            }
+            _ => return Ok(Offload::Pass),
+        };
+        if channel != Channel::None {
+            return Err(Refusal::NoRdma { command, channel });
+        }
+        let size = match &offload {
+            Offload::Read { length } => *length as usize,
+            Offload::Write { data } => data.len(),
+            Offload::Pass | Offload::Incomplete => 0,
+        };
+        let Settings {
+            threshold,
+            max_read_write_size,
+        } = self.settings;
+        let range = threshold.max(1) as usize..=max_read_write_size as usize;
+        Ok(if range.contains(&size) {
+            offload
+        } else {
+            Offload::Pass
+        })
+    }
+
+    /// Returns the READ for which memory was registered, with the channel to it.
+    ///
+    /// # Panics
+    /// If the request is not the one that was to become [`Offload::Read`].
+    pub fn read_request(&mut self, request: &[u8], descriptors: &[BufferDescriptorV1]) -> Bytes {
+        let (header, channel) = self.start(request);
+        let read = ReadRequest::decode(request).expect("the request was looked at before");
+        self.expect_answer(&header, read.length);
+        let read = ReadRequest {
+            flags: read.flags & !ReadRequest::REQUEST_COMPRESSED,
+            channel,
+            remaining_bytes: 0,
+            descriptors: descriptors.to_vec(),
+            ..read
+        };
+        let mut bytes = BytesMut::with_capacity(request.len() + 64);
+        header.encode(&mut bytes);
+        read.encode(&mut bytes);
+        bytes.freeze()
+    }
+
+    /// Returns the WRITE of which the data was registered, with the channel to it. `head` has at
+    /// least the first [`REQUEST_HEAD`](Self::REQUEST_HEAD) bytes of the request of `length` bytes.
+    ///
+    /// # Panics
+    /// If the request is not the one that was to become [`Offload::Write`].
+    pub fn write_request(
+        &mut self,
+        head: &[u8],
+        length: usize,
+        descriptors: &[BufferDescriptorV1],
+    ) -> Bytes {
+        let (header, channel) = self.start(head);
+        let write = WriteRequest::decode(head, length).expect("the request was looked at before");
+        let remaining_bytes = write.data.len() as u32;
+        self.expect_answer(&header, remaining_bytes);
+        let write = WriteRequest {
+            channel,
+            remaining_bytes,
+            descriptors: descriptors.to_vec(),
+            ..write
+        };
+        let mut bytes = BytesMut::with_capacity(WriteRequest::FIXED + 64);
+        header.encode(&mut bytes);
+        write.encode_channel(&mut bytes);
+        bytes.freeze()
+    }
+
+    fn start(&self, head: &[u8]) -> (Header, Channel) {
+        let header = Header::decode(head).expect("the request was looked at before");
+        let channel = match self.dialect {
+            Some(dialect) if dialect >= DIALECT_3_0_2 => Channel::RdmaV1Invalidate,
+            _ => Channel::RdmaV1,
+        };
+        (header, channel)
+    }
+
+    fn expect_answer(&mut self, header: &Header, length: u32) {
+        let command = header.command;
+        self.pending
+            .insert(header.message_id, Pending { command, length });
+    }
+
+    /// Takes a whole answer of the server.
+    ///
+    /// # Errors
+    /// The answer is not to be carried, and the connection is to end.
+    pub fn answer(&mut self, message: &[u8]) -> Result<Answer, ServerFault> {
+        let Ok(header) = Header::decode(message) else {
+            return Ok(Answer::Pass);
+        };
+        if let Some(dialect) = negotiated_dialect(&header, message) {
+            self.dialect = Some(dialect);
+        }
+        if self.pending.is_empty() {
+            return Ok(Answer::Pass);
+        }
+        if header.next_command != 0 {
+            for element in Elements::of(message).map_while(Result::ok) {
+                if self.pending_for(&element.header).is_some() {
+                    let command = element.header.command;
+                    return Err(ServerFault::Compounded { command });
+                }
+            }
+            return Ok(Answer::Pass);
+        }
+        let Some(pending) = self.pending_for(&header) else {
+            return Ok(Answer::Pass);
+        };
+        let message_id = header.message_id;
+        self.pending.remove(&message_id);
+        if pending.command != Command::READ || header.is_error() {
+            return Ok(Answer::Done { message_id });
+        }
+        let malformed = |fault| ServerFault::Malformed {
+            command: header.command,
+            fault,
+        };
+        let response = ReadResponse::decode(message, message.len()).map_err(malformed)?;
+        let (inline, remaining) = (response.data.len(), response.data_remaining);
+        if remaining == 0 {
+            // The server may have sent the data after all.
+            return Ok(Answer::Done { message_id });
+        }
+        if inline > 0 {
+            return Err(ServerFault::InlineAndRdma { inline, remaining });
+        }
+        if remaining > pending.length {
+            return Err(ServerFault::TooMuch {
+                length: remaining.into(),
+                requested: pending.length,
+            });
+        }
+        if header.is_signed() {
+            return Err(ServerFault::Signed);
+        }
+        let mut head = BytesMut::with_capacity(ReadResponse::FIXED);
+        header.encode(&mut head);
+        ReadResponse::encode(remaining, 0, response.flags, &mut head);
+        Ok(Answer::Data {
+            message_id,
+            head: head.freeze(),
+            length: remaining,
+        })
+    }
+
+    /// The request that `header` is the final answer to.
+    fn pending_for(&self, header: &Header) -> Option<Pending> {
+        if !header.is_response() || header.is_interim() {
+            return None;
+        }
+        let pending = self.pending.get(&header.message_id)?;
+        (pending.command == header.command).then_some(*pending)
+    }
+}
+
+fn malformed(command: Command, fault: Malformed) -> Refusal {
+    Refusal::Malformed { command, fault }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,20 @@
+//! SMB2 messages ([MS-SMB2] 2.2), from bytes to values and back. All fields are little-endian.
+//!
+//! A message is one element or, if compounded, several: each has a [`Header`] whose NextCommand
+//! leads to the next. Offsets within an element count from its header.
+
+mod channel;
+mod element;
+mod header;
+mod negotiate;
+mod read;
+mod reader;
+mod write;
+
+pub use channel::Channel;
+pub use element::{Element, Elements, pad_to_element};
+pub use header::{Command, Flags, Header, Protocol, STATUS_PENDING};
+pub use negotiate::{DIALECT_3_0, DIALECT_3_0_2, negotiated_dialect};
+pub use read::{ReadRequest, ReadResponse};
+pub use reader::Malformed;
+pub use write::WriteRequest;

@@ -1,0 +1,82 @@
+//! How the data of a READ or WRITE travels: its Channel, and the descriptors that go with it.
+
+use std::fmt;
+
+use bytes::BufMut;
+use smbdirect::BufferDescriptorV1;
+
+use super::reader::{Malformed, buffer};
+
+/// Channel of a READ or WRITE ([MS-SMB2] 2.2.19, 2.2.21).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// SMB2_CHANNEL_NONE: the data is in the message.
+    None,
+    /// SMB2_CHANNEL_RDMA_V1: the server moves the data by RDMA.
+    RdmaV1,
+    /// SMB2_CHANNEL_RDMA_V1_INVALIDATE: as V1, and the answer invalidates the first descriptor.
+    RdmaV1Invalidate,
+    /// SMB2_CHANNEL_RDMA_TRANSFORM, or a number without a meaning.
+    Other(u32),
+}
+
+impl Channel {
+    /// The channel with this number.
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::None,
+            1 => Self::RdmaV1,
+            2 => Self::RdmaV1Invalidate,
+            other => Self::Other(other),
+        }
+    }
+
+    /// The number on the wire.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::RdmaV1 => 1,
+            Self::RdmaV1Invalidate => 2,
+            Self::Other(other) => other,
+        }
+    }
+}
+
+impl fmt::Display for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("no channel"),
+            Self::RdmaV1 => f.write_str("channel RDMA_V1"),
+            Self::RdmaV1Invalidate => f.write_str("channel RDMA_V1_INVALIDATE"),
+            Self::Other(3) => f.write_str("channel RDMA_TRANSFORM"),
+            Self::Other(other) => write!(f, "channel {other}"),
+        }
+    }
+}
+
+/// Reads the descriptors of a READ or WRITE with a channel.
+pub(super) fn descriptors(
+    field: &'static str,
+    element: &[u8],
+    offset: u16,
+    length: u16,
+) -> Result<Vec<BufferDescriptorV1>, Malformed> {
+    // Without descriptors the offset means nothing.
+    if length == 0 {
+        return Ok(Vec::new());
+    }
+    let bytes = buffer(field, element, offset.into(), length.into())?;
+    BufferDescriptorV1::decode_array(bytes).map_err(|_| Malformed::Descriptors {
+        length: length.into(),
+    })
+}
+
+/// Appends the Buffer of a request: the descriptors, or the one byte that there has to be.
+pub(super) fn encode_buffer(descriptors: &[BufferDescriptorV1], out: &mut impl BufMut) {
+    if descriptors.is_empty() {
+        out.put_u8(0);
+    }
+    for descriptor in descriptors {
+        descriptor.encode(out);
+    }
+}

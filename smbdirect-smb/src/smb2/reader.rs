@@ -1,0 +1,141 @@
+//! A bounds-checked cursor over little-endian fields, and the one error of this module.
+
+use thiserror::Error;
+
+/// Why bytes are not the SMB2 structure that they claim to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// Fewer bytes than the fixed part has.
+    #[error("{structure} of {length} bytes, at least {minimum} are needed")]
+    TooShort {
+        /// The structure that was expected.
+        structure: &'static str,
+        /// Bytes of its fixed part, with the header before it.
+        minimum: usize,
+        /// Bytes that were there.
+        length: usize,
+    },
+    /// StructureSize is not the one that the specification gives.
+    #[error("{structure} with StructureSize {found} instead of {expected}")]
+    StructureSize {
+        /// The structure that was expected.
+        structure: &'static str,
+        /// Its StructureSize in the specification.
+        expected: u16,
+        /// The field as received.
+        found: u16,
+    },
+    /// The message does not begin with the protocol identifier of SMB2.
+    #[error("no SMB2 header")]
+    ProtocolId,
+    /// NextCommand is not a multiple of 8, or does not lead to a header within the message.
+    #[error("NextCommand {next_command} in an element of {length} bytes")]
+    NextCommand {
+        /// The field as received.
+        next_command: u32,
+        /// Bytes from this header to the end of the message.
+        length: usize,
+    },
+    /// A buffer that the fixed part describes lies outside the element.
+    #[error("{field} at offset {offset} with {length} bytes lies outside the element")]
+    OutOfBounds {
+        /// What the buffer is.
+        field: &'static str,
+        /// Its offset as received.
+        offset: u32,
+        /// Its length as received.
+        length: u32,
+    },
+    /// The channel information is no array of 16-byte buffer descriptors.
+    #[error("{length} bytes of channel information are no array of buffer descriptors")]
+    Descriptors {
+        /// The length as received.
+        length: u32,
+    },
+}
+
+/// Reads little-endian fields off the front of a slice whose length has been checked.
+pub(super) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Opens the part of `element` from `from` on, if it reaches to `minimum`.
+    pub(super) fn new(
+        structure: &'static str,
+        element: &'a [u8],
+        from: usize,
+        minimum: usize,
+    ) -> Result<Self, Malformed> {
+        match element.get(from..) {
+            Some(rest) if element.len() >= minimum => Ok(Self { rest }),
+            _ => Err(Malformed::TooShort {
+                structure,
+                minimum,
+                length: element.len(),
+            }),
+        }
+    }
+
+    /// Opens the body behind the header, and checks its StructureSize.
+    pub(super) fn body(
+        structure: &'static str,
+        element: &'a [u8],
+        minimum: usize,
+        structure_size: u16,
+    ) -> Result<Self, Malformed> {
+        let mut reader = Self::new(structure, element, super::Header::LENGTH, minimum)?;
+        let found = reader.u16();
+        if found != structure_size {
+            return Err(Malformed::StructureSize {
+                structure,
+                expected: structure_size,
+                found,
+            });
+        }
+        Ok(reader)
+    }
+
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (field, rest) = self
+            .rest
+            .split_first_chunk()
+            .expect("the length was checked when the reader was made");
+        self.rest = rest;
+        *field
+    }
+
+    pub(super) fn u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+
+    pub(super) fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    pub(super) fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    pub(super) fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+}
+
+/// The bytes of a buffer that the fixed part of an element describes.
+pub(super) fn buffer<'a>(
+    field: &'static str,
+    element: &'a [u8],
+    offset: u32,
+    length: u32,
+) -> Result<&'a [u8], Malformed> {
+    let start = offset as usize;
+    let end = start.checked_add(length as usize);
+    end.and_then(|end| element.get(start..end))
+        .ok_or(Malformed::OutOfBounds {
+            field,
+            offset,
+            length,
+        })
+}
