@@ -1,22 +1,28 @@
-//! `smbdirect gateway`: SMB messages between SMB Direct and SMB over TCP, whole and unchanged.
+//! `smbdirect gateway`: SMB between SMB Direct and SMB over TCP, with RDMA on the side that has it.
 //!
 //! ```text
 //!   client ── accepted connection ──  one session  ── upstream connection ── server
-//!                 Source  ───────────── carry ───────────────>  Sink
-//!                 Sink    <──────────── carry ────────────────  Source
+//!                 Source  ───────── requests::carry ────────>  Sink
+//!                                       Exchange
+//!                 Sink    <──────── answers::carry  ─────────  Source
 //! ```
 //!
-//! Each direction has one message in hand: the next is taken when that one is with the system (TCP)
-//! or on the wire (SMB Direct). So a slow side stops the other, by TCP's window or by SMB Direct's
-//! credits, and what a session can take of memory is what its two connections may buffer and one
-//! message each way.
+//! What a message means is decided in `smbdirect_smb`; here it is moved. Messages pass whole and
+//! unchanged, but for READ and WRITE where one side has RDMA and the other has not. A slow side
+//! stops the other, by TCP's window or by SMB Direct's credits, and memory is bounded: see
+//! [`memory`] for what is in hand, and [`Gateway::settings`] for what connections may buffer.
 
+mod answers;
+mod buffers;
+mod carried;
+mod exchange;
+mod memory;
 mod peer;
+mod requests;
 mod session;
 mod tcp;
 
 use std::{
-    fmt,
     net::SocketAddr,
     sync::{
         Arc,
@@ -39,22 +45,25 @@ use tracing::{debug, warn};
 
 use crate::{
     options::{
-        AcceptOptions, Address, CommonOptions, ConnectOptions, at_least_one, seconds, usage,
-        with_profiles,
+        AcceptOptions, Address, CommonOptions, ConnectOptions, at_least_one, large_size, seconds,
+        usage, with_profiles,
     },
     report::{self, NegotiatedReport, Report},
     signals::Interrupted,
     transport,
 };
 
+use buffers::Buffers;
+use carried::{Carried, Counts};
+use memory::Memory;
 use peer::Peer;
 use session::Session;
 
 /// Carry SMB between SMB Direct and TCP, for servers or clients that have only one of them
 ///
 /// Listens on LISTEN, opens one connection to UPSTREAM for each that it accepts, and carries SMB
-/// messages both ways, whole and unchanged, until either side ends. It looks into no message. What
-/// clients ask for by RDMA Read or Write does not get through: see "RDMA" below.
+/// messages both ways until either side ends. Clients read and write by RDMA although the server has
+/// none, and a server with RDMA serves clients that have none. All other messages pass unchanged.
 ///
 /// Goes on until SIGINT or SIGTERM, and ends with status 0 and a summary.
 #[derive(Debug, Args)]
@@ -80,6 +89,11 @@ pub(crate) struct Gateway {
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 
+    /// Most memory for all connections: half of it for what connections may buffer, a quarter for
+    /// requests and a quarter for answers in hand. Where it is spent, clients wait
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = large_size)]
+    memory: u64,
+
     /// How long a TCP peer may take nothing, or leave a message unfinished
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_limit: Duration,
@@ -100,21 +114,23 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     look at what goes by
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
-  SMB clients read and write by RDMA where they can, and a server behind TCP cannot serve that.
-  Linux keeps to messages on mounts with `sign`, or with rsize=65536,wsize=65536 and 1000000 in
-  /proc/fs/cifs/rdma_readwrite_threshold.
-  A TCP client sends what the server says it takes, and an SMB Direct server says what it takes by
-  RDMA. Have it say less: `smb2 max read`, `write` and `trans` = 65536 in ksmbd.conf.
+  READ and WRITE with a channel need no setting, on the client or on the server. They are
+  translated where they are neither signed nor encrypted; clients that sign or encrypt keep to
+  messages by themselves. A request that cannot be translated ends its connection, with the reason.
+  --max-fragmented-size is 8M and 64K here, unless --profile or the option itself says otherwise.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address}
   {\"event\":\"opened\", id, peer, upstream, client, server, open, total}   client and server have what
    was negotiated with them, or null for TCP
-  {\"event\":\"closed\", id, peer, seconds, ok, ended, messages_to_server, bytes_to_server,
-   messages_to_client, bytes_to_client, open, total}
+  {\"event\":\"refused\", id, peer, reason, cure}   before the end of a connection whose client
+   asked for what cannot be translated
+  {\"event\":\"closed\", id, peer, seconds, ok, ended, CARRIED, open, total}
   {\"event\":\"turned_away\", peer, open}
-  {\"event\":\"summary\", total, failed, turned_away, messages_to_server, bytes_to_server,
-   messages_to_client, bytes_to_client}";
+  {\"event\":\"summary\", total, failed, turned_away, CARRIED}
+  CARRIED is messages_to_server, bytes_to_server, messages_to_client, bytes_to_client,
+   reads_by_rdma, bytes_read_by_rdma, writes_by_rdma, bytes_written_by_rdma, requests_passed,
+   requests_refused; bytes count the data of READ and WRITE however it went";
 
 /// How SMB messages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -139,6 +155,12 @@ enum Event<'a> {
         server: Option<NegotiatedReport>,
         open: u64,
         total: u64,
+    },
+    Refused {
+        id: u64,
+        peer: SocketAddr,
+        reason: &'a str,
+        cure: &'static str,
     },
     Closed {
         id: u64,
@@ -173,9 +195,17 @@ impl Gateway {
     pub(crate) async fn run(self) -> Result<bool> {
         transport::check_connectable(&self.upstream)?;
         let report = Report::new(self.options.json);
-        let config = self
-            .options
-            .config(Some(&self.connect), Some(&self.accept))?;
+        let config = self.settings()?;
+        let max_connections = self
+            .max_connections
+            .min(self.affordable_connections(&config));
+        if max_connections == 0 {
+            let needed = report::bytes(2 * self.memory_of_one(&config));
+            return Err(usage(format!(
+                "--memory is too little for one connection, which needs {needed}; say more, or \
+                 less for --max-fragmented-size"
+            )));
+        }
         if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
             return Err(usage("--pcap has nothing to see from TCP to TCP"));
         }
@@ -200,7 +230,7 @@ impl Gateway {
         report.event(&Event::Listening {
             address: address.to_string(),
         });
-        let max_connections = self.max_connections;
+        let in_hand = self.memory / 4;
         let way = Way {
             upstream: self.upstream,
             to: self.to,
@@ -208,13 +238,59 @@ impl Gateway {
             config,
             connect: self.connect,
             stall_limit: self.stall_limit,
+            requests: Memory::new(in_hand),
+            answers: Memory::new(in_hand),
+            buffers: Arc::default(),
             report,
             totals: Totals::default(),
         };
         serve(door, Arc::new(way), max_connections, interrupted).await?;
         Ok(true)
     }
+
+    /// Settings of both sides. Messages may be as long as the READs and WRITEs of a default Samba,
+    /// so that two gateways carry those of clients that sign or encrypt; and a connection buffers
+    /// what its credits need and little more, since what comes is taken at once.
+    fn settings(&self) -> Result<Config> {
+        let config = self
+            .options
+            .config(Some(&self.connect), Some(&self.accept))?;
+        let mut settings = config.into_settings();
+        if self.options.is_default_fragmented_size() {
+            settings.max_fragmented_receive_size = LONGEST_MESSAGE;
+        }
+        let credits = usize::from(settings.receive_credit_max) + 2;
+        let receive_buffer = credits * settings.max_receive_size as usize + BUFFERED_BEHIND;
+        settings.receive_buffer = Some(receive_buffer);
+        Ok(Config::new(settings)?)
+    }
+
+    /// Connections whose buffers half of the memory is enough for.
+    fn affordable_connections(&self, config: &Config) -> u64 {
+        self.memory / 2 / self.memory_of_one(config)
+    }
+
+    /// Most memory that the two connections of a session may buffer.
+    fn memory_of_one(&self, config: &Config) -> u64 {
+        let smbdirect = config.receive_buffer() as u64
+            + u64::from(config.max_fragmented_receive_size)
+            + REQUESTS_REMEMBERED;
+        let of = |kind| match kind {
+            Kind::Smbdirect => smbdirect,
+            Kind::Tcp => BUFFERED_BY_TCP,
+        };
+        of(self.from) + of(self.to)
+    }
 }
+
+/// The longest message to take by SMB Direct: 8 MiB of data, and room for what goes with it.
+const LONGEST_MESSAGE: u32 = (8 << 20) + (64 << 10);
+/// Bytes of messages that an SMB Direct connection buffers besides what its credits allow.
+const BUFFERED_BEHIND: usize = 1 << 20;
+/// Most bytes to remember the requests of a client by that wait for their answer.
+const REQUESTS_REMEMBERED: u64 = 2 << 20;
+/// Most bytes that a TCP connection has in hand, besides what counts as a request or an answer.
+const BUFFERED_BY_TCP: u64 = 512 << 10;
 
 async fn serve(
     mut door: Door,
@@ -304,6 +380,11 @@ struct Way {
     config: Config,
     connect: ConnectOptions,
     stall_limit: Duration,
+    /// Memory for requests in hand.
+    requests: Arc<Memory>,
+    /// Memory for answers in hand.
+    answers: Arc<Memory>,
+    buffers: Arc<Buffers>,
     report: Report,
     totals: Totals,
 }
@@ -315,37 +396,6 @@ struct Totals {
     failed: AtomicU64,
     turned_away: AtomicU64,
     counts: Counts,
-}
-
-/// What went through, in one session or in all.
-#[derive(Debug, Default)]
-struct Counts {
-    to_server: Count,
-    to_client: Count,
-}
-
-#[derive(Debug, Default)]
-struct Count {
-    messages: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Count {
-    fn add(&self, bytes: u64) {
-        self.messages.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(bytes, Relaxed);
-    }
-}
-
-impl Counts {
-    fn carried(&self) -> Carried {
-        Carried {
-            messages_to_server: self.to_server.messages.load(Relaxed),
-            bytes_to_server: self.to_server.bytes.load(Relaxed),
-            messages_to_client: self.to_client.messages.load(Relaxed),
-            bytes_to_client: self.to_client.bytes.load(Relaxed),
-        }
-    }
 }
 
 impl Way {
@@ -406,27 +456,5 @@ impl Way {
             turned_away,
             carried,
         });
-    }
-}
-
-/// What went through, each way.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Carried {
-    messages_to_server: u64,
-    bytes_to_server: u64,
-    messages_to_client: u64,
-    bytes_to_client: u64,
-}
-
-impl fmt::Display for Carried {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "to server {}, {}  to client {}, {}",
-            report::plural(self.messages_to_server, "message"),
-            report::bytes(self.bytes_to_server),
-            report::plural(self.messages_to_client, "message"),
-            report::bytes(self.bytes_to_client),
-        )
     }
 }

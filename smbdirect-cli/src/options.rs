@@ -176,6 +176,11 @@ impl From<Crc> for MpaCrc {
 }
 
 impl CommonOptions {
+    /// Whether nothing was said of how long a message may be.
+    pub(crate) fn is_default_fragmented_size(&self) -> bool {
+        self.max_fragmented_size.is_none() && matches!(self.profile, Profile::Default)
+    }
+
     /// The settings, checked.
     ///
     /// # Errors
@@ -373,6 +378,12 @@ pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
 
 /// A size in bytes, with K, M or G behind it for the binary multiples.
 pub(crate) fn size(text: &str) -> Result<u32, String> {
+    let bytes = large_size(text)?;
+    u32::try_from(bytes).map_err(|_| "the most is 4294967295 bytes".into())
+}
+
+/// A size that may be 4 GiB and more.
+pub(crate) fn large_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 10),
         Some((end, 'm' | 'M')) => (&text[..end], 20),
@@ -382,13 +393,10 @@ pub(crate) fn size(text: &str) -> Result<u32, String> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err("a size is a number of bytes, as in 8136, 64K, 1M or 1G".into());
     }
-    let bytes = digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift));
-    bytes
-        .and_then(|bytes| u32::try_from(bytes).ok())
-        .ok_or_else(|| "the most is 4294967295 bytes".into())
+    let number = digits.parse::<u64>().ok();
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("the most is {} bytes", u64::MAX))
 }
 
 /// A time in seconds, fractions allowed; not zero.

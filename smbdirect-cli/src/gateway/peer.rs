@@ -1,11 +1,12 @@
-//! The two ends of a session, of either kind, and carrying messages from one to the other.
+//! The two ends of a session, of either kind, and why a session is over.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use smbdirect::{Config, Connection, ConnectionError, Message, SendError};
+use smbdirect::{Config, Connection, ConnectionError, ReadError, SendError, TransferFault};
+use smbdirect_smb::{Refusal, ServerFault};
 use tokio::net::TcpStream;
 
-use super::{Count, SHUTDOWN, tcp};
+use super::{SHUTDOWN, tcp};
 use crate::{
     report::{self, NegotiatedReport},
     transport,
@@ -34,6 +35,8 @@ pub(super) enum Stop {
     Closed(Side),
     /// That side is at fault, and how.
     Failed(Side, String),
+    /// The client asked for what cannot be translated.
+    Refused(Refusal),
     /// This process was told to end.
     Here,
 }
@@ -43,63 +46,68 @@ impl fmt::Display for Stop {
         match self {
             Self::Closed(side) => write!(f, "closed by the {side}"),
             Self::Failed(side, what) => write!(f, "{side}: {what}"),
+            Self::Refused(refusal) => {
+                write!(f, "refused: {refusal}; to cure it: {}", refusal.cure())
+            }
             Self::Here => f.write_str("closed here"),
         }
     }
 }
 
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<ServerFault> for Stop {
+    fn from(fault: ServerFault) -> Self {
+        Self::Failed(Side::Server, fault.to_string())
+    }
+}
+
 impl Stop {
     /// The end of an SMB Direct connection.
-    fn of(side: Side, error: &ConnectionError) -> Self {
+    pub(super) fn of(side: Side, error: &ConnectionError) -> Self {
         match error {
             ConnectionError::Closed(_) => Self::Closed(side),
             error => Self::Failed(side, transport::explain_end(error)),
         }
     }
-}
 
-/// One of the two ways through a session.
-pub(super) struct Direction<'a> {
-    pub(super) from: Side,
-    pub(super) to: Side,
-    pub(super) counts: [&'a Count; 2],
-}
-
-impl Direction<'_> {
-    /// Carries messages until one end is over. All that was taken before has been handed over.
-    pub(super) async fn carry(self, from: &mut Source, to: &mut Sink) -> Stop {
-        loop {
-            let message = match from.next(to.most(), self.from).await {
-                Ok(message) => message,
-                Err(stop) => return stop,
-            };
-            let length = message.len();
-            if let Err(stop) = self.put(message, to).await {
-                return stop;
-            }
-            for count in self.counts {
-                count.add(length as u64);
-            }
+    /// A message that could not be sent to `to`; one that is too long is the fault of `from`.
+    pub(super) fn of_send(from: Side, to: Side, error: SendError) -> Self {
+        match error {
+            SendError::Connection(error) => Self::of(to, &error),
+            SendError::TooLarge { length, max } => Self::too_long(from, length, max),
         }
     }
 
-    async fn put(&self, message: Message, to: &mut Sink) -> Result<(), Stop> {
-        let too_long = |length, most| {
-            let fault = tcp::Fault::TooLong { length, most };
-            // Whoever sent it is to be looked at.
-            Stop::Failed(self.from, fault.to_string())
+    /// A message of `from` that the other side does not take.
+    pub(super) fn too_long(from: Side, length: usize, most: u32) -> Self {
+        let fault = tcp::Fault::TooLong { length, most };
+        let cure = match from {
+            Side::Client => "have the server offer less (ksmbd: `smb2 max write` = 65536)",
+            Side::Server => "have the client ask for less (Linux: rsize=65536)",
         };
-        let over = |error| Stop::of(self.to, &error);
-        match to {
-            Sink::SmbDirect(connection) => match connection.send(message) {
-                Ok(sending) => sending.await.map_err(over),
-                Err(SendError::Connection(error)) => Err(over(error)),
-                Err(SendError::TooLarge { length, max }) => Err(too_long(length, max)),
-            },
-            Sink::Tcp(sink) => sink.put(message).await.map_err(|fault| match fault {
-                tcp::Fault::TooLong { length, most } => too_long(length, most),
-                fault => Stop::Failed(self.to, fault.to_string()),
-            }),
+        Self::Failed(from, format!("{fault}; {cure}"))
+    }
+
+    /// A fault of a TCP peer.
+    pub(super) fn of_tcp(side: Side, fault: &tcp::Fault) -> Self {
+        Self::Failed(side, fault.to_string())
+    }
+
+    /// A client whose memory could not be read.
+    pub(super) fn of_read(error: &ReadError) -> Self {
+        Self::of_transfer(&error.fault)
+    }
+
+    /// A client whose memory could not be used.
+    pub(super) fn of_transfer(fault: &TransferFault) -> Self {
+        match fault {
+            TransferFault::Connection(error) => Self::of(Side::Client, error),
+            fault => Self::Failed(Side::Client, fault.to_string()),
         }
     }
 }
@@ -156,23 +164,6 @@ pub(super) enum Source {
     Tcp(tcp::Source),
 }
 
-impl Source {
-    /// The next message, of `most` bytes where that can be told before it is read.
-    async fn next(&mut self, most: u32, side: Side) -> Result<Message, Stop> {
-        match self {
-            Self::SmbDirect(connection) => {
-                let message = connection.recv().await;
-                message.map_err(|error| Stop::of(side, &error))
-            }
-            Self::Tcp(source) => match source.next(most).await {
-                Ok(Some(message)) => Ok(message.into()),
-                Ok(None) => Err(Stop::Closed(side)),
-                Err(fault) => Err(Stop::Failed(side, fault.to_string())),
-            },
-        }
-    }
-}
-
 /// Where messages go.
 pub(super) enum Sink {
     SmbDirect(Connection),
@@ -180,17 +171,6 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// The longest message that it takes.
-    fn most(&self) -> u32 {
-        match self {
-            Self::SmbDirect(connection) => connection
-                .negotiated()
-                .max_fragmented_send_size
-                .min(tcp::MAX_MESSAGE),
-            Self::Tcp(_) => tcp::MAX_MESSAGE,
-        }
-    }
-
     /// Says that nothing else comes, where there is a way to say so and still listen.
     pub(super) async fn finish(&mut self) {
         if let Self::Tcp(sink) = self {
@@ -204,4 +184,10 @@ impl Sink {
             Self::Tcp(sink) => sink.finish().await,
         }
     }
+}
+
+/// The longest message that goes to the other side over this connection.
+pub(super) fn longest(connection: &Connection) -> usize {
+    let negotiated = connection.negotiated();
+    negotiated.max_fragmented_send_size.min(tcp::MAX_MESSAGE) as usize
 }

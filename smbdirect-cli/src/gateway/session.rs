@@ -7,16 +7,23 @@ use std::{
     time::{Duration, Instant},
 };
 
+use smbdirect_smb::{Refusal, ServerChannel, server_channel::Settings};
 use tokio::{sync::watch, time::sleep};
+use tracing::{Instrument, info_span, warn};
 
 use super::{
-    Count, Counts, Event, Totals, Way,
-    peer::{Direction, Peer, Side, Stop},
+    Event, Totals, Way, answers,
+    carried::{Counters, Counts},
+    exchange::Exchange,
+    peer::{Peer, Side, Stop},
+    requests,
 };
 use crate::report;
 
 /// A TCP client that sends no more may wait for answers; after so long without one it does not.
 const LINGER: Duration = Duration::from_secs(2);
+/// Bytes from which on the data of a client without RDMA goes to a server with it by RDMA.
+const RDMA_THRESHOLD: u32 = 16 << 10;
 
 /// One accepted connection and what becomes of it.
 pub(super) struct Session {
@@ -28,7 +35,13 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) async fn run(self, client: Peer, mut told_to_end: watch::Receiver<bool>) {
+    /// Carries messages until the end of either side. Each line of the log names the session.
+    pub(super) async fn run(self, client: Peer, told_to_end: watch::Receiver<bool>) {
+        let span = info_span!("session", id = self.id, client = %self.peer);
+        self.carry(client, told_to_end).instrument(span).await;
+    }
+
+    async fn carry(self, client: Peer, mut told_to_end: watch::Receiver<bool>) {
         let stop = match self.connect(&client, &mut told_to_end).await {
             Ok(server) => {
                 self.report_opened(&client, &server);
@@ -66,22 +79,13 @@ impl Session {
     ) -> Stop {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
         let stall_limit = self.way.stall_limit;
+        let exchange = self.exchange(&server);
         let (mut from_client, mut to_client) = client.split(stall_limit);
         let (mut from_server, mut to_server) = server.split(stall_limit);
         let stop = {
-            let up = Direction {
-                from: Side::Client,
-                to: Side::Server,
-                counts: [&self.counts.to_server, &self.way.totals.counts.to_server],
-            };
-            let down = Direction {
-                from: Side::Server,
-                to: Side::Client,
-                counts: [&self.counts.to_client, &self.way.totals.counts.to_client],
-            };
-            let mut down = pin!(down.carry(&mut from_server, &mut to_client));
+            let mut down = pin!(answers::carry(&exchange, &mut from_server, &mut to_client));
             let stop = tokio::select! {
-                stop = up.carry(&mut from_client, &mut to_server) => stop,
+                stop = requests::carry(&exchange, &mut from_client, &mut to_server) => stop,
                 stop = &mut down => stop,
                 () = told(told_to_end) => Stop::Here,
             };
@@ -92,7 +96,7 @@ impl Session {
                         Stop::Failed(Side::Server, _) => last,
                         _ => stop,
                     },
-                    () = silence(&self.counts.to_client) => stop,
+                    () = silence(&self.counts) => stop,
                     () = told(told_to_end) => stop,
                 }
             } else {
@@ -103,6 +107,25 @@ impl Session {
         drop((from_client, from_server));
         tokio::join!(to_client.close(), to_server.close());
         stop
+    }
+
+    fn exchange(&self, server: &Peer) -> Exchange<'_> {
+        let max_read_write_size = match server {
+            Peer::SmbDirect(connection) => connection.negotiated().max_read_write_size,
+            Peer::Tcp(..) => 0,
+        };
+        let settings = Settings {
+            threshold: RDMA_THRESHOLD,
+            max_read_write_size,
+        };
+        Exchange::new(
+            self.id,
+            ServerChannel::new(settings),
+            self.way.requests.share(),
+            self.way.answers.share(),
+            self.way.buffers.clone(),
+            Counters([&self.counts, &self.way.totals.counts]),
+        )
     }
 
     fn report_opened(&self, client: &Peer, server: &Peer) {
@@ -118,6 +141,18 @@ impl Session {
         });
     }
 
+    fn report_refused(&self, refusal: &Refusal) {
+        Counters([&self.counts, &self.way.totals.counts]).refused();
+        let (reason, cure) = (refusal.to_string(), refusal.cure());
+        self.way.report.event(&Event::Refused {
+            id: self.id,
+            peer: self.peer,
+            reason: &reason,
+            cure,
+        });
+        warn!(%reason, cure, "a request is refused, and its connection ends");
+    }
+
     fn report_closed(&self, stop: &Stop) {
         let report = self.way.report;
         let Totals {
@@ -127,13 +162,19 @@ impl Session {
             ..
         } = &self.way.totals;
         let open = open.fetch_sub(1, Relaxed) - 1;
-        let (ok, ended) = (!matches!(stop, Stop::Failed(..)), stop.to_string());
+        let (ok, ended) = (
+            !matches!(stop, Stop::Failed(..) | Stop::Refused(_)),
+            stop.to_string(),
+        );
         let how = if ok {
             report.style.dim(&ended)
         } else {
             failed.fetch_add(1, Relaxed);
             report.style.bad(&ended)
         };
+        if let Stop::Refused(refusal) = stop {
+            self.report_refused(refusal);
+        }
         let (took, carried) = (self.started.elapsed(), self.counts.carried());
         report.line(format_args!(
             "{}  {carried} in {}  {how}",
@@ -160,11 +201,11 @@ async fn told(told_to_end: &mut watch::Receiver<bool>) {
 }
 
 /// Waits until nothing has been counted for [`LINGER`].
-async fn silence(count: &Count) {
+async fn silence(counts: &Counts) {
     loop {
-        let before = count.messages.load(Relaxed);
+        let before = counts.messages_to_client.load(Relaxed);
         sleep(LINGER).await;
-        if count.messages.load(Relaxed) == before {
+        if counts.messages_to_client.load(Relaxed) == before {
             return;
         }
     }

@@ -11,7 +11,7 @@
 
 use std::{io, time::Duration};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smbdirect::Message;
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
@@ -24,6 +24,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::buffers::{Buffers, CHUNK};
 use crate::report;
 
 /// The port of SMB over TCP.
@@ -35,8 +36,8 @@ const HEADER: usize = 4;
 const MESSAGE: u8 = 0x00;
 const SESSION_REQUEST: u8 = 0x81;
 const KEEPALIVE: u8 = 0x85;
-/// Most bytes of memory to set aside at once: a length alone costs its sender nothing.
-const STEP: usize = 128 << 10;
+/// Most bytes to read before it is known where they go.
+const READ_AHEAD: usize = 64 << 10;
 /// Questions that go unanswered before the system takes an idle peer for gone, and the time
 /// between them.
 const PROBES: u32 = 5;
@@ -74,12 +75,14 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
-/// Messages from a TCP peer.
+/// Messages from a TCP peer, taken whole or in pieces.
 #[derive(Debug)]
 pub(super) struct Source {
     half: OwnedReadHalf,
     /// What was read and not taken.
     buffer: BytesMut,
+    /// Bytes of the message under way that were not taken, those in `buffer` included.
+    remaining: usize,
     stall_limit: Duration,
 }
 
@@ -88,80 +91,146 @@ impl Source {
         Self {
             half,
             buffer: BytesMut::new(),
+            remaining: 0,
             stall_limit,
         }
     }
 
-    /// The next message, or `None` once the peer has hung up behind one. Dropping the future
-    /// loses nothing.
+    /// Waits for the next message until its first `head` bytes are there, or all of a shorter one,
+    /// and returns its length; `None` once the peer has hung up behind a message. Dropping the
+    /// future loses nothing.
     ///
     /// # Errors
-    /// Why there will be no other; one of more than `most` bytes is never read.
-    pub(super) async fn next(&mut self, most: u32) -> Result<Option<Bytes>, Fault> {
-        loop {
-            let missing = match take(&mut self.buffer, most)? {
-                Taken::Message(message) => return Ok(Some(message)),
-                Taken::Missing(missing) => missing,
-            };
-            self.buffer.reserve(missing.min(STEP));
-            let begun = !self.buffer.is_empty();
-            let reading = self.half.read_buf(&mut self.buffer);
-            let read = if begun {
-                let limit = self.stall_limit;
-                timeout(limit, reading)
-                    .await
-                    .map_err(|_| Fault::Unfinished(limit))?
-            } else {
-                reading.await
-            };
-            match read? {
-                0 if begun => return Err(Fault::CutOff),
-                0 => return Ok(None),
-                _ => {}
+    /// Why there will be no other.
+    pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
+        debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
+        let length = loop {
+            match next_length(&mut self.buffer)? {
+                Some(length) => break length,
+                None if self.read_more().await? => {}
+                None => return Ok(None),
             }
+        };
+        self.remaining = length;
+        self.buffered(head.min(length)).await?;
+        Ok(Some(length))
+    }
+
+    /// What is there of the message under way.
+    pub(super) fn head(&self) -> &[u8] {
+        &self.buffer[..self.buffer.len().min(self.remaining)]
+    }
+
+    /// Bytes of the message under way that were not taken.
+    pub(super) const fn remaining(&self) -> usize {
+        self.remaining
+    }
+
+    /// Takes the next bytes of the message as one piece, which is to be no more than a few KiB.
+    pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Fault> {
+        self.buffered(length).await?;
+        self.remaining -= length;
+        Ok(self.buffer.split_to(length).freeze())
+    }
+
+    /// Takes what is there of the next `most` bytes of the message, or else reads a chunk.
+    pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Fault> {
+        let most = most.min(self.remaining);
+        let there = self.buffer.len().min(most);
+        if there > 0 {
+            self.remaining -= there;
+            return Ok(self.buffer.split_to(there).freeze());
+        }
+        let mut chunk = buffers.chunk();
+        self.fill(&mut chunk, most.min(CHUNK)).await?;
+        Ok(chunk.freeze())
+    }
+
+    /// Takes the next `length` bytes of the message to the end of `into`.
+    pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
+        let there = self.buffer.len().min(length);
+        into.extend_from_slice(&self.buffer.split_to(there));
+        self.remaining -= length;
+        let mut missing = length - there;
+        while missing > 0 {
+            let limit = self.stall_limit;
+            let mut room = (&mut *into).limit(missing);
+            let reading = timeout(limit, self.half.read_buf(&mut room)).await;
+            match reading.map_err(|_| Fault::Unfinished(limit))?? {
+                0 => return Err(Fault::CutOff),
+                read => missing -= read,
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes over the next bytes of the message.
+    pub(super) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
+        let mut left = length;
+        while left > 0 {
+            self.buffered(1).await?;
+            let there = self.buffer.len().min(left);
+            self.buffer.advance(there);
+            self.remaining -= there;
+            left -= there;
+        }
+        Ok(())
+    }
+
+    /// Reads until that much of the message is in the buffer.
+    async fn buffered(&mut self, length: usize) -> Result<(), Fault> {
+        while self.buffer.len() < length {
+            if !self.read_more().await? {
+                return Err(Fault::CutOff);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what there is; false once the peer has hung up behind a message.
+    async fn read_more(&mut self) -> Result<bool, Fault> {
+        self.buffer.reserve(READ_AHEAD);
+        let begun = !self.buffer.is_empty() || self.remaining > 0;
+        let mut room = (&mut self.buffer).limit(READ_AHEAD);
+        let reading = self.half.read_buf(&mut room);
+        let read = if begun {
+            let limit = self.stall_limit;
+            timeout(limit, reading)
+                .await
+                .map_err(|_| Fault::Unfinished(limit))?
+        } else {
+            reading.await
+        };
+        match read? {
+            0 if begun => Err(Fault::CutOff),
+            0 => Ok(false),
+            _ => Ok(true),
         }
     }
 }
 
-/// What a buffer begins with.
-#[derive(Debug, PartialEq, Eq)]
-enum Taken {
-    Message(Bytes),
-    /// So many bytes are needed before more can be said; not 0.
-    Missing(usize),
-}
-
-/// Takes the first whole message out of `buffer`, and what is to be dropped before it.
-fn take(buffer: &mut BytesMut, most: u32) -> Result<Taken, Fault> {
+/// Takes the header of a message off the front of `buffer`, and what is to be dropped before it.
+/// `None` if it is not there whole.
+fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
     loop {
         let Some(&[kind, length @ ..]) = buffer.first_chunk::<HEADER>() else {
-            return Ok(Taken::Missing(HEADER - buffer.len()));
+            return Ok(None);
         };
         let [high, middle, low] = length;
         let length = u32::from_be_bytes([0, high, middle, low]);
         match (kind, length) {
-            (MESSAGE | KEEPALIVE, 0) => {
+            (MESSAGE | KEEPALIVE, 0) => buffer.advance(HEADER),
+            (MESSAGE, length) => {
                 buffer.advance(HEADER);
-                continue;
+                return Ok(Some(length as usize));
             }
-            (MESSAGE, length) if length > most => {
-                let length = length as usize;
-                return Err(Fault::TooLong { length, most });
-            }
-            (MESSAGE, _) => {}
             (SESSION_REQUEST, _) => return Err(Fault::SessionRequest),
             (other, _) => return Err(Fault::NotSmb(other)),
         }
-        let whole = HEADER + length as usize;
-        if buffer.len() < whole {
-            return Ok(Taken::Missing(whole - buffer.len()));
-        }
-        buffer.advance(HEADER);
-        return Ok(Taken::Message(buffer.split_to(length as usize).freeze()));
     }
 }
 
-/// Messages to a TCP peer.
+/// Messages to a TCP peer, whole or in pieces.
 #[derive(Debug)]
 pub(super) struct Sink {
     half: OwnedWriteHalf,
@@ -179,10 +248,17 @@ impl Sink {
     /// It is too long, or the peer is gone, or takes nothing. Part of it may be sent.
     pub(super) async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
-        let mut frame = Buf::chain(&header[..], message);
+        self.write(Buf::chain(&header[..], message)).await
+    }
+
+    /// Sends a piece of a message, which begins with its [`header`].
+    ///
+    /// # Errors
+    /// The peer is gone, or takes nothing.
+    pub(super) async fn write(&mut self, mut piece: impl Buf) -> Result<(), Fault> {
         let limit = self.stall_limit;
-        while frame.has_remaining() {
-            let written = timeout(limit, self.half.write_buf(&mut frame)).await;
+        while piece.has_remaining() {
+            let written = timeout(limit, self.half.write_buf(&mut piece)).await;
             if written.map_err(|_| Fault::NotTaking(limit))?? == 0 {
                 return Err(io::Error::from(io::ErrorKind::WriteZero).into());
             }
@@ -197,7 +273,11 @@ impl Sink {
     }
 }
 
-fn header(length: usize) -> Result<[u8; HEADER], Fault> {
+/// What goes before a message of `length` bytes.
+///
+/// # Errors
+/// It is too long.
+pub(super) fn header(length: usize) -> Result<[u8; HEADER], Fault> {
     match u32::try_from(length) {
         // The highest byte is zero then, and means that a message follows.
         Ok(short) if short <= MAX_MESSAGE => Ok(short.to_be_bytes()),
@@ -210,34 +290,74 @@ fn header(length: usize) -> Result<[u8; HEADER], Fault> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
 
-    /// Everything that comes out of `bytes` fed in pieces of `step`.
-    fn all(bytes: &[u8], step: usize, most: u32) -> (Vec<Bytes>, Result<Taken, Fault>) {
-        let (mut buffer, mut messages) = (BytesMut::new(), Vec::new());
-        let mut last = Ok(Taken::Missing(HEADER));
-        for piece in bytes.chunks(step) {
-            buffer.extend_from_slice(piece);
-            loop {
-                match take(&mut buffer, most) {
-                    Ok(Taken::Message(message)) => messages.push(message),
-                    other => {
-                        last = other;
-                        break;
-                    }
-                }
-            }
-            if last.is_err() {
-                break;
-            }
-        }
-        (messages, last)
+    /// A source of what is written to the other end.
+    async fn pair() -> (Source, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connecting = TcpStream::connect(listener.local_addr().unwrap());
+        let (accepted, connected) = tokio::join!(listener.accept(), connecting);
+        let (half, _) = accepted.unwrap().0.into_split();
+        let source = Source::new(half, Duration::from_secs(60));
+        (source, connected.unwrap())
     }
 
-    #[test]
-    fn messages_come_out_whole_however_they_are_cut() {
+    /// The messages that come out of `bytes`, written in pieces of `step`, and how it ends.
+    async fn all(bytes: &[u8], step: usize) -> (Vec<Vec<u8>>, Result<(), Fault>) {
+        let (mut source, mut peer) = pair().await;
+        let buffers = Buffers::default();
+        let writing = async {
+            peer.set_nodelay(true).unwrap();
+            for piece in bytes.chunks(step) {
+                if peer.write_all(piece).await.is_err() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+            peer.shutdown().await.unwrap();
+        };
+        let reading = async {
+            let mut messages = Vec::new();
+            let last = loop {
+                match source.message(3).await {
+                    Ok(Some(length)) => assert_eq!(source.remaining(), length),
+                    Ok(None) => break Ok(()),
+                    Err(fault) => break Err(fault),
+                }
+                // Each way to take bytes, in turn.
+                let mut message = Vec::new();
+                let mut fault = None;
+                let first = source.remaining().min(5);
+                message.extend_from_slice(&source.take(first).await.unwrap());
+                let mut filled = BytesMut::new();
+                let half = source.remaining() / 2;
+                match source.fill(&mut filled, half).await {
+                    Ok(()) => message.extend_from_slice(&filled),
+                    Err(error) => fault = Some(error),
+                }
+                while fault.is_none() && source.remaining() > 0 {
+                    match source.piece(usize::MAX, &buffers).await {
+                        Ok(piece) => message.extend_from_slice(&piece),
+                        Err(error) => fault = Some(error),
+                    }
+                }
+                if let Some(fault) = fault {
+                    break Err(fault);
+                }
+                messages.push(message);
+            };
+            drop(source);
+            (messages, last)
+        };
+        tokio::join!(writing, reading).1
+    }
+
+    #[tokio::test]
+    async fn messages_come_out_whole_however_they_are_cut() {
         let mut stream = Vec::new();
-        let long = vec![7; 70_000];
+        let long: Vec<u8> = (0..700_000u32).map(|at| (at % 251) as u8).collect();
         for message in [&b"a"[..], &[0x85; 300], &long] {
             stream.extend(header(message.len()).unwrap());
             stream.extend(message);
@@ -245,45 +365,54 @@ mod tests {
             stream.extend([0x85, 0, 0, 0]);
             stream.extend([0; 4]);
         }
-        for step in [1, 2, 3, 4, 5, 7, 303, 304, 305, 4096, stream.len()] {
-            let (messages, last) = all(&stream, step, 70_000);
-            assert_eq!(messages, [&b"a"[..], &[0x85; 300], &long], "by {step}");
-            assert_eq!(last.unwrap(), Taken::Missing(HEADER));
+        for step in [1000, 65_536, stream.len()] {
+            let (messages, last) = all(&stream, step).await;
+            assert!(messages == [&b"a"[..], &[0x85; 300], &long], "by {step}");
+            last.unwrap();
+        }
+        for step in [1, 2, 3, 4, 5, 7, 303, 304, 305] {
+            let (messages, last) = all(&stream[..320], step).await;
+            assert_eq!(messages, [&b"a"[..], &[0x85; 300]], "by {step}");
+            last.unwrap();
         }
     }
 
-    #[test]
-    fn what_is_missing_is_told() {
-        let missing = |bytes: &[u8]| all(bytes, bytes.len(), 100).1.unwrap();
-        assert_eq!(missing(&[0]), Taken::Missing(3));
-        assert_eq!(missing(&[0, 0, 0]), Taken::Missing(1));
-        assert_eq!(missing(&[0, 0, 0, 100]), Taken::Missing(100));
-        assert_eq!(missing(&[0, 0, 0, 100, 1]), Taken::Missing(99));
-    }
-
-    #[test]
-    fn a_length_is_believed_up_to_the_limit() {
-        let error = |bytes: &[u8], most| all(bytes, 4, most).1.unwrap_err().to_string();
-        for (frame, most) in [
-            (&[0, 0, 0, 101][..], 100),
-            (&[0, 0x01, 0, 0], 0xffff),
-            (&[0, 0xff, 0xff, 0xff], 0xff_fffe),
-        ] {
-            assert!(error(frame, most).starts_with("a message of "));
-        }
-        assert_eq!(
-            error(&[0, 0, 0, 101], 100),
-            "a message of 101 bytes, the other side takes at most 100"
+    #[tokio::test]
+    async fn bytes_that_are_passed_over_are_not_taken() {
+        let (mut source, mut peer) = pair().await;
+        let data: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
+        peer.write_all(&header(data.len()).unwrap()).await.unwrap();
+        let (read, written) = tokio::join!(
+            async {
+                source.message(10).await.unwrap();
+                assert_eq!(source.head()[..10], data[..10]);
+                source.skip(150_001).await.unwrap();
+                source.take(3).await.unwrap()
+            },
+            peer.write_all(&data)
         );
-        let fits = all(&[0, 0xff, 0xff, 0xff], 4, MAX_MESSAGE).1.unwrap();
-        assert_eq!(fits, Taken::Missing(MAX_MESSAGE as usize));
+        written.unwrap();
+        assert_eq!(read, data[150_001..150_004]);
+    }
+
+    #[tokio::test]
+    async fn what_ends_in_the_middle_is_cut_off() {
+        for bytes in [&[0][..], &[0, 0, 0], &[0, 0, 0, 100], &[0, 0, 0, 100, 1]] {
+            let (messages, last) = all(bytes, bytes.len()).await;
+            assert!(messages.is_empty());
+            assert!(matches!(last, Err(Fault::CutOff)), "{bytes:?}: {last:?}");
+        }
+    }
+
+    #[test]
+    fn a_length_has_three_bytes() {
         assert_eq!(header(0xff_ffff).unwrap(), [0, 0xff, 0xff, 0xff]);
         assert!(header(0x100_0000).is_err());
         assert!(header(usize::MAX).is_err());
     }
 
-    #[test]
-    fn strangers_are_named() {
+    #[tokio::test]
+    async fn strangers_are_named() {
         for (frame, says) in [
             (&b"GET / HTTP/1.1"[..], "begins with 0x47"),
             (&[0x81, 0, 0, 68], "NetBIOS session"),
@@ -291,7 +420,7 @@ mod tests {
             (&[0xff, b'S', b'M', b'B'], "begins with 0xff"),
             (&[0, 0, 0, 0, 1, 0, 0, 0], "begins with 0x01"),
         ] {
-            let error = all(frame, 1, 100).1.unwrap_err().to_string();
+            let error = all(frame, 1).await.1.unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }

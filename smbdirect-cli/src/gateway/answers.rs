@@ -1,0 +1,300 @@
+//! From the server to the client: answers, and what of their data goes by RDMA.
+//!
+//! ```text
+//!   TCP ── ClientChannel ── RDMA Write, message ── SMB Direct       placed as it comes
+//!   SMB Direct ── ServerChannel ── ClientChannel ── SMB Direct
+//!   SMB Direct ── ServerChannel ── message with data ── TCP
+//!   TCP ── pieces ── TCP
+//! ```
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes};
+use smbdirect::{Connection, Message, Token, Writing};
+use smbdirect_smb::{
+    ClientChannel,
+    client_channel::{Answer, Placement, Step},
+    server_channel,
+};
+
+use super::{
+    buffers::CHUNK,
+    exchange::Exchange,
+    memory::Grant,
+    peer::{Side, Sink, Source, Stop, longest},
+    requests::{Never, tcp_to_tcp},
+    tcp,
+};
+
+/// Carries answers until one side is over. All that was taken before has been handed over.
+pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
+    let ended = match (from, to) {
+        (Source::Tcp(server), Sink::SmbDirect(client)) => place(exchange, server, client).await,
+        (Source::SmbDirect(server), to) => from_memory(exchange, server, to).await,
+        (Source::Tcp(server), Sink::Tcp(client)) => {
+            let count = |length| exchange.counters.to_client(length);
+            tcp_to_tcp(exchange, server, client, Side::Server, count).await
+        }
+    };
+    match ended {
+        Ok(never) => match never {},
+        Err(stop) => stop,
+    }
+}
+
+/// Data that is on its way to the client's memory, oldest first.
+struct Placing<'a, 'b> {
+    exchange: &'a Exchange<'b>,
+    chunks: VecDeque<(Writing, Bytes, Grant)>,
+}
+
+impl Placing<'_, '_> {
+    /// Memory for another chunk: what is on its way lets go of its own if need be.
+    async fn take(&mut self, bytes: usize) -> Result<Grant, Stop> {
+        loop {
+            if let Some(grant) = self.exchange.answers.try_take(bytes) {
+                return Ok(grant);
+            }
+            if self.chunks.is_empty() {
+                return Ok(self.exchange.answers.take(bytes).await);
+            }
+            self.finish_one().await?;
+        }
+    }
+
+    /// Writes a chunk to the client's memory, behind those that are on their way.
+    async fn write(
+        &mut self,
+        client: &Connection,
+        chunk: Bytes,
+        placement: &Placement,
+        offset: usize,
+        grant: Grant,
+    ) -> Result<(), Stop> {
+        if self.chunks.len() >= CHUNKS_ON_THE_WAY {
+            self.finish_one().await?;
+        }
+        let writing = client.write(chunk.clone(), &placement.to, offset as u64);
+        self.chunks.push_back((writing, chunk, grant));
+        Ok(())
+    }
+
+    async fn finish_one(&mut self) -> Result<(), Stop> {
+        if let Some((writing, chunk, _grant)) = self.chunks.pop_front() {
+            writing.await.map_err(|fault| Stop::of_transfer(&fault))?;
+            self.exchange.buffers.give_chunk(chunk);
+        }
+        Ok(())
+    }
+}
+
+/// Most chunks on their way to the client's memory: one is read while others are sent.
+const CHUNKS_ON_THE_WAY: usize = 8;
+
+/// From a server without RDMA to the memory of a client with it.
+async fn place(
+    exchange: &Exchange<'_>,
+    server: &mut tcp::Source,
+    client: &Connection,
+) -> Result<Never, Stop> {
+    let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Server, &fault);
+    let most = longest(client);
+    let mut placing = Placing {
+        exchange,
+        chunks: VecDeque::new(),
+    };
+    loop {
+        let message = server.message(ClientChannel::ANSWER_HEAD).await;
+        let Some(length) = message.map_err(failed)? else {
+            return Err(Stop::Closed(Side::Server));
+        };
+        let answer = exchange.client_channel().answer(server.head(), length)?;
+        match answer {
+            Answer::Pass { invalidate } => {
+                if length > most {
+                    return Err(Stop::too_long(Side::Server, length, most as u32));
+                }
+                let _grant = placing.take(length).await?;
+                let mut pieces = Vec::new();
+                while server.remaining() > 0 {
+                    let piece = server.piece(length, &exchange.buffers).await;
+                    pieces.push(piece.map_err(failed)?);
+                }
+                let message = pieces.iter().cloned().collect();
+                send(exchange, client, message, invalidate).await?;
+                pieces
+                    .into_iter()
+                    .for_each(|piece| exchange.buffers.give_chunk(piece));
+            }
+            Answer::Place(placement) => {
+                let data = placement.data.clone();
+                server.skip(data.start).await.map_err(failed)?;
+                let mut placed = 0;
+                while placed < data.len() {
+                    let left = data.len() - placed;
+                    let grant = placing.take(left.min(CHUNK)).await?;
+                    let chunk = server.piece(left, &exchange.buffers).await;
+                    let chunk = chunk.map_err(failed)?;
+                    let length = chunk.len();
+                    placing
+                        .write(client, chunk, &placement, placed, grant)
+                        .await?;
+                    placed += length;
+                }
+                server.skip(server.remaining()).await.map_err(failed)?;
+                exchange.counters.read_by_rdma(data.len());
+                let Placement {
+                    reply, invalidate, ..
+                } = placement;
+                send_reply(exchange, client, reply.into(), invalidate, data.len()).await?;
+            }
+            Answer::Compound => {
+                let _grant = placing.take(length).await?;
+                let message = whole(exchange, server).await.map_err(failed)?;
+                take_steps(exchange, client, message).await?;
+            }
+        }
+        exchange.answered();
+    }
+}
+
+/// The rest of a message in one piece.
+async fn whole(exchange: &Exchange<'_>, source: &mut tcp::Source) -> Result<Bytes, tcp::Fault> {
+    let mut whole = exchange.region(source.remaining());
+    whole.clear();
+    source.fill(&mut whole, source.remaining()).await?;
+    Ok(whole.freeze())
+}
+
+/// Does what a compound answer asks for.
+async fn take_steps(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    message: Bytes,
+) -> Result<(), Stop> {
+    let steps = exchange.client_channel().compound_answer(message)?;
+    for step in steps {
+        match step {
+            Step::Place { data, to } => {
+                let length = data.len();
+                let written = client.write(data, &to, 0).await;
+                written.map_err(|fault| Stop::of_transfer(&fault))?;
+                exchange.counters.read_by_rdma(length);
+            }
+            Step::Send {
+                message,
+                invalidate,
+            } => send(exchange, client, message, invalidate).await?,
+        }
+    }
+    Ok(())
+}
+
+/// From memory that the server wrote to, to the client.
+async fn from_memory(
+    exchange: &Exchange<'_>,
+    server: &Connection,
+    to: &mut Sink,
+) -> Result<Never, Stop> {
+    loop {
+        let message = server.recv().await;
+        let message = message.map_err(|error| Stop::of(Side::Server, &error))?;
+        let message = message.into_bytes();
+        let answer = exchange.server_channel().answer(&message)?;
+        match answer {
+            server_channel::Answer::Pass => deliver(exchange, to, message.into()).await?,
+            server_channel::Answer::Done { message_id } => {
+                exchange.end_region(message_id).await?;
+                deliver(exchange, to, message.into()).await?;
+            }
+            server_channel::Answer::Data {
+                message_id,
+                head,
+                length,
+            } => {
+                let (buffer, _grant) = exchange.take_region(message_id).await?;
+                let buffer = buffer.freeze();
+                let data = buffer.slice(..length as usize);
+                deliver(exchange, to, [head, data].into_iter().collect()).await?;
+                exchange.buffers.give_shared_region(exchange.id, buffer);
+            }
+        }
+    }
+}
+
+/// An answer to a client of either kind.
+async fn deliver(exchange: &Exchange<'_>, to: &mut Sink, message: Message) -> Result<(), Stop> {
+    let length = message.len();
+    let client = match to {
+        Sink::SmbDirect(client) => client,
+        Sink::Tcp(client) => {
+            let sent = client.put(message).await;
+            sent.map_err(|fault| match fault {
+                tcp::Fault::TooLong { length, most } => Stop::too_long(Side::Server, length, most),
+                fault => Stop::of_tcp(Side::Client, &fault),
+            })?;
+            exchange.counters.to_client(length);
+            return Ok(());
+        }
+    };
+    let head = message
+        .clone()
+        .copy_to_bytes(length.min(ClientChannel::ANSWER_HEAD));
+    let answer = exchange.client_channel().answer(&head, length)?;
+    match answer {
+        Answer::Pass { invalidate } => send(exchange, client, message, invalidate).await?,
+        Answer::Place(placement) => {
+            let data = placement.data.clone();
+            let mut rest = message;
+            rest.advance(data.start);
+            let mut placed = 0;
+            let mut writing = Vec::new();
+            while placed < data.len() {
+                let length = rest.chunk().len().min(data.len() - placed);
+                let chunk = rest.copy_to_bytes(length);
+                writing.push(client.write(chunk, &placement.to, placed as u64));
+                placed += length;
+            }
+            exchange.counters.read_by_rdma(placed);
+            let Placement {
+                reply, invalidate, ..
+            } = placement;
+            send_reply(exchange, client, reply.into(), invalidate, placed).await?;
+            for writing in writing {
+                writing.await.map_err(|fault| Stop::of_transfer(&fault))?;
+            }
+        }
+        Answer::Compound => take_steps(exchange, client, message.into_bytes()).await?,
+    }
+    exchange.answered();
+    Ok(())
+}
+
+async fn send(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    message: Message,
+    invalidate: Option<Token>,
+) -> Result<(), Stop> {
+    send_reply(exchange, client, message, invalidate, 0).await
+}
+
+/// Sends a message for which `placed` bytes went before it.
+async fn send_reply(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    message: Message,
+    invalidate: Option<Token>,
+    placed: usize,
+) -> Result<(), Stop> {
+    let length = message.len();
+    let sending = match invalidate {
+        Some(token) => client.send_and_invalidate(message, token),
+        None => client.send(message),
+    };
+    let sending = sending.map_err(|error| Stop::of_send(Side::Server, Side::Client, error))?;
+    let sent = sending.await;
+    sent.map_err(|error| Stop::of(Side::Client, &error))?;
+    exchange.counters.to_client(length + placed);
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Buffers that are used again: memory that was just given back is in a cache, and needs no page of
+//! the system's.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use bytes::{Bytes, BytesMut};
+
+/// Bytes that are read from a socket, or from a client's memory, in one go: small enough to stay
+/// in a core's cache until they are sent, large enough to make system calls few.
+pub(super) const CHUNK: usize = 256 << 10;
+/// Smallest class of memory to register; each class is twice as large as the one before.
+const SMALLEST_REGION: usize = 64 << 10;
+/// Largest class of memory to register; larger memory is not kept.
+const LARGEST_REGION: usize = 16 << 20;
+/// Classes of memory to register.
+const CLASSES: usize = (LARGEST_REGION / SMALLEST_REGION).ilog2() as usize + 1;
+/// Most bytes of free buffers that are kept.
+const MAX_KEPT: usize = 32 << 20;
+
+/// Free buffers of all connections.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    /// Empty, with room for [`CHUNK`] bytes.
+    chunks: Mutex<Vec<BytesMut>>,
+    /// As long as their class says, with the session that had each.
+    regions: [Mutex<Vec<(u64, BytesMut)>>; CLASSES],
+    /// Bytes of all of them.
+    kept: AtomicUsize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Buffers {
+    /// An empty buffer with room for [`CHUNK`] bytes.
+    pub(super) fn chunk(&self) -> BytesMut {
+        let free = lock(&self.chunks).pop();
+        match free {
+            Some(chunk) => {
+                self.kept.fetch_sub(CHUNK, Relaxed);
+                chunk
+            }
+            None => BytesMut::with_capacity(CHUNK),
+        }
+    }
+
+    /// Takes back the memory of a chunk that nobody else has.
+    pub(super) fn give_chunk(&self, bytes: Bytes) {
+        let Ok(mut chunk) = bytes.try_into_mut() else {
+            return;
+        };
+        if chunk.capacity() < CHUNK || chunk.capacity() > 2 * CHUNK {
+            return;
+        }
+        chunk.clear();
+        if self.keep(CHUNK) {
+            lock(&self.chunks).push(chunk);
+        }
+    }
+
+    /// A buffer of `length` bytes for a session. What is in it is nothing of another session's.
+    pub(super) fn region(&self, session: u64, length: usize) -> BytesMut {
+        let Some(class) = class(length) else {
+            return BytesMut::zeroed(length);
+        };
+        let size = SMALLEST_REGION << class;
+        let mut free = lock(&self.regions[class]);
+        let own = free.iter().rposition(|&(owner, _)| owner == session);
+        let kept = match own {
+            Some(own) => Some(free.swap_remove(own)),
+            None => free.pop(),
+        };
+        drop(free);
+        let Some((_, mut region)) = kept else {
+            let mut region = BytesMut::zeroed(size);
+            region.truncate(length);
+            return region;
+        };
+        self.kept.fetch_sub(size, Relaxed);
+        region.truncate(length);
+        if own.is_none() {
+            region.fill(0);
+        }
+        region
+    }
+
+    /// Takes back the memory of a region.
+    pub(super) fn give_region(&self, session: u64, mut region: BytesMut) {
+        let capacity = region.capacity();
+        let Some(class) = class(region.len()) else {
+            return;
+        };
+        let size = SMALLEST_REGION << class;
+        if capacity < size {
+            return;
+        }
+        // Only what was cut off is written to.
+        region.resize(size, 0);
+        if self.keep(size) {
+            lock(&self.regions[class]).push((session, region));
+        }
+    }
+
+    /// Takes back the memory of a region that was shared, if nobody else has it any more.
+    pub(super) fn give_shared_region(&self, session: u64, bytes: Bytes) {
+        if let Ok(region) = bytes.try_into_mut() {
+            self.give_region(session, region);
+        }
+    }
+
+    /// Whether there is room to keep a buffer of this size.
+    fn keep(&self, size: usize) -> bool {
+        let fits = self.kept.fetch_add(size, Relaxed) + size <= MAX_KEPT;
+        if !fits {
+            self.kept.fetch_sub(size, Relaxed);
+        }
+        fits
+    }
+}
+
+/// Which regions have room for `length` bytes.
+fn class(length: usize) -> Option<usize> {
+    let size = length.max(SMALLEST_REGION).checked_next_power_of_two()?;
+    let class = (size / SMALLEST_REGION).ilog2() as usize;
+    (class < CLASSES).then_some(class)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again() {
+        let buffers = Buffers::default();
+        for length in [
+            1,
+            SMALLEST_REGION,
+            SMALLEST_REGION + 1,
+            8 << 20,
+            LARGEST_REGION,
+        ] {
+            let region = buffers.region(1, length);
+            assert_eq!(region.len(), length);
+            let at = region.as_ptr();
+            buffers.give_region(1, region);
+            let region = buffers.region(1, length - 1);
+            assert_eq!(region.as_ptr(), at, "{length}");
+            buffers.give_shared_region(1, region.freeze());
+            assert_eq!(buffers.region(1, length).as_ptr(), at, "{length}");
+        }
+        let mut chunk = buffers.chunk();
+        let at = chunk.as_ptr();
+        chunk.resize(CHUNK, 7);
+        let bytes = chunk.freeze();
+        let reader = bytes.clone();
+        buffers.give_chunk(bytes);
+        drop(reader);
+        assert_ne!(buffers.chunk().as_ptr(), at, "somebody still read it");
+        let mut chunk = buffers.chunk();
+        let at = chunk.as_ptr();
+        chunk.resize(CHUNK, 7);
+        buffers.give_chunk(chunk.freeze());
+        let chunk = buffers.chunk();
+        assert_eq!((chunk.as_ptr(), chunk.len()), (at, 0));
+    }
+
+    #[test]
+    fn a_region_has_nothing_of_another_session() {
+        let buffers = Buffers::default();
+        let mut region = buffers.region(1, 100_000);
+        region.fill(7);
+        let at = region.as_ptr();
+        buffers.give_region(1, region);
+        let region = buffers.region(2, 120_000);
+        assert_eq!(region.as_ptr(), at);
+        assert!(region.iter().all(|&byte| byte == 0));
+        let own = buffers.region(2, 100_000);
+        let own_at = own.as_ptr();
+        buffers.give_region(2, own);
+        buffers.give_region(1, region);
+        assert_eq!(buffers.region(2, 100_000).as_ptr(), own_at);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let buffers = Buffers::default();
+        for _ in 0..2 {
+            let regions: Vec<_> = (0..10).map(|_| buffers.region(1, 8 << 20)).collect();
+            regions
+                .into_iter()
+                .for_each(|region| buffers.give_region(1, region));
+        }
+        let kept = class(8 << 20).unwrap();
+        assert_eq!(lock(&buffers.regions[kept]).len(), MAX_KEPT / (8 << 20));
+        let large = buffers.region(1, LARGEST_REGION + 1);
+        assert_eq!(large.len(), LARGEST_REGION + 1);
+        buffers.give_region(1, large);
+    }
+}

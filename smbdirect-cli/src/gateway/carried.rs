@@ -1,0 +1,129 @@
+//! What went through, in one session or in all of them.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use serde::Serialize;
+
+use crate::report;
+
+/// Counters of one session, or of all.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) messages_to_server: AtomicU64,
+    pub(super) bytes_to_server: AtomicU64,
+    pub(super) messages_to_client: AtomicU64,
+    pub(super) bytes_to_client: AtomicU64,
+    pub(super) reads_by_rdma: AtomicU64,
+    pub(super) bytes_read_by_rdma: AtomicU64,
+    pub(super) writes_by_rdma: AtomicU64,
+    pub(super) bytes_written_by_rdma: AtomicU64,
+    pub(super) requests_passed: AtomicU64,
+    pub(super) requests_refused: AtomicU64,
+}
+
+/// The counters of a session together with those of all sessions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counters<'a>(pub(super) [&'a Counts; 2]);
+
+impl Counters<'_> {
+    fn add(self, counter: fn(&Counts) -> &AtomicU64, number: u64) {
+        for counts in self.0 {
+            counter(counts).fetch_add(number, Relaxed);
+        }
+    }
+
+    /// A message went to the server. Its length is that on the way to the server.
+    pub(super) fn to_server(self, length: usize) {
+        self.add(|counts| &counts.messages_to_server, 1);
+        self.add(|counts| &counts.bytes_to_server, length as u64);
+    }
+
+    /// A message of this length, with what was placed for it, went to the client.
+    pub(super) fn to_client(self, length: usize) {
+        self.add(|counts| &counts.messages_to_client, 1);
+        self.add(|counts| &counts.bytes_to_client, length as u64);
+    }
+
+    /// The data of a READ went by RDMA.
+    pub(super) fn read_by_rdma(self, length: usize) {
+        self.add(|counts| &counts.reads_by_rdma, 1);
+        self.add(|counts| &counts.bytes_read_by_rdma, length as u64);
+    }
+
+    /// The data of a WRITE went by RDMA.
+    pub(super) fn written_by_rdma(self, length: usize) {
+        self.add(|counts| &counts.writes_by_rdma, 1);
+        self.add(|counts| &counts.bytes_written_by_rdma, length as u64);
+    }
+
+    /// A message of the client went on unchanged.
+    pub(super) fn passed(self) {
+        self.add(|counts| &counts.requests_passed, 1);
+    }
+
+    /// A message of the client ended the connection.
+    pub(super) fn refused(self) {
+        self.add(|counts| &counts.requests_refused, 1);
+    }
+}
+
+impl Counts {
+    pub(super) fn carried(&self) -> Carried {
+        let now = |counter: &AtomicU64| counter.load(Relaxed);
+        Carried {
+            messages_to_server: now(&self.messages_to_server),
+            bytes_to_server: now(&self.bytes_to_server),
+            messages_to_client: now(&self.messages_to_client),
+            bytes_to_client: now(&self.bytes_to_client),
+            reads_by_rdma: now(&self.reads_by_rdma),
+            bytes_read_by_rdma: now(&self.bytes_read_by_rdma),
+            writes_by_rdma: now(&self.writes_by_rdma),
+            bytes_written_by_rdma: now(&self.bytes_written_by_rdma),
+            requests_passed: now(&self.requests_passed),
+            requests_refused: now(&self.requests_refused),
+        }
+    }
+}
+
+/// What went through, each way. Bytes are those of SMB messages and of the data that went by RDMA
+/// in their place.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Carried {
+    messages_to_server: u64,
+    bytes_to_server: u64,
+    messages_to_client: u64,
+    bytes_to_client: u64,
+    reads_by_rdma: u64,
+    bytes_read_by_rdma: u64,
+    writes_by_rdma: u64,
+    bytes_written_by_rdma: u64,
+    requests_passed: u64,
+    requests_refused: u64,
+}
+
+impl fmt::Display for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "to server {}, {}  to client {}, {}",
+            report::plural(self.messages_to_server, "message"),
+            report::bytes(self.bytes_to_server),
+            report::plural(self.messages_to_client, "message"),
+            report::bytes(self.bytes_to_client),
+        )?;
+        if self.reads_by_rdma + self.writes_by_rdma > 0 {
+            write!(
+                f,
+                "  by RDMA {}, {}, and {}, {}",
+                report::plural(self.reads_by_rdma, "READ"),
+                report::bytes(self.bytes_read_by_rdma),
+                report::plural(self.writes_by_rdma, "WRITE"),
+                report::bytes(self.bytes_written_by_rdma),
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! What both directions of a session share: which requests wait for their answer, and the memory
+//! that they hold.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::MemoryRegion;
+use smbdirect_smb::{
+    ClientChannel, ServerChannel,
+    smb2::{Command, Header},
+};
+use tokio::sync::Notify;
+
+use super::{
+    buffers::Buffers,
+    carried::Counters,
+    memory::{Grant, Share},
+    peer::{Side, Stop},
+};
+
+/// One session's state that requests and answers share.
+#[derive(Debug)]
+pub(super) struct Exchange<'a> {
+    pub(super) id: u64,
+    client_channel: Mutex<ClientChannel>,
+    /// A request with a channel was answered.
+    answered: Notify,
+    server_channel: Mutex<ServerChannel>,
+    /// Memory that the server may use, by the MessageId of its request.
+    regions: Mutex<HashMap<u64, Region>>,
+    pub(super) requests: Share,
+    pub(super) answers: Share,
+    pub(super) buffers: Arc<Buffers>,
+    pub(super) counters: Counters<'a>,
+}
+
+/// Memory that the server may use.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) region: MemoryRegion,
+    pub(super) grant: Grant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn new(
+        id: u64,
+        server_channel: ServerChannel,
+        requests: Share,
+        answers: Share,
+        buffers: Arc<Buffers>,
+        counters: Counters<'a>,
+    ) -> Self {
+        Self {
+            id,
+            client_channel: Mutex::new(ClientChannel::new()),
+            answered: Notify::new(),
+            server_channel: Mutex::new(server_channel),
+            regions: Mutex::new(HashMap::new()),
+            requests,
+            answers,
+            buffers,
+            counters,
+        }
+    }
+
+    /// The translator of a client with RDMA. Not to be held across a wait.
+    pub(super) fn client_channel(&self) -> MutexGuard<'_, ClientChannel> {
+        lock(&self.client_channel)
+    }
+
+    /// The translator of a server with RDMA. Not to be held across a wait.
+    pub(super) fn server_channel(&self) -> MutexGuard<'_, ServerChannel> {
+        lock(&self.server_channel)
+    }
+
+    /// Memory of `length` bytes, which holds nothing of another session's.
+    pub(super) fn region(&self, length: usize) -> BytesMut {
+        self.buffers.region(self.id, length)
+    }
+
+    /// Waits until another request with a channel can be remembered.
+    pub(super) async fn client_channel_room(&self) {
+        loop {
+            // Created before the look, so that no answer in between is missed.
+            let answered = self.answered.notified();
+            if self.client_channel().has_room() {
+                return;
+            }
+            answered.await;
+        }
+    }
+
+    /// An answer may have made room.
+    pub(super) fn answered(&self) {
+        self.answered.notify_one();
+    }
+
+    /// Remembers the memory of a request, and returns the request with the channel to it. `head` is
+    /// its beginning, and `length` that of all of it.
+    pub(super) fn expect_answer(&self, head: &[u8], length: usize, region: Region) -> Bytes {
+        let descriptors = [region.region.descriptor()];
+        let header = Header::decode(head).expect("the request was looked at before");
+        let described = descriptors[0].length as usize;
+        let mut channel = self.server_channel();
+        let request = if header.command == Command::READ {
+            self.counters.read_by_rdma(described);
+            channel.read_request(head, &descriptors)
+        } else {
+            self.counters.written_by_rdma(described);
+            channel.write_request(head, length, &descriptors)
+        };
+        drop(channel);
+        lock(&self.regions).insert(header.message_id, region);
+        request
+    }
+
+    /// Ends the server's access to the memory of a request, and takes it back.
+    pub(super) async fn take_region(&self, message_id: u64) -> Result<(BytesMut, Grant), Stop> {
+        let region = lock(&self.regions).remove(&message_id);
+        let Region { region, grant } = region.expect("what is answered has its memory");
+        let buffer = region.deregister().await;
+        let buffer = buffer.map_err(|error| Stop::Failed(Side::Server, error.to_string()))?;
+        Ok((buffer, grant))
+    }
+
+    /// The same for memory whose content is not needed any more.
+    pub(super) async fn end_region(&self, message_id: u64) -> Result<(), Stop> {
+        let (buffer, _grant) = self.take_region(message_id).await?;
+        self.buffers.give_region(self.id, buffer);
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! Memory for what is in hand: bounded for all connections together, with a fair part for each.
+//!
+//! Requests and answers have memory of their own, so that an answer, which lets go of what its
+//! request holds, never waits for a request. A connection takes no more than its part of what
+//! there is, unless it holds nothing: so any single request gets through, however many connections
+//! there are. Connections wait in the order in which they came.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+};
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// Memory is counted in units of this many bytes.
+const UNIT: usize = 4 << 10;
+/// Most bytes that one connection holds, however much there is: enough to keep its peers busy.
+const MAX_PART: usize = 32 << 20;
+
+/// Memory that connections share.
+#[derive(Debug)]
+pub(super) struct Memory {
+    free: Arc<Semaphore>,
+    units: u32,
+    shares: AtomicUsize,
+}
+
+impl Memory {
+    pub(super) fn new(bytes: u64) -> Arc<Self> {
+        let most = u64::from(u32::MAX).min(Semaphore::MAX_PERMITS as u64);
+        let units = (bytes / UNIT as u64).clamp(1, most) as u32;
+        Arc::new(Self {
+            free: Arc::new(Semaphore::new(units as usize)),
+            units,
+            shares: AtomicUsize::new(0),
+        })
+    }
+
+    /// A connection's share.
+    pub(super) fn share(self: &Arc<Self>) -> Share {
+        self.shares.fetch_add(1, Relaxed);
+        Share {
+            memory: self.clone(),
+            held: Arc::default(),
+        }
+    }
+}
+
+/// What one connection holds, and may hold.
+#[derive(Debug)]
+pub(super) struct Share {
+    memory: Arc<Memory>,
+    held: Arc<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    units: AtomicU32,
+    released: Notify,
+}
+
+/// Memory that a connection holds until this is dropped.
+#[derive(Debug)]
+pub(super) struct Grant {
+    _permit: OwnedSemaphorePermit,
+    held: Arc<Held>,
+    units: u32,
+}
+
+impl Share {
+    /// Takes memory for `bytes`, and waits for it where there is none. To be called by one task at
+    /// a time.
+    pub(super) async fn take(&self, bytes: usize) -> Grant {
+        let units = self.units(bytes);
+        loop {
+            // Created before the look, so that no release in between is missed.
+            let released = self.held.released.notified();
+            if self.has_room(units) {
+                break;
+            }
+            released.await;
+        }
+        let permit = self.memory.free.clone().acquire_many_owned(units).await;
+        self.granted(permit.expect("the semaphore is never closed"), units)
+    }
+
+    /// Takes memory for `bytes` if there is some.
+    pub(super) fn try_take(&self, bytes: usize) -> Option<Grant> {
+        let units = self.units(bytes);
+        if !self.has_room(units) {
+            return None;
+        }
+        let permit = self
+            .memory
+            .free
+            .clone()
+            .try_acquire_many_owned(units)
+            .ok()?;
+        Some(self.granted(permit, units))
+    }
+
+    fn units(&self, bytes: usize) -> u32 {
+        let units = bytes.div_ceil(UNIT).max(1);
+        // One request may be larger than all that there is; it then goes alone.
+        u32::try_from(units)
+            .unwrap_or(u32::MAX)
+            .min(self.memory.units)
+    }
+
+    fn has_room(&self, units: u32) -> bool {
+        let shares = self.memory.shares.load(Relaxed).max(1);
+        let part = (self.memory.units as usize / shares).min(MAX_PART / UNIT);
+        let held = self.held.units.load(Relaxed);
+        held == 0 || held as usize + units as usize <= part
+    }
+
+    fn granted(&self, permit: OwnedSemaphorePermit, units: u32) -> Grant {
+        self.held.units.fetch_add(units, Relaxed);
+        Grant {
+            _permit: permit,
+            held: self.held.clone(),
+            units,
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.memory.shares.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.held.units.fetch_sub(self.units, Relaxed);
+        self.held.released.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{pin::pin, task::Poll};
+
+    use super::*;
+
+    /// Whether there is memory now. A wait that began is given up.
+    fn takes(share: &Share, bytes: usize) -> Option<Grant> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut taking = pin!(share.take(bytes));
+            std::future::poll_fn(|context| {
+                Poll::Ready(match taking.as_mut().poll(context) {
+                    Poll::Ready(grant) => Some(grant),
+                    Poll::Pending => None,
+                })
+            })
+            .await
+        })
+    }
+
+    #[test]
+    fn each_connection_gets_its_part() {
+        let memory = Memory::new(16 << 20);
+        let (one, other) = (memory.share(), memory.share());
+        let first = takes(&one, 6 << 20).unwrap();
+        assert!(takes(&one, 3 << 20).is_none(), "half of 16 MiB is its part");
+        assert!(one.try_take(3 << 20).is_none());
+        let second = takes(&one, 2 << 20).unwrap();
+        let third = takes(&other, 8 << 20).unwrap();
+        assert!(takes(&other, 1).is_none());
+        drop((first, second));
+        assert!(takes(&other, 1).is_none(), "it holds its part");
+        drop(third);
+        assert!(takes(&other, 8 << 20).is_some());
+    }
+
+    #[test]
+    fn a_request_larger_than_the_part_goes_alone() {
+        let memory = Memory::new(8 << 20);
+        let shares: Vec<Share> = (0..100).map(|_| memory.share()).collect();
+        let grant = takes(&shares[0], 7 << 20).unwrap();
+        assert!(takes(&shares[0], 1).is_none());
+        assert!(takes(&shares[1], 7 << 20).is_none(), "all of it is in use");
+        drop(grant);
+        let all = takes(&shares[1], 100 << 20).unwrap();
+        assert!(takes(&shares[2], 1).is_none());
+        drop(all);
+        assert!(takes(&shares[2], 1).is_some());
+    }
+
+    #[test]
+    fn a_connection_that_is_gone_leaves_its_part_to_the_others() {
+        let memory = Memory::new(16 << 20);
+        let (one, other) = (memory.share(), memory.share());
+        let held = takes(&one, 1).unwrap();
+        assert!(takes(&one, 10 << 20).is_none());
+        drop(other);
+        assert!(takes(&one, 10 << 20).is_some());
+        drop(held);
+    }
+
+    #[tokio::test]
+    async fn a_release_wakes_who_waits() {
+        let memory = Memory::new(4 << 20);
+        let share = Arc::new(memory.share());
+        let grant = share.take(4 << 20).await;
+        let waiting = tokio::spawn({
+            let share = share.clone();
+            async move { share.take(4 << 20).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(grant);
+        drop(waiting.await.unwrap());
+    }
+}

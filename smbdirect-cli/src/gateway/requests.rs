@@ -1,0 +1,385 @@
+//! From the client to the server: requests, and what of their data goes by RDMA.
+//!
+//! ```text
+//!   SMB Direct ── ClientChannel ── pieces ── TCP               fetched ahead, sent in order
+//!   SMB Direct ── ClientChannel ── ServerChannel ── SMB Direct
+//!   TCP ── ServerChannel ── SMB Direct
+//!   TCP ── pieces ── TCP
+//! ```
+//!
+//! A message that is whole in hand, memory that data is read into and memory that is registered all
+//! count: where there is no memory left, no other request is taken from the client.
+
+use std::{collections::VecDeque, pin::pin};
+
+use bytes::{Buf, Bytes, BytesMut};
+use smbdirect::{Access, Connection, Message, Reading};
+use smbdirect_smb::{
+    ServerChannel,
+    client_channel::{Part, Request},
+    server_channel::Offload,
+};
+use tokio::sync::mpsc;
+
+use super::{
+    buffers::CHUNK,
+    exchange::{Exchange, Region},
+    memory::Grant,
+    peer::{Side, Sink, Source, Stop, longest},
+    tcp,
+};
+
+/// Pieces that wait to be sent to a TCP server. What they may hold of memory is limited apart.
+const PIECES_AHEAD: usize = 64;
+/// Bytes of the client's memory that are fetched by one read.
+const FETCHED_AT_ONCE: usize = 2 * CHUNK;
+/// A piece up to this size goes with the one behind it: the head of a request with its data.
+const GATHERED: usize = 4 << 10;
+/// A request whose data cannot be put elsewhere is read whole, for as much as its header may say.
+const MAX_DATA_OFFSET: usize = u16::MAX as usize;
+
+/// Carries requests until one side is over.
+pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
+    let ended = match (from, to) {
+        (Source::SmbDirect(client), Sink::Tcp(server)) => {
+            fetch_and_send(exchange, client, server).await
+        }
+        (Source::SmbDirect(client), Sink::SmbDirect(server)) => {
+            relay_rdma(exchange, client, server).await
+        }
+        (Source::Tcp(client), Sink::SmbDirect(server)) => offload(exchange, client, server).await,
+        (Source::Tcp(client), Sink::Tcp(server)) => {
+            let counters = exchange.counters;
+            tcp_to_tcp(exchange, client, server, Side::Client, |length| {
+                counters.to_server(length);
+                counters.passed();
+            })
+            .await
+        }
+    };
+    match ended {
+        Ok(never) => match never {},
+        Err(stop) => stop,
+    }
+}
+
+/// What never comes.
+pub(super) enum Never {}
+
+/// A piece of what goes to a TCP server.
+enum Piece {
+    /// A message of so many bytes begins.
+    Begin(usize),
+    /// These bytes.
+    Bytes(Message, Option<Grant>),
+    /// Bytes that are being read from the client's memory.
+    Fetched(Reading, Grant),
+}
+
+/// The next request of an SMB Direct client, once there is room to remember it.
+async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Request, Stop> {
+    exchange.client_channel_room().await;
+    let message = client.recv().await;
+    let message = message.map_err(|error| Stop::of(Side::Client, &error))?;
+    Ok(exchange.client_channel().request(message)?)
+}
+
+/// Takes requests and fetches their data, and sends what was taken before. At the end of the one,
+/// the other sends what is left.
+async fn fetch_and_send(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    server: &mut tcp::Sink,
+) -> Result<Never, Stop> {
+    let (pieces, waiting) = mpsc::channel(PIECES_AHEAD);
+    let mut sending = pin!(send_pieces(exchange, waiting, server));
+    let ended = tokio::select! {
+        ended = fetch(exchange, client, pieces) => ended,
+        sent = &mut sending => return Err(sent.err().unwrap_or(Stop::Here)),
+    };
+    // Why no more is taken says more than why the rest cannot be sent.
+    let _ = sending.await;
+    ended
+}
+
+/// Takes requests, and begins to read what they have the server write.
+async fn fetch(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    pieces: mpsc::Sender<Piece>,
+) -> Result<Never, Stop> {
+    // The other end lives as long as this one.
+    let put = async |piece| drop(pieces.send(piece).await);
+    loop {
+        match next_request(exchange, client).await? {
+            Request::Pass(message) => {
+                let length = message.len();
+                if length > tcp::MAX_MESSAGE as usize {
+                    return Err(Stop::too_long(Side::Client, length, tcp::MAX_MESSAGE));
+                }
+                let grant = exchange.requests.take(length).await;
+                put(Piece::Begin(length)).await;
+                put(Piece::Bytes(message, Some(grant))).await;
+                exchange.counters.passed();
+            }
+            Request::Translated(parts) => {
+                put(Piece::Begin(parts.iter().map(Part::len).sum())).await;
+                for part in parts {
+                    match part {
+                        Part::Bytes(bytes) => put(Piece::Bytes(bytes.into(), None)).await,
+                        Part::Remote { from, length } => {
+                            let length = length as usize;
+                            exchange.counters.written_by_rdma(length);
+                            for offset in (0..length).step_by(FETCHED_AT_ONCE) {
+                                let size = FETCHED_AT_ONCE.min(length - offset);
+                                let grant = exchange.requests.take(size).await;
+                                let into = exchange.region(size);
+                                let reading = client.read(&from, offset as u64, into);
+                                put(Piece::Fetched(reading, grant)).await;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sends pieces in order. A message whose data cannot be read stays unfinished, so that the server
+/// sees nothing of it.
+async fn send_pieces(
+    exchange: &Exchange<'_>,
+    mut pieces: mpsc::Receiver<Piece>,
+    server: &mut tcp::Sink,
+) -> Result<(), Stop> {
+    let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Server, &fault);
+    // Small pieces go with what follows them, in one call.
+    let mut small = VecDeque::new();
+    let mut missing = 0;
+    while let Some(piece) = pieces.recv().await {
+        match piece {
+            Piece::Begin(length) => {
+                missing = length;
+                let header = tcp::header(length).map_err(failed)?;
+                small.push_back(Bytes::copy_from_slice(&header));
+                exchange.counters.to_server(length);
+            }
+            Piece::Bytes(message, grant) => {
+                missing -= message.len();
+                let is_small = message.len() <= GATHERED && grant.is_none();
+                if is_small && missing > 0 {
+                    small.push_back(message.into_bytes());
+                } else {
+                    let before: Message = small.drain(..).collect();
+                    server.write(before.chain(message)).await.map_err(failed)?;
+                }
+            }
+            Piece::Fetched(reading, _grant) => {
+                let buffer = reading
+                    .await
+                    .map_err(|error| Stop::of_read(&error))?
+                    .freeze();
+                missing -= buffer.len();
+                let before: Message = small.drain(..).collect();
+                let whole = before.chain(buffer.clone());
+                server.write(whole).await.map_err(failed)?;
+                exchange.buffers.give_shared_region(exchange.id, buffer);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// From a client's memory to memory that the server reads, and the messages with it.
+async fn relay_rdma(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    server: &Connection,
+) -> Result<Never, Stop> {
+    loop {
+        let message = match next_request(exchange, client).await? {
+            Request::Pass(message) => {
+                exchange.counters.passed();
+                message
+            }
+            Request::Translated(parts) => {
+                let length = parts.iter().map(Part::len).sum();
+                let _grant = exchange.requests.take(length).await;
+                let mut whole = BytesMut::with_capacity(length);
+                for part in parts {
+                    match part {
+                        Part::Bytes(bytes) => whole.extend_from_slice(&bytes),
+                        Part::Remote { from, length } => {
+                            exchange.counters.written_by_rdma(length as usize);
+                            let into = exchange.region(length as usize);
+                            let read = client.read(&from, 0, into).await;
+                            let data = read.map_err(|error| Stop::of_read(&error))?;
+                            whole.extend_from_slice(&data);
+                            exchange.buffers.give_region(exchange.id, data);
+                        }
+                    }
+                }
+                whole.freeze().into()
+            }
+        };
+        // The parts of a message mean nothing to whoever looks into it.
+        let message = message.into_bytes();
+        let length = message.len();
+        let offload = exchange.server_channel().request(&message, length)?;
+        match offload {
+            Offload::Pass | Offload::Incomplete => {
+                send(exchange, server, message.into()).await?;
+            }
+            Offload::Read { length } => {
+                let region = register_read(exchange, server, length).await?;
+                send_with_region(exchange, server, &message, length as usize, region).await?;
+            }
+            Offload::Write { data } => {
+                let grant = exchange.requests.take(data.len()).await;
+                let mut buffer = exchange.region(data.len());
+                buffer.copy_from_slice(&message[data]);
+                let region = register(server, buffer, Access::REMOTE_READ, grant)?;
+                send_with_region(exchange, server, &message, length, region).await?;
+            }
+        }
+    }
+}
+
+/// From a client without RDMA to a server with it.
+async fn offload(
+    exchange: &Exchange<'_>,
+    client: &mut tcp::Source,
+    server: &Connection,
+) -> Result<Never, Stop> {
+    let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Client, &fault);
+    let most = longest(server);
+    loop {
+        let message = client.message(ServerChannel::REQUEST_HEAD).await;
+        let Some(length) = message.map_err(failed)? else {
+            return Err(Stop::Closed(Side::Client));
+        };
+        let offload = exchange.server_channel().request(client.head(), length)?;
+        match offload {
+            Offload::Pass | Offload::Incomplete => {
+                if length > most {
+                    return Err(Stop::too_long(Side::Client, length, most as u32));
+                }
+                let _grant = exchange.requests.take(length).await;
+                let message = whole(exchange, client).await.map_err(failed)?;
+                if offload == Offload::Incomplete {
+                    exchange.server_channel().request(&message, length)?;
+                }
+                exchange.counters.passed();
+                send(exchange, server, message.into()).await?;
+            }
+            Offload::Read { length: to_read } => {
+                if length > MAX_DATA_OFFSET {
+                    return Err(Stop::too_long(Side::Client, length, MAX_DATA_OFFSET as u32));
+                }
+                let message = client.take(length).await.map_err(failed)?;
+                let region = register_read(exchange, server, to_read).await?;
+                send_with_region(exchange, server, &message, length, region).await?;
+            }
+            Offload::Write { data } => {
+                let grant = exchange.requests.take(data.len()).await;
+                let head = client.take(data.start).await.map_err(failed)?;
+                let mut buffer = exchange.region(data.len());
+                buffer.clear();
+                client.fill(&mut buffer, data.len()).await.map_err(failed)?;
+                client.skip(client.remaining()).await.map_err(failed)?;
+                let region = register(server, buffer, Access::REMOTE_READ, grant)?;
+                send_with_region(exchange, server, &head, length, region).await?;
+            }
+        }
+    }
+}
+
+/// The rest of a message in one piece.
+async fn whole(exchange: &Exchange<'_>, source: &mut tcp::Source) -> Result<Bytes, tcp::Fault> {
+    let length = source.remaining();
+    if source.head().len() == length {
+        return source.take(length).await;
+    }
+    let mut whole = exchange.region(length);
+    whole.clear();
+    source.fill(&mut whole, length).await?;
+    Ok(whole.freeze())
+}
+
+async fn send(exchange: &Exchange<'_>, server: &Connection, message: Message) -> Result<(), Stop> {
+    let length = message.len();
+    let sending = server
+        .send(message)
+        .map_err(|error| Stop::of_send(Side::Client, Side::Server, error))?;
+    let sent = sending.await;
+    sent.map_err(|error| Stop::of(Side::Server, &error))?;
+    exchange.counters.to_server(length);
+    Ok(())
+}
+
+/// Memory for the server to write to.
+async fn register_read(
+    exchange: &Exchange<'_>,
+    server: &Connection,
+    length: u32,
+) -> Result<Region, Stop> {
+    let grant = exchange.requests.take(length as usize).await;
+    let buffer = exchange.region(length as usize);
+    register(server, buffer, Access::REMOTE_WRITE, grant)
+}
+
+fn register(
+    server: &Connection,
+    buffer: BytesMut,
+    access: Access,
+    grant: Grant,
+) -> Result<Region, Stop> {
+    let region = server
+        .register(buffer, access | Access::REMOTE_INVALIDATE)
+        .map_err(|error| Stop::Failed(Side::Server, error.to_string()))?;
+    Ok(Region { region, grant })
+}
+
+/// Sends a request with the channel to memory that was registered for it. `length` is that of the
+/// request with its data.
+async fn send_with_region(
+    exchange: &Exchange<'_>,
+    server: &Connection,
+    head: &[u8],
+    length: usize,
+    region: Region,
+) -> Result<(), Stop> {
+    let request = exchange.expect_answer(head, length, region);
+    send(exchange, server, request.into()).await
+}
+
+/// Messages from one TCP connection to another, in pieces.
+pub(super) async fn tcp_to_tcp(
+    exchange: &Exchange<'_>,
+    from: &mut tcp::Source,
+    to: &mut tcp::Sink,
+    side: Side,
+    count: impl Fn(usize),
+) -> Result<Never, Stop> {
+    let other = match side {
+        Side::Client => Side::Server,
+        Side::Server => Side::Client,
+    };
+    loop {
+        let length = from.message(0).await;
+        let length = length.map_err(|fault| Stop::of_tcp(side, &fault))?;
+        let Some(length) = length else {
+            return Err(Stop::Closed(side));
+        };
+        let header = tcp::header(length).map_err(|fault| Stop::of_tcp(side, &fault))?;
+        let mut before = Bytes::copy_from_slice(&header);
+        while from.remaining() > 0 {
+            let piece = from.piece(length, &exchange.buffers).await;
+            let piece = piece.map_err(|fault| Stop::of_tcp(side, &fault))?;
+            let written = to.write((&mut before).chain(piece.clone())).await;
+            written.map_err(|fault| Stop::of_tcp(other, &fault))?;
+            exchange.buffers.give_chunk(piece);
+        }
+        count(length);
+    }
+}
