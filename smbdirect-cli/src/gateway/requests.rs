@@ -228,11 +228,11 @@ async fn relay_rdma(
         let offload = exchange.server_channel().request(&message, length)?;
         match offload {
             Offload::Pass | Offload::Incomplete => {
-                send(exchange, server, message.into()).await?;
+                send(exchange, server, message.into(), length).await?;
             }
-            Offload::Read { length } => {
-                let region = register_read(exchange, server, length).await?;
-                send_with_region(exchange, server, &message, length as usize, region).await?;
+            Offload::Read { length: to_read } => {
+                let region = register_read(exchange, server, to_read).await?;
+                send_with_region(exchange, server, &message, length, region).await?;
             }
             Offload::Write { data } => {
                 let grant = exchange.requests.take(data.len()).await;
@@ -270,7 +270,7 @@ async fn offload(
                     exchange.server_channel().request(&message, length)?;
                 }
                 exchange.counters.passed();
-                send(exchange, server, message.into()).await?;
+                send(exchange, server, message.into(), length).await?;
             }
             Offload::Read { length: to_read } => {
                 if length > MAX_DATA_OFFSET {
@@ -350,7 +350,7 @@ async fn send_with_region(
     region: Region,
 ) -> Result<(), Stop> {
     let request = exchange.expect_answer(head, length, region);
-    send(exchange, server, request.into()).await
+    send(exchange, server, request.into(), length).await
 }
 
 /// Messages from one TCP connection to another, in pieces.

@@ -371,7 +371,7 @@ mod tests {
             last.unwrap();
         }
         for step in [1, 2, 3, 4, 5, 7, 303, 304, 305] {
-            let (messages, last) = all(&stream[..320], step).await;
+            let (messages, last) = all(&stream[..325], step).await;
             assert_eq!(messages, [&b"a"[..], &[0x85; 300]], "by {step}");
             last.unwrap();
         }
