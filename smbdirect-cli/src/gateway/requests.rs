@@ -306,8 +306,13 @@ async fn whole(exchange: &Exchange<'_>, source: &mut tcp::Source) -> Result<Byte
     Ok(whole.freeze())
 }
 
-async fn send(exchange: &Exchange<'_>, server: &Connection, message: Message) -> Result<(), Stop> {
-    let length = message.len();
+/// Sends a message, which with the data that is fetched for it has `length` bytes.
+async fn send(
+    exchange: &Exchange<'_>,
+    server: &Connection,
+    message: Message,
+    length: usize,
+) -> Result<(), Stop> {
     let sending = server
         .send(message)
         .map_err(|error| Stop::of_send(Side::Client, Side::Server, error))?;
