@@ -9,15 +9,19 @@
 //! whatever its status, invalidates the token of the request's first descriptor. All else passes
 //! byte for byte, and what could be translated wrongly is a [`Refusal`] or a [`ServerFault`].
 
-use std::{collections::HashMap, ops::Range};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{BufferDescriptorV1, Message, Token};
 
 use crate::{
     fault::{Refusal, ServerFault},
+    opaque::Opaque,
     smb2::{
-        Channel, Command, Element, Elements, Header, Malformed, Protocol, ReadRequest,
+        Channel, Command, Element, Elements, Flags, Header, Malformed, Protocol, ReadRequest,
         ReadResponse, WriteRequest, pad_to_element,
     },
 };
@@ -37,6 +41,7 @@ pub struct ClientChannel {
     pending: HashMap<u64, Pending>,
     /// Descriptors in `pending`.
     descriptors: usize,
+    opaque: Opaque,
 }
 
 /// A request with a channel that waits for its final answer.
@@ -89,6 +94,37 @@ impl Part {
     }
 }
 
+/// The parts of a translated request, as they come.
+#[derive(Debug, Default)]
+struct Translated {
+    parts: Vec<Part>,
+    length: u64,
+}
+
+impl Translated {
+    fn push(&mut self, part: Part) {
+        self.length += part.len() as u64;
+        self.parts.push(part);
+    }
+
+    /// Checks that a message to the server can have `more` bytes on top of those so far.
+    const fn check_length(&self, more: u64) -> Result<(), Refusal> {
+        let length = self.length + more;
+        if length > MAX_MESSAGE as u64 {
+            return Err(Refusal::TooLong {
+                length,
+                most: MAX_MESSAGE,
+            });
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Vec<Part>, Refusal> {
+        self.check_length(0)?;
+        Ok(self.parts)
+    }
+}
+
 /// What becomes of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -106,7 +142,7 @@ pub enum Answer {
 /// The data of a READ, and the answer without it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where the data is in the answer.
+    /// Where the data is in the answer; empty if there is none.
     pub data: Range<usize>,
     /// Where it goes, by RDMA Write from the beginning of these on.
     pub to: Vec<BufferDescriptorV1>,
@@ -121,7 +157,7 @@ pub struct Placement {
 pub enum Step {
     /// RDMA Write.
     Place {
-        /// The data.
+        /// The data, at least one byte.
         data: Bytes,
         /// Where it goes.
         to: Vec<BufferDescriptorV1>,
@@ -162,19 +198,21 @@ impl ClientChannel {
     pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
         // Where the parts of a message begin and end means nothing; most messages are one part.
         let seen = message.chunk().len();
-        let message = match seen < message.len() && seen < Header::LENGTH + 48 {
+        let message = match seen < message.len() && seen < ReadRequest::FIXED {
             true => message.into_bytes().into(),
             false => message,
         };
         let head = message.chunk();
-        if Protocol::of(head) != Protocol::Smb2 {
+        let protocol = Protocol::of(head);
+        self.opaque.request(protocol);
+        if protocol != Protocol::Smb2 {
             return Ok(Request::Pass(message));
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
             // It has no command that could ask for anything.
             Err(Malformed::TooShort { .. }) => return Ok(Request::Pass(message)),
-            Err(fault) => return Err(malformed(Command(0), fault)),
+            Err(fault) => return Err(Refusal::Header { fault }),
         };
         if header.next_command != 0 {
             return self.compound(message.into_bytes());
@@ -183,46 +221,51 @@ impl ClientChannel {
             header,
             place: 0..message.len(),
         };
-        if !element.moves_data() || channel(&element, head)? == Channel::None {
-            self.check_message_id(&header)?;
+        if channel(&element, head)? == Channel::None {
+            self.pass(&element, head)?;
             return Ok(Request::Pass(message));
         }
         let message = message.into_bytes();
-        let mut parts = Vec::new();
-        self.element(&element, &message, 0, &mut parts)?;
-        Ok(Request::Translated(parts))
+        let mut translated = Translated::default();
+        self.element(&element, &message, 0, &mut translated)?;
+        translated.finish().map(Request::Translated)
     }
 
     fn compound(&mut self, message: Bytes) -> Result<Request, Refusal> {
         let first = Header::decode(&message).map(|header| header.command);
         let command = first.unwrap_or(Command(0));
-        let elements: Vec<Element> = Elements::of(&message)
-            .collect::<Result<_, _>>()
-            .map_err(|fault| malformed(command, fault))?;
         let mut translates = false;
-        for element in &elements {
-            let bytes = &message[element.place.clone()];
-            translates |= element.moves_data() && channel(element, bytes)? != Channel::None;
+        for element in Elements::of(&message) {
+            let element = element.map_err(|fault| malformed(command, fault))?;
+            translates |= channel(&element, &message[element.place.clone()])? != Channel::None;
         }
-        if !translates {
-            for element in &elements {
-                self.check_message_id(&element.header)?;
-            }
-            return Ok(Request::Pass(message.into()));
-        }
-        let mut parts = Vec::new();
-        let last = elements.len() - 1;
-        for (index, element) in elements.iter().enumerate() {
+        let mut translated = Translated::default();
+        let mut message_ids = HashSet::new();
+        for element in Elements::of(&message).map_while(Result::ok) {
             let bytes = message.slice(element.place.clone());
-            if element.moves_data() && channel(element, &bytes)? != Channel::None {
-                let padding = usize::from(index < last);
-                self.element(element, &bytes, padding, &mut parts)?;
+            if translates {
+                check_unique(&element.header, &mut message_ids)?;
+            }
+            if channel(&element, &bytes)? == Channel::None {
+                self.pass(&element, &bytes)?;
+                translated.push(Part::Bytes(bytes));
             } else {
-                self.check_message_id(&element.header)?;
-                parts.push(Part::Bytes(bytes));
+                let padding = usize::from(element.place.end < message.len());
+                self.element(&element, &bytes, padding, &mut translated)?;
             }
         }
-        Ok(Request::Translated(parts))
+        match translates {
+            true => translated.finish().map(Request::Translated),
+            false => Ok(Request::Pass(message.into())),
+        }
+    }
+
+    /// Takes note of an element that goes to the server unchanged.
+    fn pass(&mut self, element: &Element, bytes: &[u8]) -> Result<(), Refusal> {
+        if element.header.command == Command::READ {
+            self.opaque.read(ReadRequest::flags_of(bytes));
+        }
+        self.check_message_id(&element.header)
     }
 
     /// Translates a READ or WRITE with a channel. With `padding` another element follows.
@@ -231,28 +274,24 @@ impl ClientChannel {
         element: &Element,
         bytes: &[u8],
         padding: usize,
-        parts: &mut Vec<Part>,
+        translated: &mut Translated,
     ) -> Result<(), Refusal> {
         self.check_message_id(&element.header)?;
         let command = element.header.command;
-        let (parts_of_this, pending) = match command {
+        let pending = match command {
             Command::READ => {
-                let request =
+                let mut request =
                     ReadRequest::decode(bytes).map_err(|fault| malformed(command, fault))?;
-                let channel = request.channel;
-                check(command, channel, request.length, &request.descriptors)?;
-                let mut request = request;
+                let (channel, length) = (request.channel, request.length);
+                check(command, channel, length, &request.descriptors)?;
                 let descriptors = std::mem::take(&mut request.descriptors);
-                let pending = Pending {
+                translated.push(read_inline(&element.header, request, padding));
+                Pending {
                     command,
-                    length: request.length,
+                    length,
                     invalidate: invalidated(channel, &descriptors),
                     descriptors,
-                };
-                (
-                    vec![read_inline(&element.header, request, padding)],
-                    pending,
-                )
+                }
             }
             _ => {
                 let request = WriteRequest::decode(bytes, bytes.len())
@@ -263,23 +302,32 @@ impl ClientChannel {
                     let length = request.data.len();
                     return Err(Refusal::DataAndChannel { length });
                 }
-                let so_far: usize = parts.iter().map(Part::len).sum();
-                if so_far + WriteRequest::FIXED + length as usize > MAX_MESSAGE {
-                    let most = MAX_MESSAGE - WriteRequest::FIXED;
-                    return Err(Refusal::TooLong { length, most });
+                // Before the sum of `usize` lengths, which 32 bits may not hold.
+                translated.check_length((WriteRequest::FIXED as u64) + u64::from(length))?;
+                let invalidate = invalidated(channel, &request.descriptors);
+                for part in write_inline(&element.header, request, padding) {
+                    translated.push(part);
                 }
-                let pending = Pending {
+                Pending {
                     command,
                     length,
                     descriptors: Vec::new(),
-                    invalidate: invalidated(channel, &request.descriptors),
-                };
-                (write_inline(&element.header, request, padding), pending)
+                    invalidate,
+                }
             }
         };
-        parts.extend(parts_of_this);
+        self.insert(element.header.message_id, pending)
+    }
+
+    fn insert(&mut self, message_id: u64, pending: Pending) -> Result<(), Refusal> {
         self.descriptors += pending.descriptors.len();
-        self.pending.insert(element.header.message_id, pending);
+        self.pending.insert(message_id, pending);
+        if self.pending.len() > MAX_PENDING || self.descriptors > MAX_DESCRIPTORS {
+            return Err(Refusal::TooMany {
+                requests: MAX_PENDING,
+                descriptors: MAX_DESCRIPTORS,
+            });
+        }
         Ok(())
     }
 
@@ -301,7 +349,12 @@ impl ClientChannel {
     /// The answer is not to be carried, and the connection is to end.
     pub fn answer(&mut self, head: &[u8], length: usize) -> Result<Answer, ServerFault> {
         let pass = Answer::Pass { invalidate: None };
-        if self.pending.is_empty() || Protocol::of(head) != Protocol::Smb2 {
+        if self.pending.is_empty() {
+            return Ok(pass);
+        }
+        let protocol = Protocol::of(head);
+        self.opaque.answer(protocol)?;
+        if protocol != Protocol::Smb2 {
             return Ok(pass);
         }
         let Ok(header) = Header::decode(head) else {
@@ -341,6 +394,7 @@ impl ClientChannel {
             .map_err(fault)?;
         let mut steps = Vec::new();
         let mut answers = Vec::new();
+        let mut placed = false;
         for element in elements {
             let bytes = message.slice(element.place);
             let header = element.header;
@@ -352,7 +406,10 @@ impl ClientChannel {
                 Some((data, reply)) => {
                     let to = pending.descriptors;
                     let data = bytes.slice(data);
-                    steps.push(Step::Place { data, to });
+                    placed = true;
+                    if !data.is_empty() {
+                        steps.push(Step::Place { data, to });
+                    }
                     reply
                 }
                 None => bytes,
@@ -367,7 +424,7 @@ impl ClientChannel {
                     invalidate,
                 });
             }
-        } else if tokens == 0 && steps.is_empty() {
+        } else if tokens == 0 && !placed {
             steps.push(Step::Send {
                 message: message.into(),
                 invalidate: None,
@@ -403,32 +460,30 @@ fn malformed(command: Command, fault: Malformed) -> Refusal {
     Refusal::Malformed { command, fault }
 }
 
-/// The channel of a READ or WRITE, of which at least the fixed part is in `head` if it is there.
-/// A channel where no byte may change is refused.
+/// The channel of an element, of which at least the fixed part of a READ or WRITE is in `head` if it
+/// is there. A channel where no byte may change is refused.
 fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
     let command = element.header.command;
-    // Both requests have Channel in the same bytes before the descriptors, and of the same size.
-    let at = match command {
-        Command::READ => 100,
-        _ => 96,
-    };
-    let minimum = WriteRequest::FIXED;
-    let field = head.get(at..at + 4).filter(|_| head.len() >= minimum);
-    let Some(field) = field.and_then(|field| field.first_chunk()) else {
-        return Err(malformed(
-            command,
-            Malformed::TooShort {
-                structure: "request",
-                minimum,
-                length: head.len(),
-            },
-        ));
-    };
-    let channel = Channel::from_number(u32::from_le_bytes(*field));
+    if !element.moves_data() {
+        return Ok(Channel::None);
+    }
+    let channel = Channel::of_request(command, head).map_err(|fault| malformed(command, fault))?;
     if channel != Channel::None && element.header.is_signed() {
         return Err(Refusal::Signed { command, channel });
     }
     Ok(channel)
+}
+
+/// Checks that no other request of a compound has the same MessageId. CANCEL names that of another
+/// request.
+fn check_unique(header: &Header, message_ids: &mut HashSet<u64>) -> Result<(), Refusal> {
+    if header.command != Command::CANCEL && !message_ids.insert(header.message_id) {
+        return Err(Refusal::Repeated {
+            command: header.command,
+            message_id: header.message_id,
+        });
+    }
+    Ok(())
 }
 
 /// Checks what the request says of its channel.
@@ -551,14 +606,18 @@ fn placement(
     Ok(Some((response.data, reply.freeze())))
 }
 
-/// An element of a compound as a message of its own.
+/// An element of a compound as a message of its own, which is related to no other element.
 fn alone(header: Header, element: Bytes) -> Result<Bytes, ServerFault> {
-    if header.next_command == 0 {
+    if header.next_command == 0 && !header.flags.contains(Flags::RELATED) {
         return Ok(element);
     }
     if header.is_signed() {
         return Err(ServerFault::Signed);
     }
+    let header = Header {
+        flags: Flags(header.flags.0 & !Flags::RELATED.0),
+        ..header
+    };
     let mut bytes = BytesMut::from(element);
     set_next_command(&header, 0, &mut bytes);
     Ok(bytes.freeze())

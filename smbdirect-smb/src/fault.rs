@@ -41,6 +41,12 @@ pub enum Refusal {
         /// How it is broken.
         fault: Malformed,
     },
+    /// A message that has the protocol identifier of SMB2 and is none.
+    #[error("a malformed message: {fault}")]
+    Header {
+        /// How its header is broken.
+        fault: Malformed,
+    },
     /// More bytes than the descriptors hold.
     #[error("a {command} of {length} bytes with descriptors for {described}")]
     BeyondDescriptors {
@@ -57,13 +63,25 @@ pub enum Refusal {
         /// Bytes in the message.
         length: usize,
     },
-    /// A WRITE that is longer than a message to the server can be.
-    #[error("a WRITE of {length} bytes, a message over TCP has at most {most}")]
+    /// A WRITE that, with its data, is longer than a message to the server can be.
+    #[error(
+        "a WRITE that takes a message of {length} bytes, a message over TCP has at most {most}"
+    )]
     TooLong {
-        /// Bytes to write.
-        length: u32,
+        /// Bytes of the message that the server would get.
+        length: u64,
         /// Most bytes of a message.
         most: usize,
+    },
+    /// A compound with more channels or descriptors than there is room for.
+    #[error(
+        "a compound with more than {requests} requests or {descriptors} descriptors to wait for"
+    )]
+    TooMany {
+        /// Most requests with a channel that may wait for their answer.
+        requests: usize,
+        /// Most descriptors that these may have together.
+        descriptors: usize,
     },
     /// A MessageId that is in use by a request with a channel.
     #[error("a {command} with MessageId {message_id}, which another request still has")]
@@ -88,6 +106,8 @@ impl Refusal {
             }
             Self::NoRdma { .. } => "have the client connect by SMB Direct: --from smbdirect",
             Self::Malformed { .. }
+            | Self::Header { .. }
+            | Self::TooMany { .. }
             | Self::BeyondDescriptors { .. }
             | Self::DataAndChannel { .. }
             | Self::Repeated { .. } => "the client breaks [MS-SMB2]; update it, or mount over TCP",
@@ -108,9 +128,17 @@ pub enum ServerFault {
         /// How the answer is broken.
         fault: Malformed,
     },
-    /// A signed answer to a request without a signature, whose bytes would have to change.
-    #[error("a signed answer to a READ that was not signed")]
+    /// A signed answer that would have to change: the data of a READ, or its place in a compound.
+    #[error("a signed answer to requests that were not signed")]
     Signed,
+    /// An encrypted answer to a client that has encrypted nothing. It can be the answer to a
+    /// request with a channel.
+    #[error("an encrypted answer to a client that does not encrypt")]
+    Encrypted,
+    /// A compressed answer to a client that has neither compressed a message nor asked for such an
+    /// answer. It can be the answer to a request with a channel.
+    #[error("a compressed answer to a client that did not ask for one")]
+    Compressed,
     /// More data than was asked for.
     #[error("{length} bytes of data for a READ of {requested}")]
     TooMuch {

@@ -18,7 +18,13 @@ pub mod server_channel;
 pub mod smb2;
 
 mod fault;
+mod opaque;
 
 pub use client_channel::ClientChannel;
 pub use fault::{Refusal, ServerFault};
 pub use server_channel::ServerChannel;
+
+#[cfg(test)]
+#[path = "../tests/common/messages.rs"]
+#[allow(dead_code, reason = "some of it is for the swarm")]
+mod messages;

@@ -17,6 +17,7 @@ use smbdirect::BufferDescriptorV1;
 
 use crate::{
     fault::{Refusal, ServerFault},
+    opaque::Opaque,
     smb2::{
         Channel, Command, DIALECT_3_0, DIALECT_3_0_2, Element, Elements, Header, Malformed,
         Protocol, ReadRequest, ReadResponse, WriteRequest, negotiated_dialect,
@@ -29,7 +30,12 @@ pub struct ServerChannel {
     settings: Settings,
     dialect: Option<u16>,
     pending: HashMap<u64, Pending>,
+    opaque: Opaque,
 }
+
+/// Most requests with a channel that wait for their answer: the credits that a server gives. Those
+/// of a client that sends more go to the server without a channel.
+const MAX_PENDING: usize = 8192;
 
 /// Which requests become RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +105,7 @@ impl ServerChannel {
             settings,
             dialect: None,
             pending: HashMap::new(),
+            opaque: Opaque::default(),
         }
     }
 
@@ -112,15 +119,17 @@ impl ServerChannel {
     ///
     /// # Errors
     /// It is not to be forwarded, and the connection is to end.
-    pub fn request(&self, head: &[u8], length: usize) -> Result<Offload, Refusal> {
-        if Protocol::of(head) != Protocol::Smb2 {
+    pub fn request(&mut self, head: &[u8], length: usize) -> Result<Offload, Refusal> {
+        let protocol = Protocol::of(head);
+        self.opaque.request(protocol);
+        if protocol != Protocol::Smb2 {
             return Ok(Offload::Pass);
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
             // It has no command that could ask for anything.
             Err(Malformed::TooShort { .. }) => return Ok(Offload::Pass),
-            Err(fault) => return Err(malformed(Command(0), fault)),
+            Err(fault) => return Err(Refusal::Header { fault }),
         };
         if header.next_command != 0 {
             if head.len() < length {
@@ -130,6 +139,7 @@ impl ServerChannel {
                 let element = element.map_err(|fault| malformed(header.command, fault))?;
                 let bytes = &head[element.place.clone()];
                 self.element(&element, bytes, bytes.len())?;
+                self.pass(&element, bytes);
             }
             return Ok(Offload::Pass);
         }
@@ -138,8 +148,21 @@ impl ServerChannel {
             place: 0..length,
         };
         let offload = self.element(&element, head, length)?;
-        let can = self.dialect.is_some_and(|dialect| dialect >= DIALECT_3_0) && !header.is_signed();
-        Ok(if can { offload } else { Offload::Pass })
+        let can = self.dialect.is_some_and(|dialect| dialect >= DIALECT_3_0)
+            && !header.is_signed()
+            && self.pending.len() < MAX_PENDING;
+        if !can || offload == Offload::Pass {
+            self.pass(&element, head);
+            return Ok(Offload::Pass);
+        }
+        Ok(offload)
+    }
+
+    /// Takes note of an element that goes to the server unchanged.
+    const fn pass(&mut self, element: &Element, bytes: &[u8]) {
+        if element.header.command.0 == Command::READ.0 {
+            self.opaque.read(ReadRequest::flags_of(bytes));
+        }
     }
 
     /// What an element could become, if it may be changed and stands alone.
@@ -152,27 +175,24 @@ impl ServerChannel {
                 message_id,
             });
         }
+        if !element.moves_data() {
+            return Ok(Offload::Pass);
+        }
         let malformed = |fault| malformed(command, fault);
-        let (channel, offload) = match command {
-            Command::READ => {
-                let request = ReadRequest::decode(head).map_err(malformed)?;
-                let length = request.length;
-                (request.channel, Offload::Read { length })
-            }
-            Command::WRITE => {
-                let request = WriteRequest::decode(head, length).map_err(malformed)?;
-                let data = request.data;
-                (request.channel, Offload::Write { data })
-            }
-            _ => return Ok(Offload::Pass),
-        };
+        // The descriptors need not be in `head`, so the channel is judged before they are read.
+        let channel = Channel::of_request(command, head).map_err(malformed)?;
         if channel != Channel::None {
             return Err(Refusal::NoRdma { command, channel });
         }
-        let size = match &offload {
-            Offload::Read { length } => *length as usize,
-            Offload::Write { data } => data.len(),
-            Offload::Pass | Offload::Incomplete => 0,
+        let (size, offload) = match command {
+            Command::READ => {
+                let length = ReadRequest::decode(head).map_err(malformed)?.length;
+                (length as usize, Offload::Read { length })
+            }
+            _ => {
+                let data = WriteRequest::decode(head, length).map_err(malformed)?.data;
+                (data.len(), Offload::Write { data })
+            }
         };
         let Settings {
             threshold,
@@ -254,6 +274,9 @@ impl ServerChannel {
     /// # Errors
     /// The answer is not to be carried, and the connection is to end.
     pub fn answer(&mut self, message: &[u8]) -> Result<Answer, ServerFault> {
+        if !self.pending.is_empty() {
+            self.opaque.answer(Protocol::of(message))?;
+        }
         let Ok(header) = Header::decode(message) else {
             return Ok(Answer::Pass);
         };
@@ -263,8 +286,13 @@ impl ServerChannel {
         if self.pending.is_empty() {
             return Ok(Answer::Pass);
         }
+        let malformed = |fault| ServerFault::Malformed {
+            command: header.command,
+            fault,
+        };
         if header.next_command != 0 {
-            for element in Elements::of(message).map_while(Result::ok) {
+            for element in Elements::of(message) {
+                let element = element.map_err(malformed)?;
                 if self.pending_for(&element.header).is_some() {
                     let command = element.header.command;
                     return Err(ServerFault::Compounded { command });
@@ -280,10 +308,6 @@ impl ServerChannel {
         if pending.command != Command::READ || header.is_error() {
             return Ok(Answer::Done { message_id });
         }
-        let malformed = |fault| ServerFault::Malformed {
-            command: header.command,
-            fault,
-        };
         let response = ReadResponse::decode(message, message.len()).map_err(malformed)?;
         let (inline, remaining) = (response.data.len(), response.data_remaining);
         if remaining == 0 {

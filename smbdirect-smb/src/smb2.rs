@@ -13,7 +13,7 @@ mod write;
 
 pub use channel::Channel;
 pub use element::{Element, Elements, pad_to_element};
-pub use header::{Command, Flags, Header, Protocol, STATUS_PENDING};
+pub use header::{Command, Flags, Header, Protocol, STATUS_BUFFER_OVERFLOW, STATUS_PENDING};
 pub use negotiate::{DIALECT_3_0, DIALECT_3_0_2, negotiated_dialect};
 pub use read::{ReadRequest, ReadResponse};
 pub use reader::Malformed;

@@ -5,7 +5,10 @@ use std::fmt;
 use bytes::BufMut;
 use smbdirect::BufferDescriptorV1;
 
-use super::reader::{Malformed, buffer};
+use super::{
+    header::{Command, Header},
+    reader::{Malformed, buffer},
+};
 
 /// Channel of a READ or WRITE ([MS-SMB2] 2.2.19, 2.2.21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +31,29 @@ impl Channel {
             1 => Self::RdmaV1,
             2 => Self::RdmaV1Invalidate,
             other => Self::Other(other),
+        }
+    }
+
+    /// Reads Channel of a READ or WRITE request of which `head` has at least the fixed part, or
+    /// all.
+    ///
+    /// # Errors
+    /// The request is shorter than its fixed part.
+    pub fn of_request(command: Command, head: &[u8]) -> Result<Self, Malformed> {
+        let at = match command {
+            Command::READ => 100,
+            _ => 96,
+        };
+        let field = head.get(at..).and_then(|rest| rest.first_chunk());
+        match field {
+            Some(&field) if head.len() >= REQUEST_FIXED => {
+                Ok(Self::from_number(u32::from_le_bytes(field)))
+            }
+            _ => Err(Malformed::TooShort {
+                structure: "request",
+                minimum: REQUEST_FIXED,
+                length: head.len(),
+            }),
         }
     }
 
@@ -54,6 +80,9 @@ impl fmt::Display for Channel {
     }
 }
 
+/// Bytes from the header to the Buffer, in READ and WRITE requests alike.
+pub(super) const REQUEST_FIXED: usize = Header::LENGTH + 48;
+
 /// Reads the descriptors of a READ or WRITE with a channel.
 pub(super) fn descriptors(
     field: &'static str,
@@ -65,7 +94,14 @@ pub(super) fn descriptors(
     if length == 0 {
         return Ok(Vec::new());
     }
-    let bytes = buffer(field, element, offset.into(), length.into())?;
+    let bytes = match usize::from(offset) < REQUEST_FIXED {
+        true => Err(Malformed::OutOfBounds {
+            field,
+            offset: offset.into(),
+            length: length.into(),
+        }),
+        false => buffer(field, element, offset.into(), length.into()),
+    }?;
     BufferDescriptorV1::decode_array(bytes).map_err(|_| Malformed::Descriptors {
         length: length.into(),
     })

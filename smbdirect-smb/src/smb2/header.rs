@@ -8,6 +8,9 @@ use super::reader::{Malformed, Reader};
 
 /// Status of an interim answer (STATUS_PENDING): the final one follows under the same MessageId.
 pub const STATUS_PENDING: u32 = 0x0000_0103;
+/// Status of a READ response that has the beginning of a longer message of a pipe
+/// (STATUS_BUFFER_OVERFLOW): a warning, and still a READ response.
+pub const STATUS_BUFFER_OVERFLOW: u32 = 0x8000_0005;
 
 /// What an SMB message is, by its first four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +61,7 @@ impl Command {
 }
 
 /// Names by number.
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 20] = [
     "NEGOTIATE",
     "SESSION_SETUP",
     "LOGOFF",
@@ -78,6 +81,7 @@ const NAMES: [&str; 19] = [
     "QUERY_INFO",
     "SET_INFO",
     "OPLOCK_BREAK",
+    "SERVER_TO_CLIENT_NOTIFICATION",
 ];
 
 impl fmt::Display for Command {
@@ -213,8 +217,9 @@ impl Header {
         self.is_response() && self.flags.contains(Flags::ASYNC) && self.status == STATUS_PENDING
     }
 
-    /// Whether Status is an error, so that the body is an ERROR response: severity 3.
+    /// Whether the body of a READ or WRITE answer is an ERROR response ([MS-SMB2] 3.3.4.4): Status
+    /// is an error or a warning, other than STATUS_BUFFER_OVERFLOW.
     pub const fn is_error(&self) -> bool {
-        self.status >> 30 == 3
+        self.status >> 31 == 1 && self.status != STATUS_BUFFER_OVERFLOW
     }
 }

@@ -38,10 +38,18 @@ impl ReadRequest {
     /// SMB2_READFLAG_REQUEST_COMPRESSED: the answer may come compressed.
     pub const REQUEST_COMPRESSED: u8 = 0x02;
     /// Bytes from the header to the Buffer.
-    pub const FIXED: usize = Header::LENGTH + 48;
+    pub const FIXED: usize = channel::REQUEST_FIXED;
 
     const STRUCTURE: &str = "READ request";
     const STRUCTURE_SIZE: u16 = 49;
+
+    /// Returns Flags of a request that has its fixed part.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub const fn flags_of(element: &[u8]) -> u8 {
+        element[Header::LENGTH + 3]
+    }
 
     /// Reads the body of an element. Descriptors are read only where there is a channel.
     ///

@@ -7,7 +7,6 @@ use smbdirect::BufferDescriptorV1;
 
 use super::{
     channel::{self, Channel},
-    header::Header,
     read::descriptors_length,
     reader::{Malformed, Reader},
 };
@@ -33,7 +32,7 @@ pub struct WriteRequest {
 
 impl WriteRequest {
     /// Bytes from the header to the Buffer.
-    pub const FIXED: usize = Header::LENGTH + 48;
+    pub const FIXED: usize = channel::REQUEST_FIXED;
 
     const STRUCTURE: &str = "WRITE request";
     const STRUCTURE_SIZE: u16 = 49;
