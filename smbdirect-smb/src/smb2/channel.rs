@@ -116,3 +116,47 @@ pub(super) fn encode_buffer(descriptors: &[BufferDescriptorV1], out: &mut impl B
         descriptor.encode(out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::*;
+
+    #[test]
+    fn channels_have_numbers_and_names() {
+        for (number, channel, name) in [
+            (0, Channel::None, "no channel"),
+            (1, Channel::RdmaV1, "channel RDMA_V1"),
+            (2, Channel::RdmaV1Invalidate, "channel RDMA_V1_INVALIDATE"),
+            (3, Channel::Other(3), "channel RDMA_TRANSFORM"),
+            (4, Channel::Other(4), "channel 4"),
+            (u32::MAX, Channel::Other(u32::MAX), "channel 4294967295"),
+        ] {
+            assert_eq!(Channel::from_number(number), channel);
+            assert_eq!(channel.number(), number);
+            assert_eq!(channel.to_string(), name);
+        }
+    }
+
+    #[test]
+    fn channel_is_found_without_the_descriptors() {
+        let descriptors = [descriptor(1, 2, 3)];
+        let read = read(1, 0, 3, V1_INVALIDATE, &descriptors);
+        let write = write_by_rdma(1, 0, 3, V1_INVALIDATE, &descriptors);
+        for (command, bytes) in [(Command::READ, read), (Command::WRITE, write)] {
+            for length in 0..bytes.len() {
+                let found = Channel::of_request(command, &bytes[..length]);
+                if length < 112 {
+                    let fault = Malformed::TooShort {
+                        structure: "request",
+                        minimum: 112,
+                        length,
+                    };
+                    assert_eq!(found, Err(fault));
+                } else {
+                    assert_eq!(found, Ok(Channel::RdmaV1Invalidate));
+                }
+            }
+        }
+    }
+}

@@ -83,3 +83,70 @@ impl Iterator for Elements<'_> {
 pub fn pad_to_element(message: &mut BytesMut) {
     message.resize(message.len().next_multiple_of(ALIGNMENT), 0);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::*;
+
+    fn places(message: &[u8]) -> Vec<Result<(u16, Range<usize>), Malformed>> {
+        Elements::of(message)
+            .map(|element| element.map(|element| (element.header.command.0, element.place)))
+            .collect()
+    }
+
+    #[test]
+    fn single_message_is_one_element() {
+        let message = other(header(ECHO, 1), &[4, 0, 0, 0, 9]);
+        assert_eq!(places(&message), [Ok((ECHO, 0..69))]);
+    }
+
+    #[test]
+    fn elements_have_their_padding() {
+        let message = compound(&[
+            other(header(CREATE, 1), &[1; 57]),
+            header(ECHO, 2),
+            other(header(CLOSE, 3), &[1; 3]),
+        ]);
+        let expected = [(CREATE, 0..128), (ECHO, 128..192), (CLOSE, 192..259)];
+        assert_eq!(places(&message), expected.map(Ok));
+    }
+
+    #[test]
+    fn data_is_moved_by_read_and_write() {
+        for (command, moves) in [(READ, true), (WRITE, true), (CREATE, false), (10, false)] {
+            let message = header(command, 1);
+            let element = Elements::of(&message).next().unwrap().unwrap();
+            assert_eq!(element.moves_data(), moves);
+        }
+    }
+
+    #[test]
+    fn walk_ends_after_a_next_command_that_leads_nowhere() {
+        let good = compound(&[header(ECHO, 1), header(ECHO, 2), header(ECHO, 3)]);
+        for next_command in [1_u32, 56, 60, 63, 65, 128, 136, u32::MAX] {
+            let message = with(good.clone(), 64 + 20, &next_command.to_le_bytes());
+            let fault = Malformed::NextCommand {
+                next_command,
+                length: 128,
+            };
+            assert_eq!(places(&message), [Ok((ECHO, 0..64)), Err(fault)]);
+        }
+        // It leads to where a header begins that is not there whole.
+        for length in 129..192 {
+            let found = places(&good[..length]);
+            assert_eq!(found.len(), 3);
+            assert!(found[..2].iter().all(Result::is_ok) && found[2].is_err());
+        }
+    }
+
+    #[test]
+    fn padding_ends_at_the_next_multiple_of_8() {
+        for (length, padded) in [(0, 0), (1, 8), (7, 8), (8, 8), (113, 120)] {
+            let mut message = BytesMut::from(&vec![0xff; length][..]);
+            pad_to_element(&mut message);
+            assert_eq!(message.len(), padded);
+            assert!(message[length..].iter().all(|&byte| byte == 0));
+        }
+    }
+}

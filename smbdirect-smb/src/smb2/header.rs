@@ -223,3 +223,165 @@ impl Header {
         self.status >> 31 == 1 && self.status != STATUS_BUFFER_OVERFLOW
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header in which every field differs, in the order of [MS-SMB2] 2.2.1.2.
+    const BYTES: [u8; 64] = [
+        0xfe, b'S', b'M', b'B', // ProtocolId
+        0x40, 0x00, // StructureSize
+        0x01, 0x02, // CreditCharge
+        0x05, 0x00, 0x00, 0x80, // Status
+        0x08, 0x00, // Command
+        0x03, 0x04, // CreditResponse
+        0x07, 0x00, 0x00, 0x10, // Flags
+        0x10, 0x11, 0x12, 0x13, // NextCommand
+        0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, // MessageId
+        0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, // AsyncId
+        0x40, 0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, // SessionId
+        0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x57, // Signature
+        0x58, 0x59, 0x5a, 0x5b, 0x5c, 0x5d, 0x5e, 0x5f,
+    ];
+
+    const HEADER: Header = Header {
+        credit_charge: 0x0201,
+        status: 0x8000_0005,
+        command: Command::READ,
+        credits: 0x0403,
+        flags: Flags(0x1000_0007),
+        next_command: 0x1312_1110,
+        message_id: 0x2726_2524_2322_2120,
+        tree_or_async_id: 0x3736_3534_3332_3130,
+        session_id: 0x4746_4544_4342_4140,
+        signature: [
+            0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5a, 0x5b, 0x5c, 0x5d,
+            0x5e, 0x5f,
+        ],
+    };
+
+    #[test]
+    fn header_is_the_same_in_both_directions() {
+        assert_eq!(Header::decode(&BYTES), Ok(HEADER));
+        assert_eq!(Header::decode(&[&BYTES[..], b"body"].concat()), Ok(HEADER));
+        let mut bytes = Vec::new();
+        HEADER.encode(&mut bytes);
+        assert_eq!(bytes, BYTES);
+    }
+
+    #[test]
+    fn every_truncation_is_too_short() {
+        for length in 0..64 {
+            let expected = match length {
+                0..4 => Malformed::ProtocolId,
+                _ => Malformed::TooShort {
+                    structure: "SMB2 header",
+                    minimum: 64,
+                    length,
+                },
+            };
+            assert_eq!(Header::decode(&BYTES[..length]), Err(expected));
+        }
+    }
+
+    #[test]
+    fn structure_size_is_64() {
+        for found in [0, 63, 65, 0x4000] {
+            let mut bytes = BYTES;
+            bytes[4..6].copy_from_slice(&u16::to_le_bytes(found));
+            let expected = Malformed::StructureSize {
+                structure: "SMB2 header",
+                expected: 64,
+                found,
+            };
+            assert_eq!(Header::decode(&bytes), Err(expected));
+        }
+    }
+
+    #[test]
+    fn protocols_are_told_by_four_bytes() {
+        for (bytes, protocol) in [
+            (&b"\xfeSMB"[..], Protocol::Smb2),
+            (b"\xfdSMBx", Protocol::Encrypted),
+            (b"\xfcSMB", Protocol::Compressed),
+            (b"\xffSMB", Protocol::Smb1),
+            (b"\xfeSM", Protocol::Unknown),
+            (b"", Protocol::Unknown),
+            (b"\xfbSMB", Protocol::Unknown),
+            (b"\xfeSMb", Protocol::Unknown),
+        ] {
+            assert_eq!(Protocol::of(bytes), protocol);
+        }
+        let mut bytes = BYTES;
+        bytes[0] = 0xfd;
+        assert_eq!(Header::decode(&bytes), Err(Malformed::ProtocolId));
+    }
+
+    #[test]
+    fn only_async_responses_with_status_pending_are_interim() {
+        for (flags, status, interim) in [
+            (3, STATUS_PENDING, true),
+            (1, STATUS_PENDING, false),
+            (2, STATUS_PENDING, false),
+            (3, 0, false),
+            (0xf, STATUS_PENDING, true),
+        ] {
+            let flags = Flags(flags);
+            let header = Header {
+                flags,
+                status,
+                ..HEADER
+            };
+            assert_eq!(header.is_interim(), interim, "{flags:?} {status:x}");
+        }
+    }
+
+    #[test]
+    fn errors_and_warnings_but_for_buffer_overflow_are_errors() {
+        for (status, error) in [
+            (0, false),
+            (STATUS_PENDING, false),
+            (0x4000_0000, false),
+            (STATUS_BUFFER_OVERFLOW, false),
+            (0x8000_0006, true),
+            (0xc000_0005, true),
+            (0xffff_ffff, true),
+        ] {
+            assert_eq!(Header { status, ..HEADER }.is_error(), error, "{status:x}");
+        }
+    }
+
+    #[test]
+    fn flags_are_their_bits() {
+        let flags = Flags::RESPONSE | Flags::SIGNED;
+        assert_eq!(flags, Flags(9));
+        assert!(flags.contains(Flags::SIGNED) && !flags.contains(Flags(3)));
+        let header = Header { flags, ..HEADER };
+        assert!(header.is_response() && header.is_signed());
+        assert!(
+            !Header {
+                flags: Flags(6),
+                ..HEADER
+            }
+            .is_signed()
+        );
+    }
+
+    #[test]
+    fn commands_have_their_names() {
+        for (command, name) in [
+            (Command::NEGOTIATE, "NEGOTIATE"),
+            (Command::READ, "READ"),
+            (Command::WRITE, "WRITE"),
+            (Command::CANCEL, "CANCEL"),
+            (Command(0x0012), "OPLOCK_BREAK"),
+            (Command(0x0013), "SERVER_TO_CLIENT_NOTIFICATION"),
+            (Command(0x0014), "command 0x0014"),
+            (Command(0xffff), "command 0xffff"),
+        ] {
+            assert_eq!(command.to_string(), name);
+        }
+        assert_eq!(Command(0x0014).name(), None);
+    }
+}

@@ -169,3 +169,175 @@ impl ReadResponse {
         buffer("the data", element, self.data.start as u32, length)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::*;
+
+    /// Body of a READ request for 65536 bytes with one descriptor, in the order of 2.2.19.
+    #[rustfmt::skip]
+    const BODY: [u8; 64] = [
+        0x31, 0x00, // StructureSize
+        0x50, // Padding
+        0x01, // Flags
+        0x00, 0x00, 0x01, 0x00, // Length
+        0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01, // Offset
+        0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, // FileId
+        0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,
+        0x21, 0x22, 0x23, 0x24, // MinimumCount
+        0x02, 0x00, 0x00, 0x00, // Channel
+        0x31, 0x32, 0x33, 0x34, // RemainingBytes
+        0x70, 0x00, // ReadChannelInfoOffset
+        0x10, 0x00, // ReadChannelInfoLength
+        0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x41, // Offset of the descriptor
+        0x54, 0x53, 0x52, 0x51, // Token
+        0x00, 0x00, 0x02, 0x00, // Length
+    ];
+
+    fn request() -> ReadRequest {
+        ReadRequest {
+            padding: 0x50,
+            flags: 0x01,
+            length: 65_536,
+            offset: 0x0102_0304_0506_0708,
+            file_id: std::array::from_fn(|at| 0x10 + at as u8),
+            minimum_count: 0x2423_2221,
+            channel: Channel::RdmaV1Invalidate,
+            remaining_bytes: 0x3433_3231,
+            descriptors: vec![descriptor(0x4142_4344_4546_4748, 0x5152_5354, 0x0002_0000)],
+        }
+    }
+
+    fn element(body: &[u8]) -> Vec<u8> {
+        other(header(READ, 1), body)
+    }
+
+    #[test]
+    fn request_is_the_same_in_both_directions() {
+        assert_eq!(ReadRequest::decode(&element(&BODY)), Ok(request()));
+        let mut bytes = Vec::new();
+        request().encode(&mut bytes);
+        assert_eq!(bytes, BODY);
+        assert_eq!(ReadRequest::flags_of(&element(&BODY)), 0x01);
+    }
+
+    #[test]
+    fn request_without_a_channel_has_a_buffer_of_one_byte() {
+        let mut body = BODY[..49].to_vec();
+        put(&mut body, 36, &[0; 13]);
+        let request = ReadRequest {
+            channel: Channel::None,
+            remaining_bytes: 0,
+            descriptors: Vec::new(),
+            ..request()
+        };
+        assert_eq!(ReadRequest::decode(&element(&body)), Ok(request.clone()));
+        // The byte may be missing, and fields without a meaning may have any value.
+        assert_eq!(
+            ReadRequest::decode(&element(&body[..48])),
+            Ok(request.clone())
+        );
+        let anything = with(body.clone(), 44, &[0xff; 4]);
+        assert_eq!(
+            ReadRequest::decode(&element(&anything)),
+            Ok(request.clone())
+        );
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        assert_eq!(bytes, body);
+    }
+
+    #[test]
+    fn every_truncation_of_a_request_is_an_error() {
+        let element = element(&BODY);
+        for length in 0..element.len() {
+            assert!(ReadRequest::decode(&element[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn structure_sizes_are_checked() {
+        let request = with(element(&BODY), 64, &[50, 0]);
+        let fault = |structure, expected, found| Malformed::StructureSize {
+            structure,
+            expected,
+            found,
+        };
+        let error = ReadRequest::decode(&request).unwrap_err();
+        assert_eq!(error, fault("READ request", 49, 50));
+        let response = error_of_response(&with(read_answer(1, b"x", 0), 64, &[9, 0]));
+        assert_eq!(response, fault("READ response", 17, 9));
+    }
+
+    fn error_of_response(element: &[u8]) -> Malformed {
+        ReadResponse::decode(element, element.len()).unwrap_err()
+    }
+
+    #[rustfmt::skip]
+    const RESPONSE_BODY: [u8; 16] = [
+        0x11, 0x00, // StructureSize
+        0x50, // DataOffset
+        0x00, // Reserved
+        0x03, 0x00, 0x00, 0x00, // DataLength
+        0x04, 0x03, 0x02, 0x01, // DataRemaining
+        0x08, 0x07, 0x06, 0x05, // Flags
+    ];
+
+    #[test]
+    fn response_is_the_same_in_both_directions() {
+        let mut bytes = Vec::new();
+        ReadResponse::encode(3, 0x0102_0304, 0x0506_0708, &mut bytes);
+        assert_eq!(bytes, RESPONSE_BODY);
+        let element = other(element(&bytes), b"abc");
+        let expected = ReadResponse {
+            data: 80..83,
+            data_remaining: 0x0102_0304,
+            flags: 0x0506_0708,
+        };
+        let response = ReadResponse::decode(&element, element.len()).unwrap();
+        assert_eq!(response, expected);
+        assert_eq!(response.data(&element), Ok(&b"abc"[..]));
+        // The data need not be there to be found.
+        assert_eq!(ReadResponse::decode(&element[..80], 83), Ok(expected));
+        assert!(response.data(&element[..82]).is_err());
+    }
+
+    #[test]
+    fn response_without_data_needs_no_data_offset() {
+        for data_offset in [0, 79, 80, 255] {
+            let element = with(read_answer(1, &[], 7), 66, &[data_offset]);
+            let response = ReadResponse::decode(&element, 80).unwrap();
+            assert_eq!((response.data, response.data_remaining), (0..0, 7));
+        }
+    }
+
+    #[test]
+    fn data_of_a_response_lies_behind_its_fixed_part_and_in_the_element() {
+        let element = read_answer(1, b"abc", 0);
+        for length in 0..element.len() {
+            let head = &element[..length.min(80)];
+            assert!(ReadResponse::decode(head, length).is_err());
+        }
+        for (at, bytes) in [
+            (66, &[79_u8][..]),
+            (66, &[81]),
+            (68, &[4]),
+            (68, &[0xff; 4]),
+        ] {
+            let fault = error_of_response(&with(element.clone(), at, bytes));
+            assert!(matches!(fault, Malformed::OutOfBounds { .. }));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "4095 descriptors")]
+    fn request_with_more_descriptors_than_fit_panics() {
+        let descriptors = vec![descriptor(0, 0, 1); 4096];
+        let request = ReadRequest {
+            descriptors,
+            ..request()
+        };
+        request.encode(&mut Vec::new());
+    }
+}

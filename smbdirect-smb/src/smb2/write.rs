@@ -122,3 +122,120 @@ impl WriteRequest {
         out.put_u32_le(self.flags);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::*;
+
+    #[rustfmt::skip]
+    const BODY: [u8; 64] = [
+        0x31, 0x00, // StructureSize
+        0x00, 0x00, // DataOffset
+        0x00, 0x00, 0x00, 0x00, // Length
+        0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01, // Offset
+        0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, // FileId
+        0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,
+        0x01, 0x00, 0x00, 0x00, // Channel
+        0x31, 0x32, 0x33, 0x34, // RemainingBytes
+        0x70, 0x00, // WriteChannelInfoOffset
+        0x10, 0x00, // WriteChannelInfoLength
+        0x03, 0x00, 0x00, 0x00, // Flags
+        0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x41, // Offset of the descriptor
+        0x54, 0x53, 0x52, 0x51, // Token
+        0x00, 0x00, 0x02, 0x00, // Length
+    ];
+
+    fn request() -> WriteRequest {
+        WriteRequest {
+            data: 0..0,
+            offset: 0x0102_0304_0506_0708,
+            file_id: std::array::from_fn(|at| 0x10 + at as u8),
+            channel: Channel::RdmaV1,
+            remaining_bytes: 0x3433_3231,
+            flags: 3,
+            descriptors: vec![descriptor(0x4142_4344_4546_4748, 0x5152_5354, 0x0002_0000)],
+        }
+    }
+
+    fn element(body: &[u8]) -> Vec<u8> {
+        other(header(WRITE, 1), body)
+    }
+
+    #[test]
+    fn request_by_rdma_is_the_same_in_both_directions() {
+        let element = element(&BODY);
+        assert_eq!(WriteRequest::decode(&element, element.len()), Ok(request()));
+        let mut bytes = Vec::new();
+        request().encode_channel(&mut bytes);
+        assert_eq!(bytes, BODY);
+    }
+
+    #[test]
+    fn request_with_its_data_is_the_same_in_both_directions() {
+        let mut body = BODY[..48].to_vec();
+        put(&mut body, 2, &[0x70, 0, 3, 0, 0, 0]);
+        put(&mut body, 32, &[0; 12]);
+        let mut bytes = Vec::new();
+        request().encode_inline(3, &mut bytes);
+        assert_eq!(bytes, body);
+        let element = element(&[&body[..], b"abc"].concat());
+        let expected = WriteRequest {
+            data: 112..115,
+            channel: Channel::None,
+            remaining_bytes: 0,
+            descriptors: Vec::new(),
+            ..request()
+        };
+        assert_eq!(WriteRequest::decode(&element, 115), Ok(expected.clone()));
+        // The data need not be there to be found.
+        assert_eq!(WriteRequest::decode(&element[..112], 115), Ok(expected));
+    }
+
+    #[test]
+    fn request_for_no_bytes_has_a_buffer_of_one_byte() {
+        let mut bytes = Vec::new();
+        request().encode_inline(0, &mut bytes);
+        assert_eq!(bytes.len(), 49);
+        let element = element(&bytes);
+        assert_eq!(WriteRequest::decode(&element, 113).unwrap().data, 0..0);
+    }
+
+    #[test]
+    fn every_truncation_is_an_error() {
+        for element in [element(&BODY), write(1, 0, b"abc")] {
+            for length in 0..element.len() {
+                let head = &element[..length];
+                assert!(WriteRequest::decode(head, length).is_err(), "{length}");
+            }
+        }
+    }
+
+    #[test]
+    fn structure_size_is_checked() {
+        let element = with(element(&BODY), 64, &[48, 0]);
+        let fault = WriteRequest::decode(&element, element.len());
+        let expected = Malformed::StructureSize {
+            structure: "WRITE request",
+            expected: 49,
+            found: 48,
+        };
+        assert_eq!(fault, Err(expected));
+    }
+
+    #[test]
+    fn data_lies_behind_the_fixed_part_and_in_the_element() {
+        let element = write(1, 0, b"abc");
+        for (at, bytes) in [
+            (66, &[111_u8, 0][..]),
+            (66, &[113, 0]),
+            (66, &[0xff; 2]),
+            (68, &[4]),
+            (68, &[0xff; 4]),
+        ] {
+            let element = with(element.clone(), at, bytes);
+            let fault = WriteRequest::decode(&element, element.len());
+            assert!(matches!(fault, Err(Malformed::OutOfBounds { .. })));
+        }
+    }
+}
