@@ -357,9 +357,7 @@ impl ClientChannel {
         if protocol != Protocol::Smb2 {
             return Ok(pass);
         }
-        let Ok(header) = Header::decode(head) else {
-            return Ok(pass);
-        };
+        let header = Header::decode(head).map_err(|fault| ServerFault::Header { fault })?;
         if header.next_command != 0 {
             return Ok(Answer::Compound);
         }
@@ -440,9 +438,10 @@ impl ClientChannel {
         Ok(steps)
     }
 
-    /// The request that `header` is the final answer to.
+    /// The request that `header` is the final answer to. It need not have SMB2_FLAGS_SERVER_TO_REDIR,
+    /// for a client may not look at it.
     fn take_pending(&mut self, header: &Header) -> Option<Pending> {
-        if !header.is_response() || header.is_interim() {
+        if header.is_interim() {
             return None;
         }
         let pending = self.pending.get(&header.message_id)?;

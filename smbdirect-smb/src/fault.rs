@@ -120,6 +120,13 @@ impl Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ServerFault {
+    /// A message that has the protocol identifier of SMB2 and is none. It can be the answer to a
+    /// request with a channel.
+    #[error("a malformed answer: {fault}")]
+    Header {
+        /// How its header is broken.
+        fault: Malformed,
+    },
     /// The structure is broken.
     #[error("a malformed answer to {command}: {fault}")]
     Malformed {

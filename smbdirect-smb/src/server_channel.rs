@@ -274,11 +274,17 @@ impl ServerChannel {
     /// # Errors
     /// The answer is not to be carried, and the connection is to end.
     pub fn answer(&mut self, message: &[u8]) -> Result<Answer, ServerFault> {
+        let protocol = Protocol::of(message);
         if !self.pending.is_empty() {
-            self.opaque.answer(Protocol::of(message))?;
+            self.opaque.answer(protocol)?;
         }
-        let Ok(header) = Header::decode(message) else {
+        if protocol != Protocol::Smb2 {
             return Ok(Answer::Pass);
+        }
+        let header = match Header::decode(message) {
+            Ok(header) => header,
+            Err(_) if self.pending.is_empty() => return Ok(Answer::Pass),
+            Err(fault) => return Err(ServerFault::Header { fault }),
         };
         if let Some(dialect) = negotiated_dialect(&header, message) {
             self.dialect = Some(dialect);
@@ -336,9 +342,10 @@ impl ServerChannel {
         })
     }
 
-    /// The request that `header` is the final answer to.
+    /// The request that `header` is the final answer to. It need not have SMB2_FLAGS_SERVER_TO_REDIR,
+    /// for a client may not look at it.
     fn pending_for(&self, header: &Header) -> Option<Pending> {
-        if !header.is_response() || header.is_interim() {
+        if header.is_interim() {
             return None;
         }
         let pending = self.pending.get(&header.message_id)?;

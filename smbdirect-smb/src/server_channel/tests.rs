@@ -297,18 +297,38 @@ fn answers_to_other_requests_pass() {
         read_answer(6, &[], 100),
         // An oplock break.
         other(answer(18, u64::MAX, SUCCESS), &[24; 24]),
-        // No answer.
-        read(u64::MAX, 0, 10, 0, &[]),
         compound(&[
             read_answer(6, b"inline", 0),
             error(CREATE, 5, END_OF_FILE),
             interim(READ, u64::MAX),
         ]),
         Vec::new(),
-        answer(READ, u64::MAX, SUCCESS)[..63].to_vec(),
     ] {
         assert_eq!(server.answer(&bytes), Ok(Answer::Pass));
         assert_eq!(server.pending(), 1);
+    }
+}
+
+#[test]
+fn answer_without_the_flag_of_answers_is_translated() {
+    let mut server = server();
+    read_goes(&mut server, 7, 4000);
+    let bytes = with(read_answer(7, &[], 3), 16, &[0; 4]);
+    let answer = server.answer(&bytes);
+    assert!(matches!(answer, Ok(Answer::Data { .. })), "{answer:?}");
+}
+
+#[test]
+fn answer_with_a_broken_header_is_a_fault() {
+    let good = read_answer(7, &[], 3);
+    let mut server = server();
+    for bytes in [&good[..63], &good[..4], &with(good.clone(), 4, &[63, 0])] {
+        assert_eq!(server.answer(bytes), Ok(Answer::Pass));
+    }
+    read_goes(&mut server, 7, 4000);
+    for bytes in [&good[..63], &good[..4], &with(good.clone(), 4, &[63, 0])] {
+        let fault = server.answer(bytes).unwrap_err();
+        assert!(matches!(fault, ServerFault::Header { .. }), "{fault}");
     }
 }
 
