@@ -19,7 +19,8 @@ kernel=${SMBDIRECT_KERNEL:-$lab/out/linux-um}
 ns=i$$
 # The addresses of the lab: this machine, the guest with a server, the guest with a client.
 host=10.77.0.1 server=10.77.0.2 client=10.77.0.3
-smbd_port=4450
+# Where smbd listens. A case that needs another port or other interfaces sets them before start_smbd.
+smbd_port=4450 smbd_interfaces=lo
 failures=0 pids=()
 
 say() { printf '%s: %s\n' "$case_name" "$*"; }
@@ -123,7 +124,7 @@ start_smbd() {
 [global]
   server role = standalone server
   workgroup = WORKGROUP
-  interfaces = lo
+  interfaces = $smbd_interfaces
   bind interfaces only = yes
   smb ports = $smbd_port
   disable netbios = yes
@@ -171,12 +172,14 @@ guest() {
     background "$work/$name.console" "$lab/run-guest.sh" "$@"
 }
 
-# start_ksmbd [WORD...]: a guest with the kernel's server, up until it is stopped. What it is to be
-# configured like is changed by the sed commands in $ksmbd_settings.
+# Makes ksmbd offer READ and WRITE of 65536 bytes, which fit into a message: it reassembles 173910 bytes.
+ksmbd_small_transfers='s/^\(\tsmb2 max [a-z]* =\).*/\1 65536/'
+
+# start_ksmbd [WORD...]: boots a guest with the kernel's server, which runs until it is stopped. Its
+# configuration is the lab's, changed by the sed commands in $ksmbd_settings.
 start_ksmbd() {
   mkdir -p "$work/server"
-  # What a client asks for at once has to fit into what this server reassembles, 173910 bytes.
-  sed 's/^\(\tsmb2 max [a-z]* =\).*/\1 65536/; '"${ksmbd_settings:-}" "$lab/ksmbd.conf" >"$work/server/ksmbd.conf"
+  sed "${ksmbd_settings:-}" "$lab/ksmbd.conf" >"$work/server/ksmbd.conf"
   guest server tap0 "$server" lab.ksmbd=1 lab.job=server.sh "$@"
   ksmbd=$started
   wait_for 60 test -e "$work/server/up" || { fail "the guest with ksmbd does not start"; exit 1; }
@@ -193,13 +196,61 @@ run_client() {
   stop "$pid"
 }
 
-# start_capture FILE [PACKETS]: what goes over port 5445, the first so many packets of it.
+# stop_ksmbd: ends the guest of start_ksmbd.
+stop_ksmbd() {
+  touch "$work/server/stop"
+  wait_for 10 gone "$ksmbd" || true
+  stop "$ksmbd"
+}
+
+# start_in NAME TAP ADDRESS [WORD...]: boots a guest that has the command under test and an adapter of
+# $kind (siw or rxe), and runs the lines of $work/NAME/commands; its id is $started.
+start_in() {
+  mkdir -p "$work/$1"
+  cp -f "$bin" "$work/$1/smbdirect"
+  rm -f "$work/$1"/{result,up,stop}
+  : >"$work/$1.console"
+  MEM=${MEM:-1G} PROV=$kind guest "$1" "$2" "$3" lab.job=commands.sh "${@:4}"
+}
+
+# start_gateway_in NAME TAP ADDRESS ARGUMENT...: boots a guest with a gateway on its adapter. The events
+# are in $work/NAME/gateway.json, the log in $work/NAME/gateway.err; its id is $gateway_guest.
+start_gateway_in() {
+  local name=$1 tap=$2 address=$3; shift 3
+  mkdir -p "$work/$name"
+  cat >"$work/$name/commands" <<JOB
+/lab/smbdirect gateway $* --transport verbs --json -v >/lab/gateway.json 2>/lab/gateway.err &
+gateway=\$!
+until_so 10 grep -q listening /lab/gateway.json && touch /lab/up
+until_so 300 test -e /lab/stop
+kill -INT \$gateway && wait \$gateway
+JOB
+  start_in "$name" "$tap" "$address"
+  gateway_guest=$started
+  wait_for 60 test -e "$work/$name/up" || { fail "$kind: the gateway does not start in its guest"; exit 1; }
+}
+
+# stop_gateway_in NAME: ends the guest of start_gateway_in, after the gateway has printed its summary.
+stop_gateway_in() {
+  touch "$work/$1/stop"
+  wait_for 20 gone "$gateway_guest" || true
+  stop "$gateway_guest"
+}
+
+# start_capture FILE [PACKETS [DEVICE [FILTER]]]: captures the first packets of what the filter passes.
 start_capture() {
-  local file=$1 packets=${2:-20000}
+  local file=$1 packets=${2:-20000} device=${3:-br0} filter=${4:-tcp port 5445}
+  # shellcheck disable=SC2086
   background "$file.log" ip netns exec "$ns" \
-    tcpdump -Z root -i br0 -s 0 -U -B 65536 -c "$packets" -w "$file" tcp port 5445
+    tcpdump -Z root -i "$device" -s 0 -U -B 65536 -c "$packets" -w "$file" $filter
   capture=$started
   wait_for 10 grep -q 'listening on' "$file.log" || { fail "tcpdump does not capture"; exit 1; }
+}
+
+# stop_capture: ends the capture, with what the kernel still holds of it.
+stop_capture() {
+  sleep 0.5
+  stop "$capture"
 }
 
 # check_capture FILE: stops the capture and has tshark and our own decoder judge it. Each RDMAP Send
@@ -207,8 +258,7 @@ start_capture() {
 # by us. What the other side breaks is told, and is its own affair.
 check_capture() {
   local file=$1 sends messages bad
-  sleep 0.5
-  stop "$capture"
+  stop_capture
   # What is inside the messages is the two systems' own business.
   read_capture() {
     tshark --disable-protocol smb2 --disable-protocol smb -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE \
@@ -260,6 +310,55 @@ seen() {
 # shown NAME WHAT NUMBER [LEAST]: that it was so at least so often.
 shown() {
   if [ "$3" -ge "${4:-1}" ]; then pass "$1: $2"; else fail "$1: not so: $2"; fi
+}
+
+
+# by_rdma NAME FILE ADDRESS [none]: asserts that the end at the address read and wrote its peer's memory
+# by RDMA, and invalidated the peer's tokens by its Sends, or that it invalidated none (SMB 3.0).
+by_rdma() {
+  local reads writes invalidated
+  read -r reads writes invalidated < <(tshark -o tcp.try_heuristic_first:TRUE -r "$2" -Y "ip.src == $3 && iwarp_rdma" \
+    -T fields -e iwarp_rdma.opcode 2>>"$2.log" | tr ',' '\n' |
+    awk '{count[$1]++} END {print +count["0x01"], +count["0x00"], +count["0x04"]}')
+  shown "$1" "RDMA Read Requests by $3" "$reads"
+  shown "$1" "RDMA Writes by $3" "$writes"
+  if [ "${4:-}" = none ]; then
+    shown "$1" "no Send with Invalidate by $3" "$((invalidated == 0))"
+  else
+    shown "$1" "Sends with Invalidate by $3" "$invalidated"
+  fi
+}
+
+# check_counters NAME LOG BYTES: asserts that the gateway refused nothing, that the counters of its
+# connections add up to those of its summary, and that it moved at least BYTES each way by RDMA; with
+# BYTES 0, none at all.
+check_counters() {
+  local told
+  if told=$(python3 - "$2.json" "$3" <<'PYTHON'
+import json, sys
+events = [json.loads(line) for line in open(sys.argv[1])]
+least = int(sys.argv[2])
+closed = [event for event in events if event["event"] == "closed"]
+refused = [event for event in events if event["event"] == "refused"]
+summary = events[-1]
+wrong = [f"refused: {event['reason']} ({event['cure']})" for event in refused]
+for field in ("reads_by_rdma", "writes_by_rdma", "bytes_read_by_rdma", "bytes_written_by_rdma",
+              "requests_passed", "requests_refused"):
+    total = sum(event[field] for event in closed)
+    if total != summary[field]:
+        wrong.append(f"{field} is {summary[field]} in the summary and {total} in its connections")
+for what in ("read", "written"):
+    moved = summary[f"bytes_{what}_by_rdma"]
+    if moved < least or least == 0 and moved:
+        wrong.append(f"{moved} bytes {what} by RDMA instead of {least}")
+if summary["requests_refused"] or not summary["requests_passed"]:
+    wrong.append(f"{summary['requests_refused']} requests refused, {summary['requests_passed']} passed")
+print("; ".join(wrong) or f"{summary['reads_by_rdma']} READs and {summary['writes_by_rdma']} WRITEs by RDMA, "
+      f"{summary['bytes_read_by_rdma']} and {summary['bytes_written_by_rdma']} bytes, "
+      f"{summary['requests_passed']} requests passed")
+sys.exit(bool(wrong))
+PYTHON
+  ); then pass "$1: $told"; else fail "$1: counters: $told"; fi
 }
 
 # events LOG EVENT FIELD: that field of all such events, one a line.

@@ -1,61 +1,68 @@
-# The job of a guest with the kernel's client. In the file parameters, which is sourced:
-#   mounts     how many at once, each with a connection of its own
-#   options    of the mounts
+# The job of a guest with the kernel's client. It sources the file parameters, which sets:
+#   address    of the server [10.77.0.1]
+#   options    a word for each mount, its mount options besides those of the account [vers=3.1.1]
+#   road       options of all mounts that say how they reach the server [rdma]
 #   sizes      of the files that are written and read back through each mount
-#   keepalive  the client's smbd_keep_alive_interval, in seconds [120, the kernel's own]
-#   threshold  for rdma_readwrite_threshold; RDMA is used above it [1000000, which is never]
+#   keepalive  the client's smbd_keep_alive_interval, in seconds [the kernel's own, 120]
+#   threshold  for rdma_readwrite_threshold, from which on it uses RDMA [the kernel's own, 4096]
 #   script     a file to run instead of the common part
-# What came of it goes to the file result, a line for each thing that was done.
-mounts=1 options=sign sizes="0 1 4095 65536" threshold=1000000 keepalive=120 script=
+# It appends a line to the file result for each thing that it has done.
+address=10.77.0.1 options=vers=3.1.1 road=rdma sizes="0 1 4095 65536" keepalive= threshold= script=
 . /lab/parameters
 result() { echo "$@" >>/lab/result; echo "lab: $*"; }
 sum() { sha256sum <"$1" | cut -c1-64; }
 now() { cut -d' ' -f1 /proc/uptime; }
+since() { echo "$1 $(now)" | awk '{print $2-$1}'; }
+# Makes the next read of a file that was written and flushed come from the server.
+drop_caches() { echo 3 >/proc/sys/vm/drop_caches; }
 
-# mount_share N: the share on /mnt/N. A first connection that got lost is tried again.
+# mount_share N OPTIONS: mounts the share on /mnt/N. siw loses some first connections, so it tries again.
 mount_share() {
   mkdir -p /mnt/$1
   for try in 1 2 3; do
-    mount.cifs //10.77.0.1/share /mnt/$1 \
-      -o rdma,username=root,password=lab,vers=3.1.1,cache=none,noperm,nosharesock,$options && return 0
+    mount.cifs //$address/share /mnt/$1 -o ${road:+$road,}username=root,password=lab,$2 && result "mounted $1" && return 0
     result "mount $1 try $try failed"
   done
+  result "mount $1 FAILED"
   return 1
 }
+
+unmount_share() { umount /mnt/$1 && result "unmounted $1" || result "umount $1 FAILED"; }
 
 # through N: writes files through mount N, reads them back, and has the host check them too.
 through() {
   for size in $sizes; do
-    head -c $size /dev/urandom >/tmp/$1.$size
+    head -c $size /dev/urandom >/tmp/$1.$size || result "making $1.$size FAILED"
     expected=$(sum /tmp/$1.$size)
-    dd if=/tmp/$1.$size of=/mnt/$1/$1.$size bs=1M conv=fsync 2>/dev/null || result "write $1.$size failed"
+    dd if=/tmp/$1.$size of=/mnt/$1/$1.$size bs=1M conv=fsync 2>/dev/null || result "write $1.$size FAILED"
     rm /tmp/$1.$size
-    # A copy would be read from the page cache; with cache=none it comes from the server.
+    drop_caches
     back=$(dd if=/mnt/$1/$1.$size bs=1M 2>/dev/null | sha256sum | cut -c1-64)
     [ "$back" = "$expected" ] && result "file $1.$size $expected" || result "DIFFERS $1.$size $expected $back"
   done
 }
 
-echo $threshold >/proc/fs/cifs/rdma_readwrite_threshold
-echo $keepalive >/proc/fs/cifs/smbd_keep_alive_interval
-# So that the neighbour's address is known before the mount's time runs.
-ping -c 1 -W 5 10.77.0.1 >/dev/null && result "host answers"
+[ -z "$threshold" ] || echo $threshold >/proc/fs/cifs/rdma_readwrite_threshold
+[ -z "$keepalive" ] || echo $keepalive >/proc/fs/cifs/smbd_keep_alive_interval
+# The neighbour's address is then known before the time of the mount runs.
+ping -c 1 -W 5 $address >/dev/null && result "host answers"
 if [ -n "$script" ]; then
   . /lab/$script
 else
   begun=$(now)
-  for n in $(seq $mounts); do mount_share $n && result "mounted $n" || result "mount $n FAILED"; done
-  result "mounts took $(echo "$begun $(now)" | awk '{print $2-$1}') s"
+  mounts=0
+  for each in $options; do mounts=$((mounts + 1)); mount_share $mounts $each; done
+  result "mounts took $(since $begun) s"
   cat /proc/fs/cifs/DebugData >/lab/debug
   result "listed $(ls /mnt/1 | sort | tr '\n' ' ')"
   result "read $(sum /mnt/1/from-host)"
   begun=$(now)
   for n in $(seq $mounts); do through $n & done
   wait
-  result "files took $(echo "$begun $(now)" | awk '{print $2-$1}') s"
-  for n in $(seq $mounts); do umount /mnt/$n && result "unmounted $n" || result "umount $n FAILED"; done
+  result "files took $(since $begun) s"
+  for n in $(seq $mounts); do unmount_share $n; done
 fi
-# The kernel ends its connections behind umount, not within.
+# The kernel ends its connections after umount returns.
 sleep 1
 dmesg >/lab/dmesg
 result end

@@ -1,6 +1,11 @@
-# A file is read without end, for two minutes.
-mount_share 1 && result "mounted 1"
-dd if=/dev/urandom of=/mnt/1/to-read bs=1M count=8 2>/dev/null
+# Reads a file of the known pattern without end, for two minutes. A read may fail, as the case cuts the
+# connection, but what it returns is right.
+mount_share 1 $options
+cp /lab/pattern /tmp/pattern
+dd if=/tmp/pattern of=/mnt/1/to-read bs=1M conv=fsync 2>/dev/null
 result now
 end=$(($(date +%s) + 120))
-while [ "$(date +%s)" -lt $end ]; do dd if=/mnt/1/to-read of=/dev/null bs=1M 2>/dev/null; done
+while [ "$(date +%s)" -lt $end ]; do
+  drop_caches
+  dd if=/mnt/1/to-read bs=1M 2>/dev/null | cmp - /tmp/pattern 2>&1 | grep differ && result "DIFFERS to-read"
+done

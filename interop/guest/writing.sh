@@ -1,6 +1,12 @@
-# Files are written without end, for two minutes.
-mount_share 1 && result "mounted 1"
-head -c 8388608 /dev/urandom >/tmp/data
-result now
+# Writes new files of the known pattern without end, for two minutes.
+mount_share 1 $options
+cp /lab/pattern /tmp/pattern
+n=0
 end=$(($(date +%s) + 120))
-while [ "$(date +%s)" -lt $end ]; do dd if=/tmp/data of=/mnt/1/written bs=1M conv=fsync 2>/dev/null; done
+while [ "$(date +%s)" -lt $end ]; do
+  file=/mnt/1/written-$((n % 8))
+  rm -f $file
+  dd if=/tmp/pattern of=$file bs=1M conv=fsync 2>/dev/null
+  n=$((n + 1))
+  [ $n != 1 ] || result now
+done
