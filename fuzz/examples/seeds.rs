@@ -1,20 +1,25 @@
-//! Writes seeds into the corpora: what Linux said in the captures that stand beside the tests.
+//! Writes seeds into the corpora: what Linux said in the captures that stand beside the tests, or in
+//! those that are named.
 //!
-//! `cargo run -p smbdirect-fuzz --example seeds`; `cargo fuzz cmin` then drops what adds nothing.
+//! `cargo run -p smbdirect-fuzz --example seeds [CAPTURE...]`; `cargo fuzz cmin` then drops what adds nothing.
 
 use std::{
     collections::HashSet,
-    fs, io,
+    env, fs, io,
     path::{Path, PathBuf},
 };
 
-use smbdirect::rdma::iwarp::mpa::FrameKind;
+use smbdirect::{rdma::iwarp::mpa::FrameKind, wire::DataTransfer};
 
-use self::reader::{Found, is_last};
+use self::reader::{Found, Kind, is_last};
 
 #[allow(dead_code, reason = "what only the tests look at")]
 #[path = "../../smbdirect/tests/captures/reader.rs"]
 mod reader;
+
+#[allow(dead_code, reason = "what only the tests use")]
+#[path = "../../smbdirect-smb/tests/common/messages.rs"]
+mod messages;
 
 /// Bytes of a stream that are worth having as a seed; the rest says nothing new.
 const STREAM: usize = 1500;
@@ -23,7 +28,17 @@ const MESSAGE: usize = 200;
 /// The longest capture that is a seed itself.
 const CAPTURE: usize = 2000;
 
+/// The longest SMB2 message that is a seed.
+const SMB2_MESSAGE: usize = 400;
+/// Bytes of the messages that go through a gateway in one seed.
+const EXCHANGE: usize = 1200;
+
 fn main() -> io::Result<()> {
+    let named: Vec<_> = env::args_os().skip(1).collect();
+    if !named.is_empty() {
+        return named.iter().try_for_each(|path| seeds_of(Path::new(path)));
+    }
+    composed()?;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../smbdirect/tests/captures");
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -45,6 +60,7 @@ fn seeds_of(path: &Path) -> io::Result<()> {
         fs::write(corpus("decode")?.join(&*name), &file)?;
     }
     let (mut streams, mut parts) = (Vec::new(), HashSet::new());
+    let mut messages = Vec::new();
     let read = reader::read(&file, true, &mut |found| match found {
         Found::Connection => {}
         Found::Startup { frame, bytes } => {
@@ -67,9 +83,13 @@ fn seeds_of(path: &Path) -> io::Result<()> {
             }
             parts.insert(bytes[2..].to_vec());
         }
-        Found::Message { bytes, .. } => drop(parts.insert(bytes.to_vec())),
+        Found::Message { kind, bytes } => {
+            parts.insert(bytes.to_vec());
+            if kind == Kind::DataTransfer {
+                messages.extend(smb2(bytes));
+            }
+        }
     });
-    read.map_err(io::Error::other)?;
     for (index, stream) in streams.iter().enumerate() {
         let start = &stream[..stream.len().min(STREAM)];
         fs::write(corpus("mpa_stream")?.join(format!("{name}-{index}")), start)?;
@@ -77,6 +97,152 @@ fn seeds_of(path: &Path) -> io::Result<()> {
     let short = parts.iter().filter(|part| part.len() <= MESSAGE);
     for (index, part) in short.enumerate() {
         fs::write(corpus("wire_decode")?.join(format!("{name}-{index}")), part)?;
+    }
+    smb2_seeds(&name, &messages)?;
+    // A capture that was cut has seeds all the same.
+    read.map_err(io::Error::other)
+}
+
+/// The SMB2 message in a Data Transfer that has all of it.
+fn smb2(bytes: &[u8]) -> Option<Vec<u8>> {
+    let transfer = DataTransfer::decode(bytes).ok()?;
+    let payload = &bytes[transfer.payload()];
+    let is_whole = transfer.remaining_data_length == 0 && payload.starts_with(b"\xfeSMB");
+    (is_whole && payload.len() <= SMB2_MESSAGE).then(|| payload.to_vec())
+}
+
+/// One message of each kind and length, and what goes on between client and server.
+fn smb2_seeds(name: &str, messages: &[Vec<u8>]) -> io::Result<()> {
+    let mut seen = HashSet::new();
+    let new: Vec<_> = messages
+        .iter()
+        .filter(|message| message.len() >= 64)
+        .filter(|message| seen.insert((message[12], message[16] & 1, message.len())))
+        .collect();
+    for (index, message) in new.iter().enumerate() {
+        fs::write(corpus("smb2")?.join(format!("{name}-{index}")), message)?;
+    }
+    let mut exchanges = vec![[Vec::new(), Vec::new()]];
+    for message in new {
+        let last = exchanges.last().expect("there is one");
+        if last[0].len() + message.len() > EXCHANGE {
+            exchanges.push([Vec::new(), Vec::new()]);
+        }
+        let [to_tcp, to_rdma] = exchanges.last_mut().expect("there is one");
+        let is_answer = message[16] & 1;
+        enter(to_tcp, is_answer, message);
+        enter(to_rdma, 2 + is_answer, message);
+    }
+    for (index, exchange) in exchanges.iter().enumerate() {
+        for (way, messages) in ["tcp", "rdma"].iter().zip(exchange) {
+            let path = corpus("gateway_translation")?.join(format!("{name}-{way}-{index}"));
+            // The threshold is 100 bytes, and the longest transfer 61680.
+            fs::write(path, [&[100, 0xf0, 0xf0], &messages[..]].concat())?;
+        }
+    }
+    Ok(())
+}
+
+/// A message, and the byte before it in a seed.
+type Entry = (u8, Vec<u8>);
+
+/// Adds a message as `gateway_translation` takes it.
+fn enter(exchange: &mut Vec<u8>, control: u8, message: &[u8]) {
+    exchange.push(control);
+    exchange.extend_from_slice(&(message.len() as u16).to_le_bytes());
+    exchange.extend_from_slice(message);
+}
+
+/// Seeds of what the captures do not have: data inline and by RDMA, compounds, interim answers.
+fn composed() -> io::Result<()> {
+    use messages::*;
+    let two = [descriptor(0x1000, 7, 150), descriptor(u64::MAX - 60, 8, 60)];
+    let chain = |middle: Vec<u8>| {
+        compound(&[
+            other(header(CREATE, 20), &[57; 59]),
+            flagged(middle, RELATED),
+            flagged(other(header(CLOSE, 22), &[24; 21]), RELATED),
+        ])
+    };
+    let answers = |middle: Vec<u8>| {
+        compound(&[
+            other(answer(CREATE, 20, SUCCESS), &[89; 89]),
+            flagged(middle, RELATED),
+            flagged(other(answer(CLOSE, 22, SUCCESS), &[60; 60]), RELATED),
+        ])
+    };
+    let data = [0x61; 160];
+    let exchanges: [(&str, Vec<Entry>); 6] = [
+        (
+            "read",
+            vec![
+                (0, read(1, 0, 200, V1_INVALIDATE, &two)),
+                (1, interim(READ, 1)),
+                (1, flagged(read_answer(1, &data, 0), ASYNC)),
+            ],
+        ),
+        (
+            "write",
+            vec![
+                (0, write_by_rdma(2, 9, 200, V1_INVALIDATE, &two)),
+                (0, other(header(CANCEL, 2), &[4, 0, 0, 0])),
+                (1, write_answer(2, 200)),
+            ],
+        ),
+        (
+            "related",
+            vec![
+                (0, chain(read(21, 0, 200, V1, &two))),
+                (1, answers(read_answer(21, &data, 0))),
+            ],
+        ),
+        (
+            "tokens",
+            vec![
+                (
+                    0,
+                    compound(&[
+                        read(1, 0, 200, V1_INVALIDATE, &two[..1]),
+                        write_by_rdma(2, 0, 60, V1_INVALIDATE, &two[1..]),
+                    ]),
+                ),
+                (
+                    1,
+                    compound(&[error(READ, 1, END_OF_FILE), write_answer(2, 60)]),
+                ),
+            ],
+        ),
+        (
+            "offloaded",
+            vec![
+                (3, negotiated(0x0302)),
+                (2, read(1, 0, 200, 0, &[])),
+                (2, write(2, 0, &data)),
+                (3, interim(WRITE, 2)),
+                (3, read_answer(1, &[], 180)),
+                (3, flagged(write_answer(2, 160), ASYNC)),
+            ],
+        ),
+        (
+            "opaque",
+            vec![
+                (0, encrypted(60)),
+                (0, read(1, 0, 200, V1, &two)),
+                (1, encrypted(60)),
+                (
+                    1,
+                    with(read_answer(1, &data, 0), 8, &BUFFER_OVERFLOW.to_le_bytes()),
+                ),
+            ],
+        ),
+    ];
+    for (name, messages) in exchanges {
+        let mut exchange = vec![100, 0xf0, 0xf0];
+        for (index, (control, message)) in messages.iter().enumerate() {
+            enter(&mut exchange, *control, message);
+            fs::write(corpus("smb2")?.join(format!("{name}-{index}")), message)?;
+        }
+        fs::write(corpus("gateway_translation")?.join(name), exchange)?;
     }
     Ok(())
 }

@@ -6,10 +6,12 @@
 mod capture_reader;
 mod decode;
 mod engine_operations;
+mod gateway_translation;
 mod input;
 mod memory_table;
 mod mpa_stream;
 mod rdmap_stream;
+mod smb2;
 mod wire_decode;
 #[cfg(target_os = "linux")]
 mod work_completions;
@@ -17,9 +19,11 @@ mod work_completions;
 pub use capture_reader::capture_reader;
 pub use decode::decode;
 pub use engine_operations::engine_operations;
+pub use gateway_translation::gateway_translation;
 pub use memory_table::memory_table;
 pub use mpa_stream::mpa_stream;
 pub use rdmap_stream::rdmap_stream;
+pub use smb2::smb2;
 pub use wire_decode::wire_decode;
 #[cfg(target_os = "linux")]
 pub use work_completions::work_completions;

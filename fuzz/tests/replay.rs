@@ -33,6 +33,11 @@ fn engine_operations() {
 }
 
 #[test]
+fn gateway_translation() {
+    replay("gateway_translation");
+}
+
+#[test]
 fn memory_table() {
     replay("memory_table");
 }
@@ -45,6 +50,11 @@ fn mpa_stream() {
 #[test]
 fn rdmap_stream() {
     replay("rdmap_stream");
+}
+
+#[test]
+fn smb2() {
+    replay("smb2");
 }
 
 #[test]

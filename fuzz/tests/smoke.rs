@@ -84,6 +84,11 @@ fn engine_operations() {
 }
 
 #[test]
+fn gateway_translation() {
+    smoke("gateway_translation");
+}
+
+#[test]
 fn memory_table() {
     smoke("memory_table");
 }
@@ -96,6 +101,11 @@ fn mpa_stream() {
 #[test]
 fn rdmap_stream() {
     smoke("rdmap_stream");
+}
+
+#[test]
+fn smb2() {
+    smoke("smb2");
 }
 
 #[test]

@@ -15,9 +15,11 @@ pub(crate) fn target(name: &str) -> Run {
         "capture_reader" => smbdirect_fuzz::capture_reader,
         "decode" => smbdirect_fuzz::decode,
         "engine_operations" => smbdirect_fuzz::engine_operations,
+        "gateway_translation" => smbdirect_fuzz::gateway_translation,
         "memory_table" => smbdirect_fuzz::memory_table,
         "mpa_stream" => smbdirect_fuzz::mpa_stream,
         "rdmap_stream" => smbdirect_fuzz::rdmap_stream,
+        "smb2" => smbdirect_fuzz::smb2,
         "wire_decode" => smbdirect_fuzz::wire_decode,
         #[cfg(target_os = "linux")]
         "work_completions" => smbdirect_fuzz::work_completions,
