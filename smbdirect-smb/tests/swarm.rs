@@ -402,7 +402,9 @@ impl Scenario {
                 take(&mut self.expected_answers, meaning, "an answer");
             }
         }
-        self.client.receives(&sent, &mut self.memory, totals);
+        let is_honest = self.liar != Liar::Server;
+        self.client
+            .receives(&sent, is_honest, &mut self.memory, totals);
         Ok(())
     }
 
@@ -434,6 +436,12 @@ impl Scenario {
                     let field = [68, 72, 96, 100, 104, 108][random.usize(..6)];
                     let value = [0, 1, 2, 3, 112, random.u32(..)][random.usize(..6)];
                     put(bytes, field, &value.to_le_bytes());
+                }
+                8 if bytes.len() >= 80 && random.bool() => {
+                    // One byte more of data.
+                    let length = u32_at(bytes, 68).wrapping_add(1);
+                    put(bytes, 68, &length.to_le_bytes());
+                    bytes.push(0x99);
                 }
                 8 if bytes.len() >= 64 => {
                     let statuses = [SUCCESS, PENDING, BUFFER_OVERFLOW, END_OF_FILE, 0x8000_0011];

@@ -164,8 +164,14 @@ impl Client {
         }
     }
 
-    /// Takes a message of the server.
-    pub(crate) fn receives(&mut self, sent: &Sent, memory: &mut Memory, totals: &mut Totals) {
+    /// Takes a message of a server that is honest or is not.
+    pub(crate) fn receives(
+        &mut self,
+        sent: &Sent,
+        is_honest: bool,
+        memory: &mut Memory,
+        totals: &mut Totals,
+    ) {
         if !self.honest {
             return;
         }
@@ -185,8 +191,10 @@ impl Client {
             if operation.channel == V1_INVALIDATE {
                 tokens.extend(operation.descriptors.first().map(|first| first.token));
             }
-            if operation.channel != 0 {
-                operation.check(element, memory, totals);
+            match operation.channel {
+                // A client without RDMA looks for no data but that in the message.
+                0 => assert!(!is_honest || remaining(element) == 0),
+                _ => operation.check(element, memory, totals),
             }
             totals.answers += 1;
             for descriptor in &operation.descriptors {
@@ -202,6 +210,14 @@ impl Client {
         // A message carries one token: that of the final answer in it.
         assert!(tokens.len() <= 1, "{tokens:x?} in one message");
         assert_eq!(sent.invalidate, tokens.first().copied());
+    }
+}
+
+/// DataRemaining of an answer to a READ with data.
+fn remaining(element: &[u8]) -> u32 {
+    match is_read_with_data(element) {
+        true => u32_at(element, 72),
+        false => 0,
     }
 }
 

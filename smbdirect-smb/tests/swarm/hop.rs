@@ -77,7 +77,10 @@ impl Hop {
                 let request = channel.request(in_parts(&bytes, random)).map_err(end)?;
                 Ok(match request {
                     Request::Pass(message) => vec![Part::Bytes(message.into_bytes())],
-                    Request::Translated(parts) => parts,
+                    Request::Translated(parts) => {
+                        assert!(parts.iter().all(|part| !part.is_empty()));
+                        parts
+                    }
                 })
             }
             Self::Server(channel, registered) => {
@@ -140,7 +143,10 @@ impl Hop {
                         let mut messages = Vec::new();
                         for step in channel.compound_answer(bytes).map_err(end)? {
                             match step {
-                                Step::Place { data, to } => memory.write(&to, &data)?,
+                                Step::Place { data, to } => {
+                                    assert!(!data.is_empty());
+                                    memory.write(&to, &data)?;
+                                }
                                 Step::Send {
                                     message,
                                     invalidate,
