@@ -7,8 +7,8 @@ use smbdirect::rdma::iwarp::mpa::StartupFrame;
 
 use super::{
     Summary,
-    analysis::{Counts, Event, Sender, Tagged, What, text as rule_text},
-    text::payload,
+    analysis::{ByRdma, Counts, Event, Payload, Sender, Tagged, What, text as rule_text},
+    text::{channel_name, payload},
 };
 
 /// One object.
@@ -164,6 +164,9 @@ pub(super) enum Message<'a> {
         data_offset: u32,
         data_length: u32,
         payload: Option<String>,
+        /// Of an SMB2 READ or WRITE request whose data goes by RDMA.
+        channel: Option<String>,
+        channel_bytes: Option<u32>,
         invalidated: Option<u32>,
     },
     #[serde(rename = "without fields")]
@@ -333,6 +336,8 @@ impl<'a> Message<'a> {
                 data_offset: transfer.data_offset,
                 data_length: transfer.data_length,
                 payload: payload(transfer.payload),
+                channel: by_rdma(transfer.payload).map(|by_rdma| channel_name(by_rdma.channel)),
+                channel_bytes: by_rdma(transfer.payload).map(|by_rdma| by_rdma.length),
                 invalidated: transfer.invalidated,
             },
             What::Headless { name, length } => Self::Headless {
@@ -345,6 +350,13 @@ impl<'a> Message<'a> {
             | What::Note(_)
             | What::Closed { .. } => unreachable!("they have lines of their own"),
         }
+    }
+}
+
+const fn by_rdma(payload: Payload) -> Option<ByRdma> {
+    match payload {
+        Payload::Smb2 { by_rdma, .. } => by_rdma,
+        _ => None,
     }
 }
 

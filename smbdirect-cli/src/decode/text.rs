@@ -6,10 +6,13 @@ use smbdirect::{
     rdma::iwarp::mpa::StartupFrame,
     wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
 };
+use smbdirect_smb::smb2::Channel;
 
 use super::{
     Summary,
-    analysis::{Counts, DataTransfer, Event, Payload, Sender, Tagged, What, text as rule_text},
+    analysis::{
+        ByRdma, Counts, DataTransfer, Event, Payload, Sender, Tagged, What, text as rule_text,
+    },
 };
 use crate::report::{self, Report, Style, count, plural};
 
@@ -139,6 +142,14 @@ fn data_transfer(line: &mut String, transfer: &DataTransfer, credits: [Option<u3
         words.push(format!("invalidates 0x{token:08x}"));
     }
     words.extend(payload(transfer.payload));
+    if let Payload::Smb2 {
+        by_rdma: Some(ByRdma { channel, length }),
+        ..
+    } = transfer.payload
+    {
+        let bytes = plural(length.into(), "byte");
+        words.push(format!("{bytes} by {}", channel_name(channel)));
+    }
     *line += &words.join(", ");
 }
 
@@ -151,12 +162,11 @@ pub(super) fn payload(payload: Payload) -> Option<String> {
     Some(match payload {
         Payload::None | Payload::Other => return None,
         Payload::Continued => "continued".into(),
-        Payload::Smb2 { command, response } => {
+        Payload::Smb2 {
+            command, response, ..
+        } => {
             let kind = if response { "response" } else { "request" };
-            match COMMANDS.get(usize::from(command)) {
-                Some(name) => format!("SMB2 {name} {kind}"),
-                None => format!("SMB2 command 0x{command:04x} {kind}"),
-            }
+            format!("SMB2 {command} {kind}")
         }
         Payload::Smb2Headless => "SMB2".into(),
         Payload::Encrypted => "SMB3 encrypted".into(),
@@ -165,29 +175,13 @@ pub(super) fn payload(payload: Payload) -> Option<String> {
     })
 }
 
-/// The commands of SMB2 by their numbers.
-const COMMANDS: [&str; 20] = [
-    "NEGOTIATE",
-    "SESSION_SETUP",
-    "LOGOFF",
-    "TREE_CONNECT",
-    "TREE_DISCONNECT",
-    "CREATE",
-    "CLOSE",
-    "FLUSH",
-    "READ",
-    "WRITE",
-    "LOCK",
-    "IOCTL",
-    "CANCEL",
-    "ECHO",
-    "QUERY_DIRECTORY",
-    "CHANGE_NOTIFY",
-    "QUERY_INFO",
-    "SET_INFO",
-    "OPLOCK_BREAK",
-    "SERVER_TO_CLIENT_NOTIFICATION",
-];
+/// A channel by its name, or by its number.
+pub(super) fn channel_name(channel: Channel) -> String {
+    match channel.name() {
+        Some(name) => name.into(),
+        None => channel.to_string(),
+    }
+}
 
 /// What is no Data Transfer.
 fn words(what: &What, style: Style) -> String {

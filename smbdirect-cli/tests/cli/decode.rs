@@ -6,5 +6,7 @@ mod broken;
 mod captures;
 #[path = "decode/files.rs"]
 mod files;
+#[path = "decode/smb2.rs"]
+mod smb2;
 #[path = "decode/talk.rs"]
 mod talk;

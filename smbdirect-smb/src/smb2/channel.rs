@@ -44,16 +44,30 @@ impl Channel {
             Command::READ => 100,
             _ => 96,
         };
-        let field = head.get(at..).and_then(|rest| rest.first_chunk());
-        match field {
-            Some(&field) if head.len() >= REQUEST_FIXED => {
-                Ok(Self::from_number(u32::from_le_bytes(field)))
-            }
-            _ => Err(Malformed::TooShort {
-                structure: "request",
-                minimum: REQUEST_FIXED,
-                length: head.len(),
-            }),
+        field(head, at).map(Self::from_number)
+    }
+
+    /// Reads how many bytes a READ or WRITE request with a channel moves: Length of a READ,
+    /// RemainingBytes of a WRITE. Of the request `head` has at least the fixed part, or all.
+    ///
+    /// # Errors
+    /// The request is shorter than its fixed part.
+    pub fn length_of_request(command: Command, head: &[u8]) -> Result<u32, Malformed> {
+        let at = match command {
+            Command::READ => 68,
+            _ => 100,
+        };
+        field(head, at)
+    }
+
+    /// The name in the specification, without SMB2_CHANNEL_, if the number has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::None => Some("NONE"),
+            Self::RdmaV1 => Some("RDMA_V1"),
+            Self::RdmaV1Invalidate => Some("RDMA_V1_INVALIDATE"),
+            Self::Other(3) => Some("RDMA_TRANSFORM"),
+            Self::Other(_) => None,
         }
     }
 
@@ -70,13 +84,24 @@ impl Channel {
 
 impl fmt::Display for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("no channel"),
-            Self::RdmaV1 => f.write_str("channel RDMA_V1"),
-            Self::RdmaV1Invalidate => f.write_str("channel RDMA_V1_INVALIDATE"),
-            Self::Other(3) => f.write_str("channel RDMA_TRANSFORM"),
-            Self::Other(other) => write!(f, "channel {other}"),
+        match (self, self.name()) {
+            (Self::None, _) => f.write_str("no channel"),
+            (_, Some(name)) => write!(f, "channel {name}"),
+            (other, None) => write!(f, "channel {}", other.number()),
         }
+    }
+}
+
+/// Reads a field of a READ or WRITE request that has its fixed part.
+fn field(head: &[u8], at: usize) -> Result<u32, Malformed> {
+    let field = head.get(at..).and_then(|rest| rest.first_chunk());
+    match field {
+        Some(&field) if head.len() >= REQUEST_FIXED => Ok(u32::from_le_bytes(field)),
+        _ => Err(Malformed::TooShort {
+            structure: "request",
+            minimum: REQUEST_FIXED,
+            length: head.len(),
+        }),
     }
 }
 
@@ -146,6 +171,8 @@ mod tests {
         for (command, bytes) in [(Command::READ, read), (Command::WRITE, write)] {
             for length in 0..bytes.len() {
                 let found = Channel::of_request(command, &bytes[..length]);
+                let moved = Channel::length_of_request(command, &bytes[..length]);
+                assert_eq!(moved.ok(), (length >= 112).then_some(3));
                 if length < 112 {
                     let fault = Malformed::TooShort {
                         structure: "request",

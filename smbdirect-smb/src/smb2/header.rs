@@ -183,6 +183,18 @@ impl Header {
         })
     }
 
+    /// Reads Command and Flags of a message of which only the first 20 bytes need be there.
+    pub fn command_and_flags(message: &[u8]) -> Option<(Command, Flags)> {
+        let start: &[u8; 20] = message.first_chunk()?;
+        if Protocol::of(start) != Protocol::Smb2 {
+            return None;
+        }
+        let mut reader = Reader::new(Self::STRUCTURE, start, 12, start.len()).ok()?;
+        let command = Command(reader.u16());
+        let _credits = reader.u16();
+        Some((command, Flags(reader.u32())))
+    }
+
     /// Appends the 64 bytes of the header.
     ///
     /// # Panics
@@ -297,6 +309,15 @@ mod tests {
             };
             assert_eq!(Header::decode(&bytes), Err(expected));
         }
+    }
+
+    #[test]
+    fn command_and_flags_need_20_bytes() {
+        let expected = Some((HEADER.command, HEADER.flags));
+        assert_eq!(Header::command_and_flags(&BYTES), expected);
+        assert_eq!(Header::command_and_flags(&BYTES[..20]), expected);
+        assert_eq!(Header::command_and_flags(&BYTES[..19]), None);
+        assert_eq!(Header::command_and_flags(&BYTES[4..]), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use smbdirect::{
     },
     wire::{NegotiateRequest, NegotiateResponse},
 };
+use smbdirect_smb::smb2::{Channel, Command};
 
 use super::tcp::Place;
 
@@ -148,8 +149,9 @@ pub(crate) enum Payload {
     /// Bytes of a message that began earlier.
     Continued,
     Smb2 {
-        command: u16,
+        command: Command,
         response: bool,
+        by_rdma: Option<ByRdma>,
     },
     /// The SMB2 header of a message is not in the capture.
     Smb2Headless,
@@ -157,6 +159,14 @@ pub(crate) enum Payload {
     Compressed,
     Smb1,
     Other,
+}
+
+/// How the data of a READ or WRITE request travels if it is not in the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByRdma {
+    pub(crate) channel: Channel,
+    /// Bytes of data.
+    pub(crate) length: u32,
 }
 
 /// A broken rule.

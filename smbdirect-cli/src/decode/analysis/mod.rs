@@ -26,6 +26,6 @@ mod streams;
 mod tcp;
 
 pub(crate) use capture::{CaptureError, Packets};
-pub(crate) use event::{DataTransfer, Event, Payload, Sender, Tagged, What};
+pub(crate) use event::{ByRdma, DataTransfer, Event, Payload, Sender, Tagged, What};
 pub(crate) use rules::text;
 pub(crate) use streams::{Counts, Streams};

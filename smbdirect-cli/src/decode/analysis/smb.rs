@@ -5,8 +5,9 @@
 //! without one, is what it seems.
 
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
+use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};
 
-use super::event::{Broken, DataTransfer, Payload, What, broken};
+use super::event::{Broken, ByRdma, DataTransfer, Payload, What, broken};
 
 /// A whole Send, or what the capture has of it.
 #[derive(Debug, Default)]
@@ -466,20 +467,34 @@ fn payload(head: &[u8], transfer: &DataTransfer, missing: Option<u32>) -> Payloa
     let start = transfer.data_offset as usize;
     let end = start.saturating_add(transfer.data_length as usize);
     let payload = head.get(start..end.min(head.len())).unwrap_or_default();
-    match payload.first_chunk::<4>() {
-        Some(b"\xfeSMB") => match payload.first_chunk::<20>() {
-            Some(header) => Payload::Smb2 {
-                command: short(header, 12),
-                response: long(header, 16) & 1 != 0,
-            },
+    match Protocol::of(payload) {
+        Protocol::Smb2 => match Header::command_and_flags(payload) {
+            Some((command, flags)) => {
+                let response = flags.contains(Flags::RESPONSE);
+                Payload::Smb2 {
+                    command,
+                    response,
+                    by_rdma: by_rdma(command, response, payload),
+                }
+            }
             None => Payload::Smb2Headless,
         },
-        Some(b"\xfdSMB") => Payload::Encrypted,
-        Some(b"\xfcSMB") => Payload::Compressed,
-        Some(b"\xffSMB") => Payload::Smb1,
-        _ if missing.is_none() => Payload::None,
-        _ => Payload::Other,
+        Protocol::Encrypted => Payload::Encrypted,
+        Protocol::Compressed => Payload::Compressed,
+        Protocol::Smb1 => Payload::Smb1,
+        Protocol::Unknown if missing.is_none() => Payload::None,
+        Protocol::Unknown => Payload::Other,
     }
+}
+
+/// The channel of a READ or WRITE request that has one, if its fixed part is in the capture.
+fn by_rdma(command: Command, response: bool, message: &[u8]) -> Option<ByRdma> {
+    if response || !matches!(command, Command::READ | Command::WRITE) {
+        return None;
+    }
+    let channel = Channel::of_request(command, message).ok()?;
+    let length = Channel::length_of_request(command, message).ok()?;
+    (channel != Channel::None).then_some(ByRdma { channel, length })
 }
 
 /// A little-endian field; 0 where the bytes do not reach.

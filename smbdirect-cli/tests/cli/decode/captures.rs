@@ -13,7 +13,7 @@ use super::talk::{broken, decode, events, write_pcap};
 use crate::support::{listen, names_in, run, write_noise};
 
 /// Small captures stand beside the tests of the library, larger ones outside of the repository.
-fn capture(name: &str) -> Option<PathBuf> {
+pub(super) fn capture(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = [
         "../smbdirect/tests/captures",
