@@ -173,6 +173,7 @@ async fn take_steps(
     message: Bytes,
 ) -> Result<(), Stop> {
     let steps = exchange.client_channel().compound_answer(message)?;
+    let mut placed = 0;
     for step in steps {
         match step {
             Step::Place { data, to } => {
@@ -180,11 +181,15 @@ async fn take_steps(
                 let written = client.write(data, &to, 0).await;
                 written.map_err(|fault| Stop::of_transfer(&fault))?;
                 exchange.counters.read_by_rdma(length);
+                placed += length;
             }
             Step::Send {
                 message,
                 invalidate,
-            } => send(exchange, client, message, invalidate).await?,
+            } => {
+                let placed = std::mem::take(&mut placed);
+                send_reply(exchange, client, message, invalidate, placed).await?;
+            }
         }
     }
     Ok(())
@@ -202,10 +207,10 @@ async fn from_memory(
         let message = message.into_bytes();
         let answer = exchange.server_channel().answer(&message)?;
         match answer {
-            server_channel::Answer::Pass => deliver(exchange, to, message.into()).await?,
+            server_channel::Answer::Pass => deliver(exchange, to, message.into(), false).await?,
             server_channel::Answer::Done { message_id } => {
                 exchange.end_region(message_id).await?;
-                deliver(exchange, to, message.into()).await?;
+                deliver(exchange, to, message.into(), false).await?;
             }
             server_channel::Answer::Data {
                 message_id,
@@ -215,15 +220,21 @@ async fn from_memory(
                 let (buffer, _grant) = exchange.take_region(message_id).await?;
                 let buffer = buffer.freeze();
                 let data = buffer.slice(..length as usize);
-                deliver(exchange, to, [head, data].into_iter().collect()).await?;
+                exchange.counters.read_by_rdma(length as usize);
+                deliver(exchange, to, [head, data].into_iter().collect(), true).await?;
                 exchange.buffers.give_shared_region(exchange.id, buffer);
             }
         }
     }
 }
 
-/// An answer to a client of either kind.
-async fn deliver(exchange: &Exchange<'_>, to: &mut Sink, message: Message) -> Result<(), Stop> {
+/// An answer to a client of either kind. With `counted`, its data has been counted as gone by RDMA.
+async fn deliver(
+    exchange: &Exchange<'_>,
+    to: &mut Sink,
+    message: Message,
+    counted: bool,
+) -> Result<(), Stop> {
     let length = message.len();
     let client = match to {
         Sink::SmbDirect(client) => client,
@@ -255,7 +266,9 @@ async fn deliver(exchange: &Exchange<'_>, to: &mut Sink, message: Message) -> Re
                 writing.push(client.write(chunk, &placement.to, placed as u64));
                 placed += length;
             }
-            exchange.counters.read_by_rdma(placed);
+            if !counted {
+                exchange.counters.read_by_rdma(placed);
+            }
             let Placement {
                 reply, invalidate, ..
             } = placement;
@@ -293,8 +306,8 @@ async fn send_reply(
         None => client.send(message),
     };
     let sending = sending.map_err(|error| Stop::of_send(Side::Server, Side::Client, error))?;
-    let sent = sending.await;
-    sent.map_err(|error| Stop::of(Side::Client, &error))?;
+    // Before the wait: the client may have it, and end the session, before this task goes on.
     exchange.counters.to_client(length + placed);
-    Ok(())
+    let sent = sending.await;
+    sent.map_err(|error| Stop::of(Side::Client, &error))
 }

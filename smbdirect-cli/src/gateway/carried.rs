@@ -47,15 +47,15 @@ impl Counters<'_> {
         self.add(|counts| &counts.bytes_to_client, length as u64);
     }
 
-    /// The data of a READ went by RDMA.
+    /// The data of a READ went by RDMA, if there was any.
     pub(super) fn read_by_rdma(self, length: usize) {
-        self.add(|counts| &counts.reads_by_rdma, 1);
+        self.add(|counts| &counts.reads_by_rdma, u64::from(length > 0));
         self.add(|counts| &counts.bytes_read_by_rdma, length as u64);
     }
 
-    /// The data of a WRITE went by RDMA.
+    /// The data of a WRITE went by RDMA, if there was any.
     pub(super) fn written_by_rdma(self, length: usize) {
-        self.add(|counts| &counts.writes_by_rdma, 1);
+        self.add(|counts| &counts.writes_by_rdma, u64::from(length > 0));
         self.add(|counts| &counts.bytes_written_by_rdma, length as u64);
     }
 

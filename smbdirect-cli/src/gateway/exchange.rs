@@ -107,13 +107,10 @@ impl<'a> Exchange<'a> {
     pub(super) fn expect_answer(&self, head: &[u8], length: usize, region: Region) -> Bytes {
         let descriptors = [region.region.descriptor()];
         let header = Header::decode(head).expect("the request was looked at before");
-        let described = descriptors[0].length as usize;
         let mut channel = self.server_channel();
         let request = if header.command == Command::READ {
-            self.counters.read_by_rdma(described);
             channel.read_request(head, &descriptors)
         } else {
-            self.counters.written_by_rdma(described);
             channel.write_request(head, length, &descriptors)
         };
         drop(channel);

@@ -197,6 +197,7 @@ async fn relay_rdma(
     server: &Connection,
 ) -> Result<Never, Stop> {
     loop {
+        let mut fetched = 0;
         let message = match next_request(exchange, client).await? {
             Request::Pass(message) => {
                 exchange.counters.passed();
@@ -211,6 +212,7 @@ async fn relay_rdma(
                         Part::Bytes(bytes) => whole.extend_from_slice(&bytes),
                         Part::Remote { from, length } => {
                             exchange.counters.written_by_rdma(length as usize);
+                            fetched += length;
                             let into = exchange.region(length as usize);
                             let read = client.read(&from, 0, into).await;
                             let data = read.map_err(|error| Stop::of_read(&error))?;
@@ -236,6 +238,9 @@ async fn relay_rdma(
             }
             Offload::Write { data } => {
                 let grant = exchange.requests.take(data.len()).await;
+                if fetched == 0 {
+                    exchange.counters.written_by_rdma(data.len());
+                }
                 let mut buffer = exchange.region(data.len());
                 buffer.copy_from_slice(&message[data]);
                 let region = register(server, buffer, Access::REMOTE_READ, grant)?;
@@ -287,6 +292,7 @@ async fn offload(
                 buffer.clear();
                 client.fill(&mut buffer, data.len()).await.map_err(failed)?;
                 client.skip(client.remaining()).await.map_err(failed)?;
+                exchange.counters.written_by_rdma(data.len());
                 let region = register(server, buffer, Access::REMOTE_READ, grant)?;
                 send_with_region(exchange, server, &head, length, region).await?;
             }
@@ -316,10 +322,10 @@ async fn send(
     let sending = server
         .send(message)
         .map_err(|error| Stop::of_send(Side::Client, Side::Server, error))?;
-    let sent = sending.await;
-    sent.map_err(|error| Stop::of(Side::Server, &error))?;
+    // Before the wait: the server may have it, and end the session, before this task goes on.
     exchange.counters.to_server(length);
-    Ok(())
+    let sent = sending.await;
+    sent.map_err(|error| Stop::of(Side::Server, &error))
 }
 
 /// Memory for the server to write to.

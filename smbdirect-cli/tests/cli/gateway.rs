@@ -10,12 +10,27 @@ use smbdirect::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
     task::JoinSet,
     time::{sleep, timeout},
 };
 
 use crate::support::{Done, Listening, PATIENCE, command, listen, listening, noise, run, start};
+
+#[path = "gateway/ends.rs"]
+mod ends;
+#[allow(dead_code, reason = "other tests need the rest")]
+#[path = "../../../smbdirect-smb/tests/common/messages.rs"]
+mod messages;
+#[path = "gateway/pair.rs"]
+mod pair;
+#[path = "gateway/rdma.rs"]
+mod rdma;
+#[path = "gateway/server_rdma.rs"]
+mod server_rdma;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -126,10 +141,24 @@ impl End {
         }
     }
 
+    fn split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        match self {
+            Self::SmbDirect(_) => panic!("it has no stream"),
+            Self::Tcp(stream) => stream.into_split(),
+        }
+    }
+
     async fn close(self) {
         match self {
             Self::SmbDirect(connection) => soon(connection.close()).await.unwrap(),
             Self::Tcp(stream) => drop(stream),
+        }
+    }
+
+    fn connection(&self) -> &Connection {
+        match self {
+            Self::SmbDirect(connection) => connection,
+            Self::Tcp(_) => panic!("it is no SMB Direct connection"),
         }
     }
 

@@ -1,0 +1,147 @@
+//! Clients with RDMA and their memory, and settings under which large messages go through.
+
+use bytes::BytesMut;
+use smbdirect::{
+    Access, BufferDescriptorV1, Config, Connection, MemoryRegion, Message, Settings, Token,
+};
+
+use super::{End, messages::*, soon};
+use crate::support::noise;
+
+/// Settings of an end that takes messages with 8 MiB of data, and never gives up on a peer that
+/// gives no credits.
+pub(super) fn patient() -> Config {
+    let settings = Settings {
+        max_fragmented_receive_size: (8 << 20) + (64 << 10),
+        credit_grant_timeout: None,
+        ..Settings::default()
+    };
+    Config::new(settings).unwrap()
+}
+
+/// What memory holds that nobody has written to.
+pub(super) const UNTOUCHED: u8 = 0xee;
+
+/// Memory of a client with RDMA, registered in one or more parts.
+#[derive(Debug)]
+pub(super) struct Memory {
+    regions: Vec<MemoryRegion>,
+}
+
+impl Memory {
+    fn register(client: &Connection, contents: &[u8], parts: usize, access: Access) -> Self {
+        let mut rest = contents;
+        let mut regions = Vec::new();
+        for left in (1..=parts).rev() {
+            // The parts differ in length, and not all of them are aligned.
+            let length = match left {
+                1 => rest.len(),
+                _ => (rest.len() / left + 3 * left).min(rest.len()),
+            };
+            let (part, behind) = rest.split_at(length);
+            let buffer = BytesMut::from(part);
+            let access = access | Access::REMOTE_INVALIDATE;
+            regions.push(client.register(buffer, access).unwrap());
+            rest = behind;
+        }
+        Self { regions }
+    }
+
+    /// Registers memory for the data of a READ.
+    pub(super) fn to_fill(client: &Connection, length: usize, parts: usize) -> Self {
+        let contents = vec![UNTOUCHED; length];
+        Self::register(client, &contents, parts, Access::REMOTE_WRITE)
+    }
+
+    /// Registers memory with the data of a WRITE.
+    pub(super) fn holding(client: &Connection, contents: &[u8], parts: usize) -> Self {
+        Self::register(client, contents, parts, Access::REMOTE_READ)
+    }
+
+    pub(super) fn descriptors(&self) -> Vec<BufferDescriptorV1> {
+        self.regions.iter().map(MemoryRegion::descriptor).collect()
+    }
+
+    /// Returns the token that the final answer to a request with this memory invalidates.
+    pub(super) fn invalidated_by(&self, channel: u32) -> Option<Token> {
+        (channel == V1_INVALIDATE).then(|| self.regions[0].token())
+    }
+
+    /// Ends the registrations, and returns what the parts hold.
+    pub(super) async fn contents(self) -> Vec<u8> {
+        let mut contents = Vec::new();
+        for region in self.regions {
+            contents.extend_from_slice(&soon(region.deregister()).await.unwrap());
+        }
+        contents
+    }
+}
+
+/// Returns the contents of memory of `length` bytes to which `data` was written.
+pub(super) fn filled(data: &[u8], length: usize) -> Vec<u8> {
+    let mut contents = data.to_vec();
+    contents.resize(length, UNTOUCHED);
+    contents
+}
+
+/// Hands a message over, and does not wait until it has left.
+pub(super) fn submit(connection: &Connection, message: impl Into<Message>) {
+    drop(connection.send(message).unwrap());
+}
+
+/// Waits for a message, and returns it with the token that it invalidated.
+pub(super) async fn received(connection: &Connection) -> (Vec<u8>, Option<Token>) {
+    let message = soon(connection.recv()).await.unwrap();
+    let token = message.invalidated_token();
+    (message.into_bytes().to_vec(), token)
+}
+
+/// Has the client and the server agree on a dialect.
+pub(super) async fn negotiate(client: &mut End, server: &mut End, dialect: u16) {
+    let request = other(header(NEGOTIATE, 0), &noise(40, 1));
+    client.send(&request).await;
+    assert_eq!(server.receive().await, Some(request));
+    server.send(&negotiated(dialect)).await;
+    assert_eq!(client.receive().await, Some(negotiated(dialect)));
+}
+
+/// The channel of a READ or WRITE as a server gets it, and the descriptors that end the request.
+pub(super) fn described(request: &[u8]) -> (u32, Vec<BufferDescriptorV1>) {
+    let channel = match u16_at(request, 12) {
+        READ => u32_at(request, 100),
+        _ => u32_at(request, 96),
+    };
+    let descriptors = match channel {
+        0 => Vec::new(),
+        _ => BufferDescriptorV1::decode_array(&request[112..]).unwrap(),
+    };
+    (channel, descriptors)
+}
+
+/// A READ that the gateway has put a channel on, for dialect 3.0.2 and later.
+pub(super) fn read_by_rdma(
+    message_id: u64,
+    offset: u64,
+    length: u32,
+    descriptors: &[BufferDescriptorV1],
+) -> Vec<u8> {
+    let request = read(message_id, offset, length, V1_INVALIDATE, descriptors);
+    // RemainingBytes means nothing in a READ.
+    with(request, 104, &[0; 4])
+}
+
+/// Answers a request, and ends the registration of its memory if `invalidates`.
+pub(super) fn reply(
+    server: &Connection,
+    answer: Vec<u8>,
+    memory: &[BufferDescriptorV1],
+    invalidates: bool,
+) {
+    match invalidates {
+        true => {
+            let token = Token(memory[0].token);
+            drop(server.send_and_invalidate(answer, token).unwrap());
+        }
+        false => submit(server, answer),
+    }
+}
