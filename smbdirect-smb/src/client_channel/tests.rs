@@ -941,12 +941,20 @@ fn answers_that_lie_about_their_data_are_faults() {
 }
 
 #[test]
-fn answer_without_the_flag_of_answers_is_translated() {
+fn answer_is_one_without_the_flag_of_answers() {
     let mut client = ClientChannel::new();
     translated(&mut client, &read(1, 0, 3, V1, &descriptors()));
     let bytes = with(read_answer(1, b"abc", 0), 16, &[0; 4]);
     let answer = answer_of(&mut client, &bytes);
     assert!(matches!(answer, Ok(Answer::Place(_))), "{answer:?}");
+    let mut client = ClientChannel::new();
+    translated(
+        &mut client,
+        &write_by_rdma(1, 0, 3, V1_INVALIDATE, &descriptors()),
+    );
+    let bytes = with(interim(WRITE, 1), 16, &ASYNC.to_le_bytes());
+    assert_eq!(answer_of(&mut client, &bytes), Ok(pass(None)));
+    assert_eq!(client.pending(), 1);
 }
 
 #[test]

@@ -310,12 +310,16 @@ fn answers_to_other_requests_pass() {
 }
 
 #[test]
-fn answer_without_the_flag_of_answers_is_translated() {
+fn answer_is_one_without_the_flag_of_answers() {
     let mut server = server();
     read_goes(&mut server, 7, 4000);
     let bytes = with(read_answer(7, &[], 3), 16, &[0; 4]);
     let answer = server.answer(&bytes);
     assert!(matches!(answer, Ok(Answer::Data { .. })), "{answer:?}");
+    write_goes(&mut server, 8, 4000);
+    let bytes = with(interim(WRITE, 8), 16, &ASYNC.to_le_bytes());
+    assert_eq!(server.answer(&bytes), Ok(Answer::Pass));
+    assert_eq!(server.pending(), 1);
 }
 
 #[test]

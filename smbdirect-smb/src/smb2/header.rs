@@ -224,9 +224,10 @@ impl Header {
         self.flags.contains(Flags::SIGNED)
     }
 
-    /// Whether the element is an interim answer, which another one follows ([MS-SMB2] 3.3.4.2).
+    /// Whether the element, which is an answer, is an interim one, which another one follows
+    /// ([MS-SMB2] 3.2.5.1.5).
     pub const fn is_interim(&self) -> bool {
-        self.is_response() && self.flags.contains(Flags::ASYNC) && self.status == STATUS_PENDING
+        self.flags.contains(Flags::ASYNC) && self.status == STATUS_PENDING
     }
 
     /// Whether the body of a READ or WRITE answer is an ERROR response ([MS-SMB2] 3.3.4.4): Status
@@ -340,11 +341,11 @@ mod tests {
     }
 
     #[test]
-    fn only_async_responses_with_status_pending_are_interim() {
+    fn only_async_answers_with_status_pending_are_interim() {
         for (flags, status, interim) in [
             (3, STATUS_PENDING, true),
             (1, STATUS_PENDING, false),
-            (2, STATUS_PENDING, false),
+            (2, STATUS_PENDING, true),
             (3, 0, false),
             (0xf, STATUS_PENDING, true),
         ] {
