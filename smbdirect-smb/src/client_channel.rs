@@ -283,7 +283,7 @@ impl ClientChannel {
                 let mut request =
                     ReadRequest::decode(bytes).map_err(|fault| malformed(command, fault))?;
                 let (channel, length) = (request.channel, request.length);
-                check(command, channel, length, &request.descriptors)?;
+                check(command, length, &request.descriptors)?;
                 let descriptors = std::mem::take(&mut request.descriptors);
                 translated.push(read_inline(&element.header, request, padding));
                 Pending {
@@ -297,7 +297,7 @@ impl ClientChannel {
                 let request = WriteRequest::decode(bytes, bytes.len())
                     .map_err(|fault| malformed(command, fault))?;
                 let (channel, length) = (request.channel, request.remaining_bytes);
-                check(command, channel, length, &request.descriptors)?;
+                check(command, length, &request.descriptors)?;
                 if !request.data.is_empty() {
                     let length = request.data.len();
                     return Err(Refusal::DataAndChannel { length });
@@ -460,7 +460,7 @@ fn malformed(command: Command, fault: Malformed) -> Refusal {
 }
 
 /// The channel of an element, of which at least the fixed part of a READ or WRITE is in `head` if it
-/// is there. A channel where no byte may change is refused.
+/// is there. A channel where no byte may change is refused, and one that cannot be translated.
 fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
     let command = element.header.command;
     if !element.moves_data() {
@@ -469,6 +469,10 @@ fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
     let channel = Channel::of_request(command, head).map_err(|fault| malformed(command, fault))?;
     if channel != Channel::None && element.header.is_signed() {
         return Err(Refusal::Signed { command, channel });
+    }
+    // Its channel information need not be descriptors.
+    if let Channel::Other(_) = channel {
+        return Err(Refusal::Channel { command, channel });
     }
     Ok(channel)
 }
@@ -485,16 +489,8 @@ fn check_unique(header: &Header, message_ids: &mut HashSet<u64>) -> Result<(), R
     Ok(())
 }
 
-/// Checks what the request says of its channel.
-fn check(
-    command: Command,
-    channel: Channel,
-    length: u32,
-    descriptors: &[BufferDescriptorV1],
-) -> Result<(), Refusal> {
-    if let Channel::Other(_) = channel {
-        return Err(Refusal::Channel { command, channel });
-    }
+/// Checks that the descriptors hold what is to be moved.
+fn check(command: Command, length: u32, descriptors: &[BufferDescriptorV1]) -> Result<(), Refusal> {
     let described = descriptors
         .iter()
         .map(|descriptor| u64::from(descriptor.length))

@@ -353,6 +353,13 @@ fn channels_without_a_meaning_are_refused() {
         for (command, bytes) in [(Command::READ, read), (Command::WRITE, write)] {
             let refusal = Refusal::Channel { command, channel };
             assert_eq!(refused(&bytes), refusal);
+            // What describes a transform is no array of descriptors.
+            let length_at = match command {
+                Command::READ => 110,
+                _ => 106,
+            };
+            let transform = with(other(bytes.clone(), &[1; 40]), length_at, &[40, 0]);
+            assert_eq!(refused(&transform), refusal);
             assert_eq!(refused(&compound(&[header(ECHO, 1), bytes])), refusal);
         }
     }
