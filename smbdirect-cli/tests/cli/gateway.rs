@@ -29,6 +29,8 @@ mod messages;
 mod pair;
 #[path = "gateway/rdma.rs"]
 mod rdma;
+#[path = "gateway/refused.rs"]
+mod refused;
 #[path = "gateway/server_rdma.rs"]
 mod server_rdma;
 
@@ -138,6 +140,13 @@ impl End {
                 soon(stream.read_exact(&mut message)).await.ok()?;
                 Some(message)
             }
+        }
+    }
+
+    fn local_address(&self) -> SocketAddr {
+        match self {
+            Self::SmbDirect(connection) => connection.local_address(),
+            Self::Tcp(stream) => stream.local_addr().unwrap(),
         }
     }
 
