@@ -28,7 +28,12 @@ pub(super) struct Counts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counters<'a>(pub(super) [&'a Counts; 2]);
 
-impl Counters<'_> {
+impl<'a> Counters<'a> {
+    /// Those of the session alone.
+    pub(super) const fn of_session(self) -> &'a Counts {
+        self.0[0]
+    }
+
     fn add(self, counter: fn(&Counts) -> &AtomicU64, number: u64) {
         for counts in self.0 {
             counter(counts).fetch_add(number, Relaxed);

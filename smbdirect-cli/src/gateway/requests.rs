@@ -26,6 +26,7 @@ use super::{
     exchange::{Exchange, Region},
     memory::Grant,
     peer::{Side, Sink, Source, Stop, longest},
+    session::silence,
     tcp,
 };
 
@@ -78,10 +79,35 @@ enum Piece {
 
 /// The next request of an SMB Direct client, once there is room to remember it.
 async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Request, Stop> {
-    exchange.client_channel_room().await;
+    unless_gone(gone(client), exchange.client_channel_room()).await?;
     let message = client.recv().await;
     let message = message.map_err(|error| Stop::of(Side::Client, &error))?;
     Ok(exchange.client_channel().request(message)?)
+}
+
+/// Waits for room that only the answers to earlier requests make. The server may never give them, so
+/// the wait ends with the client.
+async fn unless_gone<T>(
+    gone: impl Future<Output = Stop>,
+    room: impl Future<Output = T>,
+) -> Result<T, Stop> {
+    tokio::select! {
+        biased;
+        room = room => Ok(room),
+        stop = gone => Err(stop),
+    }
+}
+
+/// Waits for the end of an SMB Direct client.
+async fn gone(client: &Connection) -> Stop {
+    Stop::of(Side::Client, &client.closed().await)
+}
+
+/// Waits for the end of a TCP client: it sends no more, and no answer has gone to it for a while.
+async fn gone_silent(exchange: &Exchange<'_>, client: &tcp::Source) -> Stop {
+    client.hung_up().await;
+    silence(exchange.counters.of_session()).await;
+    Stop::Closed(Side::Client)
 }
 
 /// Takes requests and fetches their data, and sends what was taken before. At the end of the one,
@@ -205,7 +231,7 @@ async fn relay_rdma(
             }
             Request::Translated(parts) => {
                 let length = parts.iter().map(Part::len).sum();
-                let _grant = exchange.requests.take(length).await;
+                let _grant = unless_gone(gone(client), exchange.requests.take(length)).await?;
                 let mut whole = BytesMut::with_capacity(length);
                 for part in parts {
                     match part {
@@ -233,11 +259,14 @@ async fn relay_rdma(
                 send(exchange, server, message.into(), length).await?;
             }
             Offload::Read { length: to_read } => {
-                let region = register_read(exchange, server, to_read).await?;
+                let taking = exchange.requests.take(to_read as usize);
+                let grant = unless_gone(gone(client), taking).await?;
+                let region = register_read(exchange, server, to_read, grant)?;
                 send_with_region(exchange, server, &message, length, region).await?;
             }
             Offload::Write { data } => {
-                let grant = exchange.requests.take(data.len()).await;
+                let taking = exchange.requests.take(data.len());
+                let grant = unless_gone(gone(client), taking).await?;
                 if fetched == 0 {
                     exchange.counters.written_by_rdma(data.len());
                 }
@@ -269,7 +298,8 @@ async fn offload(
                 if length > most {
                     return Err(Stop::too_long(Side::Client, length, most as u32));
                 }
-                let _grant = exchange.requests.take(length).await;
+                let taking = exchange.requests.take(length);
+                let _grant = unless_gone(gone_silent(exchange, client), taking).await?;
                 let message = whole(exchange, client).await.map_err(failed)?;
                 if offload == Offload::Incomplete {
                     exchange.server_channel().request(&message, length)?;
@@ -282,11 +312,14 @@ async fn offload(
                     return Err(Stop::too_long(Side::Client, length, MAX_DATA_OFFSET as u32));
                 }
                 let message = client.take(length).await.map_err(failed)?;
-                let region = register_read(exchange, server, to_read).await?;
+                let taking = exchange.requests.take(to_read as usize);
+                let grant = unless_gone(gone_silent(exchange, client), taking).await?;
+                let region = register_read(exchange, server, to_read, grant)?;
                 send_with_region(exchange, server, &message, length, region).await?;
             }
             Offload::Write { data } => {
-                let grant = exchange.requests.take(data.len()).await;
+                let taking = exchange.requests.take(data.len());
+                let grant = unless_gone(gone_silent(exchange, client), taking).await?;
                 let head = client.take(data.start).await.map_err(failed)?;
                 let mut buffer = exchange.region(data.len());
                 buffer.clear();
@@ -329,12 +362,12 @@ async fn send(
 }
 
 /// Memory for the server to write to.
-async fn register_read(
+fn register_read(
     exchange: &Exchange<'_>,
     server: &Connection,
     length: u32,
+    grant: Grant,
 ) -> Result<Region, Stop> {
-    let grant = exchange.requests.take(length as usize).await;
     let buffer = exchange.region(length as usize);
     register(server, buffer, Access::REMOTE_WRITE, grant)
 }

@@ -201,7 +201,7 @@ async fn told(told_to_end: &mut watch::Receiver<bool>) {
 }
 
 /// Waits until nothing has been counted for [`LINGER`].
-async fn silence(counts: &Counts) {
+pub(super) async fn silence(counts: &Counts) {
     loop {
         let before = counts.messages_to_client.load(Relaxed);
         sleep(LINGER).await;

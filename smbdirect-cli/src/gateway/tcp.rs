@@ -16,12 +16,12 @@ use smbdirect::Message;
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::{
         TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::buffers::{Buffers, CHUNK};
@@ -42,6 +42,8 @@ const READ_AHEAD: usize = 64 << 10;
 /// between them.
 const PROBES: u32 = 5;
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two looks at whether a peer has hung up from which nothing is read.
+const HANG_UP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Linux refuses a longer silence than this before the first question.
 const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
@@ -175,6 +177,15 @@ impl Source {
             left -= there;
         }
         Ok(())
+    }
+
+    /// Waits until the peer says that it sends no more, whether or not all that it sent was read.
+    pub(super) async fn hung_up(&self) {
+        // What is not read keeps the socket ready, so that there is nothing to wait for but time.
+        while matches!(self.half.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
+        {
+            sleep(HANG_UP_CHECK_INTERVAL).await;
+        }
     }
 
     /// Reads until that much of the message is in the buffer.

@@ -22,6 +22,10 @@ use crate::support::{Done, Listening, PATIENCE, command, listen, listening, nois
 
 #[path = "gateway/ends.rs"]
 mod ends;
+#[path = "gateway/leaving.rs"]
+mod leaving;
+#[path = "gateway/memory.rs"]
+mod memory;
 #[allow(dead_code, reason = "other tests need the rest")]
 #[path = "../../../smbdirect-smb/tests/common/messages.rs"]
 mod messages;
@@ -407,7 +411,7 @@ async fn a_slow_reader_stops_the_writer() {
         let arguments = ["--credit-grant-timeout", "600", "--stall-limit", "600"];
         let (gateway, mut client, mut server) =
             through_with(from, to, &arguments, patient.clone()).await;
-        let before = memory(&gateway);
+        let before = peak_memory(&gateway);
         let message = noise(1 << 20, 3);
         let sent = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let writer = tokio::spawn({
@@ -434,7 +438,7 @@ async fn a_slow_reader_stops_the_writer() {
             !writer.is_finished(),
             "{from:?} to {to:?}: {last} bytes went nowhere"
         );
-        if let (Some(before), Some(after)) = (before, memory(&gateway)) {
+        if let (Some(before), Some(after)) = (before, peak_memory(&gateway)) {
             let held = after.saturating_sub(before);
             assert!(held < HELD, "{from:?} to {to:?}: {held} bytes");
         }
@@ -442,7 +446,7 @@ async fn a_slow_reader_stops_the_writer() {
             assert!(server.receive().await.as_ref() == Some(&message));
         }
         soon(writer).await.unwrap().close().await;
-        if let (Some(before), Some(after)) = (before, memory(&gateway)) {
+        if let (Some(before), Some(after)) = (before, peak_memory(&gateway)) {
             let held = after.saturating_sub(before);
             assert!(held < HELD, "{from:?} to {to:?}: {held} bytes in the end");
         }
@@ -450,7 +454,7 @@ async fn a_slow_reader_stops_the_writer() {
 }
 
 /// Most bytes of memory that the gateway has had, where the system tells.
-fn memory(gateway: &Listening) -> Option<u64> {
+fn peak_memory(gateway: &Listening) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.running.id())).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
     let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;

@@ -1,0 +1,88 @@
+//! Clients that leave in the middle of something: the session ends, and what it held is free again.
+
+use super::{
+    End, Kind,
+    Kind::{SmbDirect, Tcp},
+    Server,
+    ends::{Memory, described, negotiate, patient, submit},
+    event, gateway,
+    messages::*,
+    soon,
+};
+use crate::support::noise;
+
+const MIB: usize = 1 << 20;
+
+/// Has a client ask for more at once than the gateway has memory for, and leave.
+async fn leaves_with_requests_waiting(from: Kind, memory: &str, requests: u64) {
+    let mut listener = Server::bind(SmbDirect, patient()).await;
+    let address = listener.address().to_string();
+    let mut gateway = gateway(from, SmbDirect, &address, &["--memory", memory]);
+    for round in 0..2 {
+        let mut client = End::connect_with(from, &gateway.address, patient()).await;
+        let mut server = listener.accept().await;
+        negotiate(&mut client, &mut server, 0x0311).await;
+        for id in 0..requests {
+            client.send(&read(id, 0, 8 << 20, 0, &[])).await;
+        }
+        // One is with the server, which does not answer, and the others wait.
+        let (channel, _) = described(&server.receive().await.unwrap());
+        assert_eq!(channel, V1_INVALIDATE);
+        match (client, round % 2) {
+            (End::SmbDirect(connection), 0) => connection.abort(),
+            (client, _) => client.close().await,
+        }
+        let closed = event(&mut gateway, "closed");
+        assert_eq!(closed["open"], 0, "{closed}");
+        // At most, a request behind it has got through.
+        while server.receive().await.is_some() {}
+    }
+    let mut client = End::connect_with(from, &gateway.address, patient()).await;
+    let mut server = listener.accept().await;
+    negotiate(&mut client, &mut server, 0x0311).await;
+    client.send(&read(1, 0, 8 << 20, 0, &[])).await;
+    let (_, memory) = described(&server.receive().await.unwrap());
+    let data = noise(8 * MIB, 1);
+    drop(server.connection().write(data.clone().into(), &memory, 0));
+    server.send(&read_answer(1, &[], 8 << 20)).await;
+    assert!(client.receive().await == Some(read_answer(1, &data, 0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_rdma_leaves_while_its_requests_wait_for_memory() {
+    leaves_with_requests_waiting(SmbDirect, "53M", 5).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_without_rdma_leaves_while_its_requests_wait_for_memory() {
+    leaves_with_requests_waiting(Tcp, "28M", 5).await;
+}
+
+/// The gateway remembers a limited number of requests. Behind it, nothing more is taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_leaves_with_as_many_requests_as_the_gateway_remembers() {
+    let mut listener = Server::bind(Tcp, patient()).await;
+    let address = listener.address().to_string();
+    let mut gateway = gateway(SmbDirect, Tcp, &address, &[]);
+    for round in 0..2 {
+        let client = End::connect_with(SmbDirect, &gateway.address, patient()).await;
+        let mut server = listener.accept().await;
+        let connection = client.connection();
+        let memory = Memory::to_fill(connection, 8 * MIB, 1);
+        let descriptors = memory.descriptors();
+        for id in 0..10_000 {
+            submit(connection, read(id, 0, 8 << 20, V1, &descriptors));
+        }
+        for id in 0..8192 {
+            let request = server.receive().await;
+            assert_eq!(request, Some(read(id, 0, 8 << 20, 0, &[])));
+        }
+        match round {
+            0 => connection.abort(),
+            _ => soon(connection.close()).await.unwrap(),
+        }
+        let closed = event(&mut gateway, "closed");
+        assert_eq!(closed["messages_to_server"], 8192, "{closed}");
+        assert_eq!(server.receive().await, None);
+    }
+}
