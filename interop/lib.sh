@@ -361,6 +361,14 @@ PYTHON
   ); then pass "$1: $told"; else fail "$1: counters: $told"; fi
 }
 
+# whole_parts BYTES SIZE...: the bytes of files of these sizes, without the rest of each file that is
+# smaller than a part of so many bytes.
+whole_parts() {
+  local part=$1 size total=0; shift
+  for size in "$@"; do total=$((total + size - size % part)); done
+  echo "$total"
+}
+
 # events LOG EVENT FIELD: that field of all such events, one a line.
 events() {
   python3 - "$1.json" "$2" "$3" <<'PYTHON'
