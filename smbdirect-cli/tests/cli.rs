@@ -17,6 +17,9 @@ mod files;
 mod gateway;
 #[path = "cli/listen.rs"]
 mod listen;
+#[allow(dead_code, reason = "the tests of the translator need the rest")]
+#[path = "../../smbdirect-smb/tests/common/messages.rs"]
+mod messages;
 #[path = "cli/ping.rs"]
 mod ping;
 #[path = "cli/support.rs"]

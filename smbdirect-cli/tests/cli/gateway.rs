@@ -26,9 +26,6 @@ mod ends;
 mod leaving;
 #[path = "gateway/memory.rs"]
 mod memory;
-#[allow(dead_code, reason = "other tests need the rest")]
-#[path = "../../../smbdirect-smb/tests/common/messages.rs"]
-mod messages;
 #[path = "gateway/pair.rs"]
 mod pair;
 #[path = "gateway/rdma.rs"]

@@ -6,12 +6,7 @@ use super::{
     captures::capture,
     talk::{I, R, Talk, Transfer, decode, events},
 };
-
-#[allow(dead_code, reason = "the messages that decode does not tell apart")]
-#[path = "../../../../smbdirect-smb/tests/common/messages.rs"]
-mod messages;
-
-use self::messages::*;
+use crate::messages::*;
 
 /// A Data Transfer with the beginning of a message, of which `remaining` bytes are to come.
 fn carrying(message: &[u8], remaining: u32) -> Transfer {

@@ -5,8 +5,8 @@ use smbdirect::{
     Access, BufferDescriptorV1, Config, Connection, MemoryRegion, Message, Settings, Token,
 };
 
-use super::{End, messages::*, soon};
-use crate::support::noise;
+use super::{End, soon};
+use crate::{messages::*, support::noise};
 
 /// Settings of an end that takes messages with 8 MiB of data, and never gives up on a peer that
 /// gives no credits.

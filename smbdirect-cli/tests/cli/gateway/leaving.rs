@@ -5,11 +5,9 @@ use super::{
     Kind::{SmbDirect, Tcp},
     Server,
     ends::{Memory, described, negotiate, patient, submit},
-    event, gateway,
-    messages::*,
-    soon,
+    event, gateway, soon,
 };
-use crate::support::noise;
+use crate::{messages::*, support::noise};
 
 const MIB: usize = 1 << 20;
 

@@ -3,10 +3,9 @@
 use super::{
     Kind::SmbDirect,
     ends::{Memory, described, negotiate, patient, received, submit},
-    messages::*,
     through_with,
 };
-use crate::support::noise;
+use crate::{messages::*, support::noise};
 
 const MIB: usize = 1 << 20;
 

@@ -9,11 +9,9 @@ use super::{
     Kind::{SmbDirect, Tcp},
     Server,
     ends::{Memory, described, filled, negotiate, patient, read_by_rdma, received, reply, submit},
-    event, gateway,
-    messages::*,
-    soon, through_with,
+    event, gateway, soon, through_with,
 };
-use crate::support::noise;
+use crate::{messages::*, support::noise};
 
 const MIB: usize = 1 << 20;
 /// Fewest bytes that go by RDMA to the server.

@@ -7,11 +7,9 @@ use super::{
     End,
     Kind::{SmbDirect, Tcp},
     ends::{Memory, filled, patient, received, submit},
-    event,
-    messages::*,
-    summary, through, through_with,
+    event, summary, through, through_with,
 };
-use crate::support::noise;
+use crate::{messages::*, support::noise};
 
 /// The longest message over TCP.
 const LONGEST: usize = 0xff_ffff;

@@ -7,11 +7,12 @@ use super::{
     Kind::{SmbDirect, Tcp},
     Server,
     ends::{Memory, negotiate, patient, submit},
-    event, gateway,
-    messages::*,
-    summary,
+    event, gateway, summary,
 };
-use crate::support::{Listening, noise};
+use crate::{
+    messages::*,
+    support::{Listening, noise},
+};
 
 const SIGNING: &str = "turn signing off for this client";
 const TRANSFORMS: &str = "turn RDMA transforms off on the client";
@@ -156,7 +157,7 @@ async fn what_a_client_with_rdma_must_not_ask_for() {
                 TRANSFORMS,
             ),
             (
-                super::messages::read(5, 0, 4097, V1, &nowhere(&[4000, 96])),
+                crate::messages::read(5, 0, 4097, V1, &nowhere(&[4000, 96])),
                 "a READ of 4097 bytes with descriptors for 4096",
                 BROKEN,
             ),
@@ -189,7 +190,7 @@ async fn what_a_client_with_rdma_must_not_ask_for() {
             (
                 compound(
                     &(0..8193)
-                        .map(|id| super::messages::read(id, 0, 1, V1, &one))
+                        .map(|id| crate::messages::read(id, 0, 1, V1, &one))
                         .collect::<Vec<_>>(),
                 ),
                 "a compound with more than 8192 requests or 65536 descriptors to wait for",

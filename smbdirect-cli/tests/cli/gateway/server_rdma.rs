@@ -9,11 +9,12 @@ use super::{
     Kind::{SmbDirect, Tcp},
     Server,
     ends::{described, negotiate, patient, read_by_rdma, reply, submit},
-    event, gateway,
-    messages::*,
-    soon, summary, through_with,
+    event, gateway, soon, summary, through_with,
 };
-use crate::support::{Listening, noise};
+use crate::{
+    messages::*,
+    support::{Listening, noise},
+};
 
 const MIB: usize = 1 << 20;
 /// Fewest bytes that go by RDMA.
