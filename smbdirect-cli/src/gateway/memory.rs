@@ -108,8 +108,9 @@ impl Share {
     }
 
     fn has_room(&self, units: u32) -> bool {
-        let shares = self.memory.shares.load(Relaxed).max(1);
-        let part = (self.memory.units as usize / shares).min(MAX_PART / UNIT);
+        // One part is for the connection that comes next: this one may be stuck with all that it has.
+        let parts = self.memory.shares.load(Relaxed) + 1;
+        let part = (self.memory.units as usize / parts).min(MAX_PART / UNIT);
         let held = self.held.units.load(Relaxed);
         held == 0 || held as usize + units as usize <= part
     }
@@ -162,10 +163,10 @@ mod tests {
 
     #[test]
     fn each_connection_gets_its_part() {
-        let memory = Memory::new(16 << 20);
+        let memory = Memory::new(24 << 20);
         let (one, other) = (memory.share(), memory.share());
         let first = takes(&one, 6 << 20).unwrap();
-        assert!(takes(&one, 3 << 20).is_none(), "half of 16 MiB is its part");
+        assert!(takes(&one, 3 << 20).is_none(), "a third is its part");
         assert!(one.try_take(3 << 20).is_none());
         let second = takes(&one, 2 << 20).unwrap();
         let third = takes(&other, 8 << 20).unwrap();
@@ -174,6 +175,17 @@ mod tests {
         assert!(takes(&other, 1).is_none(), "it holds its part");
         drop(third);
         assert!(takes(&other, 8 << 20).is_some());
+    }
+
+    #[test]
+    fn a_connection_leaves_a_part_to_the_next() {
+        let memory = Memory::new(16 << 20);
+        let one = memory.share();
+        let held = takes(&one, 8 << 20).unwrap();
+        assert!(takes(&one, 1).is_none());
+        let other = memory.share();
+        assert!(takes(&other, 8 << 20).is_some());
+        drop(held);
     }
 
     #[test]
@@ -192,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_gone_leaves_its_part_to_the_others() {
-        let memory = Memory::new(16 << 20);
+        let memory = Memory::new(24 << 20);
         let (one, other) = (memory.share(), memory.share());
         let held = takes(&one, 1).unwrap();
         assert!(takes(&one, 10 << 20).is_none());
