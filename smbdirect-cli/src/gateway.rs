@@ -240,7 +240,8 @@ impl Gateway {
             stall_limit: self.stall_limit,
             requests: Memory::new(in_hand),
             answers: Memory::new(in_hand),
-            buffers: Arc::default(),
+            // Most of them are used again where memory is spent.
+            buffers: Arc::new(Buffers::new(in_hand / 2)),
             report,
             totals: Totals::default(),
         };

@@ -17,11 +17,11 @@ const SMALLEST_REGION: usize = 64 << 10;
 const LARGEST_REGION: usize = 16 << 20;
 /// Classes of memory to register.
 const CLASSES: usize = (LARGEST_REGION / SMALLEST_REGION).ilog2() as usize + 1;
-/// Most bytes of free buffers that are kept.
+/// Most bytes of free buffers that are kept, however much memory there is.
 const MAX_KEPT: usize = 32 << 20;
 
 /// Free buffers of all connections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Buffers {
     /// Empty, with room for [`CHUNK`] bytes.
     chunks: Mutex<Vec<BytesMut>>,
@@ -29,6 +29,14 @@ pub(super) struct Buffers {
     regions: [Mutex<Vec<(u64, BytesMut)>>; CLASSES],
     /// Bytes of all of them.
     kept: AtomicUsize,
+    /// Most bytes of all of them.
+    max_kept: usize,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self::new(MAX_KEPT as u64)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -36,6 +44,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Buffers {
+    /// Keeps at most `max_kept` bytes of free buffers.
+    pub(super) fn new(max_kept: u64) -> Self {
+        Self {
+            chunks: Mutex::default(),
+            regions: Default::default(),
+            kept: AtomicUsize::new(0),
+            max_kept: max_kept.min(MAX_KEPT as u64) as usize,
+        }
+    }
+
     /// An empty buffer with room for [`CHUNK`] bytes.
     pub(super) fn chunk(&self) -> BytesMut {
         let free = lock(&self.chunks).pop();
@@ -114,12 +132,17 @@ impl Buffers {
 
     /// Whether there is room to keep a buffer of this size.
     fn keep(&self, size: usize) -> bool {
-        let fits = self.kept.fetch_add(size, Relaxed) + size <= MAX_KEPT;
+        let fits = self.kept.fetch_add(size, Relaxed) + size <= self.max_kept;
         if !fits {
             self.kept.fetch_sub(size, Relaxed);
         }
         fits
     }
+}
+
+/// Bytes that a region of `length` bytes takes.
+pub(super) fn region_size(length: usize) -> usize {
+    class(length).map_or(length, |class| SMALLEST_REGION << class)
 }
 
 /// Which regions have room for `length` bytes.

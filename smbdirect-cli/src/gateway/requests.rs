@@ -22,7 +22,7 @@ use smbdirect_smb::{
 use tokio::sync::mpsc;
 
 use super::{
-    buffers::CHUNK,
+    buffers::{CHUNK, region_size},
     exchange::{Exchange, Region},
     memory::Grant,
     peer::{Side, Sink, Source, Stop, longest},
@@ -158,7 +158,7 @@ async fn fetch(
                             exchange.counters.written_by_rdma(length);
                             for offset in (0..length).step_by(FETCHED_AT_ONCE) {
                                 let size = FETCHED_AT_ONCE.min(length - offset);
-                                let grant = exchange.requests.take(size).await;
+                                let grant = exchange.requests.take(region_size(size)).await;
                                 let into = exchange.region(size);
                                 let reading = client.read(&from, offset as u64, into);
                                 put(Piece::Fetched(reading, grant)).await;
@@ -259,13 +259,13 @@ async fn relay_rdma(
                 send(exchange, server, message.into(), length).await?;
             }
             Offload::Read { length: to_read } => {
-                let taking = exchange.requests.take(to_read as usize);
+                let taking = exchange.requests.take(region_size(to_read as usize));
                 let grant = unless_gone(gone(client), taking).await?;
                 let region = register_read(exchange, server, to_read, grant)?;
                 send_with_region(exchange, server, &message, length, region).await?;
             }
             Offload::Write { data } => {
-                let taking = exchange.requests.take(data.len());
+                let taking = exchange.requests.take(region_size(data.len()));
                 let grant = unless_gone(gone(client), taking).await?;
                 if fetched == 0 {
                     exchange.counters.written_by_rdma(data.len());
@@ -312,13 +312,13 @@ async fn offload(
                     return Err(Stop::too_long(Side::Client, length, MAX_DATA_OFFSET as u32));
                 }
                 let message = client.take(length).await.map_err(failed)?;
-                let taking = exchange.requests.take(to_read as usize);
+                let taking = exchange.requests.take(region_size(to_read as usize));
                 let grant = unless_gone(gone_silent(exchange, client), taking).await?;
                 let region = register_read(exchange, server, to_read, grant)?;
                 send_with_region(exchange, server, &message, length, region).await?;
             }
             Offload::Write { data } => {
-                let taking = exchange.requests.take(data.len());
+                let taking = exchange.requests.take(region_size(data.len()));
                 let grant = unless_gone(gone_silent(exchange, client), taking).await?;
                 let head = client.take(data.start).await.map_err(failed)?;
                 let mut buffer = exchange.region(data.len());

@@ -1,39 +1,627 @@
-//! What is in hand is bounded by `--memory`. Where it is spent, clients wait and nothing fails.
+//! What is in hand is bounded by `--memory`. Where it is spent, clients wait, and nothing fails.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::Connection;
+use tokio::{
+    io::AsyncWriteExt,
+    runtime,
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::sleep,
+};
 
 use super::{
-    Kind::SmbDirect,
-    ends::{Memory, described, negotiate, patient, received, submit},
-    through_with,
+    End, Kind,
+    Kind::{SmbDirect, Tcp},
+    Server,
+    ends::{Memory, described, filled, negotiate, patient, received, submit},
+    event, gateway, iwarp, peak_memory, soon, through_with,
 };
-use crate::{messages::*, support::noise};
+use crate::{
+    messages::*,
+    support::{Listening, noise, run},
+};
 
 const MIB: usize = 1 << 20;
+/// The size of most requests here.
+const SIZE: u32 = 8 << 20;
+/// The least memory for one connection with SMB Direct on one side, and on both.
+const LEAST: (&str, usize) = ("28M", 28 * MIB);
+const LEAST_FOR_BOTH: (&str, usize) = ("53M", 53 * MIB);
 
-/// The least memory for one connection with SMB Direct on both sides.
-const LEAST_FOR_BOTH: &str = "53M";
+/// Options of a gateway with that much memory, which hangs up on no end that is slow.
+fn with_memory(bytes: &str) -> [&str; 6] {
+    let [stall_limit, credits] = ["--stall-limit", "--credit-grant-timeout"];
+    ["--memory", bytes, stall_limit, "600", credits, "600"]
+}
+
+/// How much memory a gateway had before a test, and how much more it may have.
+struct Bound {
+    before: Option<u64>,
+    most: usize,
+}
+
+impl Bound {
+    fn new(gateway: &Listening, most: usize) -> Self {
+        let before = peak_memory(gateway);
+        Self { before, most }
+    }
+
+    /// Checks the bound where the system tells how much memory a process has had.
+    #[track_caller]
+    fn check(&self, gateway: &Listening) {
+        if let (Some(before), Some(now)) = (self.before, peak_memory(gateway)) {
+            let more = now.saturating_sub(before);
+            assert!(
+                more < self.most as u64,
+                "{more} bytes, {} allowed",
+                self.most
+            );
+        }
+    }
+}
+
+/// Waits until a number is not zero and does not change any more. A slow moment that is taken for
+/// that makes a test weaker, and does not make it fail.
+async fn stands_still(number: impl Fn() -> u64) -> u64 {
+    let mut last = 0;
+    loop {
+        let now = number();
+        if now == last && now > 0 {
+            return now;
+        }
+        last = now;
+        sleep(Duration::from_millis(300)).await;
+    }
+}
+
+/// Waits until a gateway takes no more memory, where the system tells.
+async fn is_full(gateway: &Listening) {
+    stands_still(|| peak_memory(gateway).unwrap_or(1)).await;
+}
+
+/// The answer to a READ whose data went by RDMA.
+fn placed(message_id: u64, length: usize) -> Vec<u8> {
+    read_answer(message_id, &[], length as u32)
+}
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_least_memory_is_enough_for_a_write_by_rdma_on_both_sides() {
-    let arguments = ["--memory", LEAST_FOR_BOTH];
-    let (_gateway, mut client, mut server) =
-        through_with(SmbDirect, SmbDirect, &arguments, patient()).await;
-    negotiate(&mut client, &mut server, 0x0311).await;
-    let connection = client.connection();
-    let data = noise(8 * MIB, 1);
-    let memory = Memory::holding(connection, &data, 2);
-    for id in 0..3 {
-        let request = write_by_rdma(id, 0, 8 << 20, V1, &memory.descriptors());
-        submit(connection, request);
+async fn ten_thousand_reads_wait_for_a_server_that_answers_late() {
+    const READS: u64 = 10_000;
+    let data = noise(1000, 1);
+    // As many as the server has before it answers the first.
+    for (to, first, (memory, most)) in [(Tcp, 8000, LEAST), (SmbDirect, 1, LEAST_FOR_BOTH)] {
+        let (gateway, mut client, mut server) =
+            through_with(SmbDirect, to, &with_memory(memory), patient()).await;
+        negotiate(&mut client, &mut server, 0x0311).await;
+        let bound = Bound::new(&gateway, most);
+        let connection = client.connection();
+        let memory = Memory::to_fill(connection, SIZE as usize, 1);
+        let descriptors = memory.descriptors();
+        for id in 0..READS {
+            submit(connection, read(id, 0, SIZE, V1, &descriptors));
+        }
+        let answer = {
+            let data = data.clone();
+            async move |server: &mut End, request: &[u8]| {
+                let id = u64_at(request, 24);
+                let answer = match &*server {
+                    End::SmbDirect(connection) => {
+                        let (_, memory) = described(request);
+                        drop(connection.write(data.clone().into(), &memory, 0));
+                        placed(id, data.len())
+                    }
+                    End::Tcp(_) => read_answer(id, &data, 0),
+                };
+                server.send(&answer).await;
+            }
+        };
+        let serving = tokio::spawn(async move {
+            let mut waiting = VecDeque::new();
+            for _ in 0..READS {
+                waiting.push_back(server.receive().await.unwrap());
+                if waiting.len() == first {
+                    answer(&mut server, &waiting.pop_front().unwrap()).await;
+                }
+            }
+            for request in &waiting {
+                answer(&mut server, request).await;
+            }
+            server
+        });
+        for id in 0..READS {
+            assert_eq!(received(connection).await, (placed(id, 1000), None));
+        }
+        drop(soon(serving).await.unwrap());
+        bound.check(&gateway);
+        assert!(memory.contents().await == filled(&data, SIZE as usize));
     }
+}
+
+/// Writes the data of each READ at once, and answers when it is allowed to.
+async fn serve_reads(
+    server: Connection,
+    data: Bytes,
+    waiting: Arc<AtomicUsize>,
+    mut allowed: watch::Receiver<bool>,
+) {
+    let mut ids = Vec::new();
+    loop {
+        tokio::select! {
+            request = server.recv() => {
+                let Ok(request) = request else { return };
+                let request = request.into_bytes();
+                let (channel, memory) = described(&request);
+                assert_eq!(channel, V1_INVALIDATE);
+                drop(server.write(data.clone(), &memory, 0));
+                ids.push(u64_at(&request, 24));
+                waiting.fetch_add(1, Relaxed);
+            }
+            changed = allowed.changed() => changed.unwrap(),
+        }
+        if *allowed.borrow() {
+            for id in ids.drain(..) {
+                submit(&server, placed(id, data.len()));
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_share_the_memory_for_reads() {
+    const READS: u64 = 20;
+    let mut listener = Server::bind(SmbDirect, patient()).await;
+    let address = listener.address().to_string();
+    let gateway = gateway(Tcp, SmbDirect, &address, &with_memory("256M"));
+    let bound = Bound::new(&gateway, 128 * MIB);
+    let data = Bytes::from(noise(SIZE as usize, 1));
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let (allow, allowed) = watch::channel(false);
+    let (mut clients, mut servers) = (JoinSet::new(), JoinSet::new());
+    for _ in 0..3 {
+        let mut client = End::connect(Tcp, &gateway.address).await;
+        let mut server = listener.accept().await;
+        negotiate(&mut client, &mut server, 0x0311).await;
+        let server = server.connection().clone();
+        servers.spawn(serve_reads(
+            server,
+            data.clone(),
+            waiting.clone(),
+            allowed.clone(),
+        ));
+        let data = data.clone();
+        clients.spawn(async move {
+            for id in 0..READS {
+                client.send(&read(id, 0, SIZE, 0, &[])).await;
+            }
+            for id in 0..READS {
+                assert!(client.receive().await == Some(read_answer(id, &data, 0)));
+            }
+        });
+    }
+    // A quarter of the memory is for requests: eight of these. Each connection has one or more.
+    let number = stands_still(|| waiting.load(Relaxed) as u64).await;
+    assert!((3..=8).contains(&number), "{number} READs at once");
+    allow.send(true).unwrap();
+    while let Some(client) = soon(clients.join_next()).await {
+        client.unwrap();
+    }
+    bound.check(&gateway);
+    drop(gateway);
+    while let Some(server) = soon(servers.join_next()).await {
+        server.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_writes_wait_for_a_server_that_takes_nothing() {
+    let (memory, most) = LEAST;
+    let (mut gateway, client, mut server) =
+        through_with(SmbDirect, Tcp, &with_memory(memory), patient()).await;
+    let bound = Bound::new(&gateway, most);
+    let connection = client.connection();
+    let data = noise(SIZE as usize, 1);
+    let memory = Memory::holding(connection, &data, 3);
+    let descriptors = memory.descriptors();
+    for id in 0..10_000 {
+        submit(
+            connection,
+            write_by_rdma(id, id << 20, SIZE, V1, &descriptors),
+        );
+    }
+    is_full(&gateway).await;
+    bound.check(&gateway);
+    for id in 0..5 {
+        assert!(server.receive().await == Some(write(id, id << 20, &data)));
+    }
+    connection.abort();
+    // What is left of them: none is complete and not the client's.
+    for id in 5.. {
+        match server.receive().await {
+            Some(request) => assert!(request == write(id, id << 20, &data), "{id}"),
+            None => break,
+        }
+    }
+    event(&mut gateway, "closed");
+    bound.check(&gateway);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_writes_arrive_at_a_server_that_was_slow() {
+    const WRITES: u64 = 30;
+    for (to, (memory, most)) in [(Tcp, LEAST), (SmbDirect, LEAST_FOR_BOTH)] {
+        let (gateway, mut client, mut server) =
+            through_with(SmbDirect, to, &with_memory(memory), patient()).await;
+        negotiate(&mut client, &mut server, 0x0311).await;
+        let bound = Bound::new(&gateway, most);
+        let connection = client.connection();
+        let data = noise(SIZE as usize, 1);
+        let memory = Memory::holding(connection, &data, 3);
+        let descriptors = memory.descriptors();
+        for id in 0..WRITES {
+            submit(
+                connection,
+                write_by_rdma(id, id << 20, SIZE, V1, &descriptors),
+            );
+        }
+        is_full(&gateway).await;
+        for id in 0..WRITES {
+            let request = server.receive().await.unwrap();
+            if let End::SmbDirect(server) = &server {
+                let (channel, memory) = described(&request);
+                let expected = write_by_rdma(id, id << 20, SIZE, channel, &memory);
+                assert_eq!(request, expected);
+                let reading = server.read(&memory, 0, BytesMut::zeroed(SIZE as usize));
+                assert!(soon(reading).await.unwrap() == data, "{id}");
+            } else {
+                assert!(request == write(id, id << 20, &data), "{id}");
+            }
+            server.send(&write_answer(id, SIZE)).await;
+        }
+        for id in 0..WRITES {
+            let expected = (write_answer(id, SIZE), None);
+            assert_eq!(received(connection).await, expected);
+        }
+        bound.check(&gateway);
+    }
+}
+
+/// Does a READ of 8 MiB and a WRITE of as much. What is sent is taken at the same time.
+async fn reads_and_writes(client: &mut End, server: &mut End, id: u64) {
+    let data = noise(SIZE as usize, id);
+    let (to_fill, request) = match &*client {
+        End::SmbDirect(connection) => {
+            let memory = Memory::to_fill(connection, SIZE as usize, 2);
+            let request = read(id, 0, SIZE, V1, &memory.descriptors());
+            (Some(memory), request)
+        }
+        End::Tcp(_) => (None, read(id, 0, SIZE, 0, &[])),
+    };
+    let ((), asked) = tokio::join!(client.send(&request), server.receive());
+    let answer = match &*server {
+        End::SmbDirect(connection) => {
+            let (_, memory) = described(&asked.unwrap());
+            drop(connection.write(data.clone().into(), &memory, 0));
+            placed(id, SIZE as usize)
+        }
+        End::Tcp(_) => read_answer(id, &data, 0),
+    };
+    let ((), answered) = tokio::join!(server.send(&answer), client.receive());
+    match to_fill {
+        Some(memory) => {
+            assert_eq!(answered, Some(placed(id, SIZE as usize)));
+            assert!(memory.contents().await == data);
+        }
+        None => assert!(answered == Some(read_answer(id, &data, 0))),
+    }
+    let id = id + 1;
+    let (_holding, request) = match &*client {
+        End::SmbDirect(connection) => {
+            let memory = Memory::holding(connection, &data, 2);
+            let request = write_by_rdma(id, 0, SIZE, V1, &memory.descriptors());
+            (Some(memory), request)
+        }
+        End::Tcp(_) => (None, write(id, 0, &data)),
+    };
+    let ((), asked) = tokio::join!(client.send(&request), server.receive());
+    match &*server {
+        End::SmbDirect(connection) => {
+            let (_, memory) = described(&asked.unwrap());
+            let reading = connection.read(&memory, 0, BytesMut::zeroed(SIZE as usize));
+            assert!(soon(reading).await.unwrap() == data);
+        }
+        End::Tcp(_) => assert!(asked == Some(write(id, 0, &data))),
+    }
+    server.send(&write_answer(id, SIZE)).await;
+    assert_eq!(client.receive().await, Some(write_answer(id, SIZE)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn announced_messages_that_do_not_come_cost_little_and_end() {
+    for to in [Tcp, SmbDirect] {
+        let mut listener = Server::bind(to, patient()).await;
+        let address = listener.address().to_string();
+        let mut arguments = with_memory("256M");
+        arguments[3] = "2";
+        let mut gateway = gateway(Tcp, to, &address, &arguments);
+        let bound = Bound::new(&gateway, 128 * MIB);
+        let mut bystander = End::connect(Tcp, &gateway.address).await;
+        let mut bystanders_server = listener.accept().await;
+        negotiate(&mut bystander, &mut bystanders_server, 0x0311).await;
+        // As many connections as the memory allows, and what each announces.
+        let (number, length, head) = match to {
+            Tcp => (100, 0xff_ffff, vec![7; 1000]),
+            // They take all of the memory for requests.
+            SmbDirect => (8, SIZE + 112, write(1, 0, &vec![7; SIZE as usize])),
+        };
+        let mut stalled = Vec::new();
+        for _ in 0..number {
+            let mut client = End::connect(Tcp, &gateway.address).await;
+            let mut server = listener.accept().await;
+            if to == SmbDirect {
+                negotiate(&mut client, &mut server, 0x0311).await;
+            }
+            let stream = client.stream();
+            stream.write_u32(length).await.unwrap();
+            let head = &head[..head.len().min(100_000)];
+            stream.write_all(head).await.unwrap();
+            stalled.push((client, server));
+        }
+        reads_and_writes(&mut bystander, &mut bystanders_server, 1).await;
+        for _ in 0..number {
+            let closed = event(&mut gateway, "closed");
+            assert_eq!(
+                closed["ended"],
+                "client: it stopped in the middle of a message for 2.00 s"
+            );
+        }
+        bound.check(&gateway);
+        reads_and_writes(&mut bystander, &mut bystanders_server, 3).await;
+    }
+}
+
+/// Reads until it gets no more, on a runtime of its own: while that stands still, nothing is taken
+/// from the connection, not even what goes by RDMA.
+fn client_that_stands_still(
+    address: &str,
+    reads: u64,
+    data: Vec<u8>,
+) -> (
+    oneshot::Receiver<()>,
+    mpsc::Sender<()>,
+    thread::JoinHandle<()>,
+) {
+    let address = address.parse().unwrap();
+    let (asked, is_asked) = oneshot::channel();
+    let (go_on, goes_on) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let (connection, memories) = runtime.block_on(async {
+            let provider = iwarp();
+            let connecting = Connection::connect(&*provider, address, patient());
+            let connection = soon(connecting).await.unwrap();
+            let mut memories = Vec::new();
+            for id in 0..reads {
+                let memory = Memory::to_fill(&connection, data.len(), 1);
+                let request = read(id, 0, SIZE, V1_INVALIDATE, &memory.descriptors());
+                soon(connection.send(request).unwrap()).await.unwrap();
+                memories.push(memory);
+            }
+            (connection, memories)
+        });
+        asked.send(()).unwrap();
+        goes_on.recv().unwrap();
+        runtime.block_on(async {
+            for (memory, id) in memories.into_iter().zip(0..) {
+                let token = memory.invalidated_by(V1_INVALIDATE);
+                assert_eq!(received(&connection).await, (placed(id, data.len()), token));
+                assert!(memory.contents().await == data, "{id}");
+            }
+            soon(connection.close()).await.unwrap();
+        });
+    });
+    (is_asked, go_on, thread)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_rdma_that_takes_nothing_keeps_no_other_from_being_served() {
+    const READS: u64 = 12;
+    let mut listener = Server::bind(Tcp, patient()).await;
+    let address = listener.address().to_string();
+    let gateway = gateway(SmbDirect, Tcp, &address, &with_memory("64M"));
+    let bound = Bound::new(&gateway, 64 * MIB);
+    let data = noise(SIZE as usize, 1);
+    let (is_asked, go_on, thread) = client_that_stands_still(&gateway.address, READS, data.clone());
+    let mut server = listener.accept().await;
+    is_asked.await.unwrap();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let serving = tokio::spawn({
+        let (sent, data) = (sent.clone(), data.clone());
+        async move {
+            for id in 0..READS {
+                assert_eq!(server.receive().await, Some(read(id, 0, SIZE, 0, &[])));
+            }
+            for id in 0..READS {
+                server.send(&read_answer(id, &data, 0)).await;
+                sent.fetch_add(1, Relaxed);
+            }
+            server
+        }
+    });
+    let number = stands_still(|| 1 + sent.load(Relaxed) as u64).await;
+    assert!(number <= READS, "the answers went nowhere");
+    let mut bystander = End::connect_with(SmbDirect, &gateway.address, patient()).await;
+    let mut bystanders_server = listener.accept().await;
     for id in 0..3 {
-        let request = server.receive().await.unwrap();
-        assert_eq!(u64_at(&request, 24), id);
-        let (_, memory) = described(&request);
-        let into = bytes::BytesMut::zeroed(8 * MIB);
-        let reading = server.connection().read(&memory, 0, into);
-        assert!(super::soon(reading).await.unwrap() == data);
-        server.send(&write_answer(id, 8 << 20)).await;
-        let expected = (write_answer(id, 8 << 20), None);
-        assert_eq!(received(connection).await, expected);
+        reads_and_writes(&mut bystander, &mut bystanders_server, 2 * id).await;
+    }
+    bound.check(&gateway);
+    go_on.send(()).unwrap();
+    drop(soon(serving).await.unwrap());
+    tokio::task::spawn_blocking(|| thread.join().unwrap())
+        .await
+        .unwrap();
+    bound.check(&gateway);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tcp_client_that_takes_nothing_keeps_no_other_from_being_served() {
+    const READS: u64 = 12;
+    let mut listener = Server::bind(SmbDirect, patient()).await;
+    let address = listener.address().to_string();
+    let gateway = gateway(Tcp, SmbDirect, &address, &with_memory("64M"));
+    let bound = Bound::new(&gateway, 64 * MIB);
+    let data = Bytes::from(noise(SIZE as usize, 1));
+    let mut client = End::connect(Tcp, &gateway.address).await;
+    let mut server = listener.accept().await;
+    negotiate(&mut client, &mut server, 0x0311).await;
+    for id in 0..READS {
+        client.send(&read(id, 0, SIZE, 0, &[])).await;
+    }
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let (_allow, allowed) = watch::channel(true);
+    let server = server.connection().clone();
+    let serving = tokio::spawn(serve_reads(server, data.clone(), waiting.clone(), allowed));
+    let number = stands_still(|| waiting.load(Relaxed) as u64).await;
+    assert!(number < READS, "the answers went nowhere");
+    let mut bystander = End::connect(Tcp, &gateway.address).await;
+    let mut bystanders_server = listener.accept().await;
+    negotiate(&mut bystander, &mut bystanders_server, 0x0311).await;
+    for id in 0..3 {
+        reads_and_writes(&mut bystander, &mut bystanders_server, 2 * id).await;
+    }
+    bound.check(&gateway);
+    for id in 0..READS {
+        assert!(client.receive().await == Some(read_answer(id, &data, 0)));
+    }
+    client.close().await;
+    soon(serving).await.unwrap();
+    bound.check(&gateway);
+}
+
+/// Memory is kept to be used again, in sizes that are larger than the requests.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_every_size_together_cost_no_more() {
+    let (memory, most) = LEAST;
+    let (gateway, mut client, mut server) =
+        through_with(Tcp, SmbDirect, &with_memory(memory), patient()).await;
+    negotiate(&mut client, &mut server, 0x0311).await;
+    let bound = Bound::new(&gateway, most);
+    let mut id = 0;
+    for round in 0..2 {
+        for size in [16 << 10, 65 << 10, 129 << 10, 257 << 10, 513 << 10, MIB + 1] {
+            // Many more than there is memory for.
+            let number = (16 * MIB / size) as u64;
+            for id in id..id + number {
+                client.send(&read(id, 0, size as u32, 0, &[])).await;
+            }
+            let waiting = Arc::new(AtomicUsize::new(0));
+            let (allow, allowed) = watch::channel(false);
+            let data = Bytes::from(noise(size, id));
+            let connection = server.connection().clone();
+            let serving = tokio::spawn(serve_reads(
+                connection,
+                data.clone(),
+                waiting.clone(),
+                allowed,
+            ));
+            let at_once = stands_still(|| waiting.load(Relaxed) as u64).await;
+            assert!(at_once < number, "{at_once} READs of {size} bytes at once");
+            allow.send(true).unwrap();
+            for id in id..id + number {
+                let answer = client.receive().await;
+                assert!(answer == Some(read_answer(id, &data, 0)), "{round} {size}");
+            }
+            serving.abort();
+            id += number;
+            bound.check(&gateway);
+        }
+    }
+}
+
+#[test]
+fn too_little_memory_is_a_usage_error_that_says_what_is_needed() {
+    for (from, to, more, least) in [
+        ("smbdirect", "tcp", "", "27.1 MiB"),
+        ("tcp", "smbdirect", "", "27.1 MiB"),
+        ("smbdirect", "smbdirect", "", "52.3 MiB"),
+        ("tcp", "tcp", "", "2.00 MiB"),
+        (
+            "smbdirect",
+            "tcp",
+            "--max-fragmented-size=131072",
+            "11.3 MiB",
+        ),
+    ] {
+        let arguments = [
+            "gateway",
+            "127.0.0.1:0",
+            "127.0.0.1:1",
+            "--from",
+            from,
+            "--to",
+            to,
+        ];
+        let memory = ["--memory", "1M", more];
+        let all: Vec<&str> = arguments.into_iter().chain(memory).collect();
+        let all = all.strip_suffix(&[""]).unwrap_or(&all);
+        let says = format!("--memory is too little for one connection, which needs {least}");
+        run(all).failed(2, &says).one_line();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_connections_than_there_is_memory_for_are_turned_away() {
+    for (from, to, memory, most) in [
+        (SmbDirect, Tcp, "28M", 1),
+        (SmbDirect, Tcp, "57M", 2),
+        (SmbDirect, SmbDirect, "105M", 2),
+        (Tcp, Tcp, "6M", 3),
+    ] {
+        turns_away_all_but(from, to, memory, most).await;
+    }
+}
+
+async fn turns_away_all_but(from: Kind, to: Kind, memory: &str, most: usize) {
+    let mut listener = Server::bind(to, patient()).await;
+    let address = listener.address().to_string();
+    let mut gateway = gateway(from, to, &address, &["--memory", memory]);
+    let mut open = Vec::new();
+    for _ in 0..most {
+        let client = End::connect(from, &gateway.address).await;
+        open.push((client, listener.accept().await));
+    }
+    match from {
+        // It may be turned away while it still negotiates.
+        SmbDirect => {
+            let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
+            let connecting = Connection::connect(&*provider, address, patient());
+            if let Ok(connection) = soon(connecting).await {
+                soon(connection.closed()).await;
+            }
+        }
+        Tcp => {
+            let mut client = End::connect(from, &gateway.address).await;
+            assert_eq!(client.receive().await, None);
+        }
+    }
+    assert_eq!(event(&mut gateway, "turned_away")["open"], most);
+    for (client, server) in &mut open {
+        client.send(b"hello").await;
+        assert_eq!(server.receive().await.as_deref(), Some(&b"hello"[..]));
     }
 }
