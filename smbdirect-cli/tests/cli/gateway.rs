@@ -22,6 +22,8 @@ use crate::support::{Done, Listening, PATIENCE, command, listen, listening, nois
 
 #[path = "gateway/ends.rs"]
 mod ends;
+#[path = "gateway/hostile.rs"]
+mod hostile;
 #[path = "gateway/leaving.rs"]
 mod leaving;
 #[path = "gateway/memory.rs"]
