@@ -33,7 +33,7 @@ pub(crate) struct CommonOptions {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Tell what happens on stderr; twice for every message
+    /// Log the events of each connection to stderr; give it twice to log each message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 

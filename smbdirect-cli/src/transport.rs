@@ -17,6 +17,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
+use tracing::{Span, debug, error_span, field};
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
@@ -194,10 +195,24 @@ pub(crate) async fn connect(
             Err(error) if provider.name() == "verbs" => explain_verbs(&error, address),
             Err(error) => explain_connect(&error, address, options.connect_timeout).await,
         };
-        tracing::debug!(%address, "{fault:#}");
+        peer_span(address).in_scope(|| debug!("{fault:#}"));
         last = Some(fault);
     }
     Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
+}
+
+/// Creates a span for the command's log lines about a connection, with the name and the fields of
+/// the library's span. Do not connect in it: the library's span would be its child, and each line
+/// would name the connection twice.
+pub(crate) fn connection_span(connection: &Connection) -> Span {
+    let span = peer_span(connection.remote_address());
+    span.record("local", field::display(connection.local_address()));
+    span
+}
+
+/// Creates the span of a connection of which only the peer is known.
+pub(crate) fn peer_span(peer: SocketAddr) -> Span {
+    error_span!("connection", %peer, local = field::Empty)
 }
 
 /// Listens on `address`; an empty host is every address.
@@ -416,10 +431,10 @@ pub(crate) fn explain_end(error: &ConnectionError) -> String {
 
 /// Ends a connection in good order, or leaves it to its fate after `limit`.
 pub(crate) async fn close(connection: &Connection, limit: Duration) {
-    let peer = connection.remote_address();
-    match timeout(limit, connection.close()).await {
+    let closed = timeout(limit, connection.close()).await;
+    connection_span(connection).in_scope(|| match closed {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "the connection did not end well"),
-        Err(_) => tracing::debug!(%peer, "the connection does not end"),
-    }
+        Ok(Err(error)) => debug!(%error, "the connection did not end well"),
+        Err(_) => debug!("the connection does not end"),
+    });
 }

@@ -17,6 +17,8 @@ mod files;
 mod gateway;
 #[path = "cli/listen.rs"]
 mod listen;
+#[path = "cli/log.rs"]
+mod log;
 #[allow(dead_code, reason = "the tests of the translator need the rest")]
 #[path = "../../smbdirect-smb/tests/common/messages.rs"]
 mod messages;

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{Interest, unix::AsyncFd};
+use tracing::{Span, debug, error_span, field, trace};
 
 use crate::{
     ffi::{
@@ -46,6 +47,9 @@ unsafe impl Send for Event {}
 pub(crate) struct Channel {
     raw: NonNull<rdma_event_channel>,
     functions: Arc<Functions>,
+    /// The span of every log line about a connection on the channel. It is the span that is current
+    /// when the channel is created.
+    span: Span,
 }
 
 // SAFETY: librdmacm is thread-safe, and a channel belongs to no thread.
@@ -58,7 +62,11 @@ impl Channel {
         // SAFETY: it takes nothing.
         let raw = unsafe { (functions.rdma_create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        let channel = Self { raw, functions };
+        let channel = Self {
+            raw,
+            functions,
+            span: Span::current(),
+        };
         set_nonblocking(channel.as_raw_fd())?;
         Ok(Arc::new(channel))
     }
@@ -82,7 +90,7 @@ impl Channel {
         let event = unsafe { Event::read(raw) };
         // SAFETY: it is acknowledged once, and nothing of it is looked at afterwards.
         let error = unsafe { (self.functions.rdma_ack_cm_event)(raw) };
-        complain("rdma_ack_cm_event", error);
+        complain(&self.span, "rdma_ack_cm_event", error);
         Ok(Some(event))
     }
 }
@@ -212,20 +220,40 @@ impl Id {
         Ok(Self { raw, channel })
     }
 
-    /// The identifier of a connection request, with a channel of its own from now on.
-    pub(crate) fn of_request(event: &mut Event, listens_on: Arc<Channel>) -> io::Result<Self> {
-        let raw = event.request.take().ok_or(io::ErrorKind::NotFound)?;
-        // From here on it is destroyed when dropped, which rejects the request.
-        let mut id = Self {
+    /// Takes the identifier of a connection request, which is on the channel of the listener.
+    /// Dropping it rejects the request.
+    pub(crate) fn of_request(event: &mut Event, listens_on: Arc<Channel>) -> Option<Self> {
+        let raw = event.request.take()?;
+        Some(Self {
             raw,
             channel: listens_on,
-        };
-        let channel = Channel::new(id.channel.functions.clone())?;
+        })
+    }
+
+    /// Moves the identifier to a channel of its own, created in the current span.
+    pub(crate) fn migrate(mut self) -> io::Result<Self> {
+        let channel = Channel::new(self.channel.functions.clone())?;
         let migrate = channel.functions.rdma_migrate_id;
         // SAFETY: both live, and no event of the identifier is unacknowledged.
-        check(unsafe { migrate(raw.as_ptr(), channel.raw.as_ptr()) })?;
-        id.channel = channel;
-        Ok(id)
+        check(unsafe { migrate(self.raw(), channel.raw.as_ptr()) })?;
+        self.channel = channel;
+        Ok(self)
+    }
+
+    /// Creates the span of a connection from the addresses of its identifier.
+    pub(crate) fn connection_span(&self) -> Span {
+        let (peer, local) = (self.remote_address().ok(), self.local_address().ok());
+        // The same level as the span that the library creates, for the same reason.
+        error_span!(
+            "connection",
+            peer = peer.map(field::display),
+            local = local.map(field::display)
+        )
+    }
+
+    /// Returns the span of every log line about the identifier.
+    pub(crate) fn span(&self) -> &Span {
+        &self.channel.span
     }
 
     pub(crate) fn functions(&self) -> &Functions {
@@ -326,7 +354,8 @@ impl Id {
         // SAFETY: no private data are sent.
         let result = unsafe { (self.functions().rdma_reject)(self.raw(), ptr::null(), 0) };
         if let Err(error) = check(result) {
-            tracing::debug!(%error, "rdma_reject failed: the peer may be gone");
+            self.span()
+                .in_scope(|| debug!(%error, "rdma_reject failed: the peer may be gone"));
         }
     }
 
@@ -334,7 +363,7 @@ impl Id {
     pub(crate) fn disconnect(&self) {
         // SAFETY: the identifier lives.
         if let Err(error) = check(unsafe { (self.functions().rdma_disconnect)(self.raw()) }) {
-            tracing::trace!(%error, "rdma_disconnect");
+            self.span().in_scope(|| trace!(%error, "rdma_disconnect"));
         }
     }
 }
@@ -362,6 +391,7 @@ impl Id {
         let channel = Arc::new(Channel {
             raw: NonNull::from(Box::leak(Box::new(rdma_event_channel { fd }))),
             functions: Arc::new(functions),
+            span: Span::current(),
         });
         let place = Box::new(std::mem::MaybeUninit::<rdma_cm_id>::zeroed());
         let raw = NonNull::from(Box::leak(place)).cast();
@@ -373,7 +403,7 @@ impl Drop for Id {
     fn drop(&mut self) {
         // SAFETY: whatever stands on the identifier holds it, so nothing is left.
         let error = unsafe { (self.channel.functions.rdma_destroy_id)(self.raw.as_ptr()) };
-        complain("rdma_destroy_id", error);
+        complain(self.span(), "rdma_destroy_id", error);
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use smbdirect::rdma::work::{Limits, ProviderErrorKind};
+use tracing::Span;
 
 use crate::{
     cm::Id,
@@ -147,7 +148,7 @@ fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
     }
     // SAFETY: it was opened here, and nothing was made on it.
     let error = unsafe { (functions.ibv_close_device)(context.as_ptr()) };
-    crate::memory::complain("ibv_close_device", error);
+    crate::memory::complain(&Span::none(), "ibv_close_device", error);
     described
 }
 

@@ -15,6 +15,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use tracing::{Span, warn};
 
 use crate::{
     cm::Id,
@@ -52,7 +53,7 @@ impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: regions, windows and the queue pair hold the domain, so they are gone.
         let error = unsafe { (self.id.functions().ibv_dealloc_pd)(self.raw.as_ptr()) };
-        complain("ibv_dealloc_pd", error);
+        complain(self.id.span(), "ibv_dealloc_pd", error);
     }
 }
 
@@ -160,7 +161,7 @@ impl<M> Held<M> {
         if let Some(region) = self.region.take() {
             // SAFETY: it was registered, and is deregistered once.
             let error = unsafe { (region.domain.id.functions().ibv_dereg_mr)(region.raw.as_ptr()) };
-            complain("ibv_dereg_mr", error);
+            complain(region.domain.id.span(), "ibv_dereg_mr", error);
             self.lost = error != 0;
         }
         !self.lost
@@ -229,16 +230,17 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some(dealloc_mw) = self.domain.id.ops().dealloc_mw {
             // SAFETY: it was allocated by the same device, and is given back once.
-            complain("ibv_dealloc_mw", unsafe { dealloc_mw(self.raw.as_ptr()) });
+            let error = unsafe { dealloc_mw(self.raw.as_ptr()) };
+            complain(self.domain.id.span(), "ibv_dealloc_mw", error);
         }
     }
 }
 
-/// What cannot be given back stays until the process ends, which is worth a line.
-pub(crate) fn complain(function: &str, error: c_int) {
+/// Logs, in `span`, that `function` failed to release a resource, which leaks until the process ends.
+pub(crate) fn complain(span: &Span, function: &str, error: c_int) {
     if error != 0 {
         let error = io::Error::from_raw_os_error(error.abs());
-        tracing::warn!(%error, "{function} failed");
+        span.in_scope(|| warn!(%error, "{function} failed"));
     }
 }
 

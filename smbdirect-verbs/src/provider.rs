@@ -19,6 +19,7 @@ use smbdirect::rdma::{
 };
 use thiserror::Error;
 use tokio::{task::spawn_blocking, time::timeout};
+use tracing::{debug, trace};
 
 use crate::{
     adapter::Watch,
@@ -293,7 +294,7 @@ async fn connect(
     let event = expect(queue_pair.events(), ffi::RDMA_CM_EVENT_ESTABLISHED, limit).await?;
     queue_pair.agree(agreed(wanted, &event, id.is_iwarp()));
     queue_pair.establish();
-    tracing::debug!(%address, limits = ?queue_pair.limits(), "RDMA connection");
+    debug!(%address, limits = ?queue_pair.limits(), "RDMA connection");
     Ok(Connected {
         remote_address: address,
         local_address: id.local_address().map_err(failed)?,
@@ -536,17 +537,23 @@ impl VerbsListener {
             let mut event = poll_fn(|context| self.poll_next(context)).await?;
             match event.kind {
                 ffi::RDMA_CM_EVENT_CONNECT_REQUEST => {
-                    match incoming(&mut event, self.channel.clone(), self.config.clone()) {
-                        Ok(incoming) => return Ok(incoming),
-                        Err(error) => {
-                            tracing::debug!(%error, "a connection request comes to nothing");
-                        }
+                    let Some(id) = Id::of_request(&mut event, self.channel.clone()) else {
+                        debug!("a connection request without an identifier");
+                        continue;
+                    };
+                    let made = id.connection_span().in_scope(|| {
+                        incoming(id, event, self.config.clone()).inspect_err(|error| {
+                            debug!(%error, "a connection request comes to nothing");
+                        })
+                    });
+                    if let Ok(incoming) = made {
+                        return Ok(incoming);
                     }
                 }
                 ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => {
                     return Err(local("the RDMA device was removed"));
                 }
-                kind => tracing::trace!(kind, "an event that changes nothing"),
+                kind => trace!(kind, "an event that changes nothing"),
             }
         }
     }
@@ -570,13 +577,10 @@ impl Listener for VerbsListener {
     }
 }
 
-/// The request that `event` tells of.
-fn incoming(
-    event: &mut Event,
-    listens_on: Arc<Channel>,
-    config: Arc<VerbsConfig>,
-) -> io::Result<Incoming> {
-    let id = Id::of_request(event, listens_on)?;
+/// Converts a connection request, whose identifier is `id`, to an [`Incoming`]. The current span has
+/// to be that of the connection.
+fn incoming(id: Id, event: Event, config: Arc<VerbsConfig>) -> io::Result<Incoming> {
+    let id = id.migrate()?;
     let abilities = Abilities::of_id(&id)?;
     let wanted = wanted(&abilities, &config);
     let is_iwarp = id.is_iwarp();
@@ -584,14 +588,14 @@ fn incoming(
     let knows_read_depths =
         !is_iwarp || (event.responder_resources > 0 && event.initiator_depth > 0);
     let unanswered = Unanswered {
-        depths: agreed(wanted, event, is_iwarp),
+        depths: agreed(wanted, &event, is_iwarp),
         id: Some(Arc::new(id)),
         abilities,
         config,
     };
     Ok(Incoming {
         remote_address: unanswered.id().remote_address()?,
-        private_data: std::mem::take(&mut event.private_data),
+        private_data: event.private_data,
         knows_read_depths,
         answer: Box::new(move |answer| Box::pin(async move { unanswered.accept(answer) })),
     })

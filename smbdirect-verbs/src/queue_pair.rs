@@ -43,6 +43,7 @@ use tokio::{
     runtime::Handle,
     time::{Sleep, sleep, timeout},
 };
+use tracing::{Instrument, debug, trace, warn};
 
 use crate::{
     adapter::Watch,
@@ -474,7 +475,9 @@ impl VerbsQueuePair {
                 self.take_done();
             }
             Err(oddity) => {
-                tracing::warn!(?completion, %oddity, "a work completion that cannot be");
+                self.id
+                    .span()
+                    .in_scope(|| warn!(?completion, %oddity, "a work completion that cannot be"));
                 // The one that is the peer's doing: an empty Receive has room for a byte.
                 let kind = match oddity {
                     Oddity::Length => ProviderErrorKind::Protocol,
@@ -681,7 +684,9 @@ impl VerbsQueuePair {
                 "the peer gave up before it was connected",
             ),
             kind => {
-                tracing::trace!(kind, "an event that changes nothing");
+                self.id
+                    .span()
+                    .in_scope(|| trace!(kind, "an event that changes nothing"));
                 return;
             }
         };
@@ -735,11 +740,10 @@ impl VerbsQueuePair {
                 self.start_flush(Disconnect::Broken(error));
             }
             Phase::Flushing(how) => {
-                tracing::debug!(
-                    receives = self.ledger.receives(),
-                    sends = self.ledger.sends(),
-                    "the adapter does not flush"
-                );
+                let (receives, sends) = (self.ledger.receives(), self.ledger.sends());
+                self.id
+                    .span()
+                    .in_scope(|| debug!(receives, sends, "the adapter does not flush"));
                 self.finish(how);
             }
             Phase::Open | Phase::Leaving(_) | Phase::Ended => self.phase = phase,
@@ -787,8 +791,9 @@ impl VerbsQueuePair {
     fn hang_up_later(&mut self) {
         if std::mem::take(&mut self.unheard) {
             let (events, id) = (self.events.clone(), self.id.clone());
+            let span = id.span().clone();
             let hanging_up = hang_up(events, id, self.close_timeout);
-            self.runtime.spawn(hanging_up);
+            self.runtime.spawn(hanging_up.instrument(span));
         }
     }
 
@@ -912,7 +917,11 @@ impl VerbsQueuePair {
         let (address, length) = (payload.as_ptr().cast_mut(), payload.len());
         // SAFETY: the bytes stay where they are, and are for reading only.
         unsafe { Held::new(&self.domain, payload, address, length, 0) }
-            .inspect_err(|(_, error)| tracing::debug!(%error, "a payload is copied"))
+            .inspect_err(|(_, error)| {
+                self.id
+                    .span()
+                    .in_scope(|| debug!(%error, "a payload is copied"));
+            })
             .ok()
     }
 
@@ -1214,7 +1223,7 @@ impl Drop for VerbsQueuePair {
 /// Ends a connection as soon as the connection manager has said what became of it.
 async fn hang_up(events: Arc<Events>, id: Arc<Id>, limit: Duration) {
     if timeout(limit, events.next()).await.is_err() {
-        tracing::debug!("the connection manager does not say what became of a connection");
+        debug!("the connection manager does not say what became of a connection");
     }
     id.disconnect();
 }
@@ -1489,7 +1498,8 @@ impl Qp {
                 let what = format!("no queue pair can be made: {error}{}", memory_cure(&error));
                 return Err(local(&what));
             }
-            tracing::debug!(%error, send, receive, "a smaller queue pair is tried");
+            id.span()
+                .in_scope(|| debug!(%error, send, receive, "a smaller queue pair is tried"));
             (send, receive) = (fewer_sends, fewer_receives);
         }
     }
@@ -1664,7 +1674,7 @@ impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: the queue pair holds it, so it is gone; no event is unacknowledged.
         let error = unsafe { (self.channel.id.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
-        complain("ibv_destroy_cq", error);
+        complain(self.channel.id.span(), "ibv_destroy_cq", error);
     }
 }
 
@@ -1700,7 +1710,7 @@ impl Drop for RawCompletionChannel {
     fn drop(&mut self) {
         // SAFETY: the completion queue holds it, so it is gone.
         let error = unsafe { (self.id.functions().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
-        complain("ibv_destroy_comp_channel", error);
+        complain(self.id.span(), "ibv_destroy_comp_channel", error);
     }
 }
 

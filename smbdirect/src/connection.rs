@@ -13,6 +13,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
+use tracing::{Instrument, field};
 
 use crate::{
     driver::{Driver, Shared, State, TransferResult, now},
@@ -23,7 +24,7 @@ use crate::{
     inbox::Segment,
     rdma::{
         memory::{DeregisterError, RegisterFault, Registration},
-        provider::{ConnectRequest, Connected, Provider},
+        provider::{ConnectRequest, Connected, Provider, connection_span},
         work::{Access, Limits, ProviderError, ProviderErrorKind, Token},
     },
     wire::{BufferDescriptorV1, IrdOrd},
@@ -35,6 +36,12 @@ use crate::{
 /// [`close`](Self::close) is called or the last handle is dropped; either way what was sent
 /// before is sent first. Every method must be called within a tokio runtime; they may be
 /// dropped anywhere.
+///
+/// Every log line about a connection is in a [`tracing`] span that names the connection:
+/// `connection{peer=10.0.0.3:5445 local=10.0.0.1:33019}`. On the connecting side the span is a
+/// child of the span in which [`connect`](Self::connect) is polled first, and keeps that span open
+/// as long as a handle or the connection's task exists. To trace one connection of many, give
+/// `tracing_subscriber::EnvFilter` the filter `smbdirect[connection{peer=10.0.0.3:5445}]=trace`.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -158,24 +165,29 @@ impl Connection {
         address: SocketAddr,
         config: Config,
     ) -> Result<Self, ConnectError> {
-        let mut engine = engine::Connection::active(config.clone(), now());
-        let receive = engine.negotiate_receive();
-        let private_data = read_depths(provider).map_or_else(Bytes::new, encoded);
-        let request = ConnectRequest {
-            address,
-            private_data,
-            receive,
+        let span = connection_span(address);
+        let connecting = async {
+            let mut engine = engine::Connection::active(config.clone(), now());
+            let receive = engine.negotiate_receive();
+            let private_data = read_depths(provider).map_or_else(Bytes::new, encoded);
+            let request = ConnectRequest {
+                address,
+                private_data,
+                receive,
+            };
+            //= SMBD-3.1.4.1-06
+            let connecting = provider.connect(request);
+            let connected = tokio::time::timeout(config.active_negotiation_timeout, connecting)
+                .await
+                .unwrap_or_else(|_| Err(no_rdma_connection()))
+                //= SMBD-3.1.4.1-08
+                .map_err(ConnectError::Provider)?;
+            span.record("local", field::display(connected.local_address));
+            engine.handle_connected(limits(provider, &connected)?);
+            //= SMBD-3.1.4.1-10
+            Ok(Self::negotiate(engine, connected, &config).await?)
         };
-        //= SMBD-3.1.4.1-06
-        let connecting = provider.connect(request);
-        let connected = tokio::time::timeout(config.active_negotiation_timeout, connecting)
-            .await
-            .unwrap_or_else(|_| Err(no_rdma_connection()))
-            //= SMBD-3.1.4.1-08
-            .map_err(ConnectError::Provider)?;
-        engine.handle_connected(limits(provider, &connected)?);
-        //= SMBD-3.1.4.1-10
-        Ok(Self::negotiate(engine, connected, &config).await?)
+        connecting.instrument(span.clone()).await
     }
 
     /// Runs the negotiation on an RDMA connection that is there and that the engine knows of, in
@@ -695,6 +707,12 @@ impl Connection {
     /// Why the connection is over, if it is.
     pub fn error(&self) -> Option<ConnectionError> {
         self.shared().with(|state| state.closed.clone())
+    }
+
+    /// Runs `log` in the span of the connection.
+    pub(crate) fn in_span(&self, log: impl FnOnce()) {
+        let span = self.shared().with(|state| state.engine.span().clone());
+        span.in_scope(log);
     }
 
     fn shared(&self) -> &Arc<Shared> {

@@ -9,14 +9,14 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tracing::{debug, info, warn};
+use tracing::{Instrument, Span, debug, field, info, warn};
 
 use crate::{
     connection::{Connection, encoded, read_depths},
     driver::now,
     engine::{self, Config, ConnectionError},
     rdma::{
-        provider::{self, Answer, Incoming, Provider},
+        provider::{self, Answer, Incoming, Provider, connection_span},
         work::ProviderError,
     },
     wire::{IrdOrd, ZeroDepth},
@@ -109,17 +109,18 @@ async fn listen(
         while tasks.try_join_next().is_some() {}
         let (provider, config, connections) =
             (provider.clone(), config.clone(), connections.clone());
-        tasks.spawn(async move {
-            let peer = incoming.remote_address;
+        let span = connection_span(incoming.remote_address);
+        let negotiating = async move {
             match welcome(&*provider, incoming, config).await {
                 Ok(connection) => {
-                    debug!(%peer, "accepted");
+                    debug!("accepted");
                     let _ = connections.send(Ok(connection)).await;
                 }
-                Err(why) => info!(%peer, %why, "a peer is not welcome"),
+                Err(why) => info!(%why, "a peer is not welcome"),
             }
             drop(permit);
-        });
+        };
+        tasks.spawn(negotiating.instrument(span));
     }
 }
 
@@ -136,7 +137,8 @@ pub(crate) enum Unwelcome {
     Negotiation(ConnectionError),
 }
 
-/// RDMA connection arrival (3.1.7.2), up to the end of the negotiation.
+/// RDMA connection arrival (3.1.7.2), up to the end of the negotiation. The caller polls it in the
+/// [span of the connection](connection_span).
 pub(crate) async fn welcome(
     provider: &dyn Provider,
     incoming: Incoming,
@@ -170,6 +172,7 @@ pub(crate) async fn welcome(
         .await
         .map_err(|_| Unwelcome::TooLate)?
         .map_err(Unwelcome::Provider)?;
+    Span::current().record("local", field::display(connected.local_address));
     engine.handle_connected(connected.queue_pair.limits());
     //= SMBD-3.1.7.2-07
     let negotiating = Connection::negotiate(engine, connected, &config);

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use tracing::debug;
 
 use super::{
     Bench,
@@ -64,15 +65,16 @@ impl Far {
                     ..setting.clone()
                 };
                 let obey = move || {
-                    let (stream, _) = listener.accept()?;
-                    ends::obey(stream, setting)
-                };
-                let report = move || {
-                    if let Err(error) = obey() {
-                        tracing::debug!("the far end: {error:#}");
+                    let (stream, near) = match listener.accept() {
+                        Ok(accepted) => accepted,
+                        Err(error) => return debug!("the far end: {error}"),
+                    };
+                    if let Err(error) = ends::obey(stream, setting) {
+                        let span = transport::peer_span(near);
+                        span.in_scope(|| debug!("the far end: {error:#}"));
                     }
                 };
-                thread::Builder::new().name("far".into()).spawn(report)?;
+                thread::Builder::new().name("far".into()).spawn(obey)?;
                 Ok(far(address, Some(shared), None))
             }
             (None, _) => {

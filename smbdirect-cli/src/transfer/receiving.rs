@@ -17,8 +17,9 @@ use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
+use tracing::Span;
 
-use crate::report::plain;
+use crate::{report::plain, transport::connection_span};
 
 use super::{
     Checksum, MAX_PIECE, MAX_STALE, Method, TransferError, WINDOW, broken,
@@ -81,7 +82,7 @@ pub(crate) async fn receive_files(
             waiting: VecDeque::new(),
             reads: VecDeque::new(),
             memory: VecDeque::new(),
-            writer: Writer::spawn(store.clone(), name.clone()),
+            writer: Writer::spawn(store.clone(), name.clone(), connection_span(connection)),
             finishing: false,
         };
         let result = receiver.receive().await;
@@ -388,10 +389,12 @@ enum WriterSays {
 }
 
 impl Writer {
-    fn spawn(store: Arc<dyn Store>, name: String) -> Self {
+    /// Starts the thread, which logs in `span`.
+    fn spawn(store: Arc<dyn Store>, name: String, span: Span) -> Self {
         let (jobs, mut receiver) = mpsc::unbounded_channel();
         let (sender, says) = mpsc::unbounded_channel();
         let thread = spawn_blocking(move || {
+            let _entered = span.enter();
             let last = match write_file(&*store, &name, &mut receiver, &sender) {
                 Ok(Some(checksum)) => WriterSays::Published(checksum),
                 Ok(None) => return,

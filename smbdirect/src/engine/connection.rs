@@ -18,6 +18,8 @@
 //!
 //! Methods of B and C record; only `poll_work` decides what leaves. Header and grant of a message
 //! are made at that moment, which satisfies both published wordings of 3.1.5.1 at once.
+//!
+//! A connection logs in the tracing span that is current when the connection is created.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +30,8 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use tracing::{debug, trace};
+#[cfg(feature = "tokio")]
+use tracing::Span;
 
 use super::{
     config::{Config, Revision},
@@ -54,6 +57,7 @@ use crate::{
     },
     wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status},
 };
+use log::Log;
 
 /// Least size of the receive for a negotiate message (3.1.4.1, 3.1.7.2).
 const NEGOTIATE_RECEIVE_SIZE: u32 = 512;
@@ -94,6 +98,7 @@ pub struct Connection {
     /// `poll_work` had nothing though there was room, and nothing has happened since to change that.
     idle: bool,
     statistics: Statistics,
+    log: Log,
 }
 
 /// Connection.Role, with what belongs to each (3.1.1.1).
@@ -201,6 +206,7 @@ impl Connection {
             asks_behind_queue: false,
             idle: false,
             statistics: Statistics::default(),
+            log: Log::new(),
             config,
         }
     }
@@ -253,6 +259,12 @@ impl Connection {
             Role::Closed(error) => Some(error),
             _ => None,
         }
+    }
+
+    /// Returns the span of every log line.
+    #[cfg(feature = "tokio")]
+    pub(crate) const fn span(&self) -> &Span {
+        self.log.span()
     }
 
     // B: what happened
@@ -612,7 +624,7 @@ impl Connection {
         self.receive_credits.grant(grant);
         self.statistics.credits_granted += u64::from(grant);
         let response = negotiate_response(&self.config, &outcome.negotiated, grant);
-        debug!(?response, "accepting the negotiation");
+        self.log.accepting(&response);
         //= SMBD-3.1.5.6-11
         //= SMBD-3.1.5.6-12
         self.establish(now, outcome);
@@ -629,7 +641,7 @@ impl Connection {
         self.timers.stop(Timer::Negotiation);
         self.timers
             .set(Timer::IdleConnection, now + self.config.keepalive_interval);
-        debug!(negotiated = ?outcome.negotiated, "established");
+        self.log.established(&outcome.negotiated);
         self.events.push_back(Event::Negotiated(outcome.negotiated));
     }
 
@@ -637,7 +649,7 @@ impl Connection {
     fn send_negotiate_request(&mut self) -> WorkRequest {
         self.role = Role::Active { request_sent: true };
         let request = negotiate_request(&self.config);
-        debug!(?request, "proposing");
+        self.log.proposing(&request);
         //= SMBD-3.1.5.2-04
         let header = Inline::build(|out| request.encode(out));
         self.post_send(header, Bytes::new(), None, Some(Sent::Negotiate))
@@ -646,7 +658,7 @@ impl Connection {
     #[cold]
     fn send_refusal(&mut self, status: Status) -> WorkRequest {
         self.role = Role::Refusing { status, sent: true };
-        debug!(%status, "refusing the negotiation");
+        self.log.refusing(status);
         let refusal = NegotiateResponse::refusal(status);
         let header = Inline::build(|out| refusal.encode(out));
         self.post_send(header, Bytes::new(), None, Some(Sent::Refusal))
@@ -787,13 +799,9 @@ impl Connection {
             None => (Bytes::new(), None, None),
         };
         self.count_sent(&header, grant, completes.is_some());
-        // A copy: the header itself need not be in memory for it.
-        trace!(
-            header = ?{ header },
-            ?invalidate,
-            send_credits = self.send_credits,
-            "sending Data Transfer"
-        );
+        if Log::traces() {
+            self.log.sending(header, invalidate, self.send_credits);
+        }
         //= SMBD-3.1.5.1-11
         //= SMBD-3.1.5.1-12
         let invalidate = invalidate.filter(|_| self.limits.send_with_invalidate);
@@ -998,7 +1006,9 @@ impl Connection {
         // What follows needs only this. It is cut out here, long before it is moved: processors
         // wait for what is moved right after a part of it was written.
         let payload = self.cut_payload(&header, message);
-        trace!(header = ?{ header }, ?invalidated, "received Data Transfer");
+        if Log::traces() {
+            self.log.received(header, invalidated);
+        }
         //= SMBD-3.1.5.8-02
         if header.credits_requested == 0 {
             return Err(Violation::WithoutCreditsRequested);
@@ -1185,7 +1195,7 @@ impl Connection {
         if matches!(self.role, Role::Closed(_)) {
             return;
         }
-        debug!(%error, "the connection is over");
+        self.log.ended(&error);
         self.timers.stop_all();
         self.send_queue.clear();
         self.role = Role::Closed(error.clone());
@@ -1262,6 +1272,7 @@ fn joined(head: Inline, rest: Bytes) -> Bytes {
     }
 }
 
+mod log;
 #[cfg(test)]
 mod model;
 #[cfg(test)]

@@ -3,6 +3,10 @@
 //! They are object-safe and small: a method is here because [MS-SMBD] 3.1.4 or the life of a
 //! connection needs it. A queue pair is a machine without a task of its own: whoever holds it
 //! posts, flushes and polls, and is woken through the context it polled with.
+//!
+//! The library polls [`Provider::connect`] and [`Incoming::answer`] in the tracing span of the
+//! connection. It calls a queue pair in any span: a queue pair that logs keeps `Span::current()`
+//! when it is created, and enters that span to log.
 
 use std::{
     fmt,
@@ -13,6 +17,8 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+#[cfg(feature = "tokio")]
+use tracing::{Span, error_span, field};
 
 use super::{
     memory::{DeregisterError, RegisterError, Registration},
@@ -191,4 +197,14 @@ pub enum Teardown {
     Graceful,
     /// Now.
     Abort,
+}
+
+/// Creates the span of all log lines about one connection. `local` is recorded once it is known.
+///
+/// Its level is that of errors, so that a filter which passes a line passes the line's span too.
+/// Hence most subscribers enable it, and entering it takes time: enter it to log, not for each
+/// message.
+#[cfg(feature = "tokio")]
+pub(crate) fn connection_span(peer: SocketAddr) -> Span {
+    error_span!("connection", %peer, local = field::Empty)
 }

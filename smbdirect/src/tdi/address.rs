@@ -21,7 +21,7 @@ use super::{
     transport::TransportShared,
 };
 use crate::rdma::{
-    provider::{Incoming, Listener},
+    provider::{Incoming, Listener, connection_span},
     work::{ProviderError, ProviderErrorKind},
 };
 
@@ -373,6 +373,25 @@ impl Port {
         takers.retain(|taker| taker.strong_count() > 0);
         takers.iter().filter_map(Weak::upgrade).collect()
     }
+
+    /// Offers a peer to the clients, one after the other, until one takes it.
+    fn offer(&self, incoming: Incoming, transport: &Weak<TransportShared>) {
+        let mut takers = self.present().into_iter();
+        let mut refused = false;
+        let left = takers.try_fold(incoming, |incoming, taker| {
+            taker.offer(incoming, &mut refused)
+        });
+        if left.is_some()
+            && let Some(transport) = transport.upgrade()
+        {
+            info!(refused, "nobody wants a peer");
+            //= TDI-QUERY-02
+            transport.count(|counters| match refused {
+                true => counters.cancelled_connections += 1,
+                false => counters.no_listen_failures += 1,
+            });
+        }
+    }
 }
 
 async fn accept(
@@ -387,22 +406,8 @@ async fn accept(
         };
         match accepted {
             Ok(incoming) => {
-                let peer = incoming.remote_address;
-                let mut takers = port.present().into_iter();
-                let mut refused = false;
-                let left = takers.try_fold(incoming, |incoming, taker| {
-                    taker.offer(incoming, &mut refused)
-                });
-                if left.is_some()
-                    && let Some(transport) = transport.upgrade()
-                {
-                    info!(%peer, refused, "nobody wants a peer");
-                    //= TDI-QUERY-02
-                    transport.count(|counters| match refused {
-                        true => counters.cancelled_connections += 1,
-                        false => counters.no_listen_failures += 1,
-                    });
-                }
+                let span = connection_span(incoming.remote_address);
+                span.in_scope(|| port.offer(incoming, &transport));
             }
             Err(error) => {
                 warn!(%error, "listening ends");

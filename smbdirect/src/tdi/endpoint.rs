@@ -20,6 +20,7 @@ use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
+use tracing::{Instrument, warn};
 
 use super::{
     address::{Address, AddressShared, Filter},
@@ -39,7 +40,7 @@ use crate::{
     engine::{ConnectionError, Message},
     listener::{Unwelcome, welcome},
     rdma::{
-        provider::Incoming,
+        provider::{Incoming, connection_span},
         work::{ProviderError, ProviderErrorKind, Token},
     },
 };
@@ -695,7 +696,8 @@ impl<C: EndpointContext> Endpoint<C> {
         if query_accept {
             //= TDI-CONN-03
             let limit = self.shared.transport.settings.offer_timeout;
-            let timer = tokio::spawn(forget_offer(self.downgrade(), attempt, limit));
+            let forgetting = forget_offer(self.downgrade(), attempt, limit);
+            let timer = tokio::spawn(forgetting.in_current_span());
             state.phase = Phase::Offered(incoming, Timer(timer.abort_handle()));
             drop(state);
             complete(Some(completer), Ok(()));
@@ -717,7 +719,7 @@ impl<C: EndpointContext> Endpoint<C> {
             .as_ref()
             .is_some_and(|own| Arc::ptr_eq(own, address));
         if !is_here || state.phase.state() != EndpointState::Associated {
-            tracing::warn!("the connect handler gave an endpoint that is not idle on this address");
+            warn!("the connect handler gave an endpoint that is not idle on this address");
             return;
         }
         let attempt = state.begin();
@@ -828,7 +830,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// Calls a handler where there is no connection that a panic could end.
     fn tell(&self, handler: impl FnOnce(&dyn Client<C>)) {
         if let Some(Err(_)) = self.call(handler) {
-            tracing::warn!("a handler panicked");
+            warn!("a handler panicked");
             // It may be there by now.
             let _ = self.abort();
         }
@@ -864,8 +866,19 @@ async fn connect<C: EndpointContext>(
     }
 }
 
-/// Makes the connection of an offer.
+/// Makes the connection of an offer, in the span of the connection.
 async fn accept<C: EndpointContext>(endpoint: Weak<Shared<C>>, attempt: u64, incoming: Incoming) {
+    let span = connection_span(incoming.remote_address);
+    accept_in_span(endpoint, attempt, incoming)
+        .instrument(span)
+        .await;
+}
+
+async fn accept_in_span<C: EndpointContext>(
+    endpoint: Weak<Shared<C>>,
+    attempt: u64,
+    incoming: Incoming,
+) {
     let Some(transport) = endpoint.upgrade().map(|shared| shared.transport.clone()) else {
         return;
     };

@@ -293,7 +293,8 @@ impl<C: EndpointContext> Task<C> {
         };
         // All else is that the connection was ended while the handler was at work.
         if result == Err(Status::INVALID_PARAMETER) {
-            warn!("a handler took more than was indicated");
+            let log = || warn!("a handler took more than was indicated");
+            self.session.connection.in_span(log);
         }
         true
     }
@@ -303,7 +304,8 @@ impl<C: EndpointContext> Task<C> {
         let endpoint = self.endpoint()?;
         let result = endpoint.call(|client| handler(client, &endpoint))?;
         if result.is_err() {
-            warn!("a handler panicked, its connection ends");
+            let log = || warn!("a handler panicked, its connection ends");
+            self.session.connection.in_span(log);
             self.session.fail(Cause::HandlerPanicked);
             self.session.receives.close(Status::CONNECTION_ABORTED);
         }

@@ -320,6 +320,7 @@ fn snapshot(engine: &Connection) -> Connection {
         asks_behind_queue,
         idle,
         statistics,
+        log,
     } = engine;
     assert!(transfers.is_idle() && events.is_empty() && abandoned.is_empty() && head.is_empty());
     Connection {
@@ -346,6 +347,7 @@ fn snapshot(engine: &Connection) -> Connection {
         asks_behind_queue: *asks_behind_queue,
         idle: *idle,
         statistics: *statistics,
+        log: log.clone(),
     }
 }
 
@@ -377,6 +379,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         asks_behind_queue,
         idle,
         statistics,
+        log: _,
     } = engine;
     (config.send_credit_target, config.receive_credit_max).hash(state);
     std::mem::discriminant(role).hash(state);

@@ -40,7 +40,7 @@ impl SendBuffer {
         if let Some(size) = self.size(local, remote, Limits::of_the_system)
             && let Err(error) = socket.set_send_buffer_size(size as usize)
         {
-            tracing::debug!(%remote, size, %error, "the send buffer stays as it is");
+            tracing::debug!(size, %error, "the send buffer stays as it is");
         }
     }
 

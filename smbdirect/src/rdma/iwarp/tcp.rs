@@ -31,6 +31,7 @@ use tokio::{
     task::{AbortHandle, JoinSet, unconstrained, yield_now},
     time::{Sleep, sleep, timeout},
 };
+use tracing::{Instrument, Span, debug, field, warn};
 
 use super::{
     mpa::{self, Fpdu, FrameKind, StartupError, StartupFrame},
@@ -43,7 +44,7 @@ use crate::rdma::{
     memory::{DeregisterError, RegisterError, Registration},
     provider::{
         Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
-        Teardown,
+        Teardown, connection_span,
     },
     watch::Watch,
     work::{
@@ -202,7 +203,7 @@ impl Provider for Iwarp {
             let (socket, agreement) = match first {
                 //= MPA-32
                 Err(Refusal::OfRevision(error)) if config.revision == 2 && config.fall_back => {
-                    tracing::debug!(address = %request.address, %error, "trying MPA revision 1");
+                    debug!(%error, "trying MPA revision 1");
                     initiate(config, &request, 1).await
                 }
                 other => other,
@@ -356,13 +357,14 @@ async fn accept_all(
             //= SEC-07
             accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
                 match accepted {
-                    Ok((stream, _)) => {
+                    Ok((stream, peer)) => {
                         let (incoming, refused) = (incoming.clone(), refused.clone());
-                        half_open.spawn(respond(stream, config.clone(), incoming, refused));
+                        let responding = respond(stream, config.clone(), incoming, refused);
+                        half_open.spawn(responding.instrument(connection_span(peer)));
                     }
                     Err(error) => {
                         // Too many open files, say: the peers already here may end meanwhile.
-                        tracing::warn!(%error, "accepting a TCP connection failed");
+                        warn!(%error, "accepting a TCP connection failed");
                         sleep(Duration::from_millis(100)).await;
                     }
                 }
@@ -382,12 +384,13 @@ async fn respond(
         return;
     };
     let remote_address = socket.remote;
+    Span::current().record("local", field::display(socket.local));
     //= MPA-30
     let frame = timeout(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
     let request = match frame {
         Ok(Ok(request)) => request,
         Ok(Err(fault)) => {
-            tracing::debug!(%remote_address, error = %fault.to_error(), "no MPA Request");
+            debug!(error = %fault.to_error(), "no MPA Request");
             //= MPA-13
             if let FrameFault::Malformed(StartupError::EnhancedMissing) = fault {
                 socket.say(&rejection(None));
@@ -396,13 +399,13 @@ async fn respond(
             return;
         }
         Err(_) => {
-            tracing::debug!(%remote_address, "no MPA Request in time");
+            debug!("no MPA Request in time");
             return;
         }
     };
     //= MPA-16
     if request.markers || request.rejected {
-        tracing::debug!(%remote_address, "an MPA Request that cannot be granted");
+        debug!("an MPA Request that cannot be granted");
         socket.say(&rejection(Some(&request)));
         return socket.see_off(config.close_timeout).await;
     }
@@ -761,7 +764,7 @@ impl Socket {
             ready_to_receive: agreement.ready_to_receive,
         });
         machine.post(receive);
-        tracing::debug!(
+        debug!(
             %local_address, %remote_address, crc = agreement.crc, ird = agreement.ird,
             ord = agreement.ord, "iWARP connection"
         );
@@ -783,6 +786,7 @@ impl Socket {
             closing: Closing::No,
             close_timeout: config.close_timeout,
             deadline: None,
+            span: Span::current(),
         };
         Connected {
             queue_pair: Box::new(queue_pair),
@@ -826,6 +830,8 @@ struct IwarpQueuePair {
     closing: Closing,
     close_timeout: Duration,
     deadline: Option<Pin<Box<Sleep>>>,
+    /// The span of every log line.
+    span: Span,
 }
 
 /// How far a graceful disconnect is.
@@ -914,7 +920,8 @@ impl IwarpQueuePair {
             if timer.as_mut().poll(context).is_pending() {
                 return;
             }
-            tracing::debug!("the peer is silent, and gets an RDMA Write of length 0");
+            self.span
+                .in_scope(|| debug!("the peer is silent, and gets an RDMA Write of length 0"));
             (self.nudges, self.nudge_timer) = (later, None);
             self.machine.nudge();
             self.write(context);

@@ -1,0 +1,249 @@
+//! Every log line about a connection is in a span that names the connection, whichever task emits
+//! the line.
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use smbdirect::{
+    Config, Connection, Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::{ConnectRequest, Provider},
+        work::{WorkId, WorkRequest},
+    },
+    tdi::{Answer, Client, Endpoint, Indication, SendFlags, Share, Transport, TransportSettings},
+};
+use tokio::{runtime, time::timeout};
+use tracing::{Instrument, info_span, subscriber::DefaultGuard};
+use tracing_subscriber::EnvFilter;
+
+/// Longest time that a step of a test takes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The captured log of this thread. The runtimes of these tests run their tasks on it.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Captures the lines that `filter` enables, until the guard is dropped.
+    fn start(filter: &str) -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(filter))
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let bytes = self.0.lock().unwrap().clone();
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits for a line that contains `text`.
+    async fn wait_for(&self, text: &str) -> String {
+        let found = async {
+            loop {
+                let found = self.lines().into_iter().find(|line| line.contains(text));
+                match found {
+                    Some(line) => return line,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        };
+        timeout(LIMIT, found).await.expect("the line comes in time")
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn iwarp() -> Arc<dyn Provider> {
+    Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+async fn listen(provider: &Arc<dyn Provider>) -> Listener {
+    let bound = Listener::bind(provider.clone(), any_port(), Config::default());
+    bound.await.unwrap()
+}
+
+async fn connect(provider: &Arc<dyn Provider>, listener: &mut Listener) -> [Connection; 2] {
+    let address = listener.local_address();
+    let connecting = Connection::connect(&**provider, address, Config::default());
+    let client = connecting.await.unwrap();
+    [client, listener.accept().await.unwrap()]
+}
+
+/// Asserts that the line is in one span of a connection and gives its peer.
+#[track_caller]
+fn peer(line: &str) -> SocketAddr {
+    let mut spans = line.split("connection{peer=").skip(1);
+    let (Some(span), None) = (spans.next(), spans.next()) else {
+        panic!("{line}");
+    };
+    let end = span.find([' ', '}']).expect("a span ends");
+    span[..end].parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_task_and_every_caller_log_in_the_span_of_the_connection() {
+    for provider in [Arc::new(Loopback::new()), iwarp()] {
+        let (log, _guard) = Log::start("smbdirect=trace,info");
+        let mut listener = listen(&provider).await;
+        let session = info_span!("session", id = 7);
+        let [client, server] = connect(&provider, &mut listener).instrument(session).await;
+        let (c, s) = (client.local_address(), client.remote_address());
+        let ours = format!(" session{{id=7}}:connection{{peer={s} local={c}}}: ");
+        let theirs = format!(" connection{{peer={c} local={s}}}: ");
+
+        // The calls send some of the messages, and the driver task sends the rest.
+        info_span!("caller").in_scope(|| {
+            for _ in 0..3 {
+                drop(client.send("hello").unwrap());
+            }
+        });
+        for _ in 0..3 {
+            server.recv().await.unwrap();
+        }
+        info_span!("caller").in_scope(|| client.abort());
+        timeout(LIMIT, client.closed()).await.unwrap();
+        timeout(LIMIT, server.closed()).await.unwrap();
+
+        let lines = log.lines();
+        let count = |span: &str, text: &str| {
+            let named = lines.iter().filter(|line| line.contains(span));
+            named.filter(|line| line.contains(text)).count()
+        };
+        for (span, text, least) in [
+            (&ours, "proposing", 1),
+            (&ours, "established", 1),
+            (&ours, "sending Data Transfer", 3),
+            (&ours, "the connection is over", 1),
+            (&theirs, "accepting the negotiation", 1),
+            (&theirs, "established", 1),
+            (&theirs, "accepted", 1),
+            (&theirs, "received Data Transfer", 3),
+            (&theirs, "the connection is over", 1),
+        ] {
+            assert!(count(span, text) >= least, "{span}{text}: {lines:#?}");
+        }
+        for line in &lines {
+            assert!([c, s].contains(&peer(line)), "{line}");
+            assert!(!line.contains("caller"), "{line}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_filter_can_trace_one_connection_of_many() {
+    let provider = iwarp();
+    let mut listeners = [listen(&provider).await, listen(&provider).await];
+    let traced = listeners[0].local_address();
+    let filter = format!("smbdirect[connection{{peer={traced}}}]=trace");
+    let (log, _guard) = Log::start(&filter);
+    for listener in &mut listeners {
+        let [client, server] = connect(&provider, listener).await;
+        drop(client.send("hello").unwrap());
+        server.recv().await.unwrap();
+        client.close().await.unwrap();
+    }
+    let lines = log.lines();
+    assert!(lines.iter().all(|line| peer(line) == traced), "{lines:#?}");
+    for text in ["iWARP connection", "proposing", "sending", "is over"] {
+        assert!(lines.iter().any(|line| line.contains(text)), "{lines:#?}");
+    }
+}
+
+#[test]
+fn a_connection_that_ends_with_its_runtime_is_named() {
+    let (log, _guard) = Log::start("smbdirect=debug");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.unwrap();
+    let _ends = runtime.block_on(async {
+        let provider = iwarp();
+        let mut listener = listen(&provider).await;
+        connect(&provider, &mut listener).await
+    });
+    drop(runtime);
+    let lines = log.lines();
+    let over = lines
+        .iter()
+        .filter(|line| line.contains("the runtime stopped"));
+    let peers: Vec<_> = over.map(|line| peer(line)).collect();
+    assert_eq!(peers.len(), 2, "{lines:#?}");
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_negotiate_is_named() {
+    // The span is enabled at the level of each line that it contains.
+    let (log, _guard) = Log::start("info");
+    let provider = iwarp();
+    let listener = listen(&provider).await;
+    let request = ConnectRequest {
+        address: listener.local_address(),
+        private_data: Bytes::new(),
+        receive: WorkRequest::Receive {
+            id: WorkId(0),
+            length: 512,
+            count: 1,
+        },
+    };
+    let connected = provider.connect(request).await.unwrap();
+    let local = connected.local_address;
+    drop(connected);
+    let line = log.wait_for("a peer is not welcome").await;
+    assert_eq!(peer(&line), local);
+    assert!(line.contains(&format!(" local={}}}: ", listener.local_address())));
+}
+
+#[tokio::test]
+async fn lines_about_tdi_sessions_name_the_peer() {
+    struct Panics;
+    impl Client for Panics {
+        fn receive(&self, _: &Endpoint, _: Indication) -> Answer {
+            panic!("on purpose")
+        }
+    }
+
+    let (log, _guard) = Log::start("info");
+    let transport = Transport::new(iwarp(), TransportSettings::default()).unwrap();
+    let opened = transport.open_address(any_port(), Share::Exclusive).await;
+    let (remote, local) = (opened.unwrap(), transport.open_any_address());
+    let address = remote.local_address();
+    let (here, there) = (transport.open_endpoint(()), transport.open_endpoint(()));
+    here.associate(&local).unwrap();
+    there.associate(&remote).unwrap();
+
+    here.connect(address, None).await.unwrap_err();
+    let line = log.wait_for("nobody wants a peer").await;
+    assert_ne!(peer(&line), address);
+
+    remote.set_client(Some(Arc::new(Panics)));
+    let listening = there.listen(None);
+    here.connect(address, None).await.unwrap();
+    listening.await.unwrap();
+    drop(here.send("boom", SendFlags::empty()));
+    let line = log.wait_for("a handler panicked").await;
+    assert_ne!(peer(&line), address);
+    assert!(line.contains(&format!(" local={address}}}: ")), "{line}");
+}
