@@ -1,5 +1,5 @@
 # fio writes blocks of random sizes at random offsets and verifies them: through the page cache, past it,
-# and by memory maps. Blocks in the page cache are of whole pages: where one page is dirty in part and
+# by memory maps, and many at once. Blocks in the page cache are of whole pages: where one page is dirty in part and
 # then read, cifs fails to register its memory ("ib_map_mr_sg failed") and drops its own connection.
 mount_share 1 $options
 cat /proc/fs/cifs/DebugData >/lab/debug
@@ -15,8 +15,9 @@ job() {
 job cached --ioengine=psync --bsrange=4k-256k
 job direct --ioengine=psync --bsrange=512-256k --direct=1 --blockalign=512
 job mapped --ioengine=mmap --bsrange=4k-256k
+job deep --ioengine=libaio --bsrange=512-4M --direct=1 --blockalign=512 --iodepth=64
 sync
 drop_caches
-for name in cached direct mapped; do result "file $name.0.0 $(sum /mnt/1/$name.0.0)"; done
+for name in cached direct mapped deep; do result "file $name.0.0 $(sum /mnt/1/$name.0.0)"; done
 result "files took $(since $begun) s"
 unmount_share 1
