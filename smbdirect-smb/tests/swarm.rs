@@ -9,7 +9,7 @@
 //! `SMBDIRECT_SWARM_SEED=17` the one that failed.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     env, panic,
 };
 
@@ -139,6 +139,8 @@ struct Scenario {
     files: Vec<Vec<u8>>,
     /// File, offset and data of the client's WRITEs.
     written: HashMap<u64, (usize, usize, Vec<u8>)>,
+    /// MessageIds of requests that the first gateway has got.
+    arrived: HashSet<u64>,
     /// Messages that the client is still to send.
     left: usize,
     earlier: Vec<Vec<u8>>,
@@ -171,6 +173,7 @@ impl Scenario {
             expected_requests: HashMap::new(),
             expected_answers: HashMap::new(),
             written: HashMap::new(),
+            arrived: HashSet::new(),
             left,
             earlier: Vec::new(),
             random,
@@ -307,6 +310,14 @@ impl Scenario {
                 }
             }
         }
+        if link == 0 {
+            for place in elements(&bytes).unwrap_or_default() {
+                let element = &bytes[place];
+                if command(element) != CANCEL {
+                    self.arrived.insert(u64_at(element, 24));
+                }
+            }
+        }
         if let Some(hop) = self.hops.get_mut(link) {
             let parts = hop.request(bytes, &mut self.random, &mut self.memory)?;
             self.requests[link + 1].push_back(parts);
@@ -336,7 +347,16 @@ impl Scenario {
             self.write_model(&sent.bytes);
         }
         if self.liar == Liar::Server {
+            let honest = sent.bytes.clone();
             self.lie(&mut sent.bytes, totals);
+            // What is not asked for yet is answered by no gateway.
+            let places = elements(&sent.bytes).unwrap_or_default();
+            let mut ids = places
+                .iter()
+                .map(|place| u64_at(&sent.bytes, place.start + 24));
+            if ids.any(|id| !self.arrived.contains(&id)) {
+                sent.bytes = honest;
+            }
             if self.server.rdma && self.random.u8(..20) == 0 {
                 sent.invalidate = Some(self.random.u32(..));
             }
