@@ -422,7 +422,7 @@ impl Bench {
         if self.options.transport != Transport::Verbs {
             return Ok(None);
         }
-        let (adapters, _) = transport::one_end(&self.options, Some(&self.connect), false)?;
+        let adapters = transport::adapters(&self.options, &self.connect)?;
         Ok(Some(adapters))
     }
 

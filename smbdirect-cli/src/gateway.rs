@@ -213,9 +213,8 @@ impl Gateway {
             Kind::Smbdirect => &self.listen,
             Kind::Tcp => &self.upstream,
         };
-        let any_port = smbdirect.port.is_none();
         let (provider, _capture) =
-            transport::one_end(&self.options, Some(&self.connect), any_port)?;
+            transport::one_end(&self.options, Some(&self.connect), smbdirect)?;
         // From here on a signal ends the command in good order.
         let interrupted = Interrupted::new();
         let door = match self.from {

@@ -159,8 +159,7 @@ impl Listen {
             return self.run_tdi(report, config).await;
         }
         let mode = self.mode()?;
-        let (provider, _capture) =
-            transport::one_end(&self.options, None, self.address().port.is_none())?;
+        let (provider, _capture) = transport::one_end(&self.options, None, &self.address())?;
         // From here on a signal ends the command in good order.
         let interrupted = Interrupted::new();
         let listener = transport::listen(provider, &self.address(), &config).await?;
@@ -178,8 +177,7 @@ impl Listen {
         }
         let settings = self.tdi_options.settings(config)?;
         let script = self.script.load()?;
-        let (provider, _capture) =
-            transport::one_end(&self.options, None, self.address().port.is_none())?;
+        let (provider, _capture) = transport::one_end(&self.options, None, &self.address())?;
         let listening = Listening {
             report,
             address: self.address(),

@@ -118,11 +118,8 @@ impl Ping {
                 "--size must be at least 1: empty messages are not returned",
             ));
         }
-        let (provider, _capture) = transport::one_end(
-            &self.options,
-            Some(&self.connect),
-            self.address.port.is_none(),
-        )?;
+        let (provider, _capture) =
+            transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let connecting = transport::connect(&*provider, &self.address, &config, &self.connect);
         let connection = signals::unless_interrupted(connecting).await?;
         self.check_size(&connection)?;

@@ -124,11 +124,8 @@ impl Send {
         transport::check_connectable(&self.address)?;
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect), None)?;
-        let (provider, _capture) = transport::one_end(
-            &self.options,
-            Some(&self.connect),
-            self.address.port.is_none(),
-        )?;
+        let (provider, _capture) =
+            transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let mut interrupted = Interrupted::new();
         let mut total = Total::default();
         let mut files = self.openable(&report, &mut total);

@@ -218,11 +218,8 @@ impl Tdi {
         let settings = self.tdi.settings(config)?;
         let script = self.script.load()?;
         let is_typed = script.is_none() && stdin().is_terminal();
-        let (provider, _capture) = transport::one_end(
-            &self.options,
-            Some(&self.connect),
-            self.address.port.is_none(),
-        )?;
+        let (provider, _capture) =
+            transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let default_port = provider.default_port();
         let handlers = Handlers::new(provider, settings, None)?;
         handlers.open(handlers.transport.open_any_address());

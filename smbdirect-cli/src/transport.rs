@@ -1,6 +1,12 @@
 //! Providers by their names, and connecting: with an answer to "why not?".
 
-use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, anyhow};
 use smbdirect::{
@@ -14,7 +20,7 @@ use smbdirect::{
 };
 
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
 };
 use tracing::{Span, debug, error_span, field};
@@ -24,6 +30,9 @@ use crate::{
     pcap::Capture,
     report,
 };
+
+/// Connections that wait to be accepted, as many as behind tokio's own listeners.
+const BACKLOG: u32 = 1024;
 
 /// How long TCP may take to connect when it is asked why nothing came.
 const PROBE: Duration = Duration::from_secs(1);
@@ -66,24 +75,42 @@ pub(crate) fn both_ends(
     }
 }
 
-/// The provider of a command that is one end. Where no port is given (`any_port`) an adapter's
-/// kind says which one it is.
+/// The provider of a command that is one end, at `address` or connecting to it. Where that has no port,
+/// an adapter's kind says which one it is.
 ///
 /// # Errors
 /// A transport that does not leave the process, or is not there; a capture that cannot be written.
 pub(crate) fn one_end(
     options: &CommonOptions,
     connect: Option<&ConnectOptions>,
-    any_port: bool,
+    address: &Address,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     match options.transport {
-        Transport::Iwarp => iwarp(options, connect, options.pcap.as_deref()),
-        Transport::Verbs => Ok((verbs(options, connect, any_port)?, None)),
+        Transport::Iwarp => {
+            let (config, capture) = captured(options, connect, options.pcap.as_deref())?;
+            let config = IwarpConfig {
+                congestion_control: local_congestion_control(address).map(str::to_owned),
+                ..config
+            };
+            Ok((Arc::new(Iwarp::new(config)), capture))
+        }
+        Transport::Verbs => Ok((verbs(options, connect, address.port.is_none())?, None)),
         Transport::Loopback => Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
              leave it out for iwarp",
         )),
     }
+}
+
+/// RDMA adapters, for a command that knows where they are used.
+///
+/// # Errors
+/// There are none, or what was asked for does not go with them.
+pub(crate) fn adapters(
+    options: &CommonOptions,
+    connect: &ConnectOptions,
+) -> Result<Arc<dyn Provider>> {
+    verbs(options, Some(connect), false)
 }
 
 #[cfg(target_os = "linux")]
@@ -137,6 +164,16 @@ fn iwarp(
     connect: Option<&ConnectOptions>,
     pcap: Option<&Path>,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+    let (config, capture) = captured(options, connect, pcap)?;
+    Ok((Arc::new(Iwarp::new(config)), capture))
+}
+
+/// The embedded iWARP with what connecting and a capture ask for.
+fn captured(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+    pcap: Option<&Path>,
+) -> Result<(IwarpConfig, Option<Capture>)> {
     let mut config = iwarp_config(options);
     if let Some(options) = connect {
         config.connect_timeout = options.connect_timeout;
@@ -147,7 +184,47 @@ fn iwarp(
         config.tap = Some(started.tap());
         capture = Some(started);
     }
-    Ok((Arc::new(Iwarp::new(config)), capture))
+    Ok((config, capture))
+}
+
+/// Congestion control without pacing, for connections that stay within this machine.
+const UNPACED: &str = "reno";
+
+/// The congestion control of a connection that stays within this machine, where pacing by bbr would take
+/// more processor time than all else; `None` leaves it to the system, for other connections and where
+/// the system does not let a socket choose.
+fn local_congestion_control(address: &Address) -> Option<&'static str> {
+    let ip = match address.host.as_str() {
+        "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
+        host => host.parse::<IpAddr>(),
+    };
+    ip.ok().filter(IpAddr::is_loopback)?;
+    let socket = TcpSocket::new_v4().ok()?;
+    set_congestion_control(&socket, UNPACED).ok()?;
+    Some(UNPACED)
+}
+
+#[cfg(target_os = "linux")]
+fn set_congestion_control(socket: &TcpSocket, algorithm: &str) -> io::Result<()> {
+    socket2::SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_congestion_control(_: &TcpSocket, _: &str) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// A socket to reach `address` or to listen there. One that stays within this machine is not paced.
+fn tcp_socket(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if address.ip().is_loopback() {
+        // Where the system does not let it, it is slower and works.
+        let _ = set_congestion_control(&socket, UNPACED);
+    }
+    Ok(socket)
 }
 
 /// The embedded iWARP as the command line wants it.
@@ -244,7 +321,8 @@ pub(crate) async fn connect_tcp(
 ) -> Result<TcpStream> {
     let mut last = None;
     for address in resolve(address, default_port).await? {
-        let fault = match timeout(limit, TcpStream::connect(address)).await {
+        let connecting = async { tcp_socket(address)?.connect(address).await };
+        let fault = match timeout(limit, connecting).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => anyhow!(
                 "nobody listens on {address} ({}); start the server there, or check the port",
@@ -270,9 +348,15 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
     let address = *resolved
         .first()
         .with_context(|| format!("{address} has no addresses"))?;
-    TcpListener::bind(address)
-        .await
-        .map_err(|error| explain_listen(&report::plain(&error), address))
+    let bind = || {
+        let socket = tcp_socket(address)?;
+        // As tokio binds: a server that starts again is not to wait for connections of its past.
+        #[cfg(not(windows))]
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bind().map_err(|error: io::Error| explain_listen(&report::plain(&error), address))
 }
 
 /// The addresses that `address` stands for; an empty host is every address.
