@@ -21,6 +21,7 @@ ns=i$$
 host=10.77.0.1 server=10.77.0.2 client=10.77.0.3
 # Where smbd listens. A case that needs another port or other interfaces sets them before start_smbd.
 smbd_port=4450 smbd_interfaces=lo
+mtu=1500 client_tap=tap1
 failures=0 pids=()
 
 say() { printf '%s: %s\n' "$case_name" "$*"; }
@@ -185,12 +186,22 @@ start_ksmbd() {
   wait_for 60 test -e "$work/server/up" || { fail "the guest with ksmbd does not start"; exit 1; }
 }
 
+# use_mtu BYTES: sets the MTU of the network, and of the guests that run_client boots after it.
+use_mtu() {
+  local device
+  mtu=$1
+  for device in tap0 tap1 br0; do ip -n "$ns" link set "$device" mtu "$mtu"; done
+  # A guest's card takes longer frames only if it is made so. The number at the end is for its address.
+  client_tap=tap1
+  [ "$mtu" = 1500 ] || client_tap=tap1,mtu=$mtu,tap=tap1
+}
+
 # run_client SECONDS NAME [WORD...]: boots a guest with the kernel's client and waits for its end.
 # The job reads $work/NAME/parameters and writes $work/NAME/result, a line for each thing done.
 run_client() {
   local seconds=$1 name=$2; shift 2
   rm -f "$work/$name/result"
-  guest "$name" "${client_tap:-tap1}" "$client" lab.job=client.sh "$@"
+  guest "$name" "$client_tap" "$client" lab.job=client.sh lab.mtu="$mtu" "$@"
   local pid=$started
   wait_for "$seconds" gone "$pid" || { fail "$name: the guest did not end within $seconds s"; stop "$pid" KILL; return 1; }
   stop "$pid"
