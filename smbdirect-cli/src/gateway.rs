@@ -7,10 +7,10 @@
 //!                 Sink    <──────── answers::carry  ─────────  Source
 //! ```
 //!
-//! What a message means is decided in `smbdirect_smb`; here it is moved. Messages pass whole and
+//! `smbdirect_smb` decides how a message is translated; this module moves it. Messages pass whole and
 //! unchanged, but for READ and WRITE where one side has RDMA and the other has not. A slow side
 //! stops the other, by TCP's window or by SMB Direct's credits, and memory is bounded: see
-//! [`memory`] for what is in hand, and [`Gateway::settings`] for what connections may buffer.
+//! [`memory`] for requests and answers in flight, and [`Gateway::settings`] for connection buffers.
 
 mod answers;
 mod buffers;
@@ -89,8 +89,8 @@ pub(crate) struct Gateway {
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 
-    /// Most memory for all connections: half of it for what connections may buffer, a quarter for
-    /// requests and a quarter for answers in hand. Where it is spent, clients wait
+    /// Most memory for all connections: half of it for the buffers of connections, a quarter for
+    /// requests and a quarter for answers in flight. Where it is spent, clients wait
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = large_size)]
     memory: u64,
 
@@ -250,7 +250,7 @@ impl Gateway {
 
     /// Settings of both sides. Messages may be as long as the READs and WRITEs of a default Samba,
     /// so that two gateways carry those of clients that sign or encrypt; and a connection buffers
-    /// what its credits need and little more, since what comes is taken at once.
+    /// little more than its credits need, because the session takes messages immediately.
     fn settings(&self) -> Result<Config> {
         let config = self
             .options
@@ -289,7 +289,7 @@ const LONGEST_MESSAGE: u32 = (8 << 20) + (64 << 10);
 const BUFFERED_BEHIND: usize = 1 << 20;
 /// Most bytes to remember the requests of a client by that wait for their answer.
 const REQUESTS_REMEMBERED: u64 = 2 << 20;
-/// Most bytes that a TCP connection has in hand, besides what counts as a request or an answer.
+/// Most bytes that a TCP connection buffers, requests and answers in flight not counted.
 const BUFFERED_BY_TCP: u64 = 512 << 10;
 
 async fn serve(
@@ -372,7 +372,7 @@ impl Door {
     }
 }
 
-/// What all sessions have in common: where they lead, and what is counted.
+/// The state of all sessions: the server, the settings, and the totals.
 struct Way {
     upstream: Address,
     to: Kind,

@@ -7,7 +7,7 @@
 //!
 //! Interim answers pass. The final answer to a request with SMB2_CHANNEL_RDMA_V1_INVALIDATE,
 //! whatever its status, invalidates the token of the request's first descriptor. All else passes
-//! byte for byte, and what could be translated wrongly is a [`Refusal`] or a [`ServerFault`].
+//! byte for byte. A message whose translation could be wrong is a [`Refusal`] or a [`ServerFault`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -52,11 +52,11 @@ struct Pending {
     length: u32,
     /// Where the data of a READ goes.
     descriptors: Vec<BufferDescriptorV1>,
-    /// What the final answer invalidates.
+    /// The token that the final answer invalidates.
     invalidate: Option<Token>,
 }
 
-/// What goes to the server for a request.
+/// The message that goes to the server for a request.
 #[derive(Debug)]
 pub enum Request {
     /// The message, unchanged.
@@ -70,7 +70,7 @@ pub enum Request {
 pub enum Part {
     /// These bytes.
     Bytes(Bytes),
-    /// The first `length` bytes of what the client's descriptors describe, to be read by RDMA.
+    /// The first `length` bytes of the memory in the client's descriptors, to be read by RDMA.
     Remote {
         /// The client's memory.
         from: Vec<BufferDescriptorV1>,
@@ -125,7 +125,7 @@ impl Translated {
     }
 }
 
-/// What becomes of an answer.
+/// How an answer goes to the client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It goes to the client unchanged, and may end a registration.
@@ -146,13 +146,13 @@ pub struct Placement {
     pub data: Range<usize>,
     /// Where it goes, by RDMA Write from the beginning of these on.
     pub to: Vec<BufferDescriptorV1>,
-    /// What the client gets afterwards.
+    /// The message for the client, to be sent after the data.
     pub reply: Bytes,
     /// The client's token that goes with it.
     pub invalidate: Option<Token>,
 }
 
-/// A step of what becomes of a compound answer.
+/// A step of carrying a compound answer to the client.
 #[derive(Debug)]
 pub enum Step {
     /// RDMA Write.
@@ -489,7 +489,7 @@ fn check_unique(header: &Header, message_ids: &mut HashSet<u64>) -> Result<(), R
     Ok(())
 }
 
-/// Checks that the descriptors hold what is to be moved.
+/// Checks that the descriptors hold `length` bytes.
 fn check(command: Command, length: u32, descriptors: &[BufferDescriptorV1]) -> Result<(), Refusal> {
     let described = descriptors
         .iter()
@@ -534,7 +534,7 @@ fn read_inline(header: &Header, request: ReadRequest, padding: usize) -> Part {
     Part::Bytes(bytes.freeze())
 }
 
-/// A WRITE without its channel, and behind it the data that is to be fetched.
+/// A WRITE without its channel, followed by the data to be fetched.
 fn write_inline(header: &Header, request: WriteRequest, padding: usize) -> Vec<Part> {
     let length = request.remaining_bytes;
     let mut bytes = BytesMut::with_capacity(WriteRequest::FIXED + 8);

@@ -1,11 +1,11 @@
-//! Why a gateway ends a connection instead of translating: what the client or the server did.
+//! Faults of a client or of a server for which a gateway ends a connection instead of translating.
 
 use thiserror::Error;
 
 use crate::smb2::{Channel, Command, Malformed};
 
 /// A request that is never forwarded, because a translation could be wrong. It ends the
-/// connection; [`cure`](Self::cure) says what to change.
+/// connection; [`cure`](Self::cure) names the setting to change.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -33,7 +33,7 @@ pub enum Refusal {
         /// Its channel.
         channel: Channel,
     },
-    /// The structure is broken, so that it cannot be told what is in it.
+    /// The structure is broken, so that its channel cannot be read.
     #[error("a malformed {command}: {fault}")]
     Malformed {
         /// The command, or that of the first element of a broken compound.
@@ -94,7 +94,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What to change so that it does not happen again.
+    /// Returns the setting or program to change so that the refusal does not happen again.
     pub const fn cure(&self) -> &'static str {
         match self {
             Self::Signed { .. } => {

@@ -17,7 +17,7 @@ pub(crate) struct Opaque {
 }
 
 impl Opaque {
-    /// Notes what a request is.
+    /// Notes whether a request is encrypted, compressed or asks for compression.
     pub(crate) const fn request(&mut self, protocol: Protocol) {
         match protocol {
             Protocol::Encrypted => self.encrypted = true,

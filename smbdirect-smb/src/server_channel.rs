@@ -6,7 +6,7 @@
 //!   to it.
 //!
 //! That is done for single requests that are neither signed nor encrypted, from a threshold on and
-//! up to what the server moves at once, on dialect 3.0 and later. All else passes byte for byte. A
+//! up to the server's MaxReadWriteSize, on dialect 3.0 and later. All else passes byte for byte. A
 //! client that asks for a channel by itself is refused: the server would move data to and from
 //! memory that is not the client's.
 
@@ -52,7 +52,7 @@ struct Pending {
     length: u32,
 }
 
-/// What is to be done with a request of the client.
+/// How a request of the client goes to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// It goes to the server unchanged.
@@ -73,7 +73,7 @@ pub enum Offload {
     },
 }
 
-/// What is to be done with an answer of the server.
+/// How an answer of the server goes to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It goes to the client unchanged.
@@ -83,7 +83,7 @@ pub enum Answer {
         /// The MessageId of the request.
         message_id: u64,
     },
-    /// `head` goes to the client, and behind it the first `length` bytes of the memory of this
+    /// `head` goes to the client, followed by the first `length` bytes of the memory of this
     /// request, which is done with.
     Data {
         /// The MessageId of the request.
@@ -165,7 +165,7 @@ impl ServerChannel {
         }
     }
 
-    /// What an element could become, if it may be changed and stands alone.
+    /// Returns the way of an element that may be changed and is no part of a compound.
     fn element(&self, element: &Element, head: &[u8], length: usize) -> Result<Offload, Refusal> {
         let command = element.header.command;
         let message_id = element.header.message_id;

@@ -1,4 +1,4 @@
-//! From the server to the client: answers, and what of their data goes by RDMA.
+//! From the server to the client: answers, and those of their data that go by RDMA.
 //!
 //! ```text
 //!   TCP ── ClientChannel ── RDMA Write, message ── SMB Direct       placed as it comes
@@ -49,7 +49,7 @@ struct Placing<'a, 'b> {
 }
 
 impl Placing<'_, '_> {
-    /// Memory for another chunk: what is on its way lets go of its own if need be.
+    /// Takes memory for another chunk. Where there is none, waits for chunks on their way first.
     async fn take(&mut self, bytes: usize) -> Result<Grant, Stop> {
         loop {
             if let Some(grant) = self.exchange.answers.try_take(bytes) {
@@ -62,7 +62,7 @@ impl Placing<'_, '_> {
         }
     }
 
-    /// Writes a chunk to the client's memory, behind those that are on their way.
+    /// Writes a chunk to the client's memory, after those that are on their way.
     async fn write(
         &mut self,
         client: &Connection,
@@ -166,7 +166,7 @@ async fn whole(exchange: &Exchange<'_>, source: &mut tcp::Source) -> Result<Byte
     Ok(whole.freeze())
 }
 
-/// Does what a compound answer asks for.
+/// Carries a compound answer to the client.
 async fn take_steps(
     exchange: &Exchange<'_>,
     client: &Connection,

@@ -80,7 +80,7 @@ impl Buffers {
         }
     }
 
-    /// A buffer of `length` bytes for a session. What is in it is nothing of another session's.
+    /// Returns a buffer of `length` bytes for a session. It holds no data of another session.
     pub(super) fn region(&self, session: u64, length: usize) -> BytesMut {
         let Some(class) = class(length) else {
             return BytesMut::zeroed(length);
@@ -116,7 +116,7 @@ impl Buffers {
         if capacity < size {
             return;
         }
-        // Only what was cut off is written to.
+        // Only the bytes that `region` had cut off are written.
         region.resize(size, 0);
         if self.keep(size) {
             lock(&self.regions[class]).push((session, region));

@@ -1,4 +1,4 @@
-//! What went through, in one session or in all of them.
+//! Counters of the traffic of one session, or of all sessions.
 
 use std::{
     fmt,
@@ -46,7 +46,7 @@ impl<'a> Counters<'a> {
         self.add(|counts| &counts.bytes_to_server, length as u64);
     }
 
-    /// A message of this length, with what was placed for it, went to the client.
+    /// A message went to the client. Its length includes the data that was placed for it.
     pub(super) fn to_client(self, length: usize) {
         self.add(|counts| &counts.messages_to_client, 1);
         self.add(|counts| &counts.bytes_to_client, length as u64);
@@ -93,7 +93,7 @@ impl Counts {
     }
 }
 
-/// What went through, each way. Bytes are those of SMB messages and of the data that went by RDMA
+/// The traffic in each direction. Bytes are those of SMB messages and of the data that went by RDMA
 /// in their place.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Carried {

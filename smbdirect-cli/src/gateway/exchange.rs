@@ -1,5 +1,5 @@
-//! What both directions of a session share: which requests wait for their answer, and the memory
-//! that they hold.
+//! The state that both directions of a session share: the requests that wait for their answer, and
+//! the memory that they hold.
 
 use std::{
     collections::HashMap,

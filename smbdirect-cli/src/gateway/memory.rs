@@ -1,8 +1,9 @@
-//! Memory for what is in hand: bounded for all connections together, with a fair part for each.
+//! Memory for requests and answers in flight: bounded for all connections together, with a fair part
+//! for each.
 //!
 //! Requests and answers have memory of their own, so that an answer, which lets go of what its
-//! request holds, never waits for a request. A connection takes no more than its part of what
-//! there is, unless it holds nothing: so any single request gets through, however many connections
+//! request holds, never waits for a request. A connection takes no more than its part, unless it
+//! holds nothing: so any single request gets through, however many connections
 //! there are. Connections wait in the order in which they came.
 
 use std::sync::{
@@ -46,7 +47,7 @@ impl Memory {
     }
 }
 
-/// What one connection holds, and may hold.
+/// The memory that one connection holds, and the limit for it.
 #[derive(Debug)]
 pub(super) struct Share {
     memory: Arc<Memory>,

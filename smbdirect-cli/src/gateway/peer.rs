@@ -35,7 +35,7 @@ pub(super) enum Stop {
     Closed(Side),
     /// That side is at fault, and how.
     Failed(Side, String),
-    /// The client asked for what cannot be translated.
+    /// The client sent a request that cannot be translated.
     Refused(Refusal),
     /// This process was told to end.
     Here,

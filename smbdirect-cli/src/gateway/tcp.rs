@@ -81,7 +81,7 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
 #[derive(Debug)]
 pub(super) struct Source {
     half: OwnedReadHalf,
-    /// What was read and not taken.
+    /// Bytes that were read and not taken.
     buffer: BytesMut,
     /// Bytes of the message under way that were not taken, those in `buffer` included.
     remaining: usize,
@@ -99,7 +99,7 @@ impl Source {
     }
 
     /// Waits for the next message until its first `head` bytes are there, or all of a shorter one,
-    /// and returns its length; `None` once the peer has hung up behind a message. Dropping the
+    /// and returns its length; `None` once the peer has hung up between messages. Dropping the
     /// future loses nothing.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Source {
         Ok(Some(length))
     }
 
-    /// What is there of the message under way.
+    /// Returns the bytes of the current message that are in the buffer.
     pub(super) fn head(&self) -> &[u8] {
         &self.buffer[..self.buffer.len().min(self.remaining)]
     }
@@ -135,7 +135,7 @@ impl Source {
         Ok(self.buffer.split_to(length).freeze())
     }
 
-    /// Takes what is there of the next `most` bytes of the message, or else reads a chunk.
+    /// Takes the buffered part of the next `most` bytes of the message, or reads a chunk if there is none.
     pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Fault> {
         let most = most.min(self.remaining);
         let there = self.buffer.len().min(most);
@@ -181,7 +181,7 @@ impl Source {
 
     /// Waits until the peer says that it sends no more, whether or not all that it sent was read.
     pub(super) async fn hung_up(&self) {
-        // What is not read keeps the socket ready, so that there is nothing to wait for but time.
+        // Unread bytes keep the socket ready, so the end has to be polled for.
         while matches!(self.half.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
         {
             sleep(HANG_UP_CHECK_INTERVAL).await;
@@ -198,7 +198,7 @@ impl Source {
         Ok(())
     }
 
-    /// Reads what there is; false once the peer has hung up behind a message.
+    /// Reads the bytes that have arrived; returns false once the peer has hung up between messages.
     async fn read_more(&mut self) -> Result<bool, Fault> {
         self.buffer.reserve(READ_AHEAD);
         let begun = !self.buffer.is_empty() || self.remaining > 0;
@@ -284,7 +284,7 @@ impl Sink {
     }
 }
 
-/// What goes before a message of `length` bytes.
+/// Returns the four bytes before a message of `length` bytes.
 ///
 /// # Errors
 /// It is too long.

@@ -1,4 +1,4 @@
-//! The header of every SMB2 element ([MS-SMB2] 2.2.1), and what else a message can begin with.
+//! The header of every SMB2 element ([MS-SMB2] 2.2.1), and the other protocols of an SMB connection.
 
 use std::{fmt, ops::BitOr};
 
@@ -12,7 +12,7 @@ pub const STATUS_PENDING: u32 = 0x0000_0103;
 /// (STATUS_BUFFER_OVERFLOW): a warning, and still a READ response.
 pub const STATUS_BUFFER_OVERFLOW: u32 = 0x8000_0005;
 
-/// What an SMB message is, by its first four bytes.
+/// The kind of an SMB message, by its first four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// SMB2 in the clear, signed or not ([MS-SMB2] 2.2.1).
@@ -28,7 +28,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Tells what a message with these first bytes is; `Unknown` below four bytes.
+    /// Returns the kind of a message with these first bytes; `Unknown` below four bytes.
     pub fn of(message: &[u8]) -> Self {
         match message.first_chunk::<4>() {
             Some(b"\xfeSMB") => Self::Smb2,
@@ -102,7 +102,7 @@ impl Flags {
     pub const RESPONSE: Self = Self(0x0000_0001);
     /// SMB2_FLAGS_ASYNC_COMMAND: the header has an AsyncId in place of a TreeId.
     pub const ASYNC: Self = Self(0x0000_0002);
-    /// SMB2_FLAGS_RELATED_OPERATIONS: goes on with what the element before it is about.
+    /// SMB2_FLAGS_RELATED_OPERATIONS: uses the session, tree and file of the element before it.
     pub const RELATED: Self = Self(0x0000_0004);
     /// SMB2_FLAGS_SIGNED: no byte of the element may change.
     pub const SIGNED: Self = Self(0x0000_0008);

@@ -7,7 +7,7 @@ pub const DIALECT_3_0: u16 = 0x0300;
 /// Dialect 3.0.2, the first with SMB2_CHANNEL_RDMA_V1_INVALIDATE.
 pub const DIALECT_3_0_2: u16 = 0x0302;
 
-/// What a server answers to a client that offers SMB1 as well: another NEGOTIATE follows.
+/// The dialect in the answer to a client that also offers SMB1: another NEGOTIATE follows.
 const DIALECT_WILDCARD: u16 = 0x02ff;
 const STRUCTURE_SIZE: u16 = 65;
 

@@ -40,7 +40,7 @@ pub enum Malformed {
     /// A buffer that the fixed part describes lies outside the element.
     #[error("{field} at offset {offset} with {length} bytes lies outside the element")]
     OutOfBounds {
-        /// What the buffer is.
+        /// The buffer's field in the specification.
         field: &'static str,
         /// Its offset as received.
         offset: u32,
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Opens the body behind the header, and checks its StructureSize.
+    /// Opens the body after the header, and checks its StructureSize.
     pub(super) fn body(
         structure: &'static str,
         element: &'a [u8],
