@@ -78,6 +78,8 @@ impl Session {
         told_to_end: &mut watch::Receiver<bool>,
     ) -> Stop {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
+        // A TCP server ends by itself when it is told that nothing else comes.
+        let server_goes_on = matches!(server, Peer::SmbDirect(_));
         let stall_limit = self.way.stall_limit;
         let exchange = self.exchange(&server);
         let (mut from_client, mut to_client) = client.split(stall_limit);
@@ -89,7 +91,8 @@ impl Session {
                 stop = &mut down => stop,
                 () = told(told_to_end) => Stop::Here,
             };
-            if answers_can_follow && matches!(stop, Stop::Closed(Side::Client)) {
+            let answers_are_due = answers_can_follow && !(server_goes_on && self.is_answered());
+            if answers_are_due && matches!(stop, Stop::Closed(Side::Client)) {
                 to_server.finish().await;
                 tokio::select! {
                     last = down => match last {
@@ -107,6 +110,13 @@ impl Session {
         drop((from_client, from_server));
         tokio::join!(to_client.close(), to_server.close());
         stop
+    }
+
+    /// Whether the server has sent as many messages as it was sent. A client that hangs up then waits
+    /// for nothing, and one that connects again at once must find its files closed.
+    fn is_answered(&self) -> bool {
+        let to_server = self.counts.messages_to_server.load(Relaxed);
+        self.counts.messages_to_client.load(Relaxed) >= to_server
     }
 
     fn exchange(&self, server: &Peer) -> Exchange<'_> {
