@@ -13,7 +13,7 @@
 use std::{collections::VecDeque, pin::pin};
 
 use bytes::{Buf, Bytes, BytesMut};
-use smbdirect::{Access, Connection, Message, Reading};
+use smbdirect::{Access, BufferDescriptorV1, Connection, Message, Reading};
 use smbdirect_smb::{
     ServerChannel,
     client_channel::{Part, Request},
@@ -223,25 +223,29 @@ async fn relay_rdma(
     server: &Connection,
 ) -> Result<Never, Stop> {
     loop {
-        let mut fetched = 0;
+        // Memory for what is fetched into a message, until that is sent.
+        let mut _fetched = None;
         let message = match next_request(exchange, client).await? {
             Request::Pass(message) => {
                 exchange.counters.passed();
                 message
             }
             Request::Translated(parts) => {
+                if relay_write(exchange, client, server, &parts).await? {
+                    continue;
+                }
                 let length = parts.iter().map(Part::len).sum();
-                let _grant = unless_gone(gone(client), exchange.requests.take(length)).await?;
+                let largest = parts.iter().map(fetched_size).max().unwrap_or(0);
+                if largest > 0 {
+                    let taking = exchange.requests.take(length + largest);
+                    _fetched = Some(unless_gone(gone(client), taking).await?);
+                }
                 let mut whole = BytesMut::with_capacity(length);
                 for part in parts {
                     match part {
                         Part::Bytes(bytes) => whole.extend_from_slice(&bytes),
                         Part::Remote { from, length } => {
-                            exchange.counters.written_by_rdma(length as usize);
-                            fetched += length;
-                            let into = exchange.region(length as usize);
-                            let read = client.read(&from, 0, into).await;
-                            let data = read.map_err(|error| Stop::of_read(&error))?;
+                            let data = fetch_whole(exchange, client, &from, length).await?;
                             whole.extend_from_slice(&data);
                             exchange.buffers.give_region(exchange.id, data);
                         }
@@ -267,9 +271,7 @@ async fn relay_rdma(
             Offload::Write { data } => {
                 let taking = exchange.requests.take(region_size(data.len()));
                 let grant = unless_gone(gone(client), taking).await?;
-                if fetched == 0 {
-                    exchange.counters.written_by_rdma(data.len());
-                }
+                exchange.counters.written_by_rdma(data.len());
                 let mut buffer = exchange.region(data.len());
                 buffer.copy_from_slice(&message[data]);
                 let region = register(server, buffer, Access::REMOTE_READ, grant)?;
@@ -277,6 +279,51 @@ async fn relay_rdma(
             }
         }
     }
+}
+
+/// Has a WRITE go by RDMA on both sides, through the same memory. Returns false, and does nothing, if
+/// the parts are no such WRITE.
+async fn relay_write(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    server: &Connection,
+    parts: &[Part],
+) -> Result<bool, Stop> {
+    let [Part::Bytes(head), Part::Remote { from, length }] = parts else {
+        return Ok(false);
+    };
+    let whole = head.len() + *length as usize;
+    let offload = exchange.server_channel().request(head, whole)?;
+    let Offload::Write { .. } = offload else {
+        return Ok(false);
+    };
+    let taking = exchange.requests.take(region_size(*length as usize));
+    let grant = unless_gone(gone(client), taking).await?;
+    let buffer = fetch_whole(exchange, client, from, *length).await?;
+    let region = register(server, buffer, Access::REMOTE_READ, grant)?;
+    send_with_region(exchange, server, head, whole, region).await?;
+    Ok(true)
+}
+
+/// Bytes of memory that a part is fetched to.
+fn fetched_size(part: &Part) -> usize {
+    match part {
+        Part::Bytes(_) => 0,
+        Part::Remote { length, .. } => region_size(*length as usize),
+    }
+}
+
+/// Reads the first bytes of a client's memory in one piece.
+async fn fetch_whole(
+    exchange: &Exchange<'_>,
+    client: &Connection,
+    from: &[BufferDescriptorV1],
+    length: u32,
+) -> Result<BytesMut, Stop> {
+    exchange.counters.written_by_rdma(length as usize);
+    let into = exchange.region(length as usize);
+    let read = client.read(from, 0, into).await;
+    read.map_err(|error| Stop::of_read(&error))
 }
 
 /// From a client without RDMA to a server with it.
