@@ -20,6 +20,8 @@ use tokio::{
 
 use crate::support::{Done, Listening, PATIENCE, command, listen, listening, noise, run, start};
 
+#[path = "gateway/crowd.rs"]
+mod crowd;
 #[path = "gateway/ends.rs"]
 mod ends;
 #[path = "gateway/hostile.rs"]

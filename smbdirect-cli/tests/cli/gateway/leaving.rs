@@ -1,11 +1,13 @@
 //! Clients that leave in the middle of something: the session ends, and what it held is free again.
 
+use tokio::io::AsyncWriteExt;
+
 use super::{
     End, Kind,
     Kind::{SmbDirect, Tcp},
     Server,
     ends::{Memory, described, negotiate, patient, submit},
-    event, gateway, soon,
+    event, gateway, soon, summary,
 };
 use crate::{messages::*, support::noise};
 
@@ -82,5 +84,66 @@ async fn a_client_leaves_with_as_many_requests_as_the_gateway_remembers() {
         let closed = event(&mut gateway, "closed");
         assert_eq!(closed["messages_to_server"], 8192, "{closed}");
         assert_eq!(server.receive().await, None);
+    }
+}
+
+/// It has hung up as far as TCP tells, and waits for what the gateway has no memory for yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_sends_no_more_gets_the_answers_that_wait_for_memory() {
+    const READS: u64 = 5;
+    let mut listener = Server::bind(SmbDirect, patient()).await;
+    let address = listener.address().to_string();
+    let mut gateway = gateway(Tcp, SmbDirect, &address, &["--memory", "28M"]);
+    let mut client = End::connect(Tcp, &gateway.address).await;
+    let mut server = listener.accept().await;
+    negotiate(&mut client, &mut server, 0x0311).await;
+    for id in 0..READS {
+        client.send(&read(id, 0, 8 << 20, 0, &[])).await;
+    }
+    client.stream().shutdown().await.unwrap();
+    let data = noise(8 * MIB, 1);
+    for id in 0..READS {
+        let (_, memory) = described(&server.receive().await.unwrap());
+        drop(server.connection().write(data.clone().into(), &memory, 0));
+        server.send(&read_answer(id, &[], 8 << 20)).await;
+        assert!(client.receive().await == Some(read_answer(id, &data, 0)));
+    }
+    assert_eq!(client.receive().await, None);
+    let closed = event(&mut gateway, "closed");
+    assert_eq!(closed["ended"], "closed by the client");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_is_told_to_end_does_not_wait_for_answers() {
+    for (from, to) in [(SmbDirect, Tcp), (SmbDirect, SmbDirect), (Tcp, SmbDirect)] {
+        let mut listener = Server::bind(to, patient()).await;
+        let address = listener.address().to_string();
+        let gateway = gateway(from, to, &address, &["--memory", "53M"]);
+        let mut client = End::connect_with(from, &gateway.address, patient()).await;
+        let mut server = listener.accept().await;
+        negotiate(&mut client, &mut server, 0x0311).await;
+        // Some are with the server, and some wait for memory.
+        let memory = match &client {
+            End::SmbDirect(connection) => {
+                let memory = Memory::holding(connection, &noise(8 * MIB, 1), 2);
+                for id in 0..5 {
+                    let descriptors = memory.descriptors();
+                    submit(connection, write_by_rdma(id, 0, 8 << 20, V1, &descriptors));
+                }
+                Some(memory)
+            }
+            End::Tcp(_) => {
+                for id in 0..5 {
+                    client.send(&read(id, 0, 8 << 20, 0, &[])).await;
+                }
+                None
+            }
+        };
+        server.receive().await.unwrap();
+        let done = gateway.terminate().succeeded();
+        assert_eq!(summary(&done)["failed"], 0);
+        assert_eq!(client.receive().await, None);
+        while server.receive().await.is_some() {}
+        drop(memory);
     }
 }
