@@ -80,14 +80,17 @@ impl Bound {
 /// that makes a test weaker, and does not make it fail.
 async fn stands_still(number: impl Fn() -> u64) -> u64 {
     let mut last = 0;
-    loop {
-        let now = number();
-        if now == last && now > 0 {
-            return now;
+    soon(async {
+        loop {
+            let now = number();
+            if now == last && now > 0 {
+                return now;
+            }
+            last = now;
+            sleep(Duration::from_millis(300)).await;
         }
-        last = now;
-        sleep(Duration::from_millis(300)).await;
-    }
+    })
+    .await
 }
 
 /// Waits until a gateway takes no more memory, where the system tells.
