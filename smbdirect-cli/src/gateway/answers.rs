@@ -22,7 +22,7 @@ use super::{
     exchange::Exchange,
     memory::Grant,
     peer::{Side, Sink, Source, Stop, longest},
-    requests::{Never, tcp_to_tcp},
+    requests::{Never, tcp_to_tcp, whole},
     tcp,
 };
 
@@ -156,14 +156,6 @@ async fn place(
         }
         exchange.answered();
     }
-}
-
-/// The rest of a message in one piece.
-async fn whole(exchange: &Exchange<'_>, source: &mut tcp::Source) -> Result<Bytes, tcp::Fault> {
-    let mut whole = exchange.region(source.remaining());
-    whole.clear();
-    source.fill(&mut whole, source.remaining()).await?;
-    Ok(whole.freeze())
 }
 
 /// Carries a compound answer to the client.

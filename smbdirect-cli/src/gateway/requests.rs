@@ -381,7 +381,10 @@ async fn offload(
 }
 
 /// The rest of a message in one piece.
-async fn whole(exchange: &Exchange<'_>, source: &mut tcp::Source) -> Result<Bytes, tcp::Fault> {
+pub(super) async fn whole(
+    exchange: &Exchange<'_>,
+    source: &mut tcp::Source,
+) -> Result<Bytes, tcp::Fault> {
     let length = source.remaining();
     if source.head().len() == length {
         return source.take(length).await;
