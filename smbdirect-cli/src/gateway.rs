@@ -90,8 +90,8 @@ pub(crate) struct Gateway {
     max_connections: u64,
 
     /// Most memory for all connections: half of it for the buffers of connections, a quarter for
-    /// requests and a quarter for answers in flight. Where it is spent, clients wait. The program and
-    /// the library's receive pools, up to 32 MiB, come on top
+    /// requests and a quarter for answers in flight. Where it is spent, clients wait. It does not
+    /// count the program and the blocks that hold received messages, which can be more
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = large_size)]
     memory: u64,
 
