@@ -18,6 +18,7 @@ mod carried;
 mod exchange;
 mod memory;
 mod peer;
+mod relay;
 mod requests;
 mod session;
 mod tcp;

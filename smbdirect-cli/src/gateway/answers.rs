@@ -22,7 +22,7 @@ use super::{
     exchange::Exchange,
     memory::Grant,
     peer::{Side, Sink, Source, Stop, longest},
-    requests::{Never, tcp_to_tcp, whole},
+    relay::{Never, tcp_to_tcp, whole},
     tcp,
 };
 
@@ -76,6 +76,13 @@ impl Placing<'_, '_> {
         }
         let writing = client.write(chunk.clone(), &placement.to, offset as u64);
         self.chunks.push_back((writing, chunk, grant));
+        Ok(())
+    }
+
+    async fn finish_all(&mut self) -> Result<(), Stop> {
+        while !self.chunks.is_empty() {
+            self.finish_one().await?;
+        }
         Ok(())
     }
 
@@ -147,6 +154,8 @@ async fn place(
                     reply, invalidate, ..
                 } = placement;
                 send_reply(exchange, client, reply.into(), invalidate, data.len()).await?;
+                // They left before the reply. An idle session is not to keep their memory.
+                placing.finish_all().await?;
             }
             Answer::Compound => {
                 let _grant = placing.take(length).await?;

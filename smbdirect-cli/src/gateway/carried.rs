@@ -3,9 +3,11 @@
 use std::{
     fmt,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use serde::Serialize;
+use tokio::time::sleep;
 
 use crate::report;
 
@@ -75,7 +77,21 @@ impl<'a> Counters<'a> {
     }
 }
 
+/// A TCP client that sends no more may still wait for answers. After this long without one, it does not.
+const LINGER: Duration = Duration::from_secs(2);
+
 impl Counts {
+    /// Waits until no message has gone to the client for [`LINGER`].
+    pub(super) async fn silence(&self) {
+        loop {
+            let before = self.messages_to_client.load(Relaxed);
+            sleep(LINGER).await;
+            if self.messages_to_client.load(Relaxed) == before {
+                return;
+            }
+        }
+    }
+
     pub(super) fn carried(&self) -> Carried {
         let now = |counter: &AtomicU64| counter.load(Relaxed);
         Carried {

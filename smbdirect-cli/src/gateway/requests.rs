@@ -26,7 +26,7 @@ use super::{
     exchange::{Exchange, Region},
     memory::Grant,
     peer::{Side, Sink, Source, Stop, longest},
-    session::silence,
+    relay::{Never, tcp_to_tcp, whole},
     tcp,
 };
 
@@ -63,9 +63,6 @@ pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut S
         Err(stop) => stop,
     }
 }
-
-/// What never comes.
-pub(super) enum Never {}
 
 /// A piece of what goes to a TCP server.
 enum Piece {
@@ -106,7 +103,7 @@ async fn gone(client: &Connection) -> Stop {
 /// Waits for the end of a TCP client: it sends no more, and no answer has gone to it for a while.
 async fn gone_silent(exchange: &Exchange<'_>, client: &tcp::Source) -> Stop {
     client.hung_up().await;
-    silence(exchange.counters.of_session()).await;
+    exchange.counters.of_session().silence().await;
     Stop::Closed(Side::Client)
 }
 
@@ -380,21 +377,6 @@ async fn offload(
     }
 }
 
-/// The rest of a message in one piece.
-pub(super) async fn whole(
-    exchange: &Exchange<'_>,
-    source: &mut tcp::Source,
-) -> Result<Bytes, tcp::Fault> {
-    let length = source.remaining();
-    if source.head().len() == length {
-        return source.take(length).await;
-    }
-    let mut whole = exchange.region(length);
-    whole.clear();
-    source.fill(&mut whole, length).await?;
-    Ok(whole.freeze())
-}
-
 /// Sends a message, which with the data that is fetched for it has `length` bytes.
 async fn send(
     exchange: &Exchange<'_>,
@@ -445,35 +427,4 @@ async fn send_with_region(
 ) -> Result<(), Stop> {
     let request = exchange.expect_answer(head, length, region);
     send(exchange, server, request.into(), length).await
-}
-
-/// Messages from one TCP connection to another, in pieces.
-pub(super) async fn tcp_to_tcp(
-    exchange: &Exchange<'_>,
-    from: &mut tcp::Source,
-    to: &mut tcp::Sink,
-    side: Side,
-    count: impl Fn(usize),
-) -> Result<Never, Stop> {
-    let other = match side {
-        Side::Client => Side::Server,
-        Side::Server => Side::Client,
-    };
-    loop {
-        let length = from.message(0).await;
-        let length = length.map_err(|fault| Stop::of_tcp(side, &fault))?;
-        let Some(length) = length else {
-            return Err(Stop::Closed(side));
-        };
-        let header = tcp::header(length).map_err(|fault| Stop::of_tcp(side, &fault))?;
-        let mut before = Bytes::copy_from_slice(&header);
-        while from.remaining() > 0 {
-            let piece = from.piece(length, &exchange.buffers).await;
-            let piece = piece.map_err(|fault| Stop::of_tcp(side, &fault))?;
-            let written = to.write((&mut before).chain(piece.clone())).await;
-            written.map_err(|fault| Stop::of_tcp(other, &fault))?;
-            exchange.buffers.give_chunk(piece);
-        }
-        count(length);
-    }
 }

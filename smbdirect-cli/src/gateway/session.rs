@@ -4,11 +4,11 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use smbdirect_smb::{Refusal, ServerChannel, server_channel::Settings};
-use tokio::{sync::watch, time::sleep};
+use tokio::sync::watch;
 use tracing::{Instrument, info_span, warn};
 
 use super::{
@@ -20,8 +20,6 @@ use super::{
 };
 use crate::report;
 
-/// A TCP client that sends no more may wait for answers; after so long without one it does not.
-const LINGER: Duration = Duration::from_secs(2);
 /// Bytes from which on the data of a client without RDMA goes to a server with it by RDMA.
 const RDMA_THRESHOLD: u32 = 16 << 10;
 
@@ -99,7 +97,7 @@ impl Session {
                         Stop::Failed(Side::Server, _) => last,
                         _ => stop,
                     },
-                    () = silence(&self.counts) => stop,
+                    () = self.counts.silence() => stop,
                     () = told(told_to_end) => stop,
                 }
             } else {
@@ -208,15 +206,4 @@ impl Session {
 async fn told(told_to_end: &mut watch::Receiver<bool>) {
     // The lock in the result is not to be kept.
     let _ = told_to_end.wait_for(|&told| told).await;
-}
-
-/// Waits until nothing has been counted for [`LINGER`].
-pub(super) async fn silence(counts: &Counts) {
-    loop {
-        let before = counts.messages_to_client.load(Relaxed);
-        sleep(LINGER).await;
-        if counts.messages_to_client.load(Relaxed) == before {
-            return;
-        }
-    }
 }

@@ -1,0 +1,58 @@
+//! Moving messages in the way that both directions share.
+
+use bytes::{Buf, Bytes};
+
+use super::{
+    exchange::Exchange,
+    peer::{Side, Stop},
+    tcp,
+};
+
+/// The result of a direction that only ends by a [`Stop`].
+pub(super) enum Never {}
+
+/// The rest of a message in one piece.
+pub(super) async fn whole(
+    exchange: &Exchange<'_>,
+    source: &mut tcp::Source,
+) -> Result<Bytes, tcp::Fault> {
+    let length = source.remaining();
+    if source.head().len() == length {
+        return source.take(length).await;
+    }
+    let mut whole = exchange.region(length);
+    whole.clear();
+    source.fill(&mut whole, length).await?;
+    Ok(whole.freeze())
+}
+
+/// Messages from one TCP connection to another, in pieces.
+pub(super) async fn tcp_to_tcp(
+    exchange: &Exchange<'_>,
+    from: &mut tcp::Source,
+    to: &mut tcp::Sink,
+    side: Side,
+    count: impl Fn(usize),
+) -> Result<Never, Stop> {
+    let other = match side {
+        Side::Client => Side::Server,
+        Side::Server => Side::Client,
+    };
+    loop {
+        let length = from.message(0).await;
+        let length = length.map_err(|fault| Stop::of_tcp(side, &fault))?;
+        let Some(length) = length else {
+            return Err(Stop::Closed(side));
+        };
+        let header = tcp::header(length).map_err(|fault| Stop::of_tcp(side, &fault))?;
+        let mut before = Bytes::copy_from_slice(&header);
+        while from.remaining() > 0 {
+            let piece = from.piece(length, &exchange.buffers).await;
+            let piece = piece.map_err(|fault| Stop::of_tcp(side, &fault))?;
+            let written = to.write((&mut before).chain(piece.clone())).await;
+            written.map_err(|fault| Stop::of_tcp(other, &fault))?;
+            exchange.buffers.give_chunk(piece);
+        }
+        count(length);
+    }
+}
