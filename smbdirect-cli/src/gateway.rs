@@ -92,8 +92,8 @@ pub(crate) struct Gateway {
 
     /// Most memory for all connections: half of it for the buffers of connections, a quarter for
     /// requests and a quarter for answers in flight. Where it is spent, clients wait. It does not
-    /// count the program and the blocks that hold received messages, which can be more
-    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = large_size)]
+    /// count the program, and up to 100 MiB that are kept to be used again
+    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = large_size)]
     memory: u64,
 
     /// How long a TCP peer may take nothing, or leave a message unfinished
@@ -274,9 +274,7 @@ impl Gateway {
 
     /// Most memory that the two connections of a session may buffer.
     fn memory_of_one(&self, config: &Config) -> u64 {
-        let smbdirect = config.receive_buffer() as u64
-            + u64::from(config.max_fragmented_receive_size)
-            + REQUESTS_REMEMBERED;
+        let smbdirect = config.receive_memory() as u64 + REQUESTS_REMEMBERED;
         let of = |kind| match kind {
             Kind::Smbdirect => smbdirect,
             Kind::Tcp => BUFFERED_BY_TCP,

@@ -22,6 +22,10 @@ pub(crate) struct Pool {
     lent: Mutex<VecDeque<Bytes>>,
 }
 
+/// Most bytes of memory that a slice of received bytes keeps from being used again: the size of
+/// the largest blocks that a provider reads into.
+pub(crate) const LARGEST_BLOCK: usize = 256 << 10;
+
 /// Handles to look at before a new buffer is made, besides those that lead there.
 const TRIES: usize = 4;
 

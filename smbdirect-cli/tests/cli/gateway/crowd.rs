@@ -140,9 +140,9 @@ async fn answers(mut server: End, number: u64) {
 async fn clients_with_many_requests_and_little_memory_all_get_through() {
     // Memory for so many connections, and hardly more.
     for (from, to, memory) in [
-        (SmbDirect, Tcp, "114M"),
-        (Tcp, SmbDirect, "114M"),
-        (SmbDirect, SmbDirect, "220M"),
+        (SmbDirect, Tcp, "140M"),
+        (Tcp, SmbDirect, "140M"),
+        (SmbDirect, SmbDirect, "272M"),
     ] {
         all_get_through(from, to, memory).await;
     }

@@ -319,7 +319,7 @@ const LONG: u32 = 16_000_000;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_while_its_memory_is_read_leaves_no_write_of_other_bytes() {
     for goes in [false, true] {
-        let mut scene = Scene::new(SmbDirect, Tcp, &["--memory", "64M"]).await;
+        let mut scene = Scene::new(SmbDirect, Tcp, &["--memory", "72M"]).await;
         let (client, mut server) = scene.client().await;
         let connection = client.connection();
         let data: Vec<Vec<u8>> = (0..4).map(|id| noise(LONG as usize, id)).collect();

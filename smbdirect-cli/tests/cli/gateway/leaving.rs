@@ -50,12 +50,12 @@ async fn leaves_with_requests_waiting(from: Kind, memory: &str, requests: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_with_rdma_leaves_while_its_requests_wait_for_memory() {
-    leaves_with_requests_waiting(SmbDirect, "53M", 5).await;
+    leaves_with_requests_waiting(SmbDirect, "68M", 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_without_rdma_leaves_while_its_requests_wait_for_memory() {
-    leaves_with_requests_waiting(Tcp, "28M", 5).await;
+    leaves_with_requests_waiting(Tcp, "35M", 5).await;
 }
 
 /// The gateway remembers a limited number of requests. Behind it, nothing more is taken.
@@ -93,7 +93,7 @@ async fn a_client_that_sends_no_more_gets_the_answers_that_wait_for_memory() {
     const READS: u64 = 5;
     let mut listener = Server::bind(SmbDirect, patient()).await;
     let address = listener.address().to_string();
-    let mut gateway = gateway(Tcp, SmbDirect, &address, &["--memory", "28M"]);
+    let mut gateway = gateway(Tcp, SmbDirect, &address, &["--memory", "35M"]);
     let mut client = End::connect(Tcp, &gateway.address).await;
     let mut server = listener.accept().await;
     negotiate(&mut client, &mut server, 0x0311).await;
@@ -118,7 +118,7 @@ async fn a_gateway_that_is_told_to_end_does_not_wait_for_answers() {
     for (from, to) in [(SmbDirect, Tcp), (SmbDirect, SmbDirect), (Tcp, SmbDirect)] {
         let mut listener = Server::bind(to, patient()).await;
         let address = listener.address().to_string();
-        let gateway = gateway(from, to, &address, &["--memory", "53M"]);
+        let gateway = gateway(from, to, &address, &["--memory", "68M"]);
         let mut client = End::connect_with(from, &gateway.address, patient()).await;
         let mut server = listener.accept().await;
         negotiate(&mut client, &mut server, 0x0311).await;

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Bytes read at once at best.
-const BLOCK: usize = 256 * 1024;
+const BLOCK: usize = pool::LARGEST_BLOCK;
 /// The blocks of all streams.
 static BLOCKS: Pool = Pool::new(BLOCK, 128);
 /// Bytes in a block that make it worth lending to the messages in it.
