@@ -4,8 +4,8 @@
 use std::{
     future::poll_fn,
     net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::{Arc, Mutex, mpsc},
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -14,7 +14,7 @@ use smbdirect::rdma::{
         Direction, Iwarp, IwarpConfig, MpaCrc, Tap,
         ddp::{Header, Tagged, Untagged},
         mpa::{Enhanced, Fpdu, FrameKind, StartupError, StartupFrame},
-        rdmap::{Opcode, Terminate, TerminateCode},
+        rdmap::{Opcode, ReadRequest, Terminate, TerminateCode},
     },
     provider::{
         Answer, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair, Teardown,
@@ -27,7 +27,8 @@ use smbdirect::rdma::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    task::yield_now,
+    time::{advance, sleep, timeout},
 };
 
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -943,3 +944,97 @@ async fn addresses_that_lead_nowhere() {
 
 /// Queue pairs can go from task to task.
 const _: fn(Box<dyn QueuePair>) -> Box<dyn Send> = |queue_pair| Box::new(queue_pair);
+
+/// Keeps the clock of a test from going on by itself. Ends within 20 s.
+struct StandingClock(mpsc::Sender<()>);
+
+impl StandingClock {
+    /// For a test with a paused clock, which does not go on while something blocks.
+    fn new() -> Self {
+        let (end, until) = mpsc::channel();
+        tokio::task::spawn_blocking(move || until.recv_timeout(Duration::from_secs(20)));
+        Self(end)
+    }
+}
+
+/// A segment of the data of a Read.
+fn read_response(request: &ReadRequest, data: &[u8], at: usize, length: usize) -> Vec<u8> {
+    let header = Tagged {
+        last: at + length == data.len(),
+        rdmap_control: Opcode::RdmaReadResponse.control(),
+        stag: request.sink_stag,
+        tagged_offset: request.sink_tagged_offset + at as u64,
+    };
+    fpdu(&[&header.encode(), &data[at..at + length]], false)
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(start_paused = true)]
+async fn the_data_of_a_read_that_comes_in_small_pieces_is_collected() {
+    const PIECE: usize = 1000;
+    let clock = StandingClock::new();
+    let tap = Arc::new(Recorder::default());
+    let config = IwarpConfig {
+        tap: Some(tap.clone()),
+        nudge: false,
+        ..IwarpConfig::default()
+    };
+    let (connected, mut peer) =
+        connect_to(config, |request| bytes_of(&reply_of_siw(request))).await;
+    let mut connected = connected.unwrap();
+    let data = Bytes::from_iter((0..100 * PIECE).map(|at| (at / 7) as u8));
+    let read = WorkRequest::Read {
+        id: WorkId(2),
+        from: RemoteAddress {
+            token: Token(77),
+            offset: 0,
+        },
+        into: BytesMut::zeroed(data.len()),
+    };
+    post(&mut connected, [read]);
+    let (completed, mut completions) = tokio::sync::mpsc::unbounded_channel();
+    let receiving =
+        tokio::spawn(async move { while completed.send(next(&mut connected).await).is_ok() {} });
+    let mut bytes = vec![0; fpdu(&[&[0; 18], &[0; ReadRequest::LENGTH]], false).len()];
+    peer.read_exact(&mut bytes).await.unwrap();
+    let request = ReadRequest::decode(&bytes[20..20 + ReadRequest::LENGTH]).unwrap();
+    let read_bytes = || tap.all(Direction::Received).len();
+    let mut all = read_bytes();
+    // Each of the first pieces wakes the reader.
+    let pieces = (0..data.len()).step_by(PIECE);
+    let mut pieces = pieces.map(|at| read_response(&request, &data, at, PIECE));
+    for _ in 0..4 {
+        let piece = pieces.next().unwrap();
+        peer.write_all(&piece).await.unwrap();
+        all += piece.len();
+        while read_bytes() < all {
+            yield_now().await;
+        }
+    }
+    // One more does not, and neither does a message: the reader sleeps for more data of the Read.
+    let urgent = fpdu(&[&untagged(Opcode::Send, 1), b"urgent"], false);
+    for bytes in [pieces.next().unwrap(), urgent] {
+        peer.write_all(&bytes).await.unwrap();
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        yield_now().await;
+    }
+    assert_eq!(read_bytes(), all);
+    // But not for long.
+    advance(Duration::from_millis(11)).await;
+    match completions.recv().await {
+        Some(Completion::Received { message, .. }) => assert_eq!(message, &b"urgent"[..]),
+        other => panic!("{other:?}"),
+    }
+    // The end of the data wakes it, however little that is.
+    for piece in pieces {
+        peer.write_all(&piece).await.unwrap();
+    }
+    match completions.recv().await {
+        Some(Completion::Read { buffer, .. }) => assert!(buffer == data),
+        other => panic!("{other:?}"),
+    }
+    clock.0.send(()).unwrap();
+    receiving.abort();
+}

@@ -22,6 +22,8 @@ pub mod rdmap;
 mod error;
 #[cfg(test)]
 mod examples;
+#[cfg(feature = "tokio")]
+mod low_water;
 mod outgoing;
 mod receive;
 #[cfg(feature = "tokio")]

@@ -126,6 +126,13 @@ impl Receive {
         }
     }
 
+    /// Bytes that were read, of FPDUs that are not there whole.
+    #[cfg(feature = "tokio")]
+    pub(super) fn unfinished(&self) -> usize {
+        let placed = self.placing.as_ref().map_or(0, |placing| placing.placed);
+        self.end - self.start + placed as usize
+    }
+
     /// Whether a valid FPDU has come.
     pub(super) const fn any_fpdu(&self) -> bool {
         self.any_fpdu

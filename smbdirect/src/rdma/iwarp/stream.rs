@@ -242,6 +242,15 @@ impl Stream {
         self.transmit.transmitted_bytes()
     }
 
+    /// Bytes that the peer owes as data of Reads: so many at least come from the socket before the
+    /// Reads are done.
+    #[cfg(feature = "tokio")]
+    pub(super) fn owed_bytes(&self) -> usize {
+        let reads = self.shared.reads.iter();
+        let owed: usize = reads.map(|read| read.buffer.len() - read.filled).sum();
+        owed.saturating_sub(self.receive.unfinished())
+    }
+
     /// Sets the length of the FPDUs to come.
     pub fn set_max_fpdu(&mut self, max_fpdu: usize) {
         assert!(max_fpdu >= mpa::max_fpdu(0), "no header fits");

@@ -22,6 +22,8 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+#[cfg(target_os = "linux")]
+use nix::{libc, setsockopt_impl, sockopt_impl, sys::socket::setsockopt};
 use socket2::SockRef;
 use tokio::{
     io::Interest,
@@ -29,11 +31,12 @@ use tokio::{
     runtime::Handle,
     sync::{Semaphore, mpsc},
     task::{AbortHandle, JoinSet, unconstrained, yield_now},
-    time::{Sleep, sleep, timeout},
+    time::{self, Sleep, sleep, timeout},
 };
 use tracing::{Instrument, Span, debug, field, warn};
 
 use super::{
+    low_water::{self, LowWater},
     mpa::{self, Fpdu, FrameKind, StartupError, StartupFrame},
     rdmap::Terminate,
     send_buffer::SendBuffer,
@@ -637,6 +640,18 @@ impl Socket {
         let _ = self.stream.set_zero_linger();
     }
 
+    /// Has the socket wake its reader for so many bytes. To lower it wakes the reader, where they are
+    /// there.
+    #[cfg(target_os = "linux")]
+    fn set_low_water(&self, bytes: usize) {
+        // Where it fails, the reader is woken for each byte.
+        let _ = setsockopt(&self.stream, ReceiveLowWater, &(bytes as i32));
+    }
+
+    /// Elsewhere a socket may tell that it is ready before so many bytes are there.
+    #[cfg(not(target_os = "linux"))]
+    fn set_low_water(&self, _bytes: usize) {}
+
     fn show(&self, direction: Direction, bytes: &[u8]) {
         if let Some(tap) = &self.tap
             && !bytes.is_empty()
@@ -776,6 +791,8 @@ impl Socket {
             next_mss: 0,
             eager: false,
             received: 0,
+            low_water: LowWater::new(),
+            low_water_timer: None,
             watch: Watch::new(config.watch),
             nudges: match config.nudge && initiator && !agreement.own_kind {
                 true => &NUDGES,
@@ -806,6 +823,16 @@ impl Socket {
     }
 }
 
+#[cfg(target_os = "linux")]
+sockopt_impl!(
+    /// SO_RCVLOWAT.
+    ReceiveLowWater,
+    SetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_RCVLOWAT,
+    i32
+);
+
 /// One end of a connection.
 struct IwarpQueuePair {
     machine: Stream,
@@ -821,6 +848,9 @@ struct IwarpQueuePair {
     eager: bool,
     /// Bytes read.
     received: u64,
+    low_water: LowWater,
+    /// Ends a sleep for more than one byte.
+    low_water_timer: Option<Pin<Box<Sleep>>>,
     watch: Watch,
     /// How long to wait for an answer before each of the nudges to come.
     nudges: &'static [Duration],
@@ -965,6 +995,34 @@ impl IwarpQueuePair {
         true
     }
 
+    /// Sees to it that the socket wakes this end for as many bytes as are worth it.
+    fn sleep_for_much(&mut self, context: &mut Context<'_>) {
+        let before = self.low_water.mark();
+        let owed = self.machine.owed_bytes();
+        let came = self.low_water.sleeps(self.received, owed);
+        let after = self.low_water.mark();
+        if before == 1 && after == 1 {
+            return;
+        }
+        let timer = self
+            .low_water_timer
+            .get_or_insert_with(|| Box::pin(sleep(low_water::PATIENCE)));
+        if came || before == 1 {
+            timer
+                .as_mut()
+                .reset(time::Instant::now() + low_water::PATIENCE);
+        }
+        if timer.as_mut().poll(context).is_ready() {
+            self.low_water.give_up();
+        }
+        let mark = self.low_water.mark();
+        if let Some(socket) = &self.socket
+            && mark != before
+        {
+            socket.set_low_water(mark);
+        }
+    }
+
     #[cold]
     fn end_of_file(&mut self) {
         // A reset that a write has met is an end of file to the reads behind it.
@@ -1098,6 +1156,7 @@ impl QueuePair for IwarpQueuePair {
                 if self.watch.goes_on(sent, self.received, Instant::now) {
                     give_way(context);
                 }
+                self.sleep_for_much(context);
                 return Poll::Pending;
             }
         }
