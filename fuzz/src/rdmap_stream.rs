@@ -223,7 +223,7 @@ impl Machine {
                 if self.stream.is_unanswered() {
                     self.own.is_to_nudge();
                 }
-                self.stream.nudge();
+                self.stream.startup_probe();
             }
             _ => {}
         }

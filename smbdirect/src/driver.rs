@@ -134,7 +134,7 @@ impl Shared {
         Arc::new(Self {
             state: Mutex::new(State {
                 engine,
-                inbox: Inbox::new(queue_pair.hands_over()),
+                inbox: Inbox::new(queue_pair.is_zero_copy()),
                 queue_pair,
                 sends: Waiters::default(),
                 transfers: Waiters::default(),

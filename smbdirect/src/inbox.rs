@@ -64,7 +64,7 @@ pub(crate) struct Inbox {
     /// What `complete` costs.
     cost: usize,
     /// Messages lie in memory of the peer's own, and may keep all of it.
-    hands_over: bool,
+    is_zero_copy: bool,
     /// Nobody can take anything any more.
     deserted: bool,
 }
@@ -75,11 +75,11 @@ fn lies_behind(end: usize, bytes: &[u8]) -> bool {
 }
 
 impl Inbox {
-    /// An empty one, of a queue pair that [`hands_over`](crate::rdma::provider::QueuePair::hands_over)
+    /// An empty one, of a queue pair that [`is_zero_copy`](crate::rdma::provider::QueuePair::is_zero_copy)
     /// or not.
-    pub(crate) fn new(hands_over: bool) -> Self {
+    pub(crate) fn new(is_zero_copy: bool) -> Self {
         Self {
-            hands_over,
+            is_zero_copy,
             ..Self::default()
         }
     }
@@ -149,7 +149,7 @@ impl Inbox {
     #[inline(always)]
     fn may_share(&self, payload: &[u8]) -> bool {
         // Most have far fewer runs.
-        if self.runs.len() < RUNS || self.hands_over {
+        if self.runs.len() < RUNS || self.is_zero_copy {
             return true;
         }
         let bytes = self.cost + self.partial.len() + payload.len();

@@ -9,7 +9,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/memory.rs", &[]),
     ("rdma/provider.rs", &[]),
     ("rdma/receive_queue.rs", &[]),
-    ("rdma/watch.rs", &[]),
+    ("rdma/adaptive_spin.rs", &[]),
     ("rdma/loopback", &["rdma", "pool"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
     ("engine/", &["pool", "rdma::work", "wire"]),

@@ -831,9 +831,9 @@ async fn a_peer_that_overlooked_the_first_fpdu_is_made_to_look_again() {
 async fn nudges_are_few_and_not_for_everybody() {
     let siw = reply(S, 2, &[b"\0\x01\0\x08"]);
     let ours = reply(S, 2, &[b"\0\x01\0\x08", MARKER]);
-    for (reply, nudge, expected) in [(&siw, true, 3), (&siw, false, 0), (&ours, true, 0)] {
+    for (reply, startup_probe, expected) in [(&siw, true, 3), (&siw, false, 0), (&ours, true, 0)] {
         let config = IwarpConfig {
-            nudge,
+            startup_probe,
             close_timeout: Duration::from_millis(1),
             ..IwarpConfig::default()
         };
@@ -844,7 +844,7 @@ async fn nudges_are_few_and_not_for_everybody() {
         let listening = async {
             heard(&mut peer, first_send(false, b"hello"), "the first FPDU").await;
             for _ in 0..expected {
-                heard(&mut peer, empty_write(false), "a nudge").await;
+                heard(&mut peer, empty_write(false), "a startup_probe").await;
             }
             let more = timeout(Duration::from_millis(300), peer.read_u8()).await;
             assert!(more.is_err(), "no more than that: {more:?}");

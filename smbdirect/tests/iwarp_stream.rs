@@ -803,7 +803,7 @@ fn a_nudge_is_for_a_responder_that_has_said_nothing() {
         let mut other = Stream::new(&config(false));
         one.post(receive(1, 10));
         other.post(receive(2, 10));
-        one.nudge();
+        one.startup_probe();
         let mut said = take_all(&mut one);
         assert_eq!(
             opcodes(&said).len(),
@@ -815,29 +815,29 @@ fn a_nudge_is_for_a_responder_that_has_said_nothing() {
         assert!(!one.is_unanswered(), "there is more to come anyway");
         said.extend(take_all(&mut one));
         assert!(one.is_unanswered());
-        one.nudge();
+        one.startup_probe();
         assert!(!one.is_unanswered());
-        let nudge = take_all(&mut one);
-        assert_eq!(opcodes(&nudge), [Opcode::RdmaWrite]);
-        assert_eq!(nudge.len(), 20, "an empty one");
+        let startup_probe = take_all(&mut one);
+        assert_eq!(opcodes(&startup_probe), [Opcode::RdmaWrite]);
+        assert_eq!(startup_probe.len(), 20, "an empty one");
         assert!(one.is_unanswered());
 
         // Nobody is told of it there.
-        other.handle_bytes(&[said, nudge].concat());
+        other.handle_bytes(&[said, startup_probe].concat());
         assert_eq!(words(&completions(&mut other)), ["received 2"]);
         assert!(!other.is_unanswered(), "the initiator nudges");
         other.post(send(4, &b"good day"[..]));
         exchange(&mut one, &mut other);
         assert_eq!(words(&completions(&mut one)), ["sent 3", "received 1"]);
         assert!(!one.is_unanswered());
-        one.nudge();
+        one.startup_probe();
         assert!(take_all(&mut one).is_empty());
     }
     let mut closing = Stream::new(&config(true));
     closing.post(send(1, &b"bye"[..]));
     take_all(&mut closing);
     closing.close();
-    closing.nudge();
+    closing.startup_probe();
     assert!(take_all(&mut closing).is_empty());
     closing.end(Disconnect::Local);
     assert!(!closing.is_unanswered());

@@ -820,7 +820,7 @@ async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
 async fn long_fpdus_are_for_ends_of_ours_and_for_whom_they_are_set() {
     use MpaCrc::{Auto, Off, On};
     // In revision 1, and with CRC off, an end of ours is a stranger.
-    for (revision, crc, max_fpdu, one_fpdu_a_segment, expected) in [
+    for (revision, crc, max_fpdu, fpdu_per_segment, expected) in [
         (2, Auto, None, None, 65_536..=65_536),
         (2, Auto, Some(1448), None, 1448..=1448),
         (2, Auto, None, Some(true), 30_000..=65_483),
@@ -835,7 +835,7 @@ async fn long_fpdus_are_for_ends_of_ours_and_for_whom_they_are_set() {
             revision,
             crc,
             max_fpdu,
-            one_fpdu_a_segment,
+            fpdu_per_segment,
             tap: Some(tap.clone()),
             ..IwarpConfig::default()
         };
@@ -976,7 +976,7 @@ async fn the_data_of_a_read_that_comes_in_small_pieces_is_collected() {
     let tap = Arc::new(Recorder::default());
     let config = IwarpConfig {
         tap: Some(tap.clone()),
-        nudge: false,
+        startup_probe: false,
         ..IwarpConfig::default()
     };
     let (connected, mut peer) =

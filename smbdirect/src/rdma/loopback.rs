@@ -30,13 +30,13 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use super::{
+    adaptive_spin::AdaptiveSpin,
     memory::{DeregisterError, MemoryTable, RegisterError, Registration},
     provider::{
         Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
         Teardown,
     },
     receive_queue::{ReceiveQueue, Receives},
-    watch::Watch,
     work::{
         Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind, Room,
         Token, WorkId, WorkRequest,
@@ -432,7 +432,7 @@ struct LoopbackQueuePair {
     limits: Limits,
     side: usize,
     joint: Arc<Joint>,
-    watch: Watch,
+    adaptive_spin: AdaptiveSpin,
     /// Bytes posted, and bytes taken.
     moved: [u64; 2],
     /// What waits for a flush.
@@ -496,7 +496,7 @@ impl LoopbackQueuePair {
             limits: limits[side],
             side,
             joint: Arc::clone(&joint),
-            watch: Watch::new(WATCH),
+            adaptive_spin: AdaptiveSpin::new(WATCH),
             moved: [0; 2],
             posted: Posted::default(),
             receives: ReceiveQueue::default(),
@@ -535,7 +535,8 @@ impl LoopbackQueuePair {
     fn look(&mut self, context: &mut Context<'_>) -> bool {
         let Apart(news) = &self.joint.news[self.side];
         let [sent, received] = self.moved;
-        if !news.load(Ordering::Acquire) && self.watch.goes_on(sent, received, Instant::now) {
+        if !news.load(Ordering::Acquire) && self.adaptive_spin.goes_on(sent, received, Instant::now)
+        {
             context.waker().wake_by_ref();
             return false;
         }
@@ -662,7 +663,7 @@ impl QueuePair for LoopbackQueuePair {
             self.execute();
         }
         let [sent, received] = self.moved;
-        self.watch.flushed(sent, received);
+        self.adaptive_spin.flushed(sent, received);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -683,10 +684,10 @@ impl QueuePair for LoopbackQueuePair {
             || self.over
             || news.load(Ordering::Relaxed)
             // Whether to watch is decided where a poll finds nothing.
-            || self.watch.flows(sent, received)
+            || self.adaptive_spin.flows(sent, received)
     }
 
-    fn hands_over(&self) -> bool {
+    fn is_zero_copy(&self) -> bool {
         true
     }
 

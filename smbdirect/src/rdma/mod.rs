@@ -5,10 +5,10 @@
 //! providers share. [`loopback`] connects two ends of one process, [`iwarp`] two ends of a TCP
 //! connection. Nothing here knows SMB Direct.
 
+mod adaptive_spin;
 pub mod iwarp;
 pub mod loopback;
 pub mod memory;
 pub mod provider;
 mod receive_queue;
-mod watch;
 pub mod work;

@@ -169,7 +169,7 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Whether messages come in the sender's own memory. Then one that is kept for long takes no
     /// memory of this end's, which others could lie in.
-    fn hands_over(&self) -> bool {
+    fn is_zero_copy(&self) -> bool {
         false
     }
 

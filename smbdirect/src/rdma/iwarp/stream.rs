@@ -225,7 +225,7 @@ impl Stream {
     ///
     /// Linux siw overlooks a first FPDU that comes while it is still busy with its Reply, and
     /// finds it when more bytes come.
-    pub fn nudge(&mut self) {
+    pub fn startup_probe(&mut self) {
         //= MPA-36
         if self.is_unanswered() {
             self.transmit.write_nothing();

@@ -44,12 +44,12 @@ use super::{
     stream::{Stream, StreamConfig},
 };
 use crate::rdma::{
+    adaptive_spin::AdaptiveSpin,
     memory::{DeregisterError, RegisterError, Registration},
     provider::{
         Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
         Teardown, connection_span,
     },
-    watch::Watch,
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
         WorkRequest,
@@ -86,16 +86,16 @@ pub struct IwarpConfig {
     /// where CRCs are on and the peer is not known to be an end of ours: Linux siw takes an FPDU
     /// for broken if the border between two segments cuts its CRC. It needs Linux on this side, and a
     /// path whose segments do not become shorter while FPDUs are under way.
-    pub one_fpdu_a_segment: Option<bool>,
+    pub fpdu_per_segment: Option<bool>,
     /// Whether an initiator whose first FPDUs are not answered sends up to three RDMA Writes of
     /// length 0 in the first second, unless the peer is known to be an end of ours: Linux siw may
     /// overlook the first FPDU until more bytes come.
-    pub nudge: bool,
+    pub startup_probe: bool,
     /// How long an end looks for more, behind 16 KiB or more, before it sleeps; zero has
     /// it sleep at once. It costs CPU time, mostly where it gains: an end that turns out to look in
     /// vain does so ever more seldom, down to one time in 64. To be woken takes microseconds
     /// on a machine of one's own, and a hundred times as long in some virtual ones.
-    pub watch: Duration,
+    pub spin_window: Duration,
     /// The congestion control of TCP, by the operating system's name of it; `None` is the
     /// system's own choice. Only Linux and FreeBSD have several to choose from; an
     /// algorithm that is not there, or not allowed, fails `connect` and `listen`.
@@ -120,9 +120,9 @@ impl Default for IwarpConfig {
             close_timeout: Duration::from_secs(5),
             max_half_open: 64,
             max_fpdu: None,
-            one_fpdu_a_segment: None,
-            nudge: true,
-            watch: Duration::from_micros(100),
+            fpdu_per_segment: None,
+            startup_probe: true,
+            spin_window: Duration::from_micros(100),
             congestion_control: None,
             send_buffer: SendBuffer::Auto,
             tap: None,
@@ -761,7 +761,7 @@ impl Socket {
         let (local_address, remote_address) = (self.local, self.remote);
         //= MPA-35
         let aligned = config
-            .one_fpdu_a_segment
+            .fpdu_per_segment
             .unwrap_or(agreement.crc && !agreement.own_kind);
         //= MPA-27
         let fixed = match config.max_fpdu {
@@ -793,8 +793,8 @@ impl Socket {
             received: 0,
             low_water: LowWater::new(),
             low_water_timer: None,
-            watch: Watch::new(config.watch),
-            nudges: match config.nudge && initiator && !agreement.own_kind {
+            adaptive_spin: AdaptiveSpin::new(config.spin_window),
+            nudges: match config.startup_probe && initiator && !agreement.own_kind {
                 true => &NUDGES,
                 false => &[],
             },
@@ -851,7 +851,7 @@ struct IwarpQueuePair {
     low_water: LowWater,
     /// Ends a sleep for more than one byte.
     low_water_timer: Option<Pin<Box<Sleep>>>,
-    watch: Watch,
+    adaptive_spin: AdaptiveSpin,
     /// How long to wait for an answer before each of the nudges to come.
     nudges: &'static [Duration],
     nudge_timer: Option<Pin<Box<Sleep>>>,
@@ -882,7 +882,7 @@ const NEXT_MSS: u64 = 256 * 1024;
 /// TCP segments carry so many bytes less than their size at times: selective acknowledgements of
 /// what came out of order are options of up to four blocks.
 const TCP_OPTIONS_THAT_COME: u32 = 36;
-/// How long to wait for an answer to the first FPDU before each nudge. A healthy peer answers
+/// How long to wait for an answer to the first FPDU before each startup_probe. A healthy peer answers
 /// sooner, and a Linux server gives up after 5 seconds.
 const NUDGES: [Duration; 3] = [
     Duration::from_millis(50),
@@ -940,7 +940,7 @@ impl IwarpQueuePair {
 
     /// Has a peer that overlooked the first FPDU look again.
     #[cold]
-    fn nudge(&mut self, context: &mut Context<'_>) {
+    fn startup_probe(&mut self, context: &mut Context<'_>) {
         while let [after, later @ ..] = self.nudges
             && self.machine.is_unanswered()
         {
@@ -953,7 +953,7 @@ impl IwarpQueuePair {
             self.span
                 .in_scope(|| debug!("the peer is silent, and gets an RDMA Write of length 0"));
             (self.nudges, self.nudge_timer) = (later, None);
-            self.machine.nudge();
+            self.machine.startup_probe();
             self.write(context);
         }
     }
@@ -1101,11 +1101,11 @@ impl QueuePair for IwarpQueuePair {
     fn flush(&mut self, context: &mut Context<'_>) {
         self.write(context);
         if self.is_overlooked() {
-            self.nudge(context);
+            self.startup_probe(context);
         }
         self.settle();
         let sent = self.machine.transmitted_bytes();
-        self.watch.flushed(sent, self.received);
+        self.adaptive_spin.flushed(sent, self.received);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -1146,14 +1146,17 @@ impl QueuePair for IwarpQueuePair {
                 self.machine.handle_loss(error);
             }
             if self.is_overlooked() {
-                self.nudge(context);
+                self.startup_probe(context);
             }
             if self.closing != Closing::No {
                 self.close(context);
             }
             if !self.machine.has_ended() {
                 let sent = self.machine.transmitted_bytes();
-                if self.watch.goes_on(sent, self.received, Instant::now) {
+                if self
+                    .adaptive_spin
+                    .goes_on(sent, self.received, Instant::now)
+                {
                     give_way(context);
                 }
                 self.sleep_for_much(context);
@@ -1169,7 +1172,7 @@ impl QueuePair for IwarpQueuePair {
             || self.broken_pipe.is_some()
             || self.machine.has_ended()
             // Whether to watch is decided where a poll finds nothing.
-            || self.watch.flows(sent, self.received)
+            || self.adaptive_spin.flows(sent, self.received)
     }
 
     fn busy_poll(&mut self) -> bool {

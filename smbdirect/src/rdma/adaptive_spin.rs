@@ -18,7 +18,7 @@ const MOST_IN_VAIN: u32 = 6;
 
 /// Decides at each moment when there is nothing to do.
 #[derive(Clone, Debug)]
-pub(super) struct Watch {
+pub(super) struct AdaptiveSpin {
     /// How long to look without anything coming.
     length: Duration,
     /// Bytes moved until the last look, and until the last sleep.
@@ -42,7 +42,7 @@ struct Mark {
     moved: u64,
 }
 
-impl Watch {
+impl AdaptiveSpin {
     pub(super) const fn new(length: Duration) -> Self {
         Self {
             length,
@@ -124,7 +124,7 @@ mod tests {
 
     /// A watch, the bytes sent and received, and the time.
     struct Bench {
-        watch: Watch,
+        spin: AdaptiveSpin,
         bytes: [u64; 2],
         now: Instant,
     }
@@ -132,7 +132,7 @@ mod tests {
     impl Bench {
         fn new() -> Self {
             Self {
-                watch: Watch::new(LENGTH),
+                spin: AdaptiveSpin::new(LENGTH),
                 bytes: [0; 2],
                 now: Instant::now(),
             }
@@ -143,7 +143,7 @@ mod tests {
             self.bytes[1] += received;
             self.now += time;
             let [sent, received] = self.bytes;
-            self.watch.goes_on(sent, received, || self.now)
+            self.spin.goes_on(sent, received, || self.now)
         }
 
         /// Whether it goes on when so much came in so long.
@@ -200,28 +200,28 @@ mod tests {
             assert!(!bench.after(FLOW - 1, LENGTH / 2));
         }
         assert!(bench.after(FLOW, NOTHING));
-        let mut never = Watch::new(Duration::ZERO);
+        let mut never = AdaptiveSpin::new(Duration::ZERO);
         assert!(!never.goes_on(FLOW, FLOW, || panic!("no clock is needed")));
     }
 
     #[test]
     fn what_is_flushed_bit_by_bit_is_no_stream() {
-        let mut watch = Watch::new(LENGTH);
+        let mut spin = AdaptiveSpin::new(LENGTH);
         let mut sent = 0;
         for _ in 0..100 {
             sent += FLOW - 1;
-            watch.flushed(sent, 0);
-            assert!(!watch.flows(sent, 0));
+            spin.flushed(sent, 0);
+            assert!(!spin.flows(sent, 0));
         }
-        assert!(!watch.goes_on(sent, 0, || panic!("no clock is needed")));
+        assert!(!spin.goes_on(sent, 0, || panic!("no clock is needed")));
         sent += FLOW;
-        watch.flushed(sent, 0);
-        assert!(watch.flows(sent, 0));
-        assert!(watch.goes_on(sent, 0, Instant::now));
+        spin.flushed(sent, 0);
+        assert!(spin.flows(sent, 0));
+        assert!(spin.goes_on(sent, 0, Instant::now));
         // While it looks, little is no reason to sleep.
-        watch.flushed(sent + 1, 0);
-        assert!(watch.flows(sent + 1, 0));
-        assert!(!Watch::new(Duration::ZERO).flows(FLOW, FLOW));
+        spin.flushed(sent + 1, 0);
+        assert!(spin.flows(sent + 1, 0));
+        assert!(!AdaptiveSpin::new(Duration::ZERO).flows(FLOW, FLOW));
     }
 
     #[test]
