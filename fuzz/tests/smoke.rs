@@ -2,13 +2,14 @@
 //! a minute. `SMBDIRECT_FUZZ_ITERATIONS` says how many for each target, `SMBDIRECT_FUZZ_SEED`
 //! which ones. An input that fails is left in `artifacts`.
 
+#[allow(dead_code, reason = "the replay uses the rest")]
 mod common;
 
 use std::{env, fs};
 
 use fastrand::Rng;
 
-use self::common::{Attempt, folder, inputs, target};
+use self::common::{Attempt, corpus, folder, target};
 
 /// Enough to see that it works, where nobody asked for more.
 const ITERATIONS: u64 = 500;
@@ -20,11 +21,7 @@ fn smoke(name: &str) {
     let number = |variable| env::var(variable).ok().map(|text| text.parse().unwrap());
     let iterations: u64 = number("SMBDIRECT_FUZZ_ITERATIONS").unwrap_or(ITERATIONS);
     let seed: u64 = number("SMBDIRECT_FUZZ_SEED").unwrap_or(1);
-    let corpus: Vec<_> = inputs("corpus", name)
-        .iter()
-        .map(|path| fs::read(path).unwrap())
-        .collect();
-    assert!(!corpus.is_empty(), "the corpus of {name} is empty");
+    let corpus: Vec<_> = corpus(name).into_iter().map(|input| input.bytes).collect();
     let mut random = Rng::with_seed(seed);
     for iteration in 0..iterations {
         let data = mutated(&corpus, &mut random);
