@@ -38,7 +38,7 @@ use crate::{
     connection::{ConnectError, Connection},
     driver::now,
     engine::{ConnectionError, Message},
-    listener::{Unwelcome, welcome},
+    listener::{AcceptError, accept_incoming},
     rdma::{
         provider::{Incoming, connection_span},
         work::{ProviderError, ProviderErrorKind, Token},
@@ -883,9 +883,9 @@ async fn accept_in_span<C: EndpointContext>(
         return;
     };
     let config = transport.settings.config.clone();
-    let result = welcome(&*transport.provider, incoming, config).await;
-    let result = result.map_err(|unwelcome| match unwelcome {
-        Unwelcome::TooLate | Unwelcome::Negotiation(ConnectionError::TimedOut(_)) => {
+    let result = accept_incoming(&*transport.provider, incoming, config).await;
+    let result = result.map_err(|error| match error {
+        AcceptError::TooLate | AcceptError::Negotiation(ConnectionError::TimedOut(_)) => {
             Status::IO_TIMEOUT
         }
         _ => Status::CONNECTION_ABORTED,
