@@ -38,9 +38,9 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("pool.rs", &[]),
     ("waiters.rs", &[]),
     ("inbox.rs", &["engine", "pool", "rdma::work"]),
-    ("driver.rs", &["engine", "rdma", "inbox", "waiters"]),
+    ("driver/", &["engine", "rdma", "inbox", "waiters", "wire"]),
     (
-        "connection.rs",
+        "connection/",
         &["engine", "rdma", "inbox", "driver", "wire"],
     ),
     (
@@ -51,8 +51,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
 
 /// The files that may know a runtime.
 const TOKIO: &[&str] = &[
-    "connection.rs",
-    "driver.rs",
+    "connection/establish.rs",
+    "driver/budget.rs",
+    "driver/clock.rs",
+    "driver/task.rs",
     "lib.rs",
     "listener.rs",
     "rdma/iwarp/mod.rs",
