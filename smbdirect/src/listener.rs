@@ -30,8 +30,8 @@ const BACKLOG: usize = 256;
 /// Accepts SMB Direct connections.
 ///
 /// Each peer negotiates in a task of its own, so that a silent peer does not delay others. A failed
-/// attempt is logged and has no other effect. Dropping the listener stops listening, and connections
-/// that were accepted continue.
+/// attempt is logged and has no other effect. Dropping the listener stops listening and closes
+/// connections that were not accepted yet. Accepted connections continue.
 #[derive(Debug)]
 pub struct Listener {
     local_address: SocketAddr,

@@ -17,7 +17,7 @@ use smbdirect::rdma::{
 
 use crate::units::connection::{Connections, Traffic};
 
-/// Bytes of a stream, so many that its beginning and end do not matter.
+/// Bytes of a stream, which is long enough for its beginning and end not to matter.
 const BYTES: usize = 64 << 20;
 /// Least average of bytes for each sending call of the sender.
 const MIN_BYTES_PER_SEND_CALL: u64 = 128 << 10;
