@@ -299,8 +299,7 @@ impl Config {
     /// Returns the most bytes of memory that the received messages of a connection occupy at one time:
     /// messages that wait to be taken and messages that may still arrive
     /// ([`receive_buffer`](Self::receive_buffer)), the message that is arriving
-    /// (`max_fragmented_receive_size`), and bytes that share memory with
-    /// them.
+    /// (`max_fragmented_receive_size`), and bytes that share memory with them.
     ///
     /// Messages that were taken are not counted. Neither is memory that waits to be used again, which all
     /// connections of a process share, nor memory of the peer of an in-process provider.
