@@ -33,9 +33,9 @@ use smbdirect::rdma::work::{ProviderError, ProviderErrorKind};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
-    cm::{Id, set_nonblocking},
+    cm::{CmId, set_nonblocking},
+    error::local_error,
     ffi::{self, Functions, ibv_async_event, ibv_context},
-    queue_pair::local,
 };
 
 /// Where the nodes of devices are.
@@ -61,14 +61,14 @@ struct State {
     /// What became of the device.
     fault: Option<ProviderError>,
     is_removed: bool,
-    watched: Vec<Watched>,
+    watched: Vec<Subscriber>,
     last: u64,
     /// To be woken when the state is nobody's any more.
     woken: Vec<Waker>,
 }
 
 /// A connection or a listener.
-struct Watched {
+struct Subscriber {
     number: u64,
     /// Where its queue pair and its completion queue are.
     objects: [usize; 2],
@@ -82,7 +82,7 @@ impl State {
         self.fault.get_or_insert(fault);
     }
 
-    fn end(&mut self, fault: &ProviderError, concerns: impl Fn(&Watched) -> bool) {
+    fn end(&mut self, fault: &ProviderError, concerns: impl Fn(&Subscriber) -> bool) {
         for watched in self.watched.iter_mut().filter(|watched| concerns(watched)) {
             watched.fault.get_or_insert_with(|| fault.clone());
             self.woken.extend(watched.waker.take());
@@ -92,7 +92,7 @@ impl State {
 
 impl Adapter {
     /// The device that an identifier is bound to; the same for all identifiers on it.
-    fn of(id: &Id) -> io::Result<Arc<Self>> {
+    fn of(id: &CmId) -> io::Result<Arc<Self>> {
         static OPEN: Mutex<Vec<Weak<Adapter>>> = Mutex::new(Vec::new());
         let context = NonNull::new(id.context()).ok_or(io::ErrorKind::NotConnected)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,16 +245,16 @@ fn watch(folder: &Path) -> io::Result<OwnedFd> {
 }
 
 fn removed() -> ProviderError {
-    local("the RDMA device was removed")
+    local_error("the RDMA device was removed")
 }
 
 fn unreadable(error: &io::Error) -> ProviderError {
-    local(&format!("the RDMA device tells nothing any more: {error}"))
+    local_error(&format!("the RDMA device tells nothing any more: {error}"))
 }
 
 /// Who wants to know what becomes of a device. Its owner holds an identifier that is bound to the
 /// device for longer, and drops it behind all that it has made on the device.
-pub(crate) struct Watch {
+pub(crate) struct DeviceEvents {
     number: u64,
     /// Of this watch alone, as a descriptor cannot be waited for twice in one place.
     descriptors: Vec<AsyncFd<OwnedFd>>,
@@ -262,17 +262,17 @@ pub(crate) struct Watch {
     adapter: Arc<Adapter>,
 }
 
-impl Watch {
+impl DeviceEvents {
     /// Watches the device that an identifier is bound to.
-    pub(crate) fn new(id: &Id) -> Result<Self, ProviderError> {
-        let failed = |error| local(&format!("the device's events: {error}"));
+    pub(crate) fn new(id: &CmId) -> Result<Self, ProviderError> {
+        let failed = |error| local_error(&format!("the device's events: {error}"));
         Self::of(Adapter::of(id).map_err(failed)?)
     }
 
     fn of(adapter: Arc<Adapter>) -> Result<Self, ProviderError> {
         // What happened before this, and nobody was there to be woken.
         adapter.read();
-        let failed = |error: io::Error| local(&format!("the device's events: {error}"));
+        let failed = |error: io::Error| local_error(&format!("the device's events: {error}"));
         // SAFETY: the adapter has it open until the call returns.
         let events = unsafe { BorrowedFd::borrow_raw(adapter.event_fd()) };
         let own = |fd: BorrowedFd<'_>| {
@@ -293,7 +293,7 @@ impl Watch {
         }
         state.last += 1;
         let number = state.last;
-        state.watched.push(Watched {
+        state.watched.push(Subscriber {
             number,
             objects: [0; 2],
             fault: None,
@@ -320,7 +320,7 @@ impl Watch {
         for descriptor in &self.descriptors {
             while let Poll::Ready(ready) = descriptor.poll_read_ready(context) {
                 let Ok(mut ready) = ready else {
-                    return Poll::Ready(local("the runtime is shutting down"));
+                    return Poll::Ready(local_error("the runtime is shutting down"));
                 };
                 self.adapter.read();
                 if ready.ready().is_read_closed() {
@@ -344,7 +344,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for DeviceEvents {
     fn drop(&mut self) {
         let mut state = self.adapter.lock();
         state
@@ -353,7 +353,7 @@ impl Drop for Watch {
     }
 }
 
-fn find(state: &mut State, number: u64) -> Option<&mut Watched> {
+fn find(state: &mut State, number: u64) -> Option<&mut Subscriber> {
     let watched = &mut state.watched;
     watched.iter_mut().find(|watched| watched.number == number)
 }
@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    async fn soon(watch: &Watch) -> ProviderError {
+    async fn soon(watch: &DeviceEvents) -> ProviderError {
         timeout(
             Duration::from_secs(10),
             poll_fn(|context| watch.poll(context)),
@@ -459,7 +459,7 @@ mod tests {
         .unwrap()
     }
 
-    async fn goes_on(watch: &Watch) -> bool {
+    async fn goes_on(watch: &DeviceEvents) -> bool {
         timeout(
             Duration::from_millis(20),
             poll_fn(|context| watch.poll(context)),
@@ -473,8 +473,8 @@ mod tests {
         let mut device = Device::new();
         let adapter = device.adapter();
         let (first, second) = (
-            Watch::of(adapter.clone()).unwrap(),
-            Watch::of(adapter).unwrap(),
+            DeviceEvents::of(adapter.clone()).unwrap(),
+            DeviceEvents::of(adapter).unwrap(),
         );
         first.add([1, 2]);
         second.add([3, 4]);
@@ -507,7 +507,7 @@ mod tests {
     async fn a_device_that_fails_ends_all() {
         let mut device = Device::new();
         let adapter = device.adapter();
-        let watches = [(); 3].map(|()| Watch::of(adapter.clone()).unwrap());
+        let watches = [(); 3].map(|()| DeviceEvents::of(adapter.clone()).unwrap());
         device
             .events
             .write_all(&[0, ffi::IBV_EVENT_DEVICE_FATAL as u8])
@@ -515,7 +515,7 @@ mod tests {
         for watch in &watches {
             assert_eq!(&*soon(watch).await.what, "the adapter tells of a fault");
         }
-        let late = Watch::of(adapter).map(drop).unwrap_err();
+        let late = DeviceEvents::of(adapter).map(drop).unwrap_err();
         assert_eq!(&*late.what, "the adapter tells of a fault");
     }
 
@@ -523,7 +523,7 @@ mod tests {
     async fn a_device_that_is_removed_is_closed_behind_the_last() {
         let mut device = Device::new();
         let adapter = device.adapter();
-        let watches = [(); 2].map(|()| Watch::of(adapter.clone()).unwrap());
+        let watches = [(); 2].map(|()| DeviceEvents::of(adapter.clone()).unwrap());
         drop(adapter);
         fs::write(device.folder.path().join("uverbs1"), "").unwrap();
         fs::remove_file(device.folder.path().join("uverbs1")).unwrap();
@@ -547,7 +547,7 @@ mod tests {
     #[tokio::test]
     async fn a_device_that_stays_is_left_to_the_library() {
         let mut device = Device::new();
-        let watch = Watch::of(device.adapter()).unwrap();
+        let watch = DeviceEvents::of(device.adapter()).unwrap();
         assert!(goes_on(&watch).await);
         drop(watch);
         // SAFETY: the device has it open.

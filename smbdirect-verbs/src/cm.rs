@@ -18,16 +18,16 @@ use tokio::io::{Interest, unix::AsyncFd};
 use tracing::{Span, debug, error_span, field, trace};
 
 use crate::{
+    error::log_ffi_error,
     ffi::{
         self, Functions, ibv_context, ibv_context_ops, rdma_cm_event, rdma_cm_id, rdma_conn_param,
         rdma_event_channel,
     },
-    memory::complain,
 };
 
 /// What the connection manager told.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct CmEvent {
     /// One of `RDMA_CM_EVENT_*`.
     pub(crate) kind: u32,
     /// Depends on the kind: an error number, negated, or the peer's reason.
@@ -41,10 +41,10 @@ pub(crate) struct Event {
 }
 
 // SAFETY: the identifier in it belongs to no thread.
-unsafe impl Send for Event {}
+unsafe impl Send for CmEvent {}
 
 /// Where the connection manager puts events. It does not block.
-pub(crate) struct Channel {
+pub(crate) struct EventChannel {
     raw: NonNull<rdma_event_channel>,
     functions: Arc<Functions>,
     /// The span of every log line about a connection on the channel. It is the span that is current
@@ -53,11 +53,11 @@ pub(crate) struct Channel {
 }
 
 // SAFETY: librdmacm is thread-safe, and a channel belongs to no thread.
-unsafe impl Send for Channel {}
+unsafe impl Send for EventChannel {}
 // SAFETY: as above.
-unsafe impl Sync for Channel {}
+unsafe impl Sync for EventChannel {}
 
-impl Channel {
+impl EventChannel {
     pub(crate) fn new(functions: Arc<Functions>) -> io::Result<Arc<Self>> {
         // SAFETY: it takes nothing.
         let raw = unsafe { (functions.rdma_create_event_channel)() };
@@ -76,7 +76,7 @@ impl Channel {
     }
 
     /// The next event, if there is one.
-    pub(crate) fn next(&self) -> io::Result<Option<Event>> {
+    pub(crate) fn next(&self) -> io::Result<Option<CmEvent>> {
         let mut raw = ptr::null_mut();
         // SAFETY: the channel lives, and the place is one for a pointer.
         if unsafe { (self.functions.rdma_get_cm_event)(self.raw.as_ptr(), &mut raw) } != 0 {
@@ -87,22 +87,22 @@ impl Channel {
             };
         }
         // SAFETY: the library made the event, and it stays as it is until acknowledged below.
-        let event = unsafe { Event::read(raw) };
+        let event = unsafe { CmEvent::read(raw) };
         // SAFETY: it is acknowledged once, and nothing of it is looked at afterwards.
         let error = unsafe { (self.functions.rdma_ack_cm_event)(raw) };
-        complain(&self.span, "rdma_ack_cm_event", error);
+        log_ffi_error(&self.span, "rdma_ack_cm_event", error);
         Ok(Some(event))
     }
 }
 
-impl AsRawFd for Channel {
+impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
         // SAFETY: the library filled it in and does not change it.
         unsafe { (*self.raw.as_ptr()).fd }
     }
 }
 
-impl Drop for Channel {
+impl Drop for EventChannel {
     fn drop(&mut self) {
         // SAFETY: identifiers hold their channel, so none is left, and events are acknowledged as
         // soon as they are read.
@@ -110,7 +110,7 @@ impl Drop for Channel {
     }
 }
 
-impl Event {
+impl CmEvent {
     /// # Safety
     /// `raw` is an event that was not acknowledged.
     unsafe fn read(raw: *const rdma_cm_event) -> Self {
@@ -147,12 +147,12 @@ impl Event {
 }
 
 /// A channel in a runtime of tokio.
-pub(crate) struct Events {
-    fd: AsyncFd<Arc<Channel>>,
+pub(crate) struct CmEvents {
+    fd: AsyncFd<Arc<EventChannel>>,
 }
 
-impl Events {
-    pub(crate) fn new(channel: Arc<Channel>) -> io::Result<Self> {
+impl CmEvents {
+    pub(crate) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
         // SAFETY: the channel has its file descriptor open as long as it lives, and no other.
         let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
         Ok(Self {
@@ -161,7 +161,7 @@ impl Events {
     }
 
     /// Waits for the next event. Dropping the future loses none.
-    pub(crate) async fn next(&self) -> io::Result<Event> {
+    pub(crate) async fn next(&self) -> io::Result<CmEvent> {
         loop {
             let mut ready = self.fd.readable().await?;
             match self.fd.get_ref().next()? {
@@ -172,7 +172,7 @@ impl Events {
     }
 
     /// The next event; `Pending` wakes the context when there is one.
-    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         loop {
             let mut ready = std::task::ready!(self.fd.poll_read_ready(context))?;
             match self.fd.get_ref().next()? {
@@ -185,7 +185,7 @@ impl Events {
 
 /// What both ends say when they connect.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Depths {
+pub(crate) struct ReadDepths {
     /// RDMA Reads of the peer's to serve at once.
     pub(crate) inbound: u8,
     /// RDMA Reads of ours to have outstanding.
@@ -193,18 +193,18 @@ pub(crate) struct Depths {
 }
 
 /// An identifier of the connection manager: a socket, so to speak.
-pub(crate) struct Id {
+pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
-    channel: Arc<Channel>,
+    channel: Arc<EventChannel>,
 }
 
 // SAFETY: librdmacm is thread-safe, and an identifier belongs to no thread.
-unsafe impl Send for Id {}
+unsafe impl Send for CmId {}
 // SAFETY: as above; what is read of it here does not change once the identifier is bound.
-unsafe impl Sync for Id {}
+unsafe impl Sync for CmId {}
 
-impl Id {
-    pub(crate) fn new(channel: Arc<Channel>) -> io::Result<Self> {
+impl CmId {
+    pub(crate) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
         let mut raw = ptr::null_mut();
         let create = channel.functions.rdma_create_id;
         // SAFETY: the channel lives, and the place is one for a pointer.
@@ -222,7 +222,7 @@ impl Id {
 
     /// Takes the identifier of a connection request, which is on the channel of the listener.
     /// Dropping it rejects the request.
-    pub(crate) fn of_request(event: &mut Event, listens_on: Arc<Channel>) -> Option<Self> {
+    pub(crate) fn of_request(event: &mut CmEvent, listens_on: Arc<EventChannel>) -> Option<Self> {
         let raw = event.request.take()?;
         Some(Self {
             raw,
@@ -232,7 +232,7 @@ impl Id {
 
     /// Moves the identifier to a channel of its own, created in the current span.
     pub(crate) fn migrate(mut self) -> io::Result<Self> {
-        let channel = Channel::new(self.channel.functions.clone())?;
+        let channel = EventChannel::new(self.channel.functions.clone())?;
         let migrate = channel.functions.rdma_migrate_id;
         // SAFETY: both live, and no event of the identifier is unacknowledged.
         check(unsafe { migrate(self.raw(), channel.raw.as_ptr()) })?;
@@ -260,7 +260,7 @@ impl Id {
         &self.channel.functions
     }
 
-    pub(crate) fn channel(&self) -> &Arc<Channel> {
+    pub(crate) fn channel(&self) -> &Arc<EventChannel> {
         &self.channel
     }
 
@@ -338,13 +338,13 @@ impl Id {
     }
 
     /// Asks the peer for a connection. Over iWARP in software it blocks until TCP has one.
-    pub(crate) fn connect(&self, depths: Depths, private_data: &[u8]) -> io::Result<()> {
+    pub(crate) fn connect(&self, depths: ReadDepths, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(depths, private_data);
         // SAFETY: parameters and private data live until the call returns.
         check(unsafe { (self.functions().rdma_connect)(self.raw(), &mut parameters) })
     }
 
-    pub(crate) fn accept(&self, depths: Depths, private_data: &[u8]) -> io::Result<()> {
+    pub(crate) fn accept(&self, depths: ReadDepths, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(depths, private_data);
         // SAFETY: as above.
         check(unsafe { (self.functions().rdma_accept)(self.raw(), &mut parameters) })
@@ -369,7 +369,7 @@ impl Id {
 }
 
 #[cfg(test)]
-impl Id {
+impl CmId {
     /// An identifier of nothing, made of places that nobody looks into.
     pub(crate) fn fake(functions: Functions) -> Arc<Self> {
         Self::fake_at(functions, -1)
@@ -388,7 +388,7 @@ impl Id {
         }
         functions.rdma_destroy_event_channel = destroy_channel;
         functions.rdma_destroy_id = destroy_id;
-        let channel = Arc::new(Channel {
+        let channel = Arc::new(EventChannel {
             raw: NonNull::from(Box::leak(Box::new(rdma_event_channel { fd }))),
             functions: Arc::new(functions),
             span: Span::current(),
@@ -399,18 +399,18 @@ impl Id {
     }
 }
 
-impl Drop for Id {
+impl Drop for CmId {
     fn drop(&mut self) {
         // SAFETY: whatever stands on the identifier holds it, so nothing is left.
         let error = unsafe { (self.channel.functions.rdma_destroy_id)(self.raw.as_ptr()) };
-        complain(self.span(), "rdma_destroy_id", error);
+        log_ffi_error(self.span(), "rdma_destroy_id", error);
     }
 }
 
 /// How often a packet is sent again that was not acknowledged: the most there is.
 const RETRIES: u8 = 7;
 
-fn parameters(depths: Depths, private_data: &[u8]) -> rdma_conn_param {
+fn parameters(depths: ReadDepths, private_data: &[u8]) -> rdma_conn_param {
     rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: u8::try_from(private_data.len()).expect("its length was checked"),

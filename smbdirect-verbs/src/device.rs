@@ -12,9 +12,10 @@ use smbdirect::rdma::work::{Limits, ProviderErrorKind};
 use tracing::Span;
 
 use crate::{
-    cm::Id,
+    cm::CmId,
+    config::{INFINIBAND_PORT, IWARP_PORT, VerbsConfig},
+    error::{Unavailable, log_ffi_error},
     ffi::{self, Functions, ibv_context, ibv_device, ibv_device_attr, ibv_port_attr},
-    provider::{IWARP_PORT, OTHER_PORT, Unavailable, VerbsConfig},
 };
 
 /// An RDMA device of this machine.
@@ -63,7 +64,7 @@ impl Transport {
     /// The port of SMB Direct over it (1.9); none where there is none.
     pub const fn smb_direct_port(self) -> Option<u16> {
         match self {
-            Self::InfiniBand | Self::Roce => Some(OTHER_PORT),
+            Self::InfiniBand | Self::Roce => Some(INFINIBAND_PORT),
             Self::Iwarp => Some(IWARP_PORT),
             Self::Other => None,
         }
@@ -142,13 +143,13 @@ fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
         described.unusable = Some(format!("it cannot be opened: {error}"));
         return described;
     };
-    match Abilities::of_context(functions, context.as_ptr(), None) {
+    match Capabilities::of_context(functions, context.as_ptr(), None) {
         Ok(abilities) => abilities.fill(functions, context.as_ptr(), &mut described),
         Err(error) => described.unusable = Some(format!("it does not say what it can: {error}")),
     }
     // SAFETY: it was opened here, and nothing was made on it.
     let error = unsafe { (functions.ibv_close_device)(context.as_ptr()) };
-    crate::memory::complain(&Span::none(), "ibv_close_device", error);
+    log_ffi_error(&Span::none(), "ibv_close_device", error);
     described
 }
 
@@ -157,16 +158,16 @@ const RXE: u32 = 0xff_ffff;
 
 /// What a device, and the port that a connection goes over, can do.
 #[derive(Clone, Copy)]
-pub(crate) struct Abilities {
+pub(crate) struct Capabilities {
     device: ibv_device_attr,
     transport: c_int,
     /// Bytes in a message.
     max_message: u32,
 }
 
-impl Abilities {
+impl Capabilities {
     /// Of the device that an identifier is bound to.
-    pub(crate) fn of_id(id: &Id) -> io::Result<Self> {
+    pub(crate) fn of_id(id: &CmId) -> io::Result<Self> {
         Self::of_context(id.functions(), id.context(), Some(id.port()))
     }
 

@@ -1,7 +1,7 @@
 //! Registered memory: protection domains, regions, windows, and the pool of small buffers that
 //! messages are sent from and received into.
 //!
-//! What the adapter may touch is owned by a [`Held`] until the registration has ended. Nothing looks at such memory through a reference meanwhile.
+//! What the adapter may touch is owned by a [`OwnedRegion`] until the registration has ended. Nothing looks at such memory through a reference meanwhile.
 
 use std::{
     alloc::{self, Layout, handle_alloc_error},
@@ -15,10 +15,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use tracing::{Span, warn};
 
 use crate::{
-    cm::Id,
+    cm::CmId,
+    error::log_ffi_error,
     ffi::{self, ibv_mr, ibv_mw, ibv_pd},
 };
 
@@ -26,7 +26,7 @@ use crate::{
 /// its own.
 pub(crate) struct Domain {
     raw: NonNull<ibv_pd>,
-    id: Arc<Id>,
+    id: Arc<CmId>,
 }
 
 // SAFETY: libibverbs is thread-safe, and a protection domain belongs to no thread.
@@ -35,7 +35,7 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    pub(crate) fn new(id: Arc<Id>) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(id: Arc<CmId>) -> io::Result<Arc<Self>> {
         // SAFETY: the context lives as long as the identifier that is bound to it.
         let raw = unsafe { (id.functions().ibv_alloc_pd)(id.context()) };
         match NonNull::new(raw) {
@@ -53,11 +53,11 @@ impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: regions, windows and the queue pair hold the domain, so they are gone.
         let error = unsafe { (self.id.functions().ibv_dealloc_pd)(self.raw.as_ptr()) };
-        complain(self.id.span(), "ibv_dealloc_pd", error);
+        log_ffi_error(self.id.span(), "ibv_dealloc_pd", error);
     }
 }
 
-/// A memory region. What it spans, and until when, is the business of [`Held`].
+/// A memory region. What it spans, and until when, is the business of [`OwnedRegion`].
 struct Region {
     raw: NonNull<ibv_mr>,
     domain: Arc<Domain>,
@@ -72,7 +72,7 @@ unsafe impl Sync for Region {}
 ///
 /// A registration that cannot be ended keeps its bytes for good: they are neither freed nor handed
 /// out, as the adapter, and with it a peer, may still write to them.
-pub(crate) struct Held<M> {
+pub(crate) struct OwnedRegion<M> {
     region: Option<Region>,
     address: u64,
     length: usize,
@@ -81,7 +81,7 @@ pub(crate) struct Held<M> {
     lost: bool,
 }
 
-impl<M> Held<M> {
+impl<M> OwnedRegion<M> {
     /// # Safety
     /// `address` and `length` are bytes that `memory` owns, which stay where they are when it is
     /// moved. Until the registration has ended no reference to them exists that what `access`
@@ -161,7 +161,7 @@ impl<M> Held<M> {
         if let Some(region) = self.region.take() {
             // SAFETY: it was registered, and is deregistered once.
             let error = unsafe { (region.domain.id.functions().ibv_dereg_mr)(region.raw.as_ptr()) };
-            complain(region.domain.id.span(), "ibv_dereg_mr", error);
+            log_ffi_error(region.domain.id.span(), "ibv_dereg_mr", error);
             self.lost = error != 0;
         }
         !self.lost
@@ -176,7 +176,7 @@ impl<M> Held<M> {
     }
 }
 
-impl<M> Drop for Held<M> {
+impl<M> Drop for OwnedRegion<M> {
     fn drop(&mut self) {
         if self.end() {
             // SAFETY: it is dropped once, with what holds it.
@@ -231,16 +231,8 @@ impl Drop for Window {
         if let Some(dealloc_mw) = self.domain.id.ops().dealloc_mw {
             // SAFETY: it was allocated by the same device, and is given back once.
             let error = unsafe { dealloc_mw(self.raw.as_ptr()) };
-            complain(self.domain.id.span(), "ibv_dealloc_mw", error);
+            log_ffi_error(self.domain.id.span(), "ibv_dealloc_mw", error);
         }
-    }
-}
-
-/// Logs, in `span`, that `function` failed to release a resource, which leaks until the process ends.
-pub(crate) fn complain(span: &Span, function: &str, error: c_int) {
-    if error != 0 {
-        let error = io::Error::from_raw_os_error(error.abs());
-        span.in_scope(|| warn!(%error, "{function} failed"));
     }
 }
 
@@ -258,7 +250,7 @@ const MAX_LENT: usize = 1024;
 /// posts no more than the queue pair has room for keeps it small.
 pub(crate) struct Pool {
     domain: Arc<Domain>,
-    regions: Vec<Held<Arc<Memory>>>,
+    regions: Vec<OwnedRegion<Arc<Memory>>>,
     /// Bytes registered for each size.
     registered: HashMap<usize, usize>,
     free: Arc<Free>,
@@ -319,7 +311,7 @@ impl Pool {
         // that is not posted.
         let region = unsafe {
             let access = ffi::IBV_ACCESS_LOCAL_WRITE;
-            Held::new(&self.domain, memory.clone(), start, length, access)
+            OwnedRegion::new(&self.domain, memory.clone(), start, length, access)
         }
         .map_err(|(_, error)| error)?;
         *registered += length;
@@ -516,7 +508,7 @@ mod tests {
         functions.ibv_dealloc_pd = dealloc_pd;
         functions.ibv_reg_mr = reg_mr;
         functions.ibv_dereg_mr = dereg_mr;
-        Domain::new(Id::fake(functions)).unwrap()
+        Domain::new(CmId::fake(functions)).unwrap()
     }
 
     /// Memory that can be registered, and something that is gone when it is.
@@ -526,10 +518,11 @@ mod tests {
         (memory, watch)
     }
 
-    fn held(domain: &Arc<Domain>, memory: Arc<Memory>) -> Held<Arc<Memory>> {
+    fn held(domain: &Arc<Domain>, memory: Arc<Memory>) -> OwnedRegion<Arc<Memory>> {
         let start = memory.start.as_ptr();
         // SAFETY: the memory stays where it is, and nobody looks at it.
-        let held = unsafe { Held::new(domain, memory, start, PAGE, ffi::IBV_ACCESS_REMOTE_WRITE) };
+        let held =
+            unsafe { OwnedRegion::new(domain, memory, start, PAGE, ffi::IBV_ACCESS_REMOTE_WRITE) };
         held.map_err(|(_, error)| error).unwrap()
     }
 

@@ -17,92 +17,18 @@ use smbdirect::rdma::{
     },
     work::{Limits, ProviderError, ProviderErrorKind},
 };
-use thiserror::Error;
 use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{debug, trace};
 
 use crate::{
-    adapter::Watch,
-    cm::{Channel, Depths, Event, Events, Id},
-    device::{self, Abilities, Device, Transport},
+    adapter::DeviceEvents,
+    cm::{CmEvent, CmEvents, CmId, EventChannel, ReadDepths},
+    config::{INFINIBAND_PORT, IWARP_PORT, SMB_DIRECT_PORTS, VerbsConfig},
+    device::{self, Capabilities, Device, Transport},
+    error::{Unavailable, local_error},
     ffi::{self, Functions},
-    queue_pair::{VerbsQueuePair, local},
+    queue_pair::VerbsQueuePair,
 };
-
-/// How [`Verbs`] makes connections.
-#[derive(Clone, Debug)]
-pub struct VerbsConfig {
-    /// Sends, Reads and Writes that a connection can have posted, as far as the device can.
-    pub send_queue: u32,
-    /// Receives that a connection can have posted, as far as the device can. As many credits can
-    /// be given to the peer, less two.
-    pub receive_queue: u32,
-    /// RDMA Reads of a peer's that are served at once, as far as the device can.
-    pub ird: u8,
-    /// RDMA Reads to have outstanding, as far as the device and the peer can.
-    pub ord: u8,
-    /// How long each step of connecting may take: finding the address, the route, and the peer.
-    pub connect_timeout: Duration,
-    /// How long the work in hand may take after a graceful disconnect.
-    pub close_timeout: Duration,
-    /// Peers that may wait to be accepted.
-    pub backlog: u16,
-    /// How long to look for completions before sleeping. It saves the time that waking up takes,
-    /// and costs a processor; zero, the default, never does.
-    pub busy_poll: Duration,
-    /// Whether 445 and 5445 stand for SMB Direct's port on whatever device it is (1.9): a
-    /// connection then goes to the one of the device that leads to the peer, and a listener is on
-    /// those of all devices.
-    pub port_by_device: bool,
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            send_queue: 512,
-            receive_queue: 512,
-            ird: 32,
-            ord: 32,
-            connect_timeout: Duration::from_secs(10),
-            close_timeout: Duration::from_secs(5),
-            backlog: 128,
-            busy_poll: Duration::ZERO,
-            port_by_device: false,
-        }
-    }
-}
-
-/// Why there is no RDMA on this machine, with what to do about it.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum Unavailable {
-    /// The libraries are not installed, or not as needed.
-    #[error(
-        "{0}; install rdma-core's libraries (Debian and Ubuntu: librdmacm1 and ibverbs-providers; \
-         Fedora: librdmacm and libibverbs)"
-    )]
-    NoLibrary(String),
-    /// The libraries find no RDMA in the kernel.
-    #[error(
-        "the kernel has no RDMA ({0}); load the modules of the adapter, ib_uverbs and rdma_ucm"
-    )]
-    NoKernel(io::Error),
-    /// There is no device.
-    #[error(
-        "there is no RDMA device in /sys/class/infiniband; load the adapter's module, or make a \
-         software one: rdma link add rxe0 type rxe netdev DEVICE"
-    )]
-    NoDevice,
-    /// No device can be used.
-    #[error("no RDMA device can be used: {0}")]
-    NoUsableDevice(String),
-    /// The connection manager cannot be used.
-    #[error(
-        "the RDMA connection manager cannot be used ({0}); load rdma_ucm and check the rights of \
-         /dev/infiniband/rdma_cm"
-    )]
-    NoConnectionManager(io::Error),
-}
 
 /// RDMA adapters, by libibverbs and librdmacm.
 #[derive(Clone)]
@@ -137,7 +63,7 @@ impl Verbs {
         if reasons.len() == devices.len() {
             return Err(Unavailable::NoUsableDevice(reasons.join("; ")));
         }
-        Channel::new(functions.clone()).map_err(Unavailable::NoConnectionManager)?;
+        EventChannel::new(functions.clone()).map_err(Unavailable::NoConnectionManager)?;
         Ok(Self {
             functions,
             config: Arc::new(config),
@@ -193,7 +119,7 @@ impl Provider for Verbs {
     }
 
     fn default_port(&self) -> u16 {
-        self.ports().first().copied().unwrap_or(OTHER_PORT)
+        self.ports().first().copied().unwrap_or(INFINIBAND_PORT)
     }
 
     fn limits(&self) -> Limits {
@@ -266,14 +192,14 @@ async fn connect(
         let port = if id.is_iwarp() {
             IWARP_PORT
         } else {
-            OTHER_PORT
+            INFINIBAND_PORT
         };
         if port != address.port() {
             address.set_port(port);
             id = resolve(&functions, address, limit).await?;
         }
     }
-    let abilities = Abilities::of_id(&id).map_err(|error| device::unknown(&error))?;
+    let abilities = Capabilities::of_id(&id).map_err(|error| device::unknown(&error))?;
     let mut queue_pair = VerbsQueuePair::new(id.clone(), &config, &abilities)?;
     let wanted = wanted(&abilities, &config);
     // The peer may send as soon as it has accepted.
@@ -289,7 +215,7 @@ async fn connect(
     let (mut queue_pair, result) = timeout(limit, connecting)
         .await
         .map_err(late)?
-        .map_err(|_| local("the runtime is shutting down"))?;
+        .map_err(|_| local_error("the runtime is shutting down"))?;
     result.map_err(failed)?;
     let event = expect(queue_pair.events(), ffi::RDMA_CM_EVENT_ESTABLISHED, limit).await?;
     queue_pair.agree(agreed(wanted, &event, id.is_iwarp()));
@@ -308,11 +234,11 @@ async fn resolve(
     functions: &Arc<Functions>,
     address: SocketAddr,
     limit: Duration,
-) -> Result<Arc<Id>, ProviderError> {
+) -> Result<Arc<CmId>, ProviderError> {
     let failed = |error: io::Error| failure("connecting", &error);
-    let channel = Channel::new(functions.clone()).map_err(failed)?;
-    let id = Id::new(channel.clone()).map_err(failed)?;
-    let events = Events::new(channel).map_err(failed)?;
+    let channel = EventChannel::new(functions.clone()).map_err(failed)?;
+    let id = CmId::new(channel.clone()).map_err(failed)?;
+    let events = CmEvents::new(channel).map_err(failed)?;
     id.resolve_address(address, limit).map_err(failed)?;
     expect(&events, ffi::RDMA_CM_EVENT_ADDR_RESOLVED, limit).await?;
     id.resolve_route(limit).map_err(failed)?;
@@ -320,13 +246,8 @@ async fn resolve(
     Ok(Arc::new(id))
 }
 
-/// SMB Direct's ports (1.9): over iWARP, and over InfiniBand and RoCE.
-const SMB_DIRECT_PORTS: [u16; 2] = [IWARP_PORT, OTHER_PORT];
-pub(crate) const IWARP_PORT: u16 = 5445;
-pub(crate) const OTHER_PORT: u16 = 445;
-
 /// Waits for an event of one kind; others are reasons why it does not come.
-async fn expect(events: &Events, kind: u32, limit: Duration) -> Result<Event, ProviderError> {
+async fn expect(events: &CmEvents, kind: u32, limit: Duration) -> Result<CmEvent, ProviderError> {
     let event = timeout(limit, events.next()).await.map_err(|_| {
         ProviderError::new(
             ProviderErrorKind::TimedOut,
@@ -370,8 +291,8 @@ async fn expect(events: &Events, kind: u32, limit: Duration) -> Result<Event, Pr
         ffi::RDMA_CM_EVENT_DISCONNECTED => {
             ProviderError::new(ProviderErrorKind::Reset, "connecting: the peer hung up")
         }
-        ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => local("connecting: the RDMA device was removed"),
-        kind => local(&format!(
+        ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => local_error("connecting: the RDMA device was removed"),
+        kind => local_error(&format!(
             "connecting: the connection manager tells of event {kind}"
         )),
     })
@@ -383,10 +304,10 @@ fn timed_out(address: SocketAddr) -> ProviderError {
 }
 
 /// The read depths to ask for, or to answer with at most.
-fn wanted(abilities: &Abilities, config: &VerbsConfig) -> Depths {
+fn wanted(abilities: &Capabilities, config: &VerbsConfig) -> ReadDepths {
     let limits = abilities.limits(config);
     let depth = |depth: u32| u8::try_from(depth).unwrap_or(u8::MAX);
-    Depths {
+    ReadDepths {
         inbound: depth(limits.max_inbound_reads),
         outbound: depth(limits.max_outbound_reads),
     }
@@ -395,10 +316,10 @@ fn wanted(abilities: &Abilities, config: &VerbsConfig) -> Depths {
 /// What both ends can do. The event says it from this end's point of view over InfiniBand; over
 /// iWARP it depends on the driver, so that the lower of both numbers holds for both. 0 may mean
 /// that nothing is known.
-fn agreed(wanted: Depths, event: &Event, is_iwarp: bool) -> Depths {
+fn agreed(wanted: ReadDepths, event: &CmEvent, is_iwarp: bool) -> ReadDepths {
     let (inbound, outbound) = (event.responder_resources, event.initiator_depth);
     if !is_iwarp {
-        return Depths {
+        return ReadDepths {
             inbound: wanted.inbound.min(inbound),
             outbound: wanted.outbound.min(outbound),
         };
@@ -408,7 +329,7 @@ fn agreed(wanted: Depths, event: &Event, is_iwarp: bool) -> Depths {
         .filter(|&depth| depth > 0)
         .min();
     let lower = lower.unwrap_or(u8::MAX);
-    Depths {
+    ReadDepths {
         inbound: wanted.inbound.min(lower),
         outbound: wanted.outbound.min(lower),
     }
@@ -416,7 +337,7 @@ fn agreed(wanted: Depths, event: &Event, is_iwarp: bool) -> Depths {
 
 fn check_private_data(private_data: &Bytes) -> Result<(), ProviderError> {
     if private_data.len() > MAX_PRIVATE_DATA {
-        return Err(local(&format!(
+        return Err(local_error(&format!(
             "{} bytes of private data, at most {MAX_PRIVATE_DATA} can be sent",
             private_data.len()
         )));
@@ -461,12 +382,12 @@ const PORTS_TRIED: u32 = 16;
 /// Waits for connection requests, on one port or on two.
 struct VerbsListener {
     local_address: SocketAddr,
-    events: Events,
+    events: CmEvents,
     /// The device it is bound to; none where it listens on all.
-    watch: Option<Watch>,
+    watch: Option<DeviceEvents>,
     /// Kept to go on listening.
-    _ids: Vec<Id>,
-    channel: Arc<Channel>,
+    _ids: Vec<CmId>,
+    channel: Arc<EventChannel>,
     config: Arc<VerbsConfig>,
 }
 
@@ -476,9 +397,9 @@ impl VerbsListener {
             Self::bind(verbs, address).map_err(|error| failure("listening", &error))?;
         let watch = match &ids[0] {
             id if id.context().is_null() => None,
-            id => Some(Watch::new(id)?),
+            id => Some(DeviceEvents::new(id)?),
         };
-        let events = Events::new(channel.clone());
+        let events = CmEvents::new(channel.clone());
         Ok(Self {
             local_address,
             events: events.map_err(|error| failure("listening", &error))?,
@@ -489,11 +410,14 @@ impl VerbsListener {
         })
     }
 
-    fn bind(verbs: &Verbs, address: SocketAddr) -> io::Result<(Arc<Channel>, Vec<Id>, SocketAddr)> {
+    fn bind(
+        verbs: &Verbs,
+        address: SocketAddr,
+    ) -> io::Result<(Arc<EventChannel>, Vec<CmId>, SocketAddr)> {
         let config = &verbs.config;
-        let channel = Channel::new(verbs.functions.clone())?;
+        let channel = EventChannel::new(verbs.functions.clone())?;
         let listen = |port: u16| {
-            let id = Id::new(channel.clone())?;
+            let id = CmId::new(channel.clone())?;
             let mut address = address;
             address.set_port(port);
             id.bind(address)?;
@@ -521,7 +445,7 @@ impl VerbsListener {
     }
 
     /// The next event, or what became of the device.
-    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<Event, ProviderError>> {
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<CmEvent, ProviderError>> {
         if let Some(watch) = &self.watch
             && let Poll::Ready(fault) = watch.poll(context)
         {
@@ -537,7 +461,7 @@ impl VerbsListener {
             let mut event = poll_fn(|context| self.poll_next(context)).await?;
             match event.kind {
                 ffi::RDMA_CM_EVENT_CONNECT_REQUEST => {
-                    let Some(id) = Id::of_request(&mut event, self.channel.clone()) else {
+                    let Some(id) = CmId::of_request(&mut event, self.channel.clone()) else {
                         debug!("a connection request without an identifier");
                         continue;
                     };
@@ -551,7 +475,7 @@ impl VerbsListener {
                     }
                 }
                 ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                    return Err(local("the RDMA device was removed"));
+                    return Err(local_error("the RDMA device was removed"));
                 }
                 kind => trace!(kind, "an event that changes nothing"),
             }
@@ -579,9 +503,9 @@ impl Listener for VerbsListener {
 
 /// Converts a connection request, whose identifier is `id`, to an [`Incoming`]. The current span has
 /// to be that of the connection.
-fn incoming(id: Id, event: Event, config: Arc<VerbsConfig>) -> io::Result<Incoming> {
+fn incoming(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result<Incoming> {
     let id = id.migrate()?;
-    let abilities = Abilities::of_id(&id)?;
+    let abilities = Capabilities::of_id(&id)?;
     let wanted = wanted(&abilities, &config);
     let is_iwarp = id.is_iwarp();
     // MPA revision 1 has no place for them.
@@ -603,14 +527,14 @@ fn incoming(id: Id, event: Event, config: Arc<VerbsConfig>) -> io::Result<Incomi
 
 /// A peer that waits for an answer; dropping it turns the peer away.
 struct Unanswered {
-    id: Option<Arc<Id>>,
-    depths: Depths,
-    abilities: Abilities,
+    id: Option<Arc<CmId>>,
+    depths: ReadDepths,
+    abilities: Capabilities,
     config: Arc<VerbsConfig>,
 }
 
 impl Unanswered {
-    fn id(&self) -> &Arc<Id> {
+    fn id(&self) -> &Arc<CmId> {
         self.id.as_ref().expect("it is there until it is answered")
     }
 

@@ -46,16 +46,17 @@ use tokio::{
 use tracing::{Instrument, debug, trace, warn};
 
 use crate::{
-    adapter::Watch,
-    cm::{self, Depths, Events, Id},
-    device::Abilities,
+    adapter::DeviceEvents,
+    cm::{self, CmEvents, CmId, ReadDepths},
+    config::VerbsConfig,
+    device::Capabilities,
+    error::{local_error, log_ffi_error},
     ffi::{
         self, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr,
         ibv_send_wr, ibv_sge, ibv_wc,
     },
     ledger::{Ended, Failure, Invalidated, Ledger, Oddity, Signal, Verdict, WorkCompletion},
-    memory::{Domain, Held, Pool, Slot, Window, complain},
-    provider::VerbsConfig,
+    memory::{Domain, OwnedRegion, Pool, Slot, Window},
 };
 
 /// Payloads up to here are copied; to register one costs more.
@@ -90,9 +91,9 @@ pub(crate) struct VerbsQueuePair {
     cq: Arc<Cq>,
     domain: Arc<Domain>,
     completions: AsyncFd<CompletionChannel>,
-    events: Arc<Events>,
-    watch: Watch,
-    id: Arc<Id>,
+    events: Arc<CmEvents>,
+    watch: DeviceEvents,
+    id: Arc<CmId>,
 
     limits: Limits,
     is_iwarp: bool,
@@ -168,7 +169,7 @@ enum Work {
         to: RemoteAddress,
     },
     Read {
-        into: Held<BytesMut>,
+        into: OwnedRegion<BytesMut>,
         from: RemoteAddress,
     },
     Bind(Token),
@@ -185,7 +186,7 @@ enum Source {
     /// The header of a Send is in the slot.
     Gathered {
         header: Option<(Slot, u32)>,
-        payload: Held<Bytes>,
+        payload: OwnedRegion<Bytes>,
     },
 }
 
@@ -193,7 +194,7 @@ enum Source {
 struct Registered {
     // The window is given back first, then the region, then the buffer.
     window: Option<Window>,
-    buffer: Held<BytesMut>,
+    buffer: OwnedRegion<BytesMut>,
     access: Access,
     /// The window's binding has not completed.
     binding: bool,
@@ -204,14 +205,14 @@ struct Registered {
 impl VerbsQueuePair {
     /// A queue pair on `id`, which is bound to a device, that is not connected yet.
     pub(crate) fn new(
-        id: Arc<Id>,
+        id: Arc<CmId>,
         config: &VerbsConfig,
-        abilities: &Abilities,
+        abilities: &Capabilities,
     ) -> Result<Self, ProviderError> {
-        let failed = |what: &str, error: io::Error| local(&format!("{what}: {error}"));
+        let failed = |what: &str, error: io::Error| local_error(&format!("{what}: {error}"));
         let events =
-            Events::new(id.channel().clone()).map_err(|e| failed("the event channel", e))?;
-        let watch = Watch::new(&id)?;
+            CmEvents::new(id.channel().clone()).map_err(|e| failed("the event channel", e))?;
+        let watch = DeviceEvents::new(&id)?;
         let domain = Domain::new(id.clone()).map_err(|e| failed("a protection domain", e))?;
         let (qp, cq, completions, cap) = Qp::new(&domain, &id, config, abilities)?;
         watch.add([qp.raw.as_ptr() as usize, cq.raw.as_ptr() as usize]);
@@ -259,16 +260,16 @@ impl VerbsQueuePair {
         })
     }
 
-    pub(crate) const fn id(&self) -> &Arc<Id> {
+    pub(crate) const fn id(&self) -> &Arc<CmId> {
         &self.id
     }
 
-    pub(crate) fn events(&self) -> &Events {
+    pub(crate) fn events(&self) -> &CmEvents {
         &self.events
     }
 
     /// How many Reads may be under way is agreed.
-    pub(crate) fn agree(&mut self, depths: Depths) {
+    pub(crate) fn agree(&mut self, depths: ReadDepths) {
         self.limits.max_inbound_reads = depths.inbound.into();
         self.limits.max_outbound_reads = depths.outbound.into();
     }
@@ -646,7 +647,7 @@ impl VerbsQueuePair {
     }
 
     /// An event of the connection manager, or that none can come any more.
-    fn handle_event(&mut self, event: io::Result<cm::Event>) {
+    fn handle_event(&mut self, event: io::Result<cm::CmEvent>) {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -913,10 +914,10 @@ impl VerbsQueuePair {
 
     /// Bytes registered to be read by the adapter; none where it refuses, as for memory of a file
     /// it may.
-    fn borrow(&self, payload: Bytes) -> Option<Held<Bytes>> {
+    fn borrow(&self, payload: Bytes) -> Option<OwnedRegion<Bytes>> {
         let (address, length) = (payload.as_ptr().cast_mut(), payload.len());
         // SAFETY: the bytes stay where they are, and are for reading only.
-        unsafe { Held::new(&self.domain, payload, address, length, 0) }
+        unsafe { OwnedRegion::new(&self.domain, payload, address, length, 0) }
             .inspect_err(|(_, error)| {
                 self.id
                     .span()
@@ -979,7 +980,7 @@ impl VerbsQueuePair {
                     Err(error) => return Err((WorkRequest::Read { id, from, into }, error)),
                 };
                 let into = match length {
-                    0 => Held::nothing(into),
+                    0 => OwnedRegion::nothing(into),
                     _ => {
                         // Over iWARP the answer to a Read is a write of the peer's.
                         let access = match self.is_iwarp {
@@ -989,7 +990,9 @@ impl VerbsQueuePair {
                         let address = into.as_mut_ptr();
                         // SAFETY: the bytes stay where they are, and nobody looks at them before
                         // the registration has ended.
-                        match unsafe { Held::new(&self.domain, into, address, length, access) } {
+                        match unsafe {
+                            OwnedRegion::new(&self.domain, into, address, length, access)
+                        } {
                             Ok(into) => into,
                             Err((into, error)) => {
                                 return Err((WorkRequest::Read { id, from, into }, error));
@@ -1009,9 +1012,9 @@ impl VerbsQueuePair {
         &mut self,
         mut buffer: BytesMut,
         access: Access,
-    ) -> Result<(Held<BytesMut>, Option<Window>), (BytesMut, io::Error)> {
+    ) -> Result<(OwnedRegion<BytesMut>, Option<Window>), (BytesMut, io::Error)> {
         if buffer.is_empty() {
-            return Ok((Held::nothing(buffer), None));
+            return Ok((OwnedRegion::nothing(buffer), None));
         }
         let mut flags = 0;
         if access.contains(Access::REMOTE_READ) {
@@ -1035,7 +1038,8 @@ impl VerbsQueuePair {
         };
         // SAFETY: the bytes stay where they are, and nobody looks at them before the registration
         // has ended.
-        let held = unsafe { Held::new(&self.domain, buffer, address, length, region_flags) }?;
+        let held =
+            unsafe { OwnedRegion::new(&self.domain, buffer, address, length, region_flags) }?;
         Ok((held, window))
     }
 
@@ -1221,7 +1225,7 @@ impl Drop for VerbsQueuePair {
 }
 
 /// Ends a connection as soon as the connection manager has said what became of it.
-async fn hang_up(events: Arc<Events>, id: Arc<Id>, limit: Duration) {
+async fn hang_up(events: Arc<CmEvents>, id: Arc<CmId>, limit: Duration) {
     if timeout(limit, events.next()).await.is_err() {
         debug!("the connection manager does not say what became of a connection");
     }
@@ -1280,10 +1284,6 @@ fn memory_cure(error: &io::Error) -> &'static str {
         io::ErrorKind::OutOfMemory => "; `ulimit -l` says how much may be locked",
         _ => "",
     }
-}
-
-pub(crate) fn local(what: &str) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Local, what)
 }
 
 /// Work requests in C's form, one chained to the next.
@@ -1463,7 +1463,7 @@ const EMPTY_COMPLETION: ibv_wc = ibv_wc {
 /// The queue pair itself. While it lives the adapter works on what is posted.
 struct Qp {
     raw: NonNull<ibv_qp>,
-    id: Arc<Id>,
+    id: Arc<CmId>,
     /// These outlive it.
     _domain: Arc<Domain>,
     _cq: Arc<Cq>,
@@ -1477,13 +1477,13 @@ impl Qp {
     /// for both directions and its channel.
     fn new(
         domain: &Arc<Domain>,
-        id: &Arc<Id>,
+        id: &Arc<CmId>,
         config: &VerbsConfig,
-        abilities: &Abilities,
+        abilities: &Capabilities,
     ) -> Result<(Self, Arc<Cq>, CompletionChannel, ibv_qp_cap), ProviderError> {
         let (most, completions) = (abilities.max_queue(), abilities.max_completions());
         let (mut send, mut receive) = depths(config, most, completions).ok_or_else(|| {
-            local(&format!(
+            local_error(&format!(
                 "the device's queues hold only {most} requests and {completions} completions"
             ))
         })?;
@@ -1496,7 +1496,7 @@ impl Qp {
             let (fewer_sends, fewer_receives) = (send / 2, receive / 2);
             if fewer_sends <= OWN + 2 || fewer_receives < 4 {
                 let what = format!("no queue pair can be made: {error}{}", memory_cure(&error));
-                return Err(local(&what));
+                return Err(local_error(&what));
             }
             id.span()
                 .in_scope(|| debug!(%error, send, receive, "a smaller queue pair is tried"));
@@ -1506,7 +1506,7 @@ impl Qp {
 
     fn of_depth(
         domain: &Arc<Domain>,
-        id: &Arc<Id>,
+        id: &Arc<CmId>,
         send: u32,
         receive: u32,
         send_elements: u32,
@@ -1605,7 +1605,7 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    fn new(id: &Arc<Id>, entries: u32) -> io::Result<(Arc<Self>, CompletionChannel)> {
+    fn new(id: &Arc<CmId>, entries: u32) -> io::Result<(Arc<Self>, CompletionChannel)> {
         let channel = Arc::new(RawCompletionChannel::new(id)?);
         cm::set_nonblocking(channel.fd())?;
         let entries = c_int::try_from(entries).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -1674,14 +1674,14 @@ impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: the queue pair holds it, so it is gone; no event is unacknowledged.
         let error = unsafe { (self.channel.id.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
-        complain(self.channel.id.span(), "ibv_destroy_cq", error);
+        log_ffi_error(self.channel.id.span(), "ibv_destroy_cq", error);
     }
 }
 
 /// Where a completion queue announces completions.
 struct RawCompletionChannel {
     raw: NonNull<ibv_comp_channel>,
-    id: Arc<Id>,
+    id: Arc<CmId>,
 }
 
 // SAFETY: libibverbs is thread-safe, and a channel belongs to no thread.
@@ -1690,7 +1690,7 @@ unsafe impl Send for RawCompletionChannel {}
 unsafe impl Sync for RawCompletionChannel {}
 
 impl RawCompletionChannel {
-    fn new(id: &Arc<Id>) -> io::Result<Self> {
+    fn new(id: &Arc<CmId>) -> io::Result<Self> {
         // SAFETY: the context is one of an open device.
         let raw = unsafe { (id.functions().ibv_create_comp_channel)(id.context()) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
@@ -1710,7 +1710,7 @@ impl Drop for RawCompletionChannel {
     fn drop(&mut self) {
         // SAFETY: the completion queue holds it, so it is gone.
         let error = unsafe { (self.id.functions().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
-        complain(self.id.span(), "ibv_destroy_comp_channel", error);
+        log_ffi_error(self.id.span(), "ibv_destroy_comp_channel", error);
     }
 }
 
@@ -1779,8 +1779,8 @@ mod tests {
             functions.rdma_get_cm_event = get_event;
             functions.rdma_ack_cm_event = ack_event;
             functions.rdma_disconnect = disconnect;
-            let id = Id::fake_at(functions, end.as_raw_fd());
-            let events = Arc::new(Events::new(id.channel().clone()).unwrap());
+            let id = CmId::fake_at(functions, end.as_raw_fd());
+            let events = Arc::new(CmEvents::new(id.channel().clone()).unwrap());
             tokio::spawn(hang_up(events, id, limit))
         };
         let waiting = hanging_up(Duration::from_secs(60));

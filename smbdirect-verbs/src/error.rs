@@ -1,0 +1,53 @@
+//! Errors: why RDMA is unavailable, faults of this machine, and failed releases of C resources.
+
+use std::{ffi::c_int, io};
+
+use smbdirect::rdma::work::{ProviderError, ProviderErrorKind};
+use thiserror::Error;
+use tracing::{Span, warn};
+
+/// Why this machine has no usable RDMA, and how to change that.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// The libraries of rdma-core are missing or too old.
+    #[error(
+        "{0}; install rdma-core's libraries (Debian and Ubuntu: librdmacm1 and ibverbs-providers; \
+         Fedora: librdmacm and libibverbs)"
+    )]
+    NoLibrary(String),
+    /// The kernel has no RDMA support.
+    #[error(
+        "the kernel has no RDMA ({0}); load the modules of the adapter, ib_uverbs and rdma_ucm"
+    )]
+    NoKernel(io::Error),
+    /// There is no RDMA device.
+    #[error(
+        "there is no RDMA device in /sys/class/infiniband; load the adapter's module, or make a \
+         software one: rdma link add rxe0 type rxe netdev DEVICE"
+    )]
+    NoDevice,
+    /// There are RDMA devices, and SMB Direct can use none of them.
+    #[error("no RDMA device can be used: {0}")]
+    NoUsableDevice(String),
+    /// The connection manager of the kernel cannot be opened.
+    #[error(
+        "the RDMA connection manager cannot be used ({0}); load rdma_ucm and check the rights of \
+         /dev/infiniband/rdma_cm"
+    )]
+    NoConnectionManager(io::Error),
+}
+
+/// Returns the error of a fault on this machine, as opposed to the network or the peer.
+pub(crate) fn local_error(what: &str) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Local, what)
+}
+
+/// Logs, in `span`, that `function` failed to release a resource, which leaks until the process
+/// ends. Does nothing if `error` is 0.
+pub(crate) fn log_ffi_error(span: &Span, function: &str, error: c_int) {
+    if error != 0 {
+        let error = io::Error::from_raw_os_error(error.abs());
+        span.in_scope(|| warn!(%error, "{function} failed"));
+    }
+}
