@@ -1,30 +1,29 @@
-//! The C names that are used, and no more: types of libibverbs and librdmacm, and the two
-//! libraries, loaded at run time.
+//! The types, constants and functions of libibverbs and librdmacm that this package uses. The two
+//! libraries are loaded at run time.
 //!
-//! Structures that the libraries allocate are described as far as their fields are used, those that
-//! are allocated here completely. `tests/layout.rs` compares every offset and size with the C
-//! headers. What a header defines inline goes through the table of functions in [`ibv_context`],
-//! where a wrong offset would call a wrong function: that test is what stands against it.
+//! A structure that a library allocates is declared up to the last field in use. A structure that
+//! this package allocates is declared completely. `tests/layout.rs` compares every offset, size and
+//! constant with the C headers. Functions that a header defines inline call through the table in
+//! [`ibv_context`], where a wrong offset would call a wrong function; the test excludes that.
 #![allow(non_camel_case_types, missing_docs, clippy::use_self)]
 
-use std::{
-    ffi::{c_char, c_int, c_uint, c_void},
-    mem::offset_of,
-};
+pub mod layout;
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-/// What is looked for, by the names that the runtime packages install.
+/// The names of the libraries, as the runtime packages install them.
 pub const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
-/// Enough for any socket address; aligned as one.
+/// Room for any socket address, with its alignment.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct sockaddr_storage {
     pub bytes: [u8; 128],
 }
 
-/// An opaque object of a library.
+/// Declares objects of a library that have no fields in use.
 macro_rules! opaque {
     ($($name:ident),+) => {$(
         #[repr(C)]
@@ -42,11 +41,12 @@ pub struct ibv_device {
     pub node_type: c_int,
     pub transport_type: c_int,
     pub name: [c_char; 64],
-    /// Of its node in /dev/infiniband.
+    /// The name of its node in /dev/infiniband.
     pub dev_name: [c_char; 64],
 }
 
-/// The functions of a device that its driver provides, and that headers call inline.
+/// The functions that the driver of a device provides. The C headers call them from inline
+/// functions.
 #[repr(C)]
 pub struct ibv_context_ops {
     pub _compat_query: [*mut c_void; 7],
@@ -76,7 +76,7 @@ pub struct ibv_context {
 
 #[repr(C)]
 pub struct ibv_async_event {
-    /// What it is about: a pointer to it, or a port's number, in a union.
+    /// A union: a pointer to the object that the event is about, or the number of a port.
     pub element: *mut c_void,
     pub event_type: c_uint,
 }
@@ -177,7 +177,7 @@ pub struct ibv_wc {
     pub opcode: c_uint,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// The immediate data or the invalidated token, in a union.
+    /// A union: the immediate data or the invalidated token.
     pub invalidated_rkey: u32,
     pub qp_num: u32,
     pub src_qp: u32,
@@ -212,13 +212,13 @@ pub struct ibv_send_wr {
     pub num_sge: c_int,
     pub opcode: c_int,
     pub send_flags: c_uint,
-    /// The immediate data or the token to invalidate, in a union.
+    /// A union: the immediate data or the token to invalidate.
     pub invalidate_rkey: u32,
-    /// `wr.rdma`, the first of a union whose largest member has 32 bytes.
+    /// `wr.rdma`, the first member of a union whose largest member has 32 bytes.
     pub rdma: ibv_send_wr_rdma,
     pub _wr: [u64; 2],
     pub _qp_type: u64,
-    /// The larger member of a union.
+    /// The larger member of the union with `tso`.
     pub bind_mw: ibv_send_wr_bind_mw,
 }
 
@@ -316,7 +316,7 @@ pub struct rdma_cm_event {
     pub listen_id: *mut rdma_cm_id,
     pub event: c_uint,
     pub status: c_int,
-    /// The first member of a union.
+    /// The first member of the union `param`.
     pub conn: rdma_conn_param,
 }
 
@@ -385,148 +385,26 @@ pub const RDMA_CM_EVENT_DISCONNECTED: c_uint = 10;
 pub const RDMA_CM_EVENT_DEVICE_REMOVAL: c_uint = 11;
 pub const RDMA_CM_EVENT_TIMEWAIT_EXIT: c_uint = 15;
 
-/// A number that the C compiler is to agree with.
-pub struct Fact {
-    /// As C says it.
-    pub c: &'static str,
-    /// As it is here.
-    pub value: usize,
-}
-
-/// What [`ibv_wc`] and its like look like to this crate, and the constants, for the test that
-/// compares them with the headers.
-pub fn layout() -> Vec<Fact> {
-    let mut facts = Vec::new();
-    macro_rules! offsets {
-        ($($type:ident { $($field:tt $(= $c:literal)?),+ $(,)? })+) => {$($(
-            facts.push(Fact {
-                c: offsets!(@name $type $field $($c)?),
-                value: offset_of!($type, $field),
-            });
-        )+)+};
-        (@name $type:ident $field:tt) => {
-            concat!("offsetof(struct ", stringify!($type), ", ", stringify!($field), ")")
-        };
-        (@name $type:ident $field:tt $c:literal) => {
-            concat!("offsetof(struct ", stringify!($type), ", ", $c, ")")
-        };
-    }
-    macro_rules! sizes {
-        ($($type:ident)+) => {$(
-            facts.push(Fact {
-                c: concat!("sizeof(struct ", stringify!($type), ")"),
-                value: size_of::<$type>(),
-            });
-        )+};
-    }
-    macro_rules! constants {
-        ($($name:ident)+) => {$(
-            facts.push(Fact { c: stringify!($name), value: $name as usize });
-        )+};
-    }
-    offsets! {
-        ibv_device { node_type, transport_type, name, dev_name }
-        ibv_context_ops {
-            alloc_mw, dealloc_mw, poll_cq, req_notify_cq, post_send, post_recv,
-        }
-        ibv_context { device, ops, cmd_fd, async_fd }
-        ibv_async_event { element, event_type }
-        ibv_comp_channel { context, fd }
-        ibv_cq { context }
-        ibv_qp { context }
-        ibv_mr { addr, length, lkey, rkey }
-        ibv_mw { rkey }
-        ibv_device_attr {
-            max_mr_size, vendor_id, max_qp, max_qp_wr, device_cap_flags, max_sge, max_cqe, max_qp_rd_atom,
-            max_qp_init_rd_atom, max_mw, phys_port_cnt,
-        }
-        ibv_port_attr { state, active_mtu, max_msg_sz, link_layer }
-        ibv_wc { wr_id, status, opcode, vendor_err, byte_len, invalidated_rkey, wc_flags }
-        ibv_sge { addr, length, lkey }
-        ibv_recv_wr { wr_id, next, sg_list, num_sge }
-        ibv_send_wr {
-            wr_id, next, sg_list, num_sge, opcode, send_flags, invalidate_rkey,
-            rdma = "wr.rdma", bind_mw,
-        }
-        ibv_mw_bind_info { mr, addr, length, mw_access_flags }
-        ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
-        ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
-        rdma_event_channel { fd }
-        rdma_addr { src_storage, dst_storage }
-        rdma_route { addr }
-        rdma_cm_id { verbs, channel, context, qp, route, ps, port_num }
-        rdma_conn_param {
-            private_data, private_data_len, responder_resources, initiator_depth, flow_control,
-            retry_count, rnr_retry_count, srq, qp_num,
-        }
-        rdma_cm_event { id, listen_id, event, status, conn = "param.conn" }
-    }
-    for (c, value) in [
-        (
-            "offsetof(struct ibv_send_wr, wr.rdma.rkey)",
-            offset_of!(ibv_send_wr, rdma) + offset_of!(ibv_send_wr_rdma, rkey),
-        ),
-        (
-            "offsetof(struct ibv_send_wr, bind_mw.rkey)",
-            offset_of!(ibv_send_wr, bind_mw) + offset_of!(ibv_send_wr_bind_mw, rkey),
-        ),
-        (
-            "offsetof(struct ibv_send_wr, bind_mw.bind_info)",
-            offset_of!(ibv_send_wr, bind_mw) + offset_of!(ibv_send_wr_bind_mw, bind_info),
-        ),
-        (
-            "sizeof(struct sockaddr_storage)",
-            size_of::<sockaddr_storage>(),
-        ),
-    ] {
-        facts.push(Fact { c, value });
-    }
-    // The library writes or reads all of these.
-    sizes! {
-        ibv_context_ops ibv_async_event ibv_device_attr ibv_port_attr ibv_wc ibv_sge ibv_recv_wr ibv_send_wr
-        ibv_mw_bind_info ibv_qp_cap ibv_qp_init_attr rdma_addr rdma_route rdma_conn_param
-    }
-    constants! {
-        IBV_TRANSPORT_IWARP IBV_TRANSPORT_IB IBV_PORT_ACTIVE IBV_LINK_LAYER_INFINIBAND
-        IBV_LINK_LAYER_ETHERNET IBV_DEVICE_MEM_MGT_EXTENSIONS IBV_DEVICE_MEM_WINDOW_TYPE_2A
-        IBV_DEVICE_MEM_WINDOW_TYPE_2B IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE
-        IBV_ACCESS_REMOTE_READ IBV_ACCESS_MW_BIND IBV_MW_TYPE_2 IBV_QPT_RC IBV_WR_RDMA_WRITE
-        IBV_WR_SEND IBV_WR_RDMA_READ IBV_WR_BIND_MW IBV_WR_SEND_WITH_INV IBV_SEND_SIGNALED
-        IBV_WC_SUCCESS IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_PROT_ERR
-        IBV_WC_WR_FLUSH_ERR IBV_WC_MW_BIND_ERR IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR
-        IBV_WC_REM_INV_REQ_ERR IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR IBV_WC_RETRY_EXC_ERR
-        IBV_WC_RNR_RETRY_EXC_ERR IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR IBV_WC_FATAL_ERR
-        IBV_WC_RESP_TIMEOUT_ERR IBV_WC_RECV IBV_WC_WITH_IMM IBV_WC_IP_CSUM_OK IBV_WC_WITH_INV
-        IBV_EVENT_CQ_ERR IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR
-        IBV_EVENT_DEVICE_FATAL RDMA_PS_TCP
-        RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED
-        RDMA_CM_EVENT_ROUTE_ERROR RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_ERROR
-        RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED
-        RDMA_CM_EVENT_DISCONNECTED RDMA_CM_EVENT_DEVICE_REMOVAL RDMA_CM_EVENT_TIMEWAIT_EXIT
-    }
-    facts
-}
-
-/// A table of functions with their C names, and how to fill it.
+/// Declares the table of functions, and how to look them up by their C names.
 macro_rules! functions {
     ($($library:ident { $(fn $name:ident($($argument:ty),*) $(-> $result:ty)?;)+ })+) => {
         /// The functions of both libraries.
         #[allow(clippy::type_complexity)]
         pub(crate) struct Functions {
             $($(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+)+
-            /// What the functions are in; they stay as long as it.
+            /// The libraries that contain the functions. They stay loaded as long as the table.
             _libraries: [Library; 2],
         }
 
         impl Functions {
-            /// Looks up all of them.
+            /// Looks up all functions.
             ///
             /// # Safety
             /// `libraries` are libibverbs and librdmacm, in this order.
             unsafe fn look_up(libraries: [Library; 2]) -> Result<Self, libloading::Error> {
                 let [$($library),+] = &libraries;
                 $($(
-                    // SAFETY: the signature is the one of the C headers.
+                    // SAFETY: the signature is that of the C headers.
                     let $name = unsafe {
                         *$library.get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                             concat!(stringify!($name), "\0"),
@@ -536,8 +414,8 @@ macro_rules! functions {
                 Ok(Self { $($($name,)+)+ _libraries: libraries })
             }
 
-            /// Functions that end the process if they are called: a test puts those that it needs
-            /// in their place.
+            /// Returns a table whose functions abort the process if they are called. A test
+            /// replaces those that it needs.
             #[cfg(test)]
             pub(crate) fn none() -> Self {
                 $($(
@@ -602,10 +480,10 @@ functions! {
 }
 
 impl Functions {
-    /// Loads both libraries.
+    /// Loads both libraries and looks up their functions.
     ///
     /// # Errors
-    /// What was looked for and is not there, in one line.
+    /// A library or a function is missing. The error names it in one line.
     pub(crate) fn load() -> Result<Self, String> {
         let [ibverbs, rdmacm] = LIBRARIES.map(|name| {
             // SAFETY: the constructors of rdma-core's libraries only set up their own state.
@@ -613,7 +491,7 @@ impl Functions {
             library.map_err(|error| format!("{name} cannot be loaded: {error}"))
         });
         let libraries = [ibverbs?, rdmacm?];
-        // SAFETY: these are the two, by the names that contain their ABI's version.
+        // SAFETY: the two libraries were opened by name, and the names contain their ABI version.
         let functions = unsafe { Self::look_up(libraries) };
         functions.map_err(|error| format!("rdma-core is too old: {error}"))
     }
