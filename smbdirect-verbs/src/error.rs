@@ -51,3 +51,12 @@ pub(crate) fn log_ffi_error(span: &Span, function: &str, error: c_int) {
         span.in_scope(|| warn!(%error, "{function} failed"));
     }
 }
+
+/// Returns the cure to append to an error of a registration: a hint if the limit of locked memory
+/// is reached, else nothing.
+pub(crate) fn memory_limit_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => "; `ulimit -l` says how much may be locked",
+        _ => "",
+    }
+}

@@ -1,4 +1,4 @@
-//! The provider: connecting, listening and accepting by the connection manager.
+//! The provider: connects, listens and accepts through the connection manager.
 
 use std::{
     fmt,
@@ -30,7 +30,7 @@ use crate::{
     queue_pair::VerbsQueuePair,
 };
 
-/// RDMA adapters, by libibverbs and librdmacm.
+/// The provider of RDMA adapters, through libibverbs and librdmacm.
 #[derive(Clone)]
 pub struct Verbs {
     functions: Arc<Functions>,
@@ -47,11 +47,11 @@ impl fmt::Debug for Verbs {
 }
 
 impl Verbs {
-    /// A provider that makes connections in the way of `config`, over whatever device the
-    /// addresses are on.
+    /// Returns a provider with these settings. Each connection uses the device on the route to the
+    /// peer.
     ///
     /// # Errors
-    /// What is missing on this machine, and what to do about it.
+    /// RDMA is not available on this machine. The error says what to install or load.
     pub fn new(config: VerbsConfig) -> Result<Self, Unavailable> {
         let functions = load()?;
         let devices = device::devices(&functions)?;
@@ -71,10 +71,10 @@ impl Verbs {
         })
     }
 
-    /// The devices of this machine, those that cannot be used included.
+    /// Returns the devices of this machine, including unusable ones.
     ///
     /// # Errors
-    /// What is missing on this machine, and what to do about it.
+    /// There is no device, or RDMA is not available. The error says what to install or load.
     pub fn devices() -> Result<Vec<Device>, Unavailable> {
         match device::devices(&load()?)? {
             devices if devices.is_empty() => Err(Unavailable::NoDevice),
@@ -82,8 +82,8 @@ impl Verbs {
         }
     }
 
-    /// The ports of SMB Direct that the usable devices call for: 445 for InfiniBand and RoCE,
-    /// 5445 for iWARP.
+    /// Returns the well-known ports of SMB Direct for the usable devices: 445 for InfiniBand and
+    /// RoCE, 5445 for iWARP.
     pub fn ports(&self) -> Vec<u16> {
         let usable = self
             .devices
@@ -98,8 +98,8 @@ impl Verbs {
     }
 }
 
-/// The libraries, which stay from then on: what librdmacm has set up does not go when it is
-/// unloaded.
+/// Loads the libraries once. They are never unloaded, because librdmacm does not release its global
+/// state when it is.
 fn load() -> Result<Arc<Functions>, Unavailable> {
     static LOADED: OnceLock<Arc<Functions>> = OnceLock::new();
     if let Some(functions) = LOADED.get() {
@@ -109,9 +109,9 @@ fn load() -> Result<Arc<Functions>, Unavailable> {
     Ok(LOADED.get_or_init(|| Arc::new(functions)).clone())
 }
 
-/// The most private data that a connection request carries over iWARP. InfiniBand has place for
-/// 56 bytes, and the kernel says so where there are more.
-const MAX_PRIVATE_DATA: usize = 200;
+/// Most bytes of private data in a connection request over iWARP. InfiniBand has room for 56 bytes,
+/// and the kernel refuses more there.
+const MAX_PRIVATE_DATA_BYTES: usize = 200;
 
 impl Provider for Verbs {
     fn name(&self) -> &'static str {
@@ -177,6 +177,7 @@ impl Provider for Verbs {
     }
 }
 
+/// Connects to a peer.
 async fn connect(
     functions: Arc<Functions>,
     config: Arc<VerbsConfig>,
@@ -199,27 +200,33 @@ async fn connect(
             id = resolve(&functions, address, limit).await?;
         }
     }
-    let abilities = Capabilities::of_id(&id).map_err(|error| device::unknown(&error))?;
-    let mut queue_pair = VerbsQueuePair::new(id.clone(), &config, &abilities)?;
-    let wanted = wanted(&abilities, &config);
-    // The peer may send as soon as it has accepted.
+    let capabilities =
+        Capabilities::of_id(&id).map_err(|error| device::capabilities_unknown(&error))?;
+    let mut queue_pair = VerbsQueuePair::new(id.clone(), &config, &capabilities)?;
+    let wanted = wanted_read_depths(&capabilities, &config);
+    // The Receives are posted first, because the peer may send as soon as it has accepted.
     queue_pair.post(request.receive);
     let private_data = request.private_data;
-    // Software iWARP connects by TCP within the call. Where nobody waits for it any more, the
-    // queue pair goes away with it, as it cannot go before.
+    // On Linux' software iWARP the call blocks while TCP connects. The task owns the queue pair, so
+    // that it outlives the call even if the future is dropped.
     let connecting = spawn_blocking(move || {
         let result = queue_pair.id().connect(wanted, &private_data);
         (queue_pair, result)
     });
-    let late = |_| timed_out(address);
+    let elapsed = |_| timed_out(address);
     let (mut queue_pair, result) = timeout(limit, connecting)
         .await
-        .map_err(late)?
+        .map_err(elapsed)?
         .map_err(|_| local_error("the runtime is shutting down"))?;
     result.map_err(failed)?;
-    let event = expect(queue_pair.events(), ffi::RDMA_CM_EVENT_ESTABLISHED, limit).await?;
-    queue_pair.agree(agreed(wanted, &event, id.is_iwarp()));
-    queue_pair.establish();
+    let event = expect(
+        queue_pair.cm_events(),
+        ffi::RDMA_CM_EVENT_ESTABLISHED,
+        limit,
+    )
+    .await?;
+    queue_pair.set_read_depths(agreed_read_depths(wanted, &event, id.is_iwarp()));
+    queue_pair.set_established();
     debug!(%address, limits = ?queue_pair.limits(), "RDMA connection");
     Ok(Connected {
         remote_address: address,
@@ -229,7 +236,7 @@ async fn connect(
     })
 }
 
-/// An identifier that is bound to the device which leads to `address`, with a route there.
+/// Returns an identifier that is bound to the device on the route to `address`.
 async fn resolve(
     functions: &Arc<Functions>,
     address: SocketAddr,
@@ -246,12 +253,12 @@ async fn resolve(
     Ok(Arc::new(id))
 }
 
-/// Waits for an event of one kind; others are reasons why it does not come.
+/// Waits for an event of one kind. Any other event is an error of connecting.
 async fn expect(events: &CmEvents, kind: u32, limit: Duration) -> Result<CmEvent, ProviderError> {
     let event = timeout(limit, events.next()).await.map_err(|_| {
         ProviderError::new(
             ProviderErrorKind::TimedOut,
-            "the connection manager says nothing",
+            "the connection manager did not answer in time",
         )
     })?;
     let event = event.map_err(|error| failure("connecting", &error))?;
@@ -261,9 +268,9 @@ async fn expect(events: &CmEvents, kind: u32, limit: Duration) -> Result<CmEvent
     let error = io::Error::from_raw_os_error(event.status.saturating_abs());
     Err(match event.kind {
         ffi::RDMA_CM_EVENT_REJECTED => {
-            // Reason 8 of InfiniBand: the service identifier is not served.
-            let nobody = event.status == 8 || error.kind() == io::ErrorKind::ConnectionRefused;
-            let what = match nobody {
+            // Reason 8 of InfiniBand is "invalid service ID": nothing listens on the port.
+            let refused = event.status == 8 || error.kind() == io::ErrorKind::ConnectionRefused;
+            let what = match refused {
                 true => "connecting: connection refused",
                 false => "the listener turned the connection away",
             };
@@ -293,19 +300,20 @@ async fn expect(events: &CmEvents, kind: u32, limit: Duration) -> Result<CmEvent
         }
         ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => local_error("connecting: the RDMA device was removed"),
         kind => local_error(&format!(
-            "connecting: the connection manager tells of event {kind}"
+            "connecting: unexpected event {kind} of the connection manager"
         )),
     })
 }
 
+/// Returns the error of a peer that does not answer.
 fn timed_out(address: SocketAddr) -> ProviderError {
     let what = format!("{address} did not answer in time");
     ProviderError::new(ProviderErrorKind::TimedOut, what)
 }
 
-/// The read depths to ask for, or to answer with at most.
-fn wanted(abilities: &Capabilities, config: &VerbsConfig) -> ReadDepths {
-    let limits = abilities.limits(config);
+/// Returns the read depths to request, or the most to accept.
+fn wanted_read_depths(capabilities: &Capabilities, config: &VerbsConfig) -> ReadDepths {
+    let limits = capabilities.limits(config);
     let depth = |depth: u32| u8::try_from(depth).unwrap_or(u8::MAX);
     ReadDepths {
         inbound: depth(limits.max_inbound_reads),
@@ -313,10 +321,12 @@ fn wanted(abilities: &Capabilities, config: &VerbsConfig) -> ReadDepths {
     }
 }
 
-/// What both ends can do. The event says it from this end's point of view over InfiniBand; over
-/// iWARP it depends on the driver, so that the lower of both numbers holds for both. 0 may mean
-/// that nothing is known.
-fn agreed(wanted: ReadDepths, event: &CmEvent, is_iwarp: bool) -> ReadDepths {
+/// Returns the read depths that both ends support.
+///
+/// Over InfiniBand the event has the depths from this end's point of view. Over iWARP the driver
+/// decides which depth is in which field, so the lower of the two applies to both directions. There
+/// 0 may mean that the depth is unknown.
+fn agreed_read_depths(wanted: ReadDepths, event: &CmEvent, is_iwarp: bool) -> ReadDepths {
     let (inbound, outbound) = (event.responder_resources, event.initiator_depth);
     if !is_iwarp {
         return ReadDepths {
@@ -335,17 +345,18 @@ fn agreed(wanted: ReadDepths, event: &CmEvent, is_iwarp: bool) -> ReadDepths {
     }
 }
 
+/// Checks the length of private data.
 fn check_private_data(private_data: &Bytes) -> Result<(), ProviderError> {
-    if private_data.len() > MAX_PRIVATE_DATA {
+    if private_data.len() > MAX_PRIVATE_DATA_BYTES {
         return Err(local_error(&format!(
-            "{} bytes of private data, at most {MAX_PRIVATE_DATA} can be sent",
+            "{} bytes of private data, at most {MAX_PRIVATE_DATA_BYTES} can be sent",
             private_data.len()
         )));
     }
     Ok(())
 }
 
-/// What an error of the operating system means to those who connect or listen.
+/// Converts an error of the operating system while connecting, listening or accepting.
 fn failure(doing: &str, error: &io::Error) -> ProviderError {
     use io::ErrorKind as Io;
     let kind = match error.kind() {
@@ -365,27 +376,27 @@ fn failure(doing: &str, error: &io::Error) -> ProviderError {
         _ => ProviderErrorKind::Local,
     };
     let what = match error.kind() {
-        // The words that the others use, without the number of the error.
+        // The text of the other providers, without the error number.
         Io::ConnectionRefused => format!("{doing}: connection refused"),
         _ => format!("{doing}: {error}"),
     };
     ProviderError::new(kind, what)
 }
 
-/// `ENODEV`.
+/// `ENODEV`, the error number for an address that no RDMA device serves.
 const NO_DEVICE: i32 = 19;
 
-/// The connection manager picks a port that is free to it; TCP, which software iWARP listens by,
-/// may have it in use.
-const PORTS_TRIED: u32 = 16;
+/// Ports to try when the caller asks for any port. The connection manager picks a port that no RDMA
+/// listener uses, but a TCP listener may use it, and Linux' software iWARP listens through TCP.
+const MAX_PORT_ATTEMPTS: u32 = 16;
 
-/// Waits for connection requests, on one port or on two.
+/// A listener for connection requests on one or two ports.
 struct VerbsListener {
     local_address: SocketAddr,
     events: CmEvents,
-    /// The device it is bound to; none where it listens on all.
-    watch: Option<DeviceEvents>,
-    /// Kept to go on listening.
+    /// The events of the device that it is bound to, or `None` if it listens on all devices.
+    device_events: Option<DeviceEvents>,
+    /// The listening identifiers. Dropping them stops listening.
     _ids: Vec<CmId>,
     channel: Arc<EventChannel>,
     config: Arc<VerbsConfig>,
@@ -395,7 +406,7 @@ impl VerbsListener {
     fn new(verbs: &Verbs, address: SocketAddr) -> Result<Self, ProviderError> {
         let (channel, ids, local_address) =
             Self::bind(verbs, address).map_err(|error| failure("listening", &error))?;
-        let watch = match &ids[0] {
+        let device_events = match &ids[0] {
             id if id.context().is_null() => None,
             id => Some(DeviceEvents::new(id)?),
         };
@@ -403,13 +414,14 @@ impl VerbsListener {
         Ok(Self {
             local_address,
             events: events.map_err(|error| failure("listening", &error))?,
-            watch,
+            device_events,
             _ids: ids,
             channel,
             config: verbs.config.clone(),
         })
     }
 
+    /// Binds the address, and the ports of all usable devices if the settings ask for it.
     fn bind(
         verbs: &Verbs,
         address: SocketAddr,
@@ -424,7 +436,11 @@ impl VerbsListener {
             id.listen(config.backlog.into())?;
             io::Result::Ok(id)
         };
-        let mut tries = if address.port() == 0 { PORTS_TRIED } else { 1 };
+        let mut tries = if address.port() == 0 {
+            MAX_PORT_ATTEMPTS
+        } else {
+            1
+        };
         let first = loop {
             tries -= 1;
             match listen(address.port()) {
@@ -444,10 +460,10 @@ impl VerbsListener {
         Ok((channel, ids, local_address))
     }
 
-    /// The next event, or what became of the device.
+    /// Returns the next event, or the fault of the device.
     fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<CmEvent, ProviderError>> {
-        if let Some(watch) = &self.watch
-            && let Poll::Ready(fault) = watch.poll(context)
+        if let Some(device_events) = &self.device_events
+            && let Poll::Ready(fault) = device_events.poll_fault(context)
         {
             return Poll::Ready(Err(fault));
         }
@@ -455,7 +471,7 @@ impl VerbsListener {
         event.map_err(|error| failure("listening", &error))
     }
 
-    /// The next request that can be answered.
+    /// Waits for the next connection request that can be answered.
     async fn next(&self) -> Result<Incoming, ProviderError> {
         loop {
             let mut event = poll_fn(|context| self.poll_next(context)).await?;
@@ -467,7 +483,7 @@ impl VerbsListener {
                     };
                     let made = id.connection_span().in_scope(|| {
                         incoming(id, event, self.config.clone()).inspect_err(|error| {
-                            debug!(%error, "a connection request comes to nothing");
+                            debug!(%error, "a connection request cannot be answered");
                         })
                     });
                     if let Ok(incoming) = made {
@@ -477,7 +493,7 @@ impl VerbsListener {
                 ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => {
                     return Err(local_error("the RDMA device was removed"));
                 }
-                kind => trace!(kind, "an event that changes nothing"),
+                kind => trace!(kind, "an event of the connection manager is ignored"),
             }
         }
     }
@@ -501,20 +517,20 @@ impl Listener for VerbsListener {
     }
 }
 
-/// Converts a connection request, whose identifier is `id`, to an [`Incoming`]. The current span has
-/// to be that of the connection.
+/// Converts a connection request, whose identifier is `id`, to an [`Incoming`]. The caller has
+/// entered the span of the connection.
 fn incoming(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result<Incoming> {
     let id = id.migrate()?;
-    let abilities = Capabilities::of_id(&id)?;
-    let wanted = wanted(&abilities, &config);
+    let capabilities = Capabilities::of_id(&id)?;
+    let wanted = wanted_read_depths(&capabilities, &config);
     let is_iwarp = id.is_iwarp();
-    // MPA revision 1 has no place for them.
+    // MPA revision 1 has no fields for them.
     let knows_read_depths =
         !is_iwarp || (event.responder_resources > 0 && event.initiator_depth > 0);
     let unanswered = Unanswered {
-        depths: agreed(wanted, &event, is_iwarp),
+        depths: agreed_read_depths(wanted, &event, is_iwarp),
         id: Some(Arc::new(id)),
-        abilities,
+        capabilities,
         config,
     };
     Ok(Incoming {
@@ -525,34 +541,35 @@ fn incoming(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result<In
     })
 }
 
-/// A peer that waits for an answer; dropping it turns the peer away.
+/// A connection request that waits for an answer. Dropping it rejects the request.
 struct Unanswered {
     id: Option<Arc<CmId>>,
     depths: ReadDepths,
-    abilities: Capabilities,
+    capabilities: Capabilities,
     config: Arc<VerbsConfig>,
 }
 
 impl Unanswered {
     fn id(&self) -> &Arc<CmId> {
-        self.id.as_ref().expect("it is there until it is answered")
+        self.id.as_ref().expect("the request is not answered yet")
     }
 
     fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
         check_private_data(&answer.private_data)?;
-        let mut queue_pair = VerbsQueuePair::new(self.id().clone(), &self.config, &self.abilities)?;
+        let mut queue_pair =
+            VerbsQueuePair::new(self.id().clone(), &self.config, &self.capabilities)?;
         let failed = |error: io::Error| failure("accepting", &error);
-        // The peer may send as soon as it is accepted.
+        // The Receives are posted first, because the peer may send as soon as it is accepted.
         queue_pair.post(answer.receive);
         if let Some(served) = answer.peer_serves_reads {
             let served = u8::try_from(served).unwrap_or(u8::MAX);
             self.depths.outbound = self.depths.outbound.min(served);
         }
-        queue_pair.agree(self.depths);
-        let id = self.id.take().expect("it is answered once");
+        queue_pair.set_read_depths(self.depths);
+        let id = self.id.take().expect("the request is answered once");
         id.accept(self.depths, &answer.private_data)
             .map_err(failed)?;
-        queue_pair.accepted();
+        queue_pair.set_accepted();
         Ok(Connected {
             remote_address: id.remote_address().map_err(failed)?,
             local_address: id.local_address().map_err(failed)?,
