@@ -43,6 +43,36 @@ pub(crate) fn local_error(what: &str) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Local, what)
 }
 
+/// Converts an error of the operating system while connecting, listening or accepting.
+pub(crate) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
+    use io::ErrorKind as Io;
+    let kind = match error.kind() {
+        Io::ConnectionRefused => ProviderErrorKind::Refused,
+        Io::TimedOut => ProviderErrorKind::TimedOut,
+        Io::ConnectionReset | Io::ConnectionAborted | Io::BrokenPipe | Io::NotConnected => {
+            ProviderErrorKind::Reset
+        }
+        Io::AddrInUse => ProviderErrorKind::InUse,
+        Io::AddrNotAvailable | Io::HostUnreachable | Io::NetworkUnreachable | Io::NetworkDown => {
+            ProviderErrorKind::Address
+        }
+        _ if error.raw_os_error() == Some(NO_DEVICE) => {
+            let what = format!("{doing}: no RDMA device has this address, or a way to it");
+            return ProviderError::new(ProviderErrorKind::Address, what);
+        }
+        _ => ProviderErrorKind::Local,
+    };
+    let what = match error.kind() {
+        // The text of the other providers, without the error number.
+        Io::ConnectionRefused => format!("{doing}: connection refused"),
+        _ => format!("{doing}: {error}"),
+    };
+    ProviderError::new(kind, what)
+}
+
+/// `ENODEV`, the error number for an address that no RDMA device serves.
+const NO_DEVICE: i32 = 19;
+
 /// Logs, in `span`, that `function` failed to release a resource, which leaks until the process
 /// ends. Does nothing if `error` is 0.
 pub(crate) fn log_ffi_error(span: &Span, function: &str, error: c_int) {

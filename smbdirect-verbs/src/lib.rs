@@ -30,10 +30,11 @@
 //! | `cm` | the connection manager: event channels and identifiers |
 //! | `memory` | registered memory and the pool of small buffers |
 //! | `device` | the devices of this machine and their capabilities |
-//! | `adapter` | asynchronous events of a device, and its removal |
+//! | `device_events` | asynchronous events of a device, and its removal |
 //! | `ledger` | posted work and the meaning of completions, without `unsafe` |
 //! | `queue_pair` | one connection: work requests, completions and teardown |
-//! | `provider` | connecting, listening and accepting |
+//! | `negotiate`, `connect`, `listen` | making connections |
+//! | `provider` | the provider and its devices |
 
 #![cfg(target_os = "linux")]
 
@@ -44,12 +45,15 @@ pub mod ffi;
 #[doc(hidden)]
 pub mod ledger;
 
-mod adapter;
 mod cm;
 mod config;
+mod connect;
 mod device;
+mod device_events;
 mod error;
+mod listen;
 mod memory;
+mod negotiate;
 mod provider;
 mod queue_pair;
 

@@ -57,10 +57,10 @@ use self::{
     work::{RegisteredBuffer, SendEntry},
 };
 use crate::{
-    adapter::DeviceEvents,
     cm::{CmEvents, CmId, ReadDepths},
     config::VerbsConfig,
     device::Capabilities,
+    device_events::DeviceEvents,
     error::{local_error, memory_limit_hint},
     ledger::Ledger,
     memory::{Domain, Pool, Slot},

@@ -96,8 +96,9 @@ impl VerbsQueuePair {
             self.complete_unposted();
             let Some(qp) = &self.qp else { break };
             if let Some(first) = batch.chain() {
-                // SAFETY: the chain and its elements live until the call returns. The memory they
-                // name is in the ledger until the requests complete or the queue pair is
+                // SAFETY: the chain and its elements live until the call returns, and so do the
+                // window and the region of a binding, which are in `regions`. The memory that the
+                // requests name is in the ledger until they complete or the queue pair is
                 // destroyed.
                 unsafe { qp.post_send(first) }?;
             }
@@ -114,7 +115,7 @@ impl VerbsQueuePair {
     }
 
     /// Returns whether the entry that was just taken from the queue has to be signaled, because no
-    /// entry can be posted after it before it completes.
+    /// entry follows it, or none that can be posted before it completes.
     fn next_cannot_follow(&self) -> bool {
         let mut flushed = self.queue.iter().take(self.flushed);
         match flushed.find(|entry| !entry.is_nothing()) {
