@@ -234,7 +234,7 @@ impl VerbsQueuePair {
 /// Disconnects after the next event of the connection manager, or after `limit`.
 async fn disconnect_after_event(events: Arc<CmEvents>, id: Arc<CmId>, limit: Duration) {
     if timeout(limit, events.next()).await.is_err() {
-        debug!("the connection manager does not say what became of a connection");
+        debug!("the connection manager did not report the outcome of a connection");
     }
     id.disconnect();
 }
