@@ -38,10 +38,10 @@
 
 #![cfg(target_os = "linux")]
 
-/// The C interface, public for the test that compares it with the headers.
+// The C interface, public for the test that compares it with the headers.
 #[doc(hidden)]
 pub mod ffi;
-/// Posted work and its completions, public for the fuzz target.
+// Posted work and its completions, public for the fuzz target.
 #[doc(hidden)]
 pub mod ledger;
 
