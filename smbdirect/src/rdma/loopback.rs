@@ -535,7 +535,10 @@ impl LoopbackQueuePair {
     fn look(&mut self, context: &mut Context<'_>) -> bool {
         let Apart(news) = &self.joint.news[self.side];
         let [sent, received] = self.moved;
-        if !news.load(Ordering::Acquire) && self.adaptive_spin.goes_on(sent, received, Instant::now)
+        if !news.load(Ordering::Acquire)
+            && self
+                .adaptive_spin
+                .keep_spinning(sent, received, Instant::now)
         {
             context.waker().wake_by_ref();
             return false;
@@ -663,7 +666,7 @@ impl QueuePair for LoopbackQueuePair {
             self.execute();
         }
         let [sent, received] = self.moved;
-        self.adaptive_spin.flushed(sent, received);
+        self.adaptive_spin.record_flush(sent, received);
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
@@ -684,7 +687,7 @@ impl QueuePair for LoopbackQueuePair {
             || self.over
             || news.load(Ordering::Relaxed)
             // Whether to watch is decided where a poll finds nothing.
-            || self.adaptive_spin.flows(sent, received)
+            || self.adaptive_spin.may_spin(sent, received)
     }
 
     fn is_zero_copy(&self) -> bool {

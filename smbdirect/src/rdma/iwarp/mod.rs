@@ -19,6 +19,7 @@ pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
 
+mod config;
 mod error;
 #[cfg(test)]
 mod examples;
@@ -36,10 +37,11 @@ mod stream;
 mod tcp;
 mod transmit;
 
+pub use config::StreamConfig;
 pub use error::StreamError;
 #[cfg(feature = "tokio")]
 pub use send_buffer::SendBuffer;
 pub use startup::{MpaCrc, Rtr};
-pub use stream::{Stream, StreamConfig};
+pub use stream::Stream;
 #[cfg(feature = "tokio")]
 pub use tcp::{Direction, Iwarp, IwarpConfig, Tap};

@@ -14,12 +14,12 @@ use std::{mem, ops::Range};
 use bytes::{Bytes, BytesMut};
 
 use super::{
+    config::StreamConfig,
     ddp::{Header, Tagged, Untagged},
     error::StreamError,
     mpa::{Crc32c, CrcMismatch, Fpdu, pad_length},
     rdmap::{Opcode, ReadRequest, Terminate},
     shared::{Fault, InboundRead, Shared},
-    stream::StreamConfig,
 };
 use crate::{
     pool::{self, Pool},

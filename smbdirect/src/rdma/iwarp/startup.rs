@@ -5,7 +5,7 @@
 //!
 //! CRC is on if either frame has C set. With [`MpaCrc::Auto`] our Requests do not set it, because
 //! the peer may be Linux siw, which takes an FPDU for broken if the border between two TCP
-//! segments cuts its CRC field. But a Request of revision 2 carries [`MARKER`] behind the private
+//! segments cuts its CRC field. But a Request of revision 2 carries [`PEER_SIGNATURE`] behind the private
 //! data of the upper layer, where others read past it; a responder of ours that finds the
 //! marker sets C, and puts the marker into its Reply, so that the initiator knows too. Hence
 //! between two ends of ours CRC is on, and otherwise as the peer asks.
@@ -20,7 +20,7 @@ use super::{
 
 /// Tells an end of ours that the other end is too, that is, copes with any segmentation. Eight
 /// bytes that nobody's private data ends with by chance.
-pub(super) const MARKER: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
+pub(super) const PEER_SIGNATURE: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
 
 /// When FPDUs carry a CRC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum Rtr {
 
 /// What this end wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct MpaPreferences {
     pub(super) crc: MpaCrc,
     /// Inbound reads to serve at most.
     pub(super) ird: u16,
@@ -58,7 +58,7 @@ pub(super) struct Wishes {
 pub(super) struct Agreement {
     pub(super) crc: bool,
     /// Whether the peer is known to be ours.
-    pub(super) own_kind: bool,
+    pub(super) peer_is_smbdirect: bool,
     pub(super) ird: u32,
     pub(super) ord: u32,
     /// What the initiator sends first.
@@ -105,7 +105,7 @@ const UNKNOWN_DEPTH: u16 = 16;
 /// What hardware and siw take at most.
 const MAX_DEPTH: u16 = 128;
 
-impl Wishes {
+impl MpaPreferences {
     /// Peers round our IRD up to a power of two and use that many: so it is one from the start.
     pub(super) fn ird(&self) -> u16 {
         //= EST-09
@@ -135,7 +135,7 @@ impl Wishes {
                 ord: self.ord(),
             });
             if self.crc != MpaCrc::Off {
-                frame.private_data = marked(private_data);
+                frame.private_data = append_signature(private_data);
             }
         }
         frame
@@ -152,16 +152,16 @@ impl Wishes {
     ) -> (StartupFrame, Agreement) {
         //= MPA-11
         let mut reply = StartupFrame::new(FrameKind::Reply, request.revision);
-        let (theirs, own_kind) = unmarked(request);
+        let (theirs, peer_is_smbdirect) = split_signature(request);
         let wanted = match self.crc {
-            MpaCrc::Auto => own_kind,
+            MpaCrc::Auto => peer_is_smbdirect,
             MpaCrc::On => true,
             MpaCrc::Off => false,
         };
         //= MPA-17
         reply.crc = request.crc || wanted;
-        reply.private_data = if own_kind {
-            marked(private_data)
+        reply.private_data = if peer_is_smbdirect {
+            append_signature(private_data)
         } else {
             private_data.clone()
         };
@@ -191,7 +191,7 @@ impl Wishes {
         }
         let agreement = Agreement {
             crc: reply.crc,
-            own_kind,
+            peer_is_smbdirect,
             ird: ird.into(),
             ord: ord.into(),
             ready_to_receive: None,
@@ -206,7 +206,7 @@ impl Wishes {
         request: &StartupFrame,
         reply: &StartupFrame,
     ) -> Result<Agreement, ReplyFault> {
-        let (theirs, own_kind) = unmarked(reply);
+        let (theirs, peer_is_smbdirect) = split_signature(reply);
         if reply.revision != request.revision {
             return Err(ReplyFault::Revision(reply.revision));
         }
@@ -245,7 +245,7 @@ impl Wishes {
             //= MPA-17
             //= MPA-19
             crc: request.crc || reply.crc,
-            own_kind,
+            peer_is_smbdirect,
             ird: ird.into(),
             ord: ord.into(),
             ready_to_receive,
@@ -272,25 +272,30 @@ pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     }
 }
 
-fn marked(private_data: &Bytes) -> Bytes {
-    let mut marked = BytesMut::from(&private_data[..]);
-    marked.extend_from_slice(&MARKER);
-    marked.freeze()
+fn append_signature(private_data: &Bytes) -> Bytes {
+    let mut signed = BytesMut::from(&private_data[..]);
+    signed.extend_from_slice(&PEER_SIGNATURE);
+    signed.freeze()
 }
 
 /// The private data of the upper layer, and whether our marker was behind it.
-pub(super) fn unmarked(frame: &StartupFrame) -> (Bytes, bool) {
-    let own_kind = frame.revision == 2 && frame.private_data.ends_with(&MARKER);
-    let length = frame.private_data.len() - if own_kind { MARKER.len() } else { 0 };
-    (frame.private_data.slice(..length), own_kind)
+pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, bool) {
+    let peer_is_smbdirect = frame.revision == 2 && frame.private_data.ends_with(&PEER_SIGNATURE);
+    let length = frame.private_data.len()
+        - if peer_is_smbdirect {
+            PEER_SIGNATURE.len()
+        } else {
+            0
+        };
+    (frame.private_data.slice(..length), peer_is_smbdirect)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const fn wishes(crc: MpaCrc, ird: u16, ord: u16) -> Wishes {
-        Wishes { crc, ird, ord }
+    const fn preferences(crc: MpaCrc, ird: u16, ord: u16) -> MpaPreferences {
+        MpaPreferences { crc, ird, ord }
     }
 
     fn asked(ird: u16, ord: u16) -> StartupFrame {
@@ -305,7 +310,7 @@ mod tests {
     }
 
     /// The depths in the Reply to a Request with these, IRD first.
-    fn answered(ours: Wishes, ird: u16, ord: u16, serves: Option<u32>) -> (u16, u16) {
+    fn answered(ours: MpaPreferences, ird: u16, ord: u16, serves: Option<u32>) -> (u16, u16) {
         let (reply, agreement) = ours.answer(&asked(ird, ord), &Bytes::new(), serves);
         let enhanced = reply.enhanced.unwrap();
         assert_eq!((u32::from(enhanced.ird), u32::from(enhanced.ord)), {
@@ -322,14 +327,14 @@ mod tests {
     //= SEC-06 test
     #[test]
     fn depths_in_a_reply() {
-        let ours = wishes(MpaCrc::Auto, 32, 32);
+        let ours = preferences(MpaCrc::Auto, 32, 32);
         // What siw asks for, and the answer to it that is known to work.
         assert_eq!(answered(ours, 32, 8, None), (8, 32));
         assert_eq!(answered(ours, 32, 0, None), (1, 32));
         assert_eq!(answered(ours, 0, 5, None), (8, 0));
         assert_eq!(answered(ours, 32, 200, Some(3)), (32, 3));
         assert_eq!(answered(ours, 2, 200, Some(30)), (32, 2));
-        let greedy = wishes(MpaCrc::Auto, u16::MAX, u16::MAX);
+        let greedy = preferences(MpaCrc::Auto, u16::MAX, u16::MAX);
         assert_eq!(answered(greedy, 200, 200, None), (128, 128));
         let not_negotiated = Enhanced::NOT_NEGOTIATED;
         assert_eq!(
@@ -337,8 +342,11 @@ mod tests {
             (32, 16)
         );
         assert_eq!(answered(ours, not_negotiated, 1, Some(20)), (1, 20));
-        assert_eq!(answered(wishes(MpaCrc::Auto, 0, 0), 9, 9, None), (1, 0));
-        let uneven = wishes(MpaCrc::Auto, 5, 5);
+        assert_eq!(
+            answered(preferences(MpaCrc::Auto, 0, 0), 9, 9, None),
+            (1, 0)
+        );
+        let uneven = preferences(MpaCrc::Auto, 5, 5);
         assert_eq!(answered(uneven, 9, 9, None), (8, 5));
         assert_eq!(uneven.request(2, &Bytes::new()).enhanced.unwrap().ird, 8);
     }
@@ -351,7 +359,7 @@ mod tests {
         for revision in [1, 2] {
             let request = StartupFrame::new(FrameKind::Request, revision);
             for (serves, expected) in [(None, 16), (Some(4), 4), (Some(u32::MAX), 32)] {
-                let ours = wishes(MpaCrc::Auto, 20, 32);
+                let ours = preferences(MpaCrc::Auto, 20, 32);
                 let (reply, agreement) = ours.answer(&request, &Bytes::new(), serves);
                 assert_eq!((reply.revision, reply.enhanced), (revision, None));
                 assert_eq!((agreement.ird, agreement.ord), (32, expected));
@@ -365,7 +373,7 @@ mod tests {
     //= EST-05 test
     #[test]
     fn ready_to_receive_is_a_write_where_it_can_be() {
-        let ours = wishes(MpaCrc::Auto, 32, 32);
+        let ours = preferences(MpaCrc::Auto, 32, 32);
         for (send, write, read, expected) in [
             (false, true, true, Rtr::Write),
             (false, true, false, Rtr::Write),
@@ -402,25 +410,25 @@ mod tests {
     #[test]
     fn the_marker_is_for_our_own_kind_and_never_seen_above() {
         let private_data = Bytes::from_static(b"01234567");
-        let ours = wishes(MpaCrc::Auto, 32, 32);
+        let ours = preferences(MpaCrc::Auto, 32, 32);
         let request = ours.request(2, &private_data);
         assert!(!request.crc && request.private_data.starts_with(&private_data));
         assert!(request.encoded_length() <= 20 + 4 + 248);
         let (reply, agreement) = ours.answer(&request, &private_data, None);
-        assert!(reply.crc && agreement.crc && agreement.own_kind);
+        assert!(reply.crc && agreement.crc && agreement.peer_is_smbdirect);
         assert_eq!(agreement.private_data, private_data);
         let agreement = ours.agree(&request, &reply).unwrap();
-        assert!(agreement.crc && agreement.own_kind);
+        assert!(agreement.crc && agreement.peer_is_smbdirect);
         assert_eq!(agreement.private_data, private_data);
 
         // Others do not know it, and are asked for nothing.
         let mut foreign = asked(8, 8);
         foreign.private_data = private_data.clone();
         let (reply, agreement) = ours.answer(&foreign, &private_data, None);
-        assert!(!reply.crc && !agreement.crc && !agreement.own_kind);
+        assert!(!reply.crc && !agreement.crc && !agreement.peer_is_smbdirect);
         assert_eq!(reply.private_data, private_data);
         for (crc, revision) in [(MpaCrc::Auto, 1), (MpaCrc::Off, 2)] {
-            let request = wishes(crc, 32, 32).request(revision, &private_data);
+            let request = preferences(crc, 32, 32).request(revision, &private_data);
             assert_eq!(request.private_data, private_data);
         }
     }
@@ -431,7 +439,7 @@ mod tests {
     fn a_reply_cannot_switch_crcs_off() {
         for (asked, replied) in [(false, false), (false, true), (true, false), (true, true)] {
             let crc = if asked { MpaCrc::On } else { MpaCrc::Off };
-            let ours = wishes(crc, 32, 32);
+            let ours = preferences(crc, 32, 32);
             let request = ours.request(1, &Bytes::new());
             assert_eq!(request.crc, asked);
             let reply = StartupFrame {
@@ -447,7 +455,7 @@ mod tests {
     //= EST-13 test
     #[test]
     fn depths_that_come_with_a_reply() {
-        let ours = wishes(MpaCrc::Auto, 8, 32);
+        let ours = preferences(MpaCrc::Auto, 8, 32);
         let request = ours.request(2, &Bytes::new());
         let replied = |ird, ord| {
             let reply = StartupFrame {

@@ -15,12 +15,12 @@
 use std::io::IoSlice;
 
 use super::{
+    config::StreamConfig,
     error::StreamError,
     mpa,
     rdmap::Terminate,
     receive::Receive,
     shared::{Fault, Shared},
-    startup::Rtr,
     transmit::Transmit,
 };
 use crate::rdma::{
@@ -28,25 +28,6 @@ use crate::rdma::{
     receive_queue::Receives,
     work::{Completion, Disconnect, Limits, ProviderError, Room, WorkRequest},
 };
-
-/// What the startup frames settled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamConfig {
-    /// Whether this end sent the MPA Request.
-    pub initiator: bool,
-    /// Whether CRCs are made and checked.
-    pub crc: bool,
-    /// The longest FPDU to send; see [`max_fpdu`](mpa::max_fpdu).
-    pub max_fpdu: usize,
-    /// Whether [`transmit_slices`](Stream::transmit_slices) gives one FPDU at a time.
-    pub one_fpdu_a_write: bool,
-    /// ORD: RDMA Reads of ours that may be outstanding.
-    pub max_outbound_reads: u32,
-    /// IRD: RDMA Reads of the peer's that may be outstanding.
-    pub max_inbound_reads: u32,
-    /// The ready-to-receive frame that this end, the initiator, has to send first.
-    pub ready_to_receive: Option<Rtr>,
-}
 
 /// The byte machine of an established stream.
 #[derive(Debug)]

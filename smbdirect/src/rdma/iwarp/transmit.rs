@@ -5,6 +5,7 @@ use std::{collections::VecDeque, io::IoSlice, ops::Range};
 use bytes::{Bytes, BytesMut};
 
 use super::{
+    config::StreamConfig,
     ddp::{Tagged, Untagged},
     error::StreamError,
     mpa::Fpdu,
@@ -12,7 +13,6 @@ use super::{
     rdmap::{Opcode, QUEUE_READ_REQUEST, QUEUE_SEND, ReadRequest, Terminate},
     shared::{Fault, InboundRead, OutboundRead, Shared},
     startup::Rtr,
-    stream::StreamConfig,
 };
 use crate::rdma::{
     memory::Readable,
