@@ -1,32 +1,32 @@
-//! How many bytes a socket collects before it wakes its reader.
+//! The low-water mark: how many bytes a socket collects before it wakes its reader.
 //!
-//! Linux siw sends the data of a Read Response one TCP segment at a time. To be woken for each of them
-//! takes ten times the processor time of receiving it. So where small wake-ups come one after another,
-//! and the peer owes data of Reads, the reader record_sleep until much of it has come. It record_sleep for
-//! [`MAX_SLEEP`] at most, so that a message that comes between the data is not held up for longer.
+//! Linux siw sends the data of a Read Response one TCP segment at a time, and a wake-up for each
+//! segment takes ten times the processor time of receiving it. So after several small wake-ups, and
+//! while the peer owes data of Reads, the reader sleeps until many bytes have arrived. It sleeps for
+//! [`MAX_SLEEP`] at most, so that a message between the data is delayed by no more than that.
 
 use std::time::Duration;
 
-/// Bytes that are worth a wake-up.
+/// The bytes from which a wake-up counts as large.
 const MIN_WAKE_UP_BYTES: usize = 16 * 1024;
-/// Most bytes to sleep for.
+/// The highest low-water mark, in bytes.
 const MAX_MARK_BYTES: usize = 256 * 1024;
-/// Wake-ups one after another with fewer bytes than [`MIN_WAKE_UP_BYTES`], behind which the reader record_sleep for
-/// more.
+/// The consecutive wake-ups with fewer than [`MIN_WAKE_UP_BYTES`] after which the mark is raised.
 const SMALL_WAKE_UPS: u32 = 4;
-/// The longest sleep for more than one byte.
+/// The longest sleep while the mark is above one byte.
 pub(super) const MAX_SLEEP: Duration = Duration::from_millis(10);
 
-/// Decides each time before a reader record_sleep.
+/// The state from which the low-water mark is chosen before each sleep of the reader.
 #[derive(Clone, Debug)]
 pub(super) struct LowWater {
     mark: usize,
     small_wake_ups: u32,
-    /// Bytes received until the last sleep.
+    /// The bytes received in total, as of the last sleep.
     received: u64,
 }
 
 impl LowWater {
+    /// Creates the state of a reader that is woken for each byte.
     pub(super) const fn new() -> Self {
         Self {
             mark: 1,
@@ -35,18 +35,18 @@ impl LowWater {
         }
     }
 
-    /// How many bytes the reader is woken for.
+    /// Returns the bytes that must have arrived before the reader is woken.
     pub(super) const fn mark(&self) -> usize {
         self.mark
     }
 
-    /// Takes account of a sleep, behind so many bytes received in all and before so many that are
-    /// certain to come. Returns whether bytes have come since the last one.
+    /// Records a sleep, given the bytes `received` in total and the bytes `awaited` that are certain
+    /// to arrive. Returns whether bytes have arrived since the last sleep.
     pub(super) fn record_sleep(&mut self, received: u64, awaited: usize) -> bool {
-        let came = received - self.received;
+        let arrived = received - self.received;
         self.received = received;
-        if came > 0 && self.mark == 1 {
-            self.small_wake_ups = match came < MIN_WAKE_UP_BYTES as u64 {
+        if arrived > 0 && self.mark == 1 {
+            self.small_wake_ups = match arrived < MIN_WAKE_UP_BYTES as u64 {
                 true => self.small_wake_ups.saturating_add(1),
                 false => 0,
             };
@@ -55,10 +55,10 @@ impl LowWater {
             true => awaited.min(MAX_MARK_BYTES),
             false => 1,
         };
-        came > 0
+        arrived > 0
     }
 
-    /// The reader has slept for [`MAX_SLEEP`], and takes what there is.
+    /// Resets the mark, because the reader has slept for [`MAX_SLEEP`].
     pub(super) const fn give_up(&mut self) {
         self.mark = 1;
         self.small_wake_ups = 0;
@@ -69,7 +69,7 @@ impl LowWater {
 mod tests {
     use super::*;
 
-    /// The marks behind wake-ups with so many bytes each, before so many that are certain to come.
+    /// Returns the mark after each wake-up, given its bytes and the bytes that are certain to arrive.
     fn marks(wake_ups: &[(u64, usize)]) -> Vec<usize> {
         let (mut low_water, mut received) = (LowWater::new(), 0);
         let sleep = |&(bytes, awaited)| {
@@ -95,12 +95,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_behind_nothing_is_no_small_wake_up() {
+    fn a_wake_up_without_bytes_is_not_counted() {
         assert_eq!(marks(&[(0, AMPLE_BYTES); 10]), [1; 10]);
     }
 
     #[test]
-    fn the_mark_is_no_more_than_is_certain_to_come() {
+    fn the_mark_never_exceeds_the_awaited_bytes() {
         let awaited = [
             MAX_MARK_BYTES + 1,
             MAX_MARK_BYTES,
@@ -110,8 +110,8 @@ mod tests {
             0,
             AMPLE_BYTES,
         ];
-        let behind: Vec<_> = awaited.map(|awaited| (1, awaited)).into();
-        let all: Vec<_> = [(1, 0); 3].into_iter().chain(behind).collect();
+        let after: Vec<_> = awaited.map(|awaited| (1, awaited)).into();
+        let all: Vec<_> = [(1, 0); 3].into_iter().chain(after).collect();
         assert_eq!(
             marks(&all)[3..],
             [
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_the_mark_is_high_says_nothing_of_the_peer() {
+    fn wake_ups_at_a_high_mark_are_not_counted() {
         let wake_ups = [
             (1, AMPLE_BYTES),
             (1, AMPLE_BYTES),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_sleep_that_was_too_long_the_wake_ups_are_counted_anew() {
+    fn giving_up_resets_the_count_of_small_wake_ups() {
         let (mut low_water, mut received) = (LowWater::new(), 0);
         for _ in 0..2 {
             for expected in [1, 1, 1, MAX_MARK_BYTES] {

@@ -11,9 +11,9 @@
 //!   TCP
 //! ```
 //!
-//! The peer may be another end of ours, Linux siw or a network card with iWARP. The three codecs
-//! are public so that captures can be read with them; [`Stream`] is the machine for those who
-//! bring a socket of their own.
+//! The peer may be this library, Linux siw or a network card with iWARP. The three codecs are public
+//! so that programs can decode captures with them. [`Stream`] is public for programs that have a
+//! transport of their own.
 
 pub mod ddp;
 pub mod mpa;
@@ -23,10 +23,12 @@ mod config;
 mod error;
 #[cfg(test)]
 mod examples;
+mod inbound_messages;
 #[cfg(feature = "tokio")]
 mod low_water;
 mod outgoing;
 mod receive;
+mod receive_buffer;
 #[cfg(feature = "tokio")]
 mod send_buffer;
 mod shared;

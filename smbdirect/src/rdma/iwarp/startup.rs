@@ -1,14 +1,14 @@
-//! The decisions at the start of a connection, made of frames alone: what to ask for, what to
-//! answer, and what holds from then on.
+//! The negotiation at the start of a connection: what a Request asks for, what a Reply answers, and
+//! what both ends agree on. It works on frames and does no I/O.
 //!
 //! # CRC
 //!
-//! CRC is on if either frame has C set. With [`MpaCrc::Auto`] our Requests do not set it, because
-//! the peer may be Linux siw, which takes an FPDU for broken if the border between two TCP
-//! segments cuts its CRC field. But a Request of revision 2 carries [`PEER_SIGNATURE`] behind the private
-//! data of the upper layer, where others read past it; a responder of ours that finds the
-//! marker sets C, and puts the marker into its Reply, so that the initiator knows too. Hence
-//! between two ends of ours CRC is on, and otherwise as the peer asks.
+//! CRCs are on if either frame has the C flag. With [`MpaCrc::Auto`] a Request does not set it,
+//! because the peer may be Linux siw, which reports a broken FPDU if the CRC field is split between
+//! two TCP segments. But a Request of revision 2 carries [`PEER_SIGNATURE`] after the private data
+//! of the upper layer, where other implementations ignore it. A responder of this library that
+//! finds the signature sets C and puts the signature into its Reply, which tells the initiator. So
+//! CRCs are on between two ends of this library, and otherwise if the peer asks for them.
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
@@ -18,56 +18,56 @@ use super::{
     rdmap::TerminateCode,
 };
 
-/// Tells an end of ours that the other end is too, that is, copes with any segmentation. Eight
-/// bytes that nobody's private data ends with by chance.
+/// The signature by which two ends of this library recognise each other, and with it their support
+/// for any segmentation. Private data does not end with these eight bytes by chance.
 pub(super) const PEER_SIGNATURE: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
 
-/// When FPDUs carry a CRC.
+/// Selects the connections whose FPDUs carry a CRC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MpaCrc {
-    /// Between two ends of ours, and where the peer asks for it.
+    /// Use CRCs between two ends of this library, and if the peer asks for them.
     #[default]
     Auto,
-    /// Always.
+    /// Always use CRCs.
     On,
-    /// Only where the peer asks for it.
+    /// Use CRCs only if the peer asks for them.
     Off,
 }
 
-/// The zero-length message that shows the responder that the initiator is ready.
+/// The zero-length message by which an initiator tells the responder that it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rtr {
-    /// RDMA Write.
+    /// An RDMA Write.
     Write,
-    /// RDMA Read.
+    /// An RDMA Read.
     Read,
 }
 
-/// What this end wants.
+/// The settings of this end for the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MpaPreferences {
     pub(super) crc: MpaCrc,
-    /// Inbound reads to serve at most.
+    /// The most RDMA Reads of the peer to serve.
     pub(super) ird: u16,
-    /// Outbound reads to have outstanding at most.
+    /// The most RDMA Reads of this end to have outstanding.
     pub(super) ord: u16,
 }
 
-/// What both ends know when the frames have been exchanged.
+/// The outcome of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
     pub(super) crc: bool,
-    /// Whether the peer is known to be ours.
+    /// Whether the peer is known to be this library.
     pub(super) peer_is_smbdirect: bool,
     pub(super) ird: u32,
     pub(super) ord: u32,
-    /// What the initiator sends first.
+    /// The frame that the initiator sends first.
     pub(super) ready_to_receive: Option<Rtr>,
-    /// What the peer's upper layer says.
+    /// The private data of the peer's upper layer.
     pub(super) private_data: Bytes,
 }
 
-/// Why a Reply does not lead to a connection.
+/// The reason why a Reply does not lead to a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum ReplyFault {
     #[error("the peer turned the connection away{}", told(.0))]
@@ -82,6 +82,7 @@ pub(super) enum ReplyFault {
     NoRtr,
 }
 
+/// Returns the private data of a refusal as a part of its message.
 fn told(private_data: &Bytes) -> String {
     if private_data.is_empty() {
         return String::new();
@@ -90,7 +91,7 @@ fn told(private_data: &Bytes) -> String {
 }
 
 impl ReplyFault {
-    /// What the peer is told before the connection is closed.
+    /// Returns the code of the Terminate to send before the connection is closed.
     pub(super) const fn terminate_code(&self) -> Option<TerminateCode> {
         match self {
             Self::InsufficientIrd { .. } => Some(TerminateCode::new(2, 0, 6)),
@@ -100,24 +101,26 @@ impl ReplyFault {
     }
 }
 
-/// A depth for peers that have no way to name theirs.
+/// The assumed depth of peers that cannot announce theirs.
 const UNKNOWN_DEPTH: u16 = 16;
-/// What hardware and siw take at most.
+/// The greatest depth that network cards and siw accept.
 const MAX_DEPTH: u16 = 128;
 
 impl MpaPreferences {
-    /// Peers round our IRD up to a power of two and use that many: so it is one from the start.
+    /// Returns the IRD to announce. Peers round it up to a power of two and use that many, so it is
+    /// rounded here.
     pub(super) fn ird(&self) -> u16 {
         //= EST-09
         self.ird.clamp(1, MAX_DEPTH).next_power_of_two()
     }
 
+    /// Returns the ORD to announce.
     pub(super) fn ord(&self) -> u16 {
         //= EST-10
         self.ord.min(MAX_DEPTH)
     }
 
-    /// The Request of an initiator.
+    /// Returns the Request of an initiator.
     pub(super) fn request(&self, revision: u8, private_data: &Bytes) -> StartupFrame {
         //= MPA-15
         let mut frame = StartupFrame::new(FrameKind::Request, revision);
@@ -141,7 +144,7 @@ impl MpaPreferences {
         frame
     }
 
-    /// The Reply of a responder, and what holds if it reaches the peer.
+    /// Returns the Reply of a responder, and the agreement that it establishes.
     ///
     /// `peer_serves_reads` is the IRD that the upper layer found in the private data.
     pub(super) fn answer(
@@ -200,7 +203,7 @@ impl MpaPreferences {
         (reply, agreement)
     }
 
-    /// What holds when `reply` has come to `request`.
+    /// Returns the agreement that `reply` to `request` establishes.
     pub(super) fn agree(
         &self,
         request: &StartupFrame,
@@ -254,8 +257,8 @@ impl MpaPreferences {
     }
 }
 
-/// The Reply that turns a Request away. Of a Request that could not be read nothing is known but
-/// that it was one of revision 2.
+/// Returns the Reply that refuses a Request. `None` stands for a Request of revision 2 that could not
+/// be decoded.
 pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     //= MPA-11
     //= MPA-13
@@ -272,13 +275,15 @@ pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     }
 }
 
+/// Returns `private_data` followed by the signature of this library.
 fn append_signature(private_data: &Bytes) -> Bytes {
     let mut signed = BytesMut::from(&private_data[..]);
     signed.extend_from_slice(&PEER_SIGNATURE);
     signed.freeze()
 }
 
-/// The private data of the upper layer, and whether our marker was behind it.
+/// Splits the private data of a frame into that of the upper layer, and whether the signature of this
+/// library follows it.
 pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, bool) {
     let peer_is_smbdirect = frame.revision == 2 && frame.private_data.ends_with(&PEER_SIGNATURE);
     let length = frame.private_data.len()
@@ -309,7 +314,7 @@ mod tests {
         }
     }
 
-    /// The depths in the Reply to a Request with these, IRD first.
+    /// Returns the IRD and ORD in the Reply to a Request with these depths.
     fn answered(ours: MpaPreferences, ird: u16, ord: u16, serves: Option<u32>) -> (u16, u16) {
         let (reply, agreement) = ours.answer(&asked(ird, ord), &Bytes::new(), serves);
         let enhanced = reply.enhanced.unwrap();
@@ -326,9 +331,9 @@ mod tests {
     //= EST-16 test
     //= SEC-06 test
     #[test]
-    fn depths_in_a_reply() {
+    fn a_reply_announces_the_lower_depths() {
         let ours = preferences(MpaCrc::Auto, 32, 32);
-        // What siw asks for, and the answer to it that is known to work.
+        // The Request of siw, and the answer that is known to work with it.
         assert_eq!(answered(ours, 32, 8, None), (8, 32));
         assert_eq!(answered(ours, 32, 0, None), (1, 32));
         assert_eq!(answered(ours, 0, 5, None), (8, 0));
@@ -372,14 +377,14 @@ mod tests {
     //= EST-04 test
     //= EST-05 test
     #[test]
-    fn ready_to_receive_is_a_write_where_it_can_be() {
+    fn ready_to_receive_is_a_write_if_offered() {
         let ours = preferences(MpaCrc::Auto, 32, 32);
         for (send, write, read, expected) in [
             (false, true, true, Rtr::Write),
             (false, true, false, Rtr::Write),
             (false, false, true, Rtr::Read),
             (true, false, true, Rtr::Read),
-            // We ask for a Write where only a Send was offered: nobody implements that well.
+            // The reply asks for a Write even if only a Send was offered, which few peers implement well.
             (true, false, false, Rtr::Write),
         ] {
             let mut request = asked(8, 8);
@@ -408,7 +413,7 @@ mod tests {
     //= MPA-17 test
     //= MPA-18 test
     #[test]
-    fn the_marker_is_for_our_own_kind_and_never_seen_above() {
+    fn the_signature_identifies_this_library_and_is_hidden_from_the_upper_layer() {
         let private_data = Bytes::from_static(b"01234567");
         let ours = preferences(MpaCrc::Auto, 32, 32);
         let request = ours.request(2, &private_data);
@@ -421,7 +426,7 @@ mod tests {
         assert!(agreement.crc && agreement.peer_is_smbdirect);
         assert_eq!(agreement.private_data, private_data);
 
-        // Others do not know it, and are asked for nothing.
+        // Other peers do not know the signature, and are asked for nothing.
         let mut foreign = asked(8, 8);
         foreign.private_data = private_data.clone();
         let (reply, agreement) = ours.answer(&foreign, &private_data, None);
@@ -454,7 +459,7 @@ mod tests {
     //= EST-11 test
     //= EST-13 test
     #[test]
-    fn depths_that_come_with_a_reply() {
+    fn depths_in_a_reply_limit_the_initiator() {
         let ours = preferences(MpaCrc::Auto, 8, 32);
         let request = ours.request(2, &Bytes::new());
         let replied = |ird, ord| {
