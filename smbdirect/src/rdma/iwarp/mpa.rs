@@ -153,12 +153,12 @@ impl StartupFrame {
         //= MPA-12
         if revision == 2 && flags & FLAG_ENHANCED != 0 {
             //= MPA-13
-            let (block, behind) = private_data
+            let (block, rest) = private_data
                 .split_first_chunk::<{ Enhanced::LENGTH }>()
                 .ok_or(StartupError::EnhancedMissing)?;
             enhanced = Some(Enhanced::decode(*block));
             //= MPA-14
-            private_data = behind;
+            private_data = rest;
         }
         //= MPA-33
         Ok(Self {

@@ -27,7 +27,7 @@ use crate::rdma::{
 /// were 1.5 times as fast with 1 MiB as with 256 KiB, and RDMA Reads of 64 KiB were 1.14 times as
 /// fast with 512 KiB as with 1 MiB.
 const MAX_BACKLOG_BYTES: usize = 512 * 1024;
-/// The length from which payloads are shared instead of copied behind their header: a slice of its
+/// The length from which payloads are shared instead of copied after their header: a slice of its
 /// own costs about as much as copying this many bytes.
 const COPY_THRESHOLD_BYTES: usize = 2048;
 

@@ -102,10 +102,10 @@ async fn read_request(
     let frame = timeout(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
     let request = match frame {
         Ok(Ok(request)) => request,
-        Ok(Err(fault)) => {
-            debug!(error = %fault.to_error(), "no MPA Request");
+        Ok(Err(error)) => {
+            debug!(error = %error.to_error(), "no MPA Request");
             //= MPA-13
-            if let FrameError::Malformed(StartupError::EnhancedMissing) = fault {
+            if let FrameError::Malformed(StartupError::EnhancedMissing) = error {
                 socket.try_send_frame(&rejection(None));
                 socket.drain_until_close(config.close_timeout).await;
             }
@@ -164,7 +164,7 @@ impl PendingReply {
         timeout(config.accept_timeout, socket.write_frame(&reply))
             .await
             .map_err(timed_out)?
-            .map_err(|fault| fault.to_error())?;
+            .map_err(|error| error.to_error())?;
         Ok(IwarpQueuePair::connected(
             socket,
             config,

@@ -51,18 +51,23 @@ pub(super) struct IwarpQueuePair {
     skip_readiness_check: bool,
     /// The number of bytes read so far.
     received: u64,
+    /// The choice of how many bytes the socket collects before it wakes this end.
     low_water: LowWater,
     /// Bounds a sleep while the low-water mark is above one byte.
     low_water_timer: Option<Pin<Box<Sleep>>>,
+    /// The choice between spinning and sleeping.
     adaptive_spin: AdaptiveSpin,
     /// How long to wait for an answer before each of the remaining startup probes.
     probe_delays: &'static [Duration],
+    /// The timer of the next startup probe.
     probe_timer: Option<Pin<Box<Sleep>>>,
     /// The error of the last write, after which only reads are made: the last bytes of the peer may
     /// still be there.
     broken_pipe: Option<ProviderError>,
     closing: Closing,
+    /// The longest duration of a graceful disconnect.
     close_timeout: Duration,
+    /// The timer of a graceful disconnect.
     deadline: Option<Pin<Box<Sleep>>>,
     /// The tracing span of every log line.
     span: Span,

@@ -31,6 +31,18 @@ use crate::rdma::{
 
 /// The most reads from a refused peer before the connection is closed.
 const MAX_DRAIN_READS: usize = 64;
+/// The bytes that TCP options can take from a segment: selective acknowledgements of segments that
+/// arrived out of order are options of up to four blocks.
+const TCP_OPTION_RESERVE_BYTES: u32 = 36;
+/// The most slices in one write. A large FPDU takes two.
+const MAX_SLICES_PER_WRITE: usize = 256;
+/// The number of slices that is tried first, because preparing [`MAX_SLICES_PER_WRITE`] slices takes
+/// longer than sending a few small FPDUs.
+const SMALL_WRITE_SLICES: usize = 4;
+/// The flag that keeps Linux from appending later bytes to this segment, even when it retransmits the
+/// segment. Linux accepts data that fits a segment as a whole or not at all, unless the kernel runs
+/// out of memory.
+const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
 
 /// A TCP connection, its addresses and the observer of its bytes.
 pub(super) struct Socket {
@@ -42,7 +54,7 @@ pub(super) struct Socket {
 
 /// The reason why no startup frame was exchanged.
 pub(super) enum FrameError {
-    /// The connection was lost before the peer sent a byte.
+    /// The connection was lost before the peer sent a byte, or while this end sent a frame.
     BeforeFirstByte(ProviderError),
     /// The connection was lost within the frame.
     Lost(ProviderError),
@@ -51,6 +63,7 @@ pub(super) enum FrameError {
 }
 
 impl FrameError {
+    /// Returns the error for the caller of the provider.
     pub(super) fn to_error(&self) -> ProviderError {
         match self {
             Self::BeforeFirstByte(error) | Self::Lost(error) => error.clone(),
@@ -59,20 +72,8 @@ impl FrameError {
     }
 }
 
-/// The bytes that TCP options can take from a segment: selective acknowledgements of segments that
-/// arrived out of order are options of up to four blocks.
-const TCP_OPTION_RESERVE_BYTES: u32 = 36;
-/// The most slices in one write. A large FPDU takes two.
-const MAX_SLICES_PER_WRITE: usize = 256;
-/// The most slices that are filled in first, because filling in [`MAX_SLICES_PER_WRITE`] takes longer
-/// than sending a first_slices small FPDUs.
-const FEW_SLICES: usize = 4;
-/// The flag that keeps Linux from appending later bytes to this segment, even when it retransmits the
-/// segment. Linux accepts data that fits a segment as a fpdu_per_segment or not at all, unless the kernel runs
-/// out of memory.
-const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
-
 impl Socket {
+    /// Sets the options of a connected socket.
     pub(super) fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
         //= MPA-28
         stream.set_nodelay(true)?;
@@ -279,7 +280,7 @@ impl Socket {
 
     /// Writes the next bytes of `machine` in one system call and returns how many were written.
     pub(super) fn write_from(&self, machine: &Stream, fpdu_per_segment: bool) -> io::Result<usize> {
-        let mut first_slices = [IoSlice::new(&[]); FEW_SLICES];
+        let mut first_slices = [IoSlice::new(&[]); SMALL_WRITE_SLICES];
         let count = machine.transmit_slices(&mut first_slices);
         if count < first_slices.len() {
             return self.write(&first_slices[..count], fpdu_per_segment);
