@@ -150,6 +150,7 @@ impl AsRef<[u8]> for Loan {
 }
 
 impl Memory {
+    /// Returns the length of the buffer, in bytes.
     fn len(&self) -> usize {
         match self {
             Self::ReadOnly { buffer, .. } => buffer.len(),
@@ -173,8 +174,8 @@ impl MemoryTable {
     /// Registers `buffer`, so that the peer can access it as `access` permits.
     ///
     /// # Errors
-    /// Returns an error that holds the buffer if it has 4 GiB or more, or if the system has no random
-    /// numbers.
+    /// Returns an error that holds the buffer if it has 4 GiB or more, or if the system has no
+    /// random numbers.
     pub fn register(
         &mut self,
         buffer: BytesMut,
@@ -220,8 +221,8 @@ impl MemoryTable {
         })
     }
 
-    /// Ends a registration and returns the buffer. The access of the peer ends with this call, even if
-    /// the buffer is still in use.
+    /// Ends a registration and returns the buffer. The access of the peer ends with this call, even
+    /// if the buffer is still in use.
     ///
     /// # Errors
     /// Returns [`DeregisterError::InUse`] while slices from [`read`](Self::read) exist, and

@@ -39,8 +39,8 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// Returns the highest limits of a connection. The peer may lower them.
     fn limits(&self) -> Limits;
 
-    /// Returns whether this is iWARP, where SMB Direct announces the read depths in the private data
-    /// (section 6) because the provider may not negotiate them.
+    /// Returns whether this is iWARP, where SMB Direct announces the read depths in the private
+    /// data (section 6) because the provider may not negotiate them.
     fn is_iwarp(&self) -> bool {
         false
     }
@@ -146,18 +146,18 @@ pub trait QueuePair: Send + fmt::Debug {
     /// May panic if there is no [`room`](Self::room) for the work.
     fn post(&mut self, work: WorkRequest);
 
-    /// Hands queued work to the wire, as much as the wire takes. The context is woken when more of it
-    /// can be sent. Completions that this call causes do not wake the context: the caller polls for
-    /// them while [`has_completion`](Self::has_completion) is true.
+    /// Hands queued work to the wire, as much as the wire takes. The context is woken when more of
+    /// it can be sent. Completions that this call causes do not wake the context: the caller polls
+    /// for them while [`has_completion`](Self::has_completion) is true.
     fn flush(&mut self, context: &mut Context<'_>);
 
     /// Returns the next completion. If there is none, the context is woken when there is one. After
     /// [`Completion::Disconnected`] the result is always `Pending`.
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
 
-    /// Returns whether there may be a completion that does not wake the context. Posting, flushing or
-    /// disconnecting since [`poll_completion`](Self::poll_completion) was last `Pending` may have
-    /// caused one, or a poll may have received more than it has returned so far.
+    /// Returns whether there may be a completion that does not wake the context. Posting, flushing
+    /// or disconnecting since [`poll_completion`](Self::poll_completion) was last `Pending` may
+    /// have caused one, or a poll may have received more than it has returned so far.
     ///
     /// If the result is false, the caller need not poll. The result may be true without a cause, as
     /// it is in this default implementation.
@@ -165,24 +165,24 @@ pub trait QueuePair: Send + fmt::Debug {
         true
     }
 
-    /// Checks for new bytes or completions without registering a waker, for a caller that busy-polls
-    /// because a wake-up takes longer.
+    /// Checks for new bytes or completions without registering a waker, for a caller that
+    /// busy-polls because a wake-up takes longer.
     ///
     /// If the result is true, the caller polls next, which may still find nothing. If it is false,
-    /// there is nothing to poll for. A provider whose polls check anyway returns true, as this default
-    /// implementation does.
+    /// there is nothing to poll for. A provider whose polls check anyway returns true, as this
+    /// default implementation does.
     fn busy_poll(&mut self) -> bool {
         true
     }
 
-    /// Returns whether received payloads alias the sender's buffers (zero-copy), so that holding one
-    /// costs this end no memory.
+    /// Returns whether received payloads alias the sender's buffers (zero-copy), so that holding
+    /// one costs this end no memory.
     fn is_zero_copy(&self) -> bool {
         false
     }
 
-    /// Ends the connection, gracefully after the work that is already posted, or immediately. In both
-    /// cases completions follow, and [`Completion::Disconnected`] is the last.
+    /// Ends the connection, gracefully after the work that is already posted, or immediately. In
+    /// both cases completions follow, and [`Completion::Disconnected`] is the last.
     fn disconnect(&mut self, how: Teardown);
 
     /// Registers `buffer`, so that the peer of this connection can access it as `access` permits.

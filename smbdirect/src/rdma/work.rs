@@ -53,8 +53,8 @@ bitflags! {
 }
 
 /// A few bytes without an allocation: the header before a payload.
-// Moves of this struct load 8 or 16 bytes, and such a load stalls if it overlaps a recent store of fewer
-// bytes. So the length has 8 bytes, at a multiple of 8 on every target.
+// Moves of this struct load 8 or 16 bytes, and such a load stalls if it overlaps a recent store of
+// fewer bytes. So the length has 8 bytes, at a multiple of 8 on every target.
 #[derive(Clone, Copy)]
 #[repr(align(8))]
 pub struct Inline {
@@ -148,7 +148,8 @@ pub enum WorkRequest {
     },
     /// Sends `header` followed by `payload` as one message.
     Send {
-        /// The identifier, which [`Completion::Sent`] repeats, unless it repeats that of a later Send.
+        /// The identifier, which [`Completion::Sent`] repeats, unless it repeats that of a later
+        /// Send.
         id: WorkId,
         /// The first bytes of the message.
         header: Inline,
@@ -194,22 +195,23 @@ impl WorkRequest {
 /// Receives complete in the order in which they were posted. So do Sends among themselves, Reads
 /// among themselves and Writes among themselves. If several Sends finish together, the last of them
 /// may stand for all. When a connection ends, every outstanding request completes as
-/// [`Flushed`](Self::Flushed), and then [`Disconnected`](Self::Disconnected) is the last completion,
-/// exactly once.
-// With the fields in this order the message is at a multiple of 16 bytes from the start. Moves load 16
-// bytes, and such a load stalls if the bytes were not stored together.
+/// [`Flushed`](Self::Flushed), and then [`Disconnected`](Self::Disconnected) is the last
+/// completion, exactly once.
+// With the fields in this order the message is at a multiple of 16 bytes from the start. Moves load
+// 16 bytes, and such a load stalls if the bytes were not stored together.
 #[derive(Debug)]
 #[repr(u32)]
 pub enum Completion {
-    /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with the
-    /// other bytes. Only providers that receive the two separately return it. The other bytes are
-    /// not copied, unless the payload of the message begins in these first bytes.
+    /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with
+    /// the other bytes. Only providers that receive the two separately return it. The other bytes
+    /// are not copied, unless the payload of the message begins in these first bytes.
     Head(Inline),
     /// A message arrived and took the oldest posted receive.
     Received {
         /// The receive that the message took.
         id: WorkId,
-        /// The message, or the bytes after its head. It may share an allocation with other messages.
+        /// The message, or the bytes after its head. It may share an allocation with other
+        /// messages.
         message: Bytes,
         /// The token of this end that the message invalidated.
         invalidated: Option<Token>,

@@ -118,6 +118,7 @@ impl Tagged {
     /// The length on the wire, in bytes.
     pub const LENGTH: usize = 14;
 
+    /// Decodes the header.
     fn read(last: bool, bytes: &[u8; Self::LENGTH]) -> Self {
         Self {
             last,
@@ -142,6 +143,7 @@ impl Untagged {
     /// The length on the wire, in bytes.
     pub const LENGTH: usize = 18;
 
+    /// Decodes the header.
     fn read(last: bool, bytes: &[u8; Self::LENGTH]) -> Self {
         Self {
             last,

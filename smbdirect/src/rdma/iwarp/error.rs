@@ -150,8 +150,8 @@ impl StreamError {
         Some(TerminateCode::new(layer, error_type, error_code))
     }
 
-    /// Returns whether a Terminate with this code copies the headers of the offending segment, which
-    /// it does if both ends know their layout.
+    /// Returns whether a Terminate with this code copies the headers of the offending segment,
+    /// which it does if both ends know their layout.
     pub(super) const fn shows_headers(code: TerminateCode) -> bool {
         matches!(
             (code.layer, code.error_type, code.error_code),

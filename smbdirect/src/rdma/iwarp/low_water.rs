@@ -2,8 +2,8 @@
 //!
 //! Linux siw sends the data of a Read Response one TCP segment at a time, and a wake-up for each
 //! segment takes ten times the processor time of receiving it. So after several small wake-ups, and
-//! while the peer owes data of Reads, the reader sleeps until many bytes have arrived. It sleeps for
-//! [`MAX_SLEEP`] at most, so that a message between the data is delayed by no more than that.
+//! while the peer owes data of Reads, the reader sleeps until many bytes have arrived. It sleeps
+//! for [`MAX_SLEEP`] at most, so that a message between the data is delayed by no more than that.
 
 use std::time::Duration;
 
@@ -40,8 +40,8 @@ impl LowWater {
         self.mark
     }
 
-    /// Records a sleep, given the bytes `received` in total and the bytes `awaited` that are certain
-    /// to arrive. Returns whether bytes have arrived since the last sleep.
+    /// Records a sleep, given the bytes `received` in total and the bytes `awaited` that are
+    /// certain to arrive. Returns whether bytes have arrived since the last sleep.
     pub(super) fn record_sleep(&mut self, received: u64, awaited: usize) -> bool {
         let arrived = received - self.received;
         self.received = received;
@@ -69,7 +69,8 @@ impl LowWater {
 mod tests {
     use super::*;
 
-    /// Returns the mark after each wake-up, given its bytes and the bytes that are certain to arrive.
+    /// Returns the mark after each wake-up, given its bytes and the bytes that are certain to
+    /// arrive.
     fn marks(wake_ups: &[(u64, usize)]) -> Vec<usize> {
         let (mut low_water, mut received) = (LowWater::new(), 0);
         let sleep = |&(bytes, awaited)| {

@@ -11,9 +11,9 @@
 //!   TCP
 //! ```
 //!
-//! The peer may be this library, Linux siw or a network card with iWARP. The three codecs are public
-//! so that programs can decode captures with them. [`Stream`] is public for programs that have a
-//! transport of their own.
+//! The peer may be this library, Linux siw or a network card with iWARP. The three codecs are
+//! public so that programs can decode captures with them. [`Stream`] is public for programs that
+//! have a transport of their own.
 
 pub mod ddp;
 pub mod mpa;
@@ -29,6 +29,7 @@ mod low_water;
 mod outgoing;
 mod receive;
 mod receive_buffer;
+mod segments;
 #[cfg(feature = "tokio")]
 mod send_buffer;
 mod shared;

@@ -5,8 +5,8 @@
 //! FPDU:           ULPDU_Length (2) | ULPDU | PAD (0..3) | CRC (4)
 //! ```
 //!
-//! All fields except the CRC are big-endian. Markers are not supported: a Request that asks for them
-//! is refused.
+//! All fields except the CRC are big-endian. Markers are not supported: a Request that asks for
+//! them is refused.
 
 use bytes::{BufMut, Bytes};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -22,6 +22,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
+    /// Returns the key of the frame.
     const fn key(self) -> &'static [u8; 16] {
         match self {
             Self::Request => b"MPA ID Req Frame",
@@ -121,8 +122,9 @@ impl StartupFrame {
     /// [`encoded_length`](Self::encoded_length) bytes long.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not a frame of `kind`. A wrong key is reported at its first
-    /// wrong byte, so a peer of another protocol is recognised before a whole frame has arrived.
+    /// Returns an error if the bytes are not a frame of `kind`. A wrong key is reported at its
+    /// first wrong byte, so a peer of another protocol is recognised before a whole frame has
+    /// arrived.
     pub fn decode(kind: FrameKind, bytes: &[u8]) -> Result<Self, StartupError> {
         //= MPA-01
         //= MPA-09
@@ -181,8 +183,8 @@ impl StartupFrame {
     /// Appends the frame to `out`.
     ///
     /// # Panics
-    /// Panics if the private data is too long, or if a frame of another revision than 2 has enhanced
-    /// data.
+    /// Panics if the private data is too long, or if a frame of another revision than 2 has
+    /// enhanced data.
     pub fn encode(&self, out: &mut impl BufMut) {
         let private_length = self.encoded_length() - Self::HEADER_LENGTH;
         assert!(private_length <= usize::from(Self::MAX_PRIVATE_DATA));
@@ -211,6 +213,7 @@ impl Enhanced {
     /// The depth that means "not negotiated", which is also the greatest value of 14 bits.
     pub const NOT_NEGOTIATED: u16 = 0x3fff;
 
+    /// Decodes the four bytes.
     const fn decode([a, b, c, d]: [u8; 4]) -> Self {
         //= EST-01
         let (ird, ord) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
@@ -224,6 +227,7 @@ impl Enhanced {
         }
     }
 
+    /// Encodes the four bytes.
     fn encode(self) -> [u8; 4] {
         assert!(self.ird <= Self::NOT_NEGOTIATED && self.ord <= Self::NOT_NEGOTIATED);
         let flag = |set, bit| if set { bit } else { 0 };

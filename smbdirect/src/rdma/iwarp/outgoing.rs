@@ -21,8 +21,8 @@ pub(super) struct Outgoing {
     crc: bool,
     /// Whether each write is one FPDU.
     one_fpdu_a_write: bool,
-    /// The copied bytes are `staged[start..end]`. The bytes before them are sent, and the bytes after
-    /// them are free. The buffer is large only while bytes wait.
+    /// The copied bytes are `staged[start..end]`. The bytes before them are sent, and the bytes
+    /// after them are free. The buffer is large only while bytes wait.
     staged: BytesMut,
     /// The start of the copied bytes.
     start: usize,
@@ -46,7 +46,8 @@ pub(super) struct Outgoing {
 const COMPACTION_THRESHOLD_BYTES: usize = 128 * 1024;
 /// The size of the small buffer that a stream keeps from its first short FPDU on.
 const SMALL_BUFFER_BYTES: usize = 1024;
-/// The size of a staging buffer: the longest backlog, the sent bytes before compaction, and a reserve.
+/// The size of a staging buffer: the longest backlog, the sent bytes before compaction, and a
+/// reserve.
 const STAGING_CAPACITY: usize = 1280 * 1024;
 /// The step by which a staging buffer grows, in bytes.
 const GROWTH_BYTES: usize = 64 * 1024;
@@ -54,6 +55,7 @@ const GROWTH_BYTES: usize = 64 * 1024;
 static STAGING_BUFFERS: Pool = Pool::new(STAGING_CAPACITY, 8);
 
 impl Outgoing {
+    /// Creates a queue without FPDUs.
     pub(super) fn new(crc: bool, one_fpdu_a_write: bool) -> Self {
         Self {
             crc,

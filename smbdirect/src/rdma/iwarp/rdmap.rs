@@ -77,8 +77,8 @@ impl Opcode {
     /// Returns the opcode of a segment with this header.
     ///
     /// # Errors
-    /// Returns an error if the version is not 1, if the opcode is unknown, or if it does not match a
-    /// tagged or untagged segment.
+    /// Returns an error if the version is not 1, if the opcode is unknown, or if it does not match
+    /// a tagged or untagged segment.
     pub const fn of(header: &Header) -> Result<Self, RdmapError> {
         let (tagged, control) = match header {
             Header::Tagged(header) => (true, header.rdmap_control),
@@ -244,9 +244,9 @@ impl fmt::Display for TerminateCode {
 
 /// The payload of a Terminate, as it is on the wire.
 ///
-/// Linux siw writes the control word with its nibbles and bits swapped. So there are two readings of
-/// a code, and neither is reliable: this library reports a Terminate and ends the stream, but makes
-/// no decision based on its code.
+/// Linux siw writes the control word with its nibbles and bits swapped. So there are two readings
+/// of a code, and neither is reliable: this library reports a Terminate and ends the stream, but
+/// makes no decision based on its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
     /// The layer and error type, the error code, and flags for the copied headers.
@@ -260,8 +260,8 @@ impl Terminate {
     const DDP_HEADER_COPIED: u8 = 0x40;
     const RDMAP_HEADER_COPIED: u8 = 0x20;
 
-    /// Creates a Terminate with `code`. `offending` is the length of the offending ULPDU and at least
-    /// its headers, if the error was found in a segment.
+    /// Creates a Terminate with `code`. `offending` is the length of the offending ULPDU and at
+    /// least its headers, if the error was found in a segment.
     pub fn new(code: TerminateCode, offending: Option<(u16, &[u8])>) -> Self {
         //= RDMAP-19
         let mut control = [code.layer << 4 | code.error_type, code.error_code, 0, 0];

@@ -1,10 +1,10 @@
 //! The receiving direction of a stream: bytes from the socket become messages and placed data.
 //!
-//! Bytes are read in bulk into a block, and the complete FPDUs in it are checked. If a read returned
-//! many bytes, the messages are slices of the block. If it returned few, the bytes are copied to an
-//! arena first, so that a message which is kept for long keeps little other memory alive. If much of
-//! a tagged payload is still to be read, the next read goes directly to its destination, so that the
-//! kernel makes the only copy of those bytes.
+//! Bytes are read in bulk into a block, and the complete FPDUs in it are checked. If a read
+//! returned many bytes, the messages are slices of the block. If it returned few, the bytes are
+//! copied to an arena first, so that a message which is kept for long keeps little other memory
+//! alive. If much of a tagged payload is still to be read, the next read goes directly to its
+//! destination, so that the kernel makes the only copy of those bytes.
 //!
 //! A stream holds a block only while more bytes wait in it than an arena holds. So a few blocks,
 //! which stay in a cache, serve many streams.
@@ -64,6 +64,7 @@ struct Placing {
 }
 
 impl Receive {
+    /// Creates the receiving direction of a new stream.
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
             crc: config.crc,
@@ -113,7 +114,8 @@ impl Receive {
     /// and then the small read buffer or the block. The caller has
     /// [checked](Self::check_placement) the destination.
     pub(super) fn slices<'a>(&'a mut self, shared: &'a mut Shared) -> [&'a mut [u8]; 2] {
-        // The first bytes of an incomplete segment are in the block, and the next bytes follow them.
+        // The first bytes of an incomplete segment are in the block, and the next bytes follow
+        // them.
         self.reads_small &= self.placing.is_none() && self.start == self.end;
         if self.reads_small {
             self.small_read_buffer.resize(SMALL_READ_BUFFER, 0);
@@ -349,8 +351,8 @@ mod tests {
         receive.received(count, shared).unwrap();
     }
 
-    /// A stream that waits for the rest of an FPDU copies the bytes it has, so that few blocks serve
-    /// many connections.
+    /// A stream that waits for the rest of an FPDU copies the bytes it has, so that few blocks
+    /// serve many connections.
     #[test]
     fn an_incomplete_fpdu_holds_no_block() {
         let config = StreamConfig {

@@ -67,8 +67,8 @@ impl Block {
         Self::Remainder(rest)
     }
 
-    /// Returns a block that may be read into. The bytes `rest` of the current memory are moved to its
-    /// front.
+    /// Returns a block that may be read into. The bytes `rest` of the current memory are moved to
+    /// its front.
     pub(super) fn make_room(&mut self, rest: Range<usize>) -> &mut BytesMut {
         let owned = match mem::replace(self, Self::None) {
             Self::None => BLOCKS.take(),

@@ -8,8 +8,9 @@ use socket2::SockRef;
 /// operating system keeps until the peer acknowledges them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendBuffer {
-    /// The system's default, except for a peer with the same IP address, which mostly is on the same
-    /// machine: there the buffer is 1 MiB, because more bytes in flight cost time and gain nothing.
+    /// The system's default, except for a peer with the same IP address, which mostly is on the
+    /// same machine: there the buffer is 1 MiB, because more bytes in flight cost time and gain
+    /// nothing.
     ///
     /// Linux doubles the requested size. So 1 MiB is requested only where the buffer could grow
     /// beyond 2 MiB and a request of 1 MiB is permitted.
@@ -17,14 +18,15 @@ pub enum SendBuffer {
     Auto,
     /// The system's default. Linux lets it grow with the connection, up to several MiB.
     System,
-    /// This many bytes for the whole life of a connection. Linux doubles the value to account for its
-    /// own overhead, and limits it to `net.core.wmem_max`. If the system refuses, its default stays.
+    /// This many bytes for the whole life of a connection. Linux doubles the value to account for
+    /// its own overhead, and limits it to `net.core.wmem_max`. If the system refuses, its default
+    /// stays.
     Bytes(u32),
 }
 
 /// The send buffer towards a peer with the same IP address. With half as much, long messages wait.
-/// With the 4 MiB to which Linux grows the buffer, by its own count, RDMA Writes cost 18 to 29 % more
-/// if both ends share a core.
+/// With the 4 MiB to which Linux grows the buffer, by its own count, RDMA Writes cost 18 to 29 %
+/// more if both ends share a core.
 const SAME_HOST_BYTES: u32 = 1024 * 1024;
 
 /// The limits of the system on send buffers, in bytes; 0 if they are unknown.
@@ -110,7 +112,8 @@ mod tests {
             max_requested,
             max_grown,
         };
-        // The limits of Linux 6.18, of older kernels, of a system with small buffers, and unknown limits.
+        // The limits of Linux 6.18, of older kernels, of a system with small buffers, and unknown
+        // limits.
         let current = limits(4 * MIB, 4 * MIB);
         let older = limits(212_992, 4 * MIB);
         let small = limits(4 * MIB, 2 * MIB);

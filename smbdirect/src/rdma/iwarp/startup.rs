@@ -257,8 +257,8 @@ impl MpaPreferences {
     }
 }
 
-/// Returns the Reply that refuses a Request. `None` stands for a Request of revision 2 that could not
-/// be decoded.
+/// Returns the Reply that refuses a Request. `None` stands for a Request of revision 2 that could
+/// not be decoded.
 pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     //= MPA-11
     //= MPA-13
@@ -282,8 +282,8 @@ fn append_signature(private_data: &Bytes) -> Bytes {
     signed.freeze()
 }
 
-/// Splits the private data of a frame into that of the upper layer, and whether the signature of this
-/// library follows it.
+/// Splits the private data of a frame into that of the upper layer, and whether the signature of
+/// this library follows it.
 pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, bool) {
     let peer_is_smbdirect = frame.revision == 2 && frame.private_data.ends_with(&PEER_SIGNATURE);
     let length = frame.private_data.len()
@@ -384,7 +384,8 @@ mod tests {
             (false, true, false, Rtr::Write),
             (false, false, true, Rtr::Read),
             (true, false, true, Rtr::Read),
-            // The reply asks for a Write even if only a Send was offered, which few peers implement well.
+            // The reply asks for a Write even if only a Send was offered, which few peers implement
+            // well.
             (true, false, false, Rtr::Write),
         ] {
             let mut request = asked(8, 8);

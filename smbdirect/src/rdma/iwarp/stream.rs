@@ -49,8 +49,8 @@ pub struct Stream {
     reported: bool,
 }
 
-/// The most work requests that may be outstanding in each direction. It bounds the memory of a caller
-/// that posts and never polls.
+/// The most work requests that may be outstanding in each direction. It bounds the memory of a
+/// caller that posts and never polls.
 const MAX_QUEUE_ENTRIES: usize = 8192;
 
 impl Stream {
@@ -105,8 +105,8 @@ impl Stream {
     /// Queues `work`. [`prepare`](Self::prepare) makes the FPDUs that this call does not make.
     ///
     /// # Panics
-    /// Panics on a Read, a Write or a Send of 4 GiB or more, and on a Read if `max_outbound_reads` is
-    /// 0.
+    /// Panics on a Read, a Write or a Send of 4 GiB or more, and on a Read if `max_outbound_reads`
+    /// is 0.
     #[inline(always)]
     pub fn post(&mut self, work: WorkRequest) {
         if self.ended.is_some() || self.closing {
@@ -192,8 +192,8 @@ impl Stream {
         self.transmit.slices(slices)
     }
 
-    /// Returns whether this end is an initiator whose bytes are all sent, and no FPDU of the responder
-    /// has arrived yet.
+    /// Returns whether this end is an initiator whose bytes are all sent, and no FPDU of the
+    /// responder has arrived yet.
     pub fn is_unanswered(&self) -> bool {
         self.initiator
             && !self.closing

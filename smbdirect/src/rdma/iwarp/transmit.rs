@@ -1,17 +1,17 @@
 //! The sending direction of a stream: work and Read Responses become FPDUs, in order, and only as
 //! the socket needs them.
 
-use std::{collections::VecDeque, io::IoSlice, ops::Range};
+use std::{collections::VecDeque, io::IoSlice};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::{
     config::StreamConfig,
     ddp::{Tagged, Untagged},
     error::StreamError,
-    mpa::Fpdu,
     outgoing::Outgoing,
-    rdmap::{Opcode, QUEUE_READ_REQUEST, QUEUE_SEND, ReadRequest, Terminate},
+    rdmap::{Opcode, QUEUE_READ_REQUEST, ReadRequest, Terminate},
+    segments::Segments,
     shared::{Fault, InboundRead, OutboundRead, Shared},
     startup::Rtr,
 };
@@ -22,21 +22,18 @@ use crate::rdma::{
 
 /// The bytes that wait for the socket from which no more FPDUs are made.
 ///
-/// It is the most that one write takes, and it bounds the bytes that precede a Terminate and the time
-/// during which requests of the peer stay unread. Measured between two cores: RDMA Writes of 1 MiB
-/// were 1.5 times as fast with 1 MiB as with 256 KiB, and RDMA Reads of 64 KiB were 1.14 times as
-/// fast with 512 KiB as with 1 MiB.
+/// It is the most that one write takes, and it bounds the bytes that precede a Terminate and the
+/// time during which requests of the peer stay unread. Measured between two cores: RDMA Writes of 1
+/// MiB were 1.5 times as fast with 1 MiB as with 256 KiB, and RDMA Reads of 64 KiB were 1.14 times
+/// as fast with 512 KiB as with 1 MiB.
 const MAX_BACKLOG_BYTES: usize = 512 * 1024;
-/// The length from which payloads are shared instead of copied after their header: a slice of its
-/// own costs about as much as copying this many bytes.
-const COPY_THRESHOLD_BYTES: usize = 2048;
 
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmit {
     segments: Segments,
-    /// Whether work becomes FPDUs when it is posted. If each FPDU is one write, it does not, because
-    /// the longest FPDU is known only at the write.
+    /// Whether work becomes FPDUs when it is posted. If each FPDU is one write, it does not,
+    /// because the longest FPDU is known only at the write.
     frames_on_post: bool,
     /// Whether nothing may be sent yet, because the initiator's first FPDU has not arrived.
     held: bool,
@@ -53,14 +50,6 @@ pub(super) struct Transmit {
     finished: VecDeque<(u64, Finished)>,
     next_read_request: u32,
     next_sink_stag: u32,
-}
-
-/// Cuts messages into segments and frames them.
-#[derive(Debug)]
-struct Segments {
-    outgoing: Outgoing,
-    max_fpdu: usize,
-    next_send: u32,
 }
 
 /// A message that is being cut into segments.
@@ -88,6 +77,7 @@ enum Finished {
 }
 
 impl Finished {
+    /// Returns the record of a finished work request.
     const fn of(work: &WorkRequest) -> Self {
         let id = work.id();
         match work {
@@ -96,12 +86,14 @@ impl Finished {
         }
     }
 
+    /// Returns the identifier of the work request.
     const fn id(self) -> WorkId {
         match self {
             Self::Sent(id) | Self::Written(id) => id,
         }
     }
 
+    /// Returns the completion of the work request.
     const fn completion(self) -> Completion {
         match self {
             Self::Sent(id) => Completion::Sent { id },
@@ -115,6 +107,7 @@ impl Finished {
 const FIRST_SINK_STAG: u32 = 0x100;
 
 impl Transmit {
+    /// Creates the sending direction of a new stream.
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
             segments: Segments {
@@ -173,8 +166,8 @@ impl Transmit {
             .push_back((self.segments.outgoing.queued(), finished));
     }
 
-    /// Returns the number of work requests that are posted and not completed, except for Reads whose
-    /// request is sent.
+    /// Returns the number of work requests that are posted and not completed, except for Reads
+    /// whose request is sent.
     pub(super) fn outstanding(&self) -> usize {
         self.work.len() + self.finished.len()
     }
@@ -475,122 +468,6 @@ impl Transmit {
         }
         for work in std::mem::take(&mut self.work) {
             shared.flush_work(work);
-        }
-    }
-}
-
-impl Segments {
-    /// Makes the next FPDU of `work`. Returns how many of its bytes are in FPDUs then, or `None` if all
-    /// are.
-    fn push_work(&mut self, work: &WorkRequest, sent: u32) -> Option<u32> {
-        let begin = sent as usize;
-        match work {
-            WorkRequest::Send {
-                header: inline,
-                payload,
-                invalidate,
-                ..
-            } => {
-                let inline = inline.as_slice();
-                let split = inline.len();
-                let (end, rest) = self.cut(begin, split + payload.len(), Untagged::LENGTH);
-                let header = self.send_header(*invalidate, sent, rest.is_none());
-                let first = &inline[begin.min(split)..end.min(split)];
-                let range = begin.max(split) - split..end.max(split) - split;
-                self.push(&header.encode(), first, payload, range);
-                rest
-            }
-            WorkRequest::Write { data, to, .. } => {
-                let (end, rest) = self.cut(begin, data.len(), Tagged::LENGTH);
-                let header = Tagged {
-                    last: rest.is_none(),
-                    rdmap_control: Opcode::RdmaWrite.control(),
-                    stag: to.token.0,
-                    // If the address wraps, the peer refuses it.
-                    tagged_offset: to.offset.wrapping_add(u64::from(sent)),
-                };
-                let range = begin..end;
-                self.push(&header.encode(), &[], data, range);
-                rest
-            }
-            WorkRequest::Receive { .. } | WorkRequest::Read { .. } => {
-                unreachable!("only Sends and Writes are cut into segments")
-            }
-        }
-    }
-
-    /// Makes one FPDU of a Send that fits and is copied, as most do. Returns whether it did.
-    #[inline(always)]
-    fn try_push_short(&mut self, work: &WorkRequest) -> bool {
-        let WorkRequest::Send {
-            header: inline,
-            payload,
-            invalidate,
-            ..
-        } = work
-        else {
-            return false;
-        };
-        let inline = inline.as_slice();
-        let length = inline.len() + payload.len();
-        let is_short =
-            length <= self.capacity(Untagged::LENGTH) && payload.len() < COPY_THRESHOLD_BYTES;
-        if is_short {
-            let header = self.send_header(*invalidate, 0, true);
-            self.outgoing
-                .push_copied(&header.encode(), [inline, payload]);
-        }
-        is_short
-    }
-
-    /// Returns the header of the next segment of a Send.
-    fn send_header(&mut self, invalidate: Option<Token>, sent: u32, last: bool) -> Untagged {
-        let opcode = match invalidate {
-            Some(_) => Opcode::SendInvalidate,
-            None => Opcode::Send,
-        };
-        let message_sequence_number = self.next_send;
-        //= DDP-04
-        if last {
-            self.next_send = self.next_send.wrapping_add(1);
-        }
-        Untagged {
-            last,
-            rdmap_control: opcode.control(),
-            rsvd_ulp: invalidate.map_or(0, |token| token.0),
-            queue_number: QUEUE_SEND,
-            message_sequence_number,
-            message_offset: sent,
-        }
-    }
-
-    /// Returns the most payload bytes of an FPDU with a DDP header of `header_length` bytes.
-    const fn capacity(&self, header_length: usize) -> usize {
-        self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH
-    }
-
-    /// Returns where a segment ends that begins at `begin` in a message of `total` bytes. The second
-    /// value is the same position, or `None` if this is the last segment.
-    fn cut(&self, begin: usize, total: usize, header_length: usize) -> (usize, Option<u32>) {
-        let end = total.min(begin + self.capacity(header_length));
-        //= DDP-09
-        (end, (end < total).then_some(end as u32))
-    }
-
-    /// Makes one FPDU, whose payload is `first` and then the bytes `range` of `payload`.
-    fn push<const N: usize>(
-        &mut self,
-        header: &[u8; N],
-        first: &[u8],
-        payload: &Bytes,
-        range: Range<usize>,
-    ) {
-        //= PERF-02
-        if range.len() < COPY_THRESHOLD_BYTES {
-            self.outgoing.push_copied(header, [first, &payload[range]]);
-        } else {
-            self.outgoing
-                .push_shared(header, first, payload.slice(range));
         }
     }
 }

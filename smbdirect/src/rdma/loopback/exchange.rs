@@ -94,8 +94,8 @@ impl Pair {
         }
     }
 
-    /// Executes everything that `side` has posted, in order, so that the data of a Write is in place
-    /// before a later Send is received. Returns whether a message was delivered.
+    /// Executes everything that `side` has posted, in order, so that the data of a Write is in
+    /// place before a later Send is received. Returns whether a message was delivered.
     pub(super) fn execute(
         &mut self,
         side: usize,

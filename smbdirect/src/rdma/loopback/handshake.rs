@@ -143,8 +143,8 @@ impl Future for PendingConnect {
 impl Drop for PendingConnect {
     fn drop(&mut self) {
         let unread = mem::replace(&mut *lock(&self.0), Handshake::Over);
-        // An unread answer may hold a connection. Dropping it ends the connection, so the lock is not
-        // held here.
+        // An unread answer may hold a connection. Dropping it ends the connection, so the lock is
+        // not held here.
         drop(unread);
     }
 }
@@ -160,7 +160,8 @@ fn common_limits(own: Limits, peer: Limits) -> Limits {
     }
 }
 
-/// The most bytes of private data, as [`ConnectRequest`](crate::rdma::provider::ConnectRequest) documents.
+/// The most bytes of private data, as [`ConnectRequest`](crate::rdma::provider::ConnectRequest)
+/// documents.
 const MAX_PRIVATE_DATA: usize = 200;
 
 /// Returns an error if `data` is longer than a request or an answer may carry.

@@ -328,7 +328,8 @@ fn bytes_of(work: &WorkRequest) -> usize {
     }
 }
 
-/// Panics if `work` exceeds `limits`: the caller knows them, so this is a bug and not a fault of the peer.
+/// Panics if `work` exceeds `limits`: the caller knows them, so this is a bug and not a fault of
+/// the peer.
 fn check_against_limits(work: &WorkRequest, limits: &Limits) {
     let transfer = match work {
         WorkRequest::Receive { .. } => 0,

@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// What one end delivers to the other.
-// Three boxes rotate: one is filled, one is between the ends, and one is emptied. So the contents are
-// not moved, and neither end works in cache lines that the other needs.
+// Three boxes rotate: one is filled, one is between the ends, and one is emptied. So the contents
+// are not moved, and neither end works in cache lines that the other needs.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Messages, oldest first.
@@ -36,6 +36,7 @@ pub(super) struct Message {
 }
 
 impl Batch {
+    /// Returns whether there is nothing to deliver.
     pub(super) fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.receives.is_empty()
     }
@@ -127,14 +128,15 @@ pub(super) struct Staging {
 /// chunk which is soon used again is still in the cache of a core.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// The length from which a payload is handed over without a copy, because sharing it costs less than
-/// copying it.
+/// The length from which a payload is handed over without a copy, because sharing it costs less
+/// than copying it.
 pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = 2048;
 
 /// The chunks of all connections.
 static CHUNKS: Pool = Pool::new(CHUNK_BYTES, 64);
 
 impl Staging {
+    /// Returns whether there is nothing to flush.
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty() && self.work.is_empty()
     }

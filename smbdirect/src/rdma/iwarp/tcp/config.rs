@@ -94,6 +94,7 @@ impl Default for IwarpConfig {
 }
 
 impl IwarpConfig {
+    /// Returns the settings for the negotiation.
     pub(super) const fn preferences(&self) -> MpaPreferences {
         MpaPreferences {
             crc: self.crc,

@@ -27,6 +27,7 @@ pub(super) enum ConnectFailure {
 }
 
 impl ConnectFailure {
+    /// Returns the error for the caller.
     pub(super) fn into_error(self) -> ProviderError {
         let (Self::MaybeRevision(error) | Self::Other(error)) = self;
         error

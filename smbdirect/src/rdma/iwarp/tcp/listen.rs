@@ -150,6 +150,7 @@ struct PendingReply {
 }
 
 impl PendingReply {
+    /// Sends the Reply and returns the connection.
     async fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
         check_private_data(&answer.private_data)?;
         let socket = self.socket.take().expect("a peer is answered only once");

@@ -15,7 +15,8 @@ use super::config::IwarpConfig;
 /// Creates a listening socket. The sockets that it accepts inherit its congestion control.
 pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
     let socket = new_socket(address, config)?;
-    // As tokio's own listeners do, so that a restarted server can bind while old connections linger.
+    // As tokio's own listeners do, so that a restarted server can bind while old connections
+    // linger.
     #[cfg(not(windows))]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -35,9 +36,9 @@ pub(super) fn new_socket(address: SocketAddr, config: &IwarpConfig) -> io::Resul
     Ok(socket)
 }
 
-/// Sets the congestion control of a socket, preferably before it has a peer. A connection keeps some
-/// traits of the algorithm that it started with: Linux keeps pacing a connection that started with
-/// bbr, with a timer for every few segments.
+/// Sets the congestion control of a socket, preferably before it has a peer. A connection keeps
+/// some traits of the algorithm that it started with: Linux keeps pacing a connection that started
+/// with bbr, with a timer for every few segments.
 #[cfg(any(target_os = "linux", target_os = "freebsd"))]
 pub(super) fn set_congestion_control(socket: &impl AsFd, config: &IwarpConfig) -> io::Result<()> {
     let Some(algorithm) = &config.congestion_control else {

@@ -90,8 +90,8 @@ enum Closing {
 /// backlog of a stream. With `fpdu_per_segment` the size is read before each round of writes
 /// instead.
 const MSS_CHECK_INTERVAL_BYTES: u64 = 256 * 1024;
-/// How long to wait for an answer to the first FPDU before each startup probe. A healthy peer answers
-/// sooner, and a Linux server gives up after 5 seconds.
+/// How long to wait for an answer to the first FPDU before each startup probe. A healthy peer
+/// answers sooner, and a Linux server gives up after 5 seconds.
 const STARTUP_PROBE_DELAYS: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(150),
@@ -211,7 +211,8 @@ impl IwarpQueuePair {
         !self.probe_delays.is_empty() && self.machine.is_unanswered()
     }
 
-    /// Sends the startup probes that are due, so that a peer which overlooked the first FPDU finds it.
+    /// Sends the startup probes that are due, so that a peer which overlooked the first FPDU finds
+    /// it.
     #[cold]
     fn startup_probe(&mut self, context: &mut Context<'_>) {
         while let [after, later @ ..] = self.probe_delays
@@ -231,8 +232,8 @@ impl IwarpQueuePair {
         }
     }
 
-    /// Reads once, if the socket is ready or `skip_readiness_check` is set. Returns false if there was
-    /// nothing to read.
+    /// Reads once, if the socket is ready or `skip_readiness_check` is set. Returns false if there
+    /// was nothing to read.
     fn read(&mut self, context: &mut Context<'_>, skip_readiness_check: bool) -> bool {
         let Some(socket) = &self.socket else {
             return false;
@@ -297,6 +298,7 @@ impl IwarpQueuePair {
         }
     }
 
+    /// Handles the end of file of a read.
     #[cold]
     fn end_of_file(&mut self) {
         // If a write has failed with a reset, later reads report an end of file.
@@ -414,8 +416,8 @@ impl QueuePair for IwarpQueuePair {
                 continue;
             }
             if skip_readiness_check && self.broken_pipe.is_none() && self.closing == Closing::No {
-                // A busy-polling caller polls again. The waker was registered when a poll last found
-                // nothing, and if the task was woken since, it registers again.
+                // A busy-polling caller polls again. The waker was registered when a poll last
+                // found nothing, and if the task was woken since, it registers again.
                 return Poll::Pending;
             }
             if let Some(error) = self.broken_pipe.take() {

@@ -36,12 +36,12 @@ const MAX_DRAIN_READS: usize = 64;
 const TCP_OPTION_RESERVE_BYTES: u32 = 36;
 /// The most slices in one write. A large FPDU takes two.
 const MAX_SLICES_PER_WRITE: usize = 256;
-/// The number of slices that is tried first, because preparing [`MAX_SLICES_PER_WRITE`] slices takes
-/// longer than sending a few small FPDUs.
+/// The number of slices that is tried first, because preparing [`MAX_SLICES_PER_WRITE`] slices
+/// takes longer than sending a few small FPDUs.
 const SMALL_WRITE_SLICES: usize = 4;
-/// The flag that keeps Linux from appending later bytes to this segment, even when it retransmits the
-/// segment. Linux accepts data that fits a segment as a whole or not at all, unless the kernel runs
-/// out of memory.
+/// The flag that keeps Linux from appending later bytes to this segment, even when it retransmits
+/// the segment. Linux accepts data that fits a segment as a whole or not at all, unless the kernel
+/// runs out of memory.
 const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
 
 /// A TCP connection, its addresses and the observer of its bytes.
