@@ -274,7 +274,7 @@ async fn an_initiator_accepts_every_valid_reply() {
             ..plain_like(&plain)
         },
         Active {
-            what: "both blocks, the one of SMB Direct behind the enhanced one",
+            what: "both blocks, the one of SMB Direct after the enhanced one",
             reply: reply(S, 2, &[b"\0\x08\0\x08", DEPTHS]),
             reads: 8,
             told: DEPTHS,
@@ -784,7 +784,7 @@ async fn a_refused_peer_closes_first() {
             heard(&mut peer, reply(R, 1, &[]), "a refusal").await;
             if hangs_up {
                 let end = timeout(Duration::from_millis(100), peer.read_u8()).await;
-                assert!(end.is_err(), "it is for the peer to hang up: {end:?}");
+                assert!(end.is_err(), "the peer has to close first: {end:?}");
                 peer.shutdown().await.unwrap();
             }
             let end = within(peer.read(&mut [0])).await;

@@ -815,7 +815,7 @@ fn a_startup_probe_is_sent_only_to_a_silent_responder() {
         assert_eq!(one.is_unanswered(), ready_to_receive.is_some());
 
         one.post(send(3, &b"hello"[..]));
-        assert!(!one.is_unanswered(), "there is more to come anyway");
+        assert!(!one.is_unanswered(), "more bytes follow anyway");
         said.extend(take_all(&mut one));
         assert!(one.is_unanswered());
         one.startup_probe();
@@ -828,7 +828,10 @@ fn a_startup_probe_is_sent_only_to_a_silent_responder() {
         // The responder reports no completion for it.
         other.handle_bytes(&[said, startup_probe].concat());
         assert_eq!(words(&completions(&mut other)), ["received 2"]);
-        assert!(!other.is_unanswered(), "the initiator nudges");
+        assert!(
+            !other.is_unanswered(),
+            "only an initiator sends startup probes"
+        );
         other.post(send(4, &b"good day"[..]));
         exchange(&mut one, &mut other);
         assert_eq!(words(&completions(&mut one)), ["sent 3", "received 1"]);

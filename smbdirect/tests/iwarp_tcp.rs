@@ -348,7 +348,7 @@ async fn a_dropped_request_is_refused_and_the_listener_continues() {
     assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
 }
 
-/// Connects to a listener by hand and sends `bytes`.
+/// Connects to a listener with a plain TCP socket and sends `bytes`.
 async fn say(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -421,7 +421,7 @@ async fn bad_and_silent_peers_do_not_delay_others() {
         assert_eq!(reply.enhanced.is_some(), revision == 2);
     }
     // Two silent peers leave room for one more. Then all three have to time out.
-    let mut stuck = vec![say(address, b"").await, say(address, b"MPA ID").await];
+    let mut silent = vec![say(address, b"").await, say(address, b"MPA ID").await];
     let provider = Iwarp::default();
     for _ in 0..2 {
         let (one, other) = tokio::join!(provider.connect(request(address)), async {
@@ -429,9 +429,9 @@ async fn bad_and_silent_peers_do_not_delay_others() {
             (incoming.answer)(answer()).await
         });
         greet(&mut one.unwrap(), &mut other.unwrap()).await;
-        stuck.push(say(address, b"").await);
+        silent.push(say(address, b"").await);
     }
-    for mut stream in stuck {
+    for mut stream in silent {
         assert_eq!(rest(&mut stream).await, b"");
     }
 }
@@ -448,7 +448,7 @@ async fn half_open_peers_stay_within_the_limit() {
     })
     .await;
     let address = listener.local_address();
-    let mut stuck = say(address, b"MPA ID").await;
+    let mut silent = say(address, b"MPA ID").await;
     let mut good = say(
         address,
         &bytes_of(&StartupFrame::new(FrameKind::Request, 1)),
@@ -457,7 +457,7 @@ async fn half_open_peers_stay_within_the_limit() {
     // The second peer is not accepted before the first has timed out.
     tokio::select! {
         biased;
-        said = rest(&mut stuck) => assert_eq!(said, b""),
+        said = rest(&mut silent) => assert_eq!(said, b""),
         _ = incoming(&mut *listener) => panic!("two peers are half open"),
     }
     let second = incoming(&mut *listener).await;
@@ -540,13 +540,13 @@ async fn connect_to(
 #[tokio::test]
 async fn an_fpdu_in_the_segment_of_the_reply_is_received() {
     let (connected, mut peer) = connect_to(IwarpConfig::default(), |request| {
-        let hasty = fpdu(&[&untagged(Opcode::Send, 1), b"hasty"], false);
-        [bytes_of(&reply_of_siw(request)), hasty].concat()
+        let early = fpdu(&[&untagged(Opcode::Send, 1), b"early"], false);
+        [bytes_of(&reply_of_siw(request)), early].concat()
     })
     .await;
     let mut connected = connected.unwrap();
     assert_eq!(connected.queue_pair.limits().max_outbound_reads, 1);
-    assert_eq!(received(&mut connected).await, &b"hasty"[..]);
+    assert_eq!(received(&mut connected).await, &b"early"[..]);
     // The Reply asked for no RTR, so a Send is the first FPDU. CRCs are off.
     post(&mut connected, [send(2, &b"hello"[..])]);
     assert!(matches!(

@@ -438,7 +438,10 @@ impl End {
             if let Some(found) = find(self) {
                 break found;
             }
-            assert!(started.elapsed() < STEP_TIMEOUT, "looking takes too long");
+            assert!(
+                started.elapsed() < STEP_TIMEOUT,
+                "busy-polling takes too long"
+            );
         };
         // The waker is not called for other arrivals.
         self.woken.flag.store(true, Ordering::Release);
@@ -486,7 +489,7 @@ impl End {
         let is_message = matches!(completion, Completion::Received { .. });
         assert!(
             is_message || self.head.is_empty(),
-            "{completion:?} behind a head"
+            "{completion:?} after a head"
         );
         match completion {
             Completion::Head(head) => self.head = head,
@@ -519,7 +522,11 @@ impl End {
             Completion::Flushed { id, buffer } => {
                 let kind = self.outstanding.iter().position(|kind| kind.contains(&id));
                 let kind = kind.expect("the flushed request was outstanding");
-                assert_eq!(buffer.is_some(), kind == READ, "buffers of Reads come back");
+                assert_eq!(
+                    buffer.is_some(),
+                    kind == READ,
+                    "buffers of Reads are returned"
+                );
                 self.note_done(kind, id);
                 self.flushed.push((id, buffer));
             }
@@ -533,7 +540,7 @@ impl End {
 
     fn note_done(&mut self, kind: usize, id: WorkId) {
         let expected = self.outstanding[kind].pop_front();
-        assert_eq!(Some(id), expected, "completions of a kind come in order");
+        assert_eq!(Some(id), expected, "completions of a kind are in order");
         self.completed += 1;
     }
 }

@@ -255,7 +255,7 @@ pub(crate) async fn invalidation_of_an_unknown_token(fabric: &Fabric) {
 
 async fn invalidation_fails(pair: &mut Pair, token: Token) {
     if !pair.active.limits().send_with_invalidate || !pair.manners.rights_are_checked {
-        println!("skipped: nobody can invalidate, or nothing keeps a peer from it");
+        println!("skipped: invalidation is not supported, or is not restricted");
         return;
     }
     pair.active.send_parts(b"", Bytes::from("x"), Some(token));

@@ -32,6 +32,7 @@ pub(super) struct Batch {
 pub(super) struct Message {
     /// The length of a message that was copied, in bytes. `None` if its payload was not copied.
     length: Option<u32>,
+    /// The token that the message invalidates.
     invalidated: Option<Token>,
 }
 
@@ -98,7 +99,7 @@ impl Batch {
     }
 }
 
-/// Moves the contents of `from` to the end of `to`. Neither queue gives up its memory.
+/// Moves the contents of `from` to the end of `to`. The two queues may exchange their memory.
 fn append<T>(to: &mut VecDeque<T>, from: &mut VecDeque<T>) {
     if to.is_empty() {
         mem::swap(to, from);
