@@ -53,7 +53,7 @@ impl SharedPair {
                 Ok(pair) => return pair,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => {
-                    (0..SPIN_HINTS_PER_ATTEMPT).for_each(|_| spin_loop())
+                    (0..SPIN_HINTS_PER_ATTEMPT).for_each(|_| spin_loop());
                 }
             }
         }
