@@ -4,9 +4,13 @@
 default:
     @just --list
 
-# Everything that a change has to pass
-gate:
-    .ci/run
+# Everything that a change has to pass; `just gate --install` installs missing tools
+gate *arguments:
+    .ci/run {{arguments}}
+
+# Format, lints, unit tests and the house tests
+quick:
+    .ci/run quick
 
 # All tests; with arguments, those of `cargo test`, as in `just test -p smbdirect --lib credits`
 test *arguments="--workspace":
@@ -29,6 +33,7 @@ interop *cases:
 
 # Fuzz one target: `just fuzz wire_decode`
 fuzz target seconds="60":
+    cargo run -p smbdirect-fuzz --example corpora -- unpack {{target}}
     cargo fuzz run -s none --features libfuzzer {{target}} -- -max_total_time={{seconds}}
 
 # Write docs/compliance.md and the committed instruction counts again
