@@ -1,4 +1,4 @@
-//! Packs the corpora into a file each, which is what git has, and unpacks them for cargo-fuzz.
+//! Packs each corpus into one file, as git holds it, and unpacks it for cargo-fuzz.
 //!
 //! ```sh
 //! cargo run -p smbdirect-fuzz --example corpora -- unpack rdmap_stream   # corpus/rdmap_stream/*
@@ -6,7 +6,7 @@
 //! cargo run -p smbdirect-fuzz --example corpora -- pack rdmap_stream     # corpus/rdmap_stream.tar.gz
 //! ```
 //!
-//! Without a target it does all of them. To pack the same inputs gives the same file.
+//! Without a target it processes all of them. Packing the same inputs gives the same file.
 
 use std::{
     env, fs,
@@ -40,7 +40,7 @@ fn main() -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The names of all targets that have a corpus, packed or not.
+/// Returns the names of all targets that have a corpus, packed or not.
 fn all(corpus: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(corpus)? {
@@ -53,7 +53,8 @@ fn all(corpus: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Writes the files of a folder into an archive. A folder that does not exist leaves it as it is.
+/// Writes the files of a folder into an archive. If the folder does not exist, the archive is not
+/// changed.
 fn pack(folder: &Path, archive: &Path) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Ok(());
@@ -62,7 +63,7 @@ fn pack(folder: &Path, archive: &Path) -> io::Result<()> {
         .map(|entry| Ok(entry?.path()))
         .collect::<io::Result<_>>()?;
     paths.sort();
-    // A time in the header would differ each time.
+    // Without a time in the header the archive is reproducible.
     let packed = GzBuilder::new()
         .mtime(0)
         .write(File::create(archive)?, Compression::best());

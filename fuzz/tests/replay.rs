@@ -1,4 +1,4 @@
-//! Every input of the corpora, and every one that once found something, through its target.
+//! Runs every input of the corpora and of the regressions through its target.
 
 mod common;
 

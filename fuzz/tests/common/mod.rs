@@ -1,4 +1,4 @@
-//! Targets by name, and their inputs.
+//! Looks up targets by name, and reads their inputs.
 
 use std::{
     fs,
@@ -10,10 +10,10 @@ use std::{
 
 use flate2::read::GzDecoder;
 
-/// What runs an input.
+/// A function that runs an input.
 pub(crate) type Run = fn(&[u8]);
 
-/// The target of this name.
+/// Returns the target of this name.
 pub(crate) fn target(name: &str) -> Run {
     match name {
         "capture_reader" => smbdirect_fuzz::capture_reader,
@@ -31,7 +31,7 @@ pub(crate) fn target(name: &str) -> Run {
     }
 }
 
-/// The folder of a target in `kind`: corpus, regressions or artifacts.
+/// Returns the path of a target in `kind`: corpus, regressions or artifacts.
 pub(crate) fn folder(kind: &str, target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join(kind)
@@ -40,13 +40,13 @@ pub(crate) fn folder(kind: &str, target: &str) -> PathBuf {
 
 /// An input of a target.
 pub(crate) struct Input {
-    /// Where it is, for messages.
+    /// The name of its file, for messages.
     pub(crate) name: String,
-    /// Its bytes.
+    /// The bytes of the input.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The packed corpus of a target, in the same order everywhere.
+/// Reads the packed corpus of a target, in the same order on every machine.
 pub(crate) fn corpus(target: &str) -> Vec<Input> {
     let path = folder("corpus", &format!("{target}.tar.gz"));
     let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -63,7 +63,7 @@ pub(crate) fn corpus(target: &str) -> Vec<Input> {
     corpus
 }
 
-/// The inputs that once made a target fail, in the same order everywhere.
+/// Reads the inputs that once made a target fail, in the same order on every machine.
 pub(crate) fn regressions(target: &str) -> Vec<Input> {
     let Ok(entries) = fs::read_dir(folder("regressions", target)) else {
         return Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn regressions(target: &str) -> Vec<Input> {
     paths.into_iter().map(read).collect()
 }
 
-/// Something that may panic, and what to do if it does.
+/// Calls its function if the scope ends by a panic.
 pub(crate) struct Attempt<F: Fn()>(F);
 
 impl<F: Fn()> Attempt<F> {
