@@ -202,7 +202,9 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     let is_test = |file| name.ends_with(file);
-    let mut in_tests = !name.contains("/src/") || ["/tests.rs", "/model.rs"].iter().any(is_test);
+    let mut in_tests = !name.contains("/src/")
+        || name.contains("/tests/")
+        || ["/tests.rs", "/model.rs"].iter().any(is_test);
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     for (at, line) in lines.iter().enumerate() {
         in_tests |= *line == "#[cfg(test)]";

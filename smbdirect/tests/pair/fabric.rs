@@ -1,12 +1,12 @@
 //! Two real engines on a simulated RDMA fabric with virtual time.
 //!
-//! The fabric is reliable and in order in each direction, as RDMA is. Its faults are those that
-//! RDMA has: completions that are late, queues that are short, receives that are withheld by a
-//! slow consumer, and a connection that breaks at any operation. What RDMA does not forgive is
-//! not forgiven here: a Send that finds no receive, or one too short, fails the test.
+//! The fabric is reliable and in order in each direction, as RDMA is. Its faults are those of RDMA:
+//! late completions, short queues, a slow consumer that withholds receives, and a connection that
+//! breaks at any operation. A Send that finds no receive, or one that is too short, breaks an RDMA
+//! connection; here it fails the test.
 //!
-//! All is decided by a seed. [`Pair::step`] moves time to the next thing that happens, does it,
-//! has both engines work, and calls [`Pair::check`].
+//! A seed determines every run. [`Pair::step`] advances the time to the next happening, performs
+//! it, polls both engines for work, and calls [`Pair::check`].
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -28,13 +28,13 @@ use smbdirect::{
     wire::{DataTransfer, Flags, NegotiateResponse},
 };
 
-/// Time that [`Pair::drive`] waits for a timer before it calls the pair quiet; longer than the
-/// delay of the first grant, shorter than every timer of the specification.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Steps after which a pair that should fall silent has not.
-const TOO_MANY_STEPS: usize = 300_000;
+/// Longest time to the next happening for which [`Pair::drive`] goes on. It is longer than the
+/// delay of the first grant and shorter than every timer of the specification.
+const QUIET_AFTER: Duration = Duration::from_millis(100);
+/// Largest number of steps until a pair has to be quiet.
+const MAX_STEPS: usize = 300_000;
 
-/// What a seed decides.
+/// A random number generator with a seed.
 #[derive(Debug)]
 pub(crate) struct Random(fastrand::Rng);
 
@@ -47,7 +47,7 @@ impl Random {
         self.0.u64(..)
     }
 
-    /// From 0 to `most`.
+    /// Returns a number from 0 to `most`.
     pub(crate) fn up_to(&mut self, most: u64) -> u64 {
         self.0.u64(..=most)
     }
@@ -56,7 +56,7 @@ impl Random {
         self.0.u64(least..=most)
     }
 
-    /// True once in `n` times.
+    /// Returns true with probability 1 in `n`.
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
         self.0.u64(..n) == 0
     }
@@ -85,24 +85,24 @@ impl Who {
     }
 }
 
-/// What the fabric does to the two.
+/// The delays, limits and faults of the fabric.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
-    /// Longest way from one end to the other, in microseconds; drawn anew for each packet.
+    /// Largest latency of a packet in microseconds; each packet has a random latency up to it.
     pub(crate) latency: u64,
-    /// Longest delay of a completion in each queue: Sent, Received, Read, Written.
+    /// Largest delay of a completion in each queue: Sent, Received, Read, Written.
     pub(crate) completion_delay: [u64; 4],
-    /// Sends, Reads and Writes that may be posted at once.
+    /// Largest number of outstanding Sends, Reads and Writes.
     pub(crate) send_queue: usize,
-    /// Receives that may be posted at once.
+    /// Largest number of posted receives.
     pub(crate) receive_queue: usize,
-    /// Now and then an engine finds less room than there is.
+    /// At random, an engine is offered less room than there is.
     pub(crate) lean_rooms: bool,
-    /// Now and then an engine is not asked for work until a little later.
+    /// At random, an engine is polled for work later.
     pub(crate) lazy: bool,
-    /// From when to when an end posts no receives, for nobody takes its messages.
+    /// The period in which an end posts no receives, because its consumer takes no messages.
     pub(crate) withheld: [Option<(Duration, Duration)>; 2],
-    /// The connection breaks when so much work has been posted.
+    /// The number of posted work requests at which the connection breaks.
     pub(crate) kill_at: Option<u64>,
     pub(crate) outbound_reads: u32,
     pub(crate) max_transfer: u32,
@@ -127,7 +127,7 @@ impl Default for Faults {
     }
 }
 
-/// What travels.
+/// A packet between the two ends.
 #[derive(Debug)]
 enum Packet {
     Send {
@@ -151,66 +151,67 @@ enum Packet {
 enum Happening {
     Arrival(Who, Packet),
     Completion(Who, Completion),
-    /// An engine is asked for work again.
+    /// An engine is polled for work again.
     Turn(Who),
 }
 
-/// A message that the peer's upper layer is to see.
+/// A message that the peer's upper layer shall receive.
 #[derive(Debug)]
 struct Expected {
     id: MessageId,
-    /// What has not been received of it.
+    /// The bytes that have not been received.
     content: Bytes,
     length: usize,
     token: Option<Token>,
-    /// What the peer's upper layer is to find in its memory when it has the message.
+    /// The writes that have to be in the peer's memory when it receives the message.
     writes: Vec<(RemoteAddress, Bytes)>,
     sent: bool,
 }
 
 impl Expected {
-    /// An empty message without a token is nothing to the peer's upper layer.
+    /// Returns whether the peer's upper layer does not see the message: it is empty and has no
+    /// token.
     fn is_unseen(&self, honoured: bool) -> bool {
         self.length == 0 && self.token.filter(|_| honoured).is_none()
     }
 }
 
-/// One end: its engine, its half of the queue pair, and what it knows to be true.
+/// One end: its engine, its half of the queue pair, and the expected state.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) engine: Connection,
     pub(crate) settings: Settings,
     pub(crate) memory: MemoryTable,
     receives: VecDeque<(WorkId, u32)>,
-    /// Sends, Reads and Writes that have not completed.
+    /// Number of Sends, Reads and Writes that have not completed.
     work: VecDeque<WorkId>,
     reads: VecDeque<(WorkId, BytesMut)>,
-    /// When the last packet to this end arrives.
+    /// Arrival time of the last packet to this end.
     last_arrival: Instant,
-    /// When the last completion of each kind comes.
+    /// Time of the last completion of each kind.
     last_completion: [Instant; 4],
-    /// Completions of Sends that are on their way.
+    /// Completions of Sends that have not been delivered.
     sends_to_complete: usize,
     disconnected: bool,
-    /// The negotiate message is out.
+    /// The negotiate message has been sent.
     negotiated: bool,
-    /// Credits by what was said on the wire and received; one for the negotiate message.
+    /// Credits of this end by the received messages; the negotiate message counts as one.
     held: u32,
-    /// Credits that messages on their way to this end, or in its completion queue, bring.
+    /// Credits in messages that are in flight to this end or in its completion queue.
     coming: u32,
-    /// Messages on their way from this end that have not taken a receive.
+    /// Messages of this end in flight that have not used a receive.
     under_way: u32,
-    /// Bytes of a message that its segments still have to bring.
+    /// Bytes of the current message that have not been sent.
     wire_remaining: u32,
-    /// The message under way has carried its token.
+    /// The current message has carried its token.
     wire_token: bool,
-    /// Writes started since the last message, which are to be in place before the next.
+    /// Writes started since the last message, which have to be in place before the next one.
     writes: Vec<(RemoteAddress, Bytes)>,
-    /// Messages this end sends, not yet received whole by the other.
+    /// Messages of this end that the other has not received completely.
     expected: VecDeque<Expected>,
     received: usize,
     next_id: u64,
-    /// Sent messages of which MessageSent was told.
+    /// Messages for which MessageSent was reported.
     pub(crate) messages_sent: usize,
     pub(crate) messages_received: usize,
     pub(crate) transfers: HashMap<u64, Transfer>,
@@ -218,17 +219,17 @@ pub(crate) struct End {
     pub(crate) keepalives_answered: usize,
     pub(crate) invalidated: Vec<Token>,
     pub(crate) closed: Option<ConnectionError>,
-    /// Data Transfers posted, and those of them without a payload.
+    /// Number of Data Transfers posted, and of those without a payload.
     pub(crate) data_transfers: usize,
     pub(crate) empty: usize,
     pub(crate) grants: Vec<u16>,
-    /// Most receives that were ever posted.
+    /// Largest number of receives that were posted at a time.
     pub(crate) most_receives: usize,
-    /// Most reads that were ever outstanding.
+    /// Largest number of reads that were outstanding at a time.
     pub(crate) most_reads: usize,
 }
 
-/// A read or write that was started.
+/// A read or write that has been started.
 #[derive(Debug)]
 pub(crate) enum Transfer {
     Read(Bytes),
@@ -244,15 +245,15 @@ pub(crate) struct Pair {
     random: Random,
     schedule: BTreeMap<(Instant, u64), Happening>,
     next_happening: u64,
-    /// Work requests posted so far.
+    /// Number of work requests posted so far.
     pub(crate) operations: u64,
     broken: bool,
-    /// An end was told nonsense: the rules of the upper layers hold no more.
+    /// An end has received an invalid message, so the checks of the upper layers are off.
     garbled: bool,
-    /// Nothing arrives any more, and nobody is told.
+    /// No packet arrives any more, and no end is informed.
     silent: bool,
     steps: usize,
-    /// Messages and the end, in order, for tests about order.
+    /// Messages and the end, in order, for tests of their order.
     pub(crate) story: Vec<String>,
 }
 
@@ -324,7 +325,7 @@ impl End {
         self.engine.negotiated().is_some()
     }
 
-    /// Forgets messages at the head that are sent and that nobody will ever see.
+    /// Removes sent messages at the head that the peer's upper layer does not see.
     fn drop_unseen(&mut self, honoured: bool) {
         while self
             .expected
@@ -335,13 +336,13 @@ impl End {
         }
     }
 
-    /// Whether nothing was asked for that is not done.
+    /// Returns whether all work of this end is complete.
     fn is_content(&self) -> bool {
         self.expected.is_empty() && self.transfers.is_empty() && self.engine.queued_messages() == 0
     }
 }
 
-/// Bytes that tell one message, and one place in it, from another.
+/// Returns bytes that differ between messages and between places in a message.
 pub(crate) fn content(id: u64, length: usize) -> Bytes {
     let mut bytes = Vec::with_capacity(length + 8);
     let mut word = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -353,7 +354,7 @@ pub(crate) fn content(id: u64, length: usize) -> Bytes {
     bytes.into()
 }
 
-/// Where the bytes of a write go.
+/// Returns the places in memory of the bytes of a write.
 fn places(
     descriptors: &[BufferDescriptorV1],
     mut offset: u64,
@@ -375,9 +376,9 @@ fn places(
     places
 }
 
-// What tests do.
+// The operations for tests.
 impl Pair {
-    /// Two ends whose RDMA connection is there and who have said nothing yet.
+    /// Returns two ends with an RDMA connection that have not sent a message yet.
     pub(crate) fn new(seed: u64, active: Settings, passive: Settings, faults: Faults) -> Self {
         let now = Instant::now();
         let mut pair = Self {
@@ -409,7 +410,7 @@ impl Pair {
         pair
     }
 
-    /// The same, negotiated and at rest.
+    /// Returns two ends that have negotiated and are idle.
     pub(crate) fn established(
         seed: u64,
         active: Settings,
@@ -442,7 +443,7 @@ impl Pair {
         Who::BOTH.iter().all(|&who| self.end(who).is_established())
     }
 
-    /// Hands a message of `length` bytes to an engine. It leaves with the next step.
+    /// Submits a message of `length` bytes to an engine, which sends it in the next step.
     pub(crate) fn send(&mut self, who: Who, length: usize) {
         self.send_invalidating(who, length, None);
     }
@@ -488,7 +489,7 @@ impl Pair {
         }
     }
 
-    /// Starts a read at `who`; `expected` is what it is to find.
+    /// Starts a read at `who`, which shall return `expected`.
     pub(crate) fn read(
         &mut self,
         who: Who,
@@ -549,26 +550,26 @@ impl Pair {
         self.turn(who);
     }
 
-    /// From now on an end posts no receives, until `duration` has passed.
+    /// Keeps an end from posting receives for `duration`.
     pub(crate) fn withhold_receives(&mut self, who: Who, duration: Duration) {
         let from = self.now - self.start;
         self.faults.withheld[who as usize] = Some((from, from + duration));
     }
 
-    /// The network between the two is gone.
+    /// Breaks the network, which both providers notice.
     pub(crate) fn kill(&mut self) {
         self.cut();
         self.lose();
     }
 
-    /// What travels is lost; completions that are already in a queue stay there.
+    /// Drops all packets; completions that are in a queue stay there.
     fn cut(&mut self) {
         self.broken = true;
         self.schedule
             .retain(|_, happening| !matches!(happening, Happening::Arrival(..)));
     }
 
-    /// Both providers notice.
+    /// Reports the broken network to both engines.
     fn lose(&mut self) {
         for who in Who::BOTH {
             let error = ProviderError::new(ProviderErrorKind::Reset, "the network is gone");
@@ -576,12 +577,12 @@ impl Pair {
         }
     }
 
-    /// From now on nothing arrives, and nobody is told.
+    /// Drops all packets from now on, and no provider notices.
     pub(crate) fn fall_silent(&mut self) {
         self.silent = true;
     }
 
-    /// `who` hears something that no engine says, and then the network is gone.
+    /// Delivers to `who` a message that no engine sends, and then breaks the network.
     pub(crate) fn inject(&mut self, who: Who, message: Bytes) {
         let now = self.now;
         self.cut();
@@ -601,23 +602,23 @@ impl Pair {
         self.lose();
     }
 
-    /// Runs until nothing moves, or only timers of seconds run, and asserts that nobody waits
-    /// for anything then.
+    /// Runs until the pair is quiet, or only long timers run, and asserts that all work is
+    /// complete.
     pub(crate) fn drive(&mut self) {
         self.run();
         self.assert_content();
     }
 
-    /// Runs until nothing moves.
+    /// Runs until the pair is quiet.
     pub(crate) fn run(&mut self) {
         while let Some(next) = self.next_time()
-            && (!self.schedule.is_empty() || next <= self.now + PATIENCE)
+            && (!self.schedule.is_empty() || next <= self.now + QUIET_AFTER)
         {
             self.step();
         }
     }
 
-    /// Runs for so long.
+    /// Runs for `duration`.
     pub(crate) fn advance(&mut self, duration: Duration) {
         let end = self.now + duration;
         while let Some(next) = self.next_time()
@@ -628,7 +629,7 @@ impl Pair {
         self.now = end;
     }
 
-    /// Nobody waits for anything: the liveness of the protocol.
+    /// Asserts that all work is complete, which is the liveness of the protocol.
     pub(crate) fn assert_content(&self) {
         for who in Who::BOTH {
             let end = self.end(who);
@@ -637,7 +638,7 @@ impl Pair {
         }
     }
 
-    /// Whatever happened, all that was lent out is back.
+    /// Asserts that every buffer and transfer has been returned.
     pub(crate) fn assert_all_returned(&self) {
         for who in Who::BOTH {
             let end = self.end(who);
@@ -654,7 +655,7 @@ impl Pair {
         }
     }
 
-    /// Ends the connection from `who` and sees everything come back.
+    /// Closes the connection at `who` and asserts that every buffer is returned.
     pub(crate) fn finish(&mut self, who: Who) {
         self.close(who);
         self.run();
@@ -663,7 +664,7 @@ impl Pair {
     }
 }
 
-// How it works.
+// The simulation.
 impl Pair {
     fn limits(&self) -> Limits {
         Limits {
@@ -686,10 +687,10 @@ impl Pair {
             .map(|next| next.max(self.now))
     }
 
-    /// Does the next thing.
+    /// Performs the next happening.
     pub(crate) fn step(&mut self) {
         self.steps += 1;
-        assert!(self.steps < TOO_MANY_STEPS, "it never ends\n{self:?}");
+        assert!(self.steps < MAX_STEPS, "it never ends\n{self:?}");
         let Some(now) = self.next_time() else { return };
         self.now = now;
         let scheduled = self.schedule.first_key_value().map(|(&(at, _), _)| at);
@@ -711,7 +712,7 @@ impl Pair {
         self.check();
     }
 
-    /// Whatever is true after every step.
+    /// Asserts the invariants that hold after every step.
     fn check(&self) {
         for who in Who::BOTH {
             let (end, peer) = (self.end(who), self.end(who.peer()));
@@ -719,13 +720,13 @@ impl Pair {
             if self.broken || over(end) || over(peer) {
                 continue;
             }
-            // A credit has a receive behind it, wherever the credit is.
+            // Every credit has a posted receive, wherever the credit is.
             let out = peer.held + peer.coming + peer.under_way;
             assert!(
                 end.receives.len() >= out as usize,
                 "{who:?} posted fewer receives than its peer has credits\n{self:?}"
             );
-            // The engine and the wire agree.
+            // The counts of the engine match the messages on the wire.
             if end.is_established() {
                 let credits = end.engine.credits();
                 assert_eq!(
@@ -733,7 +734,8 @@ impl Pair {
                     end.held,
                     "{who:?}\n{self:?}"
                 );
-                // The last credit's one beyond the limit, and beyond the doubled token.
+                // The rule of the last credit allows one more than the limit, or than the two
+                // credits that return a single one.
                 let most = u32::from(credits.receive_credit_max).max(2) + 1;
                 assert!(u32::from(credits.granted) <= most, "{who:?}\n{self:?}");
             }
@@ -756,7 +758,7 @@ impl Pair {
         self.later(Duration::ZERO, Happening::Turn(who));
     }
 
-    /// Puts a packet on the way to `who`, behind all others.
+    /// Queues a packet to `who` after all others.
     fn transmit(&mut self, who: Who, packet: Packet) {
         if self.broken || self.silent {
             return;
@@ -769,7 +771,7 @@ impl Pair {
         self.at(when, Happening::Arrival(who, packet));
     }
 
-    /// Puts a completion into a queue, behind all others of its kind.
+    /// Queues a completion after all others of its kind.
     fn finish_work(&mut self, who: Who, completion: Completion) {
         let queue = match completion {
             Completion::Sent { .. } => 0,
@@ -785,7 +787,7 @@ impl Pair {
         self.at(when, Happening::Completion(who, completion));
     }
 
-    /// The room an engine is told of.
+    /// Returns the room that an engine is offered.
     fn room(&mut self, who: Who) -> Room {
         let end = self.end(who);
         let mut room = Room {
@@ -806,7 +808,7 @@ impl Pair {
             room.receives = 0;
             let until = self.start + to;
             let turn_is_due = |happening: &Happening| matches!(happening, Happening::Turn(whose) if *whose == who);
-            let range = self.schedule.range((until, 0)..(until + PATIENCE, 0));
+            let range = self.schedule.range((until, 0)..(until + QUIET_AFTER, 0));
             if !range
                 .into_iter()
                 .any(|(_, happening)| turn_is_due(happening))
@@ -817,7 +819,7 @@ impl Pair {
         room
     }
 
-    /// An engine says what happened and posts what it wants.
+    /// Takes the events of an engine and posts its work.
     fn work(&mut self, who: Who) {
         if self.faults.lazy && self.end(who).is_established() && self.random.one_in(4) {
             let delay = Duration::from_micros(self.random.up_to(50));
@@ -862,7 +864,7 @@ impl Pair {
             } => {
                 let message = [header.as_slice(), &payload].concat().into();
                 self.end_mut(who).work.push_back(id);
-                self.look_at(who, &message, invalidate.is_some());
+                self.inspect(who, &message, invalidate.is_some());
                 let packet = Packet::Send {
                     message,
                     invalidate,
@@ -896,8 +898,8 @@ impl Pair {
         }
     }
 
-    /// Reads a message as it leaves `who`, as a capture would, and holds it to the rules.
-    fn look_at(&mut self, who: Who, message: &Bytes, invalidates: bool) {
+    /// Decodes a message that `who` sends, as a capture would, and checks it against the rules.
+    fn inspect(&mut self, who: Who, message: &Bytes, invalidates: bool) {
         if self.broken {
             return;
         }
@@ -1006,13 +1008,13 @@ impl Pair {
         }
     }
 
-    /// One end's provider ends the connection because of what came from the other.
+    /// Ends the connection at one end because of a message of the other.
     fn break_off(&mut self, who: Who, how: Disconnect) {
         self.transmit(who.peer(), Packet::End(how.clone()));
         self.disconnect(who, how);
     }
 
-    /// The connection is over for `who`: behind what is in its queues all else comes back.
+    /// Ends the connection for `who`: after the entries of its queues, all other work is flushed.
     fn disconnect(&mut self, who: Who, how: Disconnect) {
         if std::mem::replace(&mut self.end_mut(who).disconnected, true) {
             return;
@@ -1037,7 +1039,7 @@ impl Pair {
                 let end = self.end_mut(who);
                 end.sends_to_complete -= 1;
                 if end.sends_to_complete > 0 && is_unheard {
-                    // The next tells of this one too.
+                    // The next completion covers this Send too.
                     return;
                 }
                 end.work.retain(|work| work.0 & 3 != id.0 & 3 || work > id);
@@ -1049,7 +1051,7 @@ impl Pair {
         }
         let engine = &mut self.end_mut(who).engine;
         match completion {
-            // Some messages come in two pieces.
+            // Some messages are delivered in two pieces.
             Completion::Received {
                 id,
                 mut message,
@@ -1113,11 +1115,12 @@ impl Pair {
                 } => self.transferred(who, id, buffer, completed),
                 Event::KeepaliveAnswered => self.end_mut(who).keepalives_answered += 1,
                 Event::Closed(error) => self.closed(who, error),
+                event => panic!("the fabric does not know {event:?}"),
             }
         }
     }
 
-    /// A segment reached the upper layer of `who`: whole, in order, exactly once.
+    /// Checks a segment that reached the upper layer of `who`: complete, in order, exactly once.
     fn deliver(&mut self, who: Who, payload: &[u8], remaining: u32, invalidated: Option<Token>) {
         if self.garbled {
             return;
@@ -1144,7 +1147,7 @@ impl Pair {
         sender.drop_unseen(honoured);
         let end = self.end_mut(who);
         for (to, data) in writes {
-            // Memory that was taken back since is nobody's business.
+            // Memory that has been deregistered since is not checked.
             if let Ok(place) = end.memory.write(to, data.len() as u32) {
                 assert_eq!(*place, data[..], "message {id:?} overtook a write");
             }
@@ -1197,7 +1200,7 @@ impl Pair {
         self.tell(who, how, id);
     }
 
-    /// An engine is done; its provider ends the connection as its driver would have it.
+    /// Disconnects the queue pair of an engine that has ended, as the driver would.
     fn closed(&mut self, who: Who, error: ConnectionError) {
         let graceful = matches!(
             error,
@@ -1220,7 +1223,7 @@ impl Pair {
     }
 }
 
-/// The reason that everybody has for a connection closed by `who`.
+/// Returns the error of both ends for a connection closed by `who`.
 pub(crate) fn closed_by(who: Who, seen_from: Who) -> ConnectionError {
     ConnectionError::Closed(if who == seen_from {
         Initiator::Local
@@ -1229,7 +1232,7 @@ pub(crate) fn closed_by(who: Who, seen_from: Who) -> ConnectionError {
     })
 }
 
-/// Settings that differ from Windows' in their credits only.
+/// Returns settings that differ from those of Windows only in the credits.
 pub(crate) fn credits(send_credit_target: u16, receive_credit_max: u16) -> Settings {
     Settings {
         send_credit_target,
@@ -1238,7 +1241,7 @@ pub(crate) fn credits(send_credit_target: u16, receive_credit_max: u16) -> Setti
     }
 }
 
-/// As many credits both ways.
+/// Returns settings with the same number of credits in both directions.
 pub(crate) fn same_credits(number: u16) -> Settings {
     credits(number, number)
 }
