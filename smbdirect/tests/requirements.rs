@@ -213,7 +213,7 @@ fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
         };
         if let Some(id) = id.strip_suffix(" test") {
             assert!(
-                stands_above_a_function(&lines[at + 1..]),
+                stands_above_a_function_or_row(&lines[at + 1..]),
                 "{name}: {id} test"
             );
             let cited = citations.entry(id.to_owned()).or_default();
@@ -226,12 +226,13 @@ fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     }
 }
 
-/// Comments and attributes aside, the next thing is a function.
-fn stands_above_a_function(lines: &[&str]) -> bool {
+/// Returns whether the next line, apart from comments and attributes, begins a function or a row of
+/// a table.
+fn stands_above_a_function_or_row(lines: &[&str]) -> bool {
     let mut lines = lines.iter();
     lines
         .find(|line| !line.starts_with("//") && !line.starts_with("#["))
-        .is_some_and(|line| line.contains("fn "))
+        .is_some_and(|line| line.contains("fn ") || line.starts_with(['(', '[', '&']))
 }
 
 /// What is wrong, all of it at once.

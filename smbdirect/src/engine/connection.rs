@@ -370,6 +370,16 @@ impl Connection {
         }
     }
 
+    /// Returns the oldest event that has not been taken.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
     /// Records that `poll_work` had room for a request and none to return.
     fn mark_idle(&mut self) -> Option<WorkRequest> {
         self.idle = !self.wants_receives();
@@ -380,16 +390,6 @@ impl Connection {
     #[inline]
     const fn touch(&mut self) {
         self.idle = false;
-    }
-
-    /// Returns the oldest event that has not been taken.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    /// Returns when to call [`handle_timeout`](Self::handle_timeout).
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.next()
     }
 
     /// Returns the next number in the common sequence of messages and RDMA Writes.

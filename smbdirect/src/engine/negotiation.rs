@@ -481,18 +481,13 @@ mod tests {
         assert_eq!(response.max_fragmented_size, 1 << 20);
     }
 
-    //= SMBD-3.1.5.7-02 test
-    //= SMBD-3.1.5.7-03 test
-    //= SMBD-3.1.5.7-04 test
-    //= SMBD-3.1.5.7-05 test
-    //= SMBD-3.1.5.7-06 test
-    //= SMBD-3.1.5.7-07 test
     //= SMBD-3.1.5.7-08 test
     //= SMBD-3.1.5.7-09 test
     #[test]
     fn each_field_of_a_response_is_checked() {
         let config = windows();
         let broken = [
+            //= SMBD-3.1.5.7-02 test
             (
                 NegotiateResponse {
                     negotiated_version: 0x0101,
@@ -500,6 +495,7 @@ mod tests {
                 },
                 Violation::NegotiatedVersion(0x0101),
             ),
+            //= SMBD-3.1.5.7-03 test
             (
                 NegotiateResponse {
                     max_receive_size: 127,
@@ -507,6 +503,7 @@ mod tests {
                 },
                 Violation::ResponseMaxReceiveSize(127),
             ),
+            //= SMBD-3.1.5.7-04 test
             (
                 NegotiateResponse {
                     max_fragmented_size: 131_071,
@@ -514,6 +511,7 @@ mod tests {
                 },
                 Violation::ResponseMaxFragmentedSize(131_071),
             ),
+            //= SMBD-3.1.5.7-05 test
             (
                 NegotiateResponse {
                     credits_granted: 0,
@@ -521,6 +519,7 @@ mod tests {
                 },
                 Violation::ResponseWithoutCreditsGranted,
             ),
+            //= SMBD-3.1.5.7-06 test
             (
                 NegotiateResponse {
                     credits_requested: 0,
@@ -528,6 +527,7 @@ mod tests {
                 },
                 Violation::ResponseWithoutCreditsRequested,
             ),
+            //= SMBD-3.1.5.7-07 test
             (
                 NegotiateResponse {
                     preferred_send_size: 8193,

@@ -569,7 +569,7 @@ fn empty_messages_before_the_answer() {
 #[test]
 fn credits_that_overflow() {
     let (initiator, mut script, _) = session(Errand::Send);
-    // The script does not need receives for these credits, because the initiator cannot use them.
+    // The script posts no receives for these credits, because the initiator ends the connection.
     script.overgrant(65_535);
     terminated(script, initiator, "CreditsGranted 65535 on top of");
 }

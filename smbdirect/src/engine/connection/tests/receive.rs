@@ -1,10 +1,5 @@
 use super::*;
 
-//= SMBD-3.1.5.8-01 test
-//= SMBD-3.1.5.8-02 test
-//= SMBD-3.1.5.8-03 test
-//= SMBD-3.1.5.8-04 test
-//= SMBD-3.1.5.8-05 test
 #[test]
 fn each_rule_for_a_single_message_is_checked() {
     let with = |change: fn(&mut DataTransfer)| {
@@ -29,15 +24,18 @@ fn each_rule_for_a_single_message_is_checked() {
         max_fragmented_size: 131_072,
     };
     for (message, violation) in [
+        //= SMBD-3.1.5.8-01 test
         (vec![], Violation::DataTransferTooShort { length: 0 }),
         (
             with(|_| {})[..19].to_vec(),
             Violation::DataTransferTooShort { length: 19 },
         ),
+        //= SMBD-3.1.5.8-02 test
         (
             with(|header| header.credits_requested = 0),
             Violation::WithoutCreditsRequested,
         ),
+        //= SMBD-3.1.5.8-03 test
         (
             with(|header| header.data_offset = 23),
             Violation::DataOffsetAlignment(23),
@@ -46,12 +44,14 @@ fn each_rule_for_a_single_message_is_checked() {
             with(|header| header.data_offset = 25),
             Violation::DataOffsetAlignment(25),
         ),
+        //= SMBD-3.1.5.8-04 test
         (with(|header| header.data_offset = 32), beyond(32, 4, 28)),
         (with(|header| header.data_length = 5), beyond(24, 5, 28)),
         (
             with(|header| header.data_length = u32::MAX),
             beyond(24, u32::MAX, 28),
         ),
+        //= SMBD-3.1.5.8-05 test
         (
             with(|header| header.remaining_data_length = 131_069),
             above(4, 131_069),
