@@ -79,7 +79,7 @@ pub struct Connection {
     /// The initiator's first grant waits for a message to carry it.
     holds_first_grant: bool,
     /// The last queued segment shall ask the peer for an answer.
-    asks_behind_queue: bool,
+    ask_after_queue: bool,
     /// `poll_work` had room and nothing to return, and no input since can have changed that.
     idle: bool,
     statistics: Statistics,
@@ -188,7 +188,7 @@ impl Connection {
             closing: false,
             flushing: false,
             holds_first_grant: false,
-            asks_behind_queue: false,
+            ask_after_queue: false,
             idle: false,
             statistics: Statistics::default(),
             log: Log::new(),

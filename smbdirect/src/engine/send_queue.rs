@@ -22,7 +22,7 @@ pub(super) struct SendQueue {
 struct Queued {
     id: MessageId,
     /// The part of the message that has not been sent.
-    rest: Message,
+    unsent: Message,
     invalidate: Option<Token>,
     /// Its number in the common sequence of messages and RDMA Writes.
     sequence: u64,
@@ -50,7 +50,7 @@ impl SendQueue {
         //= SMBD-3.1.5.1-02
         self.messages.push_back(Queued {
             id,
-            rest: message,
+            unsent: message,
             invalidate,
             sequence,
         });
@@ -79,19 +79,19 @@ impl SendQueue {
         //= SMBD-3.1.5.4-04
         //= SMBD-3.1.5.4-11
         let head = self.messages.front_mut()?;
-        if head.rest.len() <= max_payload {
+        if head.unsent.len() <= max_payload {
             let last = self.messages.pop_front()?;
             return Some(Segment {
-                payload: last.rest.into_bytes(),
+                payload: last.unsent.into_bytes(),
                 remaining: 0,
                 invalidate: last.invalidate,
                 completes: Some(last.id),
             });
         }
         Some(Segment {
-            payload: head.rest.copy_to_bytes(max_payload),
+            payload: head.unsent.copy_to_bytes(max_payload),
             //= SMBD-3.1.5.4-07
-            remaining: head.rest.len() as u32,
+            remaining: head.unsent.len() as u32,
             //= SMBD-3.1.5.4-09
             invalidate: head.invalidate.take(),
             completes: None,

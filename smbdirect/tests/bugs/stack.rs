@@ -346,8 +346,8 @@ enum End {
     BothDrop,
 }
 
-/// Starts work of every kind in both directions, takes no messages, yields `turns` times, and ends the
-/// connection. Asserts that all work is returned once, in time, and that every call reports the
+/// Starts work of every kind in both directions, takes no messages, yields `turns` times, and ends
+/// the connection. Asserts that all work is returned once, in time, and that every call reports the
 /// reason.
 async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: usize) {
     let impatient = Settings {

@@ -109,7 +109,7 @@ impl Real {
                         .push_back([header.as_slice(), &payload[..]].concat());
                     self.engine.handle_completion(now, Completion::Sent { id });
                 }
-                other => panic!("nobody asked for {other:?}"),
+                other => panic!("unexpected work: {other:?}"),
             }
         }
         while let Some(event) = self.engine.poll_event() {

@@ -294,7 +294,7 @@ impl Peer {
                 self.engine
                     .handle_completion(self.now, Completion::Sent { id });
             }
-            other => panic!("nobody asked for {other:?}"),
+            other => panic!("unexpected work: {other:?}"),
         }
     }
 

@@ -478,7 +478,11 @@ impl Script {
             self.asked = false;
             assert_eq!(header.data_offset, DataTransfer::PAYLOAD_OFFSET);
             assert_eq!(bytes[20..24], [0; 4], "padding");
-            assert_eq!(bytes.len(), header.payload().end, "nothing behind");
+            assert_eq!(
+                bytes.len(),
+                header.payload().end,
+                "no bytes after the payload"
+            );
             let left = header.data_length + header.remaining_data_length;
             assert!(
                 self.remaining == 0 || left == self.remaining,

@@ -38,12 +38,12 @@ impl Connection {
     /// message asks: unlike [`prompt_keepalive`](Self::prompt_keepalive) this call sends no message
     /// itself.
     pub fn prompt_answer(&mut self) {
-        self.asks_behind_queue = true;
+        self.ask_after_queue = true;
     }
 
     /// Returns whether a keepalive is unanswered or about to be sent.
     pub fn awaits_answer(&self) -> bool {
-        self.asks_behind_queue || self.keepalive_requested != KeepaliveRequested::None
+        self.ask_after_queue || self.keepalive_requested != KeepaliveRequested::None
     }
 
     /// Restarts the idle timer: every message, even an invalid one, shows that the peer is alive.

@@ -147,9 +147,9 @@ impl Connection {
             true => self.send_queue.cut(max_payload),
             false => None,
         };
-        if self.asks_behind_queue && self.send_queue.is_empty() {
+        if self.ask_after_queue && self.send_queue.is_empty() {
             cold_path();
-            self.asks_behind_queue = false;
+            self.ask_after_queue = false;
             self.keepalive_requested.ask();
         }
         //= SMBD-3.1.5.1-07

@@ -84,7 +84,7 @@ fn snapshot(engine: &Connection) -> Connection {
         closing,
         flushing,
         holds_first_grant,
-        asks_behind_queue,
+        ask_after_queue,
         idle,
         statistics,
         log,
@@ -111,7 +111,7 @@ fn snapshot(engine: &Connection) -> Connection {
         closing: *closing,
         flushing: *flushing,
         holds_first_grant: *holds_first_grant,
-        asks_behind_queue: *asks_behind_queue,
+        ask_after_queue: *ask_after_queue,
         idle: *idle,
         statistics: *statistics,
         log: log.clone(),
@@ -143,7 +143,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         closing,
         flushing,
         holds_first_grant,
-        asks_behind_queue,
+        ask_after_queue,
         idle,
         statistics,
         log: _,
@@ -163,7 +163,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
     (send_immediate, reassembly, keepalive_requested).hash(state);
     Timer::ALL.map(|timer| timers.is_running(timer)).hash(state);
     (in_flight, closing, flushing, holds_first_grant).hash(state);
-    (asks_behind_queue, idle).hash(state);
+    (ask_after_queue, idle).hash(state);
     (statistics.receives_outstanding, statistics.work_outstanding).hash(state);
 }
 

@@ -220,7 +220,7 @@ impl State {
                     self.post(who, message, sabotage);
                 }
                 WorkRequest::Read { .. } | WorkRequest::Write { .. } => {
-                    unreachable!("nobody asks for transfers here")
+                    unreachable!("the model starts no transfers")
                 }
             }
         }
@@ -285,7 +285,7 @@ impl State {
                 }
             }
             Event::Negotiated(_) | Event::KeepaliveAnswered => {}
-            Event::TransferDone { .. } => unreachable!("nobody asks for transfers here"),
+            Event::TransferDone { .. } => unreachable!("the model starts no transfers"),
         }
     }
 

@@ -12,7 +12,7 @@ fn queued_messages_are_dropped_when_the_connection_ends() {
     assert!(!message.is_unique(), "the rest of it waits");
     bench.disconnect(Disconnect::Remote);
     assert_eq!(bench.engine.queued_messages(), 0);
-    assert!(message.is_unique(), "nobody holds on to it");
+    assert!(message.is_unique(), "the engine has dropped it");
 }
 
 fn closed() -> ConnectionError {
@@ -133,7 +133,7 @@ fn every_buffer_is_returned_after_the_reason() {
     bench.write(5, 70);
     bench.work();
     bench.flush();
-    assert!(bench.events().is_empty(), "nobody knows why yet");
+    assert!(bench.events().is_empty(), "the reason is not known yet");
     bench.complete(Completion::Disconnected(Disconnect::Remote));
     let mut lengths = Vec::new();
     for (at, event) in bench.events().into_iter().enumerate() {

@@ -203,7 +203,7 @@ fn the_status_of_a_refusal_is_reported() {
     }));
     bench.ended(ConnectionError::Refused(status));
     let mut bench = Bench::new(credits(10, 10), Connection::active);
-    let error = ProviderError::new(ProviderErrorKind::Refused, "nobody listens");
+    let error = ProviderError::new(ProviderErrorKind::Refused, "connection refused");
     bench.disconnect(Disconnect::Broken(error.clone()));
     bench.ended(error);
 }
