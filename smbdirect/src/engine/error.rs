@@ -317,4 +317,13 @@ mod tests {
             assert_eq!((error.kind(), error.to_string()), (kind, words));
         }
     }
+
+    #[test]
+    fn the_text_of_an_error_contains_its_cause_and_the_chain_does_not_repeat_it() {
+        use std::error::Error as _;
+        let violation = Violation::WithoutCredit;
+        let error = ConnectionError::from(violation);
+        assert!(error.to_string().contains(&violation.to_string()));
+        assert!(error.source().is_none());
+    }
 }

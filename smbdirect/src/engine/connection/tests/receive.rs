@@ -1,18 +1,20 @@
 use super::*;
 
+/// Returns a segment of four bytes whose header `change` has altered.
+fn with(change: fn(&mut DataTransfer)) -> Vec<u8> {
+    let mut header = segment(1, 4, 0);
+    change(&mut header);
+    let mut bytes = vec![0; 28];
+    bytes[0..2].copy_from_slice(&header.credits_requested.to_le_bytes());
+    bytes[2..4].copy_from_slice(&header.credits_granted.to_le_bytes());
+    bytes[8..12].copy_from_slice(&header.remaining_data_length.to_le_bytes());
+    bytes[12..16].copy_from_slice(&header.data_offset.to_le_bytes());
+    bytes[16..20].copy_from_slice(&header.data_length.to_le_bytes());
+    bytes
+}
+
 #[test]
 fn each_rule_for_a_single_message_is_checked() {
-    let with = |change: fn(&mut DataTransfer)| {
-        let mut header = segment(1, 4, 0);
-        change(&mut header);
-        let mut bytes = vec![0; 28];
-        bytes[0..2].copy_from_slice(&header.credits_requested.to_le_bytes());
-        bytes[2..4].copy_from_slice(&header.credits_granted.to_le_bytes());
-        bytes[8..12].copy_from_slice(&header.remaining_data_length.to_le_bytes());
-        bytes[12..16].copy_from_slice(&header.data_offset.to_le_bytes());
-        bytes[16..20].copy_from_slice(&header.data_length.to_le_bytes());
-        bytes
-    };
     let beyond = |data_offset, data_length, length| Violation::DataBeyondMessage {
         data_offset,
         data_length,
