@@ -124,6 +124,10 @@ impl Pool {
     }
 }
 
+mod part_list;
+
+pub(crate) use part_list::PartList;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -202,7 +202,9 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     let is_test = |file| name.ends_with(file);
-    let mut in_tests = !name.contains("/src/") || ["/tests.rs", "/model.rs"].iter().any(is_test);
+    let mut in_tests = !name.contains("/src/")
+        || name.contains("/tests/")
+        || ["/tests.rs", "/model.rs"].iter().any(is_test);
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     for (at, line) in lines.iter().enumerate() {
         in_tests |= *line == "#[cfg(test)]";
@@ -211,7 +213,7 @@ fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
         };
         if let Some(id) = id.strip_suffix(" test") {
             assert!(
-                stands_above_a_function(&lines[at + 1..]),
+                stands_above_a_function_or_row(&lines[at + 1..]),
                 "{name}: {id} test"
             );
             let cited = citations.entry(id.to_owned()).or_default();
@@ -224,12 +226,13 @@ fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     }
 }
 
-/// Comments and attributes aside, the next thing is a function.
-fn stands_above_a_function(lines: &[&str]) -> bool {
+/// Returns whether the next line, apart from comments and attributes, begins a function or a row of
+/// a table.
+fn stands_above_a_function_or_row(lines: &[&str]) -> bool {
     let mut lines = lines.iter();
     lines
         .find(|line| !line.starts_with("//") && !line.starts_with("#["))
-        .is_some_and(|line| line.contains("fn "))
+        .is_some_and(|line| line.contains("fn ") || line.starts_with(['(', '[', '&']))
 }
 
 /// What is wrong, all of it at once.

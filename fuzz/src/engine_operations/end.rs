@@ -436,6 +436,7 @@ impl End {
                     self.closed = Some(error);
                 }
                 Event::TransferDone { .. } => unreachable!("it was taken above"),
+                _ => unreachable!("the engine has no other events: {event:?}"),
             }
         }
         // Whoever has no events left was told of every segment.
