@@ -12,8 +12,8 @@ use smbdirect::{
         provider::Provider,
     },
     tdi::{
-        Answer, Inbound, IndicationFlags, Outbound, Outlook, ReceiveEvent, ReceiveSettings,
-        RequestId, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
+        Answer, Inbound, IndicationFlags, Outbound, ReceiveEvent, ReceiveSettings, RequestId,
+        SendAvailability, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
     },
 };
 use tokio::time::{Duration, timeout};
@@ -56,7 +56,7 @@ fn providers() -> [Arc<dyn Provider>; 2] {
 async fn send_all(connection: &Connection, outbound: &mut Outbound) {
     loop {
         connection.ready().await.unwrap();
-        let Some(tsdu) = outbound.poll_tsdu(Outlook::default()) else {
+        let Some(tsdu) = outbound.poll_tsdu(SendAvailability::default()) else {
             return;
         };
         connection.send(tsdu.message).unwrap().await.unwrap();

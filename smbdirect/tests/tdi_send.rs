@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use smbdirect::{
     Message, Token,
     tdi::{
-        Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, Outlook, RequestId,
+        Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, RequestId, SendAvailability,
         SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
     },
 };
@@ -68,7 +68,7 @@ impl Sends {
     }
 
     fn next(&mut self) -> Option<OutboundTsdu> {
-        self.outbound.poll_tsdu(Outlook::default())
+        self.outbound.poll_tsdu(SendAvailability::default())
     }
 
     /// Hands over what there is, and has all of it sent.
@@ -220,21 +220,21 @@ fn partial_sends_are_one_tsdu() {
 //= TDI-SEND-13 test
 #[test]
 fn no_response_expected_changes_nothing_but_the_prompt() {
-    let low = Outlook {
+    let low = SendAvailability {
         send_credits: 3,
         low_credits: 2,
         segment_payload: 4,
         response_pending: false,
     };
-    let plenty = Outlook {
+    let plenty = SendAvailability {
         send_credits: 9,
         ..low
     };
-    let pending = Outlook {
+    let pending = SendAvailability {
         response_pending: true,
         ..low
     };
-    for (policy, outlook, prompts) in [
+    for (policy, availability, prompts) in [
         (NoResponse::Ignore, low, false),
         (NoResponse::WhenLowOnCredits, low, true),
         (NoResponse::WhenLowOnCredits, plenty, false),
@@ -250,8 +250,11 @@ fn no_response_expected_changes_nothing_but_the_prompt() {
             });
             assert_eq!(sends.send("ab", P | N), taken(2));
             assert_eq!(sends.send("cd", flags), None);
-            let tsdu = sends.outbound.poll_tsdu(outlook).unwrap();
-            assert_eq!(tsdu.prompt, prompts, "{policy:?} {outlook:?} {flags:?}");
+            let tsdu = sends.outbound.poll_tsdu(availability).unwrap();
+            assert_eq!(
+                tsdu.prompt, prompts,
+                "{policy:?} {availability:?} {flags:?}"
+            );
             assert_eq!(text(tsdu.message), "abcd");
             sends.outbound.tsdu_sent();
             assert_eq!(sends.done(), [(2, SUCCESS, 2)]);
@@ -261,11 +264,11 @@ fn no_response_expected_changes_nothing_but_the_prompt() {
     for (data, credits, prompts) in [("12345678", 4, true), ("1234", 4, false), ("1234", 1, true)] {
         let mut sends = Sends::new();
         sends.send(data, N);
-        let outlook = Outlook {
+        let availability = SendAvailability {
             send_credits: credits,
             ..low
         };
-        let tsdu = sends.outbound.poll_tsdu(outlook).unwrap();
+        let tsdu = sends.outbound.poll_tsdu(availability).unwrap();
         assert_eq!(tsdu.prompt, prompts, "{data} {credits}");
     }
 }

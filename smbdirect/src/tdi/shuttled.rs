@@ -26,7 +26,7 @@ use bytes::Bytes;
 use shuttle::{future::block_on, sync::Arc, thread};
 
 use self::sends::{SendNews, Sends};
-use super::{Outbound, Outlook, RequestId, SendFlags, SendRequest, SendSettings, Status};
+use super::{Outbound, RequestId, SendAvailability, SendFlags, SendRequest, SendSettings, Status};
 
 /// TSDUs of 4 bytes, a buffer of 8.
 fn sends() -> Sends {
@@ -71,7 +71,7 @@ fn task(sends: &Sends, count: usize) -> usize {
             assert!(matches!(news, SendNews::SendPossible(1..)), "{news:?}");
             told += 1;
         }
-        if let Some(_tsdu) = sends.poll_tsdu(Outlook::default()) {
+        if let Some(_tsdu) = sends.poll_tsdu(SendAvailability::default()) {
             sends.tsdu_sent();
             sent += 1;
             context.waker().wake_by_ref();

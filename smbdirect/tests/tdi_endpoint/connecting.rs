@@ -272,7 +272,7 @@ async fn requests_at_the_wrong_time_say_why(provider: Arc<dyn Provider>) {
             let disconnect = within(endpoint.disconnect(flags, None)).await;
             assert_eq!(disconnect, Err(Status::INVALID_CONNECTION));
         }
-        assert_eq!(endpoint.poke(), Err(Status::INVALID_CONNECTION));
+        assert_eq!(endpoint.force_send(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.resume(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.max_tsdu(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.query_connection(), Err(Status::INVALID_CONNECTION));

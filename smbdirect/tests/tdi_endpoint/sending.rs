@@ -590,7 +590,7 @@ async fn signs_of_life_never_cut_a_message(provider: Arc<dyn Provider>) {
             .result()
             .unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
-        ends.here.poke().unwrap();
+        ends.here.force_send().unwrap();
         let rest = ends.here.send(data.slice(40_000..), PLAIN | HINT);
         assert_eq!(ends.arrived().await, data);
         assert_eq!(sizes(rest).await, (Status::SUCCESS, 60_000));
@@ -603,7 +603,7 @@ async fn poking_brings_credits(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let here = ends.here.connection().unwrap();
     let before = here.stats().empty_sent;
-    ends.here.poke().unwrap();
+    ends.here.force_send().unwrap();
     within(async {
         while here.stats().empty_sent == before {
             tokio::task::yield_now().await;
