@@ -45,8 +45,8 @@ impl<C: EndpointContext> Endpoint<C> {
 
     /// Returns a sink that sends each item as one TSDU with `flags`, which can be
     /// [`EXPEDITED`](SendFlags::EXPEDITED) and
-    /// [`NO_RESPONSE_EXPECTED`](SendFlags::NO_RESPONSE_EXPECTED). The sink accepts items while fewer
-    /// than `backlog` bytes of earlier items are outstanding.
+    /// [`NO_RESPONSE_EXPECTED`](SendFlags::NO_RESPONSE_EXPECTED). The sink accepts items while
+    /// fewer than `backlog` bytes of earlier items are outstanding.
     ///
     /// # Errors
     /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): `flags` has another flag.
@@ -225,10 +225,9 @@ impl<C: EndpointContext> TsduWriter<C> {
         self.length == 0
     }
 
-    /// Sends the TSDU. The send completes with
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) if the TSDU is empty, and with
-    /// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE) if a TSDU of partial sends of the same
-    /// class is open.
+    /// Sends the TSDU. The send completes with [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) if
+    /// the TSDU is empty, and with [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE) if a TSDU
+    /// of partial sends of the same class is open.
     pub fn finish(self) -> Sending {
         self.endpoint
             .send_whole(self.parts.into_iter().collect(), self.flags)
@@ -277,9 +276,9 @@ impl<C: EndpointContext> Address<C> {
     /// Returns the events of this address as a stream, which becomes the
     /// [client](Self::set_client) of the address.
     ///
-    /// At most `capacity` TSDUs wait in the stream. Further TSDUs are not accepted until others have
-    /// been taken; meanwhile the peer is granted fewer credits. The connect event is refused, so
-    /// accept peers with listens.
+    /// At most `capacity` TSDUs wait in the stream. Further TSDUs are not accepted until others
+    /// have been taken; meanwhile the peer is granted fewer credits. The connect event is refused,
+    /// so accept peers with listens.
     pub fn events(&self, capacity: usize) -> Events<C> {
         let queue = Arc::new(Queue {
             capacity,

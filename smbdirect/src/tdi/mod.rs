@@ -1,10 +1,10 @@
 //! SMB Direct with the interface of TDI, the Transport Driver Interface of Windows: each request
 //! has a status and one completion, and handlers are called for events.
 //!
-//! As in TDI, "client" means the user of the transport, which can be an SMB client or an SMB server.
-//! A TSDU (transport service data unit) is one [`Message`](crate::Message). The objects need a tokio
-//! runtime (feature `tokio`). [`Outbound`] and [`Inbound`] make the decisions without a clock, a
-//! task or a socket.
+//! As in TDI, "client" means the user of the transport, which can be an SMB client or an SMB
+//! server. A TSDU (transport service data unit) is one [`Message`](crate::Message). The objects
+//! need a tokio runtime (feature `tokio`). [`Outbound`] and [`Inbound`] make the decisions without
+//! a clock, a task or a socket.
 //!
 //! # From `TdiBuildSend` to `Endpoint::send`
 //!

@@ -16,8 +16,8 @@
 //!
 //! The data of a request that waits is in the caller's buffer and uses no room. Therefore an
 //! expedited TSDU never waits for room that only normal TSDUs could free, and an open TSDU never
-//! waits for room that it fills itself. Buffers are [`Bytes`](bytes::Bytes), which are immutable, so
-//! taking one into the send buffer shares it and copies nothing.
+//! waits for room that it fills itself. Buffers are [`Bytes`](bytes::Bytes), which are immutable,
+//! so taking one into the send buffer shares it and copies nothing.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -41,9 +41,10 @@ use crate::engine::Message;
 /// The sends of one connection.
 ///
 /// Submit requests with [`send`](Self::send). Take the next TSDU with
-/// [`poll_tsdu`](Self::poll_tsdu) when the connection can start to send it, and not earlier, because
-/// expedited TSDUs do not overtake those that were taken. Call [`tsdu_sent`](Self::tsdu_sent) when
-/// the oldest of them was sent. [`poll_event`](Self::poll_event) returns the resulting events.
+/// [`poll_tsdu`](Self::poll_tsdu) when the connection can start to send it, and not earlier,
+/// because expedited TSDUs do not overtake those that were taken. Call
+/// [`tsdu_sent`](Self::tsdu_sent) when the oldest of them was sent.
+/// [`poll_event`](Self::poll_event) returns the resulting events.
 ///
 /// ```
 /// use std::time::Instant;
@@ -189,8 +190,8 @@ impl Outbound {
         Ok(None)
     }
 
-    /// Returns the number of bytes that a non-blocking send of `length` bytes takes with `room` free
-    /// bytes, or refuses it.
+    /// Returns the number of bytes that a non-blocking send of `length` bytes takes with `room`
+    /// free bytes, or refuses it.
     fn reserve(&mut self, length: usize, room: usize) -> Result<usize, Status> {
         let wanted = match self.settings.non_blocking {
             //= TDI-SEND-14

@@ -44,8 +44,8 @@ impl Default for ReceiveSettings {
 pub struct ReceiveRequest {
     /// The id of the request, which its completion repeats.
     pub id: RequestId,
-    /// The buffer to fill, over its whole length. An empty buffer resumes indications that a handler
-    /// has stopped.
+    /// The buffer to fill, over its whole length. An empty buffer resumes indications that a
+    /// handler has stopped.
     pub buffer: BytesMut,
     /// The kind of data to receive.
     pub flags: ReceiveFlags,
@@ -115,7 +115,8 @@ pub enum Answer {
 pub enum ReceiveEvent {
     /// A request has completed.
     Completed(ReceiveCompletion),
-    /// Data for the copying handler. Pass its answer to [`Inbound::answer`](super::Inbound::answer).
+    /// Data for the copying handler. Pass its answer to
+    /// [`Inbound::answer`](super::Inbound::answer).
     Indicate(Indication),
     /// A TSDU for the chained handler. Pass its answer to
     /// [`Inbound::answer_chained`](super::Inbound::answer_chained).

@@ -14,8 +14,8 @@ pub struct SendSettings {
     /// effect. Otherwise it must hold a TSDU of the largest size for each class, because an open
     /// TSDU could otherwise fill the room that it waits for.
     pub high_water: usize,
-    /// The fill level in bytes to which the send buffer must drain after a refusal before the client
-    /// is told that sends are possible.
+    /// The fill level in bytes to which the send buffer must drain after a refusal before the
+    /// client is told that sends are possible.
     pub low_water: usize,
     /// The effect of `EXPEDITED`.
     pub expedited: Expedited,
@@ -50,9 +50,9 @@ pub enum NonBlocking {
 
 /// The effect of [`SendFlags::NO_RESPONSE_EXPECTED`].
 ///
-/// SMB Direct has no acknowledgements. A peer returns only credits, and the only way to request them
-/// is a keepalive, which costs one credit and starts a timer that ends the connection if the peer
-/// does not answer.
+/// SMB Direct has no acknowledgements. A peer returns only credits, and the only way to request
+/// them is a keepalive, which costs one credit and starts a timer that ends the connection if the
+/// peer does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NoResponse {
     /// No effect.

@@ -122,9 +122,9 @@ impl<C: EndpointContext> Address<C> {
 
     /// Sets the handlers of all events, as TDI_SET_EVENT_HANDLER does for one; `None` removes them.
     ///
-    /// Without handlers, peers are refused unless a listen is pending, and received data is held for
-    /// receives. Data that is held is indicated to new handlers. This method does not wait for a
-    /// handler of the previous client that is running on another thread.
+    /// Without handlers, peers are refused unless a listen is pending, and received data is held
+    /// for receives. Data that is held is indicated to new handlers. This method does not wait for
+    /// a handler of the previous client that is running on another thread.
     pub fn set_client(&self, client: Option<Arc<dyn Client<C>>>) {
         let shared = &self.handle.shared;
         let mut state = shared.lock();
