@@ -235,7 +235,7 @@ async fn lines_about_tdi_sessions_name_the_peer() {
     there.associate(&remote).unwrap();
 
     here.connect(address, None).await.unwrap_err();
-    let line = log.wait_for("nobody wants a peer").await;
+    let line = log.wait_for("no address accepts a peer").await;
     assert_ne!(peer(&line), address);
 
     remote.set_client(Some(Arc::new(Panics)));

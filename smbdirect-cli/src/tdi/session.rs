@@ -638,7 +638,7 @@ impl Runner {
                 let result = self.cancel(id);
                 session.done("cancel", result, expected);
             }
-            Command::Poke => session.done("poke", endpoint.poke(), expected),
+            Command::Poke => session.done("poke", endpoint.force_send(), expected),
             Command::Info => session
                 .lines
                 .show(&Event::info(&self.handlers.transport.info())),
