@@ -1,6 +1,10 @@
 //! The house rules that a compiler does not check: who may import whom, and where tokio lives.
 
-use std::{fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 /// For a part of the source: the crate's modules it may name.
 const IMPORTS: &[(&str, &[&str])] = &[
@@ -82,6 +86,13 @@ const TOKIO: &[&str] = &[
 ];
 
 fn sources() -> Vec<(String, String)> {
+    let found = sources_of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    assert!(found.len() > 20);
+    found
+}
+
+/// The files under `root` with their text, without their tests.
+fn sources_of(root: &Path) -> Vec<(String, String)> {
     fn walk(directory: &Path, root: &Path, found: &mut Vec<(String, String)>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
@@ -109,10 +120,8 @@ fn sources() -> Vec<(String, String)> {
             }
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
-    walk(&root, &root, &mut found);
-    assert!(found.len() > 20);
+    walk(root, root, &mut found);
     found
 }
 
@@ -294,6 +303,188 @@ fn faces_define_nothing() {
             assert!(!defines, "{name} defines something: {line}");
         }
     }
+}
+
+/// The packages of the workspace that have sources of their own, where they are.
+const PACKAGES: &[&str] = &[
+    "smbdirect",
+    "smbdirect-cli",
+    "smbdirect-smb",
+    "smbdirect-verbs",
+    "fuzz",
+];
+
+/// Files of one package that may import each other in a circle, each with its reason.
+const CIRCLES: &[(&str, &str)] = &[(
+    "smbdirect/src/tdi/objects/",
+    "the callbacks of a client name the objects that call them",
+)];
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for package in PACKAGES {
+        let root = workspace.join(package).join("src");
+        // The library is also tested from its package, which has no others beside it.
+        if !root.exists() {
+            continue;
+        }
+        let sources = sources_of(&root);
+        let modules: BTreeMap<String, String> = sources
+            .iter()
+            .map(|(name, _)| (module_of(name), name.clone()))
+            .collect();
+        let graph: BTreeMap<String, BTreeSet<String>> = sources
+            .iter()
+            .map(|(name, source)| (name.clone(), imported_files(name, source, &modules)))
+            .collect();
+        for name in graph.keys() {
+            let allowed = CIRCLES
+                .iter()
+                .any(|(folder, _)| format!("{package}/src/{name}").starts_with(folder));
+            if let (Some(circle), false) = (circle_through(name, &graph), allowed) {
+                panic!("{package}: {}", circle.join(" -> "));
+            }
+        }
+    }
+}
+
+/// `engine/credits.rs` is the module `engine::credits`; `lib.rs` and `main.rs` are the root, ``.
+fn module_of(name: &str) -> String {
+    let path = name.trim_end_matches(".rs");
+    let path = path.trim_end_matches("mod").trim_end_matches('/');
+    match path {
+        "lib" | "main" => String::new(),
+        path => path.replace('/', "::"),
+    }
+}
+
+/// The files that a source imports something from. A module and those within it count as one: it is
+/// how a folder is divided, and each of them may name the others' parent.
+fn imported_files(
+    name: &str,
+    source: &str,
+    modules: &BTreeMap<String, String>,
+) -> BTreeSet<String> {
+    let own = module_of(name);
+    let code: String = source
+        .lines()
+        .map(|line| line.split("//").next().unwrap().trim())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let mut found = BTreeSet::new();
+    for path in paths(&code) {
+        let Some(mut path) = absolute(&path, &own, modules) else {
+            continue;
+        };
+        while !modules.contains_key(&path) {
+            path = match path.rsplit_once("::") {
+                Some((parent, _)) => parent.to_owned(),
+                None => String::new(),
+            };
+            if path.is_empty() {
+                break;
+            }
+        }
+        let within = |inner: &str, outer: &str| {
+            outer.is_empty() || inner == outer || inner.starts_with(&format!("{outer}::"))
+        };
+        if !within(&own, &path) && !within(&path, &own) {
+            found.insert(modules[&path].clone());
+        }
+    }
+    found
+}
+
+/// The paths that code names: those of `use`, and those that begin with `crate`, `super` or `self`.
+fn paths(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("use ") {
+        let before = code[..at].chars().next_back();
+        if before.is_none_or(|character| !character.is_alphanumeric() && character != '_') {
+            let tree = code[at + 4..].split(';').next().unwrap();
+            leaves(tree.trim(), "", &mut found);
+        }
+    }
+    for start in ["crate::", "super::", "self::"] {
+        for (at, _) in code.match_indices(start) {
+            let path = code[at..]
+                .split(|character: char| !(character.is_alphanumeric() || "_:".contains(character)))
+                .next()
+                .unwrap();
+            found.push(path.trim_end_matches(':').to_owned());
+        }
+    }
+    found
+}
+
+/// The leaves of a tree of imports, each with all that is before it.
+fn leaves(tree: &str, before: &str, found: &mut Vec<String>) {
+    match tree.split_once('{') {
+        Some((head, _)) if head.contains(',') => {}
+        Some((head, rest)) => {
+            let inner = &rest[..rest.rfind('}').unwrap_or(rest.len())];
+            let (mut depth, mut start) = (0, 0);
+            for (at, character) in inner.char_indices() {
+                match character {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => {
+                        leaves(inner[start..at].trim(), &format!("{before}{head}"), found);
+                        start = at + 1;
+                    }
+                    _ => {}
+                }
+            }
+            leaves(inner[start..].trim(), &format!("{before}{head}"), found);
+        }
+        None if !tree.is_empty() => {
+            let path = tree.split(" as ").next().unwrap().trim();
+            found.push(format!("{before}{path}"));
+        }
+        None => {}
+    }
+}
+
+/// A path from the root of the package; `None` for another package's.
+fn absolute(path: &str, own: &str, modules: &BTreeMap<String, String>) -> Option<String> {
+    let mut segments = path.split("::").peekable();
+    let mut base: Vec<&str> = own.split("::").filter(|part| !part.is_empty()).collect();
+    match *segments.peek()? {
+        "crate" => {
+            segments.next();
+            base.clear();
+        }
+        "self" => drop(segments.next()),
+        "super" => {}
+        first => {
+            let child = [base.join("::"), first.to_owned()].join("::");
+            modules.get(child.trim_start_matches("::"))?;
+        }
+    }
+    while segments.next_if_eq(&"super").is_some() {
+        base.pop();
+    }
+    base.extend(segments);
+    Some(base.join("::"))
+}
+
+/// A way from a file back to itself, if there is one.
+fn circle_through(start: &str, graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    let mut ways = vec![vec![start.to_owned()]];
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop() {
+        for next in &graph[way.last().unwrap()] {
+            let longer: Vec<String> = way.iter().chain([next]).cloned().collect();
+            if next == start {
+                return Some(longer);
+            }
+            if seen.insert(next.clone()) {
+                ways.push(longer);
+            }
+        }
+    }
+    None
 }
 
 #[test]

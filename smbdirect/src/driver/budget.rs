@@ -7,8 +7,6 @@ use std::{future::Future, pin::pin, task::Context};
 
 use tokio::task::yield_now;
 
-use super::state::State;
-
 /// Bytes of finished reads that end a turn. The woken futures may then start further reads, which the
 /// peer serves while it still sends the data of those in flight.
 pub(super) const READ_BUDGET_BYTES: usize = 128 * 1024;
@@ -42,18 +40,16 @@ impl TurnBudget {
     pub(super) fn is_spent(&self) -> bool {
         self.read_bytes >= READ_BUDGET_BYTES || self.message_bytes >= MESSAGE_BUDGET_BYTES
     }
-}
 
-impl State {
-    /// Schedules the driver task to continue after other tasks. A turn that its budget ended usually
-    /// continues without a poll of the runtime's sockets, any other turn after one.
-    pub(super) fn yield_to_runtime(&mut self, context: &mut Context<'_>) {
-        self.budget.turns += 1;
-        if self.budget.is_spent() && self.budget.turns < MAX_TURNS_WITHOUT_IO {
-            return self.wake_task();
+    /// Ends a turn that does not end the work. Returns whether the next turn may begin before the runtime
+    /// polls its sockets: usually after a turn that its budget ended, and never after another.
+    pub(super) fn may_skip_io_poll(&mut self) -> bool {
+        self.turns += 1;
+        if self.is_spent() && self.turns < MAX_TURNS_WITHOUT_IO {
+            return true;
         }
-        self.budget.turns = 0;
-        wake_after_io_poll(context);
+        self.turns = 0;
+        false
     }
 }
 
@@ -62,6 +58,6 @@ impl State {
 /// The first poll of `yield_now` hands the waker to the runtime, which wakes it after it has polled its
 /// sockets, or immediately on a thread without a runtime. Dropping the future does not take that back.
 /// tokio does not document this, but has no other way to ask for it.
-fn wake_after_io_poll(context: &mut Context<'_>) {
+pub(super) fn wake_after_io_poll(context: &mut Context<'_>) {
     let _ = pin!(yield_now()).poll(context);
 }

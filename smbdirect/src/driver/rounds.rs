@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use super::state::State;
+use super::{budget::wake_after_io_poll, state::State};
 use crate::rdma::work::{Completion, Room, WorkRequest};
 
 /// Completions that one round takes before it posts again.
@@ -45,6 +45,15 @@ impl State {
         }
         self.after_drive();
         self.yield_to_runtime(context);
+    }
+
+    /// Schedules the driver task to continue after other tasks.
+    fn yield_to_runtime(&mut self, context: &mut Context<'_>) {
+        if self.budget.may_skip_io_poll() {
+            self.wake_task();
+        } else {
+            wake_after_io_poll(context);
+        }
     }
 
     /// Takes up to `limit` completions, stops early when the turn budget is spent, and returns how many
