@@ -7,6 +7,7 @@ mod text;
 use std::{
     collections::BTreeMap,
     fs::File,
+    io::{IsTerminal, Read, stdin},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -30,7 +31,7 @@ use analysis::{CaptureError, Counts, Event, Packets, Sender, Streams, What};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Decode {
-    /// The capture: pcap or pcapng
+    /// The capture: pcap or pcapng; `-` is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -61,6 +62,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect decode other-port.pcap --port 9000 --json
 
   tcpdump -i any -s 0 -w mount.pcap tcp port 5445      makes such a file
+  tcpdump -i any -s 0 -U -w - tcp port 5445 | smbdirect decode -      as packets are captured
 
 \x1b[1m\x1b[4mIn the lines:\x1b[0m
   I> is said by the initiator, who connected, <R by the responder. Behind each message stand the
@@ -105,7 +107,10 @@ const MAX_SUMMARISED: usize = 1000;
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
         let report = Report::new(self.json);
-        let name = self.file.display();
+        let name = match is_stdin(&self.file) {
+            true => "stdin".into(),
+            false => self.file.to_string_lossy(),
+        };
         let failed = || format!("cannot read the capture {name}");
         let file = open(&self.file).with_context(failed)?;
         let mut packets = Packets::new(file)
@@ -153,13 +158,24 @@ impl Decode {
     }
 }
 
-fn open(path: &Path) -> Result<File> {
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn open(path: &Path) -> Result<Box<dyn Read>> {
+    if is_stdin(path) {
+        let stdin = stdin();
+        if stdin.is_terminal() {
+            return Err(anyhow!("it is a terminal; pipe a capture into it"));
+        }
+        return Ok(Box::new(stdin.lock()));
+    }
     let file = File::open(path).map_err(|error| anyhow!(plain(&error)))?;
     let is_directory = file.metadata().is_ok_and(|metadata| metadata.is_dir());
     if is_directory {
         return Err(anyhow!("it is a directory"));
     }
-    Ok(file)
+    Ok(Box::new(file))
 }
 
 fn in_words(error: &CaptureError) -> anyhow::Error {

@@ -37,7 +37,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES), group = ArgGroup::new("mode").required(true))]
 pub(crate) struct Listen {
-    /// Where to listen: HOST[:PORT]; port 0 picks a free one [default: 0.0.0.0:5445]
+    /// Where to listen: HOST[:PORT]; port 0 picks a free one [default: :5445, every address]
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
 

@@ -35,7 +35,7 @@ pub(crate) struct Send {
     #[arg(value_name = "ADDR")]
     address: Address,
 
-    /// What to send
+    /// Files to send; `-` is stdin, which arrives as the file `stdin`
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
@@ -58,6 +58,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect send fileserver big.iso
   smbdirect send 10.0.0.2:5445 --rdma *.img
   smbdirect send [fe80::1%eth0] log.txt --pcap send.pcap
+  journalctl | smbdirect send fileserver -
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"connected\", address, transport, negotiated}
@@ -128,7 +129,7 @@ impl Send {
             transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let mut interrupted = Interrupted::new();
         let mut total = Total::default();
-        let mut files = self.openable(&report, &mut total);
+        let mut files = self.openable(&report, &mut interrupted, &mut total).await?;
         let result = if files.is_empty() {
             Ok(())
         } else {
@@ -154,16 +155,36 @@ impl Send {
     }
 
     /// Opens what can be opened, and reports the others, before anything is moved.
-    fn openable(&self, report: &Report, total: &mut Total) -> VecDeque<(PathBuf, Source)> {
+    ///
+    /// # Errors
+    /// A signal came while stdin was read.
+    async fn openable(
+        &self,
+        report: &Report,
+        interrupted: &mut Interrupted,
+        total: &mut Total,
+    ) -> Result<VecDeque<(PathBuf, Source)>> {
         let mut files = VecDeque::new();
+        let mut is_stdin_read = false;
         for path in &self.files {
             total.files += 1;
-            match Source::open(path) {
+            let source = if path != Path::new("-") {
+                Source::open(path)
+            } else if is_stdin_read {
+                Err("stdin can be sent once".into())
+            } else {
+                is_stdin_read = true;
+                tokio::select! {
+                    source = Source::stdin() => source,
+                    () = interrupted.wait() => return Err(anyhow!("interrupted")),
+                }
+            };
+            match source {
                 Ok(source) => files.push_back((path.clone(), source)),
                 Err(reason) => self.report_failure(report, path, None, &reason),
             }
         }
-        files
+        Ok(files)
     }
 
     /// Connects and sends; whatever ends it, `files` has those that were not reached.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -19,6 +19,7 @@ use smbdirect::{
     },
 };
 
+use socket2::{Domain, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
@@ -292,7 +293,7 @@ pub(crate) fn peer_span(peer: SocketAddr) -> Span {
     error_span!("connection", %peer, local = field::Empty)
 }
 
-/// Listens on `address`; an empty host is every address.
+/// Listens on `address`; without a host, on every address of the machine.
 ///
 /// # Errors
 /// Why it cannot be listened on, and what to try.
@@ -301,10 +302,8 @@ pub(crate) async fn listen(
     address: &Address,
     config: &Config,
 ) -> Result<Listener> {
-    let resolved = resolve(address, provider.default_port()).await?;
-    let address = *resolved
-        .first()
-        .with_context(|| format!("{address} has no addresses"))?;
+    let families = Families::of(provider.name());
+    let address = resolve_listen(address, provider.default_port(), families).await?;
     Listener::bind(provider, address, config.clone())
         .await
         .map_err(|error| explain_listen(&in_short(&error), address))
@@ -339,15 +338,12 @@ pub(crate) async fn connect_tcp(
     Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
 }
 
-/// Listens on `address` for plain TCP; an empty host is every address.
+/// Listens on `address` for plain TCP; without a host, on every address of the machine.
 ///
 /// # Errors
 /// Why it cannot be listened on, and what to try.
 pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener> {
-    let resolved = resolve(address, default_port).await?;
-    let address = *resolved
-        .first()
-        .with_context(|| format!("{address} has no addresses"))?;
+    let address = resolve_listen(address, default_port, Families::Both).await?;
     let bind = || {
         let socket = tcp_socket(address)?;
         // As tokio binds: a server that starts again is not to wait for connections of its past.
@@ -359,16 +355,73 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
     bind().map_err(|error: io::Error| explain_listen(&report::plain(&error), address))
 }
 
-/// The addresses that `address` stands for; an empty host is every address.
+/// The address families that a listener without a host accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Families {
+    /// IPv6 and IPv4, by one IPv6 socket, where the system has IPv6.
+    Both,
+    /// IPv4 only.
+    Ipv4,
+}
+
+impl Families {
+    /// Returns the families that a listener of the provider called `provider` accepts.
+    ///
+    /// RDMA adapters stay with IPv4: some refuse IPv4 peers on an IPv6 listener.
+    pub(crate) fn of(provider: &str) -> Self {
+        match provider {
+            "verbs" => Self::Ipv4,
+            _ => Self::Both,
+        }
+    }
+
+    /// Returns the address to bind for every address of the machine.
+    fn every_address(self) -> IpAddr {
+        match self == Self::Both && is_dual_stack() {
+            true => Ipv6Addr::UNSPECIFIED.into(),
+            false => Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+}
+
+/// Returns whether an IPv6 listener of this system accepts IPv4 peers too.
+///
+/// The library binds its sockets as the system makes them, so the answer is the system's default
+/// of IPV6_V6ONLY (`net.ipv6.bindv6only` on Linux).
+fn is_dual_stack() -> bool {
+    let probe = || {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into())?;
+        Ok::<_, io::Error>(!socket.only_v6()?)
+    };
+    probe().unwrap_or(false)
+}
+
+/// Returns the address to listen on for `address`; without a host, every address of `families`.
+///
+/// # Errors
+/// A name that has no address.
+pub(crate) async fn resolve_listen(
+    address: &Address,
+    default_port: u16,
+    families: Families,
+) -> Result<SocketAddr> {
+    if address.host.is_empty() {
+        let port = address.port.unwrap_or(default_port);
+        return Ok(SocketAddr::new(families.every_address(), port));
+    }
+    let resolved = resolve(address, default_port).await?;
+    let first = resolved.first().copied();
+    first.with_context(|| format!("{address} has no addresses"))
+}
+
+/// Returns the addresses that `address` stands for.
 ///
 /// # Errors
 /// A name that has none.
 pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
     let port = address.port.unwrap_or(default_port);
-    let host = match address.host.as_str() {
-        "" => "0.0.0.0",
-        host => host,
-    };
+    let host = address.host.as_str();
     let addresses = tokio::net::lookup_host((host, port)).await;
     let addresses = addresses.map_err(|error| {
         let why = report::printable(&error.to_string());
@@ -496,7 +549,7 @@ fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
     } else if text.contains("permission") {
         "ports below 1024 are the administrator's; give a higher one as ADDR"
     } else if text.contains("assign") {
-        "it is no address of this machine; 0.0.0.0 is all of them"
+        "it is no address of this machine; leave the host out to listen on all of them"
     } else {
         "give another address as ADDR"
     };

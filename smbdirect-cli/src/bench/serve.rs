@@ -145,10 +145,7 @@ fn start_child() -> Result<(Child, SocketAddr)> {
 
 fn resolve(address: &Address) -> Result<SocketAddr> {
     let port = address.port.unwrap_or(PORT);
-    let host = match address.host.as_str() {
-        "" => "0.0.0.0",
-        host => host,
-    };
+    let host = address.host.as_str();
     let mut found = (host, port)
         .to_socket_addrs()
         .map_err(|error| anyhow!("`{host}` has no address: {error}; check the name"))?;

@@ -231,6 +231,10 @@ fn words(what: &What, style: Style) -> String {
     format!("{:<18} {said}", what.name().unwrap_or_default())
 }
 
+/// The bytes that an end of this library appends to its MPA private data, so that another one
+/// recognises it.
+const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
+
 fn startup(frame: &StartupFrame) -> String {
     let mut text = format!("revision {}", frame.revision);
     for (is_set, word) in [
@@ -259,14 +263,18 @@ fn startup(frame: &StartupFrame) -> String {
     if length > 0 {
         let _ = write!(text, ", private data of {}", plural(length as u64, "byte"));
     }
-    match IrdOrd::decode(&frame.private_data) {
-        Ok(Some(IrdOrd { ird, ord })) => {
-            let _ = write!(text, ": IRD {ird}, ORD {ord}");
-        }
-        Err(error) => {
-            let _ = write!(text, ": {error}");
-        }
+    let unsigned = frame.private_data.strip_suffix(PEER_SIGNATURE);
+    let mut said = Vec::new();
+    match IrdOrd::decode(unsigned.unwrap_or(&frame.private_data)) {
+        Ok(Some(IrdOrd { ird, ord })) => said.push(format!("IRD {ird}, ORD {ord}")),
+        Err(error) => said.push(error.to_string()),
         Ok(None) => {}
+    }
+    if unsigned.is_some() {
+        said.push("the smbdirect signature".into());
+    }
+    if !said.is_empty() {
+        let _ = write!(text, ": {}", said.join(", "));
     }
     text
 }
@@ -392,5 +400,32 @@ fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     for (link, packets) in &counts.unknown_links {
         let packets = plural(*packets, "packet");
         report.line(format_args!("{packets} of link type {link}, not read"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smbdirect::rdma::iwarp::mpa::FrameKind;
+
+    #[test]
+    fn signature_in_private_data_is_not_read_depths() {
+        let mut frame = StartupFrame::new(FrameKind::Reply, 2);
+        frame.private_data = PEER_SIGNATURE.to_vec().into();
+        assert_eq!(
+            startup(&frame),
+            "revision 2, private data of 8 bytes: the smbdirect signature"
+        );
+        let depths = [0, 0, 0, 32, 0, 0, 0, 16];
+        frame.private_data = [&depths, PEER_SIGNATURE].concat().into();
+        assert_eq!(
+            startup(&frame),
+            "revision 2, private data of 16 bytes: IRD 32, ORD 16, the smbdirect signature"
+        );
+        frame.private_data = depths.to_vec().into();
+        assert_eq!(
+            startup(&frame),
+            "revision 2, private data of 8 bytes: IRD 32, ORD 16"
+        );
     }
 }

@@ -270,10 +270,8 @@ async fn next(typed: &mut Option<Typed>, lines: &Lines) -> Result<Option<Step>> 
 }
 
 async fn open(handlers: &Arc<Handlers>, name: &Address, default_port: u16) -> Result<SocketAddr> {
-    let resolved = transport::resolve(name, default_port).await?;
-    let Some(&address) = resolved.first() else {
-        return Err(anyhow!("{name} has no addresses"));
-    };
+    let families = transport::Families::of(handlers.transport_name);
+    let address = transport::resolve_listen(name, default_port, families).await?;
     let opened = handlers.transport.open_address(address, Share::Exclusive);
     let opened = opened.await.map_err(|status| {
         let cure = match status {
@@ -281,7 +279,7 @@ async fn open(handlers: &Arc<Handlers>, name: &Address, default_port: u16) -> Re
                 "another program listens there; stop it, or give another port as ADDR"
             }
             Status::INVALID_ADDRESS_COMPONENT => {
-                "it is no address of this machine; 0.0.0.0 is all of them"
+                "it is no address of this machine; leave the host out to listen on all of them"
             }
             _ => "give another address as ADDR",
         };

@@ -3,8 +3,9 @@
 use std::{
     collections::VecDeque,
     fs::File,
-    io::{self, Read},
+    io::{self, IsTerminal, Read, Seek, stdin},
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,11 @@ use bytes::BytesMut;
 use sha2::{Digest as _, Sha256};
 use smbdirect::rdma::work::Token;
 use smbdirect::{Access, BufferDescriptorV1, Connection, MemoryRegion, Message, Writing};
-use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::spawn_blocking,
+    time::timeout,
+};
 
 use crate::report::plain;
 
@@ -55,6 +60,36 @@ impl Source {
             checksum: None,
         })
     }
+
+    /// Copies stdin to a temporary file without a name, because an offer states the length.
+    ///
+    /// The file is offered under the name `stdin`. Dropping the future leaves the copying thread
+    /// to end with the process.
+    ///
+    /// # Errors
+    /// Why stdin cannot be sent.
+    pub(crate) async fn stdin() -> Result<Self, String> {
+        if stdin().is_terminal() {
+            return Err("stdin is a terminal; pipe something into it".into());
+        }
+        let (sender, copied) = oneshot::channel();
+        // Reading stdin cannot be interrupted, so no task of the runtime does it.
+        thread::spawn(move || sender.send(copy_stdin()));
+        let copied = copied.await.map_err(|_| "stdin was not read")?;
+        copied.map_err(|error| plain(&error))
+    }
+}
+
+fn copy_stdin() -> io::Result<Source> {
+    let mut file = tempfile::tempfile()?;
+    let length = io::copy(&mut stdin().lock(), &mut file)?;
+    file.rewind()?;
+    Ok(Source {
+        file,
+        name: "stdin".into(),
+        length,
+        checksum: None,
+    })
 }
 
 /// A file that arrived.

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -19,8 +19,8 @@ use smbdirect::{
 use tokio::time::timeout;
 
 use crate::support::{
-    Listening, PATIENCE, PROGRAM, command, eventually, listen, listening, names_in, run, start,
-    write_noise,
+    Listening, PATIENCE, PROGRAM, Running, command, eventually, listen, listening, names_in, noise,
+    run, start, write_noise,
 };
 
 const SIZES: [usize; 6] = [0, 1, 4095, 131_072, (1 << 20) + 1, 5_242_917];
@@ -726,4 +726,35 @@ async fn a_sender_notices_a_listener_that_breaks_the_rules() {
             .unwrap();
         finished.failed(1, "does not keep to the file protocol");
     }
+}
+
+#[test]
+fn stdin_arrives_as_a_file() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let mut command = command(&["send", &listening.address, "-", "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::new(command);
+    let bytes = noise(100_000, 3);
+    running.write(&bytes);
+    running.close_stdin();
+    let done = running.finish();
+    done.failed(1, "stdin can be sent once");
+    assert!(done.stdout.contains("1 of 2 files arrived"), "{done:?}");
+    assert_eq!(names_in(&place.into), ["stdin"]);
+    assert_eq!(fs::read(place.into.join("stdin")).unwrap(), bytes);
+}
+
+#[test]
+fn a_signal_while_stdin_is_read_ends_send() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let mut command = command(&["send", &listening.address, "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::new(command);
+    running.write(b"some");
+    // Until it handles signals, one kills it.
+    std::thread::sleep(Duration::from_millis(300));
+    running.signal("INT");
+    running.finish().failed(1, "interrupted");
 }

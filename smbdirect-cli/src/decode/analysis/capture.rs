@@ -4,7 +4,11 @@
 //! crate takes a packet that a snap length has cut for an error, and every clock for one of
 //! nanoseconds.
 
-use std::{io::Read, ops::Range, time::Duration};
+use std::{
+    io::{ErrorKind, Read},
+    ops::Range,
+    time::Duration,
+};
 
 use pcap_file::{
     PcapError, TsResolution,
@@ -74,7 +78,7 @@ struct Found {
 
 /// The longest record that is taken: packets of 64 KiB and more with their options.
 const MAX_RECORD: usize = 16 << 20;
-/// How much is read at once.
+/// Most bytes of one read.
 const PIECE: usize = 256 << 10;
 /// Most interfaces of a section; a real capture has a handful.
 const MAX_INTERFACES: usize = 1024;
@@ -188,14 +192,20 @@ impl<R: Read> Packets<R> {
         }
     }
 
-    /// Reads another piece behind what is there.
+    /// Appends the bytes that one read returns, so that a pipe delivers packets as they come.
     fn more(&mut self) -> Result<(), CaptureError> {
         self.buffer.drain(..self.start);
         self.start = 0;
         let had = self.buffer.len();
-        let mut piece = (&mut self.input).take(PIECE as u64);
-        piece.read_to_end(&mut self.buffer)?;
-        self.ended = self.buffer.len() - had < PIECE;
+        self.buffer.resize(had + PIECE, 0);
+        let read = loop {
+            match self.input.read(&mut self.buffer[had..]) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
+        self.buffer.truncate(had + *read.as_ref().unwrap_or(&0));
+        self.ended = read? == 0;
         Ok(())
     }
 }

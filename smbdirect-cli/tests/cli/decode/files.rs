@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    process::Stdio,
     time::Duration,
 };
 
@@ -15,7 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::talk::{FIN, I, R, RST, Talk, Transfer, broken, decode, events, names, write_pcap};
-use crate::support::{Done, run};
+use crate::support::{Done, Running, command, listen, run};
 
 /// Startup, negotiation, messages both ways, and a good end.
 fn conversation() -> Talk {
@@ -561,4 +562,51 @@ fn its_help_explains_it() {
     assert!(done.stdout.lines().all(short), "{}", done.stdout);
     let all = run(&["--help"]).succeeded();
     assert!(all.stdout.contains("\n  decode "), "{}", all.stdout);
+}
+
+#[test]
+fn packets_from_stdin_are_shown_as_they_come() {
+    let (_folder, path) = folder();
+    write_pcap(&path, DataLink::ETHERNET, &conversation().frames());
+    let expected = decode(&path, &[]).succeeded().stdout;
+    let bytes = fs::read(&path).unwrap();
+    let mut command = command(&["decode", "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::new(command);
+    let (first, rest) = bytes.split_at(bytes.len() / 2);
+    running.write(first);
+    // The stream, and the messages of the startup and the negotiation.
+    let mut shown = String::new();
+    for _ in 0..5 {
+        shown += &running.line();
+    }
+    running.write(rest);
+    running.close_stdin();
+    let done = running.finish().succeeded();
+    assert_eq!(shown + &done.stdout, expected);
+}
+
+#[test]
+fn stdin_that_is_no_capture_is_refused() {
+    run(&["decode", "-"]).failed(1, "cannot read the capture stdin: it is empty");
+}
+
+#[test]
+fn our_signature_is_named_in_a_capture_of_our_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ping.pcap");
+    let listening = listen(&["--echo"]);
+    let (address, pcap) = (listening.address.as_str(), path.to_str().unwrap());
+    run(&["ping", address, "--count", "1", "--pcap", pcap]).succeeded();
+    let done = decode(&path, &[]).succeeded();
+    let replies = done
+        .stdout
+        .lines()
+        .filter(|line| line.contains("<R MPA Reply"));
+    let replies: Vec<_> = replies.collect();
+    assert_eq!(replies.len(), 1, "{done:?}");
+    assert!(
+        replies[0].ends_with(": the smbdirect signature"),
+        "{done:?}"
+    );
 }
