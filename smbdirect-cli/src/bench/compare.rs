@@ -15,8 +15,8 @@ use serde_json::Value;
 
 use super::{
     machine::{self, Cores},
-    measure::Sample,
     plan::{Other, Row},
+    work::Sample,
 };
 
 /// The programs, and where they may run.

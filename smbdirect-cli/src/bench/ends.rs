@@ -30,8 +30,11 @@ use tokio::runtime::{self, Runtime};
 use super::{
     channel, frames,
     machine::{self, Cores},
-    scale, smb, tcp,
-    work::{Burst, Half, Kind, Link, Means, Over, Placement, Smb},
+    smb, tcp,
+    work::{
+        Burst, Half, Kind, Link, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, MAX_OUTSTANDING, Means,
+        Over, Placement, Smb,
+    },
 };
 
 /// What the near end asks of the far one.
@@ -210,7 +213,7 @@ impl End {
 
     /// The active connections of a link.
     fn connect(&self, id: u32, link: &Link, address: SocketAddr) -> Result<Connections> {
-        scale::allow_files(link.connections);
+        machine::allow_sockets(link.connections);
         let all = 0..link.connections;
         Ok(match &link.means {
             Means::SmbDirect(smb) => {
@@ -496,8 +499,8 @@ fn open(
         "at most {connections} connections and messages of {largest} bytes"
     );
     ensure!(
-        (1..=MOST_OUTSTANDING).contains(&link.places),
-        "at most {MOST_OUTSTANDING} places to write to"
+        (1..=MAX_OUTSTANDING).contains(&link.places),
+        "at most {MAX_OUTSTANDING} places to write to"
     );
     let taken: u64 = end.memory.values().sum();
     let after = taken.saturating_add(memory(link));
@@ -505,7 +508,7 @@ fn open(
         after <= MOST_MEMORY,
         "so many connections, with messages so long and so many credits, take too much memory"
     );
-    scale::allow_files(link.connections);
+    machine::allow_sockets(link.connections);
     let any = SocketAddr::new(address, 0);
     let connections = match &link.means {
         Means::SmbDirect(smb) => {
@@ -585,20 +588,14 @@ fn check(burst: &Burst, setting: &Setting) -> Result<()> {
         "messages have 1 to {largest} bytes"
     );
     ensure!(
-        burst.count <= MOST && (burst.kind != Kind::Echo || burst.count <= MOST_ROUND_TRIPS),
+        burst.count <= MAX_BURST_MESSAGES
+            && (burst.kind != Kind::Echo || burst.count <= MAX_BURST_ROUND_TRIPS),
         "a burst of {} is too long",
         burst.count
     );
     ensure!(
-        burst.outstanding <= MOST_OUTSTANDING,
-        "at most {MOST_OUTSTANDING} outstanding"
+        burst.outstanding <= MAX_OUTSTANDING,
+        "at most {MAX_OUTSTANDING} outstanding"
     );
     Ok(())
 }
-
-/// Operations under way.
-const MOST_OUTSTANDING: u32 = 1024;
-/// Messages of a burst.
-pub(crate) const MOST: u64 = 1 << 32;
-/// Round trips of a burst, each of which is kept.
-pub(crate) const MOST_ROUND_TRIPS: u64 = 1 << 20;

@@ -186,9 +186,14 @@ pub(crate) fn resident() -> Option<u64> {
     None
 }
 
-/// Lets this process open `files` files, as far as it may.
+/// Raises the limit of open files for the sockets of both ends of `connections`, and 1024 others.
+pub(crate) fn allow_sockets(connections: u32) {
+    allow_files(u64::from(connections) * 2 + 1024);
+}
+
+/// Raises this process's limit of open files to `files`, or to the most that it may have.
 #[cfg(target_os = "linux")]
-pub(crate) fn allow_files(files: u64) {
+fn allow_files(files: u64) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < files) {
@@ -199,7 +204,7 @@ pub(crate) fn allow_files(files: u64) {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn allow_files(_: u64) {}
+fn allow_files(_: u64) {}
 
 /// Processes that wanted to run in the last minute.
 pub(crate) fn load() -> Option<f64> {

@@ -13,30 +13,11 @@ use hdrhistogram::Histogram;
 
 use super::{
     compare::Programs,
-    ends::{LinkId, MOST, MOST_ROUND_TRIPS, Near},
+    ends::{LinkId, Near},
     machine::{self, Distance},
     plan::{self, Memory, Other, Row, Work},
-    work::{Kind, Means, Placement},
+    work::{Kind, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, Means, Placement, Sample},
 };
-
-/// One burst of one row.
-#[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) seconds: f64,
-    pub(crate) bytes: u64,
-    pub(crate) messages: u64,
-    /// CPU time of both ends.
-    pub(crate) cpu: Option<f64>,
-    pub(crate) round_trips: Vec<u64>,
-    /// Round trips of a cache line between the two cores, before and after.
-    between_cores: Option<(Duration, Duration)>,
-}
-
-impl Sample {
-    pub(crate) fn per_second(&self) -> f64 {
-        self.bytes as f64 / self.seconds
-    }
-}
 
 /// How long, how often.
 #[derive(Clone, Copy, Debug)]
@@ -163,9 +144,9 @@ impl Bench<'_> {
     fn adjusted(&self, row: &Row, count: u64, seconds: f64) -> u64 {
         let factor = (self.time.as_secs_f64() / seconds.max(1e-9)).clamp(0.1, 16.0);
         let most = if row.is_latency() {
-            MOST_ROUND_TRIPS
+            MAX_BURST_ROUND_TRIPS
         } else {
-            MOST
+            MAX_BURST_MESSAGES
         };
         ((count as f64 * factor) as u64).clamp(1, most)
     }
@@ -217,20 +198,6 @@ impl Bench<'_> {
     }
 }
 
-impl Sample {
-    /// What another program reports.
-    pub(crate) const fn reported(seconds: f64, bytes: u64, messages: u64) -> Self {
-        Self {
-            seconds,
-            bytes,
-            messages,
-            cpu: None,
-            round_trips: Vec::new(),
-            between_cores: None,
-        }
-    }
-}
-
 fn in_memory(memory: Memory, size: u32, count: u64) -> Sample {
     let source = super::smb::source(size);
     let mut target = source.to_vec();
@@ -271,7 +238,7 @@ impl Measured {
     fn usual(&self) -> Option<(Distance, Duration)> {
         let nearest = self.nearest()?;
         let all = self.rows.iter().flat_map(|(_, samples)| samples);
-        let distances: Vec<_> = all.filter_map(|sample| sample.distance(nearest)).collect();
+        let distances: Vec<_> = all.filter_map(|sample| distance(sample, nearest)).collect();
         let near = distances
             .iter()
             .filter(|&&distance| distance == Distance::Near);
@@ -287,7 +254,11 @@ impl Measured {
         let usual = self.usual();
         self.rows.iter().any(|(row, samples)| {
             !self.failed.iter().any(|(failed, _)| failed == row)
-                && samples.iter().filter(|sample| sample.counts(usual)).count() < rounds as usize
+                && samples
+                    .iter()
+                    .filter(|sample| is_usual(sample, usual))
+                    .count()
+                    < rounds as usize
         })
     }
 
@@ -310,7 +281,7 @@ impl Measured {
         for (row, samples) in &self.rows {
             let counted: Vec<_> = samples
                 .iter()
-                .filter(|sample| sample.counts(usual))
+                .filter(|sample| is_usual(sample, usual))
                 .collect();
             let usual_distance = !counted.is_empty();
             // What was asked for is told, if only with what there is.
@@ -329,7 +300,7 @@ impl Measured {
             .rows
             .iter()
             .flat_map(|(_, samples)| samples)
-            .filter(|sample| sample.counts(usual))
+            .filter(|sample| is_usual(sample, usual))
             .filter_map(|sample| sample.between_cores)
             .map(|(before, _)| before.as_secs_f64())
             .collect();
@@ -343,18 +314,17 @@ impl Measured {
     }
 }
 
-impl Sample {
-    fn distance(&self, nearest: Duration) -> Option<Distance> {
-        let (before, after) = self.between_cores?;
-        machine::distance(before, after, nearest)
-    }
+/// Returns where the cores were during `sample`, if they stayed there and the clock tells.
+fn distance(sample: &Sample, nearest: Duration) -> Option<Distance> {
+    let (before, after) = sample.between_cores?;
+    machine::distance(before, after, nearest)
+}
 
-    /// Whether it was taken at the usual distance, or where distance plays no part.
-    fn counts(&self, usual: Option<(Distance, Duration)>) -> bool {
-        match (usual, self.between_cores) {
-            (Some((usual, nearest)), Some(_)) => self.distance(nearest) == Some(usual),
-            _ => true,
-        }
+/// Returns whether `sample` was taken at the usual distance, or does not depend on it.
+fn is_usual(sample: &Sample, usual: Option<(Distance, Duration)>) -> bool {
+    match (usual, sample.between_cores) {
+        (Some((usual, nearest)), Some(_)) => distance(sample, nearest) == Some(usual),
+        _ => true,
     }
 }
 
@@ -401,7 +371,7 @@ impl RowResult {
             .collect();
         Self {
             row,
-            rate: of(Sample::per_second),
+            rate: of(Sample::bytes_per_second),
             messages: of(|sample| sample.messages as f64 / sample.seconds)[1],
             cpu: cpu.map(|cpu| quartiles(cpu)[1]),
             round_trips: RoundTrips::of(row, samples),

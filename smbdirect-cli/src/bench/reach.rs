@@ -6,10 +6,11 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::{
-    Bench, REACH_TOTAL,
     compare::Programs,
     ends::Near,
     measure::{GIB, RowResult, Summary},
+    options::Bench,
+    output,
     plan::{Choice, Other, RATE, Row, Work},
     scale, table,
     work::{Kind, Means, Over, Placement, Smb},
@@ -241,21 +242,21 @@ pub(crate) fn run(
             all.extend(Programs::shared_memory(8 << 10));
         }
     }
-    bench.print_head(report, choice);
+    output::print_head(bench, report, choice);
     let idle = scale::idle(report, near, choice)?;
-    let mut effort = bench.effort(all.len(), REACH_TOTAL);
+    let mut effort = bench.effort(all.len(), MAX_TOTAL);
     effort.time = bench.time.unwrap_or(BURST);
-    let measured = bench.by_turns(report, near, programs, &all, effort, stop)?;
+    let measured = output::measure_rows(report, near, programs, &all, effort, stop)?;
     let summary = measured.summarise();
     table::print(report, &summary);
     for why in missing
         .into_iter()
         .filter(|why| bench.compare || why.contains("iperf3"))
     {
-        super::skipped(report, "a comparison", &why);
+        output::skipped(report, "a comparison", &why);
     }
     for (row, why) in &measured.failed {
-        super::skipped(report, &row.name(), why);
+        output::skipped(report, &row.name(), why);
     }
     let mut goals = judge(&rows, &summary);
     goals.extend(idle.map(|idle| {
@@ -281,11 +282,20 @@ pub(crate) fn run(
     for goal in &goals {
         goal.print(report);
     }
-    bench.finish(report, &measured, &summary, near.cores(), load_before);
+    output::finish(
+        bench,
+        report,
+        &measured,
+        &summary,
+        near.cores(),
+        load_before,
+    );
     Ok(!measured.interrupted && goals.iter().all(|goal| goal.ok == Some(true)))
 }
 
-/// How long a burst is unless somebody says.
+/// How long all goals may be measured.
+const MAX_TOTAL: std::time::Duration = std::time::Duration::from_secs(400);
+/// Duration of a burst without --time.
 const BURST: std::time::Duration = std::time::Duration::from_millis(200);
 
 fn active_goals(active: &scale::Active) -> [Goal; 2] {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     ends::{LinkId, Near},
-    machine, measure,
+    measure,
     plan::Choice,
     work::{Burst, Kind, Link, Means, Over, Placement, Smb},
 };
@@ -179,9 +179,4 @@ pub(crate) fn active(
     ));
     report.event(&active);
     Ok(Some(active))
-}
-
-/// Files for the sockets of a link's ends, and some to spare.
-pub(crate) fn allow_files(connections: u32) {
-    machine::allow_files(u64::from(connections) * 2 + 1024);
 }

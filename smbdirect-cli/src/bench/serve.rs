@@ -14,9 +14,9 @@ use serde::Serialize;
 use tracing::debug;
 
 use super::{
-    Bench,
     ends::{self, InProcess, Near, Setting},
     machine::Cores,
+    options::Bench,
 };
 use crate::{
     options::Address,

@@ -1,5 +1,7 @@
 //! What two ends agree to do: links between them, and bursts of work on a link.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// Connections of one kind, which stay up from one burst to the next.
@@ -151,3 +153,43 @@ pub(crate) struct Half {
 pub(crate) fn window(size: u32) -> usize {
     ((1 << 20) / size.max(1) as usize).clamp(16, 1024)
 }
+
+/// The result of one burst of one row of the table, both ends together.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) seconds: f64,
+    pub(crate) bytes: u64,
+    pub(crate) messages: u64,
+    /// CPU time of both ends in seconds; `None` where the system does not report it.
+    pub(crate) cpu: Option<f64>,
+    /// Each round trip in nanoseconds.
+    pub(crate) round_trips: Vec<u64>,
+    /// Round trip of a cache line between the two cores, before and after the burst.
+    pub(crate) between_cores: Option<(Duration, Duration)>,
+}
+
+impl Sample {
+    /// Creates the sample of another program, which reports these three numbers.
+    pub(crate) const fn reported(seconds: f64, bytes: u64, messages: u64) -> Self {
+        Self {
+            seconds,
+            bytes,
+            messages,
+            cpu: None,
+            round_trips: Vec::new(),
+            between_cores: None,
+        }
+    }
+
+    /// Returns the rate in bytes per second.
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+}
+
+/// Most operations of a connection that have been started and are not done.
+pub(crate) const MAX_OUTSTANDING: u32 = 1024;
+/// Most messages of a burst.
+pub(crate) const MAX_BURST_MESSAGES: u64 = 1 << 32;
+/// Most round trips of a burst; the duration of each one is kept.
+pub(crate) const MAX_BURST_ROUND_TRIPS: u64 = 1 << 20;

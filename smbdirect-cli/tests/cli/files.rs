@@ -95,7 +95,7 @@ fn files_arrive_byte_for_byte() {
         if rdma {
             send.arg("--rdma");
         }
-        let done = crate::support::Running::new(send).finish().succeeded();
+        let done = Running::new(send).finish().succeeded();
         assert_eq!(
             done.stdout.matches("arrived").count(),
             SIZES.len() + 1,
@@ -197,7 +197,7 @@ fn the_listener_tells_programs_too() {
     let place = Place::new();
     let mut arguments = command(&["listen", "127.0.0.1:0", "--json", "--receive"]);
     arguments.arg(&place.into);
-    let mut running = crate::support::Running::new(arguments);
+    let mut running = Running::new(arguments);
     let first: serde_json::Value = serde_json::from_str(&running.line()).unwrap();
     let address = first["address"].as_str().unwrap();
     let file = write_noise(&place.from, "file", 200_000);
@@ -353,7 +353,7 @@ fn every_file_is_accounted_for() {
         let files = [empty.to_str().unwrap(), &huge, last.to_str().unwrap()];
         let mut send = command(&["send", &listening.address, "--json"]);
         send.args(files);
-        let sender = crate::support::Running::new(send);
+        let sender = Running::new(send);
         eventually("receiving", || place.is_receiving(&listening));
         let interrupted = signal == "INT";
         if interrupted {
@@ -402,7 +402,7 @@ fn what_was_not_reached_is_said_in_words_too() {
     let huge = place.huge();
     let mut send = command(&["send", &listening.address]);
     send.arg(&empty).arg(huge).arg(&last);
-    let sender = crate::support::Running::new(send);
+    let sender = Running::new(send);
     eventually("receiving", || place.is_receiving(&listening));
     sender.signal("INT");
     let done = sender.finish();
@@ -483,8 +483,8 @@ fn a_full_disk_is_reported_on_both_sides() {
         ])
         .args(["listen", "127.0.0.1:0", "--receive"])
         .arg(&place.into)
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let listening = listening(limited);
     let big = write_noise(&place.from, "big", 40 << 20);
     let small = write_noise(&place.from, "small", 1000);
