@@ -2,6 +2,7 @@
 
 mod analysis;
 mod json;
+mod summary;
 mod text;
 
 use std::{
@@ -20,7 +21,8 @@ use crate::{
     options::at_least_one,
     report::{self, Report, plain},
 };
-use analysis::{CaptureError, Counts, Event, Packets, Sender, Streams, What};
+use analysis::{CaptureError, Counts, Event, Packets, Streams, What};
+use summary::{MAX_SUMMARISED, Summary};
 
 /// Read a capture: SMB Direct messages, credits, and broken rules
 ///
@@ -75,34 +77,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    responder_credits, broken}
   {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed
   {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}";
-
-/// What was shown, for the end.
-#[derive(Debug, Default)]
-struct Summary {
-    streams: u64,
-    /// The fewest send credits of the initiator and of the responder, by stream.
-    lowest_credits: BTreeMap<u32, [Option<u32>; 2]>,
-    /// By name.
-    messages: BTreeMap<&'static str, u64>,
-    /// Bytes that came as payload of Data Transfers, by RDMA Write, and by Read Response.
-    payload_bytes: u64,
-    written_bytes: u64,
-    read_bytes: u64,
-    missing_bytes: u64,
-    /// By rule, how often, and where first.
-    broken: BTreeMap<&'static str, BrokenRule>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct BrokenRule {
-    times: u64,
-    stream: u32,
-    frame: u64,
-    by: Sender,
-}
-
-/// Streams that are told of one by one at the end; a hostile capture has as many as it likes.
-const MAX_SUMMARISED: usize = 1000;
 
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
@@ -236,48 +210,5 @@ impl Show<'_> {
         let seconds = event.place.time.saturating_sub(self.first).as_secs_f64();
         text::event(self.report, event, seconds);
         self.report.event(&json::Line::of(event, seconds));
-    }
-}
-
-impl Summary {
-    fn count(&mut self, event: &Event) {
-        match &event.what {
-            What::Stream { .. } => self.streams += 1,
-            What::DataTransfer(transfer) => self.payload_bytes += u64::from(transfer.data_length),
-            What::Write(tagged) => self.written_bytes += tagged.length,
-            What::ReadResponse(tagged) => self.read_bytes += tagged.length,
-            What::Gap(bytes) => self.missing_bytes += bytes,
-            _ => {}
-        }
-        if let Some(name) = event.what.name() {
-            *self.messages.entry(name).or_default() += 1;
-        }
-        self.count_credits(event);
-        for broken in &event.broken {
-            let rule = self.broken.entry(broken.rule).or_insert(BrokenRule {
-                times: 0,
-                stream: event.stream,
-                frame: event.place.frame,
-                by: event.from,
-            });
-            rule.times += 1;
-        }
-    }
-
-    /// What its sender has left, where that is less than ever before.
-    fn count_credits(&mut self, event: &Event) {
-        let sender = match event.from {
-            Sender::Initiator => 0,
-            Sender::Responder => 1,
-            Sender::A | Sender::B => return,
-        };
-        let (What::DataTransfer(_), Some(credits)) = (&event.what, event.credits[sender]) else {
-            return;
-        };
-        let is_known = self.lowest_credits.contains_key(&event.stream);
-        if is_known || self.lowest_credits.len() < MAX_SUMMARISED {
-            let lowest = &mut self.lowest_credits.entry(event.stream).or_default()[sender];
-            *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
-        }
     }
 }

@@ -6,8 +6,8 @@ use serde::Serialize;
 use smbdirect::rdma::iwarp::mpa::StartupFrame;
 
 use super::{
-    Summary,
     analysis::{ByRdma, Counts, Event, Payload, Sender, Tagged, What, text as rule_text},
+    summary::Summary,
     text::{channel_name, payload},
 };
 

@@ -9,10 +9,10 @@ use smbdirect::{
 use smbdirect_smb::smb2::Channel;
 
 use super::{
-    Summary,
     analysis::{
         ByRdma, Counts, DataTransfer, Event, Payload, Sender, Tagged, What, text as rule_text,
     },
+    summary::Summary,
 };
 use crate::report::{self, Report, Style, count, plural};
 

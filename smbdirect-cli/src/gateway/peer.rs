@@ -6,13 +6,16 @@ use smbdirect::{Config, Connection, ConnectionError, ReadError, SendError, Trans
 use smbdirect_smb::{Refusal, ServerFault};
 use tokio::net::TcpStream;
 
-use super::{SHUTDOWN, tcp};
+use super::tcp;
 use crate::{
     report::{self, NegotiatedReport},
     transport,
 };
 
-/// The two that a session is between.
+/// Longest time that the end of a connection may take before it is dropped.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The two sides of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Client,
@@ -180,7 +183,7 @@ impl Sink {
 
     pub(super) async fn close(&mut self) {
         match self {
-            Self::SmbDirect(connection) => transport::close(connection, SHUTDOWN).await,
+            Self::SmbDirect(connection) => transport::close(connection, CLOSE_TIMEOUT).await,
             Self::Tcp(sink) => sink.finish().await,
         }
     }

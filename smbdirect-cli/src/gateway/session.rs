@@ -12,11 +12,12 @@ use tokio::sync::watch;
 use tracing::{Instrument, info_span, warn};
 
 use super::{
-    Event, Totals, Way, answers,
+    answers,
     carried::{Counters, Counts},
     exchange::Exchange,
     peer::{Peer, Side, Stop},
     requests,
+    service::{Event, Service, Totals},
 };
 use crate::report;
 
@@ -27,7 +28,7 @@ const RDMA_THRESHOLD: u32 = 16 << 10;
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) peer: SocketAddr,
-    pub(super) way: Arc<Way>,
+    pub(super) service: Arc<Service>,
     pub(super) started: Instant,
     pub(super) counts: Counts,
 }
@@ -46,7 +47,7 @@ impl Session {
                 self.carry_both(client, server, &mut told_to_end).await
             }
             Err(stop) => {
-                let (_, mut to_client) = client.split(self.way.stall_limit);
+                let (_, mut to_client) = client.split(self.service.stall_limit);
                 to_client.close().await;
                 stop
             }
@@ -59,13 +60,13 @@ impl Session {
         client: &Peer,
         told_to_end: &mut watch::Receiver<bool>,
     ) -> Result<Peer, Stop> {
-        client.prepare(Side::Client, &self.way.config)?;
+        client.prepare(Side::Client, &self.service.config)?;
         let server = tokio::select! {
-            server = self.way.connect() => server,
+            server = self.service.connect() => server,
             () = told(told_to_end) => return Err(Stop::Here),
         };
         let server = server.map_err(|error| Stop::Failed(Side::Server, format!("{error:#}")))?;
-        server.prepare(Side::Server, &self.way.config)?;
+        server.prepare(Side::Server, &self.service.config)?;
         Ok(server)
     }
 
@@ -78,7 +79,7 @@ impl Session {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
         // A TCP server ends by itself when it is told that nothing else comes.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
-        let stall_limit = self.way.stall_limit;
+        let stall_limit = self.service.stall_limit;
         let exchange = self.exchange(&server);
         let (mut from_client, mut to_client) = client.split(stall_limit);
         let (mut from_server, mut to_server) = server.split(stall_limit);
@@ -129,16 +130,16 @@ impl Session {
         Exchange::new(
             self.id,
             ServerChannel::new(settings),
-            self.way.requests.share(),
-            self.way.answers.share(),
-            self.way.buffers.clone(),
-            Counters([&self.counts, &self.way.totals.counts]),
+            self.service.requests.share(),
+            self.service.answers.share(),
+            self.service.buffers.clone(),
+            Counters([&self.counts, &self.service.totals.counts]),
         )
     }
 
     fn report_opened(&self, client: &Peer, server: &Peer) {
-        let Totals { open, total, .. } = &self.way.totals;
-        self.way.report.event(&Event::Opened {
+        let Totals { open, total, .. } = &self.service.totals;
+        self.service.report.event(&Event::Opened {
             id: self.id,
             peer: self.peer,
             upstream: server.address(),
@@ -150,9 +151,9 @@ impl Session {
     }
 
     fn report_refused(&self, refusal: &Refusal) {
-        Counters([&self.counts, &self.way.totals.counts]).refused();
+        Counters([&self.counts, &self.service.totals.counts]).refused();
         let (reason, cure) = (refusal.to_string(), refusal.cure());
-        self.way.report.event(&Event::Refused {
+        self.service.report.event(&Event::Refused {
             id: self.id,
             peer: self.peer,
             reason: &reason,
@@ -162,13 +163,13 @@ impl Session {
     }
 
     fn report_closed(&self, stop: &Stop) {
-        let report = self.way.report;
+        let report = self.service.report;
         let Totals {
             open,
             total,
             failed,
             ..
-        } = &self.way.totals;
+        } = &self.service.totals;
         let open = open.fetch_sub(1, Relaxed) - 1;
         let (ok, ended) = (
             !matches!(stop, Stop::Failed(..) | Stop::Refused(_)),

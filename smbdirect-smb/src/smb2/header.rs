@@ -4,7 +4,7 @@ use std::{fmt, ops::BitOr};
 
 use bytes::BufMut;
 
-use super::reader::{Malformed, Reader};
+use super::reader::{HEADER_LENGTH, Malformed, Reader};
 
 /// Status of an interim answer (STATUS_PENDING): the final one follows under the same MessageId.
 pub const STATUS_PENDING: u32 = 0x0000_0103;
@@ -148,7 +148,7 @@ pub struct Header {
 
 impl Header {
     /// Bytes on the wire.
-    pub const LENGTH: usize = 64;
+    pub const LENGTH: usize = HEADER_LENGTH;
 
     const STRUCTURE: &str = "SMB2 header";
 
