@@ -20,7 +20,11 @@ use crate::{
     options::{AcceptOptions, Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
     report::{self, Report},
     signals::Interrupted,
-    tdi::{self, TdiOptions, command::ScriptOptions, passive::Listening},
+    tdi::{
+        command::ScriptOptions,
+        options::{self as tdi_options, TdiOptions},
+        passive::Listening,
+    },
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method,
         receiving::{Received, receive_files},
@@ -204,7 +208,7 @@ impl Listen {
     }
 
     fn mode(&self) -> Result<Mode> {
-        if let Some(option) = tdi::passive::given(&self.tdi_options, &self.script) {
+        if let Some(option) = tdi_options::given(&self.tdi_options, &self.script) {
             return Err(usage(format!("{option} goes with --tdi")));
         }
         if self.receive.is_none() && self.inactivity_limit.is_some() {

@@ -27,25 +27,25 @@ use crate::{
     report, transport,
 };
 
-/// Measure bandwidth, message rate and round trips, beside plain TCP and memory
+/// Measure bandwidth, message rate and round trips, compared with plain TCP and memory
 ///
-/// Without ADDR both ends are on this machine, each in a thread that is pinned to a core. With
-/// ADDR the other end is a `smbdirect bench --serve` there. Everything that is compared is
-/// measured by turns, in short bursts, on the same cores; what is printed are medians. Messages
-/// are received whole, in as many parts as they came; writes count when the far end has seen what
-/// was sent behind them.
+/// Without ADDR both ends are on this machine, each in a thread that is pinned to a core. With ADDR
+/// the other end is a `smbdirect bench --serve` there. All rows are measured alternately, in short
+/// bursts, on the same cores, and the table shows medians. A message counts when it was received
+/// whole, as scattered parts; a write counts when the far end has received a message that was sent
+/// after it.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Bench {
-    /// The other end: HOST[:PORT], port 5446 if none is given; with --serve where to listen
+    /// The other end: HOST[:PORT], default port 5446; with --serve the address to listen on
     #[arg(value_name = "ADDR")]
     pub(super) address: Option<Address>,
 
-    /// Be the other end of a bench elsewhere
+    /// Serve as the other end for a bench that runs elsewhere
     #[arg(long, conflicts_with_all = ["what", "full", "reach", "compare", "svg"])]
     pub(super) serve: bool,
 
-    /// End after the first bench; with --serve
+    /// With --serve, end after the first bench
     #[arg(long, requires = "serve")]
     pub(super) once: bool,
 
@@ -65,7 +65,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=128))]
     pub(super) outstanding: Vec<u32>,
 
-    /// Move data both ways at once
+    /// Move data in both directions at the same time
     #[arg(long)]
     pub(super) both: bool,
 
@@ -77,7 +77,7 @@ pub(crate) struct Bench {
     #[arg(long, value_enum, value_name = "WHERE")]
     pub(super) placement: Option<Placement>,
 
-    /// Processes for the ends of this machine
+    /// Number of processes for the two ends on this machine
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(super) processes: u32,
 
@@ -85,15 +85,15 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "NAME")]
     pub(super) congestion_control: Option<String>,
 
-    /// The ends never sleep
+    /// Busy-poll: the ends never sleep
     #[arg(long)]
     pub(super) busy_poll: bool,
 
-    /// Keep the cores of the ends from halting, by work that gives way to all other
+    /// Keep the cores of the ends from halting, by idle-priority threads that spin
     #[arg(long)]
     pub(super) keep_awake: bool,
 
-    /// Only SMB Direct, nothing to compare it with
+    /// Measure SMB Direct only, without TCP and others to compare with
     #[arg(long)]
     pub(super) alone: bool,
 
@@ -101,23 +101,23 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(super) rounds: u64,
 
-    /// Length of a burst [default: so that all of it ends in half a minute, up to 0.25]
+    /// Length of a burst [default: at most 0.25, and so that all ends within half a minute]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) time: Option<Duration>,
 
-    /// More sizes, both ways too, with CRC and without; takes minutes
+    /// Measure more sizes, both directions, and with and without CRC; takes minutes
     #[arg(long, conflicts_with_all = ["sizes", "both", "reach"])]
     pub(super) full: bool,
 
-    /// The goals that this project has set itself, and whether they are reached here; takes minutes
+    /// Check the speed goals of this project on this machine; takes minutes; for developers
     #[arg(long, conflicts_with_all = ["what", "sizes", "segment", "outstanding", "placement", "both", "connections", "busy_poll", "alone", "svg"])]
     pub(super) reach: bool,
 
-    /// Also run iperf3, ucx_perftest and fi_pingpong, where they are installed
+    /// Also run iperf3, ucx_perftest and fi_pingpong if they are installed
     #[arg(long)]
     pub(super) compare: bool,
 
-    /// Draw sizes against rates
+    /// Draw the rates by size to FILE as SVG
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::report::Report;
 
-/// One goal: as many times something, or as little.
+/// One goal: a number to reach, or to stay below.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "reach")]
 struct Goal {
@@ -29,9 +29,9 @@ struct Goal {
     at_least: bool,
     must: f64,
     stretch: f64,
-    /// Reached the must.
+    /// Whether the must is met.
     ok: Option<bool>,
-    /// Reached the stretch goal.
+    /// Whether the stretch goal is met.
     stretch_ok: Option<bool>,
 }
 
@@ -88,7 +88,7 @@ impl Goal {
     }
 }
 
-/// The rows that the goals are about.
+/// Makes the rows that the goals compare.
 struct Rows {
     smb: Smb,
 }
@@ -120,7 +120,7 @@ impl Rows {
         self.work(self.smb(segment, crc), Kind::Send, size, placement)
     }
 
-    /// Small messages, many a call.
+    /// 64-byte messages, several by one call.
     fn rate(&self, placement: Placement) -> Row {
         self.work(self.smb(LARGE, true), Kind::Batch, RATE, placement)
     }
@@ -209,15 +209,18 @@ impl Rows {
     }
 }
 
-/// Segments of Windows and Linux as they are, and the largest that Windows takes.
+/// Segment size in bytes that Windows and Linux use by default.
 const SMALL: u32 = 1364;
+/// Largest segment size in bytes that Windows accepts.
 const LARGE: u32 = 8136;
-/// A message that fills a segment.
+/// Size in bytes of a message that fills a large segment.
 const ONE_SEGMENT: u32 = LARGE - 24;
+/// Message sizes in bytes; for Sends the worse rate of the two counts.
 const SIZES: [u32; 2] = [64 << 10, 1 << 20];
+/// RDMA operations outstanding.
 const OUTSTANDING: u32 = 16;
 
-/// Measures, judges, and says whether every must is reached.
+/// Measures, judges, and returns whether every must is met.
 ///
 /// # Errors
 /// The ends cannot work together.
@@ -234,7 +237,7 @@ pub(crate) fn run(
     let two_cores = near.cores().are_two();
     let mut all = rows.all(two_cores, near.is_one_process());
     let (others, missing) = programs.rows(&[SIZES[1]]);
-    // The goals speak of iperf3; the other programs only if they are asked for.
+    // The goals need iperf3; the other programs run only with --compare.
     let wanted = |row: &Row| bench.compare || matches!(row, Row::Other(Other::Iperf3, _));
     if two_cores {
         all.extend(others.into_iter().filter(wanted));
@@ -318,96 +321,132 @@ fn active_goals(active: &scale::Active) -> [Goal; 2] {
     ]
 }
 
+/// Returns all goals, each with what was measured.
 fn judge(rows: &Rows, summary: &Summary) -> Vec<Goal> {
-    let rate = |row: Row| summary.result(&row).map(|result| result.rate[1]);
-    let over = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
-    // The worse of both sizes counts.
-    let worse = |row: &dyn Fn(u32) -> Row| {
-        let [one, other] = SIZES.map(|size| rate(row(size)));
-        Some(one?.min(other?))
-    };
-    let (two, one) = (Placement::TwoCores, Placement::SameCore);
-    let mut goals = Vec::new();
-    let mut at_least = |work: &str, measured, goal| {
-        goals.push(Goal::new(work, measured, " x", true, goal));
-    };
-    let small = worse(&|size| rows.send(SMALL, true, size, two));
-    at_least(
-        "Send, 1364 B segments, CRC, two cores / TCP, writes of 1364 B",
-        over(small, rate(rows.tcp(SMALL, two))),
-        [9.0; 2],
-    );
-    at_least(
-        "Send, 1364 B segments, CRC, two cores / tokio frames of 1364 B",
-        over(
-            small,
-            rate(rows.work(Means::Frames, Kind::Send, SMALL, two)),
-        ),
-        [0.6, 0.75],
-    );
-    let small = worse(&|size| rows.send(SMALL, true, size, one));
-    at_least(
-        "Send, 1364 B segments, CRC, one core / TCP, writes of 1364 B",
-        over(small, rate(rows.tcp(SMALL, one))),
-        [3.3, 4.0],
-    );
-    for (placement, name, goal) in [
-        (two, "two cores", [3.7, 4.8]),
-        (one, "one core", [2.3, 2.8]),
-    ] {
-        let large = worse(&|size| rows.send(LARGE, true, size, placement));
-        at_least(
-            &format!("Send, 8136 B segments, CRC, {name} / TCP, writes of 8 KiB"),
-            over(large, rate(rows.tcp(8 << 10, placement))),
-            goal,
-        );
-    }
-    at_least(
-        "Write 64 KiB, 16 at once, CRC, two cores / TCP, writes of 64 KiB",
-        over(
-            rate(rows.rdma(Kind::Write, true, SIZES[0], two)),
-            rate(rows.tcp(SIZES[0], two)),
-        ),
-        [1.4, 2.0],
-    );
-    let iperf3 = rate(Row::Other(Other::Iperf3, SIZES[1]));
-    for (crc, name, goal) in [(false, "no CRC", [1.0, 1.3]), (true, "CRC", [0.9, 1.1])] {
-        let ours = rate(rows.rdma(Kind::Write, crc, SIZES[1], two));
-        at_least(
-            &format!("Write 1 MiB, {name}, two cores / iperf3 -l 1M"),
-            over(ours, iperf3),
-            goal,
-        );
-    }
-    for (crc, name, goal) in [(false, "no CRC", [0.65, 0.75]), (true, "CRC", [0.52, 0.62])] {
-        let ours = rate(rows.rdma(Kind::Write, crc, SIZES[1], one));
-        at_least(
-            &format!("Write 1 MiB, {name}, one core / TCP, writes of 1 MiB"),
-            over(ours, rate(rows.tcp(SIZES[1], one))),
-            goal,
-        );
-    }
-    for (size, name) in SIZES.into_iter().zip(["64 KiB", "1 MiB"]) {
-        at_least(
-            &format!("Read {name}, 16 at once, two cores / our Write, apart"),
-            over(
-                rate(rows.rdma(Kind::Read, true, size, two)),
-                rate(rows.rdma(Kind::WriteApart, true, size, two)),
-            ),
-            [0.85, 0.95],
-        );
-    }
-    at_least(
-        "Send 64 B, many a call, two cores / TCP, writes of 64 B",
-        over(rate(rows.rate(two)), rate(rows.tcp(RATE, two))),
-        [6.0, 10.0],
-    );
+    let rates = Rates { rows, summary };
+    let mut goals = rates.send_goals();
+    goals.extend(rates.rdma_goals());
     goals.extend(absolute_goals(rows, summary));
     goals.extend(at_most_goals(rows, summary));
     goals
 }
 
-/// Goals that name a number, for the machine that they were set on.
+/// Goals for one rate as a multiple of another.
+struct Rates<'a> {
+    rows: &'a Rows,
+    summary: &'a Summary,
+}
+
+impl Rates<'_> {
+    /// Returns the rate of a row in bytes per second.
+    fn of(&self, row: Row) -> Option<f64> {
+        self.summary.result(&row).map(|result| result.rate[1])
+    }
+
+    /// Returns the smaller rate of the two rows that `row` makes for [`SIZES`].
+    fn worse(&self, row: impl Fn(u32) -> Row) -> Option<f64> {
+        let [one, other] = SIZES.map(|size| self.of(row(size)));
+        Some(one?.min(other?))
+    }
+
+    /// Returns the goal that `ours` is at least `[must, stretch]` times `theirs`.
+    fn at_least(
+        work: impl Into<String>,
+        ours: Option<f64>,
+        theirs: Option<f64>,
+        goal: [f64; 2],
+    ) -> Goal {
+        let ratio = ours.zip(theirs).map(|(ours, theirs)| ours / theirs);
+        Goal::new(work, ratio, " x", true, goal)
+    }
+
+    fn send_goals(&self) -> Vec<Goal> {
+        let rows = self.rows;
+        let (two, one) = (Placement::TwoCores, Placement::SameCore);
+        let small = |placement| self.worse(|size| rows.send(SMALL, true, size, placement));
+        let large = |placement| self.worse(|size| rows.send(LARGE, true, size, placement));
+        let tcp = |size, placement| self.of(rows.tcp(size, placement));
+        let frames = self.of(rows.work(Means::Frames, Kind::Send, SMALL, two));
+        vec![
+            Self::at_least(
+                "Send, 1364 B segments, CRC, two cores / TCP, writes of 1364 B",
+                small(two),
+                tcp(SMALL, two),
+                [9.0; 2],
+            ),
+            Self::at_least(
+                "Send, 1364 B segments, CRC, two cores / tokio frames of 1364 B",
+                small(two),
+                frames,
+                [0.6, 0.75],
+            ),
+            Self::at_least(
+                "Send, 1364 B segments, CRC, one core / TCP, writes of 1364 B",
+                small(one),
+                tcp(SMALL, one),
+                [3.3, 4.0],
+            ),
+            Self::at_least(
+                "Send, 8136 B segments, CRC, two cores / TCP, writes of 8 KiB",
+                large(two),
+                tcp(8 << 10, two),
+                [3.7, 4.8],
+            ),
+            Self::at_least(
+                "Send, 8136 B segments, CRC, one core / TCP, writes of 8 KiB",
+                large(one),
+                tcp(8 << 10, one),
+                [2.3, 2.8],
+            ),
+        ]
+    }
+
+    fn rdma_goals(&self) -> Vec<Goal> {
+        let rows = self.rows;
+        let (two, one) = (Placement::TwoCores, Placement::SameCore);
+        let rdma = |kind, crc, size, placement| self.of(rows.rdma(kind, crc, size, placement));
+        let iperf3 = self.of(Row::Other(Other::Iperf3, SIZES[1]));
+        let mut goals = vec![Self::at_least(
+            "Write 64 KiB, 16 at once, CRC, two cores / TCP, writes of 64 KiB",
+            rdma(Kind::Write, true, SIZES[0], two),
+            self.of(rows.tcp(SIZES[0], two)),
+            [1.4, 2.0],
+        )];
+        for (crc, name, goal) in [(false, "no CRC", [1.0, 1.3]), (true, "CRC", [0.9, 1.1])] {
+            goals.push(Self::at_least(
+                format!("Write 1 MiB, {name}, two cores / iperf3 -l 1M"),
+                rdma(Kind::Write, crc, SIZES[1], two),
+                iperf3,
+                goal,
+            ));
+        }
+        for (crc, name, goal) in [(false, "no CRC", [0.65, 0.75]), (true, "CRC", [0.52, 0.62])] {
+            goals.push(Self::at_least(
+                format!("Write 1 MiB, {name}, one core / TCP, writes of 1 MiB"),
+                rdma(Kind::Write, crc, SIZES[1], one),
+                self.of(rows.tcp(SIZES[1], one)),
+                goal,
+            ));
+        }
+        for (size, name) in SIZES.into_iter().zip(["64 KiB", "1 MiB"]) {
+            goals.push(Self::at_least(
+                format!("Read {name}, 16 at once, two cores / our Write, apart"),
+                rdma(Kind::Read, true, size, two),
+                rdma(Kind::WriteApart, true, size, two),
+                [0.85, 0.95],
+            ));
+        }
+        goals.push(Self::at_least(
+            "Send 64 B, many a call, two cores / TCP, writes of 64 B",
+            self.of(rows.rate(two)),
+            self.of(rows.tcp(RATE, two)),
+            [6.0, 10.0],
+        ));
+        goals
+    }
+}
+
+/// Returns the goals that name an absolute number, for the machine that they were set on.
 fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     let result = |row: Row| summary.result(&row);
     let millions = |row: Row| result(row).map(|result| result.messages / 1e6);
@@ -461,7 +500,7 @@ fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     ]
 }
 
-/// Goals for what is to be little: CPU time and round trips.
+/// Returns the goals with an upper limit: CPU time and round trips.
 fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     let one = Placement::SameCore;
     let cpu = |row: Row| summary.result(&row)?.cpu;

@@ -64,17 +64,19 @@ impl Far {
                     in_process: Some(shared.clone()),
                     ..setting.clone()
                 };
-                let obey = move || {
+                let serve_orders = move || {
                     let (stream, near) = match listener.accept() {
                         Ok(accepted) => accepted,
                         Err(error) => return debug!("the far end: {error}"),
                     };
-                    if let Err(error) = ends::obey(stream, setting) {
+                    if let Err(error) = ends::serve_orders(stream, setting) {
                         let span = transport::peer_span(near);
                         span.in_scope(|| debug!("the far end: {error:#}"));
                     }
                 };
-                thread::Builder::new().name("far".into()).spawn(obey)?;
+                thread::Builder::new()
+                    .name("far".into())
+                    .spawn(serve_orders)?;
                 Ok(far(address, Some(shared), None))
             }
             (None, _) => {
@@ -184,7 +186,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         // Its links stay in the process, but none with this peer does.
         let setting = bench.setting(cores, adapters.clone());
         let _awake = bench.keep_awake(cores, &[cores.far()])?;
-        let work = tokio::task::spawn_blocking(move || ends::obey(stream, setting));
+        let work = tokio::task::spawn_blocking(move || ends::serve_orders(stream, setting));
         let result = tokio::select! {
             result = work => result?,
             // The thread ends with the process.

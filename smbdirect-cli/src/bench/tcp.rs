@@ -20,7 +20,7 @@ pub(crate) const BATCH: usize = 256 << 10;
 /// Slices that one system call takes (IOV_MAX of Linux).
 const SLICES: usize = 1024;
 /// How long nothing may move.
-const STUCK: Duration = Duration::from_secs(20);
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Prepares a connection: what is written leaves at once, as every RDMA over TCP has it.
 ///
@@ -28,8 +28,8 @@ const STUCK: Duration = Duration::from_secs(20);
 /// Those of the system.
 pub(crate) fn prepare(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(STUCK))?;
-    stream.set_write_timeout(Some(STUCK))?;
+    stream.set_read_timeout(Some(STALL_TIMEOUT))?;
+    stream.set_write_timeout(Some(STALL_TIMEOUT))?;
     Ok(stream)
 }
 
@@ -204,7 +204,7 @@ fn again(burst: &Burst, mut call: impl FnMut() -> io::Result<usize>) -> Result<u
                 turns = turns.wrapping_add(1);
                 if turns.is_multiple_of(1 << 16) {
                     let since = since.get_or_insert_with(Instant::now);
-                    ensure!(since.elapsed() < STUCK, "a burst does not end");
+                    ensure!(since.elapsed() < STALL_TIMEOUT, "a burst does not end");
                 }
             }
             result => return result.context("plain TCP"),

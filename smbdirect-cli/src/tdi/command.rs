@@ -334,16 +334,18 @@ fn split(line: &str) -> Result<Vec<(String, Vec<String>)>, String> {
     Ok(commands)
 }
 
+const SESSION: &str = "Session";
+
 /// Commands given on the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ScriptOptions {
     /// Take the commands of the session from FILE instead of stdin
-    #[arg(long, value_name = "FILE", help_heading = super::SESSION)]
+    #[arg(long, value_name = "FILE", help_heading = SESSION)]
     script: Option<PathBuf>,
 
     /// Run these commands of the session instead, with `;` between them
     #[arg(short, long, value_name = "COMMANDS", conflicts_with = "script")]
-    #[arg(help_heading = super::SESSION)]
+    #[arg(help_heading = SESSION)]
     execute: Option<String>,
 }
 

@@ -6,13 +6,10 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use bitflags::Flags;
 use serde::Serialize;
-use smbdirect::{
-    Connection,
-    tdi::{ConnectionInfo, EndpointState, ProviderInfo, ProviderStatistics, Status},
-};
+use smbdirect::tdi::Status;
 
+use super::queries;
 use crate::report::{self, NegotiatedReport, Report};
 
 /// Something that happened.
@@ -87,48 +84,9 @@ pub(super) enum Event {
     Error {
         status: Name,
     },
-    Info {
-        version: u32,
-        max_send_size: usize,
-        service_flags: String,
-        local_priority_sends: bool,
-        minimum_lookahead_data: usize,
-        maximum_lookahead_data: usize,
-    },
-    Statistics {
-        open_connections: u64,
-        local_disconnects: u64,
-        remote_disconnects: u64,
-        link_failures: u64,
-        session_timeouts: u64,
-        packets_sent: u64,
-        packets_received: u64,
-        data_frames_sent: u64,
-        data_frame_bytes_sent: u64,
-        data_frames_received: u64,
-        data_frame_bytes_received: u64,
-        send_buffer_maximum_used: u64,
-        send_buffer_exhausted: u64,
-        receive_buffer_maximum_used: u64,
-        receive_buffer_exhausted: u64,
-    },
-    Connection {
-        state: String,
-        transmitted_tsdus: u64,
-        transmitted_bytes: u64,
-        received_tsdus: u64,
-        received_bytes: u64,
-        send_buffer_size: usize,
-        send_buffer_available: usize,
-        receive_buffer_size: usize,
-        receive_buffer_held: usize,
-        unreliable: bool,
-        /// None without a connection, as those below.
-        send_credits: Option<u16>,
-        granted_credits: Option<u16>,
-        /// How often the peer was asked for a sign of life, which brings credits.
-        keepalives_sent: Option<u64>,
-    },
+    Info(queries::Info),
+    Statistics(queries::Statistics),
+    Connection(queries::Connection),
 }
 
 /// A status by its name.
@@ -221,72 +179,6 @@ impl fmt::Display for Data {
     }
 }
 
-/// The names of flags, `0` if there are none.
-pub(super) fn names<F: Flags<Bits = u32>>(flags: F) -> String {
-    let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
-    match names.is_empty() {
-        true => "0".into(),
-        false => names.join("|"),
-    }
-}
-
-impl Event {
-    pub(super) fn info(info: &ProviderInfo) -> Self {
-        Self::Info {
-            version: info.version,
-            max_send_size: info.max_send_size,
-            service_flags: names(info.service_flags),
-            local_priority_sends: info.local_priority_sends,
-            minimum_lookahead_data: info.minimum_lookahead_data,
-            maximum_lookahead_data: info.maximum_lookahead_data,
-        }
-    }
-
-    pub(super) const fn statistics(statistics: &ProviderStatistics) -> Self {
-        let [send, receive] = &statistics.resources;
-        Self::Statistics {
-            open_connections: statistics.open_connections,
-            local_disconnects: statistics.local_disconnects,
-            remote_disconnects: statistics.remote_disconnects,
-            link_failures: statistics.link_failures,
-            session_timeouts: statistics.session_timeouts,
-            packets_sent: statistics.packets_sent,
-            packets_received: statistics.packets_received,
-            data_frames_sent: statistics.data_frames_sent,
-            data_frame_bytes_sent: statistics.data_frame_bytes_sent,
-            data_frames_received: statistics.data_frames_received,
-            data_frame_bytes_received: statistics.data_frame_bytes_received,
-            send_buffer_maximum_used: send.maximum_used,
-            send_buffer_exhausted: send.exhausted,
-            receive_buffer_maximum_used: receive.maximum_used,
-            receive_buffer_exhausted: receive.exhausted,
-        }
-    }
-
-    pub(super) fn connection(info: &ConnectionInfo, connection: Option<&Connection>) -> Self {
-        let credits = connection.map(Connection::credits);
-        Self::Connection {
-            state: state(info.state),
-            transmitted_tsdus: info.transmitted_tsdus,
-            transmitted_bytes: info.transmitted_bytes,
-            received_tsdus: info.received_tsdus,
-            received_bytes: info.received_bytes,
-            send_buffer_size: info.send_buffer_size,
-            send_buffer_available: info.send_buffer_available,
-            receive_buffer_size: info.receive_buffer_size,
-            receive_buffer_held: info.receive_buffer_held,
-            unreliable: info.unreliable,
-            send_credits: credits.map(|credits| credits.send_credits),
-            granted_credits: credits.map(|credits| credits.granted),
-            keepalives_sent: connection.map(|connection| connection.stats().keepalives_sent),
-        }
-    }
-}
-
-fn state(state: EndpointState) -> String {
-    format!("{state:?}").to_lowercase()
-}
-
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -351,115 +243,9 @@ impl fmt::Display for Event {
                 write!(f, "event: disconnected ({flags}): {cause}")
             }
             Self::Error { status } => write!(f, "event: error {status}"),
-            Self::Info { .. } | Self::Statistics { .. } | Self::Connection { .. } => {
-                self.fmt_query(f)
-            }
-        }
-    }
-}
-
-impl Event {
-    /// The answers to queries, several lines each.
-    fn fmt_query(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Info {
-                version,
-                max_send_size,
-                service_flags,
-                local_priority_sends,
-                minimum_lookahead_data,
-                maximum_lookahead_data,
-            } => {
-                let expedited = match local_priority_sends {
-                    true => "overtake at this end",
-                    false => "are normal sends",
-                };
-                writeln!(
-                    f,
-                    "provider   version {version:#06x}, MaxSendSize {max_send_size} B"
-                )?;
-                writeln!(f, "services   {service_flags}")?;
-                writeln!(f, "expedited  sends {expedited}")?;
-                write!(
-                    f,
-                    "look-ahead {minimum_lookahead_data} B to {maximum_lookahead_data} B"
-                )
-            }
-            Self::Statistics {
-                open_connections,
-                local_disconnects,
-                remote_disconnects,
-                link_failures,
-                session_timeouts,
-                packets_sent,
-                packets_received,
-                data_frames_sent,
-                data_frame_bytes_sent,
-                data_frames_received,
-                data_frame_bytes_received,
-                send_buffer_maximum_used,
-                send_buffer_exhausted,
-                receive_buffer_maximum_used,
-                receive_buffer_exhausted,
-            } => {
-                writeln!(
-                    f,
-                    "endpoints  {open_connections} open; disconnects: {local_disconnects} local, \
-                     {remote_disconnects} remote, {link_failures} by the link, {session_timeouts} \
-                     by time"
-                )?;
-                writeln!(
-                    f,
-                    "sent       {packets_sent} messages, {data_frames_sent} of them with \
-                     {data_frame_bytes_sent} B; buffer: {send_buffer_maximum_used} B at most, full \
-                     {send_buffer_exhausted} times"
-                )?;
-                write!(
-                    f,
-                    "received   {packets_received} messages, {data_frames_received} of them with \
-                     {data_frame_bytes_received} B; buffer: {receive_buffer_maximum_used} B at \
-                     most, full {receive_buffer_exhausted} times"
-                )
-            }
-            Self::Connection {
-                state,
-                transmitted_tsdus,
-                transmitted_bytes,
-                received_tsdus,
-                received_bytes,
-                send_buffer_size,
-                send_buffer_available,
-                receive_buffer_size,
-                receive_buffer_held,
-                unreliable,
-                send_credits,
-                keepalives_sent,
-                ..
-            } => {
-                let unreliable = match unreliable {
-                    true => ", unreliable",
-                    false => "",
-                };
-                writeln!(f, "connection {state}{unreliable}")?;
-                writeln!(
-                    f,
-                    "sent       {transmitted_tsdus} TSDUs, {transmitted_bytes} B; buffer: \
-                     {send_buffer_available} of {send_buffer_size} B free"
-                )?;
-                write!(
-                    f,
-                    "received   {received_tsdus} TSDUs, {received_bytes} B; buffer: \
-                     {receive_buffer_held} of {receive_buffer_size} B held"
-                )?;
-                if let (Some(credits), Some(asked)) = (send_credits, keepalives_sent) {
-                    write!(
-                        f,
-                        "\ncredits    {credits} to send with; answers asked for: {asked}"
-                    )?;
-                }
-                Ok(())
-            }
-            _ => Ok(()),
+            Self::Info(info) => info.fmt(f),
+            Self::Statistics(statistics) => statistics.fmt(f),
+            Self::Connection(connection) => connection.fmt(f),
         }
     }
 }
@@ -537,7 +323,7 @@ const PROMPT: &str = "> ";
 mod tests {
     use smbdirect::tdi::{SendFlags, ServiceFlags};
 
-    use super::*;
+    use super::{super::queries::names, *};
 
     #[test]
     fn flags_have_their_names() {
