@@ -74,7 +74,9 @@ impl Programs {
             }
             for &other in others {
                 match other {
-                    Other::LibfabricLatency => rows.push(Row::Other(other, super::plan::RATE)),
+                    Other::LibfabricLatency => {
+                        rows.push(Row::Other(other, super::plan::RATE_BYTES))
+                    }
                     _ => rows.extend(sizes.iter().map(|&size| Row::Other(other, size))),
                 }
             }

@@ -22,8 +22,8 @@ pub(crate) fn framed(stream: TcpStream, largest: u32) -> Frames {
     let codec = LengthDelimitedCodec::builder()
         .max_frame_length(largest.max(64) as usize)
         .new_codec();
-    let mut framed = Framed::with_capacity(stream, codec, tcp::BATCH);
-    framed.set_backpressure_boundary(tcp::BATCH);
+    let mut framed = Framed::with_capacity(stream, codec, tcp::BATCH_BYTES);
+    framed.set_backpressure_boundary(tcp::BATCH_BYTES);
     framed
 }
 

@@ -11,7 +11,7 @@ use super::{
     measure::{GIB, RowResult, Summary},
     options::Bench,
     output,
-    plan::{Choice, Other, RATE, Row, Work},
+    plan::{Choice, Other, RATE_BYTES, Row, Work},
     scale, table,
     work::{Kind, Means, Over, Placement, Smb},
 };
@@ -122,7 +122,7 @@ impl Rows {
 
     /// 64-byte messages, several by one call.
     fn rate(&self, placement: Placement) -> Row {
-        self.work(self.smb(LARGE, true), Kind::Batch, RATE, placement)
+        self.work(self.smb(LARGE, true), Kind::Batch, RATE_BYTES, placement)
     }
 
     fn rdma(&self, kind: Kind, crc: bool, size: u32, placement: Placement) -> Row {
@@ -141,7 +141,7 @@ impl Rows {
     }
 
     fn echo(&self, means: Means, busy: bool) -> Row {
-        match self.work(means, Kind::Echo, RATE, Placement::TwoCores) {
+        match self.work(means, Kind::Echo, RATE_BYTES, Placement::TwoCores) {
             Row::Work(work) => Row::Work(Work { busy, ..work }),
             row => row,
         }
@@ -184,8 +184,8 @@ impl Rows {
                 rows.push(self.rdma(Kind::Write, crc, SIZES[1], placement));
             }
             rows.push(self.rate(placement));
-            rows.push(self.send(LARGE, true, RATE, placement));
-            for size in [RATE, SMALL, 8 << 10, SIZES[0], SIZES[1]] {
+            rows.push(self.send(LARGE, true, RATE_BYTES, placement));
+            for size in [RATE_BYTES, SMALL, 8 << 10, SIZES[0], SIZES[1]] {
                 rows.push(self.tcp(size, placement));
             }
         }
@@ -199,7 +199,7 @@ impl Rows {
                 rows.push(self.echo(Means::Tcp, busy));
             }
             if one_process {
-                for size in [ONE_SEGMENT, RATE] {
+                for size in [ONE_SEGMENT, RATE_BYTES] {
                     rows.extend([Kind::Batch, Kind::Send].map(|kind| self.in_process(kind, size)));
                     rows.push(self.channel(size));
                 }
@@ -439,7 +439,7 @@ impl Rates<'_> {
         goals.push(Self::at_least(
             "Send 64 B, many a call, two cores / TCP, writes of 64 B",
             self.of(rows.rate(two)),
-            self.of(rows.tcp(RATE, two)),
+            self.of(rows.tcp(RATE_BYTES, two)),
             [6.0, 10.0],
         ));
         goals
@@ -489,12 +489,12 @@ fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
         in_process,
         Goal::new(
             "in process: Send 64 B, many a call",
-            millions(rows.in_process(Kind::Batch, RATE)),
+            millions(rows.in_process(Kind::Batch, RATE_BYTES)),
             " M/s",
             true,
             [
                 2.5,
-                stretch(rows.channel(RATE), |result| result.messages / 1e6),
+                stretch(rows.channel(RATE_BYTES), |result| result.messages / 1e6),
             ],
         ),
     ]
