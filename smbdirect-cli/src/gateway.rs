@@ -64,37 +64,38 @@ use session::Session;
 /// messages both ways until either side ends. Clients read and write by RDMA although the server has
 /// none, and a server with RDMA serves clients that have none. All other messages pass unchanged.
 ///
-/// Goes on until SIGINT or SIGTERM, and ends with status 0 and a summary.
+/// Runs until SIGINT or SIGTERM, and ends with status 0 and a summary.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Gateway {
-    /// Where clients connect: HOST[:PORT]; port 0 picks a free one, an empty HOST is every address
+    /// The address that clients connect to: HOST[:PORT]; port 0 picks a free one; without HOST it
+    /// is every address of the machine
     #[arg(value_name = "LISTEN")]
     listen: Address,
 
-    /// The server: HOST[:PORT]; the port is 5445 for SMB Direct and 445 for TCP if none is given
+    /// The server: HOST[:PORT]; the default port is 5445 for SMB Direct and 445 for TCP
     #[arg(value_name = "UPSTREAM")]
     upstream: Address,
 
-    /// What clients speak
+    /// Protocol of the clients
     #[arg(long, value_enum, value_name = "KIND", default_value = "smbdirect")]
     from: Kind,
 
-    /// What the server speaks
+    /// Protocol of the server
     #[arg(long, value_enum, value_name = "KIND", default_value = "tcp")]
     to: Kind,
 
-    /// Most connections to carry at once; more are closed as soon as they come
+    /// Most connections at the same time; further ones are closed at once
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 
-    /// Most memory for all connections: half of it for the buffers of connections, a quarter for
-    /// requests and a quarter for answers in flight. Where it is spent, clients wait. It does not
-    /// count the program, and up to 100 MiB that are kept to be used again
+    /// Most memory for all connections: half of it for their buffers, a quarter for requests and a
+    /// quarter for answers in flight. When it is used up, clients wait. It does not include the
+    /// program itself and up to 100 MiB of buffers kept for reuse
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = large_size)]
     memory: u64,
 
-    /// How long a TCP peer may take nothing, or leave a message unfinished
+    /// Longest time that a TCP peer may accept no data or leave a message unfinished
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_limit: Duration,
 
@@ -109,9 +110,9 @@ pub(crate) struct Gateway {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect gateway :5445 127.0.0.1                               SMB Direct for a Samba beside it
+  smbdirect gateway :5445 127.0.0.1                               SMB Direct for a Samba next to it
   smbdirect gateway 127.0.0.1:4450 nas --from tcp --to smbdirect  a TCP client to SMB Direct
-  smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     look at what goes by
+  smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     capture what passes
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
   READ and WRITE with a channel need no setting, on the client or on the server. They are
@@ -159,7 +160,7 @@ impl Gateway {
         };
         let (provider, _capture) =
             transport::one_end(&self.options, Some(&self.connect), smbdirect)?;
-        // From here on a signal ends the command in good order.
+        // From here on a signal ends the command gracefully.
         let interrupted = Interrupted::new();
         let listener = match self.from {
             Kind::Smbdirect => {

@@ -1,4 +1,4 @@
-//! One accepted connection and what becomes of it.
+//! One accepted connection, and the connection to the server that belongs to it.
 
 use std::{
     net::SocketAddr,
@@ -21,10 +21,10 @@ use super::{
 };
 use crate::report;
 
-/// Bytes from which on the data of a client without RDMA goes to a server with it by RDMA.
+/// Least bytes of data that move by RDMA between a client without RDMA and a server with it.
 const RDMA_THRESHOLD: u32 = 16 << 10;
 
-/// One accepted connection and what becomes of it.
+/// One accepted connection, and the connection to the server that belongs to it.
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) peer: SocketAddr,
@@ -34,7 +34,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Carries messages until the end of either side. Each line of the log names the session.
+    /// Carries messages until either side ends. Each line of the log names the session.
     pub(super) async fn run(self, client: Peer, told_to_end: watch::Receiver<bool>) {
         let span = info_span!("session", id = self.id, client = %self.peer);
         self.carry(client, told_to_end).instrument(span).await;
@@ -77,7 +77,7 @@ impl Session {
         told_to_end: &mut watch::Receiver<bool>,
     ) -> Stop {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
-        // A TCP server ends by itself when it is told that nothing else comes.
+        // A TCP server ends by itself when it is told that no more requests follow.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
         let stall_limit = self.service.stall_limit;
         let exchange = self.exchange(&server);
@@ -111,8 +111,9 @@ impl Session {
         stop
     }
 
-    /// Whether the server has sent as many messages as it was sent. A client that hangs up then waits
-    /// for nothing, and one that connects again at once must find its files closed.
+    /// Returns whether the server has sent as many messages as it received. A client that closes
+    /// its connection then waits for nothing, and one that connects again immediately must find its
+    /// files closed.
     fn is_answered(&self) -> bool {
         let to_server = self.counts.messages_to_server.load(Relaxed);
         self.counts.messages_to_client.load(Relaxed) >= to_server
@@ -205,6 +206,6 @@ impl Session {
 
 /// Waits until this process is told to end.
 async fn told(told_to_end: &mut watch::Receiver<bool>) {
-    // The lock in the result is not to be kept.
+    // The result holds a lock, so it is dropped at once.
     let _ = told_to_end.wait_for(|&told| told).await;
 }
