@@ -1,4 +1,4 @@
-//! `smbdirect send`: files to a `listen --receive`.
+//! `smbdirect send`: sends files to a `listen --receive`.
 
 use std::{
     collections::VecDeque,
@@ -26,12 +26,12 @@ use crate::{
 
 /// Send files to a `smbdirect listen --receive`
 ///
-/// The far end checks each file by its SHA-256 before it gives it its name, and overwrites
-/// nothing. The exit status is 0 only if all files arrived.
+/// The listener checks the SHA-256 of each file before it gives it its name, and never overwrites.
+/// The exit status is 0 only if all files arrived.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Send {
-    /// The listener: HOST[:PORT], the port of SMB Direct if none is given (5445)
+    /// The listener: HOST[:PORT], default port 5445
     #[arg(value_name = "ADDR")]
     address: Address,
 
@@ -43,7 +43,7 @@ pub(crate) struct Send {
     #[arg(long)]
     rdma: bool,
 
-    /// Give up when nothing moves for so long [default: 30]
+    /// Give up after this time without progress [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     inactivity_limit: Option<Duration>,
 
@@ -97,10 +97,10 @@ enum Event {
     },
 }
 
-/// How long the end of the connection may take.
-const CLOSE: Duration = Duration::from_secs(5);
+/// Longest time for closing the connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What has been done so far.
+/// The totals so far.
 #[derive(Default)]
 struct Total {
     files: u64,
@@ -144,7 +144,7 @@ impl Send {
             self.report_not_sent(&report, &path, source);
         }
         if let Some(connection) = total.connection.take() {
-            transport::close(&connection, CLOSE).await;
+            transport::close(&connection, CLOSE_TIMEOUT).await;
         }
         self.report_total(&report, &total);
         match result {
@@ -154,7 +154,7 @@ impl Send {
         }
     }
 
-    /// Opens what can be opened, and reports the others, before anything is moved.
+    /// Opens the files that can be opened, and reports the others, before anything is sent.
     ///
     /// # Errors
     /// A signal came while stdin was read.
@@ -187,7 +187,7 @@ impl Send {
         Ok(files)
     }
 
-    /// Connects and sends; whatever ends it, `files` has those that were not reached.
+    /// Connects and sends. When it ends, `files` has the files that were not reached.
     async fn send_all(
         &self,
         report: &Report,
@@ -217,7 +217,7 @@ impl Send {
             let limit = self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT);
             let result = send_file(&connection, source, self.method(), limit, progress).await;
             total.underway = None;
-            // Finishing a bar fills it.
+            // Finishing a bar fills it, so the position is read first.
             let moved = bar.position();
             bar.finish_and_clear();
             match result {
@@ -289,7 +289,7 @@ impl Send {
         self.failure_event(report, path, known, reason);
     }
 
-    /// A file whose sending a signal has stopped.
+    /// Reports the file that was being sent at a signal.
     fn report_stopped(&self, report: &Report, underway: Underway) {
         let Underway {
             path,
@@ -297,7 +297,7 @@ impl Send {
             length,
             bar,
         } = underway;
-        // Finishing a bar fills it.
+        // Finishing a bar fills it, so the position is read first.
         let moved = bar.position();
         bar.finish_and_clear();
         report.line(format_args!(
@@ -311,7 +311,7 @@ impl Send {
         self.failure_event(report, &path, Some((name, length, moved)), "interrupted");
     }
 
-    /// A file whose turn did not come.
+    /// Reports a file that was not reached.
     fn report_not_sent(&self, report: &Report, path: &Path, source: Source) {
         report.line(format_args!(
             "{}  {}  {}",
