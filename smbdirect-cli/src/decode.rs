@@ -1,4 +1,4 @@
-//! `smbdirect decode`: what a capture says, message by message, and which rules were broken.
+//! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
 mod analysis;
 mod json;
@@ -26,10 +26,10 @@ use summary::{MAX_SUMMARISED, Summary};
 
 /// Read a capture: SMB Direct messages, credits, and broken rules
 ///
-/// Reads pcap and pcapng files of iWARP on TCP, those of --pcap, tcpdump and Wireshark among them,
-/// and prints a line for each message with the specification's field names, the send credits that
-/// each end holds behind it, and every rule that was broken, by its id in `specs`. The status is 0
-/// only if the whole file was read, SMB Direct was found in it, and no rule was broken.
+/// Reads pcap and pcapng files of iWARP on TCP, including those of --pcap, tcpdump and Wireshark.
+/// Prints a line for each message with the field names of the specification, the send credits that
+/// each end holds after it, and each rule that it breaks, by its id in `specs`. The status is 0
+/// only if the whole file was read, it contains SMB Direct, and no rule was broken.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Decode {
@@ -37,11 +37,11 @@ pub(crate) struct Decode {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Print one JSON object a line, for programs
+    /// Print one JSON object per line, for programs
     #[arg(long)]
     json: bool,
 
-    /// Take TCP on this port for iWARP even where its beginning was not captured, like 5445
+    /// Treat TCP on this port as iWARP even if its beginning was not captured, as on 5445
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
 
@@ -53,7 +53,7 @@ pub(crate) struct Decode {
     #[arg(long)]
     broken: bool,
 
-    /// Tell what happens on stderr; twice for every message
+    /// Log to stderr; give it twice to log every message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -67,9 +67,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   tcpdump -i any -s 0 -U -w - tcp port 5445 | smbdirect decode -      as packets are captured
 
 \x1b[1m\x1b[4mIn the lines:\x1b[0m
-  I> is said by the initiator, who connected, <R by the responder. Behind each message stand the
-  send credits that the initiator and the responder hold then; ? where the capture lacks something
-  that they depend on. Rules are not held against what was not captured.
+  I> is a message of the initiator, which connected, <R one of the responder. The last columns are
+  the send credits that the initiator and the responder hold then; ? if the capture lacks something
+  that they depend on. Rules are only checked where everything that they depend on was captured.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"stream\", stream, initiator, responder, from_start}
@@ -156,7 +156,7 @@ fn in_words(error: &CaptureError) -> anyhow::Error {
     anyhow!(plain(error))
 }
 
-/// Why there is no message, and what to try.
+/// Explains why there is no message, and what to try.
 fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
     if !decode.stream.is_empty() {
         return anyhow!("no such stream has messages of SMB Direct or iWARP; try without --stream");
@@ -174,13 +174,13 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
     )
 }
 
-/// Shows events, and counts them.
+/// Shows and counts events.
 struct Show<'a> {
     report: &'a Report,
     decode: &'a Decode,
     /// The time of the first packet.
     first: Duration,
-    /// The lines of streams of which nothing else has been shown.
+    /// Stream events of streams of which nothing else has been shown.
     waiting: BTreeMap<u32, Event>,
     summary: Summary,
 }

@@ -39,20 +39,20 @@ use options::TdiOptions;
 use runner::Runner;
 use session::Session;
 
-/// Send with TDI's flags, by hand or by script, and see what comes of it
+/// Send with the flags of TDI, by hand or by script, and see the results
 ///
-/// Connects an endpoint of the Transport Driver Interface to ADDR, and takes commands, one a line,
-/// from stdin, a file or the command line: `send --expedited`, `send --partial`, `receive`, `hold`,
-/// `disconnect --release` and others; `help` lists them. Requests have numbers; a line tells that
-/// one was submitted, another that it was completed; others what is indicated and what handlers
-/// are told. At the end what was sent may leave, and then the endpoint disconnects.
+/// Connects an endpoint of the Transport Driver Interface to ADDR, and takes commands, one per
+/// line, from stdin, a file or the command line: `send --expedited`, `send --partial`, `receive`,
+/// `hold`, `disconnect --release` and others; `help` lists them. Requests have numbers: one line
+/// shows that a request was submitted, another that it completed; further lines show indications
+/// and events. At the end, sends complete, and then the endpoint disconnects.
 ///
 /// The status is 0 if the session ended as asked. It is 1 if the connection was lost, or if a
-/// command that nobody typed on a terminal ended with an error that no `expect` before it allows.
+/// command that was not typed on a terminal ended with an error that no `expect` before it allows.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Tdi {
-    /// Who listens: HOST[:PORT] [default port: 5445]
+    /// The listener: HOST[:PORT], default port 5445
     #[arg(value_name = "ADDR")]
     address: Address,
 

@@ -1,4 +1,4 @@
-//! Events as lines for people.
+//! Prints events as lines for people.
 
 use std::fmt::Write;
 
@@ -62,7 +62,7 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
     }
 }
 
-/// The columns of Data Transfers, under the specification's names, and what stands before them.
+/// The columns of Data Transfers under the names of the specification, and the columns before them.
 const HEADS: [[&str; 12]; 2] = [
     [
         "",
@@ -157,7 +157,7 @@ fn or(number: Option<u32>, unknown: &str) -> String {
     number.map_or_else(|| unknown.into(), |number| number.to_string())
 }
 
-/// A payload in words.
+/// Describes a payload.
 pub(super) fn payload(payload: Payload) -> Option<String> {
     Some(match payload {
         Payload::None | Payload::Other => return None,
@@ -175,7 +175,7 @@ pub(super) fn payload(payload: Payload) -> Option<String> {
     })
 }
 
-/// A channel by its name, or by its number.
+/// Returns the name of a channel, or its number.
 pub(super) fn channel_name(channel: Channel) -> String {
     match channel.name() {
         Some(name) => name.into(),
@@ -183,7 +183,7 @@ pub(super) fn channel_name(channel: Channel) -> String {
     }
 }
 
-/// What is no Data Transfer.
+/// Describes an event that is no Data Transfer.
 fn words(what: &What, style: Style) -> String {
     let said = match what {
         What::Startup(frame) => startup(frame),
@@ -320,10 +320,10 @@ fn negotiate_response(response: &NegotiateResponse) -> String {
     )
 }
 
-/// Rules that are told one by one at the end, and streams whose credits are.
+/// Most streams that the summary lists individually.
 const MAX_STREAMS: usize = 10;
 
-/// Prints what there was.
+/// Prints the summary.
 pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
     let style = report.style;
     report.line("");
@@ -380,7 +380,7 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
     }
 }
 
-/// What was seen besides, and what could not be read.
+/// Describes packets other than iWARP, and what could not be read.
 fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     if summary.missing_bytes > 0 {
         let bytes = report::bytes(summary.missing_bytes);

@@ -1,4 +1,4 @@
-//! What a session shows: a line for each thing that happens, as text or as a JSON object.
+//! The lines that a session shows, one for each event, as text or as a JSON object.
 
 use std::{
     fmt,
@@ -26,12 +26,12 @@ pub(super) enum Event {
         max_tsdu: usize,
         negotiated: NegotiatedReport,
     },
-    /// An offer that was accepted came to nothing.
+    /// An offer that was accepted, and whose connection failed.
     NotConnected {
         address: SocketAddr,
         status: Name,
     },
-    /// A command, where nobody has typed it.
+    /// A command that was not typed.
     Command {
         command: String,
     },
@@ -49,7 +49,7 @@ pub(super) enum Event {
         #[serde(flatten)]
         result: Outcome,
     },
-    /// A request that is done by the call.
+    /// A request without a completion.
     Done {
         request: &'static str,
         #[serde(flatten)]
@@ -80,7 +80,7 @@ pub(super) enum Event {
         status: Name,
         cause: String,
     },
-    /// Nothing will be offered on the address any more.
+    /// The address failed, and gets no more offers.
     Error {
         status: Name,
     },
@@ -89,7 +89,7 @@ pub(super) enum Event {
     Connection(queries::Connection),
 }
 
-/// A status by its name.
+/// A status, shown by its name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Name(pub(super) Status);
 
@@ -105,19 +105,19 @@ impl Serialize for Name {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) status: Name,
-    /// Bytes taken from, or put into, its buffer.
+    /// Bytes taken from its buffer, or put into it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) information: Option<usize>,
-    /// What was received.
+    /// The beginning of what was received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) data: Option<Data>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) invalidated_token: Option<u32>,
-    /// With an expectation: whether it was met.
+    /// With an expectation, whether it was met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) expected: Option<bool>,
 }
@@ -159,16 +159,20 @@ impl fmt::Display for Outcome {
 pub(super) struct Data(String);
 
 /// Characters that are shown.
-const SHOWN: usize = 32;
+const MAX_CHARACTERS: usize = 32;
 
 impl Data {
-    /// More bytes than that are not looked at.
-    pub(super) const ENOUGH: usize = SHOWN + 1;
+    /// Bytes that [`Data::new`] reads at most.
+    pub(super) const MAX_BYTES: usize = MAX_CHARACTERS + 1;
 
     pub(super) fn new(bytes: &[u8]) -> Self {
-        let beginning = &bytes[..bytes.len().min(SHOWN)];
+        let beginning = &bytes[..bytes.len().min(MAX_CHARACTERS)];
         let text = report::printable(&String::from_utf8_lossy(beginning));
-        let dots = if bytes.len() > SHOWN { "..." } else { "" };
+        let dots = if bytes.len() > MAX_CHARACTERS {
+            "..."
+        } else {
+            ""
+        };
         Self(format!("{text}{dots}"))
     }
 }
@@ -223,7 +227,7 @@ impl fmt::Display for Event {
                 data,
                 answer,
             } => {
-                // That one is in all of them.
+                // Every indication has this flag.
                 let flags = flags.replace("|AT_DISPATCH_LEVEL", "");
                 let end = tsdu_offset + indicated;
                 write!(f, "indicated {indicated} of {available} B ({flags}), ")?;
@@ -250,15 +254,15 @@ impl fmt::Display for Event {
     }
 }
 
-/// Where the lines of a session go.
+/// Prints the lines of a session.
 #[derive(Debug)]
 pub(super) struct Lines {
     report: Report,
-    /// Number of the peer, where there can be several.
+    /// The number of the peer, if there can be several.
     peer: Option<u64>,
-    /// Somebody types commands, and is to see where.
+    /// Whether to print a prompt.
     prompts: bool,
-    /// The prompt stands on the line that is to be written.
+    /// Whether the current line is a prompt.
     prompted: AtomicBool,
 }
 
@@ -299,19 +303,19 @@ impl Lines {
         }
     }
 
-    /// Help, which is for people only.
+    /// Prints help, as text only.
     pub(super) fn help(&self, text: &str) {
         self.report.line(text);
     }
 
-    /// Asks for a command, if somebody types them.
+    /// Prints the prompt, if commands are typed.
     pub(super) fn prompt(&self) {
         if self.prompts && !self.prompted.swap(true, Ordering::Relaxed) {
             self.report.prompt(PROMPT);
         }
     }
 
-    /// A command was typed.
+    /// Notes that a line was typed, which ends the prompt.
     pub(super) fn typed(&self) {
         self.prompted.store(false, Ordering::Relaxed);
     }

@@ -36,11 +36,11 @@ pub(crate) struct TdiOptions {
     #[arg(long, help_heading = TDI)]
     no_expedited: bool,
 
-    /// Take all of a non-blocking send or nothing
+    /// Take all of a non-blocking send, or nothing
     #[arg(long, help_heading = TDI)]
     atomic: bool,
 
-    /// When a send that expects no response asks the peer for a sign [default: low]
+    /// When a send that expects no response asks the peer for one [default: low]
     #[arg(long, value_enum, value_name = "WHEN", help_heading = TDI)]
     no_response: Option<When>,
 }
@@ -49,14 +49,14 @@ pub(crate) struct TdiOptions {
 enum When {
     /// Never
     Ignore,
-    /// When it leaves few credits
+    /// When few credits are left
     Low,
-    /// Each time, if none is outstanding
+    /// Each time, if no request is outstanding
     Always,
 }
 
 impl TdiOptions {
-    /// An option that was given, if any was.
+    /// Returns one of these options that was given, if any was.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let given = [
             ("--max-tsdu", self.max_tsdu.is_some()),
@@ -119,7 +119,8 @@ impl TdiOptions {
     }
 }
 
-/// The connection below holds segments too: as few bytes, or the fewest that credits need.
+/// Sets the receive buffer of the connection below, which holds segments too: the same size, or the
+/// least that credits need.
 fn with_receive_buffer(config: &Config, bytes: usize) -> Result<Config> {
     let with = |bytes| {
         Config::new(Settings {

@@ -337,7 +337,7 @@ impl Session {
             Handling::Hold | Handling::Request(_) => "not accepted",
             Handling::Take(_) => "taken",
         };
-        let beginning = tsdu.clone().copy_to_bytes(tsdu.len().min(Data::ENOUGH));
+        let beginning = tsdu.clone().copy_to_bytes(tsdu.len().min(Data::MAX_BYTES));
         self.lines.show(&Event::Chained {
             tsdu_length: tsdu.len(),
             data: Data::new(&beginning),
