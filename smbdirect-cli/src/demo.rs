@@ -289,7 +289,7 @@ fn hash(path: &Path, goes_on: impl Fn(u64) -> bool) -> io::Result<Checksum> {
             }
         }
         if !goes_on(done) {
-            return Err(io::Error::other("nobody waits for the checksum"));
+            return Err(io::Error::other("the checksum is not needed any more"));
         }
     }
 }

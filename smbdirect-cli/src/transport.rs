@@ -149,7 +149,7 @@ pub(crate) fn unavailable(why: &smbdirect_verbs::Unavailable) -> anyhow::Error {
     let code = text.split_once(" (os error ");
     let rest = code.and_then(|(before, code)| Some((before, code.split_once(')')?.1)));
     match rest {
-        Some((before, behind)) => anyhow!("{before}{behind}"),
+        Some((before, after)) => anyhow!("{before}{after}"),
         None => anyhow!(text),
     }
 }

@@ -506,7 +506,7 @@ fn open(
     let after = taken.saturating_add(memory(link));
     ensure!(
         after <= MAX_MEMORY_BYTES,
-        "so many connections, with messages so long and so many credits, take too much memory"
+        "the connections, with their message size and credits, would take too much memory"
     );
     machine::allow_sockets(link.connections);
     let any = SocketAddr::new(address, 0);
@@ -530,7 +530,7 @@ fn open(
                 .lock()
                 .expect("no panic under it")
                 .remove(&id);
-            Connections::Channel(waiting.context("nobody made the channel")?)
+            Connections::Channel(waiting.context("there is no such channel")?)
         }
         Means::Tcp | Means::Frames => {
             let listener = TcpListener::bind(any)?;

@@ -438,7 +438,9 @@ where
     let Some(last) = number.checked_sub(1) else {
         return Ok(());
     };
-    let last = under_way.get_mut(last).expect("so many are under way");
+    let last = under_way
+        .get_mut(last)
+        .expect("there are that many under way");
     last.await?;
     // Operations finish in order. A failed one has ended the connection, and the next call reports
     // it.

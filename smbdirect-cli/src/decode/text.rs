@@ -22,7 +22,7 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
     if let What::Stream { ends, whole } = event.what {
         let [first, second] = ends;
         let (one, other) = match event.from {
-            Sender::A | Sender::B => ("one end", "the other; nobody saw who connected"),
+            Sender::A | Sender::B => ("one end", "the other; unknown which of them connected"),
             _ => ("initiator", "responder"),
         };
         let joined = if whole {

@@ -218,7 +218,7 @@ impl Receiver<'_> {
                 };
                 Err(TransferError::Peer(format!("the sender gave up: {reason}")))
             }
-            (frame, _) if self.finishing => broken(format!("{} behind FINISH", frame.kind())),
+            (frame, _) if self.finishing => broken(format!("{} after FINISH", frame.kind())),
             (Frame::Data { offset, payload }, Method::Messages) => {
                 self.expect_piece(offset, payload.len() as u64, None)?;
                 self.writer.write(payload);

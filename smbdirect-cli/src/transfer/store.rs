@@ -164,7 +164,7 @@ fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        warn!(path = %path.display(), %error, "a temporary file stays behind");
+        warn!(path = %path.display(), %error, "a temporary file cannot be removed");
     }
 }
 

@@ -43,9 +43,9 @@ pub(crate) enum CaptureError {
     Unknown,
     #[error("it is compressed; unpack it first")]
     Compressed,
-    #[error("it is cut short behind packet {frame}")]
+    #[error("it is cut short after packet {frame}")]
     Cut { frame: u64 },
-    #[error("it is damaged behind packet {frame}: {why}")]
+    #[error("it is damaged after packet {frame}: {why}")]
     Damaged { frame: u64, why: PcapError },
     #[error(transparent)]
     Io(#[from] std::io::Error),

@@ -236,7 +236,7 @@ impl SmbDirect {
             .response
             .filter(|response| response.status != Status::SUCCESS);
         if let Some(response) = refused {
-            let how = format!("a message behind a refusal with {}", response.status);
+            let how = format!("a message after a refusal with {}", response.status);
             faults.push(broken("SMBD-3.1.5.1-01", how));
         } else if context.whole == [true; 2] && self.response.is_none() {
             let how = "a message before the negotiation was over";

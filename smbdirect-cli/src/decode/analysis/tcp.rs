@@ -311,8 +311,8 @@ impl Way {
         let Some((&at, _)) = self.held.first_key_value() else {
             return false;
         };
-        // Either the peer has got what is missing here, or it has been sent to somebody who is
-        // known to have got what is missing there.
+        // Either the peer has acknowledged the bytes that are missing in this direction, or the
+        // bytes that wait answer bytes that are missing in the other direction.
         let lost = at <= self.next || self.acknowledged > self.next;
         (lost && self.waited > LATE_PACKETS)
             || self.held_bytes > MAX_HELD_BYTES

@@ -479,15 +479,15 @@ fn what_cannot_be_read_is_an_error_in_one_line() {
     );
     check(&good[..20], "neither pcap nor pcapng");
     check(&[0x1f, 0x8b, 8, 0], "it is compressed; unpack it first");
-    let cut = check(&good[..good.len() - 5], "it is cut short behind packet");
+    let cut = check(&good[..good.len() - 5], "it is cut short after packet");
     assert!(cut.stdout.contains("Data Transfer"), "{cut:?}");
     let mut damaged = good.clone();
     damaged[24 + 8..][..4].copy_from_slice(&[0xff; 4]);
-    check(&damaged, "behind packet 0");
+    check(&damaged, "after packet 0");
     let mut ng = pcapng(&talk.frames(), false, 6);
     let length = ng.len();
     ng[length - 1] ^= 1;
-    check(&ng, "it is damaged behind packet");
+    check(&ng, "it is damaged after packet");
     check(&good[..24], "no packet of TCP");
     decode(folder.path(), &[])
         .failed(1, "it is a directory")
