@@ -36,7 +36,7 @@ use crate::{
 const BACKLOG: u32 = 1024;
 
 /// Longest time for the TCP connection that tells an unreachable host from another service.
-const PROBE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The providers of both ends of a connection within this process. A capture records the connecting
 /// end.
@@ -530,7 +530,7 @@ fn no_iwarp(address: SocketAddr) -> anyhow::Error {
 
 /// Explains a timeout: whether TCP connects tells an unreachable host from another service.
 async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let probe = timeout(limit.min(PROBE), TcpStream::connect(address)).await;
+    let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
     if let Ok(Ok(_)) = probe {
         return no_iwarp(address);
     }

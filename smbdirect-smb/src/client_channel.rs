@@ -86,7 +86,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Bytes of the part.
+    /// Returns the bytes of the part.
     pub fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -94,7 +94,7 @@ impl Part {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether the part has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -131,30 +131,30 @@ impl Translated {
     }
 }
 
-/// How an answer goes to the client.
+/// What to do with an answer of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It goes to the client unchanged, and may end a registration.
+    /// It passes unchanged, and may invalidate a token.
     Pass {
-        /// The client's token that goes with it.
+        /// The token of the client to invalidate with it.
         invalidate: Option<Token>,
     },
-    /// Its data goes to the client's memory, and then `reply` to the client in its place.
+    /// Write its data to the memory of the client, and then send `reply` in its place.
     Place(Placement),
-    /// It is a compound: have [`ClientChannel::compound_answer`] look at the whole.
+    /// It is a compound: call [`ClientChannel::compound_answer`] with all of it.
     Compound,
 }
 
 /// The data of a READ, and the answer without it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where the data is in the answer; empty if there is none.
+    /// The place of the data in the answer; empty if there is none.
     pub data: Range<usize>,
-    /// Where it goes, by RDMA Write from the beginning of these on.
+    /// The memory of the client to write it to, from the beginning.
     pub to: Vec<BufferDescriptorV1>,
     /// The message for the client, to be sent after the data.
     pub reply: Bytes,
-    /// The client's token that goes with it.
+    /// The token of the client to invalidate with it.
     pub invalidate: Option<Token>,
 }
 
@@ -165,14 +165,14 @@ pub enum Step {
     Place {
         /// The data, at least one byte.
         data: Bytes,
-        /// Where it goes.
+        /// The memory of the client to write it to.
         to: Vec<BufferDescriptorV1>,
     },
     /// A message to the client.
     Send {
         /// The message.
         message: Message,
-        /// The client's token that goes with it.
+        /// The token of the client to invalidate with it.
         invalidate: Option<Token>,
     },
 }
@@ -181,28 +181,28 @@ impl ClientChannel {
     /// Bytes of an answer that [`answer`](Self::answer) needs to see, of answers that have them.
     pub const ANSWER_HEAD: usize = ReadResponse::FIXED;
 
-    /// A client that has asked for nothing.
+    /// Creates the state of a new client.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether another request can be taken. If not, an answer makes room.
+    /// Returns whether another request can be taken. If not, an answer makes room.
     pub fn has_room(&self) -> bool {
         self.pending.len() < MAX_PENDING
             && self.descriptors + MAX_DESCRIPTORS_PER_REQUEST <= MAX_DESCRIPTORS
     }
 
-    /// Requests with a channel that wait for their answer.
+    /// Returns the number of unanswered requests with a channel.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Takes a request of the client.
+    /// Translates a request of the client.
     ///
     /// # Errors
     /// It is not to be forwarded, and the connection is to end.
     pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
-        // Where the parts of a message begin and end means nothing; most messages are one part.
+        // The division of a message into parts has no meaning; most messages are one part.
         let seen = message.chunk().len();
         let message = match seen < message.len() && seen < ReadRequest::FIXED {
             true => message.into_bytes().into(),
@@ -216,7 +216,7 @@ impl ClientChannel {
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
-            // It has no command that could ask for anything.
+            // It has no command that could have a channel.
             Err(Malformed::TooShort { .. }) => return Ok(Request::Pass(message)),
             Err(fault) => return Err(Refusal::Header { fault }),
         };
@@ -266,7 +266,7 @@ impl ClientChannel {
         }
     }
 
-    /// Takes note of an element that goes to the server unchanged.
+    /// Records an element that is forwarded unchanged.
     fn pass(&mut self, element: &Element, bytes: &[u8]) -> Result<(), Refusal> {
         if element.header.command == Command::READ {
             self.opaque.read(ReadRequest::flags_of(bytes));
@@ -308,7 +308,7 @@ impl ClientChannel {
                     let length = request.data.len();
                     return Err(Refusal::DataAndChannel { length });
                 }
-                // Before the sum of `usize` lengths, which 32 bits may not hold.
+                // Checked before the sum of `usize` lengths, which may exceed 32 bits.
                 translated.check_length((WriteRequest::FIXED as u64) + u64::from(length))?;
                 let invalidate = invalidated_token(channel, &request.descriptors);
                 for part in write_inline(&element.header, request, padding) {
@@ -337,7 +337,8 @@ impl ClientChannel {
         Ok(())
     }
 
-    /// A MessageId belongs to one request at a time; CANCEL names that of another.
+    /// Checks that the MessageId is of no other unanswered request; CANCEL has that of the request
+    /// that it cancels.
     fn check_message_id(&self, header: &Header) -> Result<(), Refusal> {
         if header.command != Command::CANCEL && self.pending.contains_key(&header.message_id) {
             return Err(Refusal::Repeated {
@@ -383,8 +384,8 @@ impl ClientChannel {
         })
     }
 
-    /// Takes a compound answer that is there whole. Its data comes first, then one message, or
-    /// one for each element if more than one token is to be invalidated.
+    /// Translates a complete compound answer. Its data comes first, then one message, or one for
+    /// each element if more than one token is to be invalidated.
     ///
     /// # Errors
     /// The answer is not to be carried, and the connection is to end.

@@ -122,11 +122,16 @@ impl Rows {
 
     /// 64-byte messages, several by one call.
     fn rate(&self, placement: Placement) -> Row {
-        self.work(self.smb(LARGE, true), Kind::Batch, RATE_BYTES, placement)
+        self.work(
+            self.smb(LARGE_SEGMENT, true),
+            Kind::Batch,
+            RATE_BYTES,
+            placement,
+        )
     }
 
     fn rdma(&self, kind: Kind, crc: bool, size: u32, placement: Placement) -> Row {
-        let means = self.smb(LARGE, crc);
+        let means = self.smb(LARGE_SEGMENT, crc);
         match self.work(means, kind, size, placement) {
             Row::Work(work) => Row::Work(Work {
                 outstanding: OUTSTANDING,
@@ -149,7 +154,7 @@ impl Rows {
 
     fn in_process(&self, kind: Kind, size: u32) -> Row {
         let means = Means::SmbDirect(Smb {
-            segment: LARGE,
+            segment: LARGE_SEGMENT,
             crc: false,
             over: Over::Loopback,
             ..self.smb
@@ -173,7 +178,7 @@ impl Rows {
                 _ => &[true],
             };
             for &crc in crcs {
-                for segment in [SMALL, LARGE] {
+                for segment in [SMALL_SEGMENT, LARGE_SEGMENT] {
                     for size in SIZES {
                         rows.push(self.send(segment, crc, size, placement));
                     }
@@ -184,8 +189,8 @@ impl Rows {
                 rows.push(self.rdma(Kind::Write, crc, SIZES[1], placement));
             }
             rows.push(self.rate(placement));
-            rows.push(self.send(LARGE, true, RATE_BYTES, placement));
-            for size in [RATE_BYTES, SMALL, 8 << 10, SIZES[0], SIZES[1]] {
+            rows.push(self.send(LARGE_SEGMENT, true, RATE_BYTES, placement));
+            for size in [RATE_BYTES, SMALL_SEGMENT, 8 << 10, SIZES[0], SIZES[1]] {
                 rows.push(self.tcp(size, placement));
             }
         }
@@ -193,9 +198,14 @@ impl Rows {
             for kind in [Kind::WriteApart, Kind::Read] {
                 rows.extend(SIZES.map(|size| self.rdma(kind, true, size, Placement::TwoCores)));
             }
-            rows.push(self.work(Means::Frames, Kind::Send, SMALL, Placement::TwoCores));
+            rows.push(self.work(
+                Means::Frames,
+                Kind::Send,
+                SMALL_SEGMENT,
+                Placement::TwoCores,
+            ));
             for busy in [false, true] {
-                rows.push(self.echo(self.smb(LARGE, true), busy));
+                rows.push(self.echo(self.smb(LARGE_SEGMENT, true), busy));
                 rows.push(self.echo(Means::Tcp, busy));
             }
             if one_process {
@@ -210,11 +220,11 @@ impl Rows {
 }
 
 /// Segment size in bytes that Windows and Linux use by default.
-const SMALL: u32 = 1364;
+const SMALL_SEGMENT: u32 = 1364;
 /// Largest segment size in bytes that Windows accepts.
-const LARGE: u32 = 8136;
+const LARGE_SEGMENT: u32 = 8136;
 /// Size in bytes of a message that fills a large segment.
-const ONE_SEGMENT: u32 = LARGE - 24;
+const ONE_SEGMENT: u32 = LARGE_SEGMENT - 24;
 /// Message sizes in bytes; for Sends the worse rate of the two counts.
 const SIZES: [u32; 2] = [64 << 10, 1 << 20];
 /// RDMA operations outstanding.
@@ -363,15 +373,15 @@ impl Rates<'_> {
     fn send_goals(&self) -> Vec<Goal> {
         let rows = self.rows;
         let (two, one) = (Placement::TwoCores, Placement::SameCore);
-        let small = |placement| self.worse(|size| rows.send(SMALL, true, size, placement));
-        let large = |placement| self.worse(|size| rows.send(LARGE, true, size, placement));
+        let small = |placement| self.worse(|size| rows.send(SMALL_SEGMENT, true, size, placement));
+        let large = |placement| self.worse(|size| rows.send(LARGE_SEGMENT, true, size, placement));
         let tcp = |size, placement| self.of(rows.tcp(size, placement));
-        let frames = self.of(rows.work(Means::Frames, Kind::Send, SMALL, two));
+        let frames = self.of(rows.work(Means::Frames, Kind::Send, SMALL_SEGMENT, two));
         vec![
             Self::at_least(
                 "Send, 1364 B segments, CRC, two cores / TCP, writes of 1364 B",
                 small(two),
-                tcp(SMALL, two),
+                tcp(SMALL_SEGMENT, two),
                 [9.0; 2],
             ),
             Self::at_least(
@@ -383,7 +393,7 @@ impl Rates<'_> {
             Self::at_least(
                 "Send, 1364 B segments, CRC, one core / TCP, writes of 1364 B",
                 small(one),
-                tcp(SMALL, one),
+                tcp(SMALL_SEGMENT, one),
                 [3.3, 4.0],
             ),
             Self::at_least(
@@ -504,7 +514,7 @@ fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
 fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     let one = Placement::SameCore;
     let cpu = |row: Row| summary.result(&row)?.cpu;
-    let worst = SIZES.map(|size| cpu(rows.send(SMALL, true, size, one)));
+    let worst = SIZES.map(|size| cpu(rows.send(SMALL_SEGMENT, true, size, one)));
     let worst = worst[0].zip(worst[1]).map(|(one, other)| one.max(other));
     let mut goals = vec![Goal::new(
         "Send, 1364 B segments, CRC, one core: CPU for a GiB",
@@ -516,10 +526,10 @@ fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     for (name, row) in [
         (
             "Send, 1364 B segments",
-            &(|crc| rows.send(SMALL, crc, SIZES[0], one)) as &dyn Fn(bool) -> Row,
+            &(|crc| rows.send(SMALL_SEGMENT, crc, SIZES[0], one)) as &dyn Fn(bool) -> Row,
         ),
         ("Send, 8136 B segments", &|crc| {
-            rows.send(LARGE, crc, SIZES[0], one)
+            rows.send(LARGE_SEGMENT, crc, SIZES[0], one)
         }),
         ("Write 64 KiB", &|crc| {
             rows.rdma(Kind::Write, crc, SIZES[0], one)
@@ -535,7 +545,7 @@ fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
         ));
     }
     let trips = |row: Row| summary.result(&row)?.round_trips.as_ref();
-    let ours = |busy| trips(rows.echo(rows.smb(LARGE, true), busy));
+    let ours = |busy| trips(rows.echo(rows.smb(LARGE_SEGMENT, true), busy));
     let theirs = |busy| trips(rows.echo(Means::Tcp, busy));
     let sleeping = ours(false).zip(theirs(false));
     let busy = ours(true).zip(theirs(true));

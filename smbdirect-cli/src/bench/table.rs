@@ -127,7 +127,7 @@ fn kind_and_means(row: &Row) -> (&'static str, Option<&'static str>) {
 fn buckets(histogram: &Histogram<u64>) -> Vec<(f64, u64)> {
     let mut buckets = Vec::new();
     let mut counted = 0;
-    for step in 0..STEPS {
+    for step in 0..HISTOGRAM_STEPS {
         let bound = 2_f64.powf(f64::from(step) / 4.0 + MIN_EXPONENT);
         let below = histogram.count_between(0, bound as u64);
         if below > counted || (!buckets.is_empty() && counted < histogram.len()) {
@@ -141,7 +141,7 @@ fn buckets(histogram: &Histogram<u64>) -> Vec<(f64, u64)> {
 /// Lower end of the histogram, in powers of two of nanoseconds: a quarter of a microsecond.
 const MIN_EXPONENT: f64 = 8.0;
 /// Steps of the histogram: 29 doublings, up to two minutes.
-const STEPS: u32 = 4 * 29;
+const HISTOGRAM_STEPS: u32 = 4 * 29;
 
 /// Prints the table.
 pub(crate) fn print(report: &Report, summary: &Summary) {

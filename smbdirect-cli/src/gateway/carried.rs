@@ -79,14 +79,14 @@ impl<'a> Counters<'a> {
 
 /// Longest pause between answers to a TCP client that has finished sending, before the session
 /// ends.
-const LINGER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Counts {
-    /// Waits until no message has gone to the client for [`LINGER`].
+    /// Waits until no message has gone to the client for [`ANSWER_TIMEOUT`].
     pub(super) async fn silence(&self) {
         loop {
             let before = self.messages_to_client.load(Relaxed);
-            sleep(LINGER).await;
+            sleep(ANSWER_TIMEOUT).await;
             if self.messages_to_client.load(Relaxed) == before {
                 return;
             }

@@ -27,7 +27,7 @@ use crate::{
     transport,
 };
 
-/// How SMB messages travel.
+/// The protocol that carries SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
     /// SMB Direct, [MS-SMBD]
@@ -117,7 +117,7 @@ impl Service {
     /// Connects to the server.
     ///
     /// # Errors
-    /// Why it cannot be reached.
+    /// The server cannot be reached.
     pub(super) async fn connect(&self) -> Result<Peer> {
         let upstream = &self.upstream;
         Ok(match self.to {

@@ -104,7 +104,7 @@ impl Source {
     /// future loses nothing.
     ///
     /// # Errors
-    /// Why there will be no other.
+    /// The reason why no further message can come.
     pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {

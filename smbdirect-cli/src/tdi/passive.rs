@@ -38,7 +38,7 @@ use crate::{
 /// Most sessions at once; further peers are refused.
 const MAX_SESSIONS: usize = 64;
 /// Longest time that sessions may take to end after a signal.
-const SHUTDOWN: Duration = Duration::from_secs(3);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The options of `listen --tdi`.
 pub(crate) struct Listening {
@@ -302,7 +302,7 @@ impl Server {
     async fn end_sessions(&mut self) {
         self.end.send_replace(true);
         let all = async { while self.sessions.join_next().await.is_some() {} };
-        if timeout(SHUTDOWN, all).await.is_err() {
+        if timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
             tracing::debug!("some sessions did not end in time");
         }
     }
@@ -361,7 +361,7 @@ async fn attend(runner: Runner, mut commands: Commands, mut ended: watch::Receiv
             () = over, if are_sent => {}
             () = told_to_end => {}
         }
-        runner.release(Some(SHUTDOWN)).await;
+        runner.release(Some(SHUTDOWN_TIMEOUT)).await;
     };
     runner.driven(whole).await;
     let session = &runner.session;

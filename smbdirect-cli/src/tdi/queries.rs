@@ -15,7 +15,7 @@ pub(super) fn names<F: Flags<Bits = u32>>(flags: F) -> String {
     }
 }
 
-/// What the transport can do.
+/// The answer to `info`: the properties of the transport.
 #[derive(Debug, Serialize)]
 pub(super) struct Info {
     version: u32,
@@ -60,7 +60,7 @@ impl fmt::Display for Info {
     }
 }
 
-/// What the transport has done so far.
+/// The answer to `statistics`: the counters of the transport.
 #[derive(Debug, Serialize)]
 pub(super) struct Statistics {
     open_connections: u64,
@@ -135,7 +135,7 @@ impl fmt::Display for Statistics {
     }
 }
 
-/// The state of the endpoint and of its connection.
+/// The answer to `connection`: the state of the endpoint and of its connection.
 #[derive(Debug, Serialize)]
 pub(super) struct Connection {
     state: String,
@@ -152,8 +152,7 @@ pub(super) struct Connection {
     send_credits: Option<u16>,
     /// `None` without a connection.
     granted_credits: Option<u16>,
-    /// How often the peer was asked for a sign of life, which brings credits; `None` without a
-    /// connection.
+    /// Number of keepalives sent, whose answers bring credits; `None` without a connection.
     keepalives_sent: Option<u64>,
 }
 

@@ -107,7 +107,7 @@ impl Flags {
     /// SMB2_FLAGS_SIGNED: no byte of the element may change.
     pub const SIGNED: Self = Self(0x0000_0008);
 
-    /// Whether all of `other` are set.
+    /// Returns whether all flags of `other` are set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -214,12 +214,12 @@ impl Header {
         out.put_slice(&self.signature);
     }
 
-    /// Whether the element is a response.
+    /// Returns whether the element is a response.
     pub const fn is_response(&self) -> bool {
         self.flags.contains(Flags::RESPONSE)
     }
 
-    /// Whether the element is signed.
+    /// Returns whether the element is signed.
     pub const fn is_signed(&self) -> bool {
         self.flags.contains(Flags::SIGNED)
     }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why bytes are not the SMB2 structure that they claim to be.
+/// The reason why bytes are not the SMB2 structure that they claim to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Malformed {
