@@ -107,7 +107,7 @@ impl From<SendError> for TransferError {
     fn from(error: SendError) -> Self {
         match error {
             SendError::Connection(error) => Self::Connection(error),
-            // Messages fit what the peer accepts.
+            // Messages are cut to what the peer takes.
             error @ SendError::TooLarge { .. } => Self::Protocol(error.to_string()),
         }
     }

@@ -342,7 +342,7 @@ impl ServerChannel {
         })
     }
 
-    /// Takes the request that `header` is the final answer to. SMB2_FLAGS_SERVER_TO_REDIR is not
+    /// Returns the request that `header` is the final answer to. SMB2_FLAGS_SERVER_TO_REDIR is not
     /// required, because a client may ignore it.
     fn pending_for(&self, header: &Header) -> Option<Pending> {
         if header.is_interim() {
