@@ -1,9 +1,9 @@
-# What the cases have in common: sourced by each of them, not run.
+# Functions that the cases share. Each case sources this file.
 #
-# Real Linux kernels run as guests (User Mode Linux, from the lab), real Samba runs on this machine,
-# and the gateway between them; all in a network namespace that each case makes and takes down.
+# Linux kernels run as guests (User Mode Linux, from the lab). Samba and the gateway run on this machine.
+# All are in a network namespace that each case creates and removes.
 #
-#   SMBDIRECT_LAB   the lab: run-guest.sh and out/ [../shared/lab beside the repository]
+#   SMBDIRECT_LAB   the lab: run-guest.sh and out/ [../shared/lab next to the repository]
 #   SMBDIRECT_BIN   the command under test [built here]
 #   SMBDIRECT_KEEP  a directory for logs and captures [a temporary one, kept when a case fails]
 #   SMBDIRECT_REQUIRE_LAB=1 makes a missing lab or tool an error
@@ -15,7 +15,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case_name=$(basename "$0")
 lab=${SMBDIRECT_LAB:-$repository/../shared/lab}
 kernel=${SMBDIRECT_KERNEL:-$lab/out/linux-um}
-# A namespace's name; also part of the names of guests, which have to be short.
+# The name of the namespace. It is a part of the names of guests, which have to be short.
 ns=i$$
 # The addresses of the lab: this machine, the guest with a server, the guest with a client.
 host=10.77.0.1 server=10.77.0.2 client=10.77.0.3
@@ -45,7 +45,7 @@ need() {
   done
 }
 
-# begin: a place for what is made, and the network.
+# begin: creates the working directory and the network.
 begin() {
   if [ -n "${SMBDIRECT_KEEP:-}" ]; then
     work=$SMBDIRECT_KEEP/$case_name; rm -rf "$work"; mkdir -p "$work"
@@ -61,14 +61,15 @@ begin() {
     bin=$repository/target/debug/smbdirect
   fi
   "$lab/net-up.sh" "$ns" >"$work/net.log"
-  # A guest drops what is longer than a segment, and a capture is to have what goes over a wire.
+  # Segmentation offload is off: a guest drops packets longer than a segment, and a capture should show
+  # the packets of a wire.
   local device
   for device in br0 tap0 tap1; do
     inside ethtool -K "$device" tso off gso off gro off >>"$work/net.log" 2>&1 || true
   done
 }
 
-# end: on every way out. Nothing of the case is left but its logs, and these only if wanted.
+# end: runs on every exit and removes everything. Logs stay if the case failed or SMBDIRECT_KEEP is set.
 end() {
   local status=$?
   trap - EXIT
@@ -86,28 +87,28 @@ end() {
 
 inside() { ip netns exec "$ns" "$@"; }
 
-# background LOG COMMAND...: starts it in a session of its own; its id is in $started.
+# background LOG COMMAND...: starts the command in a session of its own; sets $started to its id.
 background() {
   local log=$1; shift
   setsid "$@" </dev/null >>"$log" 2>&1 &
   started=$!
-  # Else the shell tells how each of them ended.
+  # Keeps the shell from printing how each of them ended.
   disown "$started"
   pids+=("$started")
 }
 
-# stop PID [SIGNAL]: ends what background started, with its children, and waits for it.
+# stop PID [SIGNAL]: ends a command that background started, with its children, and waits for it.
 stop() {
   local pid=$1 signal=${2:-TERM}
-  # It may not have its session yet.
+  # The command may not have its session yet.
   kill "-$signal" -- "-$pid" 2>/dev/null || kill "-$signal" "$pid" 2>/dev/null || return 0
   wait_for 10 gone "$pid" || kill -KILL -- "-$pid" 2>/dev/null || true
 }
 
-# gone PID: neither it nor anything of its session runs; what is dead and not yet waited for does not.
+# gone PID: true if no process of its session runs; zombies do not count as running.
 gone() { ! ps -o stat= -p "$1" | grep -qv '^Z' && ! ps -o stat= -s "$1" | grep -qv '^Z'; }
 
-# wait_for SECONDS COMMAND...: until the command succeeds.
+# wait_for SECONDS COMMAND...: runs the command until it succeeds.
 wait_for() {
   local deadline=$((SECONDS + $1)); shift
   until "$@" >/dev/null 2>&1; do
@@ -116,7 +117,7 @@ wait_for() {
   done
 }
 
-# start_smbd: Samba with one share, for the user root with the password lab.
+# start_smbd: starts Samba with one share, for the user root with the password lab.
 start_smbd() {
   local folder=$work/samba directory
   mkdir -p "$folder"/{private,lock,state,cache,pid,ncalrpc,share,log}
@@ -191,7 +192,8 @@ use_mtu() {
   local device
   mtu=$1
   for device in tap0 tap1 br0; do ip -n "$ns" link set "$device" mtu "$mtu"; done
-  # A guest's card takes longer frames only if it is made so. The number at the end is for its address.
+  # A guest's card accepts longer frames only if it is created that way. The last number selects its
+  # address.
   client_tap=tap1
   [ "$mtu" = 1500 ] || client_tap=tap1,mtu=$mtu,tap=tap1
 }
@@ -248,7 +250,7 @@ stop_gateway_in() {
   stop "$gateway_guest"
 }
 
-# start_capture FILE [PACKETS [DEVICE [FILTER]]]: captures the first packets of what the filter passes.
+# start_capture FILE [PACKETS [DEVICE [FILTER]]]: captures the first packets that match the filter.
 start_capture() {
   local file=$1 packets=${2:-20000} device=${3:-br0} filter=${4:-tcp port 5445}
   # shellcheck disable=SC2086
@@ -258,19 +260,19 @@ start_capture() {
   wait_for 10 grep -q 'listening on' "$file.log" || { fail "tcpdump does not capture"; exit 1; }
 }
 
-# stop_capture: ends the capture, with what the kernel still holds of it.
+# stop_capture: ends the capture, after the packets that the kernel still holds are written.
 stop_capture() {
   sleep 0.5
   stop "$capture"
 }
 
-# check_capture FILE: stops the capture and has tshark and our own decoder judge it. Each RDMAP Send
-# is to be an SMB Direct message, nothing that we sent malformed or with a bad CRC, and no rule broken
-# by us. What the other side breaks is told, and is its own affair.
+# check_capture FILE: stops the capture and checks it with tshark and our own decoder. Each RDMAP Send
+# has to be an SMB Direct message, and our messages must be well formed, have good CRCs and break no
+# rule. Rules that the other side breaks are printed, and fail nothing.
 check_capture() {
   local file=$1 sends messages bad
   stop_capture
-  # What is inside the messages is the two systems' own business.
+  # The content of the messages is not checked.
   read_capture() {
     tshark --disable-protocol smb2 --disable-protocol smb -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE \
       -o iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE -r "$file" "$@" 2>>"$file.log"
@@ -293,7 +295,7 @@ check_capture() {
   fi
 }
 
-# broken_rules FILE: what the decoder found, in a line; fails if a broken rule is ours.
+# broken_rules FILE: prints the broken rules in one line; fails if this implementation broke one.
 broken_rules() {
   python3 - "$1" "$host" <<'PYTHON'
 import collections, json, sys
@@ -313,12 +315,12 @@ sys.exit(streams == 0 or any(who == "us" for who, _ in rules))
 PYTHON
 }
 
-# seen FILE FILTER [WORD]: how many packets of a capture pass, of those with WORD in their summary.
+# seen FILE FILTER [WORD]: prints how many packets match the filter and have WORD in their summary.
 seen() {
   tshark -o tcp.try_heuristic_first:TRUE -r "$1" -Y "$2" 2>>"$1.log" | grep -c "${3:-}" || true
 }
 
-# shown NAME WHAT NUMBER [LEAST]: that it was so at least so often.
+# shown NAME WHAT NUMBER [LEAST]: checks that NUMBER is at least LEAST.
 shown() {
   if [ "$3" -ge "${4:-1}" ]; then pass "$1: $2"; else fail "$1: not so: $2"; fi
 }
@@ -372,15 +374,15 @@ PYTHON
   ); then pass "$1: $told"; else fail "$1: counters: $told"; fi
 }
 
-# whole_parts BYTES SIZE...: the bytes of files of these sizes, without the rest of each file that is
-# smaller than a part of so many bytes.
+# whole_parts BYTES SIZE...: prints the bytes of files of these sizes, each rounded down to a multiple of
+# BYTES.
 whole_parts() {
   local part=$1 size total=0; shift
   for size in "$@"; do total=$((total + size - size % part)); done
   echo "$total"
 }
 
-# events LOG EVENT FIELD: that field of all such events, one a line.
+# events LOG EVENT FIELD: prints that field of all such events, one per line.
 events() {
   python3 - "$1.json" "$2" "$3" <<'PYTHON'
 import json, sys

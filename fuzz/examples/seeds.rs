@@ -1,7 +1,8 @@
-//! Writes seeds into the corpora: what Linux said in the captures that stand beside the tests, or in
-//! those that are named.
+//! Writes seeds into the corpora: the traffic of Linux in the captures of the tests, or in the
+//! captures that are given as arguments.
 //!
-//! `cargo run -p smbdirect-fuzz --example seeds [CAPTURE...]`; `cargo fuzz cmin` then drops what adds nothing.
+//! Run `cargo run -p smbdirect-fuzz --example seeds [CAPTURE...]`. `cargo fuzz cmin` then removes
+//! inputs that add no coverage.
 
 use std::{
     collections::HashSet,
@@ -21,17 +22,17 @@ mod reader;
 #[path = "../../smbdirect-smb/tests/common/messages.rs"]
 mod messages;
 
-/// Bytes of a stream that are worth having as a seed; the rest says nothing new.
-const STREAM: usize = 1500;
-/// The longest seed for the decoders.
-const MESSAGE: usize = 200;
-/// The longest capture that is a seed itself.
-const CAPTURE: usize = 2000;
+/// Most bytes of a stream in a seed. The rest adds nothing new.
+const STREAM_SEED_BYTES: usize = 1500;
+/// Length of the longest seed for the decoders in bytes.
+const MESSAGE_SEED_BYTES: usize = 200;
+/// Length of the longest capture that is used as a seed in bytes.
+const CAPTURE_SEED_BYTES: usize = 2000;
 
-/// The longest SMB2 message that is a seed.
-const SMB2_MESSAGE: usize = 400;
-/// Bytes of the messages that go through a gateway in one seed.
-const EXCHANGE: usize = 1200;
+/// Length of the longest SMB2 message that is used as a seed in bytes.
+const SMB2_SEED_BYTES: usize = 400;
+/// Most bytes of messages in a seed of `gateway_translation`.
+const EXCHANGE_SEED_BYTES: usize = 1200;
 
 fn main() -> io::Result<()> {
     let named: Vec<_> = env::args_os().skip(1).collect();
@@ -55,7 +56,7 @@ fn main() -> io::Result<()> {
 fn seeds_of(path: &Path) -> io::Result<()> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let file = fs::read(path)?;
-    if file.len() <= CAPTURE {
+    if file.len() <= CAPTURE_SEED_BYTES {
         fs::write(corpus("capture_reader")?.join(&*name), &file)?;
         fs::write(corpus("decode")?.join(&*name), &file)?;
     }
@@ -65,7 +66,7 @@ fn seeds_of(path: &Path) -> io::Result<()> {
         Found::Connection => {}
         Found::Startup { frame, bytes } => {
             parts.insert(bytes.to_vec());
-            // Which frame, that it is there, no framing, no CRC, no Read and no cut.
+            // The kind of frame, its presence, no framing, no CRC, no Read and no cut.
             let is_request = u8::from(frame.kind == FrameKind::Request);
             streams.push([&[is_request, 1, 0, 0, 0, 0][..], bytes].concat());
         }
@@ -91,27 +92,27 @@ fn seeds_of(path: &Path) -> io::Result<()> {
         }
     });
     for (index, stream) in streams.iter().enumerate() {
-        let start = &stream[..stream.len().min(STREAM)];
+        let start = &stream[..stream.len().min(STREAM_SEED_BYTES)];
         fs::write(corpus("mpa_stream")?.join(format!("{name}-{index}")), start)?;
     }
-    let short = parts.iter().filter(|part| part.len() <= MESSAGE);
+    let short = parts.iter().filter(|part| part.len() <= MESSAGE_SEED_BYTES);
     for (index, part) in short.enumerate() {
         fs::write(corpus("wire_decode")?.join(format!("{name}-{index}")), part)?;
     }
     smb2_seeds(&name, &messages)?;
-    // A capture that was cut has seeds all the same.
+    // A truncated capture is used as far as it goes.
     read.map_err(io::Error::other)
 }
 
-/// The SMB2 message in a Data Transfer that has all of it.
+/// Returns the SMB2 message in a Data Transfer that holds a whole one.
 fn smb2(bytes: &[u8]) -> Option<Vec<u8>> {
     let transfer = DataTransfer::decode(bytes).ok()?;
     let payload = &bytes[transfer.payload()];
     let is_whole = transfer.remaining_data_length == 0 && payload.starts_with(b"\xfeSMB");
-    (is_whole && payload.len() <= SMB2_MESSAGE).then(|| payload.to_vec())
+    (is_whole && payload.len() <= SMB2_SEED_BYTES).then(|| payload.to_vec())
 }
 
-/// One message of each kind and length, and what goes on between client and server.
+/// Selects one message of each kind and length, and the exchange between client and server.
 fn smb2_seeds(name: &str, messages: &[Vec<u8>]) -> io::Result<()> {
     let mut seen = HashSet::new();
     let new: Vec<_> = messages
@@ -125,7 +126,7 @@ fn smb2_seeds(name: &str, messages: &[Vec<u8>]) -> io::Result<()> {
     let mut exchanges = vec![[Vec::new(), Vec::new()]];
     for message in new {
         let last = exchanges.last().expect("there is one");
-        if last[0].len() + message.len() > EXCHANGE {
+        if last[0].len() + message.len() > EXCHANGE_SEED_BYTES {
             exchanges.push([Vec::new(), Vec::new()]);
         }
         let [to_tcp, to_rdma] = exchanges.last_mut().expect("there is one");
@@ -143,17 +144,18 @@ fn smb2_seeds(name: &str, messages: &[Vec<u8>]) -> io::Result<()> {
     Ok(())
 }
 
-/// A message, and the byte before it in a seed.
+/// A message, and the byte before it in the seed.
 type Entry = (u8, Vec<u8>);
 
-/// Adds a message as `gateway_translation` takes it.
+/// Appends a message in the format of `gateway_translation`.
 fn enter(exchange: &mut Vec<u8>, control: u8, message: &[u8]) {
     exchange.push(control);
     exchange.extend_from_slice(&(message.len() as u16).to_le_bytes());
     exchange.extend_from_slice(message);
 }
 
-/// Seeds of what the captures do not have: data inline and by RDMA, compounds, interim answers.
+/// Makes seeds that the captures do not contain: data inline and by RDMA, compounds, interim
+/// responses.
 fn composed() -> io::Result<()> {
     use messages::*;
     let two = [descriptor(0x1000, 7, 150), descriptor(u64::MAX - 60, 8, 60)];

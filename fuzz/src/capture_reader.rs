@@ -1,4 +1,4 @@
-//! Captures that say what they like: an error, or streams that are in the file.
+//! Arbitrary captures: an error, or streams that are in the file.
 
 #[path = "../../smbdirect/tests/captures/reader.rs"]
 mod reader;
@@ -10,7 +10,7 @@ use smbdirect::{
 
 use self::reader::{Found, Kind};
 
-/// Reads `data` as a capture and writes again what is in it.
+/// Reads `data` as a capture, and encodes its messages again.
 pub fn capture_reader(data: &[u8]) {
     for cut in [false, true] {
         let (mut startups, mut connections, mut read) = (0, 0, 0);
@@ -38,7 +38,7 @@ pub fn capture_reader(data: &[u8]) {
             }
             Found::Message { kind, bytes } => message(kind, bytes),
         });
-        // Each byte that was read stands in the file, and a connection has two directions.
+        // Each byte that was read is in the file, and a connection has two directions.
         assert!(read <= data.len(), "{read} bytes out of {}", data.len());
         if result.is_ok() {
             assert_eq!(startups, 2 * connections);

@@ -1,5 +1,4 @@
-//! Captures that say what they like, read as `smbdirect decode` reads them: no panic, and events
-//! that belong together.
+//! Arbitrary captures, read as `smbdirect decode` reads them: no panic, and consistent events.
 
 #[allow(dead_code, unused_imports, reason = "what only the command looks at")]
 #[path = "../../smbdirect-cli/src/decode/analysis/mod.rs"]
@@ -20,7 +19,7 @@ pub fn decode(data: &[u8]) {
     }
     streams.finish(&mut |event| checks.event(&event));
     assert_eq!(streams.counts().packets, checks.packets);
-    // What was transferred, and what is missing, was in the sequence numbers at least.
+    // The transferred and the missing bytes fit into the sequence numbers.
     assert!(streams.counts().tcp > 0 || checks.streams == 0);
 }
 

@@ -1,10 +1,10 @@
-//! The engine under any sequence of operations: against a peer that says what it likes, and
-//! against another engine.
+//! Arbitrary sequences of operations on the engine, against an arbitrary peer and against another
+//! engine.
 //!
-//! What is asserted all the time stands in [`end`]: no send without a credit, a receive behind
-//! every credit, whole messages in order, one end, and nothing posted behind it. When the input
-//! is used up, every connection is ended and every buffer has to be back; two engines have to
-//! have done all that was asked of them, if they still talk to each other.
+//! [`end`] asserts after each operation: no send without a credit, a posted receive for every
+//! granted credit, whole messages in order, one end, and nothing posted after it. At the end of the
+//! input every connection is ended and every buffer has to be back. Two engines also have to have
+//! finished all requested work, if they are still connected.
 
 mod end;
 
@@ -19,13 +19,13 @@ use smbdirect::{
 use self::end::End;
 use crate::input::Input;
 
-/// Turns after which two engines that should fall silent have not. Long messages in segments of
-/// 104 bytes on a single credit take some thousands.
-const TOO_MANY_TURNS: usize = 100_000;
-/// Longer than the first credits wait for a message, shorter than any timer in the settings.
-const PATIENCE: Duration = Duration::from_millis(25);
+/// Rounds after which two engines should have become idle. Long messages in segments of 104 bytes
+/// with a single credit take some thousands.
+const MAX_ROUNDS: usize = 100_000;
+/// Step in time: longer than the delay of the first grant, shorter than any timer in the settings.
+const TIME_STEP: Duration = Duration::from_millis(25);
 
-/// Plays the operations that `data` spells.
+/// Runs the operations that `data` encodes.
 pub fn engine_operations(data: &[u8]) {
     let mut input = Input::new(data);
     match input.up_to(2) {
@@ -35,14 +35,14 @@ pub fn engine_operations(data: &[u8]) {
     }
 }
 
-/// One engine; the input is its peer, its provider and its owner.
+/// Runs one engine. The input controls its peer, its provider and its owner.
 fn hostile(passive: bool, input: &mut Input<'_>) {
     let mut now = Instant::now();
     let policy = policy(input);
     let settings = settings(input, policy);
     let limits = limits(input, &[300, 0, 1, 2, 3, 5]);
     let mut end = End::new(passive, settings, limits, now);
-    // Most inputs are not about what happens before there is a connection.
+    // Half of the inputs begin with an established RDMA connection.
     if !input.is_odd() {
         end.connect();
     }
@@ -74,11 +74,11 @@ fn hostile(passive: bool, input: &mut Input<'_>) {
     finish(&mut end, &mut now, input);
 }
 
-/// Two engines and a network that loses nothing.
+/// Runs two engines over a network without loss.
 fn pair(input: &mut Input<'_>) {
     let mut now = Instant::now();
     let mut ends = [false, true].map(|passive| {
-        // The other policies are for experiments: two such ends never fall silent.
+        // Two ends with one of the other policies, which are for experiments, never become idle.
         let policy = Policy {
             literal_keepalive_echo: false,
             ..policy(input)
@@ -132,10 +132,10 @@ fn pair(input: &mut Input<'_>) {
     }
 }
 
-/// Runs until nobody has anything to do but wait for a timer of seconds.
+/// Runs until both engines only wait for timers of seconds.
 fn settle(ends: &mut [End; 2], now: &mut Instant) {
     let mut waited = false;
-    for _ in 0..TOO_MANY_TURNS {
+    for _ in 0..MAX_ROUNDS {
         let before = ends.each_ref().map(End::done);
         for which in [0, 1] {
             let [one, other] = ends;
@@ -165,7 +165,7 @@ fn settle(ends: &mut [End; 2], now: &mut Instant) {
             return;
         } else {
             waited = true;
-            *now += PATIENCE;
+            *now += TIME_STEP;
             for end in &mut *ends {
                 end.time_out(*now);
             }
@@ -174,7 +174,7 @@ fn settle(ends: &mut [End; 2], now: &mut Instant) {
     panic!("two engines never fall silent: {ends:?}");
 }
 
-/// The oldest message on its way arrives.
+/// Delivers the oldest message in flight.
 fn travel(from: &mut End, to: &mut End) {
     if to.is_disconnected() {
         return from.forget_sent();
@@ -184,7 +184,7 @@ fn travel(from: &mut End, to: &mut End) {
     }
 }
 
-/// When one engine is done its provider ends the connection, behind what it has sent.
+/// Ends the connection after an engine is finished and its messages have arrived.
 fn end_together(ends: &mut [End; 2], now: Instant) {
     for which in [0, 1] {
         let [one, other] = &mut *ends;
@@ -203,13 +203,13 @@ fn end_together(ends: &mut [End; 2], now: Instant) {
     }
 }
 
-/// Ends a connection, in good order if the input does not want it otherwise, and sees that
-/// everything comes back.
+/// Ends a connection, gracefully unless the input says otherwise, and checks that all buffers are
+/// returned.
 fn finish(end: &mut End, now: &mut Instant, input: &mut Input<'_>) {
     let orderly = !input.is_odd();
     if orderly && !end.is_disconnected() {
         end.close();
-        // The wait for the last work ends too: nothing is done, so some timer says so.
+        // No work completes, so a timer has to end the wait.
         for _ in 0..10 {
             end.work(
                 *now,
@@ -239,7 +239,7 @@ fn finish(end: &mut End, now: &mut Instant, input: &mut Input<'_>) {
     end.assert_all_returned(*now);
 }
 
-/// What the owner wants.
+/// Makes a call of the owner.
 fn command(end: &mut End, now: Instant, input: &mut Input<'_>) {
     match input.up_to(7) {
         0..=2 => end.send(input),
@@ -252,12 +252,12 @@ fn command(end: &mut End, now: Instant, input: &mut Input<'_>) {
     }
 }
 
-/// Time passes: to the next timer, or a little; nobody is called too late by more than that.
+/// Advances time to the next timer, or by a small step.
 fn pass_time(now: &mut Instant, ends: &mut [&mut End], input: &mut Input<'_>) {
     let next = ends.iter().filter_map(|end| end.due()).min();
     *now = match (input.up_to(3), next) {
         (0, Some(due)) => due.max(*now),
-        (1, _) => *now + PATIENCE,
+        (1, _) => *now + TIME_STEP,
         (2, _) => *now + input.milliseconds(),
         _ => *now,
     };

@@ -1,4 +1,4 @@
-//! Messages of a client and a server, right and wrong, through both channels of a gateway.
+//! Valid and invalid messages of a client and a server, through both directions of a gateway.
 
 use std::collections::HashMap;
 
@@ -13,9 +13,9 @@ use smbdirect_smb::{
 
 use crate::input::Input;
 
-/// Longest message: SMB over TCP has three bytes for its length.
+/// Length of the longest message in bytes. SMB over TCP has three bytes for it.
 const MAX_MESSAGE: usize = 0x00ff_ffff;
-/// Most requests with a channel that wait for an answer.
+/// Most requests with a channel that wait for a response.
 const MAX_PENDING: usize = 8192;
 
 /// A request of a client with RDMA.
@@ -24,11 +24,12 @@ struct Waiting {
     command: Command,
     /// Bytes of a READ, 0 of a WRITE.
     length: u64,
-    /// What its final answer invalidates.
+    /// The token that its final response invalidates.
     token: Option<u32>,
 }
 
-/// Takes messages, each with a byte that says where it comes from, two of length, and its bytes.
+/// Runs the messages in `data`, each with one byte for its origin, two for its length, and its
+/// bytes.
 pub fn gateway_translation(data: &[u8]) {
     let mut input = Input::new(data);
     let mut ends = Ends::new(&mut input);
@@ -50,11 +51,11 @@ pub fn gateway_translation(data: &[u8]) {
 
 struct Ends {
     client_channel: ClientChannel,
-    /// By MessageId, the requests of a client with RDMA.
+    /// Requests of a client with RDMA, by MessageId.
     waiting: HashMap<u64, Waiting>,
     server_channel: ServerChannel,
     settings: Settings,
-    /// By MessageId, the requests to a server with RDMA: bytes of memory.
+    /// Requests to a server with RDMA, by MessageId, with the bytes of memory of each.
     offloaded: HashMap<u64, u32>,
 }
 
@@ -73,7 +74,7 @@ impl Ends {
         }
     }
 
-    /// A client with RDMA asks; `parts` decides where the parts of its message end.
+    /// Passes a request of a client with RDMA; `parts` decides where the parts of its message end.
     fn request_by_rdma(&mut self, bytes: Vec<u8>, parts: u8) -> bool {
         let room = self.client_channel.has_room();
         let length = [bytes.len(), 1, 63, 111, 112, 200][usize::from(parts) % 6].max(1);
@@ -94,7 +95,7 @@ impl Ends {
         }
         assert!(self.client_channel.pending() <= MAX_PENDING);
         assert_eq!(self.client_channel.pending(), self.waiting.len());
-        // What a client may ask for as long as there is room is bounded by its next message.
+        // Requests are limited by room, except that one more message may exceed it.
         room
     }
 
@@ -119,7 +120,7 @@ impl Ends {
                 Part::Remote { from, length } => {
                     assert_eq!(remote.pop(), Some((*length, from)));
                     assert!(u64::from(*length) <= described(from));
-                    // Zeros for what is in the client's memory.
+                    // Zeros stand for the content of the client's memory.
                     plain.resize(plain.len() + *length as usize, 0);
                 }
             }
@@ -151,7 +152,7 @@ impl Ends {
         }
     }
 
-    /// The server of a client with RDMA answers.
+    /// Passes a response of a server to a client with RDMA.
     fn answer_to_rdma(&mut self, bytes: &[u8]) -> bool {
         let head = &bytes[..bytes.len().min(ClientChannel::ANSWER_HEAD)];
         let answer = match self.client_channel.answer(head, bytes.len()) {
@@ -213,7 +214,7 @@ impl Ends {
         assert_eq!(elements, Elements::of(bytes).count());
     }
 
-    /// A message goes to the client with RDMA, and what it answers waits no more.
+    /// Checks a message to a client with RDMA, and ends the request that it answers.
     fn sent(&mut self, message: &[u8], invalidate: Option<u32>) {
         let mut tokens = Vec::new();
         if Protocol::of(message) == Protocol::Smb2 {
@@ -232,7 +233,7 @@ impl Ends {
         assert_eq!(tokens.first().copied(), invalidate);
     }
 
-    /// A client without RDMA asks.
+    /// Passes a request of a client without RDMA.
     fn plain_request(&mut self, bytes: &[u8]) -> bool {
         let head = &bytes[..bytes.len().min(ServerChannel::REQUEST_HEAD)];
         let mut offload = self.server_channel.request(head, bytes.len());
@@ -276,7 +277,7 @@ impl Ends {
         true
     }
 
-    /// The other channel takes off again what was put on.
+    /// Checks that the other direction reverses a translation.
     fn back_again(&self, bytes: &[u8], request: &Bytes, length: u32) {
         let asked = channels(request);
         assert_eq!(asked.len(), 1);
@@ -317,7 +318,7 @@ impl Ends {
         }
     }
 
-    /// A server with RDMA answers.
+    /// Passes a response of a server with RDMA.
     fn answer_by_rdma(&mut self, bytes: &[u8]) -> bool {
         let answer = match self.server_channel.answer(bytes) {
             Ok(answer) => answer,
@@ -362,7 +363,7 @@ struct Asked {
     write_length: Option<u32>,
 }
 
-/// The READs and WRITEs with a channel in a message.
+/// Returns the READs and WRITEs with a channel in a message.
 fn channels(message: &[u8]) -> Vec<Asked> {
     let mut asked = Vec::new();
     for element in Elements::of(message).map_while(Result::ok) {
@@ -406,7 +407,7 @@ fn described(descriptors: &[BufferDescriptorV1]) -> u64 {
     lengths.map(|descriptor| u64::from(descriptor.length)).sum()
 }
 
-/// The memory of a gateway for a request.
+/// Memory that a gateway has registered for a request.
 fn memory(length: u32) -> Vec<BufferDescriptorV1> {
     vec![BufferDescriptorV1 {
         offset: 0x1000,

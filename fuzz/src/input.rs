@@ -1,10 +1,10 @@
-//! What a target makes of its bytes: small numbers and choices, and zeros when they run out.
+//! Turns the bytes of an input into small numbers and choices. After the last byte all are zero.
 
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
 
-/// The bytes that have not been used.
+/// The unused bytes of an input.
 pub(crate) struct Input<'a>(Unstructured<'a>);
 
 impl<'a> Input<'a> {
@@ -16,7 +16,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// Any value of a plain type.
+    /// Returns any value of a plain type.
     pub(crate) fn any<T: Arbitrary<'a> + Default>(&mut self) -> T {
         self.0.arbitrary().unwrap_or_default()
     }
@@ -29,7 +29,7 @@ impl<'a> Input<'a> {
         self.byte() & 1 == 1
     }
 
-    /// From 0 to `most`, of one byte.
+    /// Returns a number from 0 to `most`, made of one byte.
     pub(crate) fn up_to(&mut self, most: u8) -> usize {
         let byte = u16::from(self.byte());
         usize::from(byte % (u16::from(most) + 1))
@@ -39,7 +39,7 @@ impl<'a> Input<'a> {
         from[usize::from(self.byte()) % from.len()]
     }
 
-    /// A length: mostly below 256, now and then at most `long`.
+    /// Returns a length, mostly below 256 and sometimes up to `long`.
     pub(crate) fn length(&mut self, long: usize) -> usize {
         let byte = self.byte();
         if byte < 240 {
@@ -52,13 +52,13 @@ impl<'a> Input<'a> {
         Duration::from_millis(self.any::<u16>().into())
     }
 
-    /// The next bytes, at most `most`.
+    /// Returns the next bytes, at most `most`.
     pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
         let length = self.0.len().min(most);
         self.0.bytes(length).unwrap_or_default()
     }
 
-    /// All that is left.
+    /// Returns all remaining bytes.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         self.bytes(usize::MAX)
     }

@@ -1,5 +1,5 @@
-//! Fuzz targets of smbdirect. Each is a function of bytes that panics where smbdirect breaks a
-//! promise. libFuzzer calls them for hours, `tests/replay.rs` with the inputs that it found, and
+//! Fuzz targets of smbdirect. Each is a function of bytes that panics if smbdirect breaks a
+//! property. libFuzzer runs them for hours, `tests/replay.rs` with the inputs that it found, and
 //! `tests/smoke.rs` with mutations of those.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The table of registered memory against a list of regions that is simply looked through.
+//! The table of registered memory, compared with a plain list of regions.
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
@@ -8,12 +8,12 @@ use smbdirect::rdma::{
 
 use crate::input::Input;
 
-/// Most buffers registered at once: a list is looked through for each operation.
+/// Most buffers registered at a time, because each operation searches the whole list.
 const MAX_REGIONS: usize = 16;
-/// Longest buffer.
+/// Length of the longest buffer in bytes.
 const MAX_LENGTH: usize = 2000;
 
-/// Has a table and a list do the same and compares what they say.
+/// Applies the same operations to a table and to a list, and compares the results.
 pub fn memory_table(data: &[u8]) {
     let mut input = Input::new(data);
     let mut pair = Pair {
@@ -25,7 +25,7 @@ pub fn memory_table(data: &[u8]) {
         assert_eq!(pair.table.len(), pair.regions.len());
         assert_eq!(pair.table.is_empty(), pair.regions.is_empty());
     }
-    // With no loans left every buffer comes back as it should be.
+    // Without loans every buffer is returned with the expected content.
     for mut region in pair.regions {
         region.loans.clear();
         let buffer = pair.table.deregister(region.at.token);
@@ -44,7 +44,7 @@ struct Region {
     access: Access,
     valid: bool,
     content: Vec<u8>,
-    /// What was read of it and is still held, with what it is to be.
+    /// Slices read from the region and still held, each with its expected content.
     loans: Vec<(Bytes, Vec<u8>)>,
 }
 
@@ -72,7 +72,7 @@ impl Pair {
             .collect();
         let mut buffer = BytesMut::from(&content[..]);
         if input.is_odd() {
-            // A buffer cut from a larger one comes back all the same.
+            // A buffer that is a part of a larger one is returned too.
             let mut larger = BytesMut::zeroed(10);
             larger.extend_from_slice(&content);
             buffer = larger.split_off(10);
@@ -156,7 +156,7 @@ impl Pair {
                     Readable::Borrowed(_) => assert!(writable, "it could be shared"),
                     Readable::Shared(bytes) => {
                         assert!(!writable, "the peer may write to it");
-                        // An empty slice holds on to nothing.
+                        // An empty slice keeps no region in use.
                         if length > 0 && input.is_odd() {
                             region.loans.push((bytes, expected));
                         }
@@ -183,7 +183,7 @@ impl Pair {
         }
     }
 
-    /// Some loan goes; it has not changed while it was held.
+    /// Drops a loan, whose content must not have changed.
     fn give_back(&mut self, input: &mut Input<'_>) {
         let which = usize::from(input.byte());
         let lenders = self
@@ -196,7 +196,7 @@ impl Pair {
         }
     }
 
-    /// A token of the table's, or any other.
+    /// Returns a token of the table, or an arbitrary one.
     fn token(&self, input: &mut Input<'_>) -> Token {
         match self.regions.get(input.up_to(MAX_REGIONS as u8)) {
             Some(region) => region.at.token,
@@ -204,7 +204,7 @@ impl Pair {
         }
     }
 
-    /// Some bytes: inside a region, at its edges, or anywhere.
+    /// Returns a range: inside a region, at its edges, or anywhere.
     fn place(&self, input: &mut Input<'_>) -> (RemoteAddress, u32) {
         let token = self.token(input);
         let region = self.regions.iter().find(|region| region.at.token == token);
@@ -235,7 +235,7 @@ impl Pair {
             .position(|region| region.at.token == token)
     }
 
-    /// The rule, in numbers that cannot wrap.
+    /// Applies the rule with numbers that cannot wrap.
     fn find(
         &self,
         at: RemoteAddress,

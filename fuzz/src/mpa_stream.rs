@@ -1,4 +1,4 @@
-//! Startup frames and FPDUs: the same bytes mean the same however TCP cuts them.
+//! Startup frames and FPDUs: the same bytes give the same result however TCP splits them.
 
 use std::io::IoSlice;
 
@@ -15,14 +15,14 @@ use smbdirect::rdma::{
 
 use crate::input::Input;
 
-/// Bytes that are worth being delivered one by one as well.
+/// Inputs up to this length are also delivered byte by byte.
 const FEW: usize = 600;
-/// The STag that the first Read of a stream names its buffer by.
+/// The STag of the sink of the first Read of a stream.
 const FIRST_SINK: u32 = 0x100;
-/// Receives that are posted.
+/// Number of posted receives.
 const RECEIVES: u64 = 300;
 
-/// Reads a stream in one piece and in pieces and compares what came of it.
+/// Reads a stream whole and in pieces, and compares the results.
 pub fn mpa_stream(data: &[u8]) {
     let mut input = Input::new(data);
     let kind = if input.is_odd() {
@@ -81,7 +81,7 @@ pub fn mpa_stream(data: &[u8]) {
     }
 }
 
-/// Reads a startup frame; a part of it says that more is to come, or the same as the whole.
+/// Reads a startup frame. A part of it has to be incomplete, or give the same result as the whole.
 fn startup(kind: FrameKind, bytes: &[u8]) -> Option<StartupFrame> {
     let whole = StartupFrame::decode(kind, bytes);
     for length in 0..bytes.len().min(FEW) {
@@ -97,7 +97,7 @@ fn startup(kind: FrameKind, bytes: &[u8]) -> Option<StartupFrame> {
     whole.ok()
 }
 
-/// Each stretch of the bytes in an FPDU, some of them long, and parts of the response to a Read
+/// Wraps ranges of the bytes in FPDUs, some of them long, and makes parts of the response to a Read
 /// of `read` bytes.
 fn framed(data: &[u8], crc: bool, read: usize) -> Vec<u8> {
     let mut input = Input::new(data);
@@ -129,13 +129,13 @@ fn framed(data: &[u8], crc: bool, read: usize) -> Vec<u8> {
     out
 }
 
-/// What came of a stream.
+/// The result of a stream.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     messages: Vec<(u64, Bytes, Option<Token>)>,
     read: Option<BytesMut>,
-    /// What was said, if the stream ended in good order. How it breaks may depend on the cuts:
-    /// the header of a long segment is looked at before its end, and its CRC, are there.
+    /// The output, if the stream ended gracefully. How a stream breaks may depend on the split:
+    /// the header of a long segment is checked before its end and its CRC have arrived.
     said: Option<Vec<u8>>,
 }
 

@@ -1,9 +1,10 @@
-//! The iWARP byte machine, established, against a peer that says what it likes.
+//! The iWARP byte machine on an established stream, against an arbitrary peer.
 //!
-//! The input posts work, registers memory and makes segments, right and wrong. [`peer`] reads the
-//! same bytes by rules of its own and knows which segment ends the stream; [`own`] holds what the
-//! machine says to what was posted. Asserted besides: nothing changes that the peer may not
-//! write, work completes once, and there is at most one Terminate, as the last word.
+//! The input posts work, registers memory, and makes valid and invalid segments. [`peer`] reads the
+//! same bytes with a second implementation of the rules and knows which segment ends the stream.
+//! [`own`] compares the machine's output with the posted work. The target also asserts that only
+//! memory that the peer may write changes, that work completes once, and that at most one Terminate
+//! is sent, as the last.
 
 mod own;
 mod peer;
@@ -25,12 +26,12 @@ use self::{
 };
 use crate::input::Input;
 
-/// Work posted and not completed, and buffers registered: more is only slower.
+/// Most outstanding work requests, and most registered buffers. More would only be slower.
 const MAX_WAITING: usize = 24;
-/// Bytes in the work that is posted and not completed.
+/// Most bytes in outstanding work.
 const MAX_WAITING_BYTES: usize = 300_000;
 
-/// Plays what `data` spells.
+/// Runs the operations that `data` encodes.
 pub fn rdmap_stream(data: &[u8]) {
     let mut input = Input::new(data);
     let mut machine = Machine::new(&mut input);
@@ -47,16 +48,16 @@ struct Machine {
     posted: Posted,
     next_id: u64,
     closing: bool,
-    /// FIN is sent: nothing is written any more.
+    /// Whether FIN was sent. Nothing is written after it.
     finished: bool,
     disconnected: bool,
 }
 
-/// What has not completed, each kind in its order.
+/// Outstanding work of each kind, in order.
 #[derive(Default)]
 struct Posted {
     receives: VecDeque<(WorkId, u32)>,
-    /// How many of these were posted behind the close, and are there for nobody.
+    /// How many of these were posted after the close, and can never be used.
     late_receives: usize,
     sends: VecDeque<WorkId>,
     reads: VecDeque<(WorkId, usize)>,
@@ -64,7 +65,7 @@ struct Posted {
     bytes: usize,
 }
 
-/// A registered buffer and what is to be in it.
+/// A registered buffer and its expected content.
 struct Region {
     at: RemoteAddress,
     access: Access,
@@ -73,7 +74,7 @@ struct Region {
 }
 
 impl Region {
-    /// The bytes of the buffer that a peer names, if they are all in it and `right` is given.
+    /// Returns the range that the peer names, if it is inside the buffer and `right` is granted.
     fn range(&self, offset: u64, length: usize, right: Access) -> Option<Range<usize>> {
         let start = usize::try_from(offset.checked_sub(self.at.offset)?).ok()?;
         let end = start.checked_add(length)?;
@@ -134,9 +135,9 @@ impl Machine {
         }
     }
 
-    // What the peer says
+    // Input from the peer
 
-    /// Gives the machine bytes of the peer's, all there are or some.
+    /// Passes bytes of the peer to the machine, all or some.
     fn deliver(&mut self, input: &mut Input<'_>) {
         let waiting = self.peer.waiting();
         let count = match input.up_to(3) {
@@ -166,7 +167,7 @@ impl Machine {
         }
     }
 
-    /// What a socket does: it fills one slice, then the other.
+    /// Fills one slice and then the other, as a socket does.
     fn fill_slices(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let mut count = 0;
@@ -184,7 +185,7 @@ impl Machine {
         }
     }
 
-    /// Compares what the machine made of the peer's bytes with what the rules make of them.
+    /// Compares the machine's reaction to the peer's bytes with the expected one.
     fn judge(&mut self) {
         let ended = self.stream.has_ended();
         match self.peer.judge(&self.posted, self.own.has_backlog()) {
@@ -201,7 +202,7 @@ impl Machine {
         }
     }
 
-    // What the machine says
+    // Output of the machine
 
     fn take(&mut self, input: &mut Input<'_>) {
         if self.finished {
@@ -236,7 +237,7 @@ impl Machine {
             let had_ended = self.stream.has_ended();
             let backlog = self.stream.prepare();
             if self.stream.has_ended() && !had_ended {
-                // The only thing that can go wrong here is that memory is not there any more.
+                // The only possible error here is memory that is no longer registered.
                 assert!(
                     self.peer.asks_for_what_is_gone(),
                     "the machine gave up by itself"
@@ -245,7 +246,7 @@ impl Machine {
             }
             let mut slices = [IoSlice::new(&[]); 16];
             let count = self.stream.transmit_slices(&mut slices);
-            // A great backlog in tiny pieces would take for ever.
+            // A large backlog in tiny pieces would take too long.
             let mut room = piece.max(backlog / 100).min(most - taken);
             let mut bytes = Vec::new();
             for slice in &slices[..count] {
@@ -271,7 +272,7 @@ impl Machine {
         self.own.leave(left, self.stream.has_ended());
     }
 
-    /// The peer hears what concerns it.
+    /// Passes the machine's output to the peer.
     fn said(&mut self, said: Said) {
         match said {
             Said::ReadRequest {
@@ -291,7 +292,7 @@ impl Machine {
         }
     }
 
-    // What is posted
+    // Posting work
 
     fn id(&mut self) -> Option<WorkId> {
         let many = self.posted.len() >= MAX_WAITING || self.posted.bytes > MAX_WAITING_BYTES;
@@ -403,7 +404,7 @@ impl Machine {
         }
     }
 
-    /// Takes a buffer back, unless queued segments share it, and looks at what is in it.
+    /// Deregisters a buffer, unless queued segments share it, and checks its content.
     fn deregister(&mut self, index: usize) -> bool {
         let token = self.peer.regions[index].at.token;
         let buffer = self.stream.memory().deregister(token);
@@ -414,7 +415,7 @@ impl Machine {
         buffer.is_ok()
     }
 
-    // What completes
+    // Completions
 
     fn take_completions(&mut self) {
         while let Some(completion) = self.stream.poll_completion() {
@@ -441,7 +442,7 @@ impl Machine {
                 self.peer.is_received(&message, invalidated);
             }
             Completion::Sent { id } => {
-                // Those before it are done with it.
+                // It also completes all earlier ones.
                 while let Some(sent) = posted.sends.pop_front() {
                     self.own.has_said(sent);
                     if sent == id {
@@ -525,7 +526,7 @@ impl Machine {
         self.peer.fall_silent();
     }
 
-    /// Everything comes to an end and everything comes back.
+    /// Ends the stream and checks that all work and buffers are returned.
     fn finish(mut self, input: &mut Input<'_>) {
         let waiting = self.peer.waiting();
         self.deliver_pieces(waiting, usize::MAX);
@@ -545,7 +546,7 @@ impl Machine {
             count: 1,
         });
         self.take_completions();
-        // No segment shares a buffer when nothing is left to write.
+        // When no output is left, no segment shares a buffer.
         self.stream.give_up_transmitting();
         assert_eq!(self.stream.prepare(), 0);
         while !self.peer.regions.is_empty() {

@@ -1,11 +1,11 @@
-//! SMB2 messages: what is decoded and encoded again is the same, and nothing lies outside of them.
+//! SMB2 messages: decoding and encoding is the identity, and nothing is outside of the message.
 
 use smbdirect_smb::smb2::{
     Channel, Command, Elements, Header, Malformed, Protocol, ReadRequest, ReadResponse,
     WriteRequest, negotiated_dialect,
 };
 
-/// Reads `data` as a message, and each of its elements as each structure there is.
+/// Reads `data` as a message, and each of its elements as every structure.
 pub fn smb2(data: &[u8]) {
     let mut end = 0;
     let mut failed = false;
@@ -23,7 +23,7 @@ pub fn smb2(data: &[u8]) {
         body(&element.header, bytes);
     }
     assert!(failed || end == data.len(), "all of it is in elements");
-    // Without a header, hardly any input would get past it.
+    // Without a valid header almost every input would end here.
     let body_alone = [&[0; Header::LENGTH][..], data].concat();
     read_request(&body_alone);
     write_request(&body_alone);
@@ -60,7 +60,7 @@ fn read_request(bytes: &[u8]) {
     let mut again = bytes[..Header::LENGTH].to_vec();
     request.encode(&mut again);
     assert_eq!(ReadRequest::decode(&again), Ok(request.clone()));
-    // The fixed part but for where the descriptors are.
+    // The fixed part without the position of the descriptors.
     assert_eq!(again[..108], bytes[..108]);
     if !request.descriptors.is_empty() {
         let start = usize::from(u16::from_le_bytes([bytes[108], bytes[109]]));
@@ -131,7 +131,7 @@ fn read_response(bytes: &[u8]) {
     assert_eq!(ReadResponse::decode(&again, again.len()), Ok(expected));
 }
 
-/// An error says something that is true.
+/// Checks that an error describes the input correctly.
 fn explained(fault: Malformed, bytes: &[u8]) {
     assert!(!fault.to_string().is_empty());
     match fault {

@@ -1,4 +1,4 @@
-//! Every decoder: what it takes it gives back to the byte, but for what nobody reads.
+//! Every decoder: decoding and encoding gives the same bytes, except for ignored fields.
 
 use smbdirect::{
     rdma::iwarp::{
@@ -9,7 +9,7 @@ use smbdirect::{
     wire::{BufferDescriptorV1, DataTransfer, IrdOrd, NegotiateRequest, NegotiateResponse},
 };
 
-/// Reads `data` as each message there is, and writes what was read.
+/// Decodes `data` as each kind of message, and encodes the result again.
 pub fn wire_decode(data: &[u8]) {
     negotiate(data);
     data_transfer(data);
@@ -47,7 +47,7 @@ fn data_transfer(data: &[u8]) {
     let Ok(message) = DataTransfer::decode(data) else {
         return;
     };
-    // Whoever takes the payload must find it.
+    // The payload must be inside the message.
     assert_eq!(
         data[message.payload()].len(),
         message.data_length as usize,
@@ -91,7 +91,7 @@ fn depths(data: &[u8]) {
 }
 
 fn startup(kind: FrameKind, data: &[u8]) {
-    // Without the key hardly any input would get past it.
+    // Without a valid key almost every input would end here.
     let bytes = [key(kind), data].concat();
     match StartupFrame::decode(kind, &bytes) {
         Ok(frame) => {
@@ -101,7 +101,7 @@ fn startup(kind: FrameKind, data: &[u8]) {
             assert_eq!(again.len(), length);
             assert_eq!(StartupFrame::decode(kind, &again), Ok(frame.clone()));
             let mut canonical = bytes[..length].to_vec();
-            // Reserved flags, and in revision 1 the flag of the enhanced data.
+            // Clears the reserved flags, and in revision 1 the flag of the enhanced block.
             canonical[16] &= if frame.enhanced.is_some() { 0xf0 } else { 0xe0 };
             assert_eq!(again, canonical);
         }

@@ -1,17 +1,16 @@
-//! What an adapter says of the work it was given, with any number in any field, against a list of
-//! what was posted and has not ended.
+//! Work completions with arbitrary fields: the ledger is compared with a plain list of posted work.
 
 use smbdirect_verbs::{
     ffi,
-    ledger::{Ended, Failure, Ledger, Signal, Verdict, WorkCompletion},
+    ledger::{CompletionOutcome, Ended, Failure, Ledger, Signal, WorkCompletion},
 };
 
 use crate::input::Input;
 
-/// Work requests that a real queue would hold at most, so that a list may be looked through.
+/// Most work requests posted at a time, so that a search of the list stays short.
 const MAX_POSTED: usize = 64;
 
-/// Has a ledger and a list do the same and compares what they say.
+/// Applies the same operations to a ledger and to a list, and compares them.
 pub fn work_completions(data: &[u8]) {
     let mut input = Input::new(data);
     let mut pair = Pair::default();
@@ -33,7 +32,7 @@ pub fn work_completions(data: &[u8]) {
 #[derive(Default)]
 struct Pair {
     ledger: Ledger<u64, u64>,
-    /// Numbers of `wr_id` and what may be received.
+    /// The `wr_id` of each posted Receive, and the bytes it has room for.
     receives: Vec<(u64, u32)>,
     sends: Vec<(u64, Signal)>,
 }
@@ -62,7 +61,7 @@ impl Pair {
 
     fn post_send(&mut self, input: &mut Input<'_>) {
         if self.ledger.span() < MAX_POSTED {
-            let signal = input.pick(&[Signal::Own, Signal::Later, Signal::None]);
+            let signal = input.pick(&[Signal::Signaled, Signal::Unsignaled, Signal::Unposted]);
             let wr_id = self.ledger.post_send(signal, 0);
             assert_eq!(wr_id & 1, 1);
             assert!(self.sends.iter().all(|send| send.0 < wr_id), "numbers grow");
@@ -70,7 +69,7 @@ impl Pair {
         }
     }
 
-    /// About something that is posted, mostly.
+    /// Returns a completion that names posted work if there is any.
     fn likely_completion(&self, input: &mut Input<'_>) -> WorkCompletion {
         let receives = self.receives.iter().map(|receive| receive.0);
         let posted: Vec<_> = receives
@@ -97,25 +96,25 @@ impl Pair {
     fn complete(&mut self, completion: WorkCompletion) {
         let succeeded = completion.status == ffi::IBV_WC_SUCCESS;
         let received = completion.opcode & ffi::IBV_WC_RECV != 0;
-        match self.ledger.judge(&completion) {
-            Ok(Verdict::Received { length, .. }) => {
+        match self.ledger.match_completion(&completion) {
+            Ok(CompletionOutcome::Received { length, .. }) => {
                 assert!(succeeded && received);
                 let (wr_id, room) = self.receives.remove(0);
                 assert_eq!(completion.wr_id, wr_id, "only the oldest Receive completes");
                 assert!(length == completion.byte_len && length <= room);
                 assert!(self.ledger.take_receive().is_some());
             }
-            Ok(Verdict::ReceiveFailed(failure)) => {
+            Ok(CompletionOutcome::ReceiveFailed(failure)) => {
                 assert!(!succeeded);
                 check_failure(failure, completion.status);
                 assert_eq!(completion.wr_id, self.receives.remove(0).0);
                 assert!(self.ledger.take_receive().is_some());
             }
-            Ok(Verdict::Done(number)) => {
+            Ok(CompletionOutcome::Done(number)) => {
                 assert!(succeeded && !received);
                 self.end(number, completion.wr_id);
             }
-            Ok(Verdict::Failed(number, failure)) => {
+            Ok(CompletionOutcome::Failed(number, failure)) => {
                 assert!(!succeeded);
                 check_failure(failure, completion.status);
                 self.end(number, completion.wr_id);
@@ -126,31 +125,35 @@ impl Pair {
 
     fn end(&mut self, number: u64, wr_id: u64) {
         assert_eq!(wr_id, number << 1 | 1);
-        let mut itself = false;
+        let mut named = false;
         while let Some((_, ended)) = self.ledger.take_ended(number) {
-            assert!(!itself, "the named one is the last");
-            itself = ended == Ended::Itself;
-            // What was never posted waits for what has a completion of its own.
-            let waits = |index: usize| self.sends[..index].iter().any(|send| send.1 == Signal::Own);
+            assert!(!named, "the named one is the last");
+            named = ended == Ended::Named;
+            // An unposted request waits for earlier signaled requests.
+            let waits = |index: usize| {
+                self.sends[..index]
+                    .iter()
+                    .any(|send| send.1 == Signal::Signaled)
+            };
             let index =
                 self.sends
                     .iter()
                     .enumerate()
                     .position(|(index, &(posted, signal))| match (ended, signal) {
-                        (Ended::Itself, _) => posted == wr_id,
-                        (Ended::Besides, Signal::Own) => false,
-                        (Ended::Besides, Signal::Later) => posted < wr_id,
-                        (Ended::Besides, Signal::None) => posted < wr_id && !waits(index),
+                        (Ended::Named, _) => posted == wr_id,
+                        (Ended::Implied, Signal::Signaled) => false,
+                        (Ended::Implied, Signal::Unsignaled) => posted < wr_id,
+                        (Ended::Implied, Signal::Unposted) => posted < wr_id && !waits(index),
                     });
             let (_, signal) = self
                 .sends
                 .remove(index.expect("it was posted and is not over"));
-            assert!(!itself || signal != Signal::None);
+            assert!(!named || signal != Signal::Unposted);
         }
-        assert!(itself);
+        assert!(named);
         while self.ledger.is_done_already() {
             assert!(self.ledger.take_send().is_some());
-            assert_eq!(self.sends.remove(0).1, Signal::None);
+            assert_eq!(self.sends.remove(0).1, Signal::Unposted);
         }
     }
 
@@ -160,7 +163,7 @@ impl Pair {
         assert!(self.ledger.span() >= self.sends.len());
     }
 
-    /// What nobody completes comes back, each once.
+    /// Checks that all remaining work can be taken once.
     fn finish(&mut self) {
         for _ in self.receives.drain(..) {
             assert!(self.ledger.take_receive().is_some());

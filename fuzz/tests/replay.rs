@@ -1,19 +1,14 @@
-//! Every input of the corpora, and every one that once found something, through its target.
+//! Runs every input of the corpora and of the regressions through its target.
 
 mod common;
 
-use std::fs;
-
-use self::common::{Attempt, inputs, target};
+use self::common::{Attempt, corpus, regressions, target};
 
 fn replay(name: &str) {
     let run = target(name);
-    let corpus = inputs("corpus", name);
-    assert!(!corpus.is_empty(), "the corpus of {name} is empty");
-    for path in corpus.into_iter().chain(inputs("regressions", name)) {
-        let data = fs::read(&path).unwrap();
-        let _attempt = Attempt::new(|| eprintln!("{} fails", path.display()));
-        run(&data);
+    for input in corpus(name).into_iter().chain(regressions(name)) {
+        let _attempt = Attempt::new(|| eprintln!("{} fails", input.name));
+        run(&input.bytes);
     }
 }
 

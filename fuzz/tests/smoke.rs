@@ -1,18 +1,19 @@
-//! The targets under mutations of their corpora, the same ones every time: what a gate can do in
-//! a minute. `SMBDIRECT_FUZZ_ITERATIONS` says how many for each target, `SMBDIRECT_FUZZ_SEED`
-//! which ones. An input that fails is left in `artifacts`.
+//! Runs the targets with mutations of their corpora, the same ones every time, within a minute.
+//! `SMBDIRECT_FUZZ_ITERATIONS` sets their number per target, `SMBDIRECT_FUZZ_SEED` the seed. An
+//! input that fails is stored in `artifacts`.
 
+#[allow(dead_code, reason = "the replay uses the rest")]
 mod common;
 
 use std::{env, fs};
 
 use fastrand::Rng;
 
-use self::common::{Attempt, folder, inputs, target};
+use self::common::{Attempt, corpus, folder, target};
 
-/// Enough to see that it works, where nobody asked for more.
+/// Default number of mutations per target.
 const ITERATIONS: u64 = 500;
-/// Bytes of an input; longer ones are only slower.
+/// Length of the longest input in bytes. Longer ones would only be slower.
 const LONGEST: usize = 2000;
 
 fn smoke(name: &str) {
@@ -20,11 +21,7 @@ fn smoke(name: &str) {
     let number = |variable| env::var(variable).ok().map(|text| text.parse().unwrap());
     let iterations: u64 = number("SMBDIRECT_FUZZ_ITERATIONS").unwrap_or(ITERATIONS);
     let seed: u64 = number("SMBDIRECT_FUZZ_SEED").unwrap_or(1);
-    let corpus: Vec<_> = inputs("corpus", name)
-        .iter()
-        .map(|path| fs::read(path).unwrap())
-        .collect();
-    assert!(!corpus.is_empty(), "the corpus of {name} is empty");
+    let corpus: Vec<_> = corpus(name).into_iter().map(|input| input.bytes).collect();
     let mut random = Rng::with_seed(seed);
     for iteration in 0..iterations {
         let data = mutated(&corpus, &mut random);
@@ -40,7 +37,7 @@ fn smoke(name: &str) {
     println!("{name}: {iterations} inputs");
 }
 
-/// An input of the corpus with a few changes.
+/// Returns an input of the corpus with a few changes.
 fn mutated(corpus: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
     let mut data = corpus[random.usize(..corpus.len())].clone();
     for _ in 0..=random.usize(..6) {

@@ -1,4 +1,4 @@
-# Nothing goes on for a while; then the job lists the share now and then, for two minutes.
+# Stays idle for a while, then lists the share from time to time, for two minutes.
 mount_share 1 $options
 result now
 sleep 15

@@ -1,5 +1,5 @@
-# Reads a file of the known pattern without end, for two minutes. A read may fail, as the case cuts the
-# connection, but what it returns is right.
+# Reads a file of the known pattern again and again for two minutes. A read may fail, because the case cuts
+# the connection, but the data that it returns must be right.
 mount_share 1 $options
 cp /lab/pattern /tmp/pattern
 dd if=/tmp/pattern of=/mnt/1/to-read bs=1M conv=fsync 2>/dev/null

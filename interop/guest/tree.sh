@@ -11,11 +11,11 @@ result "the tree took $(since $begun) s"
 
 head -c 3000000 /dev/urandom >/tmp/data
 mkdir /tmp/local /mnt/1/changed
-# in_both COMMAND: runs it in the local folder and on the mount.
+# in_both COMMAND: runs the command in the local folder and on the mount.
 in_both() {
   for folder in /tmp/local /mnt/1/changed; do (cd $folder && eval "$1") >/dev/null 2>&1 || result "$folder: $1 FAILED"; done
 }
-# part SKIP COUNT: bytes of the data.
+# part SKIP COUNT: prints bytes of the data.
 part() { tail -c +$(($1 + 1)) /tmp/data | head -c $2; }
 
 in_both 'part 0 1000000 >renamed-before && mv renamed-before renamed'

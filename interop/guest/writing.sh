@@ -1,4 +1,4 @@
-# Writes new files of the known pattern without end, for two minutes.
+# Writes new files of the known pattern again and again for two minutes.
 mount_share 1 $options
 cp /lab/pattern /tmp/pattern
 n=0

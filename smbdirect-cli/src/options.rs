@@ -93,7 +93,8 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) mpa_revision: Option<u8>,
 
-    /// RDMA Reads of the peer's to serve at once; over iwarp rounded up to a power of two [default: 32]
+    /// RDMA Reads of the peer to serve at the same time; iwarp rounds it up to a power of two
+    /// [default: 32]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ird: Option<u16>,
 
@@ -261,6 +262,7 @@ fn in_options(error: &ConfigError) -> String {
             option(setting)
         ),
         ConfigError::ZeroDuration { setting } => format!("{} must not be zero", option(setting)),
+        error => error.to_string(),
     }
 }
 

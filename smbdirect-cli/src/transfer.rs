@@ -107,8 +107,9 @@ impl From<SendError> for TransferError {
     fn from(error: SendError) -> Self {
         match error {
             SendError::Connection(error) => Self::Connection(error),
-            // Messages are cut to what the peer takes.
-            error @ SendError::TooLarge { .. } => Self::Protocol(error.to_string()),
+            // `TooLarge` cannot occur, because messages are cut to the length that the peer
+            // accepts.
+            error => Self::Protocol(error.to_string()),
         }
     }
 }

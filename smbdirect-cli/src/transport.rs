@@ -462,6 +462,7 @@ async fn explain_connect(
         ConnectError::Negotiation(error) => {
             anyhow!("SMB Direct was not negotiated with {address}: {error}")
         }
+        error => anyhow!("no SMB Direct connection to {address}: {error}"),
     }
 }
 
@@ -490,6 +491,7 @@ fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
         ConnectError::Negotiation(error) => anyhow!(
             "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
         ),
+        error => anyhow!("no SMB Direct connection to {address}: {error}"),
     }
 }
 

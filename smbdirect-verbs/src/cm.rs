@@ -1,4 +1,4 @@
-//! The connection manager: event channels, identifiers, and what it tells of them.
+//! The RDMA connection manager of librdmacm: event channels, events and identifiers.
 
 use std::{
     ffi::{c_int, c_void},
@@ -18,33 +18,35 @@ use tokio::io::{Interest, unix::AsyncFd};
 use tracing::{Span, debug, error_span, field, trace};
 
 use crate::{
+    error::log_ffi_error,
     ffi::{
         self, Functions, ibv_context, ibv_context_ops, rdma_cm_event, rdma_cm_id, rdma_conn_param,
         rdma_event_channel,
     },
-    memory::complain,
 };
 
-/// What the connection manager told.
+/// An event of the connection manager.
 #[derive(Debug)]
-pub(crate) struct Event {
-    /// One of `RDMA_CM_EVENT_*`.
+pub(crate) struct CmEvent {
+    /// The kind, one of `RDMA_CM_EVENT_*`.
     pub(crate) kind: u32,
-    /// Depends on the kind: an error number, negated, or the peer's reason.
+    /// A negated error number or the peer's reason, depending on the kind.
     pub(crate) status: i32,
-    /// Of connection requests and established connections, as is what follows.
+    /// The peer's private data, for connection requests and established connections.
     pub(crate) private_data: Bytes,
+    /// A read depth, for connection requests and established connections.
     pub(crate) responder_resources: u8,
+    /// The other read depth, for connection requests and established connections.
     pub(crate) initiator_depth: u8,
-    /// Of connection requests: the new identifier, which nobody owns yet.
+    /// The new identifier of a connection request, until [`CmId::of_request`] takes it.
     request: Option<NonNull<rdma_cm_id>>,
 }
 
-// SAFETY: the identifier in it belongs to no thread.
-unsafe impl Send for Event {}
+// SAFETY: the identifier in the event belongs to no thread.
+unsafe impl Send for CmEvent {}
 
-/// Where the connection manager puts events. It does not block.
-pub(crate) struct Channel {
+/// A channel on which the connection manager reports events. Its file descriptor is nonblocking.
+pub(crate) struct EventChannel {
     raw: NonNull<rdma_event_channel>,
     functions: Arc<Functions>,
     /// The span of every log line about a connection on the channel. It is the span that is current
@@ -53,13 +55,13 @@ pub(crate) struct Channel {
 }
 
 // SAFETY: librdmacm is thread-safe, and a channel belongs to no thread.
-unsafe impl Send for Channel {}
-// SAFETY: as above.
-unsafe impl Sync for Channel {}
+unsafe impl Send for EventChannel {}
+// SAFETY: librdmacm is thread-safe, and nothing is changed through a shared reference.
+unsafe impl Sync for EventChannel {}
 
-impl Channel {
+impl EventChannel {
     pub(crate) fn new(functions: Arc<Functions>) -> io::Result<Arc<Self>> {
-        // SAFETY: it takes nothing.
+        // SAFETY: the function takes no arguments.
         let raw = unsafe { (functions.rdma_create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let channel = Self {
@@ -71,14 +73,15 @@ impl Channel {
         Ok(Arc::new(channel))
     }
 
+    /// Returns the functions of the two libraries.
     pub(crate) const fn library(&self) -> &Arc<Functions> {
         &self.functions
     }
 
-    /// The next event, if there is one.
-    pub(crate) fn next(&self) -> io::Result<Option<Event>> {
+    /// Takes the next event, if there is one.
+    pub(crate) fn next(&self) -> io::Result<Option<CmEvent>> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the channel lives, and the place is one for a pointer.
+        // SAFETY: the channel lives, and the out-parameter points to a pointer.
         if unsafe { (self.functions.rdma_get_cm_event)(self.raw.as_ptr(), &mut raw) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
@@ -86,35 +89,38 @@ impl Channel {
                 _ => Err(error),
             };
         }
-        // SAFETY: the library made the event, and it stays as it is until acknowledged below.
-        let event = unsafe { Event::read(raw) };
-        // SAFETY: it is acknowledged once, and nothing of it is looked at afterwards.
+        // SAFETY: the library has set the pointer to an event, which is valid until it is
+        // acknowledged below.
+        let event = unsafe { CmEvent::read(raw) };
+        // SAFETY: the event is acknowledged once and not used afterwards.
         let error = unsafe { (self.functions.rdma_ack_cm_event)(raw) };
-        complain(&self.span, "rdma_ack_cm_event", error);
+        log_ffi_error(&self.span, "rdma_ack_cm_event", error);
         Ok(Some(event))
     }
 }
 
-impl AsRawFd for Channel {
+impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
-        // SAFETY: the library filled it in and does not change it.
+        // SAFETY: the channel lives; the library set the field and does not change it.
         unsafe { (*self.raw.as_ptr()).fd }
     }
 }
 
-impl Drop for Channel {
+impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: identifiers hold their channel, so none is left, and events are acknowledged as
-        // soon as they are read.
+        // SAFETY: identifiers hold their channel, so none is left, and each event is acknowledged as
+        // soon as it is read.
         unsafe { (self.functions.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
 
-impl Event {
+impl CmEvent {
+    /// Copies an event of the library.
+    ///
     /// # Safety
-    /// `raw` is an event that was not acknowledged.
+    /// `raw` points to an event that is not acknowledged yet.
     unsafe fn read(raw: *const rdma_cm_event) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the event is valid.
         let event = unsafe { &*raw };
         let mut read = Self {
             kind: event.event,
@@ -136,8 +142,8 @@ impl Event {
             read.initiator_depth = conn.initiator_depth;
             if !conn.private_data.is_null() {
                 let length = usize::from(conn.private_data_len);
-                // SAFETY: of these kinds of event the union has this member, and it says where the
-                // private data are and how many.
+                // SAFETY: for these kinds of event `conn` is the valid member of the union, and it
+                // holds the address and the length of the private data.
                 let data = unsafe { std::slice::from_raw_parts(conn.private_data.cast(), length) };
                 read.private_data = Bytes::copy_from_slice(data);
             }
@@ -146,22 +152,27 @@ impl Event {
     }
 }
 
-/// A channel in a runtime of tokio.
-pub(crate) struct Events {
-    fd: AsyncFd<Arc<Channel>>,
+/// An event channel that is registered with a tokio runtime.
+pub(crate) struct CmEvents {
+    fd: AsyncFd<Arc<EventChannel>>,
 }
 
-impl Events {
-    pub(crate) fn new(channel: Arc<Channel>) -> io::Result<Self> {
-        // SAFETY: the channel has its file descriptor open as long as it lives, and no other.
+impl CmEvents {
+    /// Registers the channel with the current runtime.
+    pub(crate) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
+        // SAFETY: the channel keeps its file descriptor open while it lives, and always returns the
+        // same one.
         let fd = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
         Ok(Self {
             fd: fd.map_err(io::Error::from)?,
         })
     }
 
-    /// Waits for the next event. Dropping the future loses none.
-    pub(crate) async fn next(&self) -> io::Result<Event> {
+    /// Waits for the next event.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no event.
+    pub(crate) async fn next(&self) -> io::Result<CmEvent> {
         loop {
             let mut ready = self.fd.readable().await?;
             match self.fd.get_ref().next()? {
@@ -171,8 +182,8 @@ impl Events {
         }
     }
 
-    /// The next event; `Pending` wakes the context when there is one.
-    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    /// Returns the next event, or `Pending` and wakes the task when there is one.
+    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<io::Result<CmEvent>> {
         loop {
             let mut ready = std::task::ready!(self.fd.poll_read_ready(context))?;
             match self.fd.get_ref().next()? {
@@ -183,31 +194,32 @@ impl Events {
     }
 }
 
-/// What both ends say when they connect.
+/// The read depths that the two ends exchange when they connect.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Depths {
-    /// RDMA Reads of the peer's to serve at once.
+pub(crate) struct ReadDepths {
+    /// RDMA Reads by the peer that this end serves concurrently.
     pub(crate) inbound: u8,
-    /// RDMA Reads of ours to have outstanding.
+    /// RDMA Reads that this end can have outstanding.
     pub(crate) outbound: u8,
 }
 
-/// An identifier of the connection manager: a socket, so to speak.
-pub(crate) struct Id {
+/// An identifier of the connection manager, which is to RDMA what a socket is to TCP.
+pub(crate) struct CmId {
     raw: NonNull<rdma_cm_id>,
-    channel: Arc<Channel>,
+    channel: Arc<EventChannel>,
 }
 
 // SAFETY: librdmacm is thread-safe, and an identifier belongs to no thread.
-unsafe impl Send for Id {}
-// SAFETY: as above; what is read of it here does not change once the identifier is bound.
-unsafe impl Sync for Id {}
+unsafe impl Send for CmId {}
+// SAFETY: librdmacm is thread-safe, and the fields that are read do not change once the identifier
+// is bound.
+unsafe impl Sync for CmId {}
 
-impl Id {
-    pub(crate) fn new(channel: Arc<Channel>) -> io::Result<Self> {
+impl CmId {
+    pub(crate) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
         let mut raw = ptr::null_mut();
         let create = channel.functions.rdma_create_id;
-        // SAFETY: the channel lives, and the place is one for a pointer.
+        // SAFETY: the channel lives, and the out-parameter points to a pointer.
         check(unsafe {
             create(
                 channel.raw.as_ptr(),
@@ -216,13 +228,13 @@ impl Id {
                 ffi::RDMA_PS_TCP,
             )
         })?;
-        let raw = NonNull::new(raw).expect("there is one where it succeeds");
+        let raw = NonNull::new(raw).expect("rdma_create_id sets the pointer if it succeeds");
         Ok(Self { raw, channel })
     }
 
     /// Takes the identifier of a connection request, which is on the channel of the listener.
-    /// Dropping it rejects the request.
-    pub(crate) fn of_request(event: &mut Event, listens_on: Arc<Channel>) -> Option<Self> {
+    /// Dropping the identifier rejects the request.
+    pub(crate) fn of_request(event: &mut CmEvent, listens_on: Arc<EventChannel>) -> Option<Self> {
         let raw = event.request.take()?;
         Some(Self {
             raw,
@@ -232,9 +244,9 @@ impl Id {
 
     /// Moves the identifier to a channel of its own, created in the current span.
     pub(crate) fn migrate(mut self) -> io::Result<Self> {
-        let channel = Channel::new(self.channel.functions.clone())?;
+        let channel = EventChannel::new(self.channel.functions.clone())?;
         let migrate = channel.functions.rdma_migrate_id;
-        // SAFETY: both live, and no event of the identifier is unacknowledged.
+        // SAFETY: identifier and channel live, and every event of the identifier is acknowledged.
         check(unsafe { migrate(self.raw(), channel.raw.as_ptr()) })?;
         self.channel = channel;
         Ok(self)
@@ -243,7 +255,8 @@ impl Id {
     /// Creates the span of a connection from the addresses of its identifier.
     pub(crate) fn connection_span(&self) -> Span {
         let (peer, local) = (self.remote_address().ok(), self.local_address().ok());
-        // The same level as the span that the library creates, for the same reason.
+        // The level is that of the connection span of `smbdirect`: a filter that passes a line of
+        // the log passes its span too.
         error_span!(
             "connection",
             peer = peer.map(field::display),
@@ -260,53 +273,57 @@ impl Id {
         &self.channel.functions
     }
 
-    pub(crate) fn channel(&self) -> &Arc<Channel> {
+    pub(crate) fn channel(&self) -> &Arc<EventChannel> {
         &self.channel
     }
 
+    /// Returns the identifier as the library knows it.
     pub(crate) fn raw(&self) -> *mut rdma_cm_id {
         self.raw.as_ptr()
     }
 
-    /// The device it is bound to; null before it is.
+    /// Returns the context of the device that the identifier is bound to, or null if it is not
+    /// bound.
     pub(crate) fn context(&self) -> *mut ibv_context {
-        // SAFETY: the library sets it when it binds the identifier, while nobody else has it.
+        // SAFETY: the library sets the field when it binds the identifier, before the identifier is
+        // shared.
         unsafe { (*self.raw.as_ptr()).verbs }
     }
 
-    /// The device's functions.
+    /// Returns the functions of the device's driver.
     ///
     /// # Panics
-    /// If it is not bound.
+    /// Panics if the identifier is not bound.
     pub(crate) fn ops(&self) -> &ibv_context_ops {
         let context = self.context();
         assert!(!context.is_null(), "the identifier is bound to a device");
-        // SAFETY: the library keeps a device open that an identifier is bound to.
+        // SAFETY: the library keeps a device open while an identifier is bound to it.
         unsafe { &(*context).ops }
     }
 
-    /// The device's port it is bound to.
+    /// Returns the number of the device's port that the identifier is bound to.
     pub(crate) fn port(&self) -> u8 {
-        // SAFETY: as for the context.
+        // SAFETY: the library sets the field when it binds the identifier, before the identifier is
+        // shared.
         unsafe { (*self.raw.as_ptr()).port_num }
     }
 
-    /// Whether the device is one for iWARP.
+    /// Returns whether the identifier is bound to an iWARP device.
     pub(crate) fn is_iwarp(&self) -> bool {
         let context = self.context();
-        // SAFETY: a context that is not null is one of an open device.
+        // SAFETY: a context that is not null belongs to an open device, which has a description.
         !context.is_null()
             && unsafe { (*(*context).device).transport_type } == ffi::IBV_TRANSPORT_IWARP
     }
 
     pub(crate) fn local_address(&self) -> io::Result<SocketAddr> {
-        // SAFETY: the library keeps a socket address there.
+        // SAFETY: the identifier lives, and the field always holds a socket address.
         let storage = unsafe { (*self.raw.as_ptr()).route.addr.src_storage };
         address(&storage)
     }
 
     pub(crate) fn remote_address(&self) -> io::Result<SocketAddr> {
-        // SAFETY: as above.
+        // SAFETY: the identifier lives, and the field always holds a socket address.
         let storage = unsafe { (*self.raw.as_ptr()).route.addr.dst_storage };
         address(&storage)
     }
@@ -314,7 +331,7 @@ impl Id {
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let address = SockAddr::from(address);
         let place = address.as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: the address lives until the call returns, which does not write to it.
+        // SAFETY: the address lives until the call returns, and the function does not write to it.
         check(unsafe { (self.functions().rdma_bind_addr)(self.raw(), place) })
     }
 
@@ -327,7 +344,7 @@ impl Id {
         let address = SockAddr::from(address);
         let place = address.as_ptr().cast_mut().cast::<c_void>();
         let resolve = self.functions().rdma_resolve_addr;
-        // SAFETY: the address lives until the call returns, which does not write to it.
+        // SAFETY: the address lives until the call returns, and the function does not write to it.
         check(unsafe { resolve(self.raw(), ptr::null_mut(), place, milliseconds(limit)) })
     }
 
@@ -337,21 +354,23 @@ impl Id {
         check(unsafe { resolve(self.raw(), milliseconds(limit)) })
     }
 
-    /// Asks the peer for a connection. Over iWARP in software it blocks until TCP has one.
-    pub(crate) fn connect(&self, depths: Depths, private_data: &[u8]) -> io::Result<()> {
+    /// Requests a connection. On Linux' software iWARP the call blocks until TCP is connected.
+    pub(crate) fn connect(&self, depths: ReadDepths, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(depths, private_data);
-        // SAFETY: parameters and private data live until the call returns.
+        // SAFETY: the parameters and the private data live until the call returns.
         check(unsafe { (self.functions().rdma_connect)(self.raw(), &mut parameters) })
     }
 
-    pub(crate) fn accept(&self, depths: Depths, private_data: &[u8]) -> io::Result<()> {
+    /// Accepts a connection request.
+    pub(crate) fn accept(&self, depths: ReadDepths, private_data: &[u8]) -> io::Result<()> {
         let mut parameters = parameters(depths, private_data);
-        // SAFETY: as above.
+        // SAFETY: the parameters and the private data live until the call returns.
         check(unsafe { (self.functions().rdma_accept)(self.raw(), &mut parameters) })
     }
 
+    /// Rejects a connection request.
     pub(crate) fn reject(&self) {
-        // SAFETY: no private data are sent.
+        // SAFETY: the identifier lives, and a null pointer with length 0 means no private data.
         let result = unsafe { (self.functions().rdma_reject)(self.raw(), ptr::null(), 0) };
         if let Err(error) = check(result) {
             self.span()
@@ -359,7 +378,7 @@ impl Id {
         }
     }
 
-    /// Ends the connection. It fails where there is none any more, which is as good.
+    /// Disconnects. A failure is only logged, because it means that there is no connection.
     pub(crate) fn disconnect(&self) {
         // SAFETY: the identifier lives.
         if let Err(error) = check(unsafe { (self.functions().rdma_disconnect)(self.raw()) }) {
@@ -369,26 +388,26 @@ impl Id {
 }
 
 #[cfg(test)]
-impl Id {
-    /// An identifier of nothing, made of places that nobody looks into.
+impl CmId {
+    /// Returns a fake identifier whose fields are all zero and that is bound to no device.
     pub(crate) fn fake(functions: Functions) -> Arc<Self> {
         Self::fake_at(functions, -1)
     }
 
-    /// The same, whose events come by `fd`.
+    /// Returns a fake identifier whose channel has this file descriptor.
     pub(crate) fn fake_at(mut functions: Functions, fd: RawFd) -> Arc<Self> {
         unsafe extern "C" fn destroy_channel(raw: *mut rdma_event_channel) {
-            // SAFETY: it was made below, and is destroyed once.
+            // SAFETY: `fake_at` allocated the channel, and it is destroyed once.
             drop(unsafe { Box::from_raw(raw) });
         }
         unsafe extern "C" fn destroy_id(raw: *mut rdma_cm_id) -> c_int {
-            // SAFETY: it was made below, and is destroyed once.
+            // SAFETY: `fake_at` allocated the identifier, and it is destroyed once.
             drop(unsafe { Box::from_raw(raw.cast::<std::mem::MaybeUninit<rdma_cm_id>>()) });
             0
         }
         functions.rdma_destroy_event_channel = destroy_channel;
         functions.rdma_destroy_id = destroy_id;
-        let channel = Arc::new(Channel {
+        let channel = Arc::new(EventChannel {
             raw: NonNull::from(Box::leak(Box::new(rdma_event_channel { fd }))),
             functions: Arc::new(functions),
             span: Span::current(),
@@ -399,50 +418,58 @@ impl Id {
     }
 }
 
-impl Drop for Id {
+impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: whatever stands on the identifier holds it, so nothing is left.
+        // SAFETY: all objects of the connection hold the identifier, so they are already released.
         let error = unsafe { (self.channel.functions.rdma_destroy_id)(self.raw.as_ptr()) };
-        complain(self.span(), "rdma_destroy_id", error);
+        log_ffi_error(self.span(), "rdma_destroy_id", error);
     }
 }
 
-/// How often a packet is sent again that was not acknowledged: the most there is.
-const RETRIES: u8 = 7;
+/// Retransmissions of a packet that the peer does not acknowledge: the maximum of the protocol.
+const MAX_RETRIES: u8 = 7;
 
-fn parameters(depths: Depths, private_data: &[u8]) -> rdma_conn_param {
+/// Returns the parameters of a connection request or its acceptance.
+fn parameters(depths: ReadDepths, private_data: &[u8]) -> rdma_conn_param {
     rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: u8::try_from(private_data.len()).expect("its length was checked"),
         responder_resources: depths.inbound,
         initiator_depth: depths.outbound,
         flow_control: 0,
-        retry_count: RETRIES,
-        // Credits see to it that there is a Receive for each Send. A peer that sends without one
-        // is not waited for.
+        retry_count: MAX_RETRIES,
+        // Credits guarantee a posted Receive for each Send. A Send without one is an error of the
+        // sender, so there are no retries for a missing Receive.
         rnr_retry_count: 0,
         srq: 0,
         qp_num: 0,
     }
 }
 
+/// Converts an address of C.
 fn address(storage: &ffi::sockaddr_storage) -> io::Result<SocketAddr> {
     let mut copy = SockAddrStorage::zeroed();
     let length = copy.size_of();
     assert_eq!(length as usize, size_of_val(storage));
-    // SAFETY: both are what C calls a `sockaddr_storage`, of this length.
+    // SAFETY: both types are the `sockaddr_storage` of C, and their lengths were compared above.
     unsafe { *copy.view_as::<ffi::sockaddr_storage>() = *storage };
-    // SAFETY: the storage is initialised throughout; its family says what is in it.
+    // SAFETY: the whole storage is initialised, and its family tells the type of the address.
     let address = unsafe { SockAddr::new(copy, length) };
-    let error = || io::Error::new(io::ErrorKind::InvalidData, "an address of a strange family");
+    let error = || {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "an address of an unknown family",
+        )
+    };
     address.as_socket().ok_or_else(error)
 }
 
+/// Converts a limit to the milliseconds of C.
 fn milliseconds(limit: Duration) -> c_int {
     c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX)
 }
 
-/// The result of a function that gives -1 and `errno`.
+/// Converts the result of a function that returns -1 and sets `errno` if it fails.
 fn check(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -450,8 +477,10 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
+/// Makes an open file descriptor nonblocking.
 pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
-    // SAFETY: the caller's object has it open until the call returns.
+    // SAFETY: the descriptor belongs to an object of the caller, which keeps it open until the call
+    // returns.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
     Ok(())

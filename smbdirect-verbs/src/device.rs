@@ -1,4 +1,4 @@
-//! What devices there are, what they can do, and whether it is enough for SMB Direct.
+//! The RDMA devices of this machine, their capabilities, and whether SMB Direct can use them.
 
 use std::{
     ffi::{CStr, c_int},
@@ -8,44 +8,45 @@ use std::{
     sync::Arc,
 };
 
-use smbdirect::rdma::work::{Limits, ProviderErrorKind};
+use smbdirect::rdma::work::{Limits, ProviderError};
 use tracing::Span;
 
 use crate::{
-    cm::Id,
+    cm::CmId,
+    config::{INFINIBAND_PORT, IWARP_PORT, VerbsConfig},
+    error::{Unavailable, local_error, log_ffi_error},
     ffi::{self, Functions, ibv_context, ibv_device, ibv_device_attr, ibv_port_attr},
-    provider::{IWARP_PORT, OTHER_PORT, Unavailable, VerbsConfig},
 };
 
 /// An RDMA device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// As the kernel calls it: `mlx5_0`, `rxe0`.
+    /// The name that the kernel gives it, such as `mlx5_0` or `rxe0`.
     pub name: String,
-    /// What it speaks on the wire.
+    /// The protocol that it speaks on the wire.
     pub transport: Transport,
-    /// Its ports, from number 1.
+    /// Its ports, beginning with number 1.
     pub ports: Vec<Port>,
-    /// Work requests that a queue of it can hold.
+    /// Work requests that a send queue or receive queue can hold.
     pub max_queue: u32,
-    /// Pieces of memory that a Send can gather.
+    /// Scatter/gather elements of a Send.
     pub max_send_elements: u32,
-    /// Completions that a completion queue of it can hold.
+    /// Completions that a completion queue can hold.
     pub max_completions: u32,
-    /// RDMA Reads of a peer's that it serves at once on a connection.
+    /// RDMA Reads by the peer that it serves concurrently on a connection.
     pub max_inbound_reads: u32,
-    /// RDMA Reads it can have outstanding on a connection.
+    /// RDMA Reads that it can have outstanding on a connection.
     pub max_outbound_reads: u32,
-    /// Whether a Send can invalidate a token of the peer's.
+    /// Whether a Send can invalidate a token of the peer.
     pub send_with_invalidate: bool,
-    /// Whether it has memory windows of type 2, which a peer can invalidate.
+    /// Whether it has memory windows of type 2, whose tokens a peer can invalidate.
     pub memory_windows: bool,
-    /// Why SMB Direct cannot use it; none if it can.
+    /// The reason why SMB Direct cannot use it, or `None` if it can.
     pub unusable: Option<String>,
 }
 
-/// What a device speaks on the wire.
+/// The protocol that a device speaks on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
@@ -55,15 +56,16 @@ pub enum Transport {
     Roce,
     /// iWARP, over TCP.
     Iwarp,
-    /// Something that SMB Direct does not run over.
+    /// A protocol that SMB Direct does not support.
     Other,
 }
 
 impl Transport {
-    /// The port of SMB Direct over it (1.9); none where there is none.
+    /// Returns the well-known port of SMB Direct over this protocol (1.9), or `None` if SMB Direct
+    /// does not support it.
     pub const fn smb_direct_port(self) -> Option<u16> {
         match self {
-            Self::InfiniBand | Self::Roce => Some(OTHER_PORT),
+            Self::InfiniBand | Self::Roce => Some(INFINIBAND_PORT),
             Self::Iwarp => Some(IWARP_PORT),
             Self::Other => None,
         }
@@ -85,42 +87,43 @@ impl fmt::Display for Transport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Port {
-    /// From 1.
+    /// The number of the port; the first is 1.
     pub number: u8,
-    /// Whether traffic can go over it.
+    /// Whether the port can carry traffic.
     pub active: bool,
-    /// The state, in the words of libibverbs: `active`, `down`, `init`.
+    /// The state in the terms of libibverbs, such as `active`, `down` or `init`.
     pub state: &'static str,
-    /// `Ethernet`, `InfiniBand`, or `unspecified`.
+    /// The link layer: `Ethernet`, `InfiniBand` or `unspecified`.
     pub link_layer: &'static str,
-    /// Bytes in a packet, at most.
+    /// The MTU in bytes.
     pub mtu: u32,
-    /// Bytes in a message, at most.
+    /// The largest message, Read or Write in bytes.
     pub max_message: u32,
 }
 
-/// All devices.
+/// Returns all devices of this machine.
 pub(crate) fn devices(functions: &Arc<Functions>) -> Result<Vec<Device>, Unavailable> {
     let mut count = 0;
-    // SAFETY: the place is one for a number.
+    // SAFETY: the pointer is to a number, which the function sets.
     let list = unsafe { (functions.ibv_get_device_list)(&mut count) };
     let Some(list) = NonNull::new(list) else {
         return Err(Unavailable::NoKernel(io::Error::last_os_error()));
     };
     let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the list has so many devices.
+    // SAFETY: the list has `count` elements.
     let raw = unsafe { std::slice::from_raw_parts(list.as_ptr(), count) };
     let devices = raw
         .iter()
         .map(|&device| describe(functions, device))
         .collect();
-    // SAFETY: the list is freed once, and no device of it is used afterwards.
+    // SAFETY: the list is freed once, and no device in it is used afterwards.
     unsafe { (functions.ibv_free_device_list)(list.as_ptr()) };
     Ok(devices)
 }
 
+/// Describes one device of the list, or says why it cannot be opened.
 fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
-    // SAFETY: the device is one of the list, whose name is a C string.
+    // SAFETY: the device is in the list, which is not freed yet; its name is a C string.
     let name = unsafe { CStr::from_ptr((functions.ibv_get_device_name)(device)) };
     let mut described = Device {
         name: name.to_string_lossy().into_owned(),
@@ -135,38 +138,40 @@ fn describe(functions: &Functions, device: *mut ibv_device) -> Device {
         memory_windows: false,
         unusable: None,
     };
-    // SAFETY: as above.
+    // SAFETY: the device is in the list, which is not freed yet.
     let context = unsafe { (functions.ibv_open_device)(device) };
     let Some(context) = NonNull::new(context) else {
         let error = io::Error::last_os_error();
         described.unusable = Some(format!("it cannot be opened: {error}"));
         return described;
     };
-    match Abilities::of_context(functions, context.as_ptr(), None) {
-        Ok(abilities) => abilities.fill(functions, context.as_ptr(), &mut described),
-        Err(error) => described.unusable = Some(format!("it does not say what it can: {error}")),
+    match Capabilities::of_context(functions, context.as_ptr(), None) {
+        Ok(capabilities) => capabilities.fill(functions, context.as_ptr(), &mut described),
+        Err(error) => {
+            described.unusable = Some(format!("its capabilities cannot be read: {error}"));
+        }
     }
-    // SAFETY: it was opened here, and nothing was made on it.
+    // SAFETY: the device was opened above and is closed once, and no object was created on it.
     let error = unsafe { (functions.ibv_close_device)(context.as_ptr()) };
-    crate::memory::complain(&Span::none(), "ibv_close_device", error);
+    log_ffi_error(&Span::none(), "ibv_close_device", error);
     described
 }
 
-/// The vendor that Linux' software RoCE gives itself.
-const RXE: u32 = 0xff_ffff;
+/// The vendor identifier of rxe, the software RoCE of Linux.
+const RXE_VENDOR_ID: u32 = 0xff_ffff;
 
-/// What a device, and the port that a connection goes over, can do.
+/// The capabilities of a device and of the port that a connection uses.
 #[derive(Clone, Copy)]
-pub(crate) struct Abilities {
+pub(crate) struct Capabilities {
     device: ibv_device_attr,
     transport: c_int,
-    /// Bytes in a message.
+    /// The largest message of the port in bytes, or 0 if it is unknown.
     max_message: u32,
 }
 
-impl Abilities {
-    /// Of the device that an identifier is bound to.
-    pub(crate) fn of_id(id: &Id) -> io::Result<Self> {
+impl Capabilities {
+    /// Returns the capabilities of the device and the port that an identifier is bound to.
+    pub(crate) fn of_id(id: &CmId) -> io::Result<Self> {
         Self::of_context(id.functions(), id.context(), Some(id.port()))
     }
 
@@ -176,28 +181,30 @@ impl Abilities {
         port: Option<u8>,
     ) -> io::Result<Self> {
         let mut device = MaybeUninit::<ibv_device_attr>::zeroed();
-        // SAFETY: the context is one of an open device, and the place is one for its attributes.
+        // SAFETY: the context belongs to an open device, and the pointer is to memory for its
+        // attributes.
         let error = unsafe { (functions.ibv_query_device)(context, device.as_mut_ptr()) };
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error.abs()));
         }
         let port = query_port(functions, context, port.unwrap_or(1).max(1));
         Ok(Self {
-            // SAFETY: numbers may be zero, and the library has filled them in.
+            // SAFETY: zero is valid for all fields, and the library has set them.
             device: unsafe { device.assume_init() },
-            // SAFETY: an open device has a description.
+            // SAFETY: the context of an open device points to its description.
             transport: unsafe { (*(*context).device).transport_type },
             max_message: port.map_or(0, |port| port.max_msg_sz),
         })
     }
 
+    /// Copies the capabilities to the description of the device.
     fn fill(&self, functions: &Functions, context: *mut ibv_context, device: &mut Device) {
         let ports = (1..=self.device.phys_port_cnt).filter_map(|number| {
             let port = query_port(functions, context, number)?;
             Some(Port {
                 number,
                 active: port.state == ffi::IBV_PORT_ACTIVE,
-                state: STATES
+                state: PORT_STATES
                     .get(port.state as usize)
                     .copied()
                     .unwrap_or("unknown"),
@@ -228,16 +235,17 @@ impl Abilities {
         device.max_outbound_reads = positive(self.device.max_qp_init_rd_atom);
         device.send_with_invalidate = self.sends_with_invalidate();
         device.memory_windows = self.has_windows();
-        device.unusable = why_not(device);
+        device.unusable = reason_unusable(device);
     }
 
-    /// Whether a window is bound once more when a message before it is sent again, which fails and
-    /// the queue pair with it: rxe does so, and tells that everything was flushed.
-    pub(crate) fn binds_again(&self) -> bool {
-        self.device.vendor_id == RXE
+    /// Returns whether the device binds a window a second time when it retransmits an earlier
+    /// message. rxe does so: the second binding fails, the queue pair fails with it, and all
+    /// completions say that the work was flushed.
+    pub(crate) fn rebinds_on_retransmit(&self) -> bool {
+        self.device.vendor_id == RXE_VENDOR_ID
     }
 
-    /// What a connection over it can do at best.
+    /// Returns the limits of a connection, before the peer lowers them.
     pub(crate) fn limits(&self, config: &VerbsConfig) -> Limits {
         Limits {
             max_send_queue: config.send_queue.min(self.max_queue()) as usize,
@@ -247,9 +255,9 @@ impl Abilities {
                 .into(),
             max_inbound_reads: self.depth(config.ird, self.device.max_qp_rd_atom).into(),
             max_transfer: match self.max_message {
-                // A device that does not say takes what every device does.
-                0 => LEAST_MAX_MESSAGE,
-                message => message.min(LARGEST_TRANSFER),
+                // The limit is unknown.
+                0 => DEFAULT_MAX_MESSAGE_BYTES,
+                message => message.min(MAX_TRANSFER_BYTES),
             },
             send_with_invalidate: self.sends_with_invalidate(),
         }
@@ -267,13 +275,14 @@ impl Abilities {
         positive(self.device.max_cqe)
     }
 
-    /// How many pieces our Sends are gathered from: a header and a payload.
+    /// Returns the scatter/gather elements that a Send uses: two, for header and payload, if the
+    /// device supports it.
     pub(crate) fn send_elements(&self) -> u32 {
         positive(self.device.max_sge).clamp(1, 2)
     }
 
     fn sends_with_invalidate(&self) -> bool {
-        // Software iWARP and all adapters that have the extensions can.
+        // All devices with these extensions support it, and so does software iWARP.
         self.device.device_cap_flags & ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
     }
 
@@ -283,33 +292,35 @@ impl Abilities {
     }
 }
 
-/// Every device carries messages of 1 MiB, most of them of 2 GiB.
-const LEAST_MAX_MESSAGE: u32 = 1 << 20;
-/// More in one Read or Write only holds up what is behind it.
-const LARGEST_TRANSFER: u32 = 1 << 30;
+/// Message limit in bytes if a device does not report one. Every device carries messages of 1 MiB,
+/// and most carry 2 GiB.
+const DEFAULT_MAX_MESSAGE_BYTES: u32 = 1 << 20;
+/// Largest Read or Write in bytes. A larger one would only delay the work that is posted after it.
+const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 
-const STATES: [&str; 6] = ["nop", "down", "init", "armed", "active", "active-defer"];
+/// The states of a port, indexed by their numbers in C.
+const PORT_STATES: [&str; 6] = ["nop", "down", "init", "armed", "active", "active-defer"];
 
-/// The words above, by the number in C.
+/// Returns the attributes of a port, or `None` if it cannot be queried.
 fn query_port(
     functions: &Functions,
     context: *mut ibv_context,
     number: u8,
 ) -> Option<ibv_port_attr> {
     let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: the context is one of an open device; the place is one for what the function knows,
-    // which is less than the structure has.
+    // SAFETY: the context belongs to an open device. The function sets the fields that its version
+    // knows, which the structure has room for.
     let error = unsafe { (functions.ibv_query_port)(context, number, port.as_mut_ptr()) };
-    // SAFETY: numbers may be zero, and the library has filled in the others.
+    // SAFETY: zero is valid for all fields, and the library has set those that it knows.
     (error == 0).then(|| unsafe { port.assume_init() })
 }
 
-/// Why SMB Direct cannot run over a device.
-fn why_not(device: &Device) -> Option<String> {
+/// Returns the reason why SMB Direct cannot use a device, if there is one.
+fn reason_unusable(device: &Device) -> Option<String> {
     if device.transport == Transport::Other {
         return Some("it is neither InfiniBand, RoCE nor iWARP".into());
     }
-    if device.max_queue < LEAST_QUEUE || device.max_completions < 2 * LEAST_QUEUE {
+    if device.max_queue < MIN_QUEUE_DEPTH || device.max_completions < 2 * MIN_QUEUE_DEPTH {
         return Some(format!(
             "its queues hold only {} requests",
             device.max_queue
@@ -328,15 +339,17 @@ fn why_not(device: &Device) -> Option<String> {
     None
 }
 
-/// What a connection needs to get anywhere.
-const LEAST_QUEUE: u32 = 128;
+/// Smallest queue, in work requests, that a connection can make progress with.
+const MIN_QUEUE_DEPTH: u32 = 128;
 
+/// Returns a number of C, or 0 if it is negative.
 fn positive(number: c_int) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-/// A device's abilities where they cannot be asked for.
-pub(crate) fn unknown(error: &io::Error) -> smbdirect::rdma::work::ProviderError {
-    let what = format!("the device does not say what it can: {error}");
-    smbdirect::rdma::work::ProviderError::new(ProviderErrorKind::Local, what)
+/// Returns the error of a device whose capabilities cannot be queried.
+pub(crate) fn capabilities_unknown(error: &io::Error) -> ProviderError {
+    local_error(&format!(
+        "the device's capabilities cannot be read: {error}"
+    ))
 }

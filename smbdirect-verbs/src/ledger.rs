@@ -1,11 +1,14 @@
-//! What is posted to a queue pair, and what its completions mean: no I/O, no memory, no unsafe.
+//! The work that is posted to a queue pair, and the meaning of its completions. It does no I/O and
+//! has no `unsafe`.
 //!
-//! A completion comes from the adapter by way of the kernel, and is believed only as far as it
-//! fits what was posted. What it says of a Receive has to be about the oldest one, and of no more
-//! bytes than it had room for; what it says of a Send, Read or Write ends those posted before it
-//! too, as far as they did not ask for a completion of their own. Those that did are not touched:
-//! Linux' software iWARP finishes a Read after what was posted behind it. Everything else is an
-//! [`Oddity`], which ends the connection.
+//! The ledger trusts a completion only if it matches posted work:
+//!
+//! - The completion of a Receive has to name the oldest Receive, and no more bytes than it has room
+//!   for.
+//! - The completion of a Send, Read or Write also completes the unsignaled requests that were posted
+//!   before it. It does not complete earlier signaled requests: Linux' software iWARP may complete a
+//!   Read after requests that were posted later.
+//! - Every other completion is an [`InvalidCompletion`], which ends the connection.
 
 use std::collections::VecDeque;
 
@@ -14,106 +17,114 @@ use thiserror::Error;
 
 use crate::ffi;
 
-/// A work completion, field by field as the adapter gave it.
+/// A work completion, with the fields of `ibv_wc` as the adapter set them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
     /// The number that [`Ledger`] gave the work request.
     pub wr_id: u64,
-    /// 0 for success; where it is not, only `wr_id` is defined besides.
+    /// The status, 0 for success. If it is not 0, `wr_id` is the only other field
+    /// that is defined.
     pub status: u32,
-    /// What was done.
+    /// The operation that completed.
     pub opcode: u32,
-    /// Bytes received.
+    /// The number of bytes received.
     pub byte_len: u32,
-    /// Whether `invalidated_rkey` is one.
+    /// Flags, which tell whether `invalidated_rkey` is set.
     pub wc_flags: u32,
     /// The token that the peer invalidated.
     pub invalidated_rkey: u32,
 }
 
-/// What a completion means.
+/// The effect of a completion on posted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The oldest Receive holds a message; it is to be taken.
+pub enum CompletionOutcome {
+    /// The oldest Receive holds a message. The caller takes it with [`Ledger::take_receive`].
     Received {
-        /// Its length.
+        /// The length of the message in bytes.
         length: u32,
-        /// Whether it invalidated a token of ours.
+        /// Whether the message invalidated a token of this end.
         invalidated: Invalidated,
     },
-    /// The Send, Read or Write of this number has happened, and what it ends besides.
+    /// The Send, Read or Write with this number succeeded, and so did the requests that its
+    /// completion implies. The caller takes them with [`Ledger::take_ended`].
     Done(u64),
-    /// The oldest Receive did not happen; it is to be taken.
+    /// The oldest Receive failed. The caller takes it with [`Ledger::take_receive`].
     ReceiveFailed(Failure),
-    /// The Send, Read or Write of this number did not happen; what it ends besides did.
+    /// The Send, Read or Write with this number failed; the requests that its completion implies
+    /// succeeded. The caller takes them with [`Ledger::take_ended`].
     Failed(u64, Failure),
 }
 
-/// What a message did to our tokens.
+/// The effect of a received message on the tokens of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidated {
-    /// Nothing.
+    /// It invalidated no token.
     Nothing,
-    /// It invalidated this one.
+    /// It invalidated this token.
     Token(u32),
-    /// It invalidated this one, if it is one: Linux' rxe gives the flag by its number in the
-    /// kernel, which means something else here, though nothing for a connection.
-    Perhaps(u32),
+    /// It invalidated this token, if this end has such a token. Linux' rxe reports the flag with
+    /// its value in the kernel, which in user space means something that does not apply to a
+    /// connection.
+    Unconfirmed(u32),
 }
 
-/// Why a work request did not happen.
+/// Why a work request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The queue pair had failed, or was disconnected, before.
+    /// The queue pair had already failed or disconnected, and the adapter flushed the request.
     Flushed,
-    /// It failed, and the queue pair with it.
+    /// The request failed, and the queue pair with it.
     Failed {
-        /// Whose fault it was.
+        /// The side at fault.
         kind: ProviderErrorKind,
-        /// The adapter's status.
+        /// The status of the completion.
         status: u32,
     },
 }
 
-/// A completion that cannot be.
+/// A completion that matches no posted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Oddity {
-    /// Nothing with this number is posted.
+pub enum InvalidCompletion {
+    /// No posted work has this number.
     #[error("a completion names work that is not posted")]
     Unknown,
-    /// The one before it has not completed.
+    /// An earlier Receive has not completed.
     #[error("a completion skips work that was posted before")]
-    Skips,
-    /// It is of another kind than what was posted.
+    OutOfOrder,
+    /// It names another operation than was posted.
     #[error("a completion names another operation than was posted")]
-    Operation,
-    /// More was received than there was room for.
-    #[error("a completion tells of more bytes than were posted")]
-    Length,
+    WrongOperation,
+    /// It names more bytes than the Receive has room for.
+    #[error("a completion names more bytes than were posted")]
+    TooLong,
 }
 
-/// Whether a Send, Read or Write has a completion of its own.
+/// How a Send, Read or Write completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// It has.
-    Own,
-    /// It is done when a later one is, unless it fails.
-    Later,
-    /// It was not posted at all, as there is nothing to do, and is done when all before it are.
-    None,
+    /// It has a completion of its own.
+    Signaled,
+    /// It has no completion unless it fails. It succeeds with a later request.
+    Unsignaled,
+    /// It was not posted, because there is nothing to do. It succeeds as soon as all requests
+    /// before it have completed.
+    Unposted,
 }
 
-/// What is posted to a queue pair, in order: Receives with an `R` each, and Sends, Reads and
-/// Writes with an `S` each.
+/// The work that is posted to a queue pair, in order. It keeps an `R` for each Receive and an `S`
+/// for each Send, Read and Write.
 #[derive(Debug)]
 pub struct Ledger<R, S> {
+    /// Posted Receives, with the number of bytes that each has room for.
     receives: VecDeque<(u32, R)>,
-    /// The number of the oldest.
+    /// The number of the oldest Receive.
     first_receive: u64,
-    /// With gaps where something is done and an older one is not; never one in front.
+    /// Posted Sends, Reads and Writes. `None` is a request that has completed before an older
+    /// one, so the first element is never `None`.
     sends: VecDeque<Option<(Signal, S)>>,
+    /// The number of the oldest Send, Read or Write.
     first_send: u64,
-    /// Those that are not gaps.
+    /// The number of elements of `sends` that are not `None`.
     open_sends: usize,
 }
 
@@ -130,14 +141,14 @@ impl<R, S> Default for Ledger<R, S> {
 }
 
 impl<R, S> Ledger<R, S> {
-    /// A Receive with room for `length` bytes is posted, under the number that comes back.
+    /// Adds a Receive with room for `length` bytes, and returns its `wr_id`.
     pub fn post_receive(&mut self, length: u32, receive: R) -> u64 {
         let number = self.first_receive + self.receives.len() as u64;
         self.receives.push_back((length, receive));
         number << 1
     }
 
-    /// A Send, Read or Write is posted, under the number that comes back.
+    /// Adds a Send, Read or Write, and returns its `wr_id`.
     pub fn post_send(&mut self, signal: Signal, send: S) -> u64 {
         let number = self.first_send + self.sends.len() as u64;
         self.sends.push_back(Some((signal, send)));
@@ -145,60 +156,62 @@ impl<R, S> Ledger<R, S> {
         number << 1 | 1
     }
 
-    /// Receives that have not completed.
+    /// Returns the number of Receives that have not completed.
     pub fn receives(&self) -> usize {
         self.receives.len()
     }
 
-    /// Sends, Reads and Writes that have not completed.
+    /// Returns the number of Sends, Reads and Writes that have not completed.
     pub const fn sends(&self) -> usize {
         self.open_sends
     }
 
-    /// Places in the adapter's queue that these take, with those between them that it may have
-    /// given back or not.
+    /// Returns the number of entries that posted requests may occupy in the adapter's send queue:
+    /// all from the oldest to the newest, including completed ones between them.
     pub fn span(&self) -> usize {
         self.sends.len()
     }
 
-    /// The oldest Receive, which is over.
+    /// Takes the oldest Receive, which has completed or is flushed.
     pub fn take_receive(&mut self) -> Option<R> {
         let (_, receive) = self.receives.pop_front()?;
         self.first_receive += 1;
         Some(receive)
     }
 
-    /// The oldest Send, Read or Write, whatever became of it.
+    /// Takes the oldest Send, Read or Write, which has completed or is flushed.
     pub fn take_send(&mut self) -> Option<S> {
         let (_, send) = self.sends.front_mut()?.take()?;
         self.close_gaps();
         Some(send)
     }
 
-    /// The oldest Send, Read or Write that is ended by the one of this number and is not it; then
-    /// that one itself. To be called until there is none left.
+    /// Takes one of the requests that end with the completion of `number`: first each earlier one,
+    /// from the oldest, then the named one. The caller repeats the call until it returns `None`.
     pub fn take_ended(&mut self, number: u64) -> Option<(S, Ended)> {
         let index = usize::try_from(number.checked_sub(self.first_send)?).ok()?;
-        // What was never posted is over with it unless something before it is not.
+        // An unposted request ends with `number`, unless a signaled request before it has not
+        // completed.
         let mut waits = false;
-        let besides = self.sends.iter().take(index).position(|send| match send {
-            Some((Signal::Later, _)) => true,
-            Some((Signal::None, _)) => !waits,
-            Some((Signal::Own, _)) => {
+        let implied = self.sends.iter().take(index).position(|send| match send {
+            Some((Signal::Unsignaled, _)) => true,
+            Some((Signal::Unposted, _)) => !waits,
+            Some((Signal::Signaled, _)) => {
                 waits = true;
                 false
             }
             None => false,
         });
-        let (taken, ended) = match besides {
-            Some(earlier) => (earlier, Ended::Besides),
-            None => (index, Ended::Itself),
+        let (taken, ended) = match implied {
+            Some(earlier) => (earlier, Ended::Implied),
+            None => (index, Ended::Named),
         };
         let (_, send) = self.sends.get_mut(taken)?.take()?;
         self.close_gaps();
         Some((send, ended))
     }
 
+    /// Counts a request as completed, and removes completed requests from the front.
     fn close_gaps(&mut self) {
         self.open_sends -= 1;
         while let Some(None) = self.sends.front() {
@@ -207,94 +220,106 @@ impl<R, S> Ledger<R, S> {
         }
     }
 
-    /// The newest Receive, which was not posted after all.
+    /// Takes the newest Receive, which the adapter refused.
     pub fn retract_receive(&mut self) -> Option<R> {
         self.receives.pop_back().map(|(_, receive)| receive)
     }
 
-    /// Whether the oldest of the Sends, Reads and Writes is done without having been posted.
+    /// Returns whether the oldest Send, Read or Write was never posted, so that it is done.
     pub fn is_done_already(&self) -> bool {
-        matches!(self.sends.front(), Some(Some((Signal::None, _))))
+        matches!(self.sends.front(), Some(Some((Signal::Unposted, _))))
     }
 
-    /// What `completion` means. Nothing is taken by it.
+    /// Returns the outcome of a completion. It does not change the ledger.
     ///
     /// # Errors
-    /// It cannot be about what is posted.
-    pub fn judge(&self, completion: &WorkCompletion) -> Result<Verdict, Oddity> {
+    /// The completion matches no posted work.
+    pub fn match_completion(
+        &self,
+        completion: &WorkCompletion,
+    ) -> Result<CompletionOutcome, InvalidCompletion> {
         let number = completion.wr_id >> 1;
         match completion.wr_id & 1 {
-            0 => self.judge_receive(number, completion),
-            _ => self.judge_send(number, completion),
+            0 => self.match_receive(number, completion),
+            _ => self.match_send(number, completion),
         }
     }
 
-    fn judge_receive(&self, number: u64, completion: &WorkCompletion) -> Result<Verdict, Oddity> {
+    fn match_receive(
+        &self,
+        number: u64,
+        completion: &WorkCompletion,
+    ) -> Result<CompletionOutcome, InvalidCompletion> {
         let index = number
             .checked_sub(self.first_receive)
-            .ok_or(Oddity::Unknown)?;
+            .ok_or(InvalidCompletion::Unknown)?;
         if index >= self.receives.len() as u64 {
-            return Err(Oddity::Unknown);
+            return Err(InvalidCompletion::Unknown);
         }
         if index > 0 {
-            return Err(Oddity::Skips);
+            return Err(InvalidCompletion::OutOfOrder);
         }
         if completion.status != ffi::IBV_WC_SUCCESS {
-            return Ok(Verdict::ReceiveFailed(Failure::of_receive(
+            return Ok(CompletionOutcome::ReceiveFailed(Failure::of_receive(
                 completion.status,
             )));
         }
         if completion.opcode != ffi::IBV_WC_RECV {
-            return Err(Oddity::Operation);
+            return Err(InvalidCompletion::WrongOperation);
         }
         let (room, _) = self.receives[0];
         if completion.byte_len > room {
-            return Err(Oddity::Length);
+            return Err(InvalidCompletion::TooLong);
         }
         let token = completion.invalidated_rkey;
         let has = |flag| completion.wc_flags & flag != 0;
         let invalidated = match () {
             () if has(ffi::IBV_WC_WITH_INV) => Invalidated::Token(token),
             () if has(ffi::IBV_WC_WITH_IMM) => Invalidated::Nothing,
-            () if has(ffi::IBV_WC_IP_CSUM_OK) => Invalidated::Perhaps(token),
+            () if has(ffi::IBV_WC_IP_CSUM_OK) => Invalidated::Unconfirmed(token),
             () => Invalidated::Nothing,
         };
-        Ok(Verdict::Received {
+        Ok(CompletionOutcome::Received {
             length: completion.byte_len,
             invalidated,
         })
     }
 
-    fn judge_send(&self, number: u64, completion: &WorkCompletion) -> Result<Verdict, Oddity> {
+    fn match_send(
+        &self,
+        number: u64,
+        completion: &WorkCompletion,
+    ) -> Result<CompletionOutcome, InvalidCompletion> {
         let index = number.checked_sub(self.first_send);
         let index = index.and_then(|index| usize::try_from(index).ok());
         let posted = index.and_then(|index| self.sends.get(index)?.as_ref());
         match posted {
-            None | Some((Signal::None, _)) => return Err(Oddity::Unknown),
+            None | Some((Signal::Unposted, _)) => return Err(InvalidCompletion::Unknown),
             Some(_) => {}
         }
         if completion.status != ffi::IBV_WC_SUCCESS {
             let failure = Failure::of_send(completion.status);
-            return Ok(Verdict::Failed(number, failure));
+            return Ok(CompletionOutcome::Failed(number, failure));
         }
         if completion.opcode & ffi::IBV_WC_RECV != 0 {
-            return Err(Oddity::Operation);
+            return Err(InvalidCompletion::WrongOperation);
         }
-        Ok(Verdict::Done(number))
+        Ok(CompletionOutcome::Done(number))
     }
 }
 
-/// What [`Ledger::take_ended`] took.
+/// Why a request ended, as returned by [`Ledger::take_ended`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// One from before, which has happened.
-    Besides,
-    /// The one that the completion names.
-    Itself,
+    /// It is an earlier request, which succeeded.
+    Implied,
+    /// It is the request that the completion names.
+    Named,
 }
 
 impl Failure {
-    /// A Receive fails where the peer did what it may not.
+    /// Returns the failure of a Receive. Unless the adapter itself has failed, the peer is at
+    /// fault.
     fn of_receive(status: u32) -> Self {
         let kind = match status {
             ffi::IBV_WC_WR_FLUSH_ERR => return Self::Flushed,
@@ -304,6 +329,7 @@ impl Failure {
         Self::Failed { kind, status }
     }
 
+    /// Returns the failure of a Send, Read or Write.
     fn of_send(status: u32) -> Self {
         let kind = match status {
             ffi::IBV_WC_WR_FLUSH_ERR => return Self::Flushed,
@@ -326,7 +352,8 @@ impl Failure {
 mod tests {
     use super::*;
 
-    const FINE: WorkCompletion = WorkCompletion {
+    /// A completion with status and all other fields 0.
+    const SUCCESS: WorkCompletion = WorkCompletion {
         wr_id: 0,
         status: 0,
         opcode: 0,
@@ -339,127 +366,176 @@ mod tests {
         let mut ledger = Ledger::default();
         assert_eq!(ledger.post_receive(100, 'a'), 0);
         assert_eq!(ledger.post_receive(200, 'b'), 2);
-        for (number, signal) in [Signal::Later, Signal::Own, Signal::None, Signal::Later]
-            .iter()
-            .enumerate()
+        for (number, signal) in [
+            Signal::Unsignaled,
+            Signal::Signaled,
+            Signal::Unposted,
+            Signal::Unsignaled,
+        ]
+        .iter()
+        .enumerate()
         {
             assert_eq!(ledger.post_send(*signal, 's'), number as u64 * 2 + 1);
         }
         ledger
     }
 
+    /// The completion of the oldest Receive with 100 bytes.
+    const RECEIVED: WorkCompletion = WorkCompletion {
+        opcode: ffi::IBV_WC_RECV,
+        byte_len: 100,
+        ..SUCCESS
+    };
+
     #[test]
-    fn receives_complete_in_order_and_within_their_room() {
+    fn receives_complete_in_order() {
         let mut ledger = ledger();
-        let received = WorkCompletion {
-            opcode: ffi::IBV_WC_RECV,
-            byte_len: 100,
-            ..FINE
-        };
-        let verdict = |length, invalidated| {
-            Ok(Verdict::Received {
+        let outcome = |length, invalidated| {
+            Ok(CompletionOutcome::Received {
                 length,
                 invalidated,
             })
         };
-        assert_eq!(ledger.judge(&received), verdict(100, Invalidated::Nothing));
+        assert_eq!(
+            ledger.match_completion(&RECEIVED),
+            outcome(100, Invalidated::Nothing)
+        );
         let invalidating = WorkCompletion {
             wc_flags: ffi::IBV_WC_WITH_INV,
             invalidated_rkey: 7,
-            ..received
+            ..RECEIVED
         };
         assert_eq!(
-            ledger.judge(&invalidating),
-            verdict(100, Invalidated::Token(7))
-        );
-        assert_eq!(
-            ledger.judge(&WorkCompletion {
-                byte_len: 101,
-                ..received
-            }),
-            Err(Oddity::Length)
-        );
-        assert_eq!(
-            ledger.judge(&WorkCompletion {
-                opcode: 0,
-                ..received
-            }),
-            Err(Oddity::Operation)
-        );
-        assert_eq!(
-            ledger.judge(&WorkCompletion {
-                wr_id: 2,
-                ..received
-            }),
-            Err(Oddity::Skips)
-        );
-        for wr_id in [4, 1 << 63, u64::MAX - 1] {
-            assert_eq!(
-                ledger.judge(&WorkCompletion { wr_id, ..received }),
-                Err(Oddity::Unknown)
-            );
-        }
-        let flushed = WorkCompletion {
-            status: ffi::IBV_WC_WR_FLUSH_ERR,
-            ..FINE
-        };
-        assert_eq!(
-            ledger.judge(&flushed),
-            Ok(Verdict::ReceiveFailed(Failure::Flushed))
-        );
-        let (status, kind) = (ffi::IBV_WC_LOC_LEN_ERR, ProviderErrorKind::Protocol);
-        let too_long = WorkCompletion { status, ..FINE };
-        assert_eq!(
-            ledger.judge(&too_long),
-            Ok(Verdict::ReceiveFailed(Failure::Failed { kind, status }))
+            ledger.match_completion(&invalidating),
+            outcome(100, Invalidated::Token(7))
         );
         assert_eq!(ledger.take_receive(), Some('a'));
-        assert_eq!(ledger.judge(&received), Err(Oddity::Unknown));
         assert_eq!(
-            ledger.judge(&WorkCompletion {
-                wr_id: 2,
-                byte_len: 200,
-                ..received
-            }),
-            verdict(200, Invalidated::Nothing)
+            ledger.match_completion(&RECEIVED),
+            Err(InvalidCompletion::Unknown)
+        );
+        let second = WorkCompletion {
+            wr_id: 2,
+            byte_len: 200,
+            ..RECEIVED
+        };
+        assert_eq!(
+            ledger.match_completion(&second),
+            outcome(200, Invalidated::Nothing)
         );
     }
 
     #[test]
-    fn a_completion_ends_those_before_it_that_have_none() {
-        let mut ledger = ledger();
-        let done = |wr_id| WorkCompletion { wr_id, ..FINE };
-        assert_eq!(ledger.judge(&done(3)), Ok(Verdict::Done(1)));
+    fn completions_that_match_no_receive_are_invalid() {
+        let ledger = ledger();
+        let received = RECEIVED;
+        let too_long = WorkCompletion {
+            byte_len: 101,
+            ..received
+        };
+        let sent = WorkCompletion {
+            opcode: 0,
+            ..received
+        };
+        let early = WorkCompletion {
+            wr_id: 2,
+            ..received
+        };
+        for (completion, invalid) in [
+            (too_long, InvalidCompletion::TooLong),
+            (sent, InvalidCompletion::WrongOperation),
+            (early, InvalidCompletion::OutOfOrder),
+        ] {
+            assert_eq!(ledger.match_completion(&completion), Err(invalid));
+        }
+        for wr_id in [4, 1 << 63, u64::MAX - 1] {
+            assert_eq!(
+                ledger.match_completion(&WorkCompletion { wr_id, ..received }),
+                Err(InvalidCompletion::Unknown)
+            );
+        }
+    }
+
+    #[test]
+    fn receives_fail_by_a_flush_or_by_the_peer() {
+        let ledger = ledger();
+        let flushed = WorkCompletion {
+            status: ffi::IBV_WC_WR_FLUSH_ERR,
+            ..SUCCESS
+        };
         assert_eq!(
-            ledger.judge(&done(5)),
-            Err(Oddity::Unknown),
-            "it was never posted"
+            ledger.match_completion(&flushed),
+            Ok(CompletionOutcome::ReceiveFailed(Failure::Flushed))
         );
-        assert_eq!(ledger.judge(&done(9)), Err(Oddity::Unknown));
+        let (status, kind) = (ffi::IBV_WC_LOC_LEN_ERR, ProviderErrorKind::Protocol);
+        let too_long = WorkCompletion { status, ..SUCCESS };
+        assert_eq!(
+            ledger.match_completion(&too_long),
+            Ok(CompletionOutcome::ReceiveFailed(Failure::Failed {
+                kind,
+                status
+            }))
+        );
+    }
+
+    #[test]
+    fn completion_ends_earlier_unsignaled_requests() {
+        let mut ledger = ledger();
+        let done = |wr_id| WorkCompletion { wr_id, ..SUCCESS };
+        assert_eq!(
+            ledger.match_completion(&done(3)),
+            Ok(CompletionOutcome::Done(1))
+        );
+        assert_eq!(
+            ledger.match_completion(&done(5)),
+            Err(InvalidCompletion::Unknown),
+            "the request was never posted"
+        );
+        assert_eq!(
+            ledger.match_completion(&done(9)),
+            Err(InvalidCompletion::Unknown)
+        );
         let received = WorkCompletion {
             opcode: ffi::IBV_WC_RECV,
             ..done(3)
         };
-        assert_eq!(ledger.judge(&received), Err(Oddity::Operation));
+        assert_eq!(
+            ledger.match_completion(&received),
+            Err(InvalidCompletion::WrongOperation)
+        );
         let status = ffi::IBV_WC_REM_ACCESS_ERR;
         let kind = ProviderErrorKind::Terminated;
         let failure = Failure::Failed { kind, status };
         let failed = WorkCompletion { status, ..done(3) };
-        assert_eq!(ledger.judge(&failed), Ok(Verdict::Failed(1, failure)));
-        // The last one is over: it ends the first, and neither the one that has a completion of
-        // its own nor the one that was never posted.
-        assert_eq!(ledger.judge(&done(7)), Ok(Verdict::Done(3)));
-        assert_eq!(ledger.take_ended(3), Some(('s', Ended::Besides)));
-        assert_eq!(ledger.take_ended(3), Some(('s', Ended::Itself)));
+        assert_eq!(
+            ledger.match_completion(&failed),
+            Ok(CompletionOutcome::Failed(1, failure))
+        );
+        // The completion of the last request implies the first, but neither the signaled request
+        // nor the unposted one after it.
+        assert_eq!(
+            ledger.match_completion(&done(7)),
+            Ok(CompletionOutcome::Done(3))
+        );
+        assert_eq!(ledger.take_ended(3), Some(('s', Ended::Implied)));
+        assert_eq!(ledger.take_ended(3), Some(('s', Ended::Named)));
         assert_eq!(ledger.take_ended(3), None);
-        assert_eq!(ledger.judge(&done(7)), Err(Oddity::Unknown), "once");
+        assert_eq!(
+            ledger.match_completion(&done(7)),
+            Err(InvalidCompletion::Unknown),
+            "a completion does not repeat"
+        );
         assert_eq!((ledger.sends(), ledger.span()), (2, 3));
         assert!(!ledger.is_done_already());
-        assert_eq!(ledger.take_ended(1), Some(('s', Ended::Itself)));
+        assert_eq!(ledger.take_ended(1), Some(('s', Ended::Named)));
         assert!(ledger.is_done_already());
         assert_eq!(ledger.take_send(), Some('s'));
         assert_eq!((ledger.sends(), ledger.span()), (0, 0));
         assert_eq!(ledger.take_send(), None);
-        assert_eq!(ledger.post_send(Signal::Own, 't'), 9, "numbers go on");
+        assert_eq!(
+            ledger.post_send(Signal::Signaled, 't'),
+            9,
+            "numbers are not reused"
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! Registered memory: protection domains, regions, windows, and the pool of small buffers that
-//! messages are sent from and received into.
+//! Registered memory: protection domains, memory regions, memory windows, and the pool of small
+//! buffers that messages are sent from and received into.
 //!
-//! What the adapter may touch is owned by a [`Held`] until the registration has ended. Nothing looks at such memory through a reference meanwhile.
+//! An [`OwnedRegion`] owns the memory that the adapter may access until the registration has ended.
+//! Meanwhile no reference to that memory exists.
 
 use std::{
     alloc::{self, Layout, handle_alloc_error},
@@ -14,29 +15,29 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bytes::Bytes;
-use tracing::{Span, warn};
+use bytes::{Bytes, BytesMut};
 
 use crate::{
-    cm::Id,
+    cm::CmId,
+    error::log_ffi_error,
     ffi::{self, ibv_mr, ibv_mw, ibv_pd},
 };
 
-/// A protection domain: what is registered in one means nothing in another. Each connection has
-/// its own.
+/// A protection domain: the keys of its regions and windows are valid for its queue pair only. Each
+/// connection has its own.
 pub(crate) struct Domain {
     raw: NonNull<ibv_pd>,
-    id: Arc<Id>,
+    id: Arc<CmId>,
 }
 
 // SAFETY: libibverbs is thread-safe, and a protection domain belongs to no thread.
 unsafe impl Send for Domain {}
-// SAFETY: as above; nothing of it is changed through a shared reference.
+// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    pub(crate) fn new(id: Arc<Id>) -> io::Result<Arc<Self>> {
-        // SAFETY: the context lives as long as the identifier that is bound to it.
+    pub(crate) fn new(id: Arc<CmId>) -> io::Result<Arc<Self>> {
+        // SAFETY: the identifier keeps its device open, so the context is valid.
         let raw = unsafe { (id.functions().ibv_alloc_pd)(id.context()) };
         match NonNull::new(raw) {
             Some(raw) => Ok(Arc::new(Self { raw, id })),
@@ -51,45 +52,48 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: regions, windows and the queue pair hold the domain, so they are gone.
+        // SAFETY: regions, windows and the queue pair hold their domain, so they are already
+        // released.
         let error = unsafe { (self.id.functions().ibv_dealloc_pd)(self.raw.as_ptr()) };
-        complain(self.id.span(), "ibv_dealloc_pd", error);
+        log_ffi_error(self.id.span(), "ibv_dealloc_pd", error);
     }
 }
 
-/// A memory region. What it spans, and until when, is the business of [`Held`].
-struct Region {
+/// A memory region of libibverbs. [`OwnedRegion`] ties it to the memory that it spans.
+struct RawRegion {
     raw: NonNull<ibv_mr>,
     domain: Arc<Domain>,
 }
 
 // SAFETY: libibverbs is thread-safe, and a region belongs to no thread.
-unsafe impl Send for Region {}
-// SAFETY: as above; nothing of it is changed through a shared reference.
-unsafe impl Sync for Region {}
+unsafe impl Send for RawRegion {}
+// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
+unsafe impl Sync for RawRegion {}
 
-/// Memory with its registration, if it has one: bytes that the adapter may touch until that ends.
+/// Memory and its registration: the adapter may access the memory until the registration ends.
 ///
-/// A registration that cannot be ended keeps its bytes for good: they are neither freed nor handed
-/// out, as the adapter, and with it a peer, may still write to them.
-pub(crate) struct Held<M> {
-    region: Option<Region>,
+/// If the registration cannot be ended, the memory is neither freed nor returned, because the
+/// adapter, and through it a peer, may still write to it.
+pub(crate) struct OwnedRegion<M> {
+    region: Option<RawRegion>,
     address: u64,
     length: usize,
     memory: ManuallyDrop<M>,
-    /// The registration could not be ended.
-    lost: bool,
+    /// Whether deregistration failed, so that the adapter may still access the memory.
+    is_leaked: bool,
 }
 
-impl<M> Held<M> {
+impl<M> OwnedRegion<M> {
+    /// Registers `length` bytes at `address`, which `memory` owns.
+    ///
     /// # Safety
-    /// `address` and `length` are bytes that `memory` owns, which stay where they are when it is
-    /// moved. Until the registration has ended no reference to them exists that what `access`
-    /// allows would break: none at all if it allows writing.
+    /// The bytes stay at their address when `memory` is moved. Until the registration has ended
+    /// there is no reference to them that conflicts with `access`: no mutable reference, and no
+    /// reference at all if `access` permits writing.
     ///
     /// # Errors
-    /// The adapter does not register it; the memory comes back.
-    pub(crate) unsafe fn new(
+    /// The adapter refuses the registration. The memory is returned.
+    unsafe fn new(
         domain: &Arc<Domain>,
         memory: M,
         address: *mut u8,
@@ -97,31 +101,32 @@ impl<M> Held<M> {
         access: c_int,
     ) -> Result<Self, (M, io::Error)> {
         let reg_mr = domain.id.functions().ibv_reg_mr;
-        // SAFETY: the caller answers for the bytes.
+        // SAFETY: the bytes are allocated while `memory` lives, which the new object owns; the
+        // caller guarantees the rest.
         let raw = unsafe { reg_mr(domain.raw(), address.cast(), length, access) };
         let Some(raw) = NonNull::new(raw) else {
             return Err((memory, io::Error::last_os_error()));
         };
         Ok(Self {
-            region: Some(Region {
+            region: Some(RawRegion {
                 raw,
                 domain: domain.clone(),
             }),
             address: address as u64,
             length,
             memory: ManuallyDrop::new(memory),
-            lost: false,
+            is_leaked: false,
         })
     }
 
-    /// Memory that the adapter does not know, as there is nothing of it.
-    pub(crate) const fn nothing(memory: M) -> Self {
+    /// Returns memory without a registration. The adapter cannot register empty memory.
+    pub(crate) const fn unregistered(memory: M) -> Self {
         Self {
             region: None,
             address: 0,
             length: 0,
             memory: ManuallyDrop::new(memory),
-            lost: false,
+            is_leaked: false,
         }
     }
 
@@ -129,63 +134,97 @@ impl<M> Held<M> {
         self.region.is_some()
     }
 
-    /// Where the registered bytes are.
+    /// Returns the address of the registered bytes, or 0 if nothing is registered.
     pub(crate) const fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many there are.
+    /// Returns the number of registered bytes.
     pub(crate) const fn length(&self) -> usize {
         self.length
     }
 
-    /// The registration, if there is one.
+    /// Returns the memory region, if there is one.
     pub(crate) fn raw(&self) -> Option<*mut ibv_mr> {
         self.region.as_ref().map(|region| region.raw.as_ptr())
     }
 
-    /// Opens it to this machine's own work requests; 0 where nothing is registered.
+    /// Returns the key for work requests of this end, or 0 if nothing is registered.
     pub(crate) fn local_key(&self) -> u32 {
-        // SAFETY: the library filled it in and does not change it.
+        // SAFETY: the region lives; the library set the field and does not change it.
         self.raw().map_or(0, |raw| unsafe { (*raw).lkey })
     }
 
-    /// Opens it to the peer, as far as the access goes; 0 where nothing is registered.
+    /// Returns the key for the peer's Reads and Writes, or 0 if nothing is registered.
     pub(crate) fn remote_key(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: the region lives; the library set the field and does not change it.
         self.raw().map_or(0, |raw| unsafe { (*raw).rkey })
     }
 
-    /// Ends the registration; whether the adapter has let go of the bytes.
-    pub(crate) fn end(&mut self) -> bool {
+    /// Ends the registration, and returns whether the adapter can no longer access the memory.
+    pub(crate) fn deregister(&mut self) -> bool {
         if let Some(region) = self.region.take() {
-            // SAFETY: it was registered, and is deregistered once.
+            // SAFETY: the region was registered, and is taken and deregistered once.
             let error = unsafe { (region.domain.id.functions().ibv_dereg_mr)(region.raw.as_ptr()) };
-            complain(region.domain.id.span(), "ibv_dereg_mr", error);
-            self.lost = error != 0;
+            log_ffi_error(region.domain.id.span(), "ibv_dereg_mr", error);
+            self.is_leaked = error != 0;
         }
-        !self.lost
+        !self.is_leaked
     }
 
-    /// Ends the registration; the memory, unless the adapter has not let go of it.
+    /// Ends the registration and returns the memory, or `None` if the adapter can still access it.
     pub(crate) fn into_memory(self) -> Option<M> {
-        let mut held = ManuallyDrop::new(self);
-        // SAFETY: neither is looked at or dropped after this, and `end` leaves no region.
-        held.end()
-            .then(|| unsafe { ManuallyDrop::take(&mut held.memory) })
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used nor dropped afterwards, and `deregister` has taken the
+        // region out of it.
+        this.deregister()
+            .then(|| unsafe { ManuallyDrop::take(&mut this.memory) })
     }
 }
 
-impl<M> Drop for Held<M> {
+impl OwnedRegion<Bytes> {
+    /// Registers a payload for reading by the adapter.
+    ///
+    /// # Errors
+    /// The adapter refuses the registration. The payload is returned.
+    pub(crate) fn of_payload(
+        domain: &Arc<Domain>,
+        payload: Bytes,
+    ) -> Result<Self, (Bytes, io::Error)> {
+        let (address, length) = (payload.as_ptr().cast_mut(), payload.len());
+        // SAFETY: `Bytes` keeps its bytes at one address and shares them for reading, and an access
+        // of 0 permits the adapter only to read.
+        unsafe { Self::new(domain, payload, address, length, 0) }
+    }
+}
+
+impl OwnedRegion<BytesMut> {
+    /// Registers a buffer with this access.
+    ///
+    /// # Errors
+    /// The adapter refuses the registration. The buffer is returned.
+    pub(crate) fn of_buffer(
+        domain: &Arc<Domain>,
+        mut buffer: BytesMut,
+        access: c_int,
+    ) -> Result<Self, (BytesMut, io::Error)> {
+        let (address, length) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: `BytesMut` keeps its bytes at one address and is their only owner. It is moved
+        // into the new object, which makes no reference to them before the registration has ended.
+        unsafe { Self::new(domain, buffer, address, length, access) }
+    }
+}
+
+impl<M> Drop for OwnedRegion<M> {
     fn drop(&mut self) {
-        if self.end() {
-            // SAFETY: it is dropped once, with what holds it.
+        if self.deregister() {
+            // SAFETY: the memory is dropped once, together with its owner.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }
 
-/// A memory window of type 2: a token for a region that the peer can invalidate.
+/// A memory window of type 2, which gives a region a token that the peer can invalidate.
 pub(crate) struct Window {
     raw: NonNull<ibv_mw>,
     domain: Arc<Domain>,
@@ -194,20 +233,20 @@ pub(crate) struct Window {
 
 // SAFETY: libibverbs is thread-safe, and a window belongs to no thread.
 unsafe impl Send for Window {}
-// SAFETY: as above; nothing of it is changed through a shared reference.
+// SAFETY: libibverbs is thread-safe, and nothing is changed through a shared reference.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// A window that is not bound to anything yet.
+    /// Allocates a window that is not bound to a region.
     pub(crate) fn new(domain: &Arc<Domain>) -> io::Result<Self> {
         let ops = domain.id.ops();
         let alloc_mw = ops.alloc_mw.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the function is the one of the device that the domain is of.
+        // SAFETY: the function and the domain belong to the same device.
         let raw = unsafe { alloc_mw(domain.raw(), ffi::IBV_MW_TYPE_2) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: the library filled it in.
+        // SAFETY: the library has set the field.
         let allocated = unsafe { (*raw.as_ptr()).rkey };
-        // The low 8 bits are for the owner to choose; each binding is to have new ones.
+        // The owner chooses the low 8 bits, and each binding needs new ones.
         let remote_key = (allocated & !0xff) | (allocated.wrapping_add(1) & 0xff);
         Ok(Self {
             raw,
@@ -220,7 +259,7 @@ impl Window {
         self.raw.as_ptr()
     }
 
-    /// The token it has once bound.
+    /// Returns the token that the window has once it is bound.
     pub(crate) fn remote_key(&self) -> u32 {
         self.remote_key
     }
@@ -229,50 +268,46 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         if let Some(dealloc_mw) = self.domain.id.ops().dealloc_mw {
-            // SAFETY: it was allocated by the same device, and is given back once.
+            // SAFETY: the window was allocated by the same device, and is deallocated once.
             let error = unsafe { dealloc_mw(self.raw.as_ptr()) };
-            complain(self.domain.id.span(), "ibv_dealloc_mw", error);
+            log_ffi_error(self.domain.id.span(), "ibv_dealloc_mw", error);
         }
     }
 }
 
-/// Logs, in `span`, that `function` failed to release a resource, which leaks until the process ends.
-pub(crate) fn complain(span: &Span, function: &str, error: c_int) {
-    if error != 0 {
-        let error = io::Error::from_raw_os_error(error.abs());
-        span.in_scope(|| warn!(%error, "{function} failed"));
-    }
-}
+/// Size of the smallest buffer of a pool, in bytes. Received messages up to this length are copied.
+const MIN_SLOT_BYTES: usize = 256;
+/// Fewest bytes that the pool registers in one call.
+const MIN_REGION_BYTES: usize = 64 << 10;
+/// Most bytes that the pool registers in one call, unless a single buffer is larger.
+const MAX_REGION_BYTES: usize = 1 << 20;
+/// Buffers of one size that can be on loan to the receiver of messages. Further messages are copied,
+/// so that a program that keeps many small messages does not hold registered memory.
+const MAX_LOANS: usize = 1024;
 
-/// The smallest buffer of a pool.
-const SMALLEST: usize = 256;
-/// Bytes that are registered at once, at least.
-const CHUNK: usize = 64 << 10;
-/// Bytes that are registered at once, at most, unless one buffer has more.
-const LARGEST_CHUNK: usize = 1 << 20;
-/// Buffers of one size that may be lent out; messages that come beyond it are copied, so that who
-/// keeps many small ones does not keep the adapter's memory.
-const MAX_LENT: usize = 1024;
-
-/// Registered buffers of sizes that are powers of two. It grows as needed and never shrinks; who
-/// posts no more than the queue pair has room for keeps it small.
+/// A pool of registered buffers, whose sizes are powers of two.
+///
+/// It grows on demand and never shrinks. The depth of the queue pair and [`MAX_LOANS`] bound it.
 pub(crate) struct Pool {
     domain: Arc<Domain>,
-    regions: Vec<Held<Arc<Memory>>>,
-    /// Bytes registered for each size.
+    regions: Vec<OwnedRegion<Arc<Memory>>>,
+    /// Registered bytes, by the size of buffer.
     registered: HashMap<usize, usize>,
     free: Arc<Free>,
 }
 
+/// The free buffers of a pool, by size. Loans hold it too and return their buffers to it.
 #[derive(Default)]
 struct Free {
     slots: Mutex<HashMap<usize, FreeSlots>>,
 }
 
+/// The free buffers of one size.
 #[derive(Default)]
 struct FreeSlots {
     slots: Vec<Slot>,
-    lent: usize,
+    /// Buffers of this size that are on loan.
+    loans: usize,
 }
 
 impl Free {
@@ -281,7 +316,7 @@ impl Free {
     }
 }
 
-/// One buffer of a pool. It belongs to one owner at a time: a work request, a loan, or the pool.
+/// A buffer of a pool. A work request, a loan or the pool owns it.
 pub(crate) struct Slot {
     memory: Arc<Memory>,
     offset: usize,
@@ -299,27 +334,28 @@ impl Pool {
         }
     }
 
-    /// A buffer of at least `length` bytes.
+    /// Returns a buffer of at least `length` bytes.
     pub(crate) fn take(&mut self, length: usize) -> io::Result<Slot> {
-        let size = length.max(SMALLEST).next_power_of_two();
+        let size = length.max(MIN_SLOT_BYTES).next_power_of_two();
         if let Some(slot) = self.free.lock().entry(size).or_default().slots.pop() {
             return Ok(slot);
         }
         self.grow(size)?;
         let slot = self.free.lock().entry(size).or_default().slots.pop();
-        Ok(slot.expect("there are new ones of this size"))
+        Ok(slot.expect("the pool has just grown"))
     }
 
+    /// Registers further buffers of `size` bytes.
     fn grow(&mut self, size: usize) -> io::Result<()> {
         let registered = self.registered.entry(size).or_default();
-        let length = size.max((*registered).clamp(CHUNK, LARGEST_CHUNK));
+        let length = size.max((*registered).clamp(MIN_REGION_BYTES, MAX_REGION_BYTES));
         let memory = Arc::new(Memory::new(length));
         let start = memory.start.as_ptr();
-        // SAFETY: the memory stays where it is. References are made only by who owns a slot of it
-        // that is not posted.
+        // SAFETY: the memory is a heap allocation, which does not move. Only the owner of a slot
+        // that is not posted makes references to its bytes.
         let region = unsafe {
             let access = ffi::IBV_ACCESS_LOCAL_WRITE;
-            Held::new(&self.domain, memory.clone(), start, length, access)
+            OwnedRegion::new(&self.domain, memory.clone(), start, length, access)
         }
         .map_err(|(_, error)| error)?;
         *registered += length;
@@ -340,7 +376,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     pub(crate) fn put(&self, slot: Slot) {
         self.free
             .lock()
@@ -350,21 +386,18 @@ impl Pool {
             .push(slot);
     }
 
-    /// The first `length` bytes of a buffer that the adapter has filled; it comes back when they
-    /// are dropped.
+    /// Returns the first `length` bytes of a buffer that the adapter has filled. They are copied or
+    /// on loan; a buffer on loan returns to the pool when the bytes are dropped.
     pub(crate) fn lend(&self, slot: Slot, length: usize) -> Bytes {
-        assert!(
-            length <= slot.size,
-            "the adapter says no more than was posted"
-        );
+        assert!(length <= slot.size, "a message fits into the posted buffer");
         let mut free = self.free.lock();
         let sizes = free.entry(slot.size).or_default();
-        if length <= SMALLEST || sizes.lent >= MAX_LENT {
+        if length <= MIN_SLOT_BYTES || sizes.loans >= MAX_LOANS {
             let message = Bytes::copy_from_slice(&slot.bytes()[..length]);
             sizes.slots.push(slot);
             return message;
         }
-        sizes.lent += 1;
+        sizes.loans += 1;
         drop(free);
         let loan = Loan {
             slot: Some(slot),
@@ -375,7 +408,7 @@ impl Pool {
     }
 }
 
-/// A message in a buffer of the pool.
+/// A message in a buffer that is on loan from a pool.
 struct Loan {
     slot: Option<Slot>,
     length: usize,
@@ -384,17 +417,17 @@ struct Loan {
 
 impl AsRef<[u8]> for Loan {
     fn as_ref(&self) -> &[u8] {
-        let slot = self.slot.as_ref().expect("it is there until it is dropped");
+        let slot = self.slot.as_ref().expect("only drop takes the slot");
         &slot.bytes()[..self.length]
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let slot = self.slot.take().expect("it is dropped once");
+        let slot = self.slot.take().expect("only drop takes the slot");
         let mut free = self.free.lock();
         let sizes = free.entry(slot.size).or_default();
-        sizes.lent -= 1;
+        sizes.loans -= 1;
         sizes.slots.push(slot);
     }
 }
@@ -409,41 +442,43 @@ impl Slot {
     }
 
     fn start(&self) -> NonNull<u8> {
-        // SAFETY: a slot lies within its memory.
+        // SAFETY: a slot is within its memory.
         unsafe { self.memory.start.add(self.offset) }
     }
 
-    /// Its bytes, for who owns it and has not posted it.
+    /// Returns the bytes of a buffer that is not posted.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised from the start and stay allocated; who owns a slot is
-        // the only one to look at it, and the adapter does so only while it is posted.
+        // SAFETY: the bytes were allocated as zeros and stay allocated while the slot lives. The
+        // slot is their only owner, and the adapter accesses them only while they are posted.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.size) }
     }
 
-    /// Its bytes to be written, likewise.
+    /// Returns the bytes of a buffer that is not posted, for writing.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and slots do not overlap.
+        // SAFETY: as for `bytes`; slots do not overlap, and this one is borrowed mutably.
         unsafe { slice::from_raw_parts_mut(self.start().as_ptr(), self.size) }
     }
 }
 
-/// Memory on pages of its own: what is registered is not to share them with anything else.
+/// Zeroed memory in whole pages, so that registered memory shares no page with other data.
 struct Memory {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it is plain memory; who looks at which part of it is the slots' business.
+// SAFETY: it is plain memory, and references to its bytes are made through slots only.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: it is plain memory, and references to its bytes are made through slots only.
 unsafe impl Sync for Memory {}
 
-const PAGE: usize = 4096;
+/// Alignment of registered memory, in bytes: the smallest page of the architectures that rdma-core supports.
+const PAGE_BYTES: usize = 4096;
 
 impl Memory {
     fn new(length: usize) -> Self {
-        let layout = Layout::from_size_align(length, PAGE).expect("a message fits into memory");
-        // SAFETY: the length is at least that of the smallest buffer.
+        let layout = Layout::from_size_align(length, PAGE_BYTES)
+            .expect("a message is shorter than isize::MAX");
+        // SAFETY: the length is not 0, because it is at least that of the smallest buffer.
         let start = unsafe { alloc::alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else {
             handle_alloc_error(layout);
@@ -454,7 +489,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and no slot is left.
+        // SAFETY: it was allocated with this layout, and every slot holds it, so none is left.
         unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
     }
 }
@@ -491,9 +526,10 @@ mod tests {
         }))
     }
 
-    /// Looks at every byte that was registered, as an adapter may until now.
+    /// Reads every registered byte, as an adapter may do until deregistration.
     unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-        // SAFETY: it was made above, and its bytes are to be there still.
+        // SAFETY: `reg_mr` allocated the region; the test checks that its bytes are still
+        // allocated.
         let (mr, bytes) = unsafe {
             let mr = Box::from_raw(mr);
             let bytes = slice::from_raw_parts(mr.addr.cast::<u8>(), mr.length);
@@ -504,8 +540,8 @@ mod tests {
         0
     }
 
-    unsafe extern "C" fn refuses(mr: *mut ibv_mr) -> c_int {
-        // SAFETY: as above.
+    unsafe extern "C" fn dereg_mr_fails(mr: *mut ibv_mr) -> c_int {
+        // SAFETY: `reg_mr` allocated the region, and it is deregistered once.
         drop(unsafe { Box::from_raw(mr) });
         16
     }
@@ -516,65 +552,73 @@ mod tests {
         functions.ibv_dealloc_pd = dealloc_pd;
         functions.ibv_reg_mr = reg_mr;
         functions.ibv_dereg_mr = dereg_mr;
-        Domain::new(Id::fake(functions)).unwrap()
+        Domain::new(CmId::fake(functions)).unwrap()
     }
 
-    /// Memory that can be registered, and something that is gone when it is.
-    fn watched() -> (Arc<Memory>, std::sync::Weak<Memory>) {
-        let memory = Arc::new(Memory::new(PAGE));
-        let watch = Arc::downgrade(&memory);
-        (memory, watch)
+    /// Returns memory and a weak reference that shows whether it was freed.
+    fn memory_with_weak() -> (Arc<Memory>, std::sync::Weak<Memory>) {
+        let memory = Arc::new(Memory::new(PAGE_BYTES));
+        let weak = Arc::downgrade(&memory);
+        (memory, weak)
     }
 
-    fn held(domain: &Arc<Domain>, memory: Arc<Memory>) -> Held<Arc<Memory>> {
+    fn registered(domain: &Arc<Domain>, memory: Arc<Memory>) -> OwnedRegion<Arc<Memory>> {
         let start = memory.start.as_ptr();
-        // SAFETY: the memory stays where it is, and nobody looks at it.
-        let held = unsafe { Held::new(domain, memory, start, PAGE, ffi::IBV_ACCESS_REMOTE_WRITE) };
-        held.map_err(|(_, error)| error).unwrap()
+        // SAFETY: the memory is a heap allocation, and the test makes no reference to it.
+        let region = unsafe {
+            OwnedRegion::new(
+                domain,
+                memory,
+                start,
+                PAGE_BYTES,
+                ffi::IBV_ACCESS_REMOTE_WRITE,
+            )
+        };
+        region.map_err(|(_, error)| error).unwrap()
     }
 
     #[test]
-    fn memory_goes_with_its_registration() {
+    fn memory_is_freed_after_deregistration() {
         let domain = domain(dereg_mr);
-        let (memory, watch) = watched();
-        drop(held(&domain, memory));
-        assert!(watch.upgrade().is_none());
-        let (memory, watch) = watched();
-        let memory = held(&domain, memory).into_memory();
+        let (memory, weak) = memory_with_weak();
+        drop(registered(&domain, memory));
+        assert!(weak.upgrade().is_none());
+        let (memory, weak) = memory_with_weak();
+        let memory = registered(&domain, memory).into_memory();
         assert!(memory.is_some());
         drop(memory);
-        assert!(watch.upgrade().is_none());
+        assert!(weak.upgrade().is_none());
     }
 
     #[test]
-    fn what_the_adapter_keeps_is_neither_freed_nor_handed_out() {
-        let domain = domain(refuses);
-        let (memory, dropped) = watched();
-        drop(held(&domain, memory));
-        let (memory, taken) = watched();
-        assert!(held(&domain, memory).into_memory().is_none());
-        let (memory, ended) = watched();
-        let mut held = held(&domain, memory);
-        assert!(!held.end());
-        assert!(!held.end(), "it is no better the second time");
-        drop(held);
-        for watch in [dropped, taken, ended] {
-            // SAFETY: it was kept by what is gone, and this gives it back once.
-            unsafe { Arc::decrement_strong_count(watch.as_ptr()) };
-            assert!(watch.upgrade().is_none(), "it was kept once");
+    fn memory_is_leaked_if_deregistration_fails() {
+        let domain = domain(dereg_mr_fails);
+        let (memory, dropped) = memory_with_weak();
+        drop(registered(&domain, memory));
+        let (memory, taken) = memory_with_weak();
+        assert!(registered(&domain, memory).into_memory().is_none());
+        let (memory, ended) = memory_with_weak();
+        let mut region = registered(&domain, memory);
+        assert!(!region.deregister());
+        assert!(!region.deregister(), "the failure is remembered");
+        drop(region);
+        for weak in [dropped, taken, ended] {
+            // SAFETY: the region leaked one strong reference, which is released here once.
+            unsafe { Arc::decrement_strong_count(weak.as_ptr()) };
+            assert!(weak.upgrade().is_none(), "one reference was leaked");
         }
     }
 
     #[test]
-    fn the_pool_keeps_memory_whose_only_buffer_is_gone() {
+    fn pool_keeps_registered_memory_after_its_only_slot_is_dropped() {
         let mut pool = Pool::new(domain(dereg_mr));
-        // Of this size there is one to a registration.
-        let slot = pool.take(CHUNK).unwrap();
-        assert_eq!(slot.size, CHUNK);
-        let watch = Arc::downgrade(&slot.memory);
+        // A region of this size holds one slot.
+        let slot = pool.take(MIN_REGION_BYTES).unwrap();
+        assert_eq!(slot.size, MIN_REGION_BYTES);
+        let weak = Arc::downgrade(&slot.memory);
         drop(slot);
-        assert!(watch.upgrade().is_some(), "it is registered");
+        assert!(weak.upgrade().is_some(), "the memory is registered");
         drop(pool);
-        assert!(watch.upgrade().is_none());
+        assert!(weak.upgrade().is_none());
     }
 }

@@ -1,110 +1,27 @@
-//! The provider: connecting, listening and accepting by the connection manager.
+//! The provider: the usable devices of this machine, and the entry to connecting and listening.
 
 use std::{
     fmt,
-    future::poll_fn,
-    io,
     net::SocketAddr,
     sync::{Arc, OnceLock},
-    task::{Context, Poll},
-    time::Duration,
 };
 
-use bytes::Bytes;
 use smbdirect::rdma::{
-    provider::{
-        Answer, BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair,
-    },
-    work::{Limits, ProviderError, ProviderErrorKind},
+    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    work::{Limits, ProviderError},
 };
-use thiserror::Error;
-use tokio::{task::spawn_blocking, time::timeout};
-use tracing::{debug, trace};
 
 use crate::{
-    adapter::Watch,
-    cm::{Channel, Depths, Event, Events, Id},
-    device::{self, Abilities, Device, Transport},
-    ffi::{self, Functions},
-    queue_pair::{VerbsQueuePair, local},
+    cm::EventChannel,
+    config::{INFINIBAND_PORT, VerbsConfig},
+    connect::connect,
+    device::{self, Device, Transport},
+    error::Unavailable,
+    ffi::Functions,
+    listen::VerbsListener,
 };
 
-/// How [`Verbs`] makes connections.
-#[derive(Clone, Debug)]
-pub struct VerbsConfig {
-    /// Sends, Reads and Writes that a connection can have posted, as far as the device can.
-    pub send_queue: u32,
-    /// Receives that a connection can have posted, as far as the device can. As many credits can
-    /// be given to the peer, less two.
-    pub receive_queue: u32,
-    /// RDMA Reads of a peer's that are served at once, as far as the device can.
-    pub ird: u8,
-    /// RDMA Reads to have outstanding, as far as the device and the peer can.
-    pub ord: u8,
-    /// How long each step of connecting may take: finding the address, the route, and the peer.
-    pub connect_timeout: Duration,
-    /// How long the work in hand may take after a graceful disconnect.
-    pub close_timeout: Duration,
-    /// Peers that may wait to be accepted.
-    pub backlog: u16,
-    /// How long to look for completions before sleeping. It saves the time that waking up takes,
-    /// and costs a processor; zero, the default, never does.
-    pub busy_poll: Duration,
-    /// Whether 445 and 5445 stand for SMB Direct's port on whatever device it is (1.9): a
-    /// connection then goes to the one of the device that leads to the peer, and a listener is on
-    /// those of all devices.
-    pub port_by_device: bool,
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            send_queue: 512,
-            receive_queue: 512,
-            ird: 32,
-            ord: 32,
-            connect_timeout: Duration::from_secs(10),
-            close_timeout: Duration::from_secs(5),
-            backlog: 128,
-            busy_poll: Duration::ZERO,
-            port_by_device: false,
-        }
-    }
-}
-
-/// Why there is no RDMA on this machine, with what to do about it.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum Unavailable {
-    /// The libraries are not installed, or not as needed.
-    #[error(
-        "{0}; install rdma-core's libraries (Debian and Ubuntu: librdmacm1 and ibverbs-providers; \
-         Fedora: librdmacm and libibverbs)"
-    )]
-    NoLibrary(String),
-    /// The libraries find no RDMA in the kernel.
-    #[error(
-        "the kernel has no RDMA ({0}); load the modules of the adapter, ib_uverbs and rdma_ucm"
-    )]
-    NoKernel(io::Error),
-    /// There is no device.
-    #[error(
-        "there is no RDMA device in /sys/class/infiniband; load the adapter's module, or make a \
-         software one: rdma link add rxe0 type rxe netdev DEVICE"
-    )]
-    NoDevice,
-    /// No device can be used.
-    #[error("no RDMA device can be used: {0}")]
-    NoUsableDevice(String),
-    /// The connection manager cannot be used.
-    #[error(
-        "the RDMA connection manager cannot be used ({0}); load rdma_ucm and check the rights of \
-         /dev/infiniband/rdma_cm"
-    )]
-    NoConnectionManager(io::Error),
-}
-
-/// RDMA adapters, by libibverbs and librdmacm.
+/// The provider of RDMA adapters, through libibverbs and librdmacm.
 #[derive(Clone)]
 pub struct Verbs {
     functions: Arc<Functions>,
@@ -121,23 +38,24 @@ impl fmt::Debug for Verbs {
 }
 
 impl Verbs {
-    /// A provider that makes connections in the way of `config`, over whatever device the
-    /// addresses are on.
+    /// Returns a provider with these settings. Each connection uses the device on the route to the
+    /// peer.
     ///
     /// # Errors
-    /// What is missing on this machine, and what to do about it.
+    /// RDMA is not available on this machine. The error says what to install or load.
     pub fn new(config: VerbsConfig) -> Result<Self, Unavailable> {
         let functions = load()?;
         let devices = device::devices(&functions)?;
         if devices.is_empty() {
             return Err(Unavailable::NoDevice);
         }
-        let why = |device: &Device| Some(format!("{}: {}", device.name, device.unusable.as_ref()?));
-        let reasons: Vec<_> = devices.iter().filter_map(why).collect();
+        let reason =
+            |device: &Device| Some(format!("{}: {}", device.name, device.unusable.as_ref()?));
+        let reasons: Vec<_> = devices.iter().filter_map(reason).collect();
         if reasons.len() == devices.len() {
             return Err(Unavailable::NoUsableDevice(reasons.join("; ")));
         }
-        Channel::new(functions.clone()).map_err(Unavailable::NoConnectionManager)?;
+        EventChannel::new(functions.clone()).map_err(Unavailable::NoConnectionManager)?;
         Ok(Self {
             functions,
             config: Arc::new(config),
@@ -145,10 +63,10 @@ impl Verbs {
         })
     }
 
-    /// The devices of this machine, those that cannot be used included.
+    /// Returns the devices of this machine, including unusable ones.
     ///
     /// # Errors
-    /// What is missing on this machine, and what to do about it.
+    /// There is no device, or RDMA is not available. The error says what to install or load.
     pub fn devices() -> Result<Vec<Device>, Unavailable> {
         match device::devices(&load()?)? {
             devices if devices.is_empty() => Err(Unavailable::NoDevice),
@@ -156,8 +74,8 @@ impl Verbs {
         }
     }
 
-    /// The ports of SMB Direct that the usable devices call for: 445 for InfiniBand and RoCE,
-    /// 5445 for iWARP.
+    /// Returns the well-known ports of SMB Direct for the usable devices: 445 for InfiniBand and
+    /// RoCE, 5445 for iWARP.
     pub fn ports(&self) -> Vec<u16> {
         let usable = self
             .devices
@@ -172,8 +90,8 @@ impl Verbs {
     }
 }
 
-/// The libraries, which stay from then on: what librdmacm has set up does not go when it is
-/// unloaded.
+/// Loads the libraries once. They are never unloaded, because librdmacm does not release its global
+/// state when it is.
 fn load() -> Result<Arc<Functions>, Unavailable> {
     static LOADED: OnceLock<Arc<Functions>> = OnceLock::new();
     if let Some(functions) = LOADED.get() {
@@ -183,17 +101,13 @@ fn load() -> Result<Arc<Functions>, Unavailable> {
     Ok(LOADED.get_or_init(|| Arc::new(functions)).clone())
 }
 
-/// The most private data that a connection request carries over iWARP. InfiniBand has place for
-/// 56 bytes, and the kernel says so where there are more.
-const MAX_PRIVATE_DATA: usize = 200;
-
 impl Provider for Verbs {
     fn name(&self) -> &'static str {
         "verbs"
     }
 
     fn default_port(&self) -> u16 {
-        self.ports().first().copied().unwrap_or(OTHER_PORT)
+        self.ports().first().copied().unwrap_or(INFINIBAND_PORT)
     }
 
     fn limits(&self) -> Limits {
@@ -246,402 +160,8 @@ impl Provider for Verbs {
         &self,
         address: SocketAddr,
     ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
-        let listener = VerbsListener::new(self, address);
+        let (functions, config) = (self.functions.clone(), self.config.clone());
+        let listener = VerbsListener::new(functions, config, &self.ports(), address);
         Box::pin(async move { Ok(Box::new(listener?) as Box<dyn Listener>) })
-    }
-}
-
-async fn connect(
-    functions: Arc<Functions>,
-    config: Arc<VerbsConfig>,
-    request: ConnectRequest,
-) -> Result<Connected, ProviderError> {
-    check_private_data(&request.private_data)?;
-    let address = request.address;
-    let limit = config.connect_timeout;
-    let failed = |error: io::Error| failure("connecting", &error);
-    let mut id = resolve(&functions, address, limit).await?;
-    let mut address = address;
-    if config.port_by_device && SMB_DIRECT_PORTS.contains(&address.port()) {
-        let port = if id.is_iwarp() {
-            IWARP_PORT
-        } else {
-            OTHER_PORT
-        };
-        if port != address.port() {
-            address.set_port(port);
-            id = resolve(&functions, address, limit).await?;
-        }
-    }
-    let abilities = Abilities::of_id(&id).map_err(|error| device::unknown(&error))?;
-    let mut queue_pair = VerbsQueuePair::new(id.clone(), &config, &abilities)?;
-    let wanted = wanted(&abilities, &config);
-    // The peer may send as soon as it has accepted.
-    queue_pair.post(request.receive);
-    let private_data = request.private_data;
-    // Software iWARP connects by TCP within the call. Where nobody waits for it any more, the
-    // queue pair goes away with it, as it cannot go before.
-    let connecting = spawn_blocking(move || {
-        let result = queue_pair.id().connect(wanted, &private_data);
-        (queue_pair, result)
-    });
-    let late = |_| timed_out(address);
-    let (mut queue_pair, result) = timeout(limit, connecting)
-        .await
-        .map_err(late)?
-        .map_err(|_| local("the runtime is shutting down"))?;
-    result.map_err(failed)?;
-    let event = expect(queue_pair.events(), ffi::RDMA_CM_EVENT_ESTABLISHED, limit).await?;
-    queue_pair.agree(agreed(wanted, &event, id.is_iwarp()));
-    queue_pair.establish();
-    debug!(%address, limits = ?queue_pair.limits(), "RDMA connection");
-    Ok(Connected {
-        remote_address: address,
-        local_address: id.local_address().map_err(failed)?,
-        private_data: event.private_data,
-        queue_pair: Box::new(queue_pair),
-    })
-}
-
-/// An identifier that is bound to the device which leads to `address`, with a route there.
-async fn resolve(
-    functions: &Arc<Functions>,
-    address: SocketAddr,
-    limit: Duration,
-) -> Result<Arc<Id>, ProviderError> {
-    let failed = |error: io::Error| failure("connecting", &error);
-    let channel = Channel::new(functions.clone()).map_err(failed)?;
-    let id = Id::new(channel.clone()).map_err(failed)?;
-    let events = Events::new(channel).map_err(failed)?;
-    id.resolve_address(address, limit).map_err(failed)?;
-    expect(&events, ffi::RDMA_CM_EVENT_ADDR_RESOLVED, limit).await?;
-    id.resolve_route(limit).map_err(failed)?;
-    expect(&events, ffi::RDMA_CM_EVENT_ROUTE_RESOLVED, limit).await?;
-    Ok(Arc::new(id))
-}
-
-/// SMB Direct's ports (1.9): over iWARP, and over InfiniBand and RoCE.
-const SMB_DIRECT_PORTS: [u16; 2] = [IWARP_PORT, OTHER_PORT];
-pub(crate) const IWARP_PORT: u16 = 5445;
-pub(crate) const OTHER_PORT: u16 = 445;
-
-/// Waits for an event of one kind; others are reasons why it does not come.
-async fn expect(events: &Events, kind: u32, limit: Duration) -> Result<Event, ProviderError> {
-    let event = timeout(limit, events.next()).await.map_err(|_| {
-        ProviderError::new(
-            ProviderErrorKind::TimedOut,
-            "the connection manager says nothing",
-        )
-    })?;
-    let event = event.map_err(|error| failure("connecting", &error))?;
-    if event.kind == kind {
-        return Ok(event);
-    }
-    let error = io::Error::from_raw_os_error(event.status.saturating_abs());
-    Err(match event.kind {
-        ffi::RDMA_CM_EVENT_REJECTED => {
-            // Reason 8 of InfiniBand: the service identifier is not served.
-            let nobody = event.status == 8 || error.kind() == io::ErrorKind::ConnectionRefused;
-            let what = match nobody {
-                true => "connecting: connection refused",
-                false => "the listener turned the connection away",
-            };
-            ProviderError::new(ProviderErrorKind::Refused, what)
-        }
-        ffi::RDMA_CM_EVENT_ADDR_ERROR => {
-            let what = format!("connecting: the address is not found: {error}");
-            ProviderError::new(ProviderErrorKind::Address, what)
-        }
-        ffi::RDMA_CM_EVENT_ROUTE_ERROR => {
-            let what = format!("connecting: no route is found: {error}");
-            ProviderError::new(ProviderErrorKind::Address, what)
-        }
-        ffi::RDMA_CM_EVENT_UNREACHABLE => {
-            let what = format!("connecting: no answer: {error}");
-            ProviderError::new(ProviderErrorKind::TimedOut, what)
-        }
-        ffi::RDMA_CM_EVENT_CONNECT_ERROR => match failure("connecting", &error) {
-            known if known.kind != ProviderErrorKind::Local => known,
-            unknown => ProviderError {
-                kind: ProviderErrorKind::Reset,
-                ..unknown
-            },
-        },
-        ffi::RDMA_CM_EVENT_DISCONNECTED => {
-            ProviderError::new(ProviderErrorKind::Reset, "connecting: the peer hung up")
-        }
-        ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => local("connecting: the RDMA device was removed"),
-        kind => local(&format!(
-            "connecting: the connection manager tells of event {kind}"
-        )),
-    })
-}
-
-fn timed_out(address: SocketAddr) -> ProviderError {
-    let what = format!("{address} did not answer in time");
-    ProviderError::new(ProviderErrorKind::TimedOut, what)
-}
-
-/// The read depths to ask for, or to answer with at most.
-fn wanted(abilities: &Abilities, config: &VerbsConfig) -> Depths {
-    let limits = abilities.limits(config);
-    let depth = |depth: u32| u8::try_from(depth).unwrap_or(u8::MAX);
-    Depths {
-        inbound: depth(limits.max_inbound_reads),
-        outbound: depth(limits.max_outbound_reads),
-    }
-}
-
-/// What both ends can do. The event says it from this end's point of view over InfiniBand; over
-/// iWARP it depends on the driver, so that the lower of both numbers holds for both. 0 may mean
-/// that nothing is known.
-fn agreed(wanted: Depths, event: &Event, is_iwarp: bool) -> Depths {
-    let (inbound, outbound) = (event.responder_resources, event.initiator_depth);
-    if !is_iwarp {
-        return Depths {
-            inbound: wanted.inbound.min(inbound),
-            outbound: wanted.outbound.min(outbound),
-        };
-    }
-    let lower = [inbound, outbound]
-        .into_iter()
-        .filter(|&depth| depth > 0)
-        .min();
-    let lower = lower.unwrap_or(u8::MAX);
-    Depths {
-        inbound: wanted.inbound.min(lower),
-        outbound: wanted.outbound.min(lower),
-    }
-}
-
-fn check_private_data(private_data: &Bytes) -> Result<(), ProviderError> {
-    if private_data.len() > MAX_PRIVATE_DATA {
-        return Err(local(&format!(
-            "{} bytes of private data, at most {MAX_PRIVATE_DATA} can be sent",
-            private_data.len()
-        )));
-    }
-    Ok(())
-}
-
-/// What an error of the operating system means to those who connect or listen.
-fn failure(doing: &str, error: &io::Error) -> ProviderError {
-    use io::ErrorKind as Io;
-    let kind = match error.kind() {
-        Io::ConnectionRefused => ProviderErrorKind::Refused,
-        Io::TimedOut => ProviderErrorKind::TimedOut,
-        Io::ConnectionReset | Io::ConnectionAborted | Io::BrokenPipe | Io::NotConnected => {
-            ProviderErrorKind::Reset
-        }
-        Io::AddrInUse => ProviderErrorKind::InUse,
-        Io::AddrNotAvailable | Io::HostUnreachable | Io::NetworkUnreachable | Io::NetworkDown => {
-            ProviderErrorKind::Address
-        }
-        _ if error.raw_os_error() == Some(NO_DEVICE) => {
-            let what = format!("{doing}: no RDMA device has this address, or a way to it");
-            return ProviderError::new(ProviderErrorKind::Address, what);
-        }
-        _ => ProviderErrorKind::Local,
-    };
-    let what = match error.kind() {
-        // The words that the others use, without the number of the error.
-        Io::ConnectionRefused => format!("{doing}: connection refused"),
-        _ => format!("{doing}: {error}"),
-    };
-    ProviderError::new(kind, what)
-}
-
-/// `ENODEV`.
-const NO_DEVICE: i32 = 19;
-
-/// The connection manager picks a port that is free to it; TCP, which software iWARP listens by,
-/// may have it in use.
-const PORTS_TRIED: u32 = 16;
-
-/// Waits for connection requests, on one port or on two.
-struct VerbsListener {
-    local_address: SocketAddr,
-    events: Events,
-    /// The device it is bound to; none where it listens on all.
-    watch: Option<Watch>,
-    /// Kept to go on listening.
-    _ids: Vec<Id>,
-    channel: Arc<Channel>,
-    config: Arc<VerbsConfig>,
-}
-
-impl VerbsListener {
-    fn new(verbs: &Verbs, address: SocketAddr) -> Result<Self, ProviderError> {
-        let (channel, ids, local_address) =
-            Self::bind(verbs, address).map_err(|error| failure("listening", &error))?;
-        let watch = match &ids[0] {
-            id if id.context().is_null() => None,
-            id => Some(Watch::new(id)?),
-        };
-        let events = Events::new(channel.clone());
-        Ok(Self {
-            local_address,
-            events: events.map_err(|error| failure("listening", &error))?,
-            watch,
-            _ids: ids,
-            channel,
-            config: verbs.config.clone(),
-        })
-    }
-
-    fn bind(verbs: &Verbs, address: SocketAddr) -> io::Result<(Arc<Channel>, Vec<Id>, SocketAddr)> {
-        let config = &verbs.config;
-        let channel = Channel::new(verbs.functions.clone())?;
-        let listen = |port: u16| {
-            let id = Id::new(channel.clone())?;
-            let mut address = address;
-            address.set_port(port);
-            id.bind(address)?;
-            id.listen(config.backlog.into())?;
-            io::Result::Ok(id)
-        };
-        let mut tries = if address.port() == 0 { PORTS_TRIED } else { 1 };
-        let first = loop {
-            tries -= 1;
-            match listen(address.port()) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries > 0 => {}
-                first => break first?,
-            }
-        };
-        let local_address = first.local_address()?;
-        let mut ids = vec![first];
-        if config.port_by_device && SMB_DIRECT_PORTS.contains(&address.port()) {
-            for port in verbs.ports() {
-                if port != address.port() {
-                    ids.push(listen(port)?);
-                }
-            }
-        }
-        Ok((channel, ids, local_address))
-    }
-
-    /// The next event, or what became of the device.
-    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<Event, ProviderError>> {
-        if let Some(watch) = &self.watch
-            && let Poll::Ready(fault) = watch.poll(context)
-        {
-            return Poll::Ready(Err(fault));
-        }
-        let event = self.events.poll_next(context);
-        event.map_err(|error| failure("listening", &error))
-    }
-
-    /// The next request that can be answered.
-    async fn next(&self) -> Result<Incoming, ProviderError> {
-        loop {
-            let mut event = poll_fn(|context| self.poll_next(context)).await?;
-            match event.kind {
-                ffi::RDMA_CM_EVENT_CONNECT_REQUEST => {
-                    let Some(id) = Id::of_request(&mut event, self.channel.clone()) else {
-                        debug!("a connection request without an identifier");
-                        continue;
-                    };
-                    let made = id.connection_span().in_scope(|| {
-                        incoming(id, event, self.config.clone()).inspect_err(|error| {
-                            debug!(%error, "a connection request comes to nothing");
-                        })
-                    });
-                    if let Ok(incoming) = made {
-                        return Ok(incoming);
-                    }
-                }
-                ffi::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                    return Err(local("the RDMA device was removed"));
-                }
-                kind => trace!(kind, "an event that changes nothing"),
-            }
-        }
-    }
-}
-
-impl fmt::Debug for VerbsListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsListener")
-            .field("local_address", &self.local_address)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Listener for VerbsListener {
-    fn local_address(&self) -> SocketAddr {
-        self.local_address
-    }
-
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
-        Box::pin(self.next())
-    }
-}
-
-/// Converts a connection request, whose identifier is `id`, to an [`Incoming`]. The current span has
-/// to be that of the connection.
-fn incoming(id: Id, event: Event, config: Arc<VerbsConfig>) -> io::Result<Incoming> {
-    let id = id.migrate()?;
-    let abilities = Abilities::of_id(&id)?;
-    let wanted = wanted(&abilities, &config);
-    let is_iwarp = id.is_iwarp();
-    // MPA revision 1 has no place for them.
-    let knows_read_depths =
-        !is_iwarp || (event.responder_resources > 0 && event.initiator_depth > 0);
-    let unanswered = Unanswered {
-        depths: agreed(wanted, &event, is_iwarp),
-        id: Some(Arc::new(id)),
-        abilities,
-        config,
-    };
-    Ok(Incoming {
-        remote_address: unanswered.id().remote_address()?,
-        private_data: event.private_data,
-        knows_read_depths,
-        answer: Box::new(move |answer| Box::pin(async move { unanswered.accept(answer) })),
-    })
-}
-
-/// A peer that waits for an answer; dropping it turns the peer away.
-struct Unanswered {
-    id: Option<Arc<Id>>,
-    depths: Depths,
-    abilities: Abilities,
-    config: Arc<VerbsConfig>,
-}
-
-impl Unanswered {
-    fn id(&self) -> &Arc<Id> {
-        self.id.as_ref().expect("it is there until it is answered")
-    }
-
-    fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
-        check_private_data(&answer.private_data)?;
-        let mut queue_pair = VerbsQueuePair::new(self.id().clone(), &self.config, &self.abilities)?;
-        let failed = |error: io::Error| failure("accepting", &error);
-        // The peer may send as soon as it is accepted.
-        queue_pair.post(answer.receive);
-        if let Some(served) = answer.peer_serves_reads {
-            let served = u8::try_from(served).unwrap_or(u8::MAX);
-            self.depths.outbound = self.depths.outbound.min(served);
-        }
-        queue_pair.agree(self.depths);
-        let id = self.id.take().expect("it is answered once");
-        id.accept(self.depths, &answer.private_data)
-            .map_err(failed)?;
-        queue_pair.accepted();
-        Ok(Connected {
-            remote_address: id.remote_address().map_err(failed)?,
-            local_address: id.local_address().map_err(failed)?,
-            private_data: Bytes::new(),
-            queue_pair: Box::new(queue_pair),
-        })
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
-            id.reject();
-        }
     }
 }

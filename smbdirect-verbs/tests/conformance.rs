@@ -1,9 +1,9 @@
-//! The conformance suite of the library over the RDMA devices of this machine.
+//! The conformance suite of `smbdirect`, run over the RDMA devices of this machine.
 //!
-//! `SMBDIRECT_VERBS` is an address of a network interface that has an RDMA device; without it, or
-//! without such a device, each test skips with the reason. `SMBDIRECT_REQUIRE_VERBS=1` makes that
-//! an error. Over iWARP the suite runs three times: an adapter at both ends, and an adapter at one end
-//! and the software iWARP of the library at the other.
+//! Set `SMBDIRECT_VERBS` to the address of a network interface that has an RDMA device. Without it,
+//! or without such a device, each test prints the reason and skips; `SMBDIRECT_REQUIRE_VERBS=1`
+//! turns that into a failure. Over iWARP the suite runs three times: with an adapter at both ends,
+//! and with an adapter at either end and software iWARP of `smbdirect` at the other.
 
 #[path = "../../smbdirect/tests/provider/mod.rs"]
 #[macro_use]
@@ -18,7 +18,7 @@ use smbdirect::rdma::{
 };
 use smbdirect_verbs::{Verbs, VerbsConfig};
 
-/// Which end is an adapter.
+/// The ends that use an adapter. The other end uses software iWARP.
 #[derive(Clone, Copy, PartialEq)]
 enum Adapter {
     Both,
@@ -26,6 +26,7 @@ enum Adapter {
     Passive,
 }
 
+/// Returns the two ends, or prints why the test is skipped.
 fn fabric(adapter: Adapter) -> Option<Fabric> {
     let skip = |why: String| {
         assert!(env::var_os("SMBDIRECT_REQUIRE_VERBS").is_none(), "{why}");
@@ -33,16 +34,19 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         None
     };
     let Ok(address) = env::var("SMBDIRECT_VERBS") else {
-        return skip("SMBDIRECT_VERBS does not say which address has an RDMA device".into());
+        return skip("SMBDIRECT_VERBS is not set to the address of an RDMA device".into());
     };
-    let listen = SocketAddr::new(address.parse().expect("it is an IP address"), 0);
+    let listen = SocketAddr::new(
+        address.parse().expect("SMBDIRECT_VERBS is an IP address"),
+        0,
+    );
     let verbs = match Verbs::new(VerbsConfig::default()) {
         Ok(verbs) => Arc::new(verbs),
         Err(why) => return skip(why.to_string()),
     };
     let over_iwarp = verbs.is_iwarp();
     if !over_iwarp && adapter != Adapter::Both {
-        println!("skipped: only iWARP is there in software too");
+        println!("skipped: there is no software provider for InfiniBand and RoCE");
         return None;
     }
     let software: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
@@ -60,15 +64,16 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
             private_data: if over_iwarp { 200 } else { 56 },
             exact_private_data: over_iwarp,
             ends_are_told: false,
-            // The library of Linux' software iWARP does not pass it on.
+            // The user-space library of Linux' software iWARP does not report it.
             invalidation_is_told: !over_iwarp || adapter == Adapter::Active,
-            // Our software iWARP waits for the first message, where the peer does not say by other
-            // means that it may begin.
+            // Software iWARP of `smbdirect` waits for the first message of the active end, unless
+            // the peer negotiates another way to begin.
             passive_may_begin: adapter != Adapter::Active,
-            // Linux' software iWARP takes a Read of no bytes amiss, and what it answers to a Read
-            // of up to 24 is wrong where they lie in two pages.
+            // Linux' software iWARP fails on a Read of zero bytes, and returns wrong data for a
+            // Read of up to 24 bytes that cross a page boundary.
             least_read: if over_iwarp { 64 } else { 0 },
-            // Its kernel part lets a peer read and invalidate all that is registered on a connection.
+            // The kernel part of Linux' software iWARP lets a peer read and invalidate everything
+            // that is registered on a connection.
             rights_are_checked: !over_iwarp || adapter == Adapter::Active,
         },
     })

@@ -1,17 +1,19 @@
-//! Every offset, size and constant that the package uses, compared with the C headers.
+//! Compares every offset, size and constant that the package uses with the C headers.
 //!
-//! Skips with a spoken reason where there is no C compiler or where the headers are not installed,
-//! unless `SMBDIRECT_REQUIRE_TOOLS` is set.
+//! Without a C compiler or without the headers the test prints the reason and skips, unless
+//! `SMBDIRECT_REQUIRE_TOOLS` is set.
 
 use std::{
     env, fs,
     process::{Command, Output},
 };
 
-use smbdirect_verbs::ffi;
+use smbdirect_verbs::ffi::layout;
 
+/// The headers that declare everything the package uses.
 const HEADERS: [&str; 2] = ["infiniband/verbs.h", "rdma/rdma_cma.h"];
 
+/// Compiles a C program to `layout` in `folder`.
 fn compile(folder: &std::path::Path, program: &str) -> std::io::Result<Output> {
     let source = folder.join("layout.c");
     fs::write(&source, program)?;
@@ -21,7 +23,7 @@ fn compile(folder: &std::path::Path, program: &str) -> std::io::Result<Output> {
 }
 
 #[test]
-fn structures_are_laid_out_as_in_c() {
+fn layout_matches_the_c_headers() {
     let folder = tempfile::tempdir().unwrap();
     let includes: String = HEADERS.map(|name| format!("#include <{name}>\n")).concat();
     let missing = match compile(
@@ -30,7 +32,7 @@ fn structures_are_laid_out_as_in_c() {
     ) {
         Err(error) => Some(format!("no C compiler: {error}")),
         Ok(output) if !output.status.success() => Some(format!(
-            "the headers {HEADERS:?} are not there; Debian has them in libibverbs-dev and librdmacm-dev"
+            "the headers {HEADERS:?} are not installed; Debian has them in libibverbs-dev and librdmacm-dev"
         )),
         Ok(_) => None,
     };
@@ -42,7 +44,7 @@ fn structures_are_laid_out_as_in_c() {
         println!("skipped: {missing}");
         return;
     }
-    let facts = ffi::layout();
+    let facts = layout::facts();
     let prints: String = facts
         .iter()
         .map(|fact| format!("    printf(\"%zu\\n\", (size_t)({}));\n", fact.c))
@@ -61,7 +63,7 @@ fn structures_are_laid_out_as_in_c() {
     let output = String::from_utf8(output.stdout).unwrap();
     let values: Vec<usize> = output.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(values.len(), facts.len());
-    assert!(facts.len() > 100, "the list of facts is not the whole list");
+    assert!(facts.len() > 100, "the list of facts is incomplete");
     let wrong: Vec<_> = facts
         .iter()
         .zip(values)

@@ -1,4 +1,4 @@
-//! An echo service on the TDI interface, for whoever knows TdiBuildSend:
+//! An echo service on the TDI interface, for readers who know TdiBuildSend:
 //!
 //! ```sh
 //! cargo run -p smbdirect --example tdi_echo                          # both ends
@@ -8,10 +8,10 @@
 //!
 //! | TdiBuildSend | here |
 //! |---|---|
-//! | `Irp`, `DevObj` | nothing: the call submits the request |
+//! | `Irp`, `DevObj` | not needed: the call submits the request |
 //! | `FileObj` | the endpoint that `send` is called on |
-//! | `CompRoutine`, `Contxt` | the future: await it, or drop it, which is a routine of NULL |
-//! | `MdlAddr`, `SendLen` | the buffer, which knows its length; several in a row are one `Message` |
+//! | `CompRoutine`, `Contxt` | the future: await it, or drop it, which equals a NULL routine |
+//! | `MdlAddr`, `SendLen` | the buffer with its length; a chain of buffers is one `Message` |
 //! | `InFlags` | the flags |
 
 use std::{
@@ -54,16 +54,16 @@ pub(crate) async fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The handlers of the listening address: TDI_SET_EVENT_HANDLER, once for all events. An endpoint
-/// lives as long as somebody has a handle of it.
+/// The handlers of the listening address, as TDI_SET_EVENT_HANDLER sets them, here all at once. The
+/// list keeps the endpoints open: an endpoint closes when its last handle is dropped.
 #[derive(Default)]
 struct Echo(Mutex<Vec<Endpoint>>);
 
 impl Client for Echo {
-    /// ClientEventConnect: an endpoint for the peer is the answer "accept it".
+    /// ClientEventConnect. Returning an endpoint accepts the peer.
     fn connect(&self, address: &Address, _offer: &Offer) -> ConnectAnswer {
         let mut endpoints = self.0.lock().expect("no panic under it");
-        // One whose connection is over is used again.
+        // Reuses an endpoint whose connection has ended.
         let mut known = endpoints.iter();
         if let Some(idle) = known.find(|known| known.state() == EndpointState::Associated) {
             return ConnectAnswer::Accept(idle.clone());
@@ -73,14 +73,14 @@ impl Client for Echo {
         ConnectAnswer::Accept(endpoint)
     }
 
-    /// Without this, TSDUs are indicated in pieces, to `receive`.
+    /// Asks for whole TSDUs. Without it, TSDUs are indicated in pieces, to `receive`.
     fn takes_chained(&self) -> bool {
         true
     }
 
-    /// ClientEventChainedReceive: a whole TSDU. Its bytes are sent back without being copied.
+    /// ClientEventChainedReceive. Sends the TSDU back without copying its bytes.
     fn chained_receive(&self, endpoint: &Endpoint, tsdu: ChainedTsdu) -> Result<(), ChainedTsdu> {
-        // A handler may submit requests, and waits for none.
+        // A handler may submit requests, but must not wait for them.
         drop(endpoint.send(tsdu.into_message(), SendFlags::empty()));
         Ok(())
     }
@@ -94,37 +94,37 @@ async fn serve(transport: &Transport, address: SocketAddr) -> Result<Address, St
 }
 
 async fn ask(transport: &Transport, service: SocketAddr) -> Result<(), Status> {
-    // Without handlers on its address an endpoint receives by requests alone.
+    // Without handlers on its address, an endpoint receives only by receive requests.
     let local = transport.open_any_address();
     let endpoint = local.open_endpoint(());
     endpoint.connect(service, None).await?;
     println!("TSDUs of up to {} bytes", endpoint.max_tsdu()?);
 
-    // Submitted by the call, and awaited later: the order of calls is the order of TSDUs.
+    // The call submits the send: TSDUs leave in the order of calls, not of awaits.
     let plain = endpoint.send("a TSDU", SendFlags::empty());
-    // The completion gives the buffer back, and says how many bytes of it were taken.
+    // The completion returns the buffer and the number of bytes that were taken from it.
     let plain = plain.await;
     assert_eq!((plain.status, plain.information), (Status::SUCCESS, 6));
     assert_eq!(receive(&endpoint).await?, "a TSDU");
 
-    // Several sends, one TSDU: it goes on while PARTIAL is set.
+    // Sends with PARTIAL and the next send without it form one TSDU.
     endpoint.send("in ", SendFlags::PARTIAL).await.result()?;
     endpoint.send("par", SendFlags::PARTIAL).await.result()?;
     endpoint.send("ts", SendFlags::empty()).await.result()?;
     assert_eq!(receive(&endpoint).await?, "in parts");
 
-    // Ahead of normal sends that wait, if any do. Nobody waits for this completion: CompRoutine
-    // is NULL, and the request is done all the same.
+    // An expedited send overtakes normal sends that wait. Dropping the future equals a NULL
+    // CompRoutine: the send takes place all the same.
     drop(endpoint.send("urgent", SendFlags::EXPEDITED));
     assert_eq!(receive(&endpoint).await?, "urgent");
 
-    // A hint, which changes nothing of the TSDU.
+    // NO_RESPONSE_EXPECTED is a hint. The TSDU is the same with and without it.
     let flags = SendFlags::NO_RESPONSE_EXPECTED;
     endpoint.send("no hurry", flags).await.result()?;
     assert_eq!(receive(&endpoint).await?, "no hurry");
 
-    // NON_BLOCKING, by a call that has the outcome at once: bytes taken, or STATUS_DEVICE_NOT_READY
-    // where there is no room; `send_possible` waits for some.
+    // `try_send` is a send with NON_BLOCKING. It returns the number of bytes taken, or
+    // STATUS_DEVICE_NOT_READY if there is no room; `send_possible` waits for room.
     let mut rest = "now or never";
     while !rest.is_empty() {
         match endpoint.try_send(rest, SendFlags::empty()) {
@@ -135,7 +135,7 @@ async fn ask(transport: &Transport, service: SocketAddr) -> Result<(), Status> {
     }
     assert_eq!(receive(&endpoint).await?, "now or never");
 
-    // SMB Direct has no TSDU of no bytes, as the service flag NO_ZERO_LENGTH says.
+    // SMB Direct has no empty TSDU, as the service flag NO_ZERO_LENGTH says.
     let empty = endpoint.send("", SendFlags::empty()).await;
     assert_eq!(empty.status, Status::INVALID_PARAMETER);
 
@@ -144,7 +144,7 @@ async fn ask(transport: &Transport, service: SocketAddr) -> Result<(), Status> {
     Ok(())
 }
 
-/// TdiBuildReceive: a buffer to be filled, up to the end of a TSDU.
+/// TdiBuildReceive. Fills a buffer up to the end of a TSDU.
 async fn receive(endpoint: &Endpoint) -> Result<String, Status> {
     let buffer = BytesMut::zeroed(100);
     let received = endpoint.receive(buffer, ReceiveFlags::empty()).await;

@@ -1,13 +1,13 @@
-//! A message, and bulk data by RDMA, between two machines, over TCP:
+//! Sends a message, and bulk data by RDMA, between two machines over TCP:
 //!
 //! ```sh
 //! cargo run -p smbdirect --example two_machines -- listen 127.0.0.1:5445
 //! cargo run -p smbdirect --example two_machines -- connect 127.0.0.1:5445
 //! ```
 //!
-//! The connecting side registers a buffer and sends its descriptor, in a message format of its
-//! own: here the 16 bytes of the descriptor and nothing else. The listening side fills the buffer
-//! by RDMA Write, and ends the registration with the message that says so.
+//! The connecting side registers a buffer and sends its descriptor. The message format is up to
+//! the program; here it is the 16 bytes of the descriptor. The listening side fills the buffer by
+//! RDMA Write, and then sends a message that invalidates the registration.
 
 use std::{error::Error, sync::Arc};
 
@@ -45,7 +45,7 @@ async fn ask(connection: Connection) -> Result<(), Box<dyn Error>> {
     connection.send(request)?.await?;
 
     let answer = connection.recv().await?;
-    // The peer gave up its access with this message, so the buffer is ours alone again.
+    // This message has ended the peer's access to the buffer.
     assert_eq!(answer.invalidated_token(), Some(region.token()));
     let buffer = region.deregister().await?;
     println!(
@@ -63,7 +63,7 @@ async fn serve(connection: Connection) -> Result<(), Box<dyn Error>> {
     let descriptor = BufferDescriptorV1::decode(&request)?;
 
     let data = Bytes::from(vec![0x5a; descriptor.length as usize]);
-    // Not awaited: whatever is sent after this call arrives behind the data.
+    // No need to await the write here: messages sent after this call arrive after the data.
     let writing = connection.write(data, &[descriptor], 0);
     connection
         .send_and_invalidate("your buffer is full", descriptor.token.into())?

@@ -1,9 +1,10 @@
-//! Messages that arrived and were not taken: gathers segments, and counts what they cost.
+//! The inbox of a connection: assembles segments to messages, and keeps the messages until they are
+//! taken.
 //!
-//! Messages are slices of what the provider has read, where that keeps little more memory than they
-//! have bytes: a slice keeps the whole block that it lies in from being used again, and a peer can
-//! see to it that there is nothing else in it. Other messages are copied behind each other. So the
-//! memory of all messages here is bounded by what they cost: see [`Config::receive_memory`].
+//! A message shares the memory that the provider received it in, unless that would keep much more memory
+//! than the message has bytes: a slice keeps its whole block in use, and a peer can arrange for the block
+//! to have nothing else in it. Such messages are copied next to each other into arenas. So the memory of
+//! all messages in the inbox is bounded by their cost: see [`Config::receive_memory`].
 
 use std::{collections::VecDeque, hint::cold_path, mem};
 
@@ -15,68 +16,71 @@ use crate::{
     rdma::work::Token,
 };
 
-/// Charged for each message on top of its bytes, so that many small ones are not free.
-const OVERHEAD: usize = 128;
-/// Messages whose bytes lie no further behind each other than this are one run.
-const CLOSE: usize = 256;
-/// One byte of a run keeps the whole block of the provider's that it lies in from being used
-/// again. So many runs may keep more than they have; for a further one there must be as many bytes
-/// of messages as a block has. What would make more runs is copied.
-const RUNS: usize = 8;
-/// Shorter messages of several segments are copied, so that each is one piece.
-const LARGE: usize = 16 << 10;
-/// Segments of a longer message are shared if they have this many bytes. Behind one that has fewer,
-/// the rest of the message is copied, unless it was the last.
-const SMALL: usize = 1 << 10;
-/// Bytes of the memory that messages are copied to.
-const ARENA: usize = 64 << 10;
+/// Cost of a message in addition to its bytes, so that many short messages are not free.
+const MESSAGE_OVERHEAD_BYTES: usize = 128;
+/// Largest gap between the bytes of two messages that belong to one run.
+const ADJACENT_BYTES: usize = 256;
+/// Runs that may exist whatever the messages in them cost. A run is a sequence of messages whose bytes
+/// are adjacent in memory, and one byte of it keeps a whole block of the provider in use. Each further run
+/// needs as many bytes of messages in the inbox as a block has. A message that would begin a run beyond
+/// that limit is copied.
+const MAX_UNCHARGED_RUNS: usize = 8;
+/// Messages of several segments that are shorter than this are copied, so that each is one slice.
+const MIN_SHARED_MESSAGE_BYTES: usize = 16 << 10;
+/// Shortest segment that a message shares. After a shorter one that is not the last, the rest of the
+/// message is copied.
+const MIN_SHARED_SEGMENT_BYTES: usize = 1 << 10;
+/// Size of an arena: the memory that messages are copied to.
+const ARENA_BYTES: usize = 64 << 10;
 /// The arenas of all connections.
-static ARENAS: Pool = Pool::new(ARENA, 64);
+static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
-/// A piece of a message, as [`recv_segment`](crate::Connection::recv_segment) gives it.
+/// What has arrived of a message; [`recv_segment`](crate::Connection::recv_segment) returns it.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// What has arrived of the message and was not taken before.
+    /// The bytes of the message that have arrived and were not taken before.
     pub payload: Bytes,
-    /// Bytes of the message that are still to come; 0 ends it.
+    /// Bytes of the message that have not arrived, or 0 if this is its end.
     pub remaining: u32,
-    /// With the end of a message: the token of ours that it invalidated.
+    /// The token of this end that the message invalidated, given with the end of the message.
     pub invalidated_token: Option<Token>,
 }
 
+/// The messages of one connection that were not taken.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
+    /// Whole messages, oldest first.
     complete: VecDeque<Message>,
-    /// The message that is arriving: what has come of it, but for what is in `copying`.
+    /// The arrived part of the message that is arriving, without the bytes in `copy`.
     partial: Message,
-    /// Bytes of the partial message that are still to come; 0 if none is arriving.
+    /// Bytes of the partial message that have not arrived, or 0 if no message is arriving.
     remaining: u32,
-    /// The segments of the partial message are copied from here on.
-    copies: bool,
+    /// The partial message is copied from here on.
+    copies_rest: bool,
     /// The last bytes of the partial message, if they are copied.
-    copying: BytesMut,
-    /// The runs that all messages here are made of: how many messages end in each.
+    copy: BytesMut,
+    /// For each run, the number of messages that end in it, oldest first.
     runs: VecDeque<u32>,
-    /// The address behind the last of them.
-    end: usize,
-    /// The rest of the memory that messages are copied to.
+    /// The address after the last byte of the last run.
+    last_run_end: usize,
+    /// The unused part of the current arena.
     arena: BytesMut,
-    /// What `complete` costs.
+    /// Cost of the messages in `complete`, in bytes.
     cost: usize,
-    /// Messages lie in memory of the peer's own, and may keep all of it.
+    /// The provider delivers messages in memory of the peer, which costs this end nothing.
     is_zero_copy: bool,
-    /// Nobody can take anything any more.
-    deserted: bool,
+    /// Messages are discarded on arrival.
+    discards: bool,
 }
 
-/// Whether bytes lie close behind the address.
-fn lies_behind(end: usize, bytes: &[u8]) -> bool {
-    bytes.as_ptr().addr().wrapping_sub(end) <= CLOSE
+/// Returns whether `bytes` begin at `end` or shortly after it.
+fn is_adjacent(end: usize, bytes: &[u8]) -> bool {
+    bytes.as_ptr().addr().wrapping_sub(end) <= ADJACENT_BYTES
 }
 
 impl Inbox {
-    /// An empty one, of a queue pair that [`is_zero_copy`](crate::rdma::provider::QueuePair::is_zero_copy)
-    /// or not.
+    /// Makes an empty inbox for a queue pair whose
+    /// [`is_zero_copy`](crate::rdma::provider::QueuePair::is_zero_copy) returned the argument.
     pub(crate) fn new(is_zero_copy: bool) -> Self {
         Self {
             is_zero_copy,
@@ -84,139 +88,142 @@ impl Inbox {
         }
     }
 
-    /// Bytes that wait to be taken. A message that is still arriving is not counted: it has to
-    /// be let in whole, and its size is limited by MaxFragmentedRecvSize.
+    /// Returns the cost of the messages that wait to be taken, in bytes. A message that is still arriving
+    /// is not counted: it must be received whole, and MaxFragmentedRecvSize limits it.
     pub(crate) fn cost(&self) -> usize {
         self.cost
     }
 
-    /// Nobody will take anything any more: what is there and what comes costs nothing.
-    pub(crate) fn desert(&mut self) {
+    /// Discards all messages, and those that arrive from now on.
+    pub(crate) fn discard_all(&mut self) {
         *self = Self {
-            deserted: true,
+            discards: true,
             ..Self::default()
         };
     }
 
-    /// A segment arrived.
+    /// Adds a segment that arrived.
     #[inline(always)]
     pub(crate) fn push(&mut self, payload: Bytes, remaining: u32, invalidated: Option<Token>) {
-        if self.deserted {
+        if self.discards {
             cold_path();
             return;
         }
         if remaining == 0 && self.remaining == 0 {
-            self.whole(payload, invalidated);
+            self.push_whole(payload, invalidated);
         } else {
-            self.segment(payload, remaining, invalidated);
+            self.push_segment(payload, remaining, invalidated);
         }
     }
 
-    /// A message of one segment arrived.
+    /// Adds a message of one segment.
     #[inline(always)]
-    fn whole(&mut self, payload: Bytes, invalidated: Option<Token>) {
+    fn push_whole(&mut self, payload: Bytes, invalidated: Option<Token>) {
         let payload = match self.may_share(&payload) {
             true => payload,
-            false => self.copied(&payload),
+            false => self.copy_message(&payload),
         };
-        self.add_run(&payload);
-        self.complete(Message::received(payload, invalidated));
+        self.extend_runs(&payload);
+        self.push_complete(Message::received(payload, invalidated));
     }
 
-    /// A segment of a message of several arrived.
-    fn segment(&mut self, payload: Bytes, remaining: u32, invalidated: Option<Token>) {
+    /// Adds a segment of a message that has several.
+    fn push_segment(&mut self, payload: Bytes, remaining: u32, invalidated: Option<Token>) {
         let to_come = remaining as usize;
         if self.remaining == 0 {
-            self.copies = payload.len() + to_come < LARGE;
+            self.copies_rest = payload.len() + to_come < MIN_SHARED_MESSAGE_BYTES;
         }
         self.remaining = remaining;
-        self.copies |= payload.len() < SMALL && to_come > 0;
-        self.copies |= !self.may_share(&payload);
-        if self.copies {
-            self.copy(&payload, to_come);
+        self.copies_rest |= payload.len() < MIN_SHARED_SEGMENT_BYTES && to_come > 0;
+        self.copies_rest |= !self.may_share(&payload);
+        if self.copies_rest {
+            self.append_copy(&payload, to_come);
         } else {
-            self.add_run(&payload);
+            self.extend_runs(&payload);
             self.partial.push(payload);
         }
         if remaining == 0 {
-            self.end_copying();
+            self.finish_copy();
             let message = mem::take(&mut self.partial);
-            self.complete(message.invalidating(invalidated));
+            self.push_complete(message.invalidating(invalidated));
         }
     }
 
-    /// Whether the bytes may stay where they are.
+    /// Returns whether the bytes may stay in the memory that they arrived in.
     #[inline(always)]
     fn may_share(&self, payload: &[u8]) -> bool {
-        // Most have far fewer runs.
-        if self.runs.len() < RUNS || self.is_zero_copy {
+        // Most inboxes have far fewer runs.
+        if self.runs.len() < MAX_UNCHARGED_RUNS || self.is_zero_copy {
             return true;
         }
         let bytes = self.cost + self.partial.len() + payload.len();
-        self.runs.len() < RUNS + bytes / LARGEST_BLOCK || self.continues(payload)
+        self.runs.len() < MAX_UNCHARGED_RUNS + bytes / LARGEST_BLOCK
+            || self.continues_last_run(payload)
     }
 
-    /// Whether the bytes are part of the last run.
-    fn continues(&self, bytes: &[u8]) -> bool {
-        !self.runs.is_empty() && lies_behind(self.end, bytes)
+    /// Returns whether the bytes are adjacent to the last run.
+    fn continues_last_run(&self, bytes: &[u8]) -> bool {
+        !self.runs.is_empty() && is_adjacent(self.last_run_end, bytes)
     }
 
-    /// Counts the bytes as a run, or as part of the last one.
+    /// Adds the bytes to the last run, or begins a run with them.
     #[inline(always)]
-    fn add_run(&mut self, bytes: &[u8]) {
-        if !self.continues(bytes) {
+    fn extend_runs(&mut self, bytes: &[u8]) {
+        if !self.continues_last_run(bytes) {
             self.runs.push_back(0);
         }
-        self.end = bytes.as_ptr_range().end.addr();
+        self.last_run_end = bytes.as_ptr_range().end.addr();
     }
 
-    /// The bytes in memory that only messages here have a part in.
+    /// Copies a message to memory that only messages of this inbox use.
     #[cold]
-    fn copied(&mut self, bytes: &[u8]) -> Bytes {
-        if bytes.len() >= LARGE {
+    fn copy_message(&mut self, bytes: &[u8]) -> Bytes {
+        if bytes.len() >= MIN_SHARED_MESSAGE_BYTES {
             return Bytes::copy_from_slice(bytes);
         }
-        let mut copy = self.cut(bytes.len());
+        let mut copy = self.allocate(bytes.len());
         copy.extend_from_slice(bytes);
         copy.freeze()
     }
 
-    /// Adds bytes to the partial message, behind which so many are to come.
-    fn copy(&mut self, mut bytes: &[u8], to_come: usize) {
+    /// Copies bytes to the end of the partial message, of which `to_come` bytes follow.
+    fn append_copy(&mut self, mut bytes: &[u8], to_come: usize) {
         while !bytes.is_empty() {
-            let room = self.copying.capacity() - self.copying.len();
+            let room = self.copy.capacity() - self.copy.len();
             if room == 0 {
-                self.end_copying();
-                self.copying = self.cut_piece(bytes.len() + to_come);
+                self.finish_copy();
+                self.copy = self.allocate_piece(bytes.len() + to_come);
                 continue;
             }
             let (fits, rest) = bytes.split_at(room.min(bytes.len()));
-            self.copying.extend_from_slice(fits);
+            self.copy.extend_from_slice(fits);
             bytes = rest;
         }
     }
 
-    /// What was copied of the partial message becomes part of it.
-    fn end_copying(&mut self) {
-        let piece = mem::take(&mut self.copying).freeze();
+    /// Moves the copied bytes to the partial message.
+    fn finish_copy(&mut self) {
+        let piece = mem::take(&mut self.copy).freeze();
         if !piece.is_empty() {
-            self.add_run(&piece);
+            self.extend_runs(&piece);
             self.partial.push(piece);
         }
     }
 
-    /// Empty memory for the next piece of a message of which so many bytes are left. The piece has
-    /// all of them if they are fewer than [`LARGE`].
-    fn cut_piece(&mut self, left: usize) -> BytesMut {
+    /// Returns empty memory for the next piece of a message that has `left` bytes left. The piece has room
+    /// for all of them if they are fewer than [`MIN_SHARED_MESSAGE_BYTES`].
+    fn allocate_piece(&mut self, left: usize) -> BytesMut {
         match self.arena.capacity() {
-            room @ SMALL.. if left >= LARGE => self.cut(left.min(room)),
-            _ => self.cut(left.min(ARENA)),
+            room @ MIN_SHARED_SEGMENT_BYTES.. if left >= MIN_SHARED_MESSAGE_BYTES => {
+                self.allocate(left.min(room))
+            }
+            _ => self.allocate(left.min(ARENA_BYTES)),
         }
     }
 
-    /// Empty memory for so many bytes, an arena's at most. What is left of the arena that is too
-    /// small for them is lost, fewer than [`LARGE`] bytes.
-    fn cut(&mut self, length: usize) -> BytesMut {
+    /// Returns empty memory for `length` bytes, at most [`ARENA_BYTES`]. If the rest of the current arena
+    /// is too small, the rest is lost: fewer than [`MIN_SHARED_MESSAGE_BYTES`].
+    fn allocate(&mut self, length: usize) -> BytesMut {
         if self.arena.capacity() < length {
             self.arena = ARENAS.take_to_cut();
         }
@@ -224,31 +231,31 @@ impl Inbox {
         mem::replace(&mut self.arena, rest)
     }
 
-    /// A message is there whole.
+    /// Adds a whole message.
     #[inline(always)]
-    fn complete(&mut self, message: Message) {
+    fn push_complete(&mut self, message: Message) {
         if let Some(run) = self.runs.back_mut() {
             *run += 1;
         }
-        self.cost += message.len() + OVERHEAD;
+        self.cost += message.len() + MESSAGE_OVERHEAD_BYTES;
         self.complete.push_back(message);
     }
 
-    /// The oldest whole message.
+    /// Takes the oldest whole message.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<Message> {
-        self.cost -= self.complete.front()?.len() + OVERHEAD;
-        self.leave_runs();
+        self.cost -= self.complete.front()?.len() + MESSAGE_OVERHEAD_BYTES;
+        self.remove_oldest_from_runs();
         if self.complete.len() == 1 && self.arena.capacity() > 0 {
             self.arena = BytesMut::new();
         }
-        // In one move to the place where the caller has it.
+        // Last, so that the message is moved once, to the place where the caller wants it.
         self.complete.pop_front()
     }
 
-    /// The oldest message leaves the runs that it is in.
+    /// Removes the oldest message from the runs that it is in.
     #[inline(always)]
-    fn leave_runs(&mut self) {
+    fn remove_oldest_from_runs(&mut self) {
         while let Some(run) = self.runs.front_mut() {
             let ends_here = *run > 0;
             *run = run.saturating_sub(1);
@@ -261,7 +268,7 @@ impl Inbox {
         }
     }
 
-    /// The oldest message, or what there is of it.
+    /// Takes the oldest message, or what has arrived of it.
     pub(crate) fn take_segment(&mut self) -> Option<Segment> {
         if let Some(message) = self.take() {
             let invalidated_token = message.invalidated_token();
@@ -271,13 +278,13 @@ impl Inbox {
                 invalidated_token,
             });
         }
-        self.end_copying();
+        self.finish_copy();
         if self.partial.is_empty() {
             return None;
         }
         let payload = self.partial.copy_to_bytes(self.partial.chunk().len());
         if self.partial.is_empty() {
-            // Nothing is left in any of them.
+            // No message is left in any run.
             self.runs.clear();
         }
         Some(Segment {
@@ -289,19 +296,20 @@ impl Inbox {
 }
 
 impl Config {
-    /// Most bytes of memory that what a connection receives takes at one time: messages that wait to
-    /// be taken and messages that may still come ([`receive_buffer`](Self::receive_buffer)), the
-    /// message that is arriving (`max_fragmented_receive_size`), and what shares memory with them.
+    /// Returns the most bytes of memory that the received messages of a connection occupy at one time:
+    /// messages that wait to be taken and messages that may still arrive
+    /// ([`receive_buffer`](Self::receive_buffer)), the message that is arriving
+    /// (`max_fragmented_receive_size`), and bytes that share memory with them.
     ///
-    /// Messages that were taken are not counted, nor is memory that waits to be used again, which
-    /// all connections of a process share. Neither is memory of an in-process provider's peer.
+    /// Messages that were taken are not counted. Neither is memory that waits to be used again, which all
+    /// connections of a process share, nor memory of the peer of an in-process provider.
     pub fn receive_memory(&self) -> usize {
-        // Copied short messages fill at least three quarters of each arena but the first and the last.
-        let waiting = self.receive_buffer() / 3 * 4 + 2 * ARENA;
-        // Copied pieces of long ones leave less than 1 KiB of each.
-        let arriving = self.max_fragmented_receive_size as usize / 63 * 64 + ARENA;
-        // One more run may be left in the oldest message, and the provider reads into one more block.
-        waiting + arriving + (RUNS + 2) * LARGEST_BLOCK
+        // Copied short messages fill at least three quarters of each arena except the first and the last.
+        let waiting = self.receive_buffer() / 3 * 4 + 2 * ARENA_BYTES;
+        // Copied pieces of long messages leave less than 1 KiB of each arena unused.
+        let arriving = self.max_fragmented_receive_size as usize / 63 * 64 + ARENA_BYTES;
+        // The oldest message may hold one more run, and the provider receives into one more block.
+        waiting + arriving + (MAX_UNCHARGED_RUNS + 2) * LARGEST_BLOCK
     }
 }
 
@@ -315,14 +323,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gathers_and_counts() {
+    fn segments_are_assembled_and_counted() {
         let mut inbox = Inbox::default();
         inbox.push(Bytes::from("ab"), 3, None);
         inbox.push(Bytes::new(), 3, None);
         assert!(inbox.take().is_none() && inbox.cost() == 0);
         inbox.push(Bytes::from("cde"), 0, Some(Token(7)));
         inbox.push(Bytes::from("f"), 0, None);
-        assert_eq!(inbox.cost(), 6 + 2 * OVERHEAD);
+        assert_eq!(inbox.cost(), 6 + 2 * MESSAGE_OVERHEAD_BYTES);
         let message = inbox.take().unwrap();
         assert_eq!(message.invalidated_token(), Some(Token(7)));
         assert_eq!(message.into_bytes(), "abcde");
@@ -331,9 +339,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_is_never_copied() {
+    fn zero_copy_messages_are_never_copied() {
         let mut inbox = Inbox::new(true);
-        let payloads: Vec<_> = (0..4 * RUNS).map(|_| Bytes::from(vec![7; 100])).collect();
+        let payloads: Vec<_> = (0..4 * MAX_UNCHARGED_RUNS)
+            .map(|_| Bytes::from(vec![7; 100]))
+            .collect();
         for payload in &payloads {
             inbox.push(payload.clone(), 0, None);
         }
@@ -344,16 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_lie_far_apart_are_copied_when_many_wait() {
+    fn scattered_messages_are_copied_when_many_wait() {
         let mut inbox = Inbox::default();
         let bytes = Bytes::from(vec![7; 1 << 20]);
         let at = |start: usize| bytes.slice(start..start + 100);
         let mut starts: Vec<_> = (0..1000).map(|index| index * 150).collect();
-        starts.extend((0..RUNS - 1).map(|index| 200_000 + index * 1000));
+        starts.extend((0..MAX_UNCHARGED_RUNS - 1).map(|index| 200_000 + index * 1000));
         for &start in &starts {
             inbox.push(at(start), 0, None);
         }
-        assert_eq!(inbox.runs.len(), RUNS);
+        assert_eq!(inbox.runs.len(), MAX_UNCHARGED_RUNS);
         let copied = [at(400_000), at(400_100), bytes.slice(500_000..520_000)];
         for payload in &copied {
             inbox.push(payload.clone(), 0, None);
@@ -368,12 +378,12 @@ mod tests {
             assert_ne!(message.as_ptr(), payload.as_ptr());
         }
         assert!(inbox.runs.is_empty());
-        // A run ends with its last message, wherever the next one lies.
+        // A run ends with its last message, wherever the bytes of the next one are.
         inbox.push(at(520_000), 0, None);
         assert_eq!(inbox.runs, [1]);
     }
 
-    /// A block of a provider's. It counts itself for as long as somebody has a part of it.
+    /// A block of a provider, which is counted until the last slice of it is dropped.
     struct Block {
         bytes: Vec<u8>,
         count: Arc<AtomicUsize>,
@@ -399,16 +409,16 @@ mod tests {
         }
     }
 
-    /// A stream whose segments lie in blocks as its peer likes it.
+    /// A stream whose peer chooses where in the blocks its segments are.
     struct Blocks {
         block: Bytes,
-        /// Where the next segment begins.
+        /// Offset in the block at which the next segment begins.
         at: usize,
-        /// Each block is a part of this.
+        /// Each block is a slice of this.
         pattern: Vec<u8>,
         count: Arc<AtomicUsize>,
         random: fastrand::Rng,
-        /// Of a hundred segments, how many are not behind the one before.
+        /// Percentage of segments that begin a new block.
         apart: u8,
     }
 
@@ -427,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_by_what_messages_cost_and_no_byte_changes() {
+    fn memory_is_bounded_by_cost_and_bytes_are_preserved() {
         const WAITING: usize = 2 << 20;
         const LONGEST: usize = 1 << 20;
         let pattern = (0..LARGEST_BLOCK + 2000).map(|at| (at / 7) as u8);
@@ -447,14 +457,14 @@ mod tests {
                 let mut left = 1 + (LONGEST >> random.u32(..20)) / random.usize(1..4);
                 let mut message = Vec::new();
                 while left > 0 {
-                    let longest = 1 + (LARGE >> random.u32(..14));
+                    let longest = 1 + (MIN_SHARED_MESSAGE_BYTES >> random.u32(..14));
                     let segment = stream.segment(left.min(longest));
                     left -= segment.len();
                     message.extend_from_slice(&segment);
                     inbox.push(segment, left as u32, None);
-                    // The stream itself has one.
+                    // The stream itself holds one block.
                     let shared = stream.count.load(Relaxed) - 1;
-                    let most = RUNS + 1 + (WAITING + LONGEST) / LARGEST_BLOCK;
+                    let most = MAX_UNCHARGED_RUNS + 1 + (WAITING + LONGEST) / LARGEST_BLOCK;
                     assert!(shared <= most, "seed {seed}: {shared} blocks");
                 }
                 expected.push_back(message);
@@ -471,32 +481,43 @@ mod tests {
     }
 
     #[test]
-    fn copied_messages_fill_their_memory() {
+    fn copied_messages_fill_their_arenas() {
         let mut random = fastrand::Rng::with_seed(1);
         let (mut inbox, mut bytes) = (Inbox::default(), 0);
-        let lengths = [2, 3, 4, 5, LARGE - 1, LARGE, 3 * ARENA];
+        let lengths = [
+            2,
+            3,
+            4,
+            5,
+            MIN_SHARED_MESSAGE_BYTES - 1,
+            MIN_SHARED_MESSAGE_BYTES,
+            3 * ARENA_BYTES,
+        ];
         for _ in 0..300 {
             let length = lengths[random.usize(..lengths.len())];
             bytes += length;
-            // Small, so that all of a message is copied.
+            // A short first segment makes the inbox copy the whole message.
             let first = Bytes::from(vec![1; 1]);
             let second = Bytes::from(vec![2; length - 1]);
             inbox.push(first, length as u32 - 1, None);
             inbox.push(second, 0, None);
         }
-        // Where the memory of a message is not that behind the one before, a run begins.
-        let most = 2 + bytes / (ARENA - LARGE);
+        // A run begins wherever the memory of a message does not follow that of the message before.
+        let most = 2 + bytes / (ARENA_BYTES - MIN_SHARED_MESSAGE_BYTES);
         assert!(inbox.runs.len() <= most, "{} of {most}", inbox.runs.len());
     }
 
     #[test]
-    fn a_message_that_is_taken_in_segments_leaves_no_runs() {
+    fn message_taken_in_segments_leaves_no_runs() {
         let mut inbox = Inbox::default();
         let bytes = Bytes::from(vec![7; 1 << 20]);
-        let segments = 4 * RUNS;
+        let segments = 4 * MAX_UNCHARGED_RUNS;
         for index in 1..=segments {
-            let segment = bytes.slice(index * 2 * SMALL..index * 2 * SMALL + SMALL);
-            let left = (segments - index) * SMALL;
+            let segment = bytes.slice(
+                index * 2 * MIN_SHARED_SEGMENT_BYTES
+                    ..index * 2 * MIN_SHARED_SEGMENT_BYTES + MIN_SHARED_SEGMENT_BYTES,
+            );
+            let left = (segments - index) * MIN_SHARED_SEGMENT_BYTES;
             inbox.push(segment.clone(), left as u32, None);
             let taken = inbox.take_segment().unwrap();
             assert_eq!(taken.payload.as_ptr(), segment.as_ptr());
@@ -506,18 +527,18 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_costs_nothing() {
+    fn discarded_messages_cost_nothing() {
         let mut inbox = Inbox::default();
         inbox.push(Bytes::from("a"), 0, None);
         inbox.push(Bytes::from("b"), 1, None);
-        inbox.desert();
+        inbox.discard_all();
         inbox.push(Bytes::from("c"), 0, None);
         assert_eq!(inbox.cost(), 0);
         assert!(inbox.take_segment().is_none());
     }
 
     #[test]
-    fn segments_can_be_taken_early() {
+    fn segments_are_taken_before_the_message_is_whole() {
         let mut inbox = Inbox::default();
         inbox.push(Bytes::from("ab"), 3, None);
         let segment = inbox.take_segment().unwrap();
@@ -530,7 +551,8 @@ mod tests {
         assert_eq!(segment.invalidated_token, Some(Token(7)));
     }
 
-    /// Pushes `count` segments of a message, that lie `apart` from each other; gives their bytes.
+    /// Pushes `count` segments of a message that begin `apart` bytes from each other, and returns their
+    /// bytes.
     fn push_segments(inbox: &mut Inbox, count: usize, length: usize, apart: usize) -> Bytes {
         let bytes = Bytes::from_iter((0..count * apart).map(|at| (at / 7) as u8));
         let mut all = BytesMut::new();
@@ -543,14 +565,29 @@ mod tests {
     }
 
     #[test]
-    fn long_messages_are_slices_if_their_segments_lie_close_and_are_not_small() {
+    fn long_messages_share_segments_that_are_adjacent_and_not_short() {
         for (count, length, apart, shared) in [
-            (20, SMALL, SMALL + CLOSE, true),
+            (
+                20,
+                MIN_SHARED_SEGMENT_BYTES,
+                MIN_SHARED_SEGMENT_BYTES + ADJACENT_BYTES,
+                true,
+            ),
             (13, 1340, 1388, true),
-            // A few may lie apart.
-            (RUNS, 4 * LARGE, 5 * LARGE, true),
-            (20, SMALL - 1, SMALL, false),
-            // Too short.
+            // A few segments may be scattered.
+            (
+                MAX_UNCHARGED_RUNS,
+                4 * MIN_SHARED_MESSAGE_BYTES,
+                5 * MIN_SHARED_MESSAGE_BYTES,
+                true,
+            ),
+            (
+                20,
+                MIN_SHARED_SEGMENT_BYTES - 1,
+                MIN_SHARED_SEGMENT_BYTES,
+                false,
+            ),
+            // The message is too short.
             (12, 1340, 1388, false),
         ] {
             let mut inbox = Inbox::default();
@@ -565,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_can_be_taken_in_pieces() {
+    fn long_message_is_taken_in_pieces() {
         let mut inbox = Inbox::default();
         let bytes = Bytes::from(vec![7; 20_000]);
         inbox.push(bytes.slice(..5000), 15_000, None);
@@ -585,9 +622,9 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_length_reserves_little() {
+    fn claimed_length_reserves_one_arena() {
         let mut inbox = Inbox::default();
         inbox.push(Bytes::from(vec![7; 1]), u32::MAX - 1, None);
-        assert_eq!(inbox.copying.capacity(), ARENA);
+        assert_eq!(inbox.copy.capacity(), ARENA_BYTES);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Listener`]: waits for peers, and negotiates with each on its own.
+//! [`Listener`]: accepts peers, and negotiates with each in a task of its own.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -22,16 +22,16 @@ use crate::{
     wire::{IrdOrd, ZeroDepth},
 };
 
-/// Peers that may be negotiating at once; more have to wait for one of them.
+/// Peers that may negotiate concurrently. Further peers wait until one of them is done.
 const MAX_NEGOTIATING: usize = 256;
-/// Connections that may wait to be accepted.
+/// Negotiated connections that may wait for [`Listener::accept`].
 const BACKLOG: usize = 256;
 
 /// Accepts SMB Direct connections.
 ///
-/// Each peer negotiates in a task of its own, so that a silent one holds up nobody; one that
-/// does not get through is logged and forgotten. Dropping the listener stops listening;
-/// connections already accepted go on.
+/// Each peer negotiates in a task of its own, so that a silent peer does not delay others. A failed
+/// attempt is logged and has no other effect. Dropping the listener stops listening and closes
+/// connections that were not accepted yet. Accepted connections continue.
 #[derive(Debug)]
 pub struct Listener {
     local_address: SocketAddr,
@@ -41,10 +41,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`; port 0 picks a free port. Must be called within a tokio runtime.
+    /// Listens on `address`. Port 0 picks a free port. Must be called within a tokio runtime.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops listening.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// Fails if the provider cannot listen on the address.
     pub async fn bind(
         provider: Arc<dyn Provider>,
         address: SocketAddr,
@@ -62,15 +65,18 @@ impl Listener {
         })
     }
 
-    /// The address listened on, with the port that was picked.
+    /// Returns the address that the listener listens on, with the port that was picked.
     pub fn local_address(&self) -> SocketAddr {
         self.local_address
     }
 
-    /// The next connection, negotiated. Dropping the future loses none.
+    /// Returns the next negotiated connection.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no connection.
     ///
     /// # Errors
-    /// The provider can listen no longer; the listener is of no more use.
+    /// Fails when the provider cannot listen any more. Every later call fails too.
     pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
         let gone = || {
             let what = "the listener has failed before";
@@ -83,6 +89,7 @@ impl Listener {
     }
 }
 
+/// Accepts connection requests and negotiates, until the provider cannot listen any more.
 async fn listen(
     provider: Arc<dyn Provider>,
     mut listener: Box<dyn provider::Listener>,
@@ -96,12 +103,12 @@ async fn listen(
             .clone()
             .acquire_owned()
             .await
-            .expect("it is never closed");
+            .expect("the semaphore is never closed");
         let incoming = match listener.accept().await {
             Ok(incoming) => incoming,
             Err(error) => {
                 warn!(%error, "listening ends");
-                // The receiver may be gone, and then nobody wants to know.
+                // The listener may be dropped, and then the error has no recipient.
                 let _ = connections.send(Err(error)).await;
                 return;
             }
@@ -111,12 +118,12 @@ async fn listen(
             (provider.clone(), config.clone(), connections.clone());
         let span = connection_span(incoming.remote_address);
         let negotiating = async move {
-            match welcome(&*provider, incoming, config).await {
+            match accept_incoming(&*provider, incoming, config).await {
                 Ok(connection) => {
                     debug!("accepted");
                     let _ = connections.send(Ok(connection)).await;
                 }
-                Err(why) => info!(%why, "a peer is not welcome"),
+                Err(why) => info!(%why, "a peer did not get a connection"),
             }
             drop(permit);
         };
@@ -124,10 +131,10 @@ async fn listen(
     }
 }
 
-/// Why a peer that wanted to connect does not.
+/// Why a peer that asked for a connection did not get one.
 #[derive(Debug, Error)]
-pub(crate) enum Unwelcome {
-    #[error("its private data are malformed: {0}")]
+pub(crate) enum AcceptError {
+    #[error("its private data is malformed: {0}")]
     PrivateData(ZeroDepth),
     #[error("it did not connect: {0}")]
     Provider(ProviderError),
@@ -137,22 +144,25 @@ pub(crate) enum Unwelcome {
     Negotiation(ConnectionError),
 }
 
-/// RDMA connection arrival (3.1.7.2), up to the end of the negotiation. The caller polls it in the
+/// Accepts an RDMA connection (3.1.7.2) and negotiates on it. The caller polls the future in the
 /// [span of the connection](connection_span).
-pub(crate) async fn welcome(
+///
+/// # Cancel safety
+/// Dropping the future turns the peer away, or closes the connection in the background.
+pub(crate) async fn accept_incoming(
     provider: &dyn Provider,
     incoming: Incoming,
     config: Config,
-) -> Result<Connection, Unwelcome> {
+) -> Result<Connection, AcceptError> {
     let mut engine = engine::Connection::passive(config.clone(), now());
     let own = read_depths(provider);
     let depths = match IrdOrd::decode(&incoming.private_data) {
         _ if own.is_none() => None,
         Ok(depths) => depths,
-        // The handshake itself has said how many.
+        // The handshake has carried the read depths, so these bytes are the peer's own.
         Err(_) if incoming.knows_read_depths => None,
         //= SMBD-6-04
-        Err(error) => return Err(Unwelcome::PrivateData(error)),
+        Err(error) => return Err(AcceptError::PrivateData(error)),
     };
     //= SMBD-6-02
     //= EST-15
@@ -170,11 +180,11 @@ pub(crate) async fn welcome(
     let accepting = (incoming.answer)(answer);
     let connected = timeout(config.passive_negotiation_timeout, accepting)
         .await
-        .map_err(|_| Unwelcome::TooLate)?
-        .map_err(Unwelcome::Provider)?;
+        .map_err(|_| AcceptError::TooLate)?
+        .map_err(AcceptError::Provider)?;
     Span::current().record("local", field::display(connected.local_address));
     engine.handle_connected(connected.queue_pair.limits());
     //= SMBD-3.1.7.2-07
     let negotiating = Connection::negotiate(engine, connected, &config);
-    negotiating.await.map_err(Unwelcome::Negotiation)
+    negotiating.await.map_err(AcceptError::Negotiation)
 }

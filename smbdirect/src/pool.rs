@@ -1,9 +1,8 @@
-//! Buffers that come back: memory for what arrives, used again when nobody reads it any more.
+//! Pools of buffers for received bytes, which are used again when their last reader drops them.
 //!
-//! What is handed out as [`Bytes`] stays with its readers for as long as they like. A pool keeps a
-//! handle beside theirs, and takes the memory back when its handle is the only one. Pools are
-//! shared by all connections, so that a thousand idle ones hold nothing, and a busy one allocates
-//! nothing.
+//! Readers may keep the [`Bytes`] that they get for as long as they like. A pool keeps a handle to each
+//! buffer that it lent, and takes the buffer back when that handle is the only one. All connections share
+//! the pools, so that a thousand idle connections hold nothing and a busy one allocates nothing.
 
 use std::{
     collections::VecDeque,
@@ -12,29 +11,31 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 
-/// Buffers of one size.
+/// A pool of buffers of one size.
 #[derive(Debug)]
 pub(crate) struct Pool {
+    /// Bytes of each buffer.
     size: usize,
-    /// Handles to keep.
-    most: usize,
-    /// Oldest first, with readers or without.
+    /// Most handles to keep.
+    max_handles: usize,
+    /// Handles to lent buffers, oldest first, whether or not they still have readers.
     lent: Mutex<VecDeque<Bytes>>,
 }
 
-/// Most bytes of memory that a slice of received bytes keeps from being used again: the size of
-/// the largest blocks that a provider reads into.
+/// Size in bytes of the largest blocks that a provider receives into. A slice of received bytes keeps at
+/// most this much memory from being used again.
 pub(crate) const LARGEST_BLOCK: usize = 256 << 10;
 
-/// Handles to look at before a new buffer is made, besides those that lead there.
-const TRIES: usize = 4;
+/// Oldest handles that [`Pool::take`] checks for a free buffer before it allocates a new one, in addition
+/// to those that its binary search checks.
+const CHECKED_OLDEST_HANDLES: usize = 4;
 
-/// Messages are put together in memory of the next power of two, from this
-const SMALLEST: usize = 2 << 10;
-/// to this.
-pub(crate) const LARGEST: usize = 1 << 20;
-/// One pool for each of those sizes, of a few MiB at most.
-static MESSAGES: [Pool; 10] = [
+/// Smallest buffer that messages of several segments are assembled in. The others are powers of two.
+const SMALLEST_MESSAGE_BYTES: usize = 2 << 10;
+/// Largest buffer that messages of several segments are assembled in.
+const LARGEST_MESSAGE_BYTES: usize = 1 << 20;
+/// One pool for each of those sizes, of at most 2 MiB.
+static MESSAGE_POOLS: [Pool; 10] = [
     messages(0),
     messages(1),
     messages(2),
@@ -47,39 +48,42 @@ static MESSAGES: [Pool; 10] = [
     messages(9),
 ];
 
+/// Makes the pool for messages of `SMALLEST_MESSAGE_BYTES << class` bytes.
 const fn messages(class: usize) -> Pool {
-    let size = SMALLEST << class;
-    assert!(size <= LARGEST);
-    let most = 2 * LARGEST / size;
-    Pool::new(size, if most < 64 { most } else { 64 })
+    let size = SMALLEST_MESSAGE_BYTES << class;
+    assert!(size <= LARGEST_MESSAGE_BYTES);
+    let handles = 2 * LARGEST_MESSAGE_BYTES / size;
+    Pool::new(size, if handles < 64 { handles } else { 64 })
 }
 
-/// An empty buffer with room for a message of `length` bytes that comes in pieces; it comes back
-/// by itself. `None` if no pool has memory of that size.
+/// Returns an empty buffer with room for a message of `length` bytes that arrives in pieces, or `None` if
+/// no pool has buffers that large. The pool takes the buffer back when its last reader drops it.
 pub(crate) fn for_message(length: usize) -> Option<BytesMut> {
-    let size = length.max(SMALLEST).checked_next_power_of_two()?;
-    let pool = MESSAGES.get((size / SMALLEST).ilog2() as usize)?;
+    let size = length
+        .max(SMALLEST_MESSAGE_BYTES)
+        .checked_next_power_of_two()?;
+    let pool = MESSAGE_POOLS.get((size / SMALLEST_MESSAGE_BYTES).ilog2() as usize)?;
     Some(pool.take_to_cut())
 }
 
 impl Pool {
-    /// A pool of buffers of `size` bytes that remembers as many as `most` of them.
-    pub(crate) const fn new(size: usize, most: usize) -> Self {
+    /// Makes a pool of buffers of `size` bytes that keeps at most `max_handles` handles.
+    pub(crate) const fn new(size: usize, max_handles: usize) -> Self {
         Self {
             size,
-            most,
+            max_handles,
             lent: Mutex::new(VecDeque::new()),
         }
     }
 
-    /// A buffer with room for the pool's size. It is as long as what was lent, or empty if it is
-    /// new.
+    /// Returns a buffer with at least the size of the pool as its capacity. A buffer that was lent before
+    /// has its length then; a new buffer is empty.
     pub(crate) fn take(&self) -> BytesMut {
         let mut lent = self.lock();
-        // Who lends first is mostly done first. Then the last of the free ones at the front was
-        // in use a moment ago, and is the likeliest to be in a cache.
+        // Buffers are mostly released in the order in which they were lent. Of the free buffers at the
+        // front, the last was then released most recently, and is the likeliest to be in a cache.
         let busy = lent.partition_point(Bytes::is_unique);
-        let first = (0..TRIES.min(lent.len())).find(|&at| lent[at].is_unique());
+        let first = (0..CHECKED_OLDEST_HANDLES.min(lent.len())).find(|&at| lent[at].is_unique());
         let free = busy
             .checked_sub(1)
             .filter(|&at| lent[at].is_unique())
@@ -91,11 +95,13 @@ impl Pool {
         {
             return buffer;
         }
-        // Split, it counts its users in a place of its own, which coming back keeps.
+        // The split allocates the reference count of the buffer once, and the count is kept when the
+        // buffer is used again.
         BytesMut::with_capacity(self.size).split_off(0)
     }
 
-    /// An empty buffer that comes back by itself, when all that was cut off it is gone.
+    /// Returns an empty buffer, which the pool takes back when everything that was split off it is
+    /// dropped.
     pub(crate) fn take_to_cut(&self) -> BytesMut {
         let mut buffer = self.take();
         buffer.clear();
@@ -103,13 +109,13 @@ impl Pool {
         buffer
     }
 
-    /// Remembers a buffer, whoever else reads it now.
+    /// Keeps a handle to a buffer, which the pool takes back when its other readers drop it.
     pub(crate) fn lend(&self, bytes: Bytes) {
         let mut lent = self.lock();
-        let forgotten = (lent.len() >= self.most).then(|| lent.pop_front());
+        let forgotten = (lent.len() >= self.max_handles).then(|| lent.pop_front());
         lent.push_back(bytes);
         drop(lent);
-        // Its memory may be freed here, without the lock.
+        // This may free memory, so it is done without the lock.
         drop(forgotten);
     }
 
@@ -118,12 +124,16 @@ impl Pool {
     }
 }
 
+mod part_list;
+
+pub(crate) use part_list::PartList;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_used_again() {
+    fn buffer_without_readers_is_reused() {
         let pool = Pool::new(100, 2);
         let mut buffer = pool.take();
         assert!(buffer.is_empty() && buffer.capacity() >= 100);
@@ -131,7 +141,7 @@ mod tests {
         let (place, bytes) = (buffer.as_ptr(), buffer.freeze());
         let reader = bytes.slice(1..);
         pool.lend(bytes);
-        assert_ne!(pool.take().as_ptr(), place, "somebody reads it");
+        assert_ne!(pool.take().as_ptr(), place, "it has a reader");
         assert_eq!(reader, "bc");
         drop(reader);
         let again = pool.take();
@@ -140,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_up_comes_back_whole() {
+    fn split_buffer_is_reused_whole() {
         let pool = Pool::new(100, 2);
         let mut buffer = pool.take_to_cut();
         let place = buffer.as_ptr();
@@ -148,7 +158,7 @@ mod tests {
         let reader = buffer.split().freeze();
         drop(buffer);
         let other = pool.take_to_cut();
-        assert_ne!(other.as_ptr(), place, "somebody reads it");
+        assert_ne!(other.as_ptr(), place, "it has a reader");
         assert_eq!(reader, "abc");
         drop(reader);
         let again = pool.take_to_cut();
@@ -157,17 +167,23 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_room_and_the_largest_have_no_pool() {
-        for length in [0, 1, SMALLEST, SMALLEST + 1, LARGEST] {
+    fn messages_have_room_and_longer_ones_have_no_pool() {
+        for length in [
+            0,
+            1,
+            SMALLEST_MESSAGE_BYTES,
+            SMALLEST_MESSAGE_BYTES + 1,
+            LARGEST_MESSAGE_BYTES,
+        ] {
             let buffer = for_message(length).unwrap();
             assert!(buffer.is_empty() && buffer.capacity() >= length);
         }
-        assert!(for_message(LARGEST + 1).is_none());
+        assert!(for_message(LARGEST_MESSAGE_BYTES + 1).is_none());
         assert!(for_message(usize::MAX).is_none());
     }
 
     #[test]
-    fn of_the_free_ones_the_last_that_was_lent_is_next() {
+    fn most_recently_lent_free_buffer_is_reused_first() {
         let pool = Pool::new(100, 8);
         let mut lent: Vec<_> = (0..6).map(|_| Some(pool.take_to_cut())).collect();
         let place = |buffer: &Option<BytesMut>| buffer.as_ref().map(|buffer| buffer.as_ptr());
@@ -175,7 +191,7 @@ mod tests {
         lent[..3].fill(None);
         let third = Some(pool.take());
         assert_eq!(place(&third), places[2]);
-        // What comes back out of order is found among the oldest.
+        // Buffers that are released out of order are found among the oldest.
         let [first, second] = [(); 2].map(|()| Some(pool.take_to_cut()));
         assert_eq!((place(&first), place(&second)), (places[1], places[0]));
         lent[4] = None;
@@ -186,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_no_more_than_it_was_told_and_nothing_too_small() {
+    fn pool_keeps_its_maximum_and_reuses_no_buffer_that_is_too_small() {
         let pool = Pool::new(100, 2);
         for _ in 0..5 {
             pool.lend(pool.take().freeze());

@@ -1,14 +1,17 @@
-//! Places where futures wait for a result that somebody else brings: a slab without allocation
-//! in steady state. Dropping a future leaves its place, not the work.
+//! A slab of results that futures wait for, which allocates nothing in steady state.
+//!
+//! Each future has an index. Dropping a future abandons its slot, and the work continues.
 
 use std::{
     hint::cold_path,
     task::{Context, Poll, Waker},
 };
 
+/// The slots of all waiting futures.
 #[derive(Debug)]
 pub(crate) struct Waiters<T> {
     slots: Vec<Slot<T>>,
+    /// Indices of the free slots.
     free: Vec<usize>,
 }
 
@@ -17,7 +20,7 @@ enum Slot<T> {
     Free,
     Waiting(Option<Waker>),
     Done(T),
-    /// The future was dropped; the result goes nowhere.
+    /// The future was dropped, and the result will be discarded.
     Abandoned,
 }
 
@@ -31,7 +34,7 @@ impl<T> Default for Waiters<T> {
 }
 
 impl<T> Waiters<T> {
-    /// A new place.
+    /// Allocates a slot for a future, and returns its index.
     #[inline(always)]
     pub(crate) fn insert(&mut self) -> usize {
         if let Some(index) = self.free.pop() {
@@ -42,14 +45,15 @@ impl<T> Waiters<T> {
         self.slots.len() - 1
     }
 
-    /// The place is not needed: nothing was started.
+    /// Frees a slot whose work was not started.
     #[inline(always)]
     pub(crate) fn remove(&mut self, index: usize) {
         self.slots[index] = Slot::Free;
         self.free.push(index);
     }
 
-    /// The result is there. Returns whom to wake, or the result if nobody waits for it any more.
+    /// Stores the result of a slot, and returns the waker of its future, if it was polled. Returns the
+    /// result as the error if the future was dropped.
     #[inline(always)]
     pub(crate) fn complete(&mut self, index: usize, result: T) -> Result<Option<Waker>, T> {
         let slot = &mut self.slots[index];
@@ -70,7 +74,7 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// Gives every place that still waits its result.
+    /// Stores a result in every slot that still waits, and collects the wakers in `wakes`.
     pub(crate) fn complete_all(&mut self, result: impl Fn() -> T, wakes: &mut Vec<Waker>) {
         for index in 0..self.slots.len() {
             if matches!(self.slots[index], Slot::Waiting(_) | Slot::Abandoned)
@@ -81,7 +85,7 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// The result, if it is there; frees the place with it.
+    /// Takes the result and frees the slot, or registers the waker of `context`.
     pub(crate) fn poll(&mut self, index: usize, context: &mut Context<'_>) -> Poll<T> {
         let slot = &mut self.slots[index];
         match slot {
@@ -105,8 +109,8 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// The future is dropped before its result was taken. If the result is there, it is given
-    /// back: what is in it may be somebody's who minds where it is dropped.
+    /// Abandons the slot of a future that is dropped before it took its result. Returns the result if
+    /// there is one, for the caller to drop outside its lock: its destructor may be foreign code.
     #[inline(always)]
     pub(crate) fn abandon(&mut self, index: usize) -> Option<T> {
         match std::mem::replace(&mut self.slots[index], Slot::Abandoned) {
@@ -128,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again() {
+    fn slots_are_reused() {
         let mut waiters = Waiters::default();
         let mut context = Context::from_waker(Waker::noop());
         let (a, b) = (waiters.insert(), waiters.insert());
@@ -140,7 +144,11 @@ mod tests {
         let (c, d) = (waiters.insert(), waiters.insert());
         assert_eq!((c.min(d), c.max(d)), (0, 1));
         assert_eq!(waiters.abandon(c), None);
-        assert_eq!(waiters.complete(c, 3).unwrap_err(), 3, "nobody wants it");
+        assert_eq!(
+            waiters.complete(c, 3).unwrap_err(),
+            3,
+            "its future was dropped"
+        );
         waiters.complete_all(|| 9, &mut Vec::new());
         assert_eq!(waiters.poll(d, &mut context), Poll::Ready(9));
     }

@@ -1,6 +1,7 @@
-//! The bugs that other implementations of SMB Direct have had and fixed, each as a test here.
+//! Tests for the bugs that other implementations of SMB Direct have had and fixed.
 //!
-//! `docs/bugs.md` has the list, with the tests and, for bugs that cannot exist here, the reason.
+//! `docs/bugs.md` lists the bugs with their tests, or with the reason why a bug cannot exist here.
+//! The comment of each test first describes the bug, then the expected behaviour.
 #![cfg(feature = "tokio")]
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -19,7 +20,7 @@ mod bugs {
     pub(crate) mod startup;
 }
 
-/// The names of tests in a line of the list.
+/// Returns the names of the tests in a line of the list.
 fn named(line: &str) -> impl Iterator<Item = String> {
     let quoted = line.split('`').skip(1).step_by(2);
     quoted

@@ -1,4 +1,4 @@
-//! The handle, the driver and the listener, over every provider that runs anywhere.
+//! The handle, the driver and the listener, over every provider that needs no device.
 
 use std::{
     net::SocketAddr,
@@ -28,7 +28,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Both ends of one connection, and what keeps them alive.
+/// Both ends of one connection, and the listener that accepted it.
 struct Pair {
     client: Connection,
     server: Connection,
@@ -57,7 +57,7 @@ async fn pair(provider: Arc<dyn Provider>) -> Pair {
     pair_with(provider, Settings::default(), Settings::default()).await
 }
 
-/// Few messages fill the receive buffer, and then no credits are given.
+/// Returns settings with which a few messages fill the receive buffer, and no credits are granted then.
 fn few_credits() -> Settings {
     Settings {
         send_credit_target: 4,
@@ -74,10 +74,10 @@ fn bytes(length: usize) -> Bytes {
 async fn within<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(30), future)
         .await
-        .expect("it takes forever")
+        .expect("the future resolves in time")
 }
 
-/// Each behaviour in this file, on one thread in one process, and on two over TCP.
+/// Runs each behaviour on one thread over the loopback provider, and on two threads over TCP.
 macro_rules! over_every_provider {
     ($($behaviour:ident)*) => {
         mod loopback {
@@ -103,20 +103,20 @@ macro_rules! over_every_provider {
 
 over_every_provider! {
     messages_of_all_sizes_both_ways
-    many_at_once_are_as_one_after_the_other
-    whoever_looks_busily_gets_the_same_and_times_out_the_same
-    who_connects_learns_what_failed
+    send_many_and_recv_many_act_as_single_calls
+    busy_poll_receives_messages_and_can_time_out
+    connect_returns_what_failed
     the_acceptor_may_speak_first
     credits_of_one_and_smallest_sizes_carry_traffic_both_ways
     reads_writes_and_invalidation
     several_buffers_are_one_range
     closing_sends_what_was_submitted_and_both_ends_learn_why
     dropping_the_last_handle_closes
-    a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded
+    untaken_messages_stop_the_sender_and_memory_is_bounded
     keepalive_is_a_round_trip
-    ready_learns_of_credits_that_come_alone
-    everything_ends_when_the_runtime_does
-    what_was_sent_leaves_though_nobody_takes_what_came
+    ready_resolves_on_credits_without_a_message
+    every_future_ends_when_the_runtime_stops
+    submitted_messages_leave_although_the_inbox_is_full
 }
 
 async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
@@ -144,7 +144,7 @@ async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {
     );
 }
 
-async fn many_at_once_are_as_one_after_the_other(provider: Arc<dyn Provider>) {
+async fn send_many_and_recv_many_act_as_single_calls(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair(provider).await;
     let words = |from: u32| (from..).map(|i| Message::from(i.to_be_bytes().to_vec()));
     let mut out: Vec<_> = words(0).take(1000).collect();
@@ -169,7 +169,8 @@ async fn many_at_once_are_as_one_after_the_other(provider: Arc<dyn Provider>) {
     assert_eq!(within(server.recv()).await.unwrap().len(), 100_000);
     assert_eq!(within(server.recv_many(&mut received, 0)).await, Ok(0));
 
-    // None at all is sent at once; one that cannot be sent stays, with those behind it.
+    // An empty list resolves immediately. A message that cannot be sent stays in the list, with all
+    // after it.
     within(client.send_many(&mut out).unwrap()).await.unwrap();
     out.extend(words(0).take(2));
     out.push(bytes((1 << 20) + 1).into());
@@ -188,7 +189,7 @@ async fn many_at_once_are_as_one_after_the_other(provider: Arc<dyn Provider>) {
         .collect();
     assert_eq!(seen, [0, 1, 2]);
 
-    // What arrived before the end comes first.
+    // Messages that arrived before the end are returned before its error.
     out.extend(words(0).take(2));
     drop(client.send_many(&mut out).unwrap());
     within(client.close()).await.unwrap();
@@ -203,7 +204,7 @@ async fn many_at_once_are_as_one_after_the_other(provider: Arc<dyn Provider>) {
     assert!(client.send_many(&mut out).is_err() && out.len() == 1);
 }
 
-async fn whoever_looks_busily_gets_the_same_and_times_out_the_same(provider: Arc<dyn Provider>) {
+async fn busy_poll_receives_messages_and_can_time_out(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair(provider).await;
     for end in [&client, &server] {
         end.set_busy_poll(Duration::from_millis(1));
@@ -227,7 +228,7 @@ async fn whoever_looks_busily_gets_the_same_and_times_out_the_same(provider: Arc
 
 //= SMBD-3.1.4.1-08 test
 //= SMBD-3.1.4.1-10 test
-async fn who_connects_learns_what_failed(provider: Arc<dyn Provider>) {
+async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
     let refusing = Settings {
         policy: Policy {
             windows_8136_limit: true,
@@ -251,13 +252,13 @@ async fn who_connects_learns_what_failed(provider: Arc<dyn Provider>) {
         within(connecting).await.unwrap_err(),
         ConnectError::Negotiation(refused)
     );
-    // It is free again, and nobody listens there.
+    // The port is free again, and no process listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
     let connecting = Connection::connect(&*provider, address, Config::default());
     let Err(ConnectError::Provider(error)) = within(connecting).await else {
-        panic!("somebody listens on {address}");
+        panic!("a process listens on {address}");
     };
     assert_eq!(error.kind, ProviderErrorKind::Refused);
 }
@@ -277,7 +278,7 @@ async fn connecting_takes_no_longer_than_the_negotiation_timer() {
     });
     let address = silent.local_addr().unwrap();
     let connecting = Connection::connect(&provider, address, config.unwrap());
-    // Nobody was there to negotiate with: that is told from a peer that does not negotiate.
+    // The error differs from that of a peer that does not negotiate.
     let error = within(connecting).await.unwrap_err();
     assert!(
         matches!(&error, ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut),
@@ -432,9 +433,7 @@ async fn dropping_the_last_handle_closes(provider: Arc<dyn Provider>) {
     );
 }
 
-async fn a_consumer_that_does_not_take_holds_the_sender_and_memory_stays_bounded(
-    provider: Arc<dyn Provider>,
-) {
+async fn untaken_messages_stop_the_sender_and_memory_is_bounded(provider: Arc<dyn Provider>) {
     let settings = Settings {
         credit_grant_timeout: None,
         ..Settings::default()
@@ -468,7 +467,7 @@ async fn keepalive_is_a_round_trip(provider: Arc<dyn Provider>) {
     assert_eq!(client.stats().keepalives_received, 3);
 }
 
-async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
+async fn ready_resolves_on_credits_without_a_message(provider: Arc<dyn Provider>) {
     let few = Settings {
         credit_grant_timeout: None,
         ..few_credits()
@@ -476,7 +475,7 @@ async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
     let mut sent = 0;
     for _ in 0..3 {
-        // Until the other end holds as much as it wants to.
+        // Send until the other end holds as much as it accepts.
         for _ in 0..10 {
             while let Ok(sending) = client.try_send(bytes(8000)) {
                 drop(sending);
@@ -498,7 +497,7 @@ async fn ready_learns_of_credits_that_come_alone(provider: Arc<dyn Provider>) {
     }
 }
 
-async fn what_was_sent_leaves_though_nobody_takes_what_came(provider: Arc<dyn Provider>) {
+async fn submitted_messages_leave_although_the_inbox_is_full(provider: Arc<dyn Provider>) {
     let Pair { client, server, .. } = pair_with(provider, few_credits(), few_credits()).await;
     for _ in 0..100 {
         drop(client.send(bytes(8000)).unwrap());
@@ -515,7 +514,7 @@ async fn what_was_sent_leaves_though_nobody_takes_what_came(provider: Arc<dyn Pr
     );
 }
 
-async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
+async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let mut listener = Listener::bind(provider.clone(), address, Config::default())
         .await
@@ -574,7 +573,11 @@ async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
     let reading = client.read(&[region.descriptor()], 0, BytesMut::zeroed(64));
     let refused = within(reading).await.unwrap_err();
     assert_eq!(refused.fault, stopped.clone().into());
-    assert_eq!(refused.buffer.unwrap().len(), 64, "a read that never began");
+    assert_eq!(
+        refused.buffer.unwrap().len(),
+        64,
+        "the read was not submitted"
+    );
     assert_eq!(client.send("x").unwrap_err(), stopped.clone().into());
     assert_eq!(within(client.keepalive()).await, Err(stopped.clone()));
     assert_eq!(within(client.ready()).await, Err(stopped.clone()));
@@ -595,14 +598,14 @@ async fn everything_ends_when_the_runtime_does(provider: Arc<dyn Provider>) {
 
 //= SMBD-3.1.5.1-13b test
 #[tokio::test]
-async fn a_message_that_did_not_leave_says_why() {
+async fn unsent_messages_return_the_reason() {
     let few = Settings {
         credit_grant_timeout: Some(Duration::from_millis(50)),
         ..few_credits()
     };
     let provider = Arc::new(Loopback::new());
     let Pair { client, server, .. } = pair_with(provider, few.clone(), few).await;
-    // Nobody takes them, so the peer's credits run out.
+    // The peer does not take the messages, so its credits run out.
     let sendings: Vec<_> = (0..20).map(|_| client.send(bytes(8000)).unwrap()).collect();
     let mut results = Vec::new();
     for sending in sendings {
@@ -617,7 +620,7 @@ async fn a_message_that_did_not_leave_says_why() {
 }
 
 #[tokio::test]
-async fn for_ever_is_a_time() {
+async fn timeouts_of_duration_max_never_fire() {
     let patient = Settings {
         keepalive_interval: Duration::MAX,
         keepalive_response_timeout: Duration::MAX,
@@ -645,7 +648,7 @@ async fn the_last_handle_may_be_dropped_outside_the_runtime() {
     for _ in 0..3 {
         drop(client.send("last words").unwrap());
     }
-    // The task, which would send the others, does not run meanwhile.
+    // The driver task, which would send the other messages, does not run meanwhile.
     let drop_it = move || {
         std::thread::sleep(Duration::from_millis(1));
         drop(client);
@@ -662,7 +665,7 @@ async fn the_last_handle_may_be_dropped_outside_the_runtime() {
 }
 
 #[tokio::test]
-async fn try_send_takes_only_what_starts_at_once() {
+async fn try_send_accepts_only_a_message_that_can_start() {
     let one = Settings {
         send_credit_target: 1,
         receive_credit_max: 1,
@@ -673,7 +676,7 @@ async fn try_send_takes_only_what_starts_at_once() {
     within(client.ready()).await.unwrap();
     drop(client.try_send("first").unwrap());
     let Err(TrySendError::NotReady(second)) = client.try_send("second") else {
-        panic!("there was one credit");
+        panic!("there was only one credit");
     };
     assert_eq!(server.recv().await.unwrap().into_bytes(), "first");
     within(client.ready()).await.unwrap();
@@ -687,7 +690,7 @@ async fn try_send_takes_only_what_starts_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ten_idle_hours_are_keepalives_and_nothing_else() {
+async fn idle_connection_sends_only_keepalives() {
     for credits in [1, 2, 3, 255] {
         let settings = Settings {
             send_credit_target: credits,
@@ -708,7 +711,7 @@ async fn ten_idle_hours_are_keepalives_and_nothing_else() {
         let messages =
             after.0.empty_sent + after.1.empty_sent - before.0.empty_sent - before.1.empty_sent;
         assert!((299..=600).contains(&keepalives), "{keepalives} keepalives");
-        // An answer that took the peer's only credit has it returned.
+        // An answer that spends the only credit of the peer is followed by a message that returns it.
         let each = if credits == 1 { 3 } else { 2 };
         assert!(
             messages <= each * keepalives,
@@ -721,7 +724,7 @@ async fn ten_idle_hours_are_keepalives_and_nothing_else() {
 //= SMBD-3.1.4.3-03 test
 #[cfg(target_pointer_width = "64")]
 #[tokio::test]
-async fn what_cannot_be_registered_comes_back_with_the_reason() {
+async fn failed_registration_returns_buffer_and_reason() {
     let Pair { client, .. } = pair(Arc::new(Loopback::new())).await;
     // Address space only: the pages are never touched.
     let buffer = BytesMut::zeroed(1 << 32);
@@ -736,7 +739,7 @@ async fn what_cannot_be_registered_comes_back_with_the_reason() {
 //= SMBD-6-02 test
 //= SMBD-6-03 test
 #[tokio::test]
-async fn a_client_of_mpa_revision_1_reads_no_deeper_than_it_is_told() {
+async fn mpa_revision_1_client_keeps_to_the_read_depth_it_received() {
     let shallow = Iwarp::new(IwarpConfig {
         ird: 1,
         ..IwarpConfig::default()
@@ -768,13 +771,13 @@ async fn a_client_of_mpa_revision_1_reads_no_deeper_than_it_is_told() {
     }
 }
 
-/// A peer of MPA revision 1 can learn our read depths from the private data alone.
+/// A peer of MPA revision 1 can learn the read depths of this end from the private data only.
 //= EST-15 test
 //= SMBD-6-02 test
 //= SMBD-6-03 test
 //= SMBD-6-04 test
 #[tokio::test]
-async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
+async fn mpa_revision_1_peer_receives_the_read_depths() {
     const ACCEPTED: u8 = 0x40;
     const REFUSED: u8 = 0x60;
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
@@ -813,11 +816,11 @@ async fn a_peer_of_mpa_revision_1_is_told_the_read_depths() {
     }
 }
 
-/// 0 would have the connection refused.
+/// A peer refuses the connection over a depth of 0.
 //= EST-15 test
 //= SMBD-6-01 test
 #[tokio::test]
-async fn a_depth_of_none_is_told_as_one() {
+async fn read_depth_of_zero_is_announced_as_one() {
     let provider = Arc::new(Iwarp::new(IwarpConfig {
         ird: 0,
         ord: 0,
@@ -837,10 +840,10 @@ async fn a_depth_of_none_is_told_as_one() {
     assert_eq!(reply[20..], [0, 0, 0, 1, 0, 0, 0, 1]);
 }
 
-/// Revision 2 has told the read depths before, and the private data is of no importance.
+/// MPA revision 2 carries the read depths in its header, and the private data is ignored.
 //= SMBD-6-02 test
 #[tokio::test]
-async fn a_peer_of_mpa_revision_2_is_told_nothing_twice() {
+async fn mpa_revision_2_peer_receives_no_read_depths_in_private_data() {
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let address = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(provider, address, Config::default())
@@ -863,7 +866,7 @@ async fn a_peer_of_mpa_revision_2_is_told_nothing_twice() {
 //= SMBD-6-01 test
 //= SMBD-6-04 test
 #[tokio::test]
-async fn an_answer_with_a_read_depth_of_zero_is_none() {
+async fn reply_with_read_depth_zero_fails_the_connect() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let provider = Iwarp::new(IwarpConfig {
@@ -887,7 +890,8 @@ async fn an_answer_with_a_read_depth_of_zero_is_none() {
     assert_eq!(error.kind, ProviderErrorKind::Protocol);
 }
 
-/// What 3.1.7.2 tells of at once, 3.1.5.6 tells of when it can be used.
+/// 3.1.7.2 reports a connection when it arrives, 3.1.5.6 when it can be used. The listener does the
+/// latter.
 //= SMBD-3.1.7.2-07 test
 #[tokio::test]
 async fn a_peer_that_does_not_negotiate_is_never_accepted() {
@@ -903,7 +907,7 @@ async fn a_peer_that_does_not_negotiate_is_never_accepted() {
     silent.write_all(request).await.unwrap();
     within(silent.read_exact(&mut [0; 20])).await.unwrap();
     let waiting = timeout(Duration::from_millis(50), listener.accept()).await;
-    assert!(waiting.is_err(), "it has negotiated nothing");
+    assert!(waiting.is_err(), "the peer has not negotiated");
     let (client, server) = tokio::join!(
         Connection::connect(&*provider, address, config),
         listener.accept()
@@ -912,10 +916,10 @@ async fn a_peer_that_does_not_negotiate_is_never_accepted() {
     assert_eq!(server.remote_address(), client.local_address());
 }
 
-/// A task that sends and never pauses keeps its connection's own task from running, where the
-/// runtime has one thread. What it sends leaves all the same.
+/// On a runtime with one thread, a task that sends and never pauses keeps the driver task from running.
+/// Its messages leave nevertheless.
 #[test]
-fn messages_leave_though_nothing_else_comes_to_run() {
+fn messages_leave_while_the_driver_task_cannot_run() {
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().build().unwrap()
@@ -946,24 +950,25 @@ fn messages_leave_though_nothing_else_comes_to_run() {
         let client = Connection::connect(&provider, address, Config::default());
         let client = within(client).await.unwrap();
         within(client.recv()).await.unwrap();
-        // The second is so close behind the first that it waits, and those behind it with it.
+        // The second message follows the first within the gather window, so it is queued, and the messages
+        // after it with it.
         drop(client.send("word").unwrap());
         drop(client.send("word").unwrap());
-        // Fewer than would leave for their number alone, and then more than a task may do in one
-        // turn by the runtime's rules.
+        // The loop sends fewer messages than are flushed for their number, and the next one does more than
+        // tokio lets a task do in one turn.
         for sent in 0..200 {
             drop(client.send("word").unwrap());
             if received.load(Ordering::SeqCst) >= 40 {
                 break;
             }
-            assert!(sent < 199, "they wait for a pause that never comes");
+            assert!(sent < 199, "queued messages are never flushed");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // A word that does not leave is noticed when the looking ends.
+        // A message that does not leave makes `recv` busy-poll longer than `within` waits.
         client.set_busy_poll(Duration::from_secs(40));
         for _ in 0..300 {
             let before = received.load(Ordering::SeqCst);
-            drop(client.send("a word that is answered").unwrap());
+            drop(client.send("a word to be answered").unwrap());
             let answer = within(client.recv()).await.unwrap();
             assert_eq!(answer.into_bytes(), "answer");
             assert!(received.load(Ordering::SeqCst) > before);

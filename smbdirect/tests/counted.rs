@@ -1,5 +1,5 @@
-//! What can be counted and does not depend on the machine: allocations, memory, copies, system
-//! calls, credit messages. No clock decides anything here.
+//! Counts that do not depend on the machine or on time: allocations, memory, copies, system calls and
+//! credit messages.
 
 #[path = "counted/allocations.rs"]
 mod allocations;
@@ -16,10 +16,10 @@ mod units;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test at a time: connections of one process share memory that they use again, so that one
-/// test can leave another too little of it.
+/// Makes the tests run one at a time: all connections of a process share pools of memory, so that one test
+/// could leave too little for another.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // Another test has failed, and says so itself.
+    // A poisoned lock means that another test failed, which that test reports.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

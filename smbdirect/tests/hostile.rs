@@ -1,5 +1,5 @@
-//! Peers by hand that speak iWARP well and mean harm: time and memory stay bounded, one
-//! connection dies at most, and nothing else notices.
+//! Scripted peers that speak correct iWARP and attack: time and memory stay bounded, at most the attacked
+//! connection ends, and no other connection is affected.
 
 use std::{
     fs,
@@ -27,29 +27,29 @@ use self::peer::{Peer, fpdu, within};
 #[allow(dead_code, reason = "what only the regression tests say")]
 mod peer;
 
-/// The tests measure the process, so each has it for itself.
+/// Makes the tests run one at a time, because they measure the process.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// A field of `/proc/self/stat` or of its kin, where there is one.
+/// Returns a field of a file such as `/proc/self/stat`, or `None` where there is no such file.
 fn field(file: &str, index: usize) -> Option<usize> {
     let text = fs::read_to_string(file).ok()?;
     let fields = text.rsplit(") ").next()?;
     fields.split_whitespace().nth(index)?.parse().ok()
 }
 
-/// Bytes of memory in use, where the system tells.
+/// Returns the bytes of memory in use, or 0 where the system does not report them.
 fn resident() -> usize {
     field("/proc/self/statm", 1).unwrap_or(0) * 4096
 }
 
-/// Time that all threads have spent, where the system tells.
+/// Returns the CPU time of all threads, or zero where the system does not report it.
 fn spent() -> Duration {
-    // User and system time in hundredths of a second, counted from the state.
+    // User and system time in hundredths of a second. The index counts from the field of the state.
     let ticks = |index| field("/proc/self/stat", index).unwrap_or(0) as u64;
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
 }
 
-/// A listener, a good connection of its own, and a connection whose peer is a script.
+/// A listener with an ordinary connection and a connection of a scripted peer.
 struct Scene {
     victim: Connection,
     peer: Peer,
@@ -83,7 +83,7 @@ impl Scene {
         }
     }
 
-    /// The other connection is as well as ever.
+    /// Asserts that the ordinary connection carries messages without delay.
     async fn assert_others_live(&self) {
         let [one, other] = &self.good;
         for _ in 0..10 {
@@ -131,12 +131,12 @@ fn region(connection: &Connection, length: usize, access: Access) -> MemoryRegio
         .unwrap()
 }
 
-/// A message of one byte must not keep the memory of all the nothing that came with it.
+/// A message of one byte does not keep the padding that arrived with it in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn little_messages_in_much_padding() {
+async fn short_messages_in_much_padding_use_little_memory() {
     let mut scene = Scene::new(Settings::default()).await;
     let before = resident();
-    // Bytes that belong to no payload are legal.
+    // Bytes after the payload are legal.
     let padding = vec![0; 8192 - 20];
     let peer = &mut scene.peer;
     for round in 0..600 {
@@ -163,10 +163,10 @@ async fn little_messages_in_much_padding() {
     scene.assert_others_live().await;
 }
 
-/// 4 GiB are asked for, 32 reads at a time, and nobody takes the answers. The victim's own
-/// messages have nowhere to go either.
+/// The peer requests 4 GiB, 32 reads at a time, and receives nothing, neither the read data nor the
+/// messages of the victim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_asks_and_does_not_listen() {
+async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
     let mut scene = Scene::new(Settings {
         keepalive_interval: Duration::from_secs(2),
         keepalive_response_timeout: Duration::from_secs(1),
@@ -192,15 +192,19 @@ async fn a_peer_that_asks_and_does_not_listen() {
     let calm = spent();
     sleep(Duration::from_secs(1)).await;
     let busy = spent() - calm;
-    assert!(busy < Duration::from_millis(200), "{busy:?} of nothing");
+    assert!(
+        busy < Duration::from_millis(200),
+        "{busy:?} of CPU time while idle"
+    );
     scene.assert_others_live().await;
     scene.assert_ends("Idle").await;
     assert_eq!(within(served.deregister()).await.unwrap().len(), 64 << 20);
 }
 
-/// Half an FPDU, and then nothing: the victim waits in peace, and not for ever.
+/// The peer sends half an FPDU and then nothing: the victim uses no CPU time, and its idle timer ends the
+/// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_an_fpdu_and_silence() {
+async fn half_an_fpdu_ends_with_the_idle_timer() {
     let mut scene = Scene::new(Settings {
         keepalive_interval: Duration::from_secs(1),
         keepalive_response_timeout: Duration::from_secs(1),
@@ -218,14 +222,17 @@ async fn half_an_fpdu_and_silence() {
     let calm = spent();
     sleep(Duration::from_secs(1)).await;
     let busy = spent() - calm;
-    assert!(busy < Duration::from_millis(200), "{busy:?} of nothing");
+    assert!(
+        busy < Duration::from_millis(200),
+        "{busy:?} of CPU time while idle"
+    );
     scene.assert_ends("Idle").await;
     assert_eq!(within(target.deregister()).await.unwrap().len(), 60_000);
 }
 
-/// All the work there is in the fewest bytes; meanwhile others have their turn.
+/// The peer sends the FPDUs that take the most work for their bytes. Other connections are not delayed.
 #[tokio::test(flavor = "current_thread")]
-async fn a_flood_of_nothing() {
+async fn flood_of_empty_writes_does_not_delay_others() {
     let Scene {
         victim,
         mut peer,
@@ -275,9 +282,9 @@ async fn a_flood_of_nothing() {
     assert!(grown < 24 << 20, "{grown} bytes");
 }
 
-/// Each of these is the end of the connection that it came on, and of nothing else.
+/// Each violation ends the connection that it arrives on, and no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn single_crimes() {
+async fn each_violation_ends_only_its_connection() {
     type Crime = fn(&mut Peer, &MemoryRegion) -> Vec<u8>;
     let crimes: &[(&str, Crime)] = &[
         ("token", |peer, _| {
@@ -324,10 +331,10 @@ async fn single_crimes() {
     }
 }
 
-/// A large message in segments of a byte, wishes that change with each, and credits by the
-/// thousand.
+/// The peer sends a long message in segments of one byte, changes its requested credits with each, and
+/// grants thousands of credits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_in_single_bytes_and_wishes_that_flap() {
+async fn long_message_in_single_bytes_uses_little_memory() {
     let mut scene = Scene::new(Settings::default()).await;
     let before = resident();
     let peer = &mut scene.peer;

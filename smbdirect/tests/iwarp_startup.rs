@@ -1,5 +1,5 @@
-//! How iWARP connections begin, byte for byte: every form of the startup frames in both roles, and
-//! the first FPDUs behind them, against peers that are nothing but bytes on a TCP connection.
+//! The startup of iWARP connections, byte for byte: every form of the startup frames in both roles,
+//! and the first FPDUs after them, against peers that are scripts of bytes on a TCP connection.
 #![cfg(feature = "tokio")]
 
 use std::{future::poll_fn, io::ErrorKind, net::SocketAddr, time::Duration};
@@ -19,19 +19,22 @@ use tokio::{
 
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-/// Flags of a startup frame.
+/// Flag M of a startup frame: markers.
 const M: u8 = 0x80;
+/// Flag C of a startup frame: CRCs.
 const C: u8 = 0x40;
+/// Flag R of a startup frame: the connection is rejected.
 const R: u8 = 0x20;
+/// Flag S of a startup frame: enhanced connection data.
 const S: u8 = 0x10;
 
-/// How an end of ours is known.
-const MARKER: &[u8] = b"\x9d\xe1smbd\x03\x5b";
-/// Read depths as SMB Direct puts them into the private data, 32 and 1, and in the order of old
-/// Linux clients.
+/// The signature of this library after the private data.
+const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
+/// The read depths 32 and 1, as SMB Direct puts them into the private data.
 const DEPTHS: &[u8] = b"\0\0\0\x20\0\0\0\x01";
+/// The same read depths in the byte order of old Linux clients.
 const DEPTHS_SWAPPED: &[u8] = b"\x20\0\0\0\x01\0\0\0";
-/// The enhanced block of our Requests: A, IRD 32; C, D, ORD 32.
+/// The enhanced block of Requests of this library: A, IRD 32; C, D, ORD 32.
 const BLOCK: &[u8] = b"\x80\x20\xc0\x20";
 
 fn frame(key: &[u8; 16], flags: u8, revision: u8, private_data: &[&[u8]]) -> Vec<u8> {
@@ -67,7 +70,7 @@ fn fpdu(crc: bool, ulpdu: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// A Send that is the first of its direction.
+/// Encodes the first Send of a direction.
 fn first_send(crc: bool, payload: &[u8]) -> Vec<u8> {
     let header = b"\x41\x43\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0";
     fpdu(crc, &[header, payload])
@@ -80,25 +83,25 @@ fn ready_to_receive(kind: Rtr, crc: bool) -> Vec<u8> {
     }
 }
 
-/// The ready-to-receive frames: an RDMA Write of length 0 to STag 1,
+/// Encodes a ready-to-receive frame: an RDMA Write of length 0 to STag 1.
 fn empty_write(crc: bool) -> Vec<u8> {
     fpdu(crc, &[b"\xc1\x40\0\0\0\x01\0\0\0\0\0\0\0\0"])
 }
 
-/// an RDMA Read of length 0 from STag 1,
+/// Encodes a ready-to-receive frame: an RDMA Read of length 0 from STag 1.
 fn empty_read(crc: bool) -> Vec<u8> {
     let header = b"\x41\x41\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0\0";
     fpdu(crc, &[header, &[0; 16], b"\0\0\0\x01", &[0; 8]])
 }
 
-/// and what answers it.
+/// Encodes the response to [`empty_read`].
 fn empty_response(crc: bool) -> Vec<u8> {
     fpdu(crc, &[b"\xc1\x42\0\0\0\0\0\0\0\0\0\0\0\0"])
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
     let outcome = timeout(Duration::from_secs(20), future).await;
-    outcome.expect("it takes forever")
+    outcome.expect("a step timed out")
 }
 
 fn receive(id: u64) -> WorkRequest {
@@ -124,7 +127,7 @@ async fn next(connected: &mut Connected) -> Completion {
     .await
 }
 
-/// The message that comes next; what was sent meanwhile is not of interest.
+/// Returns the next message and ignores completions of Sends.
 async fn message(connected: &mut Connected) -> Bytes {
     loop {
         match next(connected).await {
@@ -135,7 +138,7 @@ async fn message(connected: &mut Connected) -> Bytes {
     }
 }
 
-/// The next bytes are these.
+/// Checks that the next bytes are `expected`.
 async fn heard(stream: &mut TcpStream, expected: Vec<u8>, what: &str) {
     let mut bytes = vec![0; expected.len()];
     within(stream.read_exact(&mut bytes)).await.expect(what);
@@ -146,15 +149,15 @@ async fn said(stream: &mut TcpStream, bytes: &[u8]) {
     within(stream.write_all(bytes)).await.unwrap();
 }
 
-/// All that still comes.
+/// Returns all remaining bytes.
 async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is an end, too.
+    // A reset counts as an end.
     let _ = within(stream.read_to_end(&mut bytes)).await;
     bytes
 }
 
-/// Connects to a listener by hand that expects `request` and says `reply`.
+/// Connects to a hand-made listener that expects `request` and answers `reply`.
 async fn connect(
     config: IwarpConfig,
     private_data: &'static [u8],
@@ -188,12 +191,12 @@ fn of_revision(revision: u8, crc: MpaCrc) -> IwarpConfig {
     }
 }
 
-/// One way for a connection to begin with a Request of ours.
+/// A startup with a Request of this library.
 struct Active {
     what: &'static str,
     revision: u8,
     crc: MpaCrc,
-    /// What the upper layer says.
+    /// The private data of the upper layer.
     says: &'static [u8],
     request: Vec<u8>,
     reply: Vec<u8>,
@@ -224,14 +227,14 @@ struct Active {
 //= EST-11 test
 //= EST-13 test
 #[tokio::test]
-async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
+async fn an_initiator_accepts_every_valid_reply() {
     use MpaCrc::{Auto, Off, On};
     let plain = Active {
         what: "what siw answers by default",
         revision: 2,
         crc: Auto,
         says: DEPTHS,
-        request: request(S, 2, &[BLOCK, DEPTHS, MARKER]),
+        request: request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE]),
         reply: reply(S, 2, &[b"\0\x01\0\x08"]),
         agreed: false,
         ready: None,
@@ -249,7 +252,7 @@ async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
         Active {
             what: "no private data of the upper layer",
             says: b"",
-            request: request(S, 2, &[BLOCK, MARKER]),
+            request: request(S, 2, &[BLOCK, PEER_SIGNATURE]),
             ..plain_like(&plain)
         },
         Active {
@@ -271,7 +274,7 @@ async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
             ..plain_like(&plain)
         },
         Active {
-            what: "both blocks, the one of SMB Direct behind the enhanced one",
+            what: "both blocks, the one of SMB Direct after the enhanced one",
             reply: reply(S, 2, &[b"\0\x08\0\x08", DEPTHS]),
             reads: 8,
             told: DEPTHS,
@@ -305,7 +308,7 @@ async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
         Active {
             what: "CRC, which was asked for",
             crc: On,
-            request: request(S | C, 2, &[BLOCK, DEPTHS, MARKER]),
+            request: request(S | C, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE]),
             reply: reply(S | C, 2, &[b"\x80\x01\x40\x08"]),
             agreed: true,
             ready: Some(Rtr::Read),
@@ -314,7 +317,7 @@ async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
         Active {
             what: "no CRC where it was asked for",
             crc: On,
-            request: request(S | C, 2, &[BLOCK, DEPTHS, MARKER]),
+            request: request(S | C, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE]),
             agreed: true,
             ..plain_like(&plain)
         },
@@ -325,8 +328,8 @@ async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
             ..plain_like(&plain)
         },
         Active {
-            what: "an end of ours",
-            reply: reply(S | C, 2, &[b"\x80\x08\x80\x08", DEPTHS, MARKER]),
+            what: "this library",
+            reply: reply(S | C, 2, &[b"\x80\x08\x80\x08", DEPTHS, PEER_SIGNATURE]),
             agreed: true,
             ready: Some(Rtr::Write),
             reads: 8,
@@ -398,7 +401,7 @@ async fn an_initiator_of_each_kind_and_what_it_may_be_answered() {
     }
 }
 
-/// A case that differs from `case` in what is written in front of it.
+/// Returns `case` as the base of a case that differs in the fields written before it.
 fn plain_like(case: &Active) -> Active {
     Active {
         request: case.request.clone(),
@@ -412,7 +415,7 @@ fn plain_like(case: &Active) -> Active {
 //= EST-11 test
 //= EST-12 test
 #[tokio::test]
-async fn replies_that_end_it_and_what_the_peer_is_told() {
+async fn invalid_replies_end_the_connection_with_their_terminate() {
     let terminate = |code| {
         let header = b"\x41\x47\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\0";
         fpdu(false, &[header, &[0x20, code, 0, 0]])
@@ -446,7 +449,7 @@ async fn replies_that_end_it_and_what_the_peer_is_told() {
             Some(terminate(7)),
         ),
     ] {
-        let asked = request(S, 2, &[BLOCK, MARKER]);
+        let asked = request(S, 2, &[BLOCK, PEER_SIGNATURE]);
         let connecting = connect(IwarpConfig::default(), b"", asked, &reply, says);
         let (refused, mut peer) = connecting.await;
         let error = refused.expect_err(says);
@@ -456,7 +459,7 @@ async fn replies_that_end_it_and_what_the_peer_is_told() {
     }
 }
 
-/// How a peer answers revision 2 that knows revision 1 only.
+/// The answer to revision 2 of a peer that supports revision 1 only.
 #[derive(Clone, Copy, Debug)]
 enum Older {
     HangsUp,
@@ -466,7 +469,7 @@ enum Older {
 
 //= MPA-32 test
 #[tokio::test]
-async fn revision_1_is_tried_where_revision_2_is_not_known() {
+async fn revision_1_is_tried_if_the_peer_lacks_revision_2() {
     for older in [
         Older::HangsUp,
         Older::Resets,
@@ -482,7 +485,7 @@ async fn revision_1_is_tried_where_revision_2_is_not_known() {
         });
         let peer = async {
             let (mut first, _) = listener.accept().await.unwrap();
-            let newer = request(S, 2, &[BLOCK, DEPTHS, MARKER]);
+            let newer = request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE]);
             heard(&mut first, newer, "revision 2 first").await;
             match older {
                 Older::HangsUp => {}
@@ -502,14 +505,14 @@ async fn revision_1_is_tried_where_revision_2_is_not_known() {
 
 //= MPA-30 test
 #[tokio::test]
-async fn a_reply_that_stops_half_way_is_not_waited_for_longer_than_one_that_does_not_come() {
+async fn a_partial_reply_times_out_like_a_missing_one() {
     let whole = reply(S, 2, &[&[0; 4]]);
     for length in [0, 1, 16, 19, 20, 23] {
         let config = IwarpConfig {
             connect_timeout: Duration::from_millis(150),
             ..IwarpConfig::default()
         };
-        let asked = request(S, 2, &[BLOCK, MARKER]);
+        let asked = request(S, 2, &[BLOCK, PEER_SIGNATURE]);
         let connecting = connect(config, b"", asked, &whole[..length], "a part");
         let (late, mut peer) = connecting.await;
         assert_eq!(late.unwrap_err().kind, ProviderErrorKind::TimedOut);
@@ -517,7 +520,7 @@ async fn a_reply_that_stops_half_way_is_not_waited_for_longer_than_one_that_does
     }
 }
 
-/// One way for a connection to begin with a Request of a peer's.
+/// A startup with a Request of a hand-made peer.
 struct Passive {
     what: &'static str,
     crc: MpaCrc,
@@ -546,7 +549,7 @@ struct Passive {
 //= EST-08 test
 //= EST-13 test
 #[tokio::test]
-async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
+async fn a_responder_answers_every_valid_request_and_waits_for_the_first_fpdu() {
     use MpaCrc::{Auto, Off, On};
     let case = |what, request, reply| Passive {
         what,
@@ -625,7 +628,7 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
             b"\x80\x08\x80\x08",
             Rtr::Write,
         ),
-        // Nobody implements a Send well, so a Write is asked for.
+        // Few peers implement a Send well, so the Reply asks for a Write.
         ready("a Send", b"\xc0\x08\0\x08", b"\x80\x08\x80\x08", Rtr::Write),
         Passive {
             agreed: true,
@@ -650,9 +653,9 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
             told: DEPTHS,
             ready: Some(Rtr::Write),
             ..case(
-                "an end of ours",
-                request(S, 2, &[BLOCK, DEPTHS, MARKER]),
-                reply(S | C, 2, &[b"\x80\x20\x80\x20", MARKER]),
+                "this library",
+                request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE]),
+                reply(S | C, 2, &[b"\x80\x20\x80\x20", PEER_SIGNATURE]),
             )
         },
         Passive {
@@ -661,9 +664,9 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
             told: b"",
             ready: Some(Rtr::Write),
             ..case(
-                "an end of ours, without CRC",
-                request(S, 2, &[BLOCK, MARKER]),
-                reply(S, 2, &[b"\x80\x20\x80\x20", b"welcome", MARKER]),
+                "this library, without CRC",
+                request(S, 2, &[BLOCK, PEER_SIGNATURE]),
+                reply(S, 2, &[b"\x80\x20\x80\x20", b"welcome", PEER_SIGNATURE]),
             )
         },
     ];
@@ -685,7 +688,7 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
         let mut connected = within((incoming.answer)(answer)).await.expect(what);
         heard(&mut peer, case.reply, what).await;
 
-        // What is posted waits for the first FPDU of the peer's.
+        // Posted work waits for the first FPDU of the peer.
         connected.queue_pair.post(send(2, b"early"));
         let silence = timeout(Duration::from_millis(20), next(&mut connected)).await;
         assert!(silence.is_err(), "{what}");
@@ -704,7 +707,7 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
             }
             heard(&mut peer, first_send(crc, b"early"), what).await;
         };
-        // The two come in the order in which the peer's bytes do.
+        // The two completions have the order of the bytes of the peer.
         let exchange = async {
             let both = [next(&mut connected).await, next(&mut connected).await];
             let is_hello = |completion: &Completion| match completion {
@@ -720,7 +723,7 @@ async fn a_responder_to_each_kind_and_its_silence_until_it_is_spoken_to() {
 }
 
 impl Passive {
-    /// The same with C in both frames.
+    /// Returns the same case with C in both frames.
     fn with_crc(mut self) -> Self {
         self.request[16] |= C;
         self.reply[16] |= C;
@@ -732,7 +735,7 @@ impl Passive {
 //= MPA-16 test
 //= MPA-11 test
 #[tokio::test]
-async fn requests_that_are_turned_away() {
+async fn invalid_requests_are_refused() {
     let provider = Iwarp::new(IwarpConfig {
         close_timeout: Duration::from_millis(50),
         ..IwarpConfig::default()
@@ -754,11 +757,11 @@ async fn requests_that_are_turned_away() {
     }
 }
 
-/// A FIN right behind a refusal without private data is taken by siw for a failure of the connection,
-/// and bytes that nobody reads would have TCP take the refusal back.
+/// Linux siw takes a FIN directly after a refusal without private data for a failure of the
+/// connection, and TCP discards the refusal if it is closed with bytes unread.
 //= MPA-37 test
 #[tokio::test]
-async fn whoever_is_turned_away_hangs_up_first() {
+async fn a_refused_peer_closes_first() {
     let patient = Duration::from_secs(600);
     for (close_timeout, hangs_up) in [(patient, true), (Duration::from_millis(50), false)] {
         let provider = Iwarp::new(IwarpConfig {
@@ -766,10 +769,10 @@ async fn whoever_is_turned_away_hangs_up_first() {
             ..IwarpConfig::default()
         });
         let mut listener = provider.listen(HERE).await.unwrap();
-        // By the provider itself, and by the upper layer, which lets it go unanswered.
+        // The provider itself refuses the peer, or the upper layer does by not answering.
         for (flags, is_told) in [(M, false), (0, true)] {
             let mut peer = TcpStream::connect(listener.local_address()).await.unwrap();
-            // What comes behind it is read, and of no interest.
+            // Later bytes are read and discarded.
             said(
                 &mut peer,
                 &[request(flags, 1, &[]), vec![7; 10_000]].concat(),
@@ -781,7 +784,7 @@ async fn whoever_is_turned_away_hangs_up_first() {
             heard(&mut peer, reply(R, 1, &[]), "a refusal").await;
             if hangs_up {
                 let end = timeout(Duration::from_millis(100), peer.read_u8()).await;
-                assert!(end.is_err(), "it is for the peer to hang up: {end:?}");
+                assert!(end.is_err(), "the peer has to close first: {end:?}");
                 peer.shutdown().await.unwrap();
             }
             let end = within(peer.read(&mut [0])).await;
@@ -790,11 +793,11 @@ async fn whoever_is_turned_away_hangs_up_first() {
     }
 }
 
-/// Linux siw can overlook a first FPDU that comes while it is still busy with its Reply: it looks
-/// again when more bytes come, and the server above it gives up after five seconds.
+/// Linux siw can overlook a first FPDU that arrives while it still processes its Reply. It finds
+/// the FPDU when more bytes arrive, and the server above it gives up after five seconds.
 //= MPA-36 test
 #[tokio::test]
-async fn a_peer_that_overlooked_the_first_fpdu_is_made_to_look_again() {
+async fn a_startup_probe_follows_an_unanswered_first_fpdu() {
     for (reply, crc, ready) in [
         (reply(S, 2, &[b"\0\x01\0\x08"]), false, None),
         (reply(S, 2, &[b"\x80\x01\x80\x08"]), false, Some(Rtr::Write)),
@@ -804,7 +807,7 @@ async fn a_peer_that_overlooked_the_first_fpdu_is_made_to_look_again() {
             Some(Rtr::Read),
         ),
     ] {
-        let asked = request(S, 2, &[BLOCK, MARKER]);
+        let asked = request(S, 2, &[BLOCK, PEER_SIGNATURE]);
         let connecting = connect(IwarpConfig::default(), b"", asked, &reply, "a Request");
         let (connected, mut peer) = connecting.await;
         let mut connected = connected.unwrap();
@@ -828,16 +831,16 @@ async fn a_peer_that_overlooked_the_first_fpdu_is_made_to_look_again() {
 
 //= MPA-36 test
 #[tokio::test]
-async fn nudges_are_few_and_not_for_everybody() {
+async fn startup_probes_are_few_and_not_for_every_peer() {
     let siw = reply(S, 2, &[b"\0\x01\0\x08"]);
-    let ours = reply(S, 2, &[b"\0\x01\0\x08", MARKER]);
+    let ours = reply(S, 2, &[b"\0\x01\0\x08", PEER_SIGNATURE]);
     for (reply, startup_probe, expected) in [(&siw, true, 3), (&siw, false, 0), (&ours, true, 0)] {
         let config = IwarpConfig {
             startup_probe,
             close_timeout: Duration::from_millis(1),
             ..IwarpConfig::default()
         };
-        let asked = request(S, 2, &[BLOCK, MARKER]);
+        let asked = request(S, 2, &[BLOCK, PEER_SIGNATURE]);
         let (connected, mut peer) = connect(config, b"", asked, reply, "a Request").await;
         let mut connected = connected.unwrap();
         connected.queue_pair.post(send(2, b"hello"));

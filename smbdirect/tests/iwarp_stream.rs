@@ -1,4 +1,4 @@
-//! Two byte machines of iWARP without a socket between them, and one against a peer made by hand.
+//! Two iWARP streams connected without a socket, and one stream against a hand-made peer.
 
 use std::io::IoSlice;
 
@@ -72,7 +72,7 @@ fn register(stream: &mut Stream, data: &[u8], access: Access) -> RemoteAddress {
     registration.unwrap().address
 }
 
-/// Takes what the next write would, up to `limit` bytes.
+/// Takes the bytes of the next write, up to `limit`.
 fn take(stream: &mut Stream, limit: usize) -> Vec<u8> {
     stream.prepare();
     let mut slices = [IoSlice::new(&[]); 16];
@@ -97,7 +97,7 @@ fn take_all(stream: &mut Stream) -> Vec<u8> {
     }
 }
 
-/// Moves bytes both ways until there are none.
+/// Moves bytes in both directions until there are none.
 fn exchange(one: &mut Stream, other: &mut Stream) {
     loop {
         let (there, back) = (take_all(one), take_all(other));
@@ -113,7 +113,7 @@ fn completions(stream: &mut Stream) -> Vec<Completion> {
     std::iter::from_fn(|| stream.poll_completion()).collect()
 }
 
-/// Completions as short words, without what they carry.
+/// Returns completions as short words, without their contents.
 fn words(completions: &[Completion]) -> Vec<String> {
     let word = |completion: &Completion| match completion {
         Completion::Head(_) => "head".to_owned(),
@@ -129,7 +129,7 @@ fn words(completions: &[Completion]) -> Vec<String> {
     completions.iter().map(word).collect()
 }
 
-/// The opcodes of the FPDUs in `bytes`, which must be whole.
+/// Returns the opcodes of the FPDUs in `bytes`, which must be complete.
 fn opcodes(mut bytes: &[u8]) -> Vec<Opcode> {
     let mut opcodes = Vec::new();
     while !bytes.is_empty() {
@@ -166,7 +166,7 @@ fn tagged(opcode: Opcode, at: RemoteAddress) -> Tagged {
     }
 }
 
-/// The ready-to-receive frame, which lets a responder speak.
+/// Encodes the ready-to-receive frame, which permits a responder to send.
 fn rtr() -> Vec<u8> {
     fpdu(&[&tagged(Opcode::RdmaWrite, NOWHERE).encode()])
 }
@@ -183,7 +183,7 @@ fn read_request(number: u32, source: RemoteAddress, read_message_size: u32) -> V
     fpdu(&[&header, &request.encode()])
 }
 
-/// The Terminate that `bytes` bring about, and nothing else.
+/// Returns the Terminate that `bytes` cause, and checks that nothing else is sent.
 fn terminated(stream: &mut Stream, bytes: &[u8]) -> Terminate {
     stream.handle_bytes(bytes);
     let said = take_all(stream);
@@ -221,7 +221,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 const REGION: usize = 200_000;
 
-/// One end and what it is to see.
+/// One end, and the completions that it expects.
 struct End {
     stream: Stream,
     region: RemoteAddress,
@@ -256,7 +256,7 @@ impl End {
         }
     }
 
-    /// Posts `ops`; what they do at the `peer` is noted there.
+    /// Posts `ops` and records their expected effects at the `peer`.
     fn post(&mut self, ops: &[Op], peer: &mut Self) {
         let at = |base: RemoteAddress, start: usize| RemoteAddress {
             offset: base.offset + start as u64,
@@ -309,11 +309,13 @@ impl End {
                     invalidated,
                     ..
                 } => {
-                    let (expected, token) = messages.next().expect("no more than were sent");
+                    let (expected, token) = messages
+                        .next()
+                        .expect("a message was received that was not sent");
                     assert!(message == expected, "a message differs");
                     assert_eq!(invalidated, token);
                 }
-                // The last Send of a row stands for all of it.
+                // Consecutive Sends are completed by the last of them.
                 Completion::Sent { id } => {
                     let is_send = |id: &u64| {
                         matches!(ops[*id as usize - 1000], Op::Send { .. } | Op::Invalidate)
@@ -360,7 +362,7 @@ proptest! {
     //= RDMAP-16 test
     //= RDMAP-25 test
     #[test]
-    fn everything_arrives_whole_and_in_order_however_the_bytes_are_cut(
+    fn everything_arrives_complete_and_in_order_for_any_segmentation(
         ours in proptest::collection::vec(op(), 0..20),
         theirs in proptest::collection::vec(op(), 0..20),
         max_fpdu in prop_oneof![Just(136_usize), Just(1448), Just(8960), Just(65480), Just(65536)],
@@ -403,7 +405,7 @@ proptest! {
 
     //= SEC-08 test
     #[test]
-    fn no_bytes_make_it_panic(
+    fn arbitrary_bytes_do_not_panic(
         bytes in proptest::collection::vec(any::<u8>(), 0..400), crc: bool, reading: bool,
     ) {
         let mut stream = Stream::new(&StreamConfig { crc, ..config(false) });
@@ -422,7 +424,7 @@ proptest! {
 
     //= SEC-08 test
     #[test]
-    fn no_mutation_of_a_good_stream_makes_it_panic_or_write_elsewhere(
+    fn a_mutated_stream_neither_panics_nor_writes_elsewhere(
         flips in proptest::collection::vec((any::<u16>(), any::<u8>()), 1..8),
     ) {
         let mut stream = Stream::new(&StreamConfig { crc: false, ..config(false) });
@@ -475,7 +477,7 @@ proptest! {
 //= RDMAP-19 test
 //= RDMAP-21 test
 #[test]
-fn every_broken_rule_has_its_terminate() {
+fn every_violation_has_its_terminate() {
     fn changed(change: impl FnOnce(&mut Untagged)) -> Vec<u8> {
         let mut header = untagged(Opcode::Send, 1);
         change(&mut header);
@@ -508,7 +510,7 @@ fn every_broken_rule_has_its_terminate() {
     let answer = tagged(Opcode::RdmaReadResponse, NOWHERE).encode();
     let top = u64::MAX - 3;
 
-    // What was wrong, the bytes, the code, and how many bytes of headers are shown.
+    // The violation, the bytes, the code, and the number of copied header bytes.
     for (what, bytes, code, shown) in [
         ("CRC", bad_crc, (2, 0, 2), 0),
         ("no ULPDU", fpdu(&[]), (2, 0, 3), 0),
@@ -596,7 +598,7 @@ fn every_broken_rule_has_its_terminate() {
         assert_eq!(terminate.copied, expected, "{what}");
         let seen = words(&completions(&mut stream));
         assert_eq!(seen, ["flushed 1", "flushed 2", "Protocol"], "{what}");
-        // Nothing behind the fault has an effect, and there is no second Terminate.
+        // Bytes after the fault have no effect, and there is no second Terminate.
         stream.handle_bytes(&fpdu(&[&good]));
         assert!(take_all(&mut stream).is_empty() && completions(&mut stream).is_empty());
         std::mem::swap(stream.memory(), owner.memory());
@@ -611,7 +613,7 @@ fn every_broken_rule_has_its_terminate() {
 //= DDP-13 test
 //= RDMAP-10 test
 #[test]
-fn a_read_response_must_be_the_one_that_was_asked_for() {
+fn a_read_response_must_match_its_request() {
     let asking = || {
         let mut stream = Stream::new(&config(true));
         stream.post(read(1, NOWHERE, 16));
@@ -655,7 +657,7 @@ fn a_read_response_must_be_the_one_that_was_asked_for() {
         stream.handle_bytes(&bytes);
         assert!(!stream.has_completion());
     }
-    // The last segment of a message may be empty, and then its address is not looked at.
+    // The last segment of a message may be empty, and then its address is not checked.
     stream.handle_bytes(&response(0, NOWHERE, 99, true, &[]));
     let [Completion::Read { buffer, .. }] = &completions(&mut stream)[..] else {
         panic!("no read");
@@ -667,7 +669,7 @@ fn a_read_response_must_be_the_one_that_was_asked_for() {
 //= EST-09 test
 //= SEC-06 test
 #[test]
-fn no_more_reads_are_served_at_once_than_were_granted() {
+fn reads_beyond_the_granted_depth_are_a_violation() {
     let mut stream = Stream::new(&config(false));
     let source = register(&mut stream, b"12345678", Access::REMOTE_READ);
     let requests = |numbers: std::ops::RangeInclusive<u32>| -> Vec<u8> {
@@ -687,7 +689,7 @@ fn no_more_reads_are_served_at_once_than_were_granted() {
 
 //= RDMAP-05 test
 #[test]
-fn reads_beyond_the_peers_depth_wait_and_keep_their_order() {
+fn reads_beyond_the_depth_of_the_peer_wait_in_order() {
     let mut one = Stream::new(&config(true));
     let mut other = Stream::new(&config(false));
     let source = register(&mut other, &pattern(100, 3), Access::REMOTE_READ);
@@ -719,7 +721,7 @@ fn reads_beyond_the_peers_depth_wait_and_keep_their_order() {
 //= MPA-07 test
 //= EST-05 test
 #[test]
-fn a_responder_is_silent_until_the_initiators_first_fpdu() {
+fn a_responder_sends_nothing_before_the_first_fpdu() {
     let mut one = Stream::new(&config(true));
     let mut other = Stream::new(&config(false));
     one.post(receive(1, 10));
@@ -735,18 +737,18 @@ fn a_responder_is_silent_until_the_initiators_first_fpdu() {
     assert_eq!(words(&completions(&mut one)), ["sent 4", "received 1"]);
     assert_eq!(words(&completions(&mut other)), ["sent 3", "received 2"]);
 
-    // Not even a Terminate goes before it.
+    // Not even a Terminate is sent before it.
     let mut other = Stream::new(&config(false));
     other.handle_bytes(&fpdu(&[b"nonsense of some length"]));
     assert!(take_all(&mut other).is_empty());
     assert_eq!(words(&completions(&mut other)), ["Protocol"]);
 }
 
-/// A first FPDU and a broken one come in one read, and the first is what counts for the answer.
+/// A valid first FPDU and a broken one arrive in one read, so the responder may send a Terminate.
 //= MPA-07 test
 //= MPA-22 test
 #[test]
-fn a_responder_may_say_what_is_wrong_behind_a_first_fpdu() {
+fn a_responder_may_send_a_terminate_after_the_first_fpdu() {
     let mut stream = Stream::new(&config(false));
     let mut broken = rtr();
     *broken.last_mut().unwrap() ^= 1;
@@ -764,13 +766,13 @@ fn a_responder_may_say_what_is_wrong_behind_a_first_fpdu() {
 //= EST-06 test
 //= EST-07 test
 #[test]
-fn ready_to_receive_has_no_effect_that_can_be_seen() {
+fn ready_to_receive_has_no_visible_effect() {
     for (kind, expected) in [
         (
             Rtr::Write,
             &[Opcode::RdmaWrite, Opcode::RdmaReadRequest][..],
         ),
-        // A Read takes the one slot that there is.
+        // A Read uses the only slot.
         (Rtr::Read, &[Opcode::RdmaReadRequest]),
     ] {
         let mut one = Stream::new(&StreamConfig {
@@ -790,11 +792,12 @@ fn ready_to_receive_has_no_effect_that_can_be_seen() {
     }
 }
 
-/// What wakes a responder that overlooked the first FPDU, and only where there is one to wake.
+/// A startup probe wakes a responder that overlooked the first FPDU, and is sent only to such a
+/// one.
 //= MPA-36 test
 //= DDP-13 test
 #[test]
-fn a_nudge_is_for_a_responder_that_has_said_nothing() {
+fn a_startup_probe_is_sent_only_to_a_silent_responder() {
     for ready_to_receive in [None, Some(Rtr::Write), Some(Rtr::Read)] {
         let mut one = Stream::new(&StreamConfig {
             ready_to_receive,
@@ -812,7 +815,7 @@ fn a_nudge_is_for_a_responder_that_has_said_nothing() {
         assert_eq!(one.is_unanswered(), ready_to_receive.is_some());
 
         one.post(send(3, &b"hello"[..]));
-        assert!(!one.is_unanswered(), "there is more to come anyway");
+        assert!(!one.is_unanswered(), "more bytes follow anyway");
         said.extend(take_all(&mut one));
         assert!(one.is_unanswered());
         one.startup_probe();
@@ -822,10 +825,13 @@ fn a_nudge_is_for_a_responder_that_has_said_nothing() {
         assert_eq!(startup_probe.len(), 20, "an empty one");
         assert!(one.is_unanswered());
 
-        // Nobody is told of it there.
+        // The responder reports no completion for it.
         other.handle_bytes(&[said, startup_probe].concat());
         assert_eq!(words(&completions(&mut other)), ["received 2"]);
-        assert!(!other.is_unanswered(), "the initiator nudges");
+        assert!(
+            !other.is_unanswered(),
+            "only an initiator sends startup probes"
+        );
         other.post(send(4, &b"good day"[..]));
         exchange(&mut one, &mut other);
         assert_eq!(words(&completions(&mut one)), ["sent 3", "received 1"]);
@@ -846,7 +852,7 @@ fn a_nudge_is_for_a_responder_that_has_said_nothing() {
 //= RDMAP-20 test
 //= RDMAP-21 test
 #[test]
-fn when_the_peer_terminates_everything_is_flushed_once_and_nothing_is_said() {
+fn after_a_terminate_of_the_peer_everything_is_flushed_and_nothing_is_sent() {
     let mut stream = Stream::new(&config(true));
     stream.post(receive(1, 10));
     stream.post(read(2, NOWHERE, 10));
@@ -876,7 +882,7 @@ fn when_the_peer_terminates_everything_is_flushed_once_and_nothing_is_said() {
 //= MPA-34 test
 //= DDP-09 test
 #[test]
-fn an_end_at_a_boundary_is_good_order_and_elsewhere_a_break() {
+fn a_fin_is_graceful_at_a_boundary_and_an_error_elsewhere() {
     let whole = fpdu(&[&untagged(Opcode::Send, 1).encode(), b"hello"]);
     let open_send = Untagged {
         last: false,
@@ -908,7 +914,7 @@ fn an_end_at_a_boundary_is_good_order_and_elsewhere_a_break() {
 
 //= RDMAP-22 test
 #[test]
-fn closing_finishes_what_was_posted_and_takes_no_more() {
+fn closing_finishes_posted_work_and_takes_no_more() {
     let mut one = Stream::new(&config(true));
     let mut other = Stream::new(&config(false));
     let source = register(&mut other, b"123456789", Access::REMOTE_READ);
@@ -934,7 +940,7 @@ fn closing_finishes_what_was_posted_and_takes_no_more() {
 
 //= RDMAP-23 test
 #[test]
-fn nothing_is_drained_while_an_answer_is_expected_or_owed() {
+fn a_stream_is_not_drained_while_a_read_is_in_flight() {
     let mut one = Stream::new(&config(true));
     let mut other = Stream::new(&config(false));
     let source = register(&mut other, b"123456789", Access::REMOTE_READ);
@@ -949,7 +955,7 @@ fn nothing_is_drained_while_an_answer_is_expected_or_owed() {
     assert!(one.is_drained());
 }
 
-/// Address space only: the pages are never touched.
+/// Reserves address space without touching its pages.
 //= RDMAP-24 test
 #[cfg(target_pointer_width = "64")]
 #[test]
@@ -963,7 +969,7 @@ fn a_message_has_less_than_4_gib() {
 //= SEC-05 test
 //= RDMAP-07 test
 #[test]
-fn the_right_to_read_is_looked_up_again_when_the_data_goes() {
+fn the_right_to_read_is_checked_for_each_segment() {
     let mut stream = Stream::new(&config(false));
     let access = Access::REMOTE_READ | Access::REMOTE_INVALIDATE;
     let source = register(&mut stream, &vec![0; 4 << 20], access);
@@ -975,7 +981,7 @@ fn the_right_to_read_is_looked_up_again_when_the_data_goes() {
     said.extend(take_all(&mut stream));
     assert!(
         said.len() < 1_200_000,
-        "what was made before the end, and no more"
+        "only the FPDUs made before the deregistration"
     );
     let mut seen = opcodes(&said);
     assert_eq!(seen.pop(), Some(Opcode::Terminate));
@@ -988,7 +994,7 @@ fn the_right_to_read_is_looked_up_again_when_the_data_goes() {
     let terminate = Terminate::decode(payload);
     assert_eq!(terminate.code(), TerminateCode::new(0, 1, 0));
     assert_eq!(terminate.copied, request[..48]);
-    // All slices of the buffer are gone, so it comes back.
+    // No slice of the buffer is left, so it is returned.
     assert!(stream.memory().deregister(source.token).is_ok());
 }
 
@@ -996,7 +1002,7 @@ fn the_right_to_read_is_looked_up_again_when_the_data_goes() {
 //= SEC-05 test
 //= PERF-03 test
 #[test]
-fn a_long_write_goes_straight_to_its_place_until_the_place_is_taken_away() {
+fn a_long_write_is_placed_directly_until_its_memory_is_deregistered() {
     for deregistered in [false, true] {
         let mut stream = Stream::new(&config(false));
         let place = register(&mut stream, &vec![0; 65_000], Access::REMOTE_WRITE);
@@ -1027,7 +1033,7 @@ fn a_long_write_goes_straight_to_its_place_until_the_place_is_taken_away() {
 //= MPA-22 test
 //= RDMAP-16 test
 #[test]
-fn a_bit_that_flips_in_a_directly_placed_response_keeps_the_read_from_completing() {
+fn a_flipped_bit_in_a_directly_placed_response_fails_the_read() {
     let mut one = Stream::new(&config(true));
     let mut other = Stream::new(&StreamConfig {
         max_fpdu: 65_480,
@@ -1048,7 +1054,7 @@ fn a_bit_that_flips_in_a_directly_placed_response_keeps_the_read_from_completing
 //= PERF-02 test
 //= MPA-28 test
 #[test]
-fn little_waits_for_the_socket_however_much_is_posted_and_writes_are_batches() {
+fn the_backlog_is_bounded_and_writes_are_batches() {
     let mut slices = [IoSlice::new(&[]); 8];
     let mut stream = Stream::new(&config(true));
     for id in 0..1000 {
@@ -1071,7 +1077,7 @@ fn little_waits_for_the_socket_however_much_is_posted_and_writes_are_batches() {
     assert_eq!(
         count,
         2 * waiting.div_ceil(65_480) + 1,
-        "large ones add two each"
+        "a large FPDU adds two slices"
     );
 
     let mut stream = Stream::new(&StreamConfig {
@@ -1090,7 +1096,7 @@ fn little_waits_for_the_socket_however_much_is_posted_and_writes_are_batches() {
 
 //= RDMAP-06 test
 #[test]
-fn read_responses_and_own_work_take_turns() {
+fn read_responses_and_work_alternate() {
     let mut stream = Stream::new(&config(false));
     let source = register(&mut stream, &[0; 8], Access::REMOTE_READ);
     for id in 0..4 {
@@ -1110,7 +1116,7 @@ fn padding_is_zeros() {
         max_fpdu: 65_536,
         ..config(true)
     });
-    // Short payloads are copied, long ones are not.
+    // Short payloads are copied, and long ones are not.
     for (id, length) in (0..).zip([1, 2, 3, 4, 5001, 5002, 5003, 5004]) {
         stream.post(send(id, vec![0xff; length]));
     }
@@ -1125,7 +1131,7 @@ fn padding_is_zeros() {
 }
 
 #[test]
-fn the_last_of_the_sends_that_are_done_stands_for_all() {
+fn the_last_finished_send_completes_all_earlier_ones() {
     let mut stream = Stream::new(&config(true));
     for id in [1, 2, 4, 5, 6] {
         stream.post(send(id, vec![1; 5000]));
@@ -1144,7 +1150,7 @@ fn the_last_of_the_sends_that_are_done_stands_for_all() {
 
 //= RDMAP-15 test
 #[test]
-fn work_is_done_when_the_socket_has_its_last_byte() {
+fn work_completes_when_the_socket_has_its_last_byte() {
     let mut stream = Stream::new(&config(true));
     stream.post(send(1, vec![1; 5000]));
     stream.post(write(2, vec![2; 5000], NOWHERE));
@@ -1175,7 +1181,7 @@ fn work_is_done_when_the_socket_has_its_last_byte() {
 //= RDMAP-12 test
 //= RDMAP-14 test
 #[test]
-fn solicited_sends_are_sends() {
+fn solicited_sends_are_received_like_sends() {
     let mut stream = Stream::new(&config(false));
     assert_eq!(stream.limits().max_transfer, u32::MAX);
     let once = Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
@@ -1189,7 +1195,7 @@ fn solicited_sends_are_sends() {
     };
     let mut bytes = fpdu(&[&solicited.encode(), b"one"]);
     bytes.extend(fpdu(&[&both.encode(), b"two"]));
-    // By the time the completion is there, the token opens nothing.
+    // When the completion is returned, the token is invalid.
     bytes.extend(fpdu(&[
         &tagged(Opcode::RdmaWrite, region).encode(),
         &[1; 8],

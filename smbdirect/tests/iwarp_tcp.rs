@@ -1,4 +1,4 @@
-//! The iWARP provider on 127.0.0.1: against itself, and against peers made by hand.
+//! The iWARP provider on 127.0.0.1, against itself and against hand-made peers.
 #![cfg(feature = "tokio")]
 
 use std::{
@@ -75,7 +75,7 @@ async fn incoming(listener: &mut dyn Listener) -> Incoming {
     incoming.expect("a request in time").unwrap()
 }
 
-/// Two ends that are connected: the initiator's and the responder's.
+/// Connects two ends and returns the initiator and the responder.
 async fn pair(initiator: IwarpConfig, responder: IwarpConfig) -> (Connected, Connected) {
     let mut listener = listen(responder).await;
     let address = listener.local_address();
@@ -113,7 +113,7 @@ async fn received(connected: &mut Connected) -> Bytes {
     }
 }
 
-/// Everything up to the end, and how it ended.
+/// Takes all completions and returns how the connection ended.
 async fn ended(connected: &mut Connected) -> Disconnect {
     loop {
         if let Completion::Disconnected(how) = next(connected).await {
@@ -129,7 +129,7 @@ fn kind(disconnect: Disconnect) -> Option<ProviderErrorKind> {
     }
 }
 
-/// Says hello both ways, the initiator first.
+/// Exchanges a message in each direction, that of the initiator first.
 async fn greet(one: &mut Connected, other: &mut Connected) {
     post(one, [send(2, &b"hello"[..])]);
     post(other, [send(3, &b"good day"[..])]);
@@ -137,7 +137,8 @@ async fn greet(one: &mut Connected, other: &mut Connected) {
     assert_eq!((&there[..], &back[..]), (&b"hello"[..], &b"good day"[..]));
 }
 
-/// The next message, once the message of this end is on its way too.
+/// Waits until a message of this end is sent and a message of the peer is received, and returns the
+/// latter.
 async fn sent_and_received(connected: &mut Connected) -> Bytes {
     let mut received = Bytes::new();
     for _ in 0..2 {
@@ -179,7 +180,7 @@ impl Recorder {
 //= EST-04 test
 //= EST-08 test
 #[tokio::test]
-async fn two_ends_of_ours_agree_on_everything() {
+async fn two_ends_of_this_library_agree_on_everything() {
     use MpaCrc::{Auto, Off, On};
     for (crc, responder_crc, revision, expected) in [
         (Auto, Auto, 2, true),
@@ -211,19 +212,19 @@ async fn two_ends_of_ours_agree_on_everything() {
         assert_eq!(one.remote_address, other.local_address);
         let (here, there) = (one.queue_pair.limits(), other.queue_pair.limits());
         if revision == 2 {
-            // IRD 5 counts as 8, and the depths of one end fit those of the other.
+            // IRD 5 is rounded up to 8, and the depths of the two ends match.
             assert_eq!((here.max_inbound_reads, there.max_outbound_reads), (8, 8));
             assert_eq!((here.max_outbound_reads, there.max_inbound_reads), (2, 2));
         }
 
-        // The Request was one write.
+        // The Request was written in one system call.
         let (direction, first) = tap.0.lock().unwrap()[0].clone();
         let whole = StartupFrame::decode(FrameKind::Request, &first).unwrap();
         assert_eq!(
             (direction, whole.encoded_length()),
             (Direction::Sent, first.len())
         );
-        // The tap saw the startup frames and all FPDUs.
+        // The tap has observed the startup frames and all FPDUs.
         let (sent, seen) = (tap.all(Direction::Sent), tap.all(Direction::Received));
         let request = StartupFrame::decode(FrameKind::Request, &sent).unwrap();
         let reply = StartupFrame::decode(FrameKind::Reply, &seen).unwrap();
@@ -290,7 +291,8 @@ async fn large_transfers_both_ways() {
         let there = async {
             let mut into = None;
             for _ in 0..4 {
-                // The peer's message, and the read, the write and the message of this end.
+                // These are the message of the peer, and the Read, the Write and the message of
+                // this end.
                 if let Completion::Read { buffer, .. } = next(&mut other).await {
                     into = Some(buffer);
                 }
@@ -299,7 +301,7 @@ async fn large_transfers_both_ways() {
             finished.send(()).unwrap();
             buffer
         };
-        // This end has to go on after its message: it serves the read.
+        // This end has to be polled after its message, because it serves the Read.
         let here = async {
             assert_eq!(received(&mut one).await, &b"done"[..]);
             let queue_pair = &mut one.queue_pair;
@@ -318,7 +320,7 @@ async fn large_transfers_both_ways() {
 
 //= MPA-29 test
 #[tokio::test]
-async fn a_request_that_is_dropped_is_refused_and_the_listener_goes_on() {
+async fn a_dropped_request_is_refused_and_the_listener_continues() {
     let mut listener = listen(IwarpConfig::default()).await;
     let address = listener.local_address();
     for revision in [2, 1] {
@@ -340,20 +342,20 @@ async fn a_request_that_is_dropped_is_refused_and_the_listener_goes_on() {
     });
     greet(&mut connected.unwrap(), &mut other.unwrap()).await;
     drop(listener);
-    // The task behind it ends when it runs next.
+    // The task of the listener ends when it runs next.
     sleep(Duration::from_millis(20)).await;
     let refused = provider.connect(request(address)).await;
     assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
 }
 
-/// Connects to a listener by hand and sends `bytes`.
+/// Connects to a listener with a plain TCP socket and sends `bytes`.
 async fn say(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(bytes).await.unwrap();
     stream
 }
 
-/// What the other side still says before it hangs up.
+/// Returns the bytes that the peer sends before it closes the connection.
 async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let end = timeout(Duration::from_secs(10), stream.read_to_end(&mut bytes)).await;
@@ -376,7 +378,7 @@ fn bytes_of(frame: &StartupFrame) -> Vec<u8> {
 //= SEC-06 test
 //= SEC-07 test
 #[tokio::test]
-async fn bad_and_stuck_peers_hinder_nobody() {
+async fn bad_and_silent_peers_do_not_delay_others() {
     let patience = IwarpConfig::default();
     assert_eq!(patience.connect_timeout, Duration::from_secs(10));
     assert_eq!(patience.accept_timeout, Duration::from_secs(5));
@@ -398,7 +400,11 @@ async fn bad_and_stuck_peers_hinder_nobody() {
         [&bytes_of(&good)[..18], &[0xff, 0xff]].concat(),
     ] {
         let mut stream = say(address, &bytes).await;
-        assert_eq!(rest(&mut stream).await, b"", "closed without a word");
+        assert_eq!(
+            rest(&mut stream).await,
+            b"",
+            "the connection is closed without a reply"
+        );
     }
     let markers = StartupFrame {
         markers: true,
@@ -414,8 +420,8 @@ async fn bad_and_stuck_peers_hinder_nobody() {
         assert_eq!((reply.revision, reply.crc), (revision, crc));
         assert_eq!(reply.enhanced.is_some(), revision == 2);
     }
-    // Two peers that say nothing leave room for one more; then all wait for their time to pass.
-    let mut stuck = vec![say(address, b"").await, say(address, b"MPA ID").await];
+    // Two silent peers leave room for one more. Then all three have to time out.
+    let mut silent = vec![say(address, b"").await, say(address, b"MPA ID").await];
     let provider = Iwarp::default();
     for _ in 0..2 {
         let (one, other) = tokio::join!(provider.connect(request(address)), async {
@@ -423,9 +429,9 @@ async fn bad_and_stuck_peers_hinder_nobody() {
             (incoming.answer)(answer()).await
         });
         greet(&mut one.unwrap(), &mut other.unwrap()).await;
-        stuck.push(say(address, b"").await);
+        silent.push(say(address, b"").await);
     }
-    for mut stream in stuck {
+    for mut stream in silent {
         assert_eq!(rest(&mut stream).await, b"");
     }
 }
@@ -433,7 +439,7 @@ async fn bad_and_stuck_peers_hinder_nobody() {
 //= MPA-31 test
 //= SEC-07 test
 #[tokio::test]
-async fn no_more_peers_are_half_open_than_the_limit() {
+async fn half_open_peers_stay_within_the_limit() {
     let mut listener = listen(IwarpConfig {
         accept_timeout: Duration::from_millis(300),
         close_timeout: Duration::from_millis(100),
@@ -442,17 +448,17 @@ async fn no_more_peers_are_half_open_than_the_limit() {
     })
     .await;
     let address = listener.local_address();
-    let mut stuck = say(address, b"MPA ID").await;
+    let mut silent = say(address, b"MPA ID").await;
     let mut good = say(
         address,
         &bytes_of(&StartupFrame::new(FrameKind::Request, 1)),
     )
     .await;
-    // Nobody looks at the second before the first has had its time.
+    // The second peer is not accepted before the first has timed out.
     tokio::select! {
         biased;
-        said = rest(&mut stuck) => assert_eq!(said, b""),
-        _ = incoming(&mut *listener) => panic!("two are half open"),
+        said = rest(&mut silent) => assert_eq!(said, b""),
+        _ = incoming(&mut *listener) => panic!("two peers are half open"),
     }
     let second = incoming(&mut *listener).await;
     assert_eq!(second.remote_address, good.local_addr().unwrap());
@@ -465,7 +471,7 @@ async fn no_more_peers_are_half_open_than_the_limit() {
     );
 }
 
-/// A peer by hand that listens: answers the first Request with what `reply` makes of it.
+/// A hand-made peer that listens and answers the first Request with the result of `reply`.
 async fn answer_by_hand(
     listener: &TcpListener,
     reply: impl FnOnce(&StartupFrame) -> Vec<u8>,
@@ -532,16 +538,16 @@ async fn connect_to(
 //= MPA-20 test
 //= EST-05 test
 #[tokio::test]
-async fn an_fpdu_right_behind_the_reply_is_received() {
+async fn an_fpdu_in_the_segment_of_the_reply_is_received() {
     let (connected, mut peer) = connect_to(IwarpConfig::default(), |request| {
-        let hasty = fpdu(&[&untagged(Opcode::Send, 1), b"hasty"], false);
-        [bytes_of(&reply_of_siw(request)), hasty].concat()
+        let early = fpdu(&[&untagged(Opcode::Send, 1), b"early"], false);
+        [bytes_of(&reply_of_siw(request)), early].concat()
     })
     .await;
     let mut connected = connected.unwrap();
     assert_eq!(connected.queue_pair.limits().max_outbound_reads, 1);
-    assert_eq!(received(&mut connected).await, &b"hasty"[..]);
-    // No RTR was asked for, so a Send is the first thing; CRC is off.
+    assert_eq!(received(&mut connected).await, &b"early"[..]);
+    // The Reply asked for no RTR, so a Send is the first FPDU. CRCs are off.
     post(&mut connected, [send(2, &b"hello"[..])]);
     assert!(matches!(
         next(&mut connected).await,
@@ -561,7 +567,7 @@ async fn an_fpdu_right_behind_the_reply_is_received() {
 //= MPA-16 test
 //= MPA-29 test
 #[tokio::test]
-async fn replies_that_do_not_do() {
+async fn invalid_replies_fail_the_connection() {
     type Change = fn(&mut StartupFrame);
     let cases: [(Change, ProviderErrorKind, Option<TerminateCode>); 6] = [
         (
@@ -609,7 +615,7 @@ async fn replies_that_do_not_do() {
         .await;
         match connected {
             Err(error) => assert_eq!(error.kind, expected, "{error}"),
-            // Much private data is for the upper layer to judge.
+            // Long private data is passed to the upper layer.
             Ok(connected) => {
                 drop(connected);
                 assert_eq!(expected, ProviderErrorKind::Local);
@@ -630,7 +636,7 @@ async fn replies_that_do_not_do() {
 //= MPA-30 test
 //= MPA-32 test
 #[tokio::test]
-async fn a_peer_that_hangs_up_is_tried_once_more_with_revision_1() {
+async fn a_peer_that_closes_is_tried_again_with_revision_1() {
     let listener = TcpListener::bind(HERE).await.unwrap();
     let address = listener.local_addr().unwrap();
     let provider = Iwarp::default();
@@ -674,7 +680,7 @@ async fn a_peer_that_hangs_up_is_tried_once_more_with_revision_1() {
     assert_eq!(late.unwrap_err().kind, ProviderErrorKind::TimedOut);
 }
 
-/// A connection of a hand-made initiator to a responder of ours.
+/// Connects a hand-made initiator to a responder of this library.
 async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream, Connected) {
     let mut listener = listen(config).await;
     let mut stream = say(listener.local_address(), &bytes_of(frame)).await;
@@ -694,7 +700,7 @@ async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream
 //= MPA-34 test
 //= RDMAP-21 test
 #[tokio::test]
-async fn fin_and_rst_are_told_apart() {
+async fn fin_and_rst_are_distinguished() {
     let frame = StartupFrame::new(FrameKind::Request, 1);
     let hello = fpdu(&[&untagged(Opcode::Send, 1), b"hello"], false);
     for (sent, reset, expected) in [
@@ -709,7 +715,7 @@ async fn fin_and_rst_are_told_apart() {
             assert_eq!(received(&mut connected).await, &b"hello"[..]);
             post(&mut connected, [receive(2)]);
         } else {
-            // Nothing goes out before the first FPDU has come.
+            // The responder sends nothing before the first FPDU has arrived.
             post(&mut connected, [send(3, &b"early"[..])]);
             let early = timeout(Duration::from_millis(50), peer.read_u8());
             let (early, more) = tokio::join!(early, async {
@@ -722,7 +728,7 @@ async fn fin_and_rst_are_told_apart() {
         }
         drop(peer);
         let Completion::Flushed { .. } = next(&mut connected).await else {
-            panic!("the receive is flushed");
+            panic!("the receive is not flushed");
         };
         let how = ended(&mut connected).await;
         if expected.is_none() {
@@ -736,7 +742,7 @@ async fn fin_and_rst_are_told_apart() {
 //= RDMAP-20 test
 //= MPA-22 test
 #[tokio::test]
-async fn the_side_at_fault_hears_why() {
+async fn the_end_at_fault_receives_a_terminate() {
     let (mut one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
     greet(&mut one, &mut other).await;
     post(&mut other, [receive(7)]);
@@ -761,7 +767,7 @@ async fn the_side_at_fault_hears_why() {
 
 //= RDMAP-22 test
 #[tokio::test]
-async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
+async fn a_graceful_disconnect_follows_posted_work_and_an_abort_does_not() {
     let (mut one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
     greet(&mut one, &mut other).await;
     post(&mut other, (10..60).map(receive));
@@ -779,7 +785,7 @@ async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
     let (here, there) = tokio::join!(ended(&mut one), there);
     assert_eq!((here, there), (Disconnect::Local, Disconnect::Remote));
 
-    // A peer that never hangs up is not waited for long.
+    // The wait for a peer that never closes is short.
     let frame = StartupFrame::new(FrameKind::Request, 1);
     let config = IwarpConfig {
         close_timeout: Duration::from_millis(100),
@@ -804,7 +810,7 @@ async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
         Some(ProviderErrorKind::Reset)
     );
 
-    // A queue pair that is dropped is aborted.
+    // Dropping a queue pair aborts the connection.
     let (one, mut other) = pair(IwarpConfig::default(), IwarpConfig::default()).await;
     drop(one);
     assert_eq!(
@@ -813,13 +819,13 @@ async fn a_graceful_end_comes_behind_the_work_and_an_abort_does_not() {
     );
 }
 
-/// The segments of 127.0.0.1 carry a little less than the longest FPDU.
+/// The longest FPDU exceeds the segment size of 127.0.0.1 slightly.
 //= MPA-26 test
 //= MPA-27 test
 #[tokio::test]
-async fn long_fpdus_are_for_ends_of_ours_and_for_whom_they_are_set() {
+async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
     use MpaCrc::{Auto, Off, On};
-    // In revision 1, and with CRC off, an end of ours is a stranger.
+    // With revision 1 or without CRCs, an end of this library is not recognised.
     for (revision, crc, max_fpdu, fpdu_per_segment, expected) in [
         (2, Auto, None, None, 65_536..=65_536),
         (2, Auto, Some(1448), None, 1448..=1448),
@@ -870,7 +876,7 @@ async fn long_fpdus_are_for_ends_of_ours_and_for_whom_they_are_set() {
 
 //= MPA-28 test
 #[tokio::test]
-async fn with_crc_on_and_a_strange_peer_each_fpdu_is_a_write() {
+async fn with_crcs_and_another_peer_each_fpdu_is_a_write() {
     let tap = Arc::new(Recorder::default());
     let frame = StartupFrame {
         crc: true,
@@ -913,7 +919,9 @@ async fn with_crc_on_and_a_strange_peer_each_fpdu_is_a_write() {
     let reply = StartupFrame::decode(FrameKind::Reply, &sent).unwrap();
     let mut rest = &sent[reply.encoded_length()..];
     while !rest.is_empty() {
-        let fpdu = Fpdu::decode(rest, true).unwrap().expect("only whole FPDUs");
+        let fpdu = Fpdu::decode(rest, true)
+            .unwrap()
+            .expect("the FPDU is complete");
         assert!(fpdu.length < 65536, "within the segment size of loopback");
         rest = &rest[fpdu.length..];
     }
@@ -923,7 +931,7 @@ async fn with_crc_on_and_a_strange_peer_each_fpdu_is_a_write() {
 
 //= MPA-04 test
 #[tokio::test]
-async fn addresses_that_lead_nowhere() {
+async fn unusable_addresses_are_errors() {
     let provider = Iwarp::default();
     let closed = TcpListener::bind(HERE).await.unwrap().local_addr().unwrap();
     let refused = provider.connect(request(closed)).await;
@@ -942,14 +950,14 @@ async fn addresses_that_lead_nowhere() {
     assert_eq!((provider.name(), provider.default_port()), ("iwarp", 5445));
 }
 
-/// Queue pairs can go from task to task.
+/// Queue pairs can move between tasks.
 const _: fn(Box<dyn QueuePair>) -> Box<dyn Send> = |queue_pair| Box::new(queue_pair);
 
-/// Keeps the clock of a test from going on by itself. Ends within 20 s.
+/// Keeps the paused clock of a test from advancing automatically, for at most 20 s.
 struct StandingClock(mpsc::Sender<()>);
 
 impl StandingClock {
-    /// For a test with a paused clock, which does not go on while something blocks.
+    /// Starts a blocking task, during which a paused clock does not advance.
     fn new() -> Self {
         let (end, until) = mpsc::channel();
         tokio::task::spawn_blocking(move || until.recv_timeout(Duration::from_secs(20)));
@@ -957,7 +965,7 @@ impl StandingClock {
     }
 }
 
-/// A segment of the data of a Read.
+/// Encodes a segment of a Read Response.
 fn read_response(request: &ReadRequest, data: &[u8], at: usize, length: usize) -> Vec<u8> {
     let header = Tagged {
         last: at + length == data.len(),
@@ -970,7 +978,7 @@ fn read_response(request: &ReadRequest, data: &[u8], at: usize, length: usize) -
 
 #[cfg(target_os = "linux")]
 #[tokio::test(start_paused = true)]
-async fn the_data_of_a_read_that_comes_in_small_pieces_is_collected() {
+async fn read_data_in_small_pieces_is_collected() {
     const PIECE: usize = 1000;
     let clock = StandingClock::new();
     let tap = Arc::new(Recorder::default());
@@ -1011,7 +1019,7 @@ async fn the_data_of_a_read_that_comes_in_small_pieces_is_collected() {
             yield_now().await;
         }
     }
-    // One more does not, and neither does a message: the reader sleeps for more data of the Read.
+    // Neither another piece nor a message wakes it, because the reader sleeps for more Read data.
     let urgent = fpdu(&[&untagged(Opcode::Send, 1), b"urgent"], false);
     for bytes in [pieces.next().unwrap(), urgent] {
         peer.write_all(&bytes).await.unwrap();
@@ -1021,13 +1029,13 @@ async fn the_data_of_a_read_that_comes_in_small_pieces_is_collected() {
         yield_now().await;
     }
     assert_eq!(read_bytes(), all);
-    // But not for long.
+    // The sleep is bounded.
     advance(Duration::from_millis(11)).await;
     match completions.recv().await {
         Some(Completion::Received { message, .. }) => assert_eq!(message, &b"urgent"[..]),
         other => panic!("{other:?}"),
     }
-    // The end of the data wakes it, however little that is.
+    // The end of the data wakes the reader, however short it is.
     for piece in pieces {
         peer.write_all(&piece).await.unwrap();
     }

@@ -1,9 +1,9 @@
-//! The text of [MS-SMBD] run as it is written, in both its wordings, and why our engine departs
-//! from it: each departure is proven necessary by what happens without it, and our engine is
-//! put into the same situation.
+//! The text of [MS-SMBD] executed literally, in both its wordings, to show why the engine departs
+//! from it: each test shows the fault of the literal text without one departure, and the behaviour
+//! of the engine in the same situation.
 //!
-//! `literal/text.rs` is the transcription, with a switch for each departure. The tests isolate
-//! one at a time: all others made, that one not.
+//! `literal/text.rs` is the transcription, with a switch for each departure. Each test turns off
+//! one departure and keeps the others.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ mod ends;
 #[path = "literal/text.rs"]
 mod text;
 
-/// Messages after which an exchange that should have ended is called endless.
-const ENDLESS: usize = 10_000;
+/// Number of messages after which an exchange counts as endless.
+const ENDLESS_MESSAGES: usize = 10_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn settings(credits: u16) -> Settings {
@@ -35,7 +35,7 @@ fn literal(who: Who, wording: Wording, departures: Departures, credits: u16) -> 
     Box::new(Literal::new(who, wording, departures, settings(credits)))
 }
 
-/// Ours, by the same wording.
+/// Returns an end with the engine, by the same wording.
 fn real(who: Who, wording: Wording, credits: u16, now: Instant) -> Box<dyn End> {
     let revision = match wording {
         Wording::Current => Revision::Current,
@@ -51,20 +51,20 @@ fn real(who: Who, wording: Wording, credits: u16, now: Instant) -> Box<dyn End> 
     Box::new(Real::new(who, settings, now))
 }
 
-/// Two ends of the text.
+/// Returns two ends of the literal text.
 fn two(wording: Wording, departures: Departures, credits: u16) -> Pipe {
     let [active, passive] = Who::BOTH.map(|who| literal(who, wording, departures, credits));
     Pipe::new(active, passive, Instant::now())
 }
 
-/// Two ends of ours.
+/// Returns two ends of the engine.
 fn two_real(wording: Wording, credits: u16) -> Pipe {
     let now = Instant::now();
     let [active, passive] = Who::BOTH.map(|who| real(who, wording, credits, now));
     Pipe::new(active, passive, now)
 }
 
-/// One end, negotiated, whose peer a test plays.
+/// One negotiated end; the test acts as its peer.
 struct Alone {
     end: Box<dyn End>,
     now: Instant,
@@ -72,7 +72,7 @@ struct Alone {
 }
 
 impl Alone {
-    /// The peer asks for as many credits as the end does, and grants so many of them.
+    /// Negotiates. The peer requests as many credits as the end does, and grants `granted`.
     fn new(who: Who, mut end: Box<dyn End>, now: Instant, credits: u16, granted: u16) -> Self {
         let mut message = Vec::new();
         match who {
@@ -109,7 +109,7 @@ impl Alone {
         Self { end, now, credits }
     }
 
-    /// The peer says something; `(payload, remaining)` is a segment.
+    /// Delivers a message of the peer; `(payload, remaining)` is a segment.
     fn hear(&mut self, granted: u16, flags: Flags, (payload, remaining): (usize, u32)) {
         let header = DataTransfer {
             remaining_data_length: remaining,
@@ -123,7 +123,7 @@ impl Alone {
         self.end.receive(self.now, &bytes);
     }
 
-    /// The headers of what the end said meanwhile.
+    /// Returns the headers of the messages that the end has sent since the last call.
     fn said(&mut self) -> Vec<DataTransfer> {
         std::iter::from_fn(|| self.end.said())
             .map(|message| DataTransfer::decode(&message).expect("what it says is legal"))
@@ -147,17 +147,21 @@ fn two_literal_current_ends_never_fall_silent() {
         for departures in [Departures::TO_START, answers_all] {
             let mut pipe = two(Wording::Current, departures, credits);
             pipe.send(Who::Active, b"once");
-            assert_eq!(pipe.run(ENDLESS), ENDLESS, "{credits} {departures:?}");
+            assert_eq!(
+                pipe.run(ENDLESS_MESSAGES),
+                ENDLESS_MESSAGES,
+                "{credits} {departures:?}"
+            );
         }
         let mut ours = two_real(Wording::Current, credits);
         ours.send(Who::Active, b"once");
-        assert!((1..=4).contains(&ours.run(ENDLESS)), "{credits}");
+        assert!((1..=4).contains(&ours.run(ENDLESS_MESSAGES)), "{credits}");
     }
-    // That departure is enough.
+    // This departure alone is enough.
     for credits in [10, 255] {
         let mut pipe = two(Wording::Current, Departures::ALL, credits);
         pipe.send(Who::Active, b"once");
-        assert_eq!(pipe.run(ENDLESS), 1);
+        assert_eq!(pipe.run(ENDLESS_MESSAGES), 1);
     }
 }
 
@@ -171,16 +175,20 @@ fn two_literal_2014_ends_never_fall_silent() {
         for departures in [Departures::TO_START, answers_all] {
             let mut pipe = two(Wording::V2014, departures, credits);
             pipe.send(Who::Active, b"once");
-            assert_eq!(pipe.run(ENDLESS), ENDLESS, "{credits} {departures:?}");
+            assert_eq!(
+                pipe.run(ENDLESS_MESSAGES),
+                ENDLESS_MESSAGES,
+                "{credits} {departures:?}"
+            );
         }
         let mut ours = two_real(Wording::V2014, credits);
         ours.send(Who::Active, b"once");
-        assert!((1..=4).contains(&ours.run(ENDLESS)), "{credits}");
+        assert!((1..=4).contains(&ours.run(ENDLESS_MESSAGES)), "{credits}");
     }
     for credits in [10, 255] {
         let mut pipe = two(Wording::V2014, Departures::ALL, credits);
         pipe.send(Who::Active, b"once");
-        assert_eq!(pipe.run(ENDLESS), 1);
+        assert_eq!(pipe.run(ENDLESS_MESSAGES), 1);
     }
 }
 
@@ -195,30 +203,30 @@ fn a_literal_keepalive_echoes_for_ever() {
     for wording in Wording::BOTH {
         let mut pipe = two(wording, echoes, 10);
         pipe.send(Who::Active, b"first");
-        pipe.run(ENDLESS);
+        pipe.run(ENDLESS_MESSAGES);
         pipe.ask(Who::Active);
-        assert_eq!(pipe.run(ENDLESS), ENDLESS);
+        assert_eq!(pipe.run(ENDLESS_MESSAGES), ENDLESS_MESSAGES);
 
         let mut pipe = two(wording, Departures::ALL, 10);
         pipe.send(Who::Active, b"first");
-        pipe.run(ENDLESS);
+        pipe.run(ENDLESS_MESSAGES);
         pipe.ask(Who::Active);
-        assert_eq!(pipe.run(ENDLESS), 2, "a question and an answer");
+        assert_eq!(pipe.run(ENDLESS_MESSAGES), 2, "a question and an answer");
     }
     for wording in Wording::BOTH {
         for who in Who::BOTH {
             let mut ours = two_real(wording, 10);
-            ours.run(ENDLESS);
+            ours.run(ENDLESS_MESSAGES);
             ours.ask(who);
-            assert_eq!(ours.run(ENDLESS), 2);
+            assert_eq!(ours.run(ENDLESS_MESSAGES), 2);
         }
     }
 }
 
 // 3.1.5.1: SendImmediate.
 
-/// An acceptor that has no send credit, is asked for a sign of life, and has a message to send:
-/// the empty message comes first, and the queue is blocked.
+/// Returns an acceptor without send credits that has received a keepalive and has a message to
+/// send. The empty answer is first in the queue and blocks it.
 fn blocked(end: Box<dyn End>, now: Instant) -> Alone {
     let mut alone = Alone::new(Who::Passive, end, now, 255, 0);
     alone.hear(0, Flags::RESPONSE_REQUESTED, (0, 0));
@@ -230,7 +238,7 @@ fn blocked(end: Box<dyn End>, now: Instant) -> Alone {
 #[test]
 fn literal_send_immediate_never_drains_in_2014() {
     let now = Instant::now();
-    // The rule that sets SendImmediate here is another departure.
+    // Another departure concerns the rule that sets SendImmediate here.
     let answers_all = Departures {
         answers_only_to_grant: false,
         ..Departures::ALL
@@ -247,7 +255,7 @@ fn literal_send_immediate_never_drains_in_2014() {
         let end = literal(Who::Passive, Wording::V2014, departures, 255);
         let mut alone = blocked(end, now);
         let mut drained = false;
-        // A peer that grants one credit at a time, and each makes room for one message.
+        // The peer grants one credit at a time, and each allows one message.
         for round in 0..200 {
             alone.hear(1, Flags::empty(), (0, 0));
             assert_eq!(alone.said().len(), 1, "{departures:?} {round}");
@@ -261,7 +269,7 @@ fn literal_send_immediate_never_drains_in_2014() {
         ours.hear(1, Flags::empty(), (0, 0));
         said.extend(ours.said());
     }
-    // The message is the answer; what else there is grants the peer its credits in batches.
+    // The message is the answer; the other messages grant credits to the peer in batches.
     let idle = |message: &&DataTransfer| is_empty(message) && message.credits_granted == 0;
     assert_eq!(said.iter().filter(idle).count(), 0);
     assert!(
@@ -285,7 +293,7 @@ fn literal_send_immediate_multiplies_empties_today() {
     ] {
         let end = literal(Who::Passive, Wording::Current, departures, 255);
         let mut alone = Alone::new(Who::Passive, end, now, 255, 0);
-        // It has no credit to answer with, is asked again and again, and then gets its credits.
+        // The end has no credit for an answer, receives several keepalives, and then gets credits.
         for _ in 0..19 {
             alone.hear(0, Flags::RESPONSE_REQUESTED, (0, 0));
         }
@@ -321,30 +329,30 @@ fn a_literal_initiator_never_grants_its_first_credits() {
             let mut pipe = two(wording, departures, 10);
             pipe.send(Who::Active, b"request");
             pipe.send(Who::Passive, b"response");
-            pipe.run(ENDLESS);
+            pipe.run(ENDLESS_MESSAGES);
             assert_eq!(pipe.passive.delivered(), [b"request"]);
-            pipe.wait(HOUR, ENDLESS);
+            pipe.wait(HOUR, ENDLESS_MESSAGES);
             assert!(pipe.active.delivered().is_empty(), "{departures:?}");
             assert!(!pipe.is_open(), "nobody could answer the keepalive");
         }
         let mut pipe = two(wording, Departures::ALL, 10);
         pipe.send(Who::Active, b"request");
         pipe.send(Who::Passive, b"response");
-        pipe.run(ENDLESS);
+        pipe.run(ENDLESS_MESSAGES);
         assert_eq!(pipe.active.delivered(), [b"response"]);
     }
     for wording in Wording::BOTH {
         let mut ours = two_real(wording, 10);
         ours.send(Who::Active, b"request");
         ours.send(Who::Passive, b"response");
-        ours.run(ENDLESS);
+        ours.run(ENDLESS_MESSAGES);
         assert_eq!(ours.passive.delivered(), [b"request"]);
         assert_eq!(ours.active.delivered(), [b"response"]);
     }
 }
 
-/// A peer that holds all the credits it asked for and gives new ones when its own are used up,
-/// as those do that grant in batches: each waits for the other.
+/// The peer holds all credits it requested, and grants new ones only when its own are used up, as
+/// an end does that grants in batches. Each end waits for the other.
 #[test]
 fn a_literal_last_credit_is_kept_for_ever() {
     let now = Instant::now();
@@ -409,8 +417,8 @@ fn a_literal_receiver_delivers_empty_messages() {
     }
 }
 
-/// A sender that brings ten bytes where five were missing: from then on the count means nothing,
-/// and the buffer grows past its limit.
+/// A segment brings ten bytes while five are missing. The literal counter is wrong from then on,
+/// and the buffer grows above its limit.
 #[test]
 fn the_literal_subtraction_wraps() {
     let now = Instant::now();
@@ -447,8 +455,8 @@ fn the_literal_subtraction_wraps() {
     }
 }
 
-/// A sender whose segment brings exactly what was missing and says that more will come: the count
-/// is zero, the next segment counts as a first one, and a message above the limit is delivered.
+/// A segment brings exactly the missing bytes and announces more. The literal counter is zero, the
+/// next segment counts as the first of a message, and a message above the limit is delivered.
 #[test]
 fn a_literal_count_at_zero_begins_anew_in_the_middle() {
     let now = Instant::now();
@@ -486,15 +494,15 @@ fn a_literal_count_at_zero_begins_anew_in_the_middle() {
     }
 }
 
-// Our engine and one end of the text.
+// The engine and one end of the literal text.
 
-/// Each wording of ours with each of the peer's.
+/// Returns each wording of the engine with each wording of the peer.
 fn wordings() -> impl Iterator<Item = [Wording; 2]> {
     let with = |ours| Wording::BOTH.map(|theirs| [ours, theirs]);
     Wording::BOTH.into_iter().flat_map(with)
 }
 
-/// Ours and a literal one, each by its wording: `who` is ours.
+/// Returns an end of the engine, as `who`, and an end of the literal text, each by its wording.
 fn ours_and_a_literal_one(
     who: Who,
     [our_wording, wording]: [Wording; 2],
@@ -515,8 +523,8 @@ fn ours_and_a_literal_one(
     }
 }
 
-/// A literal peer that gets the first credits across, in either wording and role, echoing
-/// keepalives or not: all that is sent arrives, and hours of silence cost keepalives alone.
+/// With a literal peer that grants its first credits, in either wording and role, with or without
+/// echoed keepalives, every message arrives, and two idle ends exchange only keepalives.
 #[test]
 fn our_engine_and_a_literal_one_talk_and_fall_silent() {
     let no_echo = Departures {
@@ -535,10 +543,10 @@ fn our_engine_and_a_literal_one_talk_and_fall_silent() {
                             pipe.send(end, &vec![round as u8; length]);
                         }
                     }
-                    assert!(pipe.run(ENDLESS) < ENDLESS, "{what}");
+                    assert!(pipe.run(ENDLESS_MESSAGES) < ENDLESS_MESSAGES, "{what}");
                     for end in Who::BOTH {
                         let delivered = pipe.end(end).delivered().iter();
-                        // The text delivers empty messages, too.
+                        // The literal text delivers empty messages too.
                         let seen: Vec<_> = delivered.filter(|seen| !seen.is_empty()).collect();
                         assert_eq!(seen.len(), lengths.len(), "{end:?} {what}");
                         for (round, (seen, length)) in seen.iter().zip(lengths).enumerate() {
@@ -547,7 +555,7 @@ fn our_engine_and_a_literal_one_talk_and_fall_silent() {
                     }
                     let hours = 10;
                     let keepalives = hours * 3600 / 120;
-                    let said = pipe.wait(hours as u32 * HOUR, ENDLESS);
+                    let said = pipe.wait(hours as u32 * HOUR, ENDLESS_MESSAGES);
                     assert!(pipe.is_open(), "{what}");
                     assert!(said <= 10 * keepalives, "{said} messages: {what}");
                 }
@@ -556,8 +564,8 @@ fn our_engine_and_a_literal_one_talk_and_fall_silent() {
     }
 }
 
-/// Down to a single credit everything arrives. A peer of 2014 with one or two credits answers each
-/// answer, and nothing that the other end may do keeps it from that; all others fall silent.
+/// Every message arrives, even with a single credit. A peer by the wording of 2014 with one or two
+/// credits answers every answer, which the other end cannot prevent; all other pairs become silent.
 #[test]
 fn our_engine_and_a_literal_one_talk_on_few_credits() {
     let must_first = Departures {
@@ -575,7 +583,7 @@ fn our_engine_and_a_literal_one_talk_on_few_credits() {
                             pipe.send(end, &[number]);
                         }
                     }
-                    let carried = pipe.run(ENDLESS);
+                    let carried = pipe.run(ENDLESS_MESSAGES);
                     for end in Who::BOTH {
                         let delivered = pipe.end(end).delivered().concat();
                         assert!(delivered.into_iter().eq(1..=20), "{end:?} {what}");
@@ -589,18 +597,18 @@ fn our_engine_and_a_literal_one_talk_on_few_credits() {
     }
 }
 
-/// The text itself as initiator cannot be helped: its acceptor has no credit to say anything
-/// with. Ours waits as long as Windows does and ends it, instead of waiting for ever.
+/// A literal initiator never grants a credit, so its acceptor can send nothing. The acceptor of the
+/// engine ends the connection after the same time as Windows, instead of waiting for ever.
 #[test]
 fn our_acceptor_gives_a_literal_initiator_up() {
     for wordings in wordings() {
         let mut pipe = ours_and_a_literal_one(Who::Passive, wordings, Departures::NONE, [10, 10]);
         pipe.send(Who::Active, b"request");
         pipe.send(Who::Passive, b"response");
-        pipe.wait(Duration::from_secs(4), ENDLESS);
+        pipe.wait(Duration::from_secs(4), ENDLESS_MESSAGES);
         assert_eq!(pipe.passive.delivered(), [b"request"]);
         assert!(pipe.is_open());
-        pipe.wait(Duration::from_secs(2), ENDLESS);
+        pipe.wait(Duration::from_secs(2), ENDLESS_MESSAGES);
         let over = pipe.passive.over().expect("it gave up");
         assert!(over.contains("Send Credit Grant Timer"), "{over}");
     }

@@ -211,7 +211,7 @@ async fn a_peer_that_does_not_negotiate_is_named() {
     let connected = provider.connect(request).await.unwrap();
     let local = connected.local_address;
     drop(connected);
-    let line = log.wait_for("a peer is not welcome").await;
+    let line = log.wait_for("a peer did not get a connection").await;
     assert_eq!(peer(&line), local);
     assert!(line.contains(&format!(" local={}}}: ", listener.local_address())));
 }
@@ -235,7 +235,7 @@ async fn lines_about_tdi_sessions_name_the_peer() {
     there.associate(&remote).unwrap();
 
     here.connect(address, None).await.unwrap_err();
-    let line = log.wait_for("nobody wants a peer").await;
+    let line = log.wait_for("no address accepts a peer").await;
     assert_ne!(peer(&line), address);
 
     remote.set_client(Some(Arc::new(Panics)));

@@ -1,4 +1,4 @@
-//! Many connections: in a row and at once. At the end every buffer is back, and so is the memory.
+//! Many connections, consecutive and concurrent. At the end every buffer and all memory is released.
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,7 +13,8 @@ use smbdirect::{
 };
 use tokio::time::timeout;
 
-/// More than the slack of an allocator, far less than the buffers of the connections opened.
+/// Bytes by which memory may grow: more than the slack of an allocator, and far less than the buffers of
+/// the connections.
 const TOLERANCE: usize = 24 << 20;
 
 fn providers() -> Vec<Arc<dyn Provider>> {
@@ -23,7 +24,7 @@ fn providers() -> Vec<Arc<dyn Provider>> {
     ]
 }
 
-/// Bytes of memory in use, where the system tells.
+/// Returns the bytes of memory in use, or `None` where the system does not report them.
 fn resident() -> Option<usize> {
     let pages: usize = fs::read_to_string("/proc/self/statm")
         .ok()?
@@ -43,7 +44,7 @@ fn assert_nothing_outstanding(stats: Statistics) {
     assert_eq!(left, (0, 0, 0), "receives, work and regions at the end");
 }
 
-/// A bit of everything, then a close from the side that `index` picks.
+/// Uses every operation once, then closes the connection from the end that `index` picks.
 async fn session(client: Connection, server: Connection, index: usize) {
     let message: Bytes = (0..20_000 + index).map(|i| i as u8).collect();
     drop(client.send(message.clone()).unwrap());
@@ -87,31 +88,31 @@ async fn listen(provider: &Arc<dyn Provider>) -> (Listener, SocketAddr) {
     (listener, address)
 }
 
-async fn one_after_the_other(provider: &Arc<dyn Provider>, count: usize) {
+async fn consecutive(provider: &Arc<dyn Provider>, count: usize) {
     let (mut listener, address) = listen(provider).await;
     for index in 0..count {
         let connecting = Connection::connect(&**provider, address, Config::default());
         let both = async { tokio::join!(connecting, listener.accept()) };
         let both = timeout(Duration::from_secs(20), both);
-        let (client, server) = both.await.expect("connecting hangs");
+        let (client, server) = both.await.expect("the connect resolves in time");
         let session = session(client.unwrap(), server.unwrap(), index);
         timeout(Duration::from_secs(20), session)
             .await
-            .expect("a session hangs");
+            .expect("the session ends in time");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_in_a_row_and_a_hundred_at_once() {
+async fn memory_returns_after_a_thousand_consecutive_and_a_hundred_concurrent_connections() {
     for provider in providers() {
-        one_after_the_other(&provider, 50).await;
-        // An allocator keeps what the first crowds needed.
+        consecutive(&provider, 50).await;
+        // The allocator keeps memory of the first concurrent connections.
         for _ in 0..3 {
-            at_once(&provider, 100).await;
+            concurrent(&provider, 100).await;
         }
         let before = resident();
-        one_after_the_other(&provider, 1000).await;
-        at_once(&provider, 100).await;
+        consecutive(&provider, 1000).await;
+        concurrent(&provider, 100).await;
         if let (Some(before), Some(after)) = (before, resident()) {
             let name = provider.name();
             assert!(
@@ -122,15 +123,15 @@ async fn a_thousand_in_a_row_and_a_hundred_at_once() {
     }
 }
 
-/// `count` connections that are all open before the first moves data.
-async fn at_once(provider: &Arc<dyn Provider>, count: usize) {
+/// Opens `count` connections, all before the first moves data.
+async fn concurrent(provider: &Arc<dyn Provider>, count: usize) {
     let (mut listener, address) = listen(provider).await;
     let mut pairs = Vec::new();
     for _ in 0..count {
         let connecting = Connection::connect(&**provider, address, Config::default());
         let both = async { tokio::join!(connecting, listener.accept()) };
         let both = timeout(Duration::from_secs(20), both);
-        let (client, server) = both.await.expect("connecting hangs");
+        let (client, server) = both.await.expect("the connect resolves in time");
         pairs.push((client.unwrap(), server.unwrap()));
     }
     let sessions: Vec<_> = pairs
@@ -141,7 +142,7 @@ async fn at_once(provider: &Arc<dyn Provider>, count: usize) {
     for session in sessions {
         timeout(Duration::from_secs(60), session)
             .await
-            .expect("a session hangs")
+            .expect("the session ends in time")
             .unwrap();
     }
 }

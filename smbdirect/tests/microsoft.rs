@@ -1,6 +1,6 @@
-//! Microsoft's test cases for servers, and their mirror image for clients, with the engine alone.
+//! Microsoft's test cases for servers, and their mirror image for clients, run against the engine.
 //!
-//! `smbdirect-cli/tests/microsoft.rs` has the same cases with the command over iWARP. Read
+//! `smbdirect-cli/tests/microsoft.rs` runs the same cases against the command over iWARP. Read
 //! `microsoft/cases.rs` first.
 
 #[path = "microsoft/engine.rs"]

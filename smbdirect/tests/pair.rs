@@ -1,13 +1,13 @@
-//! Two engines on a simulated fabric with virtual time, one behaviour a file.
+//! Tests of two engines on a simulated fabric with virtual time, one behaviour in each file.
 //!
-//! Read `pair/fabric.rs` first: it has the fabric, its faults, and what is checked after every
-//! step of every test here. `swarm.rs` does the same with everything drawn by lot.
+//! Read `pair/fabric.rs` first: it has the fabric, its faults, and the checks after every step of
+//! every test here. `swarm.rs` runs the same fabric with random settings, faults and commands.
 
 mod pair {
     pub(crate) mod backpressure;
     pub(crate) mod credit_grant;
     pub(crate) mod disconnect_anywhere;
-    #[allow(dead_code, reason = "what only the swarm uses")]
+    #[allow(dead_code, reason = "the swarm uses the rest")]
     pub(crate) mod fabric;
     pub(crate) mod fragmented_message;
     pub(crate) mod idle_timeout;

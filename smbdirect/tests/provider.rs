@@ -1,7 +1,6 @@
 //! The conformance suite of `provider/`, run for every provider of this crate.
 //!
-//! To add a provider, add a line at the foot of this file: what makes one, and what it cannot know
-//! about its peer.
+//! To add a provider, add a `conformance!` line: how to create it, and how its kind of RDMA differs.
 
 #[path = "provider/mod.rs"]
 #[macro_use]

@@ -1,4 +1,4 @@
-//! Registering and deregistering where the provider refuses to (3.1.4.3, 3.1.4.4).
+//! Registration and deregistration that the provider refuses (3.1.4.3, 3.1.4.4).
 
 use std::{
     net::SocketAddr,
@@ -18,11 +18,11 @@ use smbdirect::{
     },
 };
 
-/// What was registered.
+/// The registrations that were made.
 type Registered = Arc<Mutex<Vec<Registration>>>;
 
-/// In-process connections; those who connect are refused each registration of one byte, and the
-/// end of each of two bytes.
+/// A loopback provider whose connecting end refuses to register a buffer of one byte, and to deregister a
+/// buffer of two bytes.
 #[derive(Debug)]
 struct Refusing {
     inner: Loopback,
@@ -122,10 +122,10 @@ impl QueuePair for RefusingPair {
 async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
-        .expect("it takes forever")
+        .expect("the future resolves in time")
 }
 
-/// Two ends on such connections, what the first has registered, and what keeps them alive.
+/// Returns both ends of such a connection, the registrations of the first, and the listener.
 async fn pair() -> (Connection, Connection, Registered, Listener) {
     let registered = Registered::default();
     let provider = Arc::new(Refusing {
@@ -147,8 +147,8 @@ async fn pair() -> (Connection, Connection, Registered, Listener) {
 //= SMBD-3.1.4.3-03 test
 //= SMBD-3.1.4.3-04 test
 #[tokio::test]
-async fn of_several_buffers_all_are_registered_or_none() {
-    // The place of the one that is refused.
+async fn register_all_registers_all_buffers_or_none() {
+    // `index` is the position of the buffer that is refused.
     for index in 0..4 {
         let (client, server, registered, _listener) = pair().await;
         let length = |at| if at == index { 1 } else { 100 };
@@ -163,7 +163,7 @@ async fn of_several_buffers_all_are_registered_or_none() {
         assert_eq!(error.reason, RegisterFault::Provider(12));
         assert_eq!(client.stats().regions, 0);
 
-        // Even a peer that knows where they were cannot read them.
+        // Even a peer that knows the tokens cannot read the buffers.
         let were = registered.lock().unwrap().clone();
         assert_eq!(were.len(), index);
         if let Some(Registration { address, length }) = were.last() {
@@ -178,10 +178,10 @@ async fn of_several_buffers_all_are_registered_or_none() {
     }
 }
 
-/// The end of the first is refused, too: its buffer is lost, and nothing else is.
+/// The provider also refuses to deregister the first buffer: it is lost, and no other buffer is.
 //= SMBD-3.1.4.3-04 test
 #[tokio::test]
-async fn what_cannot_be_taken_back_is_lost_alone() {
+async fn register_all_loses_only_a_buffer_that_cannot_be_deregistered() {
     let (client, _server, _, _listener) = pair().await;
     let buffers = [2, 3, 1, 4].map(BytesMut::zeroed);
     let error = client.register_all(buffers, Access::REMOTE_READ);
@@ -193,7 +193,7 @@ async fn what_cannot_be_taken_back_is_lost_alone() {
 
 //= SMBD-3.1.4.4-02 test
 #[tokio::test]
-async fn a_registration_that_cannot_be_ended_is_told() {
+async fn failed_deregistration_is_reported() {
     let (client, _server, _, _listener) = pair().await;
     let regions = client.register_all(
         [2, 3].map(BytesMut::zeroed),

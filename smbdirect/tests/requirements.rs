@@ -202,7 +202,9 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     let is_test = |file| name.ends_with(file);
-    let mut in_tests = !name.contains("/src/") || ["/tests.rs", "/model.rs"].iter().any(is_test);
+    let mut in_tests = !name.contains("/src/")
+        || name.contains("/tests/")
+        || ["/tests.rs", "/model.rs"].iter().any(is_test);
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     for (at, line) in lines.iter().enumerate() {
         in_tests |= *line == "#[cfg(test)]";
@@ -211,7 +213,7 @@ fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
         };
         if let Some(id) = id.strip_suffix(" test") {
             assert!(
-                stands_above_a_function(&lines[at + 1..]),
+                stands_above_a_function_or_row(&lines[at + 1..]),
                 "{name}: {id} test"
             );
             let cited = citations.entry(id.to_owned()).or_default();
@@ -224,12 +226,13 @@ fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     }
 }
 
-/// Comments and attributes aside, the next thing is a function.
-fn stands_above_a_function(lines: &[&str]) -> bool {
+/// Returns whether the next line, apart from comments and attributes, begins a function or a row of
+/// a table.
+fn stands_above_a_function_or_row(lines: &[&str]) -> bool {
     let mut lines = lines.iter();
     lines
         .find(|line| !line.starts_with("//") && !line.starts_with("#["))
-        .is_some_and(|line| line.contains("fn "))
+        .is_some_and(|line| line.contains("fn ") || line.starts_with(['(', '[', '&']))
 }
 
 /// What is wrong, all of it at once.
@@ -491,27 +494,27 @@ fn summary(specs: &Specs) -> String {
 const HEAD: &str = "\
 # Compliance
 
-The requirements of [`specs`](../specs), where they are decided, and which tests prove them. This
-file is written by `SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements` and checked by
-the same test without the variable.
+The requirements in [`specs`](../specs), the code that decides each, and the tests that prove it.
+`SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements` writes this file; without the
+variable the test checks it.
 
-A row that has to be met has code and a test, or it is an exception with a reason. Rows with SHOULD,
-SHOULD NOT, MAY and `informative` need neither.
+A mandatory row has code and a test, or is an exception with a reason. Rows with SHOULD, SHOULD NOT,
+MAY and `informative` need neither.
 
 ";
 
 const WORDINGS: &str = "
 ## The two wordings
 
-3.1.5.1 and 3.1.5.8 were published in two wordings. `Revision::Current` is today's, `Revision::V2014`
-that of 2014; commands have `--revision`. What a peer can see of the difference:
+Sections 3.1.5.1 and 3.1.5.8 were published in two wordings. `Revision::Current` selects today's and
+`Revision::V2014` that of 2014; commands have `--revision`. A peer can see this difference:
 
-* With `V2014` an end whose send queue is empty answers every message that carries payload or asks
-  for an answer at once, even with no credits to give.
-* With `Current` it answers only when it has credits to give or was asked.
+* With `V2014`, an end with an empty send queue immediately answers every message that carries
+  payload or requests a response, even if it has no credits to grant.
+* With `Current`, it answers only if it has credits to grant or the message requests a response.
 
-Everything else is the same on the wire, because header and grant are made as a message leaves: a
-grant that was added to a waiting message and one that is set as the message leaves are one grant.
+All other behaviour is the same on the wire. Header and grant are written when a message leaves, so
+it makes no difference whether the grant was added while the message waited or as it leaves.
 ";
 
 /// The document.
@@ -519,7 +522,7 @@ fn compliance(specs: &Specs) -> String {
     let mut out = HEAD.to_owned();
     out += &summary(specs);
     out += WORDINGS;
-    out += "\n## Slips of the text\n\n";
+    out += "\n## Errors in the text\n\n";
     for slip in &specs.slips {
         let Slip {
             section,
@@ -527,7 +530,7 @@ fn compliance(specs: &Specs) -> String {
             means,
             reason,
         } = slip;
-        writeln!(out, "* {section} says: {says}. Meant is: {means}. {reason}").unwrap();
+        writeln!(out, "* {section} says: {says}. It means: {means}. {reason}").unwrap();
     }
     out += "\n## Exceptions\n\n";
     for Exception { id, reason, proof } in specs.exceptions.values() {

@@ -1,7 +1,7 @@
-//! Random commands from several tasks, each of which may be given up at any await, over every
-//! provider and kind of runtime. Whatever happens, everything ends and nothing is left.
+//! Random commands from several tasks over every provider and kind of runtime. Any future may be dropped
+//! before it resolves. Every connection must end, and no work or registration may be left.
 //!
-//! `STRESS_SEED=7 cargo test --test stress` plays one game again, as far as threads allow.
+//! `STRESS_SEED=7 cargo test --test stress` repeats one run, as far as threads allow.
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -21,11 +21,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-const GAMES: u64 = 12;
+/// Runs with each provider and kind of runtime.
+const SEEDS: u64 = 12;
+/// Tasks that use each end.
 const TASKS: u64 = 4;
-const LONGEST: Duration = Duration::from_secs(30);
+/// Longest time that a run may take.
+const RUN_LIMIT: Duration = Duration::from_secs(30);
 
-/// Mostly small, at times large.
+/// Returns a length that is mostly short, and sometimes long.
 fn any_length(random: &mut Rng) -> usize {
     let largest = [1, 100, 9000, 100_000][random.usize(..4)];
     random.usize(..=largest)
@@ -53,10 +56,10 @@ async fn perhaps<T>(random: &mut Rng, future: impl Future<Output = T>) -> Option
     .await
 }
 
-/// What both ends know: where each has memory, which the other may use.
+/// The descriptors that each end has registered for the other.
 type Memory = Arc<[watch::Sender<Vec<BufferDescriptorV1>>; 2]>;
 
-/// One of several users of one end, until the connection is over.
+/// Runs one of several users of one end, until the connection is over.
 async fn user(connection: Connection, end: usize, memory: Memory, mut random: Rng) {
     while connection.error().is_none() {
         let theirs = memory[1 - end].borrow().clone();
@@ -81,7 +84,7 @@ async fn user(connection: Connection, end: usize, memory: Memory, mut random: Rn
                 let buffer = BytesMut::zeroed(100_000);
                 let region = connection.register(buffer, access).unwrap();
                 if access.contains(Access::REMOTE_WRITE) {
-                    // The peer may use it until the end, or else the peer breaks the rules.
+                    // The region is kept to the end: a peer that used it later would break the protocol.
                     memory[end].send_modify(|all| all.push(region.descriptor()));
                     let connection = connection.clone();
                     tokio::spawn(async move {
@@ -111,12 +114,12 @@ async fn user(connection: Connection, end: usize, memory: Memory, mut random: Rn
     }
 }
 
-/// Takes what comes, so that the other end gets its credits.
+/// Takes every message, so that the other end gets its credits.
 async fn taker(connection: Connection) {
     while connection.recv().await.is_ok() {}
 }
 
-async fn game(provider: Arc<dyn Provider>, seed: u64) {
+async fn run_seed(provider: Arc<dyn Provider>, seed: u64) {
     let mut random = Rng::with_seed(seed);
     let credits = [1, 2, 10, 255][random.usize(..4)];
     let config = Config::new(Settings {
@@ -130,7 +133,7 @@ async fn game(provider: Arc<dyn Provider>, seed: u64) {
         .await
         .unwrap();
     let address = listener.local_address();
-    // Some who give up while they connect.
+    // Some attempts are abandoned while they connect.
     for _ in 0..random.u64(..5) {
         let connecting = Connection::connect(&*provider, address, config.clone());
         drop(perhaps(&mut random, connecting).await);
@@ -165,7 +168,7 @@ async fn game(provider: Arc<dyn Provider>, seed: u64) {
             }
         }
     }
-    // A close that was never polled has not begun.
+    // A close that was never polled has done nothing.
     client.close().await.unwrap();
     for connection in [&client, &server] {
         let reason = connection.closed().await;
@@ -183,7 +186,7 @@ async fn game(provider: Arc<dyn Provider>, seed: u64) {
                 stats.regions,
             )
         };
-        // Regions are dropped by tasks of their own.
+        // Other tasks drop the regions, and may not have done so yet.
         while left() != (0, 0, 0) {
             sleep(Duration::from_millis(1)).await;
         }
@@ -193,7 +196,7 @@ async fn game(provider: Arc<dyn Provider>, seed: u64) {
 fn play(provider: fn() -> Arc<dyn Provider>, threads: usize) {
     let seeds = match std::env::var("STRESS_SEED") {
         Ok(seed) => vec![seed.parse().expect("STRESS_SEED is a number")],
-        Err(_) => (0..GAMES).collect(),
+        Err(_) => (0..SEEDS).collect(),
     };
     for seed in seeds {
         let mut builder = match threads {
@@ -204,8 +207,9 @@ fn play(provider: fn() -> Arc<dyn Provider>, threads: usize) {
             builder.worker_threads(threads);
         }
         let runtime = builder.enable_all().build().unwrap();
-        let ended = runtime.block_on(async { timeout(LONGEST, game(provider(), seed)).await });
-        ended.unwrap_or_else(|_| panic!("the game of seed {seed} does not end"));
+        let ended =
+            runtime.block_on(async { timeout(RUN_LIMIT, run_seed(provider(), seed)).await });
+        ended.unwrap_or_else(|_| panic!("the run with seed {seed} does not end"));
     }
 }
 

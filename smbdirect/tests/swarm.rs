@@ -1,8 +1,8 @@
-//! Two engines, everything else drawn by lot: settings, faults of the fabric, what the two
-//! upper layers do, and how it ends. The same checks as in `pair.rs` hold after every step.
+//! Two engines with random settings, faults of the fabric, commands of the upper layers, and
+//! endings. The checks of `pair.rs` run after every step.
 //!
-//! A run tries a fixed set of seeds; `SMBDIRECT_SWARM_SEEDS=100000` tries more of them, and
-//! `SMBDIRECT_SWARM_SEED=17` the one that failed.
+//! A run uses a fixed set of seeds. `SMBDIRECT_SWARM_SEEDS=100000` uses more of them, and
+//! `SMBDIRECT_SWARM_SEED=17` repeats one that failed.
 
 use std::{env, panic, time::Duration};
 
@@ -15,13 +15,14 @@ use smbdirect::{
 };
 
 #[path = "pair/fabric.rs"]
-#[allow(dead_code, reason = "what only the pair's tests use")]
+#[allow(dead_code, reason = "the tests of pair use the rest")]
 mod fabric;
 
+/// Number of seeds that a run uses by default.
 const SEEDS: u64 = 3000;
 
 #[test]
-fn swarm() {
+fn random_scenarios_keep_every_rule() {
     let number = |name| env::var(name).ok().map(|value| value.parse().expect(name));
     let seeds = match number("SMBDIRECT_SWARM_SEED") {
         Some(seed) => seed..seed + 1,
@@ -43,7 +44,7 @@ fn swarm() {
     println!("{totals:?}");
 }
 
-/// What went over the fabric, so that one sees that something did.
+/// The traffic of all scenarios, printed to show that the scenarios do work.
 #[derive(Debug, Default)]
 struct Totals {
     messages: usize,
@@ -67,16 +68,16 @@ impl Totals {
     }
 }
 
-/// What one seed comes to.
+/// The scenario of one seed.
 struct Scenario {
     random: Random,
     pair: Pair,
     ending: Ending,
-    /// The longest message of a few.
+    /// Largest length of a long message in bytes.
     longest: u64,
-    /// A slow consumer may be slower than the peer is patient.
+    /// A slow consumer may cause a time-out of the peer.
     may_time_out: bool,
-    /// The connection breaks somewhere on the way.
+    /// The connection breaks during the scenario.
     is_killed: bool,
 }
 
@@ -86,7 +87,7 @@ enum Ending {
     CloseBoth,
     Kill,
     Vanish,
-    /// An end hears something that no engine says.
+    /// An end receives a message that no engine sends.
     Garbage(Who),
 }
 
@@ -152,10 +153,10 @@ impl Scenario {
     fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (mut active, passive) = (draw_settings(&mut random), draw_settings(&mut random));
-        // One end may follow Linux's weaker rule; two of them can block each other.
+        // One end may follow the lenient rule of Linux; two of them can block each other.
         active.policy.strict_last_credit = !random.one_in(5);
         let mut faults = draw_faults(&mut random);
-        // A peer that follows the weaker rule counts on there being a receive for each credit.
+        // An end with the lenient rule relies on a posted receive for each credit.
         if !active.policy.strict_last_credit {
             faults.lean_rooms = false;
             faults.receive_queue = 300;
@@ -187,7 +188,7 @@ impl Scenario {
     }
 
     fn play(mut self) -> Pair {
-        // Whatever is asked for before the negotiation is over, or in its middle, must not hurt.
+        // Commands before and during the negotiation must not do any harm.
         for _ in 0..self.random.up_to(8) {
             self.act();
             self.pair.step();
@@ -196,7 +197,7 @@ impl Scenario {
         self.assert_open();
         for _ in 0..self.random.between(1, 4) {
             self.burst();
-            // Some bursts run into each other, and into the end.
+            // Some bursts overlap with the next one or with the end.
             match self.random.up_to(3) {
                 0 => {}
                 1 => self.pair.run(),
@@ -212,7 +213,7 @@ impl Scenario {
         self.pair
     }
 
-    /// Nothing ends a connection that nobody ended.
+    /// Asserts that the connection is open, unless the scenario may have ended it.
     fn assert_open(&self) {
         let open = self.pair.is_open() || self.may_time_out || self.is_killed;
         assert!(open, "the connection ended\n{:?}", self.pair);
@@ -254,7 +255,7 @@ impl Scenario {
         self.random.pick(&[0, 1, few, few, any]) as usize
     }
 
-    /// Memory of `owner`, in up to three pieces, and its content.
+    /// Registers memory of `owner` in up to three regions, and returns its content.
     fn memory(&mut self, owner: Who, access: Access) -> (Vec<BufferDescriptorV1>, Vec<u8>) {
         let mut bytes = Vec::new();
         let mut descriptors = Vec::new();
@@ -298,7 +299,7 @@ impl Scenario {
         self.pair.withhold_receives(who, duration);
     }
 
-    /// Near enough to a Data Transfer to get past the first look.
+    /// Returns bytes that resemble a Data Transfer enough to pass some of its checks.
     fn garbage(&mut self) -> Bytes {
         let length = self.random.pick(&[0, 19, 20, 24, 32, 100]);
         let mut bytes = content(self.random.next(), length).to_vec();
@@ -308,7 +309,7 @@ impl Scenario {
         bytes.into()
     }
 
-    /// A pause, in which two idle ends have little to say.
+    /// Lets both ends be idle for a while, in which they may send only a few messages.
     fn rest(&mut self) {
         self.pair.run();
         let said = |pair: &Pair| pair.active.data_transfers + pair.passive.data_transfers;
@@ -317,7 +318,7 @@ impl Scenario {
         self.pair
             .advance(Duration::from_secs(120) * intervals as u32);
         let said = said(&self.pair) - before;
-        // Both may ask at once: two questions, two answers, and grants for them.
+        // Each interval allows two keepalives, two answers, and grants for them.
         assert!(said <= 6 * (intervals + 1), "{said} messages by idle ends");
     }
 

@@ -1,5 +1,4 @@
-//! The decisions of TDI between two real connections, in process and over TCP: what goes into
-//! `Outbound` at one end is indicated by `Inbound` at the other.
+//! Tests of `Outbound` and `Inbound` at the two ends of a real connection, in process and over TCP.
 
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
@@ -12,8 +11,8 @@ use smbdirect::{
         provider::Provider,
     },
     tdi::{
-        Answer, Inbound, IndicationFlags, Outbound, Outlook, ReceiveEvent, ReceiveSettings,
-        RequestId, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
+        Answer, Inbound, IndicationFlags, Outbound, ReceiveEvent, ReceiveSettings, RequestId,
+        SendAvailability, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
     },
 };
 use tokio::time::{Duration, timeout};
@@ -26,7 +25,7 @@ struct Pair {
 }
 
 async fn pair(provider: Arc<dyn Provider>) -> Pair {
-    // Four credits: a long TSDU waits for more in its middle.
+    // With four credits a long TSDU has to wait for more credits before its end.
     let settings = Settings {
         send_credit_target: 4,
         receive_credit_max: 4,
@@ -52,11 +51,11 @@ fn providers() -> [Arc<dyn Provider>; 2] {
     [Arc::new(Loopback::new()), Arc::new(iwarp)]
 }
 
-/// Hands over and sends whatever is complete.
+/// Sends all complete TSDUs.
 async fn send_all(connection: &Connection, outbound: &mut Outbound) {
     loop {
         connection.ready().await.unwrap();
-        let Some(tsdu) = outbound.poll_tsdu(Outlook::default()) else {
+        let Some(tsdu) = outbound.poll_tsdu(SendAvailability::default()) else {
             return;
         };
         connection.send(tsdu.message).unwrap().await.unwrap();
@@ -64,7 +63,7 @@ async fn send_all(connection: &Connection, outbound: &mut Outbound) {
     }
 }
 
-/// Takes `count` TSDUs as they are indicated, each with the number of its indications.
+/// Takes `count` TSDUs from indications. Returns each with the number of its indications.
 async fn indicated(connection: &Connection, count: usize) -> Vec<(Bytes, usize)> {
     let mut inbound = Inbound::new(ReceiveSettings::default()).unwrap();
     let (mut tsdus, mut tsdu, mut indications) = (Vec::new(), Vec::new(), 0);
@@ -98,7 +97,7 @@ async fn indicated(connection: &Connection, count: usize) -> Vec<(Bytes, usize)>
 //= TDI-SEND-10 test
 //= TDI-SEND-28 test
 #[tokio::test]
-async fn tsdus_arrive_as_they_were_sent() {
+async fn tsdus_arrive_in_order_and_whole() {
     let long: Bytes = (0..200_000_u32)
         .map(|at| at as u8)
         .collect::<Vec<_>>()
@@ -114,7 +113,7 @@ async fn tsdus_arrive_as_they_were_sent() {
         for (id, part) in [(1, 0..50_000), (2, 50_000..50_001), (3, 50_001..150_000)] {
             let done = send(id, long.slice(part.clone()), SendFlags::PARTIAL);
             let Submission::Completed(done) = done else {
-                panic!("there is room");
+                panic!("a segment is wanted");
             };
             assert_eq!(
                 (done.status, done.information),
@@ -141,10 +140,10 @@ async fn tsdus_arrive_as_they_were_sent() {
         };
         let tsdus = timeout(Duration::from_secs(60), both)
             .await
-            .expect("it is soon over");
+            .expect("it completes in time");
         let data: Vec<_> = tsdus.iter().map(|(data, _)| &data[..]).collect();
         assert!(data == [b"expedited", &whole[..], b"last"]);
-        // The long one is longer than an indication.
+        // The long TSDU is longer than one indication.
         assert!(tsdus[1].1 > 3, "{} indications", tsdus[1].1);
         let mut done = Vec::new();
         while let Some(SendEvent::Completed(completion)) = outbound.poll_event() {

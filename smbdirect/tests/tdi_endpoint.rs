@@ -1,5 +1,5 @@
-//! The objects of TDI over real connections, in process and over TCP: what a client of the
-//! interface sees, request by request and event by event.
+//! Tests of the TDI objects over real connections, in process and over TCP: the completions and
+//! events that a client sees.
 
 #[path = "tdi_endpoint/ends.rs"]
 mod ends;
@@ -16,7 +16,9 @@ mod failing;
 mod model;
 #[path = "tdi_endpoint/receiving.rs"]
 mod receiving;
-#[path = "tdi_endpoint/review.rs"]
-mod review;
+#[path = "tdi_endpoint/reentrancy.rs"]
+mod reentrancy;
 #[path = "tdi_endpoint/sending.rs"]
 mod sending;
+#[path = "tdi_endpoint/stress.rs"]
+mod stress;

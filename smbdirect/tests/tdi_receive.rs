@@ -1,5 +1,5 @@
-//! What arrives, against the rules of TDI: the matrix of what a handler can answer, a table for each
-//! rule, and random clients that have to get every byte once.
+//! Tests of `Inbound`: the matrix of handler answers, a table for each rule of TDI receives, and
+//! random clients that must get each byte once.
 
 use std::{
     collections::VecDeque,
@@ -26,7 +26,7 @@ const ENTIRE: IndicationFlags = IndicationFlags::ENTIRE_MESSAGE;
 const LOOKAHEAD: IndicationFlags = IndicationFlags::COPY_LOOKAHEAD;
 const UNFINISHED: IndicationFlags = IndicationFlags::PEEK;
 
-/// Indications of 4 to 8 bytes.
+/// Settings with indications of 4 to 8 bytes.
 fn settings() -> ReceiveSettings {
     ReceiveSettings {
         minimum_lookahead: 4,
@@ -59,7 +59,7 @@ fn indication(inbound: &mut Inbound) -> Indication {
     }
 }
 
-/// The next event in short: what is shown, or what is completed.
+/// Returns a short text of the next event.
 fn next(inbound: &mut Inbound) -> String {
     match inbound.poll_event() {
         None => "-".to_owned(),
@@ -87,7 +87,7 @@ fn next(inbound: &mut Inbound) -> String {
 //= TDI-RECV-10 test
 //= TDI-RECV-13 test
 #[test]
-fn an_indication_tells_what_it_is_of() {
+fn indication_describes_its_tsdu() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "abcde", 9);
     let usual = IndicationFlags::NORMAL | IndicationFlags::AT_DISPATCH_LEVEL;
@@ -100,7 +100,7 @@ fn an_indication_tells_what_it_is_of() {
         (seen.available, seen.tsdu_length, seen.tsdu_offset),
         (5, 14, 0)
     );
-    // One at a time.
+    // There is one indication at a time.
     arrive(&mut inbound, "fghijklmn", 0);
     arrive(&mut inbound, "next", 0);
     assert_eq!(next(&mut inbound), "-");
@@ -132,7 +132,7 @@ fn an_indication_tells_what_it_is_of() {
 //= TDI-RECV-12 test
 //= TDI-RECV-14 test
 #[test]
-fn each_answer_decides_what_comes_next() {
+fn each_answer_determines_the_next_event() {
     #[derive(Clone, Copy, Debug)]
     enum Kind {
         Taken,
@@ -140,26 +140,26 @@ fn each_answer_decides_what_comes_next() {
         Not,
     }
     use Kind::*;
-    // What is here: a whole TSDU; one that goes on; one longer than an indication; a whole one with
-    // another behind it. How many bytes are taken, and with what answer. Next, after more has come
-    // of a TSDU that goes on, and what a receive of 20 bytes then gets.
+    // Columns: the data that has arrived (a whole TSDU, an incomplete one, one longer than an
+    // indication, a whole one before another); the bytes taken and the answer; the next event after
+    // more of an incomplete TSDU has arrived; and the data that a receive of 20 bytes then gets.
     let whole = ("abcd", 0);
     let begun = ("abcd", 4);
     let long = ("abcdefghij", 0);
     for (here, kind, count, now, then) in [
-        // All was taken: it is over, or goes on with what comes.
+        // All was taken, so the next event is about later data.
         (whole, Taken, 4, "-", "-"),
         (begun, Taken, 4, "-", "EFGH/4"),
         (long, Taken, 8, "ij/2", "ij/2"),
-        // Some was taken: the rest is indicated.
+        // Some bytes were taken, and the rest is indicated.
         (whole, Taken, 1, "bcd/3", "bcd/3"),
         (begun, Taken, 1, "-", "bcdE/7"),
         (long, Taken, 1, "bcdefghi/9", "bcdefghi/9"),
-        // Nothing was taken: again when there is more, or never.
+        // Nothing was taken. The data is indicated again if more can arrive.
         (whole, Taken, 0, "-", "-"),
         (begun, Taken, 0, "-", "abcd/8"),
         (long, Taken, 0, "-", "-"),
-        // The rest goes into the request that came along.
+        // The rest fills the request of the answer.
         (whole, Receive, 4, "-", "-"),
         (begun, Receive, 4, "-", "9 SUCCESS EFGH"),
         (long, Receive, 8, "9 SUCCESS ij", "-"),
@@ -169,7 +169,7 @@ fn each_answer_decides_what_comes_next() {
         (whole, Receive, 0, "9 SUCCESS abcd", "-"),
         (begun, Receive, 0, "-", "9 SUCCESS abcdEFGH"),
         (long, Receive, 0, "9 SUCCESS abcdefghij", "-"),
-        // All that there was is taken: no objection. Else nothing is indicated.
+        // If all data was taken, indications continue. Otherwise they stop.
         (whole, Not, 4, "-", "-"),
         (begun, Not, 4, "-", "EFGH/4"),
         (long, Not, 8, "-", "-"),
@@ -201,14 +201,14 @@ fn each_answer_decides_what_comes_next() {
         } else if !now.contains('/') {
             assert_eq!(next(&mut inbound), "-", "{case}");
         }
-        // Whatever was not taken and not received is there for a receive.
+        // A receive gets the data that was neither taken nor received.
         let settled = matches!(kind, Receive) && !(count == data.len() && remaining == 0);
         if settled || rest.is_empty() {
             assert_eq!(next(&mut inbound), "-", "{case}");
             continue;
         }
         if then.contains('/') {
-            // It is being looked at, and the receive waits for the answer.
+            // A handler is processing the data, and the receive waits for its answer.
             inbound.receive(request(1, 20, NORMAL));
             assert_eq!(next(&mut inbound), "-", "{case}");
             inbound.answer(Answer::Taken(0)).unwrap();
@@ -216,14 +216,14 @@ fn each_answer_decides_what_comes_next() {
             inbound.receive(request(1, 20, NORMAL));
         }
         assert_eq!(next(&mut inbound), format!("1 SUCCESS {rest}"), "{case}");
-        // Then indications go on.
+        // Then indications continue.
         arrive(&mut inbound, "more", 0);
         assert_eq!(next(&mut inbound), "more/4", "{case}");
     }
 }
 
 #[test]
-fn a_refusal_of_nothing_with_another_tsdu_here_is_one() {
+fn not_accepting_with_a_further_tsdu_stops_indications() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "abcd", 0);
     arrive(&mut inbound, "efgh", 0);
@@ -235,7 +235,7 @@ fn a_refusal_of_nothing_with_another_tsdu_here_is_one() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_is_an_error_and_costs_nothing() {
+fn invalid_answers_are_errors_without_loss() {
     let mut inbound = inbound(settings());
     let state = Err(Status::INVALID_DEVICE_STATE);
     assert_eq!(inbound.answer(Answer::Taken(0)), state);
@@ -255,7 +255,7 @@ fn an_answer_that_cannot_be_is_an_error_and_costs_nothing() {
 
 //= TDI-RECV-01 test
 #[test]
-fn a_receive_names_what_it_wants() {
+fn receive_flags_select_the_data() {
     let both = NORMAL | ReceiveFlags::EXPEDITED;
     for (flags, expected) in [
         (ReceiveFlags::empty(), "1 SUCCESS abcd"),
@@ -278,7 +278,7 @@ fn a_receive_names_what_it_wants() {
 //= TDI-RECV-06 test
 //= TDI-RECV-08 test
 #[test]
-fn posted_receives_are_filled_in_order_before_anything_is_indicated() {
+fn receives_are_filled_in_order_before_indications() {
     let mut inbound = inbound(settings());
     for (id, length) in [(1, 10), (2, 3), (3, 2), (4, 8)] {
         inbound.receive(request(id, length, NORMAL));
@@ -293,7 +293,7 @@ fn posted_receives_are_filled_in_order_before_anything_is_indicated() {
     assert_eq!(next(&mut inbound), "-");
     arrive(&mut inbound, "jkl", 0);
     assert_eq!(next(&mut inbound), "4 SUCCESS jkl");
-    // A buffer that the end of the TSDU fills has seen the end.
+    // A buffer that is filled exactly by the end of the TSDU has its end.
     inbound.receive(request(5, 4, NORMAL));
     arrive(&mut inbound, "mnop", 0);
     assert_eq!(next(&mut inbound), "5 SUCCESS mnop");
@@ -302,7 +302,7 @@ fn posted_receives_are_filled_in_order_before_anything_is_indicated() {
 }
 
 #[test]
-fn the_receive_of_a_handler_comes_before_those_submitted_meanwhile() {
+fn handler_request_precedes_receives_submitted_meanwhile() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "abcdefgh", 0);
     assert_eq!(next(&mut inbound), "abcdefgh/8");
@@ -316,7 +316,7 @@ fn the_receive_of_a_handler_comes_before_those_submitted_meanwhile() {
 
 //= TDI-RECV-05 test
 #[test]
-fn a_peek_takes_nothing() {
+fn peek_takes_no_data() {
     let mut inbound = inbound(settings());
     inbound.receive(request(1, 4, PEEK));
     assert_eq!(next(&mut inbound), "1 RECEIVE_PARTIAL ");
@@ -332,7 +332,7 @@ fn a_peek_takes_nothing() {
         inbound.receive(request(id, length, PEEK));
         assert_eq!(next(&mut inbound), expected);
     }
-    // It is no receive that would end a refusal.
+    // A peek does not resume indications.
     assert_eq!(next(&mut inbound), "abcd/4");
     inbound.answer(Answer::NotAccepted(0)).unwrap();
     inbound.receive(request(6, 4, PEEK));
@@ -343,7 +343,7 @@ fn a_peek_takes_nothing() {
 }
 
 #[test]
-fn a_receive_of_no_bytes_has_indications_go_on() {
+fn empty_receive_resumes_indications() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "abcd", 0);
     for answer in [Answer::NotAccepted(0), Answer::Taken(0)] {
@@ -357,7 +357,7 @@ fn a_receive_of_no_bytes_has_indications_go_on() {
 }
 
 #[test]
-fn what_was_seen_and_then_taken_hides_nothing() {
+fn declined_data_is_indicated_again_after_a_take() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "abcd", 4);
     assert_eq!(next(&mut inbound), "abcd/4");
@@ -371,14 +371,14 @@ fn what_was_seen_and_then_taken_hides_nothing() {
 
 //= TDI-RECV-15 test
 #[test]
-fn little_waits_for_more() {
+fn short_data_waits_for_the_minimum_lookahead() {
     let mut inbound = inbound(settings());
     for (data, remaining) in [("a", 6), ("", 6), ("b", 5), ("c", 4)] {
         arrive(&mut inbound, data, remaining);
         assert_eq!(next(&mut inbound), "-");
     }
     arrive(&mut inbound, "def", 1);
-    // Gathered as far as has to be.
+    // Only the minimum lookahead is gathered.
     assert_eq!(next(&mut inbound), "abcd/6");
     inbound.answer(Answer::Taken(4)).unwrap();
     assert_eq!(next(&mut inbound), "-");
@@ -387,7 +387,7 @@ fn little_waits_for_more() {
 }
 
 #[test]
-fn a_token_comes_with_the_end_or_alone() {
+fn token_is_reported_with_the_end_or_alone() {
     let token = Some(Token(7));
     let mut inbound = inbound(settings());
     inbound.handle_segment(Bytes::new(), 0, token);
@@ -404,7 +404,7 @@ fn a_token_comes_with_the_end_or_alone() {
     inbound.receive(request(2, 1, NORMAL));
     for expected in [None, token] {
         let Some(ReceiveEvent::Completed(done)) = inbound.poll_event() else {
-            panic!("a byte for each");
+            panic!("each TSDU has one byte");
         };
         assert_eq!(done.invalidated_token, expected);
     }
@@ -428,12 +428,12 @@ fn lending(lendable: usize) -> Inbound {
 //= TDI-CHN-02 test
 //= TDI-CHN-03 test
 #[test]
-fn a_whole_tsdu_is_lent_in_place() {
+fn whole_tsdu_is_lent_without_copying() {
     let mut inbound = lending(500);
     let bytes = Bytes::from(b"abcdef".to_vec());
     let place = bytes.as_ptr();
     arrive(&mut inbound, "xyz01234", 4);
-    // Enough for an indication, but this one is for the chained handler, once it is whole.
+    // The data suffices for an indication, but the chained handler waits for the whole TSDU.
     assert_eq!(next(&mut inbound), "-");
     arrive(&mut inbound, "5678", 0);
     inbound.handle_segment(bytes, 0, Some(Token(7)));
@@ -467,8 +467,8 @@ impl Wake for Count {
 //= TDI-CHN-04 test
 //= TDI-CHN-05 test
 #[test]
-fn no_more_is_lent_than_may_be() {
-    // Two TSDUs of 4 bytes with what each costs besides.
+fn lending_stops_at_its_limit() {
+    // The limit is two TSDUs of 4 bytes and their cost.
     let mut inbound = lending(2 * (4 + 128));
     for data in ["aaaa", "bbbb", "cccc", "dddd"] {
         arrive(&mut inbound, data, 0);
@@ -479,7 +479,7 @@ fn no_more_is_lent_than_may_be() {
         inbound.answer_chained(Ok(())).unwrap();
         assert_eq!(inbound.lent(), lent);
     }
-    // The third is copied, and stays so though the first comes back meanwhile.
+    // The third TSDU is copied, even after the first was returned.
     assert_eq!(next(&mut inbound), "cccc/4");
     let count = Arc::new(Count::default());
     inbound.watch_loans(&Waker::from(count.clone()));
@@ -494,7 +494,7 @@ fn no_more_is_lent_than_may_be() {
     assert_eq!(next(&mut inbound), "cccc/4");
     inbound.answer(Answer::Taken(4)).unwrap();
     assert_eq!(next(&mut inbound), "chained 4");
-    // Longer than all that may be lent: copied from its first bytes on.
+    // A TSDU longer than the lending limit is copied from its start.
     let mut inbound = lending(200);
     arrive(&mut inbound, "abcdefgh", 100);
     assert_eq!(next(&mut inbound), "abcdefgh/8");
@@ -503,7 +503,7 @@ fn no_more_is_lent_than_may_be() {
 //= TDI-CHN-03 test
 //= TDI-CHN-06 test
 #[test]
-fn a_chained_tsdu_that_is_not_accepted_waits_for_receives() {
+fn unaccepted_chained_tsdu_is_held_for_receives() {
     let mut inbound = lending(500);
     arrive(&mut inbound, "abcd", 0);
     arrive(&mut inbound, "next", 0);
@@ -514,17 +514,17 @@ fn a_chained_tsdu_that_is_not_accepted_waits_for_receives() {
         (next(&mut inbound), inbound.lent(), inbound.held()),
         ("-".to_owned(), 0, 264)
     );
-    // Untouched, it can be offered again to the same handler.
+    // The TSDU can be offered to the same handler again.
     inbound.resume();
     let tsdu = chained(&mut inbound);
     inbound.answer_chained(Err(tsdu)).unwrap();
-    // Also what was read is still there. The rest goes to no other handler.
+    // It includes bytes that were read. The rest goes to no other handler.
     inbound.receive(request(1, 3, NORMAL));
     assert_eq!(next(&mut inbound), "1 BUFFER_OVERFLOW abc");
     assert_eq!(next(&mut inbound), "-");
     inbound.receive(request(2, 3, NORMAL));
     assert_eq!(next(&mut inbound), "2 SUCCESS d");
-    // Another than the one shown is no answer.
+    // Returning another TSDU than the indicated one is an error.
     let tsdu = chained(&mut inbound);
     inbound.answer_chained(Ok(())).unwrap();
     arrive(&mut inbound, "last", 0);
@@ -538,7 +538,7 @@ fn a_chained_tsdu_that_is_not_accepted_waits_for_receives() {
 }
 
 #[test]
-fn what_a_receive_has_begun_is_not_lent() {
+fn partly_received_tsdu_is_not_lent() {
     let mut inbound = lending(500);
     inbound.receive(request(1, 2, NORMAL));
     arrive(&mut inbound, "abcdef", 0);
@@ -548,8 +548,8 @@ fn what_a_receive_has_begun_is_not_lent() {
 
 //= TDI-RECV-17 test
 #[test]
-fn a_client_that_takes_nothing_is_given_no_more() {
-    // A few small TSDUs fill the buffer by what each costs.
+fn full_receive_buffer_wants_no_segment() {
+    // A few small TSDUs fill the buffer with their cost.
     let mut small = inbound(settings());
     let mut arrived = 0;
     while small.wants_segment() {
@@ -558,7 +558,7 @@ fn a_client_that_takes_nothing_is_given_no_more() {
         assert!(arrived < 100);
     }
     assert_eq!(arrived, 8);
-    // Asked for, it goes on.
+    // A pending receive wants more data.
     assert_eq!(next(&mut small), "a/1");
     small.answer(Answer::NotAccepted(0)).unwrap();
     assert!(!small.wants_segment());
@@ -566,7 +566,7 @@ fn a_client_that_takes_nothing_is_given_no_more() {
         small.receive(request(id, 1, NORMAL));
     }
     assert!(small.wants_segment());
-    // A TSDU that is longer than the buffer may come to its end, as long as nobody refuses it.
+    // A TSDU that is longer than the buffer can arrive in full unless it is refused.
     let data: &'static [u8] = &[7; 1000];
     let mut long = inbound(settings());
     long.handle_segment(Bytes::from_static(data), 1000, None);
@@ -574,7 +574,7 @@ fn a_client_that_takes_nothing_is_given_no_more() {
     indication(&mut long);
     long.answer(Answer::NotAccepted(0)).unwrap();
     assert!(!long.wants_segment());
-    // What is lent counts as well.
+    // Lent TSDUs count too.
     let mut lent = lending(1000);
     lent.handle_segment(Bytes::from_static(&data[..800]), 0, None);
     let kept = chained(&mut lent);
@@ -589,7 +589,7 @@ fn a_client_that_takes_nothing_is_given_no_more() {
 }
 
 #[test]
-fn the_end_completes_what_is_posted() {
+fn end_completes_pending_receives() {
     let mut inbound = inbound(settings());
     inbound.receive(request(1, 8, NORMAL));
     inbound.receive(request(2, 8, NORMAL));
@@ -601,7 +601,7 @@ fn the_end_completes_what_is_posted() {
     inbound.receive(request(3, 8, NORMAL));
     assert_eq!(next(&mut inbound), "3 INVALID_CONNECTION ");
     assert_eq!((next(&mut inbound), inbound.held()), ("-".to_owned(), 0));
-    // Also while a handler is at work.
+    // The same while a handler is running.
     let mut inbound = self::inbound(settings());
     arrive(&mut inbound, "abcd", 0);
     assert_eq!(next(&mut inbound), "abcd/4");
@@ -612,7 +612,7 @@ fn the_end_completes_what_is_posted() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_refused() {
+fn contradictory_settings_are_refused() {
     for (minimum_lookahead, maximum_lookahead, receive_buffer, lendable, holds) in [
         (1, 1, 1, 1, true),
         (0, 8, 100, 0, false),
@@ -631,17 +631,17 @@ fn settings_that_contradict_each_other_are_refused() {
     assert!(Inbound::new(ReceiveSettings::default()).is_ok());
 }
 
-/// What a random client does next.
+/// The next operation of a random client.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Another segment of so many bytes comes, if it is wanted.
+    /// Another segment of this many bytes arrives, if it is wanted.
     Arrive(usize),
-    /// A receive of so many bytes.
+    /// The client submits a receive of this many bytes.
     Receive(usize),
-    /// What there is to do is done, and a handler answers: how, and how much it takes.
+    /// Events are handled, and a handler gives this answer and takes this many bytes.
     Poll(u8, usize),
     Resume,
-    /// The oldest loan comes back.
+    /// The client returns the oldest loan.
     Return,
 }
 
@@ -655,17 +655,17 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Who gets a place for data while a handler refuses it cannot know of the refusal yet.
+/// A client that can accept data again while its handler refuses some does not know of the refusal.
 //= TDI-RECV-11 test
 #[test]
-fn a_resume_during_a_handler_counts_after_its_answer() {
+fn resume_during_a_handler_overrides_its_answer() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "abcd", 0);
     assert_eq!(next(&mut inbound), "abcd/4");
     inbound.resume();
     inbound.answer(Answer::NotAccepted(0)).unwrap();
     assert_eq!(next(&mut inbound), "abcd/4");
-    // It counts once.
+    // The resume counts once.
     inbound.answer(Answer::NotAccepted(0)).unwrap();
     assert_eq!(next(&mut inbound), "-");
     inbound.resume();
@@ -673,17 +673,17 @@ fn a_resume_during_a_handler_counts_after_its_answer() {
     assert_eq!(
         next(&mut inbound),
         "abcd/4",
-        "it was shown to the copying handler"
+        "the copying handler was shown the TSDU"
     );
     inbound.receive(request(1, 0, NORMAL));
     inbound.answer(Answer::Taken(0)).unwrap();
     assert_eq!(next(&mut inbound), "1 SUCCESS ");
     assert_eq!(next(&mut inbound), "abcd/4");
     inbound.answer(Answer::Taken(4)).unwrap();
-    // The same with the chained handler.
+    // The same holds for the chained handler.
     arrive(&mut inbound, "efgh", 0);
     let Some(ReceiveEvent::Chained(tsdu)) = inbound.poll_event() else {
-        panic!("it is lent");
+        panic!("the TSDU is lent");
     };
     inbound.resume();
     inbound.answer_chained(Err(tsdu)).unwrap();
@@ -693,7 +693,7 @@ fn a_resume_during_a_handler_counts_after_its_answer() {
 //= TDI-RECV-03 test
 //= TDI-RECV-12 test
 #[test]
-fn what_is_whole_outlives_the_connection() {
+fn whole_tsdus_can_be_received_after_the_end() {
     let mut inbound = inbound(settings());
     for words in ["abcd", "efgh", "ijkl"] {
         arrive(&mut inbound, words, 0);
@@ -719,10 +719,11 @@ fn what_is_whole_outlives_the_connection() {
     assert!(inbound.take_tsdu().is_none());
 }
 
-/// The last TSDU is not whole: whoever has begun to receive it, or waits for the next, learns why.
+/// The last TSDU is incomplete. A receive that has part of it, or that waits for the next TSDU,
+/// completes with the cause.
 //= TDI-RECV-03 test
 #[test]
-fn what_is_not_whole_ends_with_the_connection() {
+fn incomplete_tsdu_is_discarded_at_the_end() {
     let mut inbound = inbound(settings());
     arrive(&mut inbound, "ab", 4);
     inbound.receive(request(1, 9, NORMAL));
@@ -732,7 +733,7 @@ fn what_is_not_whole_ends_with_the_connection() {
     inbound.finish(Status::LINK_FAILED);
     assert_eq!(next(&mut inbound), "1 LINK_FAILED abcd");
     assert_eq!(next(&mut inbound), "2 LINK_FAILED ");
-    // While a handler looks at it.
+    // A handler is processing the incomplete TSDU.
     let mut inbound = self::inbound(settings());
     arrive(&mut inbound, "abcd", 4);
     assert_eq!(next(&mut inbound), "abcd/4");
@@ -740,7 +741,7 @@ fn what_is_not_whole_ends_with_the_connection() {
     let answer = inbound.answer(Answer::TakenThenReceive(4, request(3, 4, NORMAL)));
     assert_eq!(answer, Err(Status::INVALID_DEVICE_STATE));
     assert_eq!(next(&mut inbound), "3 INVALID_CONNECTION ");
-    // Or at the one before it, while a receive waits behind.
+    // A handler is processing the TSDU before it, and a receive is pending.
     let mut inbound = self::inbound(settings());
     arrive(&mut inbound, "abcd", 0);
     arrive(&mut inbound, "ef", 4);
@@ -753,7 +754,7 @@ fn what_is_not_whole_ends_with_the_connection() {
 }
 
 #[test]
-fn a_receive_can_be_cancelled_with_what_it_has() {
+fn cancelled_receive_keeps_its_bytes() {
     let mut inbound = inbound(settings());
     inbound.receive(request(1, 9, NORMAL));
     inbound.receive(request(2, 9, NORMAL));
@@ -768,12 +769,12 @@ fn a_receive_can_be_cancelled_with_what_it_has() {
 
 //= TDI-RECV-08 test
 #[test]
-fn whole_tsdus_can_be_taken() {
+fn take_tsdu_takes_whole_tsdus() {
     let mut inbound = inbound(settings());
     assert!(inbound.set_taken_whole(true) && !inbound.set_taken_whole(true));
     arrive(&mut inbound, "ab", 3);
     assert_eq!(next(&mut inbound), "-");
-    assert!(inbound.take_tsdu().is_none(), "it is not whole");
+    assert!(inbound.take_tsdu().is_none(), "the TSDU is incomplete");
     inbound.handle_segment(Bytes::from("cde"), 0, Some(Token(5)));
     arrive(&mut inbound, "next", 0);
     inbound.receive(request(1, 1, NORMAL));
@@ -783,13 +784,17 @@ fn whole_tsdus_can_be_taken() {
     assert_eq!(tsdu.into_bytes(), "bcde");
     assert!(inbound.set_taken_whole(false));
     assert_eq!(next(&mut inbound), "next/4");
-    assert!(inbound.take_tsdu().is_none(), "a handler is at it");
+    assert!(
+        inbound.take_tsdu().is_none(),
+        "a handler is processing the TSDU"
+    );
     inbound.answer(Answer::Taken(4)).unwrap();
     assert_eq!(inbound.held(), 0);
 }
 
 proptest! {
-    /// However a client takes it, each byte comes once, in order, and each end where it was.
+    /// Each byte is delivered once and in order, and each end of a TSDU at its place, for all ways in
+    /// which a client takes data.
     //= TDI-RECV-02 test
     //= TDI-RECV-06 test
     //= TDI-RECV-08 test
@@ -801,7 +806,7 @@ proptest! {
     //= TDI-CHN-03 test
     //= TDI-SEND-28 test
     #[test]
-    fn each_byte_comes_once(
+    fn each_byte_is_delivered_once(
         lengths in proptest::collection::vec(1..40_usize, 1..20),
         ops in proptest::collection::vec(op(), 1..300),
         lendable in prop_oneof![Just(0_usize), Just(200), Just(500)],
@@ -818,8 +823,8 @@ proptest! {
         let (mut posted, mut id) = (VecDeque::new(), 0);
         let mut loans = VecDeque::new();
         let mut refused = false;
-        // At the end all arrives, and the client takes what there is. A chained TSDU that was not
-        // accepted, and was received in part, waits for receives.
+        // At the end all data arrives and the client takes it. A chained TSDU that was not accepted
+        // and was received in part is held for receives.
         let take = [Op::Return, Op::Resume, Op::Arrive(40), Op::Poll(0, 8), Op::Poll(0, 8)];
         let receive = [Op::Receive(40), Op::Arrive(40), Op::Poll(0, 8), Op::Poll(0, 8)];
         let end = std::iter::repeat_n(take, 2 * total + 300).flatten();
@@ -834,7 +839,7 @@ proptest! {
                     *left -= count;
                     let payload = Bytes::copy_from_slice(&sent[arrived..arrived + count]);
                     arrived += count;
-                    // An empty segment stands only in the middle.
+                    // An empty segment occurs only inside a TSDU.
                     let remaining = *left;
                     inbound.handle_segment(payload, remaining, None);
                     if remaining == 0 {
@@ -878,7 +883,7 @@ proptest! {
                                 Answer::TakenThenReceive(count, request(id, 5, NORMAL))
                             }
                             _ => {
-                                // No objection if nothing more is here.
+                                // Indications continue if no other data has arrived.
                                 refused = got.len() < arrived;
                                 Answer::NotAccepted(count)
                             }

@@ -1,5 +1,5 @@
-//! The sends of TDI against its rules: tables for each sentence, and a model of two FIFO queues for
-//! all of them together.
+//! Tests of `Outbound`: a table for each rule of TDI sends, and random sends compared with a model of
+//! two FIFO queues.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use smbdirect::{
     Message, Token,
     tdi::{
-        Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, Outlook, RequestId,
+        Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, RequestId, SendAvailability,
         SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
     },
 };
@@ -29,11 +29,11 @@ struct Sends {
     last: u64,
 }
 
-/// A completion in short: request, status, information.
+/// A completion as request, status and information.
 type Done = (u64, Status, usize);
 
 impl Sends {
-    /// TSDUs of 8 bytes, a buffer of 16 that drains to 4.
+    /// Sends with TSDUs of at most 8 bytes, a send buffer of 16 bytes and a low mark of 4 bytes.
     fn new() -> Self {
         Self::with(settings())
     }
@@ -56,7 +56,7 @@ impl Sends {
         }
     }
 
-    /// Status and information if the request is over at once.
+    /// Submits a request. Returns its status and information if it completes immediately.
     fn send(&mut self, data: &'static str, flags: SendFlags) -> Option<(Status, usize)> {
         let completion = self.submit(|request| {
             request.buffer = data.into();
@@ -68,10 +68,10 @@ impl Sends {
     }
 
     fn next(&mut self) -> Option<OutboundTsdu> {
-        self.outbound.poll_tsdu(Outlook::default())
+        self.outbound.poll_tsdu(SendAvailability::default())
     }
 
-    /// Hands over what there is, and has all of it sent.
+    /// Sends all complete TSDUs, and returns them.
     fn drain(&mut self) -> Vec<String> {
         let mut sent = Vec::new();
         while let Some(tsdu) = self.next() {
@@ -81,12 +81,12 @@ impl Sends {
         sent
     }
 
-    /// What happened since.
+    /// Returns the events so far.
     fn events(&mut self) -> Vec<SendEvent> {
         std::iter::from_fn(|| self.outbound.poll_event()).collect()
     }
 
-    /// What happened since, of which nothing was anything but a completion.
+    /// Returns the events so far, which must all be completions.
     fn done(&mut self) -> Vec<Done> {
         let events = self.events().into_iter();
         events
@@ -127,7 +127,7 @@ const fn taken(information: usize) -> Option<(Status, usize)> {
 //= TDI-SEND-28 test
 //= TDI-SEND-31 test
 #[test]
-fn a_send_without_flags_is_a_tsdu() {
+fn send_without_flags_is_one_tsdu() {
     let mut sends = Sends::new();
     for data in ["a", "bc", "def"] {
         assert_eq!(sends.send(data, NONE), None);
@@ -140,7 +140,7 @@ fn a_send_without_flags_is_a_tsdu() {
 
 //= TDI-SEND-03 test
 #[test]
-fn flags_can_be_combined_and_undefined_ones_are_refused() {
+fn flags_combine_and_undefined_bits_are_refused() {
     for bits in 0..16 {
         let mut flags = NONE;
         for (bit, flag) in [E, P, N, B].into_iter().enumerate() {
@@ -171,7 +171,7 @@ fn flags_can_be_combined_and_undefined_ones_are_refused() {
 //= TDI-SEND-04 test
 //= TDI-SEND-05 test
 #[test]
-fn expedited_sends_overtake_what_has_not_begun() {
+fn expedited_sends_overtake_unstarted_tsdus() {
     let mut sends = Sends::new();
     for data in ["begun", "n1", "n2"] {
         sends.send(data, NONE);
@@ -186,7 +186,7 @@ fn expedited_sends_overtake_what_has_not_begun() {
 
 //= TDI-SEND-06 test
 #[test]
-fn without_expedited_sends_the_flag_means_nothing() {
+fn expedited_flag_is_ignored_if_so_set() {
     let mut sends = Sends::with(SendSettings {
         expedited: Expedited::Ignore,
         high_water: 8,
@@ -206,7 +206,7 @@ fn partial_sends_are_one_tsdu() {
     assert_eq!(sends.send("a", P), taken(1));
     assert_eq!(sends.send("b", P), taken(1));
     assert!(sends.next().is_none());
-    // Of the other class, and hence another TSDU.
+    // This is of the other class, and hence another TSDU.
     assert_eq!(sends.send("X", E | P), taken(1));
     assert_eq!(sends.send("c", NONE), None);
     assert_eq!(sends.send("d", NONE), None);
@@ -219,22 +219,22 @@ fn partial_sends_are_one_tsdu() {
 //= TDI-SEND-12 test
 //= TDI-SEND-13 test
 #[test]
-fn no_response_expected_changes_nothing_but_the_prompt() {
-    let low = Outlook {
+fn no_response_expected_only_sets_the_prompt() {
+    let low = SendAvailability {
         send_credits: 3,
         low_credits: 2,
         segment_payload: 4,
         response_pending: false,
     };
-    let plenty = Outlook {
+    let plenty = SendAvailability {
         send_credits: 9,
         ..low
     };
-    let pending = Outlook {
+    let pending = SendAvailability {
         response_pending: true,
         ..low
     };
-    for (policy, outlook, prompts) in [
+    for (policy, availability, prompts) in [
         (NoResponse::Ignore, low, false),
         (NoResponse::WhenLowOnCredits, low, true),
         (NoResponse::WhenLowOnCredits, plenty, false),
@@ -250,22 +250,25 @@ fn no_response_expected_changes_nothing_but_the_prompt() {
             });
             assert_eq!(sends.send("ab", P | N), taken(2));
             assert_eq!(sends.send("cd", flags), None);
-            let tsdu = sends.outbound.poll_tsdu(outlook).unwrap();
-            assert_eq!(tsdu.prompt, prompts, "{policy:?} {outlook:?} {flags:?}");
+            let tsdu = sends.outbound.poll_tsdu(availability).unwrap();
+            assert_eq!(
+                tsdu.prompt, prompts,
+                "{policy:?} {availability:?} {flags:?}"
+            );
             assert_eq!(text(tsdu.message), "abcd");
             sends.outbound.tsdu_sent();
             assert_eq!(sends.done(), [(2, SUCCESS, 2)]);
         }
     }
-    // What counts is what the TSDU leaves: 8 bytes take two segments, 4 take one.
+    // The credits that the TSDU leaves decide: 8 bytes use two segments, 4 bytes use one.
     for (data, credits, prompts) in [("12345678", 4, true), ("1234", 4, false), ("1234", 1, true)] {
         let mut sends = Sends::new();
         sends.send(data, N);
-        let outlook = Outlook {
+        let availability = SendAvailability {
             send_credits: credits,
             ..low
         };
-        let tsdu = sends.outbound.poll_tsdu(outlook).unwrap();
+        let tsdu = sends.outbound.poll_tsdu(availability).unwrap();
         assert_eq!(tsdu.prompt, prompts, "{data} {credits}");
     }
 }
@@ -275,7 +278,7 @@ fn no_response_expected_changes_nothing_but_the_prompt() {
 //= TDI-SEND-16 test
 //= TDI-SEND-21 test
 #[test]
-fn a_non_blocking_send_is_taken_over_as_far_as_there_is_room() {
+fn non_blocking_send_takes_what_fits() {
     let mut sends = Sends::new();
     assert_eq!(sends.outbound.available(), 16);
     assert_eq!(sends.send("12345678", B), taken(8));
@@ -286,7 +289,7 @@ fn a_non_blocking_send_is_taken_over_as_far_as_there_is_room() {
         (0, 16)
     );
     assert_eq!(sends.send("EF", B), NOT_READY);
-    // The part is no TSDU: it waits for its rest.
+    // The part is no whole TSDU and waits for the rest.
     assert_eq!(sends.drain(), ["12345678", "abcd"]);
     assert_eq!(sends.send("EF", B), taken(2));
     assert_eq!(sends.drain(), ["ABCDEF"]);
@@ -294,7 +297,7 @@ fn a_non_blocking_send_is_taken_over_as_far_as_there_is_room() {
 }
 
 #[test]
-fn an_atomic_send_is_taken_over_whole_or_not() {
+fn atomic_send_takes_all_or_nothing() {
     let mut sends = Sends::with(SendSettings {
         non_blocking: NonBlocking::Atomic,
         ..settings()
@@ -306,7 +309,7 @@ fn an_atomic_send_is_taken_over_whole_or_not() {
     sends.next().unwrap();
     sends.next().unwrap();
     sends.outbound.tsdu_sent();
-    // 8 bytes free, but 8 are left to drain.
+    // 8 bytes are free, but 8 bytes have yet to drain.
     assert_eq!(sends.events().len(), 0);
     sends.outbound.tsdu_sent();
     let events = sends.events();
@@ -314,7 +317,7 @@ fn an_atomic_send_is_taken_over_whole_or_not() {
         matches!(events[..], [SendEvent::SendPossible { available: 12 }]),
         "{events:?}"
     );
-    // Enough has drained now and then, but never for what was refused.
+    // The buffer has drained to the low mark, but has no room for the refused send.
     assert_eq!(sends.drain(), ["abcd"]);
     assert_eq!(sends.send("open...", B | P), taken(7));
     assert_eq!(sends.send("12345678", E | B), taken(8));
@@ -330,7 +333,7 @@ fn an_atomic_send_is_taken_over_whole_or_not() {
 
 //= TDI-SEND-17 test
 #[test]
-fn a_refusal_is_made_good_when_nothing_more_can_drain() {
+fn send_possible_follows_when_nothing_more_can_drain() {
     let mut sends = Sends::with(SendSettings {
         non_blocking: NonBlocking::Atomic,
         ..settings()
@@ -338,7 +341,7 @@ fn a_refusal_is_made_good_when_nothing_more_can_drain() {
     assert_eq!(sends.send("123", B), taken(3));
     assert_eq!(sends.send("12345678", E | P), taken(8));
     assert_eq!(sends.send("1234567", B), NOT_READY);
-    // Somebody else begins a TSDU, and there will never be room for 7 bytes more.
+    // Another client opens a TSDU, so there will never be room for 7 more bytes.
     assert_eq!(sends.send("abc", P), taken(3));
     assert_eq!(sends.drain(), ["123"]);
     let events = sends.events();
@@ -351,12 +354,12 @@ fn a_refusal_is_made_good_when_nothing_more_can_drain() {
 //= TDI-SEND-17 test
 //= TDI-SEND-18 test
 #[test]
-fn sends_are_called_possible_once_after_a_refusal() {
+fn send_possible_is_reported_once_per_refusal() {
     let mut sends = Sends::new();
     for data in ["12345678", "1234", "1234"] {
         assert_eq!(sends.send(data, B), taken(data.len()));
     }
-    // Nothing was refused: nothing is said.
+    // Without a refusal there is no event.
     sends.next().unwrap();
     sends.outbound.tsdu_sent();
     assert_eq!(sends.events().len(), 0);
@@ -369,28 +372,28 @@ fn sends_are_called_possible_once_after_a_refusal() {
         sends.outbound.tsdu_sent();
         said.push(sends.events());
     }
-    // 12 and then 8 bytes are more than the low mark of 4.
+    // 12 bytes, and then 8 bytes, are above the low mark of 4.
     assert!(said[0].is_empty() && said[1].is_empty());
     assert!(
         matches!(said[2][..], [SendEvent::SendPossible { available: 16 }]),
         "{said:?}"
     );
     assert!(sends.events().is_empty());
-    // It was no reservation.
+    // The event reserves no room.
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("c", B), NOT_READY);
 }
 
 #[test]
-fn an_open_tsdu_does_not_silence_the_event() {
+fn open_tsdu_does_not_suppress_send_possible() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("open...", P), taken(7));
     assert_eq!(sends.send("12345678", E | B), taken(8));
     assert_eq!(sends.send("ab", E | B), taken(1));
     assert_eq!(sends.send("b", E | B), NOT_READY);
     assert_eq!(sends.drain(), ["12345678"]);
-    // 7 bytes and 1 are left, more than the low mark; but they are not to drain.
+    // 7 bytes and 1 byte are left, above the low mark, but open TSDUs do not drain.
     let events = sends.events();
     assert!(
         matches!(events[..], [SendEvent::SendPossible { available: 8 }]),
@@ -400,7 +403,7 @@ fn an_open_tsdu_does_not_silence_the_event() {
 
 //= TDI-SEND-17 test
 #[test]
-fn of_two_refusals_the_smaller_decides_when_sends_are_possible() {
+fn smaller_of_two_refusals_decides_send_possible() {
     let mut sends = Sends::with(SendSettings {
         non_blocking: NonBlocking::Atomic,
         ..settings()
@@ -421,7 +424,7 @@ fn of_two_refusals_the_smaller_decides_when_sends_are_possible() {
 }
 
 #[test]
-fn after_the_end_no_send_is_possible() {
+fn no_send_possible_event_after_the_end() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
@@ -433,7 +436,7 @@ fn after_the_end_no_send_is_possible() {
 
 //= TDI-SEND-19 test
 #[test]
-fn without_a_send_buffer_non_blocking_means_nothing() {
+fn non_blocking_is_ignored_without_a_send_buffer() {
     let mut sends = Sends::with(SendSettings {
         high_water: 0,
         low_water: 0,
@@ -449,11 +452,11 @@ fn without_a_send_buffer_non_blocking_means_nothing() {
 
 //= TDI-SEND-20 test
 #[test]
-fn a_blocking_send_waits() {
+fn blocking_send_waits_for_room() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345", B), taken(5));
-    // No room for a part: it waits, and nobody takes the room that is left before it does.
+    // The part waits for room, and no later send takes the room that is left.
     assert_eq!(sends.send("wait", P), None);
     assert_eq!(sends.outbound.available(), 0);
     assert_eq!(sends.send("!", E | B), NOT_READY);
@@ -475,7 +478,7 @@ fn a_blocking_send_waits() {
 
 //= TDI-SEND-20 test
 #[test]
-fn who_waits_first_has_room_first() {
+fn oldest_waiting_send_gets_room_first() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
@@ -490,7 +493,7 @@ fn who_waits_first_has_room_first() {
 }
 
 #[test]
-fn room_for_exactly_a_part_is_enough() {
+fn partial_send_fits_exactly() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
@@ -502,11 +505,11 @@ fn room_for_exactly_a_part_is_enough() {
 }
 
 #[test]
-fn a_part_that_waits_for_room_is_sent_with_its_tsdu_all_the_same() {
+fn waiting_part_is_sent_with_its_tsdu() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
-    // Expedited, and the room could only come from normal sends behind it.
+    // The part is expedited, and only normal sends after it could free room.
     assert_eq!(sends.send("ab", E | P), None);
     assert_eq!(sends.send("cd", E), None);
     let tsdu = sends.next().unwrap();
@@ -517,7 +520,7 @@ fn a_part_that_waits_for_room_is_sent_with_its_tsdu_all_the_same() {
 
 //= TDI-SEND-22 test
 #[test]
-fn what_is_longer_than_a_tsdu_is_refused() {
+fn too_long_tsdu_is_refused() {
     let mut sends = Sends::new();
     for flags in [NONE, P, B, E] {
         assert_eq!(sends.send("123456789", flags), INVALID);
@@ -525,7 +528,7 @@ fn what_is_longer_than_a_tsdu_is_refused() {
     assert_eq!(sends.send("12345678", NONE), None);
     assert_eq!(sends.drain(), ["12345678"]);
     assert_eq!(sends.done(), [(5, SUCCESS, 8)]);
-    // The part that crosses the limit is refused, and the TSDU is as it was.
+    // The part that exceeds the limit is refused, and the TSDU is unchanged.
     assert_eq!(sends.send("12345", P), taken(5));
     assert_eq!(sends.send("6789", P), INVALID);
     assert_eq!(sends.send("6789", NONE), INVALID);
@@ -536,7 +539,7 @@ fn what_is_longer_than_a_tsdu_is_refused() {
 //= TDI-SEND-24 test
 //= TDI-SEND-25 test
 #[test]
-fn a_chain_of_buffers_is_sent_in_place_and_comes_back() {
+fn chain_of_buffers_is_sent_without_copying_and_returned() {
     let mut sends = Sends::new();
     let parts = [
         Bytes::new(),
@@ -557,7 +560,7 @@ fn a_chain_of_buffers_is_sent_in_place_and_comes_back() {
     }
     sends.outbound.tsdu_sent();
     let Some(SendEvent::Completed(done)) = sends.outbound.poll_event() else {
-        panic!("it was sent");
+        panic!("the send completed");
     };
     let bytes = done.buffer.into_bytes();
     assert_eq!(bytes, "abc");
@@ -567,7 +570,7 @@ fn a_chain_of_buffers_is_sent_in_place_and_comes_back() {
 //= TDI-SEND-26 test
 //= TDI-SEND-01 test
 #[test]
-fn the_end_completes_everything_once_and_nothing_comes_after() {
+fn end_completes_each_request_once() {
     for (status, started) in [(Status::LOCAL_DISCONNECT, 0), (Status::LINK_FAILED, 2)] {
         let mut sends = Sends::new();
         assert_eq!(sends.send("12345678", B), taken(8));
@@ -600,7 +603,7 @@ fn the_end_completes_everything_once_and_nothing_comes_after() {
 
 //= TDI-SEND-27 test
 #[test]
-fn what_has_not_begun_is_withdrawn_when_its_time_is_over() {
+fn unstarted_send_is_withdrawn_at_its_deadline() {
     let mut sends = Sends::new();
     let soon = sends.now + Duration::from_secs(1);
     assert_eq!(sends.send("1234", P), taken(4));
@@ -618,7 +621,7 @@ fn what_has_not_begun_is_withdrawn_when_its_time_is_over() {
     sends.outbound.handle_timeout(soon);
     assert_eq!(sends.done(), [(2, Status::IO_TIMEOUT, 0)]);
     assert_eq!(sends.outbound.buffered(), 0);
-    // The default is a minute.
+    // The default time-out is one minute.
     let minute = sends.now + Duration::from_secs(60);
     assert_eq!(sends.outbound.poll_timeout(), Some(minute));
     assert_eq!(sends.drain(), ["other"]);
@@ -626,8 +629,8 @@ fn what_has_not_begun_is_withdrawn_when_its_time_is_over() {
 }
 
 #[test]
-fn what_has_begun_or_is_promised_ends_the_connection_when_its_time_is_over() {
-    // Begun; and taken over, so that the client was told of success.
+fn started_or_completed_tsdu_aborts_the_connection_at_its_deadline() {
+    // The first has started to leave, and the second has completed with success.
     for (flags, begins) in [(NONE, true), (B, false), (B, true)] {
         let mut sends = Sends::new();
         let soon = sends.now + Duration::from_secs(1);
@@ -670,8 +673,8 @@ fn what_has_begun_or_is_promised_ends_the_connection_when_its_time_is_over() {
 }
 
 #[test]
-fn without_a_timeout_nothing_is_given_up() {
-    // The longest there is has no end.
+fn sends_without_a_timeout_never_expire() {
+    // The longest duration means no deadline.
     for send_timeout in [None, Some(Duration::MAX)] {
         let mut sends = Sends::with(SendSettings {
             send_timeout,
@@ -687,7 +690,7 @@ fn without_a_timeout_nothing_is_given_up() {
 
 //= TDI-SEND-34 test
 #[test]
-fn a_send_can_be_cancelled_until_it_begins() {
+fn send_can_be_cancelled_until_it_starts() {
     let mut sends = Sends::new();
     for data in ["a", "b", "c"] {
         sends.send(data, NONE);
@@ -704,7 +707,7 @@ fn a_send_can_be_cancelled_until_it_begins() {
 
 //= TDI-SEND-34 test
 #[test]
-fn nothing_is_sent_of_a_tsdu_with_a_part_cancelled() {
+fn cancelling_a_part_cancels_its_tsdu() {
     let mut sends = Sends::new();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
@@ -713,7 +716,7 @@ fn nothing_is_sent_of_a_tsdu_with_a_part_cancelled() {
     assert!(sends.outbound.cancel(RequestId(3)));
     let ends = [(3, Status::CANCELLED, 0), (4, Status::REQUEST_ABORTED, 0)];
     assert_eq!(sends.done(), ends);
-    // What follows up to the end is of the same TSDU; what comes then is not.
+    // Sends up to the end belong to the same TSDU, and later ones do not.
     let aborted = Some((Status::REQUEST_ABORTED, 0));
     assert_eq!(sends.send("c", E | P), aborted);
     assert_eq!(sends.send("d", E), aborted);
@@ -724,7 +727,7 @@ fn nothing_is_sent_of_a_tsdu_with_a_part_cancelled() {
 //= TDI-SEND-29 test
 //= TDI-SEND-30 test
 #[test]
-fn a_send_of_no_bytes_can_only_end_a_tsdu() {
+fn empty_send_only_ends_a_tsdu() {
     for flags in [NONE, E, B, P, P | B] {
         let mut sends = Sends::new();
         assert_eq!(sends.send("", flags), INVALID);
@@ -744,7 +747,7 @@ fn a_send_of_no_bytes_can_only_end_a_tsdu() {
 
 //= TDI-SEND-32 test
 #[test]
-fn a_write_is_a_send_without_flags() {
+fn write_is_a_send_without_flags() {
     let mut sends = Sends::new();
     let request = SendRequest::write(RequestId(1), "abc");
     assert_eq!(
@@ -760,7 +763,7 @@ fn a_write_is_a_send_without_flags() {
 }
 
 #[test]
-fn a_token_goes_with_the_end_of_a_tsdu() {
+fn token_requires_the_end_of_a_tsdu() {
     let mut sends = Sends::new();
     let part = sends.submit(|request| {
         request.buffer = "a".into();
@@ -779,7 +782,7 @@ fn a_token_goes_with_the_end_of_a_tsdu() {
 }
 
 #[test]
-fn an_open_tsdu_can_be_thrown_away() {
+fn open_tsdu_can_be_discarded() {
     let mut sends = Sends::new();
     assert!(!sends.outbound.discard_partial(NONE));
     assert_eq!(sends.send("12345678", P), taken(8));
@@ -790,7 +793,7 @@ fn an_open_tsdu_can_be_thrown_away() {
     assert_eq!(sends.send("new", NONE), None);
     assert_eq!(sends.send("", E), None);
     assert_eq!(sends.drain(), ["12345678", "new"]);
-    // Also one that a cancelled part has spoilt, and with it requests that wait.
+    // A TSDU with a cancelled part can be discarded too, with its waiting requests.
     sends.events();
     assert_eq!(sends.send("12345678", B), taken(8));
     assert_eq!(sends.send("12345678", B), taken(8));
@@ -805,7 +808,7 @@ fn an_open_tsdu_can_be_thrown_away() {
 
 //= TDI-DISC-03 test
 #[test]
-fn release_lets_what_was_sent_leave_and_takes_no_more() {
+fn release_sends_earlier_tsdus_and_refuses_later_ones() {
     let mut sends = Sends::new();
     sends.send("a", NONE);
     sends.send("b", P);
@@ -825,7 +828,7 @@ fn release_lets_what_was_sent_leave_and_takes_no_more() {
 }
 
 #[test]
-fn marks_that_could_block_for_ever_are_refused() {
+fn buffer_sizes_that_could_deadlock_are_refused() {
     for (high_water, low_water, expedited, holds) in [
         (0, 0, Expedited::LocalPriority, true),
         (16, 15, Expedited::LocalPriority, true),
@@ -849,7 +852,7 @@ fn marks_that_could_block_for_ever_are_refused() {
     assert!(Outbound::new(SendSettings::new(1 << 20)).is_ok());
 }
 
-/// What the model is told to do.
+/// An operation of the model.
 #[derive(Clone, Debug)]
 enum Op {
     Send { length: usize, flags: SendFlags },
@@ -874,7 +877,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Two FIFO queues of strings and the strings being put together.
+/// Two FIFO queues of strings, and the strings that are being assembled.
 #[derive(Default)]
 struct Model {
     queues: [VecDeque<Vec<u8>>; 2],
@@ -882,8 +885,8 @@ struct Model {
 }
 
 proptest! {
-    /// Whatever was accepted, in whatever pieces, leaves as the TSDUs that were meant, in the order
-    /// that is promised; each request has one completion; and a refusal is made good.
+    /// Accepted sends leave as the intended TSDUs in the promised order, each request has one
+    /// completion, and each refusal is followed by an event.
     //= TDI-SEND-04 test
     //= TDI-SEND-05 test
     //= TDI-SEND-07 test
@@ -893,7 +896,7 @@ proptest! {
     //= TDI-SEND-26 test
     //= TDI-SEND-28 test
     #[test]
-    fn two_fifo_queues(
+    fn random_sends_match_two_fifo_queues(
         ops in proptest::collection::vec(op(), 1..200),
         high_water in 16..40_usize,
         low_water in 0..16_usize,
@@ -909,7 +912,7 @@ proptest! {
         let (mut byte, mut started) = (0_u8, 0);
         let mut pending = std::collections::BTreeMap::new();
         let mut refused = false;
-        // At the end what is complete leaves, then what is open is ended, and leaves too.
+        // At the end the complete TSDUs leave, then the open ones are completed and leave too.
         let leave = std::iter::repeat_n([Op::HandOver, Op::Sent], 200).flatten();
         let last = [NONE, E].map(|flags| Op::Send { length: 0, flags });
         let end = leave.clone().chain(last).chain(leave);
@@ -987,7 +990,7 @@ proptest! {
                         }
                     }
                     SendEvent::SendPossible { available } => {
-                        prop_assert!(refused, "nothing was refused");
+                        prop_assert!(refused, "no send was refused");
                         prop_assert!(available > 0);
                         prop_assert_eq!(available, sends.outbound.available());
                         refused = false;
@@ -998,7 +1001,7 @@ proptest! {
             prop_assert!(sends.outbound.buffered() <= high_water);
         }
         prop_assert!(pending.is_empty(), "{:?} are not completed", pending);
-        prop_assert!(!refused, "a refusal was not made good");
+        prop_assert!(!refused, "no event followed a refusal");
         prop_assert_eq!(sends.outbound.buffered(), 0);
         prop_assert_eq!(sends.outbound.poll_timeout(), None);
     }

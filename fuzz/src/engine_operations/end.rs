@@ -1,4 +1,4 @@
-//! One engine with its half of a queue pair, its owner, and what is known to be true of it.
+//! One engine with a simulated queue pair and owner, and the assertions about it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,11 +18,11 @@ use smbdirect::{
 
 use crate::input::Input;
 
-/// Messages, reads and writes waiting at once: more is only slower.
+/// Most messages, reads and writes that wait at a time. More would only be slower.
 const MAX_WAITING: usize = 64;
-/// Bytes in messages waiting at once.
+/// Most bytes in messages that wait at a time.
 const MAX_WAITING_BYTES: usize = 200_000;
-/// Longest read and write.
+/// Length of the longest read or write in bytes.
 const MAX_TRANSFER: usize = 1000;
 
 pub(super) struct End {
@@ -32,37 +32,37 @@ pub(super) struct End {
     passive: bool,
     connected: bool,
 
-    // The half of the queue pair.
+    // The simulated queue pair.
     receives: VecDeque<(WorkId, u32)>,
-    /// Messages that took a receive, which the engine has not been told of.
+    /// Messages that took a receive and whose completion the engine has not seen.
     arrived: VecDeque<Arrived>,
-    /// Sends with the message that each is the last of.
+    /// Posted Sends, each with the message that it completes, if any.
     sends: VecDeque<(WorkId, Option<MessageId>)>,
     reads: VecDeque<(WorkId, RemoteAddress, BytesMut)>,
     writes: VecDeque<WorkId>,
-    /// What was sent and has not arrived.
+    /// Messages sent and not yet received by the peer.
     under_way: VecDeque<(Bytes, Option<Token>)>,
-    /// The send queue has begun to flush; receives may still complete.
+    /// Whether the send queue flushes. Receives may still complete.
     flushing: bool,
-    /// The receives have as well.
+    /// Whether receives are flushed too.
     flushing_receives: bool,
     disconnected: bool,
 
-    // What the wire and the engine's completions have shown.
+    // The expected state, from the messages on the wire and the completions.
     negotiate_sent: bool,
     negotiate_received: bool,
-    /// Send credits the engine has.
+    /// Send credits that the engine holds.
     held: u32,
-    /// Credits that the peer was given, less the messages that the engine was told of.
+    /// Credits granted to the peer, minus the messages whose completions the engine has seen.
     granted: u32,
-    /// Bytes of a message of ours that its next segments have to bring.
+    /// Bytes that are missing of the message being sent.
     sending: u32,
-    /// Bytes of a message of the peer's that its next segments have to bring.
+    /// Bytes that are missing of the message being received.
     receiving: Option<u32>,
-    /// A token that came with a segment of it.
+    /// The token that a segment of that message invalidated.
     received_token: Option<Token>,
 
-    // What the owner asked for, and is to be told.
+    // The owner's requests, and the events it has to receive.
     next_id: u64,
     messages: VecDeque<Message>,
     writes_to_post: VecDeque<Write>,
@@ -71,7 +71,7 @@ pub(super) struct End {
     transfers: BTreeMap<u64, Option<Bytes>>,
     closed: Option<ConnectionError>,
     negotiated_told: bool,
-    /// Counts whatever moves.
+    /// Counts all progress.
     done: u64,
 }
 
@@ -82,7 +82,7 @@ struct Arrived {
     invalidated: Option<Token>,
 }
 
-/// A message that is not wholly posted.
+/// A message whose segments are not all posted.
 #[derive(Debug)]
 struct Message {
     id: MessageId,
@@ -90,11 +90,11 @@ struct Message {
     token: Option<Token>,
 }
 
-/// A write that is not wholly posted.
+/// A write whose parts are not all posted.
 #[derive(Debug)]
 struct Write {
     id: u64,
-    /// Places in the peer's memory and what goes there.
+    /// Ranges of the peer's memory and the data for each.
     places: VecDeque<(RemoteAddress, Bytes)>,
 }
 
@@ -126,7 +126,7 @@ impl fmt::Debug for End {
     }
 }
 
-// Getters, and what holds at any time.
+// Getters, and the assertions that hold at any time.
 impl End {
     pub(super) fn new(passive: bool, settings: Settings, limits: Limits, now: Instant) -> Self {
         let config = Config::new(settings.clone()).expect("the settings are legal");
@@ -192,7 +192,7 @@ impl End {
         self.done
     }
 
-    /// Nothing was asked for that is not done.
+    /// Returns whether all requests are done.
     pub(super) fn is_content(&self) -> bool {
         self.engine.queued_messages() == 0
             && self.messages.is_empty()
@@ -210,7 +210,7 @@ impl End {
         self.arrived.is_empty()
     }
 
-    /// What is true after every operation.
+    /// Asserts what must hold after every operation.
     pub(super) fn check(&self) {
         let statistics = self.engine.statistics();
         assert_eq!(
@@ -239,7 +239,7 @@ impl End {
         }
     }
 
-    /// Whatever happened, all that was lent out is back, and nothing more will come.
+    /// Asserts that all buffers are back and that the engine wants nothing more.
     pub(super) fn assert_all_returned(&mut self, now: Instant) {
         self.take_events();
         self.check();
@@ -263,7 +263,7 @@ impl End {
     }
 }
 
-// What the owner does.
+// The owner's calls.
 impl End {
     pub(super) fn connect(&mut self) {
         if !self.connected {
@@ -286,7 +286,7 @@ impl End {
                 .map(|at| (at as u8) ^ (at >> 8) as u8 ^ (id.0 as u8))
                 .collect::<Vec<_>>(),
         );
-        // In two parts, so that segments are cut across them.
+        // Two parts, so that a segment can cross their boundary.
         let mut second = content.clone();
         let first = second.split_to(length / 3);
         let message = [first, second].into_iter().collect();
@@ -345,7 +345,7 @@ impl End {
         }
     }
 
-    /// Descriptors as a peer may have made them up, and a part of them.
+    /// Returns descriptors with arbitrary contents, and a range of the memory that they describe.
     fn descriptors(&self, input: &mut Input<'_>) -> (Vec<BufferDescriptorV1>, u64, usize) {
         let descriptors = (0..=input.up_to(2))
             .map(|_| BufferDescriptorV1 {
@@ -436,6 +436,7 @@ impl End {
                     self.closed = Some(error);
                 }
                 Event::TransferDone { .. } => unreachable!("it was taken above"),
+                _ => unreachable!("the engine has no other events: {event:?}"),
             }
         }
         // Whoever has no events left was told of every segment.
@@ -464,9 +465,9 @@ impl End {
     }
 }
 
-// What the queue pair does.
+// The queue pair.
 impl End {
-    /// Has the engine post what it wants, as far as there is room.
+    /// Posts the engine's work requests, as far as there is room.
     pub(super) fn work(&mut self, now: Instant, mut most: Room) {
         if !self.connected && !self.disconnected {
             return;
@@ -536,7 +537,7 @@ impl End {
         negotiated.max_read_write_size.min(self.limits.max_transfer)
     }
 
-    /// Reads a message as it leaves, as a capture would, and holds it to the rules.
+    /// Checks a message that the engine sends, from its bytes, against the rules.
     fn look_at(&mut self, message: &Bytes, invalidate: Option<Token>) -> Option<MessageId> {
         if !std::mem::replace(&mut self.negotiate_sent, true) {
             if self.passive {
@@ -575,7 +576,8 @@ impl End {
         self.look_at_segment(&payload, &header, invalidate, begins)
     }
 
-    /// Compares a segment with the oldest message that was asked for; tells if it is its last.
+    /// Compares a segment with the oldest message to be sent. Returns the message's id with its
+    /// last segment.
     fn look_at_segment(
         &mut self,
         payload: &Bytes,
@@ -589,7 +591,7 @@ impl End {
             return None;
         }
         let message = self.messages.front_mut().expect("a message was asked for");
-        // Writes are given up with the first work that comes back undone, messages with the end.
+        // Writes end with the first flushed completion, messages with the end of the connection.
         let overtaken = self.writes_to_post.front().filter(|_| !self.flushing);
         assert!(
             overtaken.is_none_or(|write| write.id > message.id.0),
@@ -605,7 +607,7 @@ impl End {
         completes.then(|| self.messages.pop_front().expect("it was looked at").id)
     }
 
-    /// Compares a Write with the oldest write that was asked for.
+    /// Compares an RDMA Write with the oldest requested write.
     fn look_at_write(&mut self, to: RemoteAddress, data: &Bytes) {
         assert!(!data.is_empty() && data.len() as u64 <= u64::from(self.max_piece()));
         if self.flushing {
@@ -628,7 +630,7 @@ impl End {
         }
     }
 
-    /// The oldest Send is done, or comes back undone where the connection breaks.
+    /// Completes the oldest Send, or flushes it if the connection breaks.
     pub(super) fn complete_send(&mut self, now: Instant) {
         while let Some((id, completes)) = self.sends.pop_front() {
             if self.flushing {
@@ -637,7 +639,7 @@ impl End {
             if !self.is_over() {
                 self.to_be_told_sent.extend(completes);
             }
-            // Some are not told of before the next is done, which tells of both.
+            // Some completions are left out, because the next one covers them too.
             let is_told = (id.0 >> 2) % 3 > 0 || self.sends.is_empty();
             if is_told {
                 return self.complete(now, Completion::Sent { id });
@@ -670,14 +672,14 @@ impl End {
 
     fn complete(&mut self, now: Instant, completion: Completion) {
         self.done += 1;
-        // Work that comes back undone is no reason, and no success: that is still to be told.
+        // A flushed completion must not end the connection by itself.
         let was_over = self.is_over();
         let is_flushed = matches!(completion, Completion::Flushed { .. });
         self.engine.handle_completion(now, completion);
         assert!(!is_flushed || was_over == self.is_over());
     }
 
-    /// A message of ours leaves for the peer.
+    /// Takes the oldest sent message for delivery to the peer.
     pub(super) fn next_sent(&mut self) -> Option<(Bytes, Option<Token>)> {
         self.done += u64::from(!self.under_way.is_empty());
         self.under_way.pop_front()
@@ -687,7 +689,7 @@ impl End {
         self.under_way.clear();
     }
 
-    /// A message of the peer's comes. False if no receive is there for it.
+    /// Delivers a message of the peer. Returns false if no receive is posted.
     pub(super) fn arrive(&mut self, message: Bytes, invalidated: Option<Token>) -> bool {
         let Some((id, length)) = self.receives.pop_front() else {
             return false;
@@ -701,7 +703,7 @@ impl End {
         true
     }
 
-    /// The engine is told of the oldest message that came.
+    /// Passes the completion of the oldest delivered message to the engine.
     pub(super) fn hand_over(&mut self, now: Instant) {
         if self.flushing_receives {
             return;
@@ -721,7 +723,7 @@ impl End {
             self.expect_response(&message);
         }
         self.negotiate_received = true;
-        // Every other one comes in two pieces.
+        // Every other message is split in two pieces.
         let message = match id.0 & 4 {
             0 => message,
             _ => {
@@ -745,7 +747,7 @@ impl End {
         }
     }
 
-    /// Credits that come with the negotiation, if it succeeds.
+    /// Records the credits that a valid negotiate response grants.
     fn expect_response(&mut self, message: &[u8]) {
         if !self.negotiate_received
             && let Ok(response) = NegotiateResponse::decode(message)
@@ -754,8 +756,8 @@ impl End {
         }
     }
 
-    /// The rules of 3.1.5.8, once more: whether the message is legal, and what the owner is to
-    /// be told of it.
+    /// Applies the rules of 3.1.5.8 independently of the engine. Returns whether the message is
+    /// legal, and records the event that the owner has to receive.
     fn judge(&mut self, message: &Bytes, invalidated: Option<Token>) -> bool {
         let max_fragmented = self.settings.max_fragmented_receive_size;
         let tolerant = self.settings.policy.tolerate_empty_in_sequence;
@@ -796,22 +798,22 @@ impl End {
         true
     }
 
-    /// The connection breaks: what is posted begins to come back.
+    /// Begins to flush posted work, as when the connection breaks.
     pub(super) fn begin_to_flush(&mut self, input: &mut Input<'_>) {
-        // Rarely, or few inputs would get far.
+        // Happens rarely, because otherwise few inputs would get far.
         if input.up_to(7) == 7 {
             self.flushing = true;
             self.flushing_receives = input.is_odd();
         }
     }
 
-    /// All that is posted comes back, and the engine hears that the connection is over.
+    /// Flushes all posted work, and then reports the disconnect to the engine.
     pub(super) fn disconnect(&mut self, now: Instant, how: Disconnect) {
         if std::mem::replace(&mut self.disconnected, true) {
             return;
         }
         self.flushing = true;
-        // What came before the end may be told of first.
+        // Messages that arrived before the end may complete first.
         while !self.flushing_receives && !self.arrived.is_empty() {
             self.hand_over(now);
         }
@@ -820,7 +822,7 @@ impl End {
             sends: 3,
             receives: 3,
         };
-        // An engine that does not know yet may post more; a few times are as good as many.
+        // The engine may post more until it sees the disconnect. A few rounds of that are enough.
         for turn in 0..3 {
             while !self.sends.is_empty() {
                 self.complete_send(now);
@@ -854,9 +856,9 @@ impl End {
     }
 }
 
-// What a peer does that says what it likes.
+// An arbitrary peer.
 impl End {
-    /// A message that is most likely legal.
+    /// Sends a message that is most likely legal.
     pub(super) fn peer_sends_in_order(&mut self, now: Instant, input: &mut Input<'_>) {
         if !self.negotiate_received {
             let message = self.negotiate_message();
@@ -920,7 +922,7 @@ impl End {
         message.freeze()
     }
 
-    /// A message of the right form with any numbers in it.
+    /// Sends a message of the right form with arbitrary numbers.
     pub(super) fn peer_sends_fields(&mut self, now: Instant, input: &mut Input<'_>) {
         let mut message = BytesMut::new();
         if self.negotiate_received {
@@ -955,7 +957,7 @@ impl End {
         self.peer_sends(now, message, None);
     }
 
-    /// A message as far as it fits into the receive that it takes; most are told of at once.
+    /// Delivers a message, cut to the length of its receive. Most messages complete immediately.
     fn peer_sends(&mut self, now: Instant, message: Bytes, invalidated: Option<Token>) {
         let speaks = self.connected && !self.flushing_receives && !self.disconnected;
         let Some(&(_, length)) = self.receives.front().filter(|_| speaks) else {
@@ -969,7 +971,7 @@ impl End {
     }
 }
 
-/// The stretches of the peer's memory that a part of what `descriptors` describe covers.
+/// Returns the ranges of the peer's memory that a part of the described memory covers.
 fn places(
     descriptors: &[BufferDescriptorV1],
     mut offset: u64,
@@ -992,7 +994,7 @@ fn places(
     places
 }
 
-/// What the peer's memory holds: each byte tells its place.
+/// Returns bytes of the peer's memory. Each byte depends on its address.
 fn remote(at: RemoteAddress, length: usize) -> Bytes {
     (0..length as u64)
         .map(|byte| (at.offset + byte).wrapping_mul(31) as u8 ^ at.token.0 as u8)

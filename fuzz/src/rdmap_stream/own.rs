@@ -1,4 +1,4 @@
-//! What the machine says, read as the peer reads it and held to what was posted.
+//! Reads the machine's output as a peer does, and compares it with the posted work.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -15,15 +15,15 @@ use smbdirect::rdma::{
 pub(super) struct Own {
     crc: bool,
     longest: usize,
-    /// Bytes said that are no whole FPDU.
+    /// Output bytes of an incomplete FPDU.
     rest: Vec<u8>,
-    /// Bytes wait to be said.
+    /// Whether output is waiting.
     backlog: bool,
-    /// Messages in the order they were posted.
+    /// Messages that have to be sent, in the order of posting.
     to_be_said: VecDeque<Message>,
-    /// Bytes of the first of them that were said, once it has begun.
+    /// Bytes sent of the first message, once it has begun.
     begun: Option<usize>,
-    /// Bytes of a Read Response that were said, where one has begun.
+    /// Whether a Read Response has begun and is not complete.
     responding: bool,
     next_send: u32,
     next_read_request: u32,
@@ -50,7 +50,7 @@ enum Message {
 }
 
 impl Message {
-    /// One that nobody posted.
+    /// Returns an empty Write, which the machine sends by itself.
     const fn empty_write() -> Self {
         Self::Write {
             id: None,
@@ -60,13 +60,13 @@ impl Message {
     }
 }
 
-/// What empty Writes and Reads name.
+/// The address in empty Writes and Reads.
 const NOWHERE: RemoteAddress = RemoteAddress {
     token: Token(1),
     offset: 0,
 };
 
-/// What the machine said that concerns the peer.
+/// Output of the machine that the peer has to process.
 pub(super) enum Said {
     ReadRequest {
         id: Option<WorkId>,
@@ -111,20 +111,20 @@ impl Own {
         self.longest = self.longest.max(max_fpdu);
     }
 
-    /// An empty Write is made at once: all there was to say has been said.
+    /// Expects an empty Write next. All earlier output must have been sent.
     pub(super) fn is_to_nudge(&mut self) {
         assert!(self.to_be_said.is_empty() && self.rest.is_empty());
         self.to_be_said.push_back(Message::empty_write());
         self.backlog = true;
     }
 
-    /// Whether the machine may have made segments that were not heard.
+    /// Returns whether the machine may have made segments that are not yet sent.
     pub(super) fn has_backlog(&self) -> bool {
         self.backlog
     }
 
-    /// So many bytes wait to be said. Where none do, an FPDU is cut off only by the end, and not
-    /// if there was a last word.
+    /// Records the number of waiting output bytes. With none, an FPDU can be incomplete only at the
+    /// end of the stream, and not after a Terminate.
     pub(super) fn leave(&mut self, backlog: usize, ended: bool) {
         self.backlog = backlog > 0;
         let whole = self.rest.is_empty();
@@ -150,12 +150,12 @@ impl Own {
             .push_back(Message::Read { id, from, length });
     }
 
-    /// Work completes when the last of its bytes was said, and not before.
+    /// Checks that work completes only after its last byte was sent.
     pub(super) fn has_said(&mut self, id: WorkId) {
         assert!(self.said.remove(&id), "{id:?} completes unsaid");
     }
 
-    /// Hears bytes and tells what they say to the peer.
+    /// Parses output bytes and returns what the peer has to process.
     pub(super) fn hear(&mut self, bytes: &[u8]) -> Vec<Said> {
         self.rest.extend_from_slice(bytes);
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! A peer that says what it likes, and the rules by which that is right or wrong.
+//! An arbitrary peer, and the rules that make its segments valid or invalid.
 
 use std::collections::VecDeque;
 
@@ -16,48 +16,48 @@ use smbdirect::rdma::{
 use super::{Posted, Region, pattern};
 use crate::input::Input;
 
-/// Bytes that were said and not delivered, at most: more is only slower.
+/// Most bytes sent by the peer and not delivered. More would only be slower.
 const MAX_WAITING: usize = 400_000;
 
 pub(super) struct Peer {
     crc: bool,
     max_inbound_reads: usize,
-    /// Memory of the machine's, which it was told of.
+    /// Memory of the machine that the peer knows.
     pub(super) regions: Vec<Region>,
-    /// Said and not delivered.
+    /// Bytes sent and not delivered.
     waiting: Vec<u8>,
-    /// Delivered and not judged: less than an FPDU, or what ended the stream.
+    /// Bytes delivered and not checked: an incomplete FPDU, or the bytes that ended the stream.
     unjudged: Vec<u8>,
-    /// The stream has ended, and nobody listens.
+    /// Whether the stream has ended.
     silent: bool,
-    /// It cannot be told any more what the machine is to have: a request of its own, or a
-    /// response, was made and not heard when it mattered.
+    /// Whether the expected state of the machine is unknown, because a request or response of its
+    /// own was made and had not reached the peer when it mattered.
     lost: bool,
 
-    // What the peer would say next if it kept to the rules.
+    // The numbers of the next valid segment.
     speaking_send: u32,
     speaking_offset: u32,
     speaking_read_request: u32,
 
-    // What the machine has taken.
+    // The segments that the machine has accepted.
     next_send: u32,
     next_read_request: u32,
-    /// The Send that is coming in.
+    /// The payload so far of the Send that is arriving.
     assembled: Option<Vec<u8>>,
     write_open: bool,
-    /// Messages that took a receive and have not completed.
+    /// Messages that took a receive and have not completed yet.
     messages: VecDeque<(Vec<u8>, Option<Token>)>,
-    /// Requests of the machine's without a whole response.
+    /// Read Requests of the machine without a complete response.
     asked: VecDeque<Asked>,
-    /// Reads whose last byte has come, which have not completed.
+    /// Reads whose last byte has arrived and that have not completed.
     answered: VecDeque<Asked>,
-    /// Requests of the peer's without a whole response.
+    /// Read Requests of the peer without a complete response.
     asking: VecDeque<ReadRequest>,
-    /// Bytes of the oldest of them that came.
+    /// Bytes received of the response to the oldest request in `asking`.
     heard: usize,
 }
 
-/// A Read of the machine's.
+/// An RDMA Read by the machine.
 struct Asked {
     id: Option<WorkId>,
     sink_stag: u32,
@@ -98,9 +98,9 @@ impl Peer {
     }
 }
 
-// Speaking.
+// Sending.
 impl Peer {
-    /// Says a segment, most likely a right one.
+    /// Sends a segment that is most likely valid.
     pub(super) fn speak(&mut self, input: &mut Input<'_>) {
         if self.waiting.len() > MAX_WAITING {
             return;
@@ -115,7 +115,7 @@ impl Peer {
                 input.bytes(length).to_vec()
             }
             _ if input.up_to(3) == 3 => {
-                // No FPDU at all.
+                // Not an FPDU.
                 let length = input.byte().into();
                 return self.waiting.extend_from_slice(input.bytes(length));
             }
@@ -220,7 +220,7 @@ impl Peer {
             rsvd_ulp: if opcode.invalidates() { token } else { 0 },
             queue_number: opcode.queue_number(),
             message_sequence_number: self.speaking_send,
-            // Now and then a part of the message that has come already.
+            // Sometimes repeats a part of the message.
             message_offset: self.speaking_offset / if place >= 0xf8 { 2 } else { 1 },
         };
         if header.last {
@@ -236,7 +236,7 @@ impl Peer {
         self.waiting.len()
     }
 
-    /// The next bytes go to the machine.
+    /// Takes the next bytes for the machine.
     pub(super) fn next_bytes(&mut self, count: usize) -> Vec<u8> {
         let bytes: Vec<u8> = self.waiting.drain(..count).collect();
         self.unjudged.extend_from_slice(&bytes);
@@ -244,9 +244,9 @@ impl Peer {
     }
 }
 
-// Judging.
+// Checking.
 impl Peer {
-    /// Whether the bytes delivered are right as far as they are FPDUs.
+    /// Checks the delivered bytes as far as they are complete FPDUs.
     pub(super) fn judge(&mut self, posted: &Posted, backlog: bool) -> Verdict {
         if self.silent || self.lost {
             return Verdict::Unknown;
@@ -271,8 +271,8 @@ impl Peer {
         }
     }
 
-    /// Whether the machine may end the stream over an FPDU that is not whole: where the header
-    /// of a long tagged segment shows that it is wrong.
+    /// Returns whether the machine may end the stream because of an incomplete FPDU: when the
+    /// header of a long tagged segment is already invalid.
     pub(super) fn fails_early(&self) -> bool {
         let Some((length, ulpdu)) = self.unjudged.split_first_chunk::<2>() else {
             return false;
@@ -287,7 +287,7 @@ impl Peer {
         length >= 16 * 1024 && !self.is_right_tagged(&tagged, opcode, length - Tagged::LENGTH)
     }
 
-    /// Judges a segment and takes it as the machine is to take it.
+    /// Checks a segment, and applies it as the machine has to.
     fn segment(&mut self, ulpdu: &[u8], posted: &Posted, backlog: bool) -> Verdict {
         let Ok((header, payload)) = Header::decode(ulpdu) else {
             return Verdict::Wrong;
@@ -369,7 +369,7 @@ impl Peer {
             return Verdict::Wrong;
         }
         if self.asking.len() >= self.max_inbound_reads {
-            // Responses that were made and not heard are no longer outstanding there.
+            // For the machine, responses that it has made and not sent are no longer outstanding.
             let unheard = backlog && self.max_inbound_reads > 0;
             return if unheard {
                 Verdict::Unknown
@@ -433,7 +433,7 @@ impl Peer {
         Verdict::Right
     }
 
-    /// Whether the stream may end here; `None` if that cannot be told.
+    /// Returns whether the stream may end here, or `None` if that is unknown.
     pub(super) fn is_at_boundary(&self) -> Option<bool> {
         let between_reads = self
             .asked
@@ -447,7 +447,7 @@ impl Peer {
     }
 }
 
-// Listening, and what came of it all.
+// Receiving, and the final comparison.
 impl Peer {
     pub(super) fn fall_silent(&mut self) {
         self.silent = true;
@@ -463,7 +463,7 @@ impl Peer {
         });
     }
 
-    /// A segment of a response to the peer's oldest request.
+    /// Checks a segment of the response to the peer's oldest request.
     pub(super) fn is_answered(&mut self, stag: u32, offset: u64, payload: &[u8], last: bool) {
         let Some(&request) = self.asking.front() else {
             return assert!(self.lost, "a response that nobody asked for");
@@ -474,7 +474,7 @@ impl Peer {
         let length = request.read_message_size as usize;
         let end = self.heard + payload.len();
         assert!(end <= length && last == (end == length));
-        // Memory that the peer may write as well can have changed since.
+        // Memory that the peer may also write can have changed since.
         let region = self.region(request.source_stag);
         if let Some(region) = region.filter(|it| !it.access.contains(Access::REMOTE_WRITE))
             && !payload.is_empty()
@@ -489,7 +489,8 @@ impl Peer {
         }
     }
 
-    /// Whether memory is no longer there that the peer asked for, as far as that is known.
+    /// Returns whether the peer has a request for memory that is no longer registered, or that is
+    /// unknown.
     pub(super) fn asks_for_what_is_gone(&self) -> bool {
         let is_gone =
             |request: &ReadRequest| request.read_message_size > 0 && self.source(request).is_none();
@@ -513,13 +514,14 @@ impl Peer {
         }
     }
 
-    /// Nothing is in a buffer but what was there, and what the peer was allowed to write.
+    /// Checks that a buffer holds its old content and what the peer was allowed to write, nothing
+    /// else.
     pub(super) fn compare(&self, region: &Region, buffer: &[u8]) {
         assert_eq!(buffer.len(), region.content.len());
         if *buffer == region.content[..] || self.lost {
             return;
         }
-        // The payload of a segment that is not whole, or whose CRC is wrong, may be in place.
+        // The payload of an incomplete segment, or of one with a wrong CRC, may already be placed.
         let pending = self.unjudged.split_first_chunk::<2>();
         let Some((Ok((Header::Tagged(header), _)), length)) = pending.map(|(length, ulpdu)| {
             let length = usize::from(u16::from_be_bytes(*length));

@@ -1,15 +1,19 @@
-//! Targets by name, and their inputs.
+//! Looks up targets by name, and reads their inputs.
 
 use std::{
     fs,
+    fs::File,
+    io::{self, Read},
     path::{Path, PathBuf},
     thread,
 };
 
-/// What runs an input.
+use flate2::read::GzDecoder;
+
+/// A function that runs an input.
 pub(crate) type Run = fn(&[u8]);
 
-/// The target of this name.
+/// Returns the target of this name.
 pub(crate) fn target(name: &str) -> Run {
     match name {
         "capture_reader" => smbdirect_fuzz::capture_reader,
@@ -27,24 +31,53 @@ pub(crate) fn target(name: &str) -> Run {
     }
 }
 
-/// The folder of a target in `kind`: corpus, regressions or artifacts.
+/// Returns the path of a target in `kind`: corpus, regressions or artifacts.
 pub(crate) fn folder(kind: &str, target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join(kind)
         .join(target)
 }
 
-/// The files of a target in `kind`, in the same order everywhere.
-pub(crate) fn inputs(kind: &str, target: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder(kind, target)) else {
+/// An input of a target.
+pub(crate) struct Input {
+    /// The name of its file, for messages.
+    pub(crate) name: String,
+    /// The bytes of the input.
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Reads the packed corpus of a target, in the same order on every machine.
+pub(crate) fn corpus(target: &str) -> Vec<Input> {
+    let path = folder("corpus", &format!("{target}.tar.gz"));
+    let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut archive = tar::Archive::new(GzDecoder::new(file));
+    let read = |entry: io::Result<tar::Entry<'_, _>>| {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        Input { name, bytes }
+    };
+    let corpus: Vec<_> = archive.entries().unwrap().map(read).collect();
+    assert!(!corpus.is_empty(), "the corpus of {target} is empty");
+    corpus
+}
+
+/// Reads the inputs that once made a target fail, in the same order on every machine.
+pub(crate) fn regressions(target: &str) -> Vec<Input> {
+    let Ok(entries) = fs::read_dir(folder("regressions", target)) else {
         return Vec::new();
     };
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    paths
+    let read = |path: PathBuf| Input {
+        name: path.display().to_string(),
+        bytes: fs::read(&path).unwrap(),
+    };
+    paths.into_iter().map(read).collect()
 }
 
-/// Something that may panic, and what to do if it does.
+/// Calls its function if the scope ends by a panic.
 pub(crate) struct Attempt<F: Fn()>(F);
 
 impl<F: Fn()> Attempt<F> {

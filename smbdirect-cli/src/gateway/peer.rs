@@ -84,6 +84,7 @@ impl Stop {
         match error {
             SendError::Connection(error) => Self::of(to, &error),
             SendError::TooLarge { length, max } => Self::too_long(from, length, max),
+            error => Self::Failed(to, error.to_string()),
         }
     }
 

@@ -73,7 +73,7 @@ impl Runner {
                 session.done("discard", self.discard(expedited), expected);
             }
             Command::Cancel { id } => session.done("cancel", session.cancel(id), expected),
-            Command::Poke => session.done("poke", endpoint.poke(), expected),
+            Command::Poke => session.done("poke", endpoint.force_send(), expected),
             Command::Info | Command::Statistics | Command::Connection => {
                 self.query(&command, expected);
             }

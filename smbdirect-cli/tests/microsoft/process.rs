@@ -32,11 +32,11 @@ use tokio::{runtime::Runtime, time::timeout};
 
 use crate::script::Next;
 
-/// How long the script waits for what is due at once: longer than anything takes on a busy
+/// Longest time that the script waits for a message that is due immediately, also on a busy
 /// machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the script waits for what must not come.
-pub(crate) const QUIET: Duration = Duration::from_millis(200);
+pub(crate) const PROMPT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for which the script checks that no message arrives.
+pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Where a case is about timers, they take so long.
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -145,7 +145,7 @@ impl Running {
             if let Some(found) = look(&said) {
                 return found;
             }
-            assert!(started.elapsed() < PATIENCE, "{said:?}");
+            assert!(started.elapsed() < PROMPT_TIMEOUT, "{said:?}");
             drop(said);
             thread::sleep(Duration::from_millis(1));
         }
@@ -158,7 +158,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(started.elapsed() < PATIENCE, "it does not end");
+            assert!(started.elapsed() < PROMPT_TIMEOUT, "it does not end");
             thread::sleep(Duration::from_millis(1));
         };
         for reader in self.readers.drain(..) {
@@ -237,7 +237,7 @@ impl Server {
         let started = Instant::now();
         let iwarp = Iwarp::default();
         let connecting = iwarp.connect(request);
-        let connected = within(&self.runtime, PATIENCE, connecting);
+        let connected = within(&self.runtime, PROMPT_TIMEOUT, connecting);
         let connected = connected.expect("it connects in time").unwrap();
         Peer::new(connected, started, self.runtime.clone())
     }
@@ -316,7 +316,7 @@ impl Initiator {
             };
             (incoming.answer)(answer).await.unwrap()
         };
-        let connected = within(&self.runtime, PATIENCE, accepting);
+        let connected = within(&self.runtime, PROMPT_TIMEOUT, accepting);
         let connected = connected.expect("it connects in time");
         Peer::new(connected, started, self.runtime.clone())
     }
@@ -385,7 +385,7 @@ impl Peer {
     }
 
     pub(crate) fn send(&mut self, message: &[u8]) {
-        self.wait(PATIENCE, |peer| {
+        self.wait(PROMPT_TIMEOUT, |peer| {
             (peer.ended || peer.queue_pair.room().sends > 0).then_some(())
         })
         .expect("there is room in time");
@@ -408,7 +408,7 @@ impl Peer {
 
     pub(crate) fn disconnect(&mut self) {
         self.queue_pair.disconnect(Teardown::Graceful);
-        self.wait(PATIENCE, |peer| peer.ended.then_some(()))
+        self.wait(PROMPT_TIMEOUT, |peer| peer.ended.then_some(()))
             .expect("it ends in time");
     }
 

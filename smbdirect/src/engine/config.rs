@@ -1,13 +1,14 @@
-//! Local limits, timers and policy: [`Settings`] to fill in, [`Config`] once they are checked.
+//! Local limits, timers and policy: [`Settings`] are filled in by the caller, and [`Config`] holds
+//! settings that have been checked.
 
 use std::{ops::Deref, time::Duration};
 
 use thiserror::Error;
 
-/// What one end brings to a connection, under the specification's names (3.1.1.1).
+/// The local settings of a connection, under the specification's names (3.1.1.1).
 ///
-/// The default is the fastest that every known peer accepts. Change fields by update syntax and
-/// have them checked by [`Config::new`]:
+/// The default is the fastest choice that every known peer accepts. Change fields by update syntax,
+/// then check them with [`Config::new`]:
 ///
 /// ```
 /// use smbdirect::{Config, Settings};
@@ -18,9 +19,9 @@ use thiserror::Error;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// SendCreditTarget: send credits to ask the peer for; at least 1.
+    /// SendCreditTarget: number of send credits to request from the peer; at least 1.
     pub send_credit_target: u16,
-    /// ReceiveCreditMax: most send credits to give the peer; at least 1.
+    /// ReceiveCreditMax: largest number of send credits to grant to the peer; at least 1.
     pub receive_credit_max: u16,
     /// MaxSendSize: largest single message to send, in bytes with its header; 128 or more.
     pub max_send_size: u32,
@@ -28,47 +29,49 @@ pub struct Settings {
     pub max_receive_size: u32,
     /// MaxFragmentedRecvSize: largest reassembled message to receive, in bytes; 131072 or more.
     pub max_fragmented_receive_size: u32,
-    /// MaxReadWriteSize: most bytes to move by one RDMA Read or Write; 65536 or more.
+    /// MaxReadWriteSize: largest RDMA Read or Write, in bytes; 65536 or more.
     pub max_read_write_size: u32,
-    /// KeepaliveInterval: silence after which the peer is asked for a sign of life.
+    /// KeepaliveInterval: time without a message from the peer after which a keepalive is sent.
     pub keepalive_interval: Duration,
-    /// How long the peer may take to give the sign of life.
+    /// Longest time to wait for the peer's answer to a keepalive.
     pub keepalive_response_timeout: Duration,
-    /// Negotiation Timer of the connecting side: covers connecting and negotiating.
+    /// Negotiation Timer of the connecting side: limits connecting and negotiating together.
     pub active_negotiation_timeout: Duration,
-    /// Negotiation Timer of the accepting side.
+    /// Negotiation Timer of the accepting side: limits the negotiation.
     pub passive_negotiation_timeout: Duration,
-    /// Send Credit Grant Timer of Windows: how long messages may wait without a send credit.
-    /// `None` leaves it to the keepalive.
+    /// Send Credit Grant Timer of Windows: longest time that messages may wait without a send
+    /// credit before the connection ends. With `None` only the keepalive ends it.
     pub credit_grant_timeout: Option<Duration>,
-    /// Most bytes of memory for messages that arrived and were not taken, and for those that may
-    /// still arrive on the credits given. Once it is full no credits are given any more, and since
-    /// the last send credit is never spent without giving one, sending comes to a halt too.
-    /// `None` takes twice what the credits need and four messages of the largest size. A message
-    /// that is incomplete counts extra, up to `max_fragmented_receive_size`.
+    /// Limit, in bytes, of the memory for messages that have arrived and wait for the application,
+    /// and for messages that may still arrive on the granted credits. While the limit is reached no
+    /// credits are granted; sending then stops as well, because the last send credit is never spent
+    /// on a message without a grant. `None` means twice the memory that the credits need plus four
+    /// messages of the largest size. An incomplete message is counted in addition, up to
+    /// `max_fragmented_receive_size`.
     pub receive_buffer: Option<usize>,
-    /// Where the specification leaves a choice, or contradicts itself.
+    /// Choices where the specification is silent or contradicts itself.
     pub policy: Policy,
 }
 
-/// Choices that are not on the wire; the defaults are what the digest of the field recommends.
+/// Choices where the specification is silent or contradicts itself. Peers of every kind work with
+/// the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Which wording of 3.1.5.1 and 3.1.5.8 to follow where they differ on the wire.
+    /// The wording of 3.1.5.1 and 3.1.5.8 to follow where the published ones differ on the wire.
     pub revision: Revision,
-    /// When an idle end gives credits by an empty message.
+    /// The condition on which an end with nothing to send grants credits by an empty message.
     pub grant_policy: GrantPolicy,
-    /// Never spend the last send credit on a message that grants none. `false` is what Linux
-    /// does: it spends it while the peer still holds credits. Two such ends can block each other
-    /// for good where their upper layers are slow, so one of them has to keep the rule.
+    /// Never spend the last send credit on a message that grants none. With `false` it is spent
+    /// while the peer still holds credits, as Linux does. Two ends with `false` can block each
+    /// other for ever if their upper layers are slow, so one of the two needs `true`.
     pub strict_last_credit: bool,
-    /// Answer a keepalive with a keepalive, as the text of 3.1.5.8 has it. Two such ends never
-    /// fall silent; for experiments only.
+    /// Answer a keepalive with a keepalive, as 3.1.5.8 says literally. Two such ends exchange
+    /// keepalives without end, so this is for experiments only.
     pub literal_keepalive_echo: bool,
-    /// Ignore an empty message between the segments of a message instead of ending the
-    /// connection. Linux before 2026 sends such.
+    /// Ignore an empty message between the segments of a message instead of ending the connection.
+    /// Linux before 2026 sends such messages.
     pub tolerate_empty_in_sequence: bool,
-    /// Refuse every version range but 0x0100 to 0x0100, as Windows Server 2012 does.
+    /// Refuse every version range except 0x0100 to 0x0100, as Windows Server 2012 does.
     pub strict_windows_versions: bool,
     /// Refuse a PreferredSendSize above 8136, as Windows Server 2012 R2 does.
     pub windows_8136_limit: bool,
@@ -77,18 +80,19 @@ pub struct Policy {
 /// A published wording of 3.1.5.1, Sending Upper Layer Messages, and 3.1.5.8, Receiving a Data
 /// Transfer Message.
 ///
-/// They differ in when credits are counted and in what is cleared when, of which nothing shows on
-/// the wire: header and grant of a message are made as it leaves, which satisfies both. What shows
-/// is the answer to a message that arrives while nothing waits to be sent:
+/// The two differ in the moment when credits are counted and flags are cleared, which is not
+/// visible on the wire: the engine builds header and grant at the moment of sending, which
+/// satisfies both. Visible is the answer to a message that arrives while no message waits to be
+/// sent:
 ///
-/// | the message | `Current` | `V2014` |
+/// | received message | `Current` | `V2014` |
 /// |---|---|---|
-/// | asks for an answer | answered | answered |
-/// | brings payload | answered if there are credits to give, as [`GrantPolicy`] says | answered at once, even with no credits to give |
-/// | is empty and asks for nothing | answered if there are credits to give | the same |
+/// | requests a response | answered | answered |
+/// | carries payload | answered if there are credits to grant, as [`GrantPolicy`] says | answered immediately, even with no credits to grant |
+/// | is empty and requests no response | answered if there are credits to grant | the same |
 ///
-/// In the last row the wording of 2014 wants an answer as well. Two ends that follow it there
-/// never fall silent, so that row is not followed.
+/// In the last row the wording of 2014 requires an answer in every case. Two ends that follow it
+/// would exchange empty messages without end, so `V2014` deviates from it there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Revision {
     /// The wording since 2018 at the latest, up to version 16.0 of 2025.
@@ -98,13 +102,15 @@ pub enum Revision {
     V2014,
 }
 
-/// When an end that has nothing to send gives credits by an empty message: 3.1.5.9 leaves it open.
+/// The condition on which an end with nothing to send grants credits by an empty message. 3.1.5.9
+/// leaves it open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GrantPolicy {
-    /// When the peer is down to a quarter of what it asked for, or 64 can be given at once.
+    /// Grants when the peer holds a quarter or less of its target, or when 64 credits can be
+    /// granted.
     #[default]
     Hysteresis,
-    /// After each message that used a credit.
+    /// Grants after each message that used a credit.
     Eager,
 }
 
@@ -144,7 +150,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What Windows uses (product notes 3 and 8 of the specification).
+    /// Returns the settings of Windows (product notes 3 and 8 of the specification).
     pub fn windows() -> Self {
         Self {
             max_send_size: 1364,
@@ -152,7 +158,7 @@ impl Settings {
         }
     }
 
-    /// What the Linux client and ksmbd use since 2026.
+    /// Returns the settings of the Linux client and ksmbd since 2026.
     pub fn linux() -> Self {
         Self {
             max_send_size: 1364,
@@ -163,39 +169,41 @@ impl Settings {
     }
 }
 
-const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// Longest duration of a timer. Adding a longer one to an `Instant` could overflow.
+const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Settings that have been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config(Settings);
 
-/// Settings that contradict the specification or each other.
+/// Why settings were refused: a value contradicts the specification or another setting.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ConfigError {
-    /// A number is below what the protocol needs.
+    /// A number is below its minimum.
     #[error("{setting} is {value}, at least {minimum} is needed")]
     TooSmall {
-        /// The setting.
+        /// Name of the setting.
         setting: &'static str,
         /// Its value.
         value: u64,
-        /// The smallest that is legal.
+        /// The smallest legal value.
         minimum: u64,
     },
-    /// A time-out is zero.
+    /// A duration is zero.
     #[error("{setting} is zero")]
     ZeroDuration {
-        /// The setting.
+        /// Name of the setting.
         setting: &'static str,
     },
 }
 
 impl Config {
-    /// Checks each field and the relations between them. Durations of more than a century,
-    /// [`Duration::MAX`] say, become one.
+    /// Checks each setting and the relations between them. A duration above a hundred years, such
+    /// as [`Duration::MAX`], is reduced to a hundred years.
     ///
     /// # Errors
-    /// The first setting that cannot be used.
+    /// The first setting that is invalid.
     pub fn new(mut settings: Settings) -> Result<Self, ConfigError> {
         let at_least = |setting, value: u64, minimum: u64| {
             if value < minimum {
@@ -248,7 +256,6 @@ impl Config {
                 return Err(ConfigError::ZeroDuration { setting });
             }
         }
-        // Later is no time that an `Instant` could hold.
         for duration in [
             &mut settings.keepalive_interval,
             &mut settings.keepalive_response_timeout,
@@ -258,26 +265,27 @@ impl Config {
         .into_iter()
         .chain(&mut settings.credit_grant_timeout)
         {
-            *duration = CENTURY.min(*duration);
+            *duration = MAX_TIMEOUT.min(*duration);
         }
         Ok(Self(settings))
     }
 
-    /// Bytes that untaken and possible messages may take together.
+    /// Returns the limit, in bytes, of the memory for received and expected messages: the setting
+    /// `receive_buffer` or its default.
     pub fn receive_buffer(&self) -> usize {
-        let generous =
+        let default =
             || needed_for_credits(&self.0) * 2 + self.0.max_fragmented_receive_size as usize * 4;
-        self.0.receive_buffer.unwrap_or_else(generous)
+        self.0.receive_buffer.unwrap_or_else(default)
     }
 
-    /// The settings, to make others from.
+    /// Returns the settings, as a base for other ones.
     pub fn into_settings(self) -> Settings {
         self.0
     }
 }
 
-/// Bytes for every receive that the credits can make us post: one more than the most granted,
-/// for the last-credit rule, and one in reserve.
+/// Returns the bytes of the most receives that can be posted: the largest number of granted
+/// credits, one more for the rule of the last credit, and one in reserve.
 fn needed_for_credits(settings: &Settings) -> usize {
     (usize::from(settings.receive_credit_max) + 2) * settings.max_receive_size as usize
 }
@@ -295,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_profile_is_legal_and_stays_in_the_safe_ranges() {
+    fn profiles_are_valid_and_within_the_limits_of_windows() {
         for settings in [Settings::default(), Settings::windows(), Settings::linux()] {
             let config = Config::new(settings).unwrap();
             assert!((1029..=8136).contains(&config.max_send_size));
@@ -305,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_to_the_unit() {
+    fn each_minimum_is_accepted_and_one_less_is_refused() {
         let ok = |settings| Config::new(settings).is_ok();
         let base = Settings::default;
         assert!(ok(Settings {
@@ -378,9 +386,9 @@ mod tests {
         }));
     }
 
-    /// The figures of Windows are in product notes 3, 4 and 8, those of Linux in its sources.
+    /// The values of Windows are in product notes 3, 4 and 8, those of Linux in its source code.
     #[test]
-    fn the_profiles_are_those_of_windows_and_linux() {
+    fn profiles_have_the_values_of_windows_and_linux() {
         let sizes = |settings: Settings| {
             (
                 settings.max_send_size,
@@ -414,7 +422,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn for_ever_is_a_hundred_years() {
+    fn durations_are_limited_to_a_hundred_years() {
         let century = SECOND * 100 * 365 * 24 * 60 * 60;
         for (asked, expected) in [
             (Duration::MAX, century),
@@ -433,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn the_receive_buffer_is_twice_what_credits_need_and_four_messages() {
+    fn default_receive_buffer_holds_the_credits_twice_and_four_messages() {
         let buffer = |settings| Config::new(settings).unwrap().receive_buffer();
         let settings = Settings {
             receive_credit_max: 10,

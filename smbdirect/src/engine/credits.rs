@@ -1,47 +1,47 @@
-//! Credits both ways (3.1.5.9).
+//! The credits of both directions (3.1.5.9).
 //!
-//! The specification counts the receives we posted in one number, ReceiveCredits. Three are
-//! needed: what is posted, how much of that the peer knows of (`granted`), and how much it does
-//! not yet know of (`available`). Only `available` credits are ever given away, so a credit
-//! always has a receive behind it.
+//! The specification counts posted receives in one number, ReceiveCredits. This module splits it in
+//! two: receives that have been granted to the peer as credits (`granted`), and receives that have
+//! not (`available`). Only `available` credits are ever granted, so every credit of the peer has a
+//! posted receive.
 
 use super::config::GrantPolicy;
 
-/// Credits that are worth a message of their own, however many the peer still has. A sender and a
-/// receiver of full speed that share 255 credits then work side by side and not in turn.
-const BATCH: u16 = 64;
+/// Number of credits that is granted by an empty message however many the peer still holds, so that
+/// a sender with a target of 255 does not run out of credits while the receiver keeps pace with it.
+const GRANT_BATCH: u16 = 64;
 
-/// The numbers of a connection's credits.
+/// The credit counters of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credits {
-    /// SendCredits: Data Transfer messages we may send now.
+    /// SendCredits: number of Data Transfer messages that this end may send now.
     pub send_credits: u16,
-    /// SendCreditTarget: what we ask the peer for.
+    /// SendCreditTarget: number of credits that this end requests from the peer.
     pub send_credit_target: u16,
-    /// ReceiveCredits: receives posted for the peer.
+    /// ReceiveCredits: number of receives posted for Data Transfer messages of the peer.
     pub receive_credits: u16,
-    /// Those of them that the peer was told of and has not used.
+    /// Number of posted receives that have been granted to the peer and are unused.
     pub granted: u16,
-    /// Those of them that the peer does not know of yet.
+    /// Number of posted receives that have not been granted to the peer.
     pub available: u16,
-    /// ReceiveCreditTarget: what the peer asked for last.
+    /// ReceiveCreditTarget: number of credits that the peer requested last.
     pub receive_credit_target: u16,
-    /// ReceiveCreditMax: most we give.
+    /// ReceiveCreditMax: largest number of credits that this end grants.
     pub receive_credit_max: u16,
 }
 
-/// ReceiveCredits and what belongs to them.
+/// ReceiveCredits, ReceiveCreditTarget and ReceiveCreditMax, and the decisions based on them.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct ReceiveCredits {
     available: u16,
     granted: u16,
     target: u16,
     max: u16,
-    /// The peer asked for more than before, and was given none since.
+    /// The peer has raised its target and has been granted no credit since.
     target_rose: bool,
-    /// The last message received was empty and asked for nothing. Two ends that answer such
-    /// messages with such messages never stop.
+    /// The last received message was empty and requested no response. Two ends that answer such a
+    /// message with such a message never stop.
     quiet: bool,
 }
 
@@ -57,8 +57,9 @@ impl ReceiveCredits {
         }
     }
 
-    /// The provider holds so many receives. Two of them stay out of the credits that the peer
-    /// may hoard: the last send credit needs one to grant, and the returned token one more.
+    /// Limits the credits to a provider that holds `max_receive_queue` receives. Two of them are
+    /// kept back from ordinary grants: the last send credit needs one to grant, and
+    /// [`returns_token`](Self::returns_token) needs another.
     pub(super) fn fit_into(&mut self, max_receive_queue: usize) {
         let most = max_receive_queue
             .min(usize::from(u16::MAX))
@@ -67,7 +68,7 @@ impl ReceiveCredits {
         self.max = self.max.min(most as u16);
     }
 
-    /// Receives that are posted.
+    /// Returns the number of posted receives.
     pub(super) fn posted(&self) -> u16 {
         self.granted + self.available
     }
@@ -88,22 +89,22 @@ impl ReceiveCredits {
         }
     }
 
-    /// Credits the peer is to hold at most: what it asked for, as far as we go along.
+    /// Returns the number of credits that the peer shall hold: its target, up to ReceiveCreditMax.
     fn limit(&self) -> u16 {
         //= SMBD-3.1.5.9-02
         //= SMBD-3.1.5.9-06
         self.target.min(self.max)
     }
 
-    /// The peer says how many it wants.
+    /// Sets the number of credits that the peer requests.
     pub(super) fn set_target(&mut self, target: u16) {
         //= SMBD-3.1.5.8-08
         self.target_rose |= target.min(self.max) > self.limit();
         self.target = target;
     }
 
-    /// How many more receives are to be posted, where `last_credit` says that a message waits
-    /// to spend our last send credit.
+    /// Returns how many more receives shall be posted. `last_credit` says that a message waits to
+    /// spend the last send credit.
     pub(super) fn missing(&self, last_credit: bool) -> u16 {
         if self.target == 0 {
             return 0;
@@ -121,12 +122,12 @@ impl ReceiveCredits {
         wanted.saturating_sub(self.posted())
     }
 
-    /// So many receives are posted.
+    /// Records that `count` more receives are posted.
     pub(super) fn post(&mut self, count: u16) {
         self.available += count;
     }
 
-    /// A message used a receive. False if the peer held no credit for it.
+    /// Records that a message used a receive. Returns whether the peer held a credit for it.
     pub(super) fn received(&mut self, quiet: bool) -> bool {
         self.quiet = quiet;
         //= SMBD-3.1.5.8-06
@@ -137,7 +138,7 @@ impl ReceiveCredits {
         true
     }
 
-    /// Credits that the next message carries if it leaves now.
+    /// Returns the number of credits that a message sent now would carry.
     pub(super) fn grantable(&self, last_credit: bool) -> u16 {
         //= SMBD-3.1.5.9-05
         let mut most = self.limit().saturating_sub(self.granted);
@@ -150,7 +151,7 @@ impl ReceiveCredits {
         self.available.min(most)
     }
 
-    /// A message leaves with `grant` credits for the peer.
+    /// Records that a message with `grant` credits for the peer is sent.
     pub(super) fn grant(&mut self, grant: u16) {
         self.available -= grant;
         self.granted += grant;
@@ -160,7 +161,7 @@ impl ReceiveCredits {
         }
     }
 
-    /// Whether an idle end is to say by an empty message that there are credits.
+    /// Returns whether an end with nothing to send shall grant credits by an empty message.
     pub(super) fn should_grant(&self, policy: GrantPolicy) -> bool {
         let grant = self.grantable(false);
         if grant == 0 {
@@ -169,27 +170,29 @@ impl ReceiveCredits {
         if self.granted == 0 {
             return !self.quiet || grant >= 2;
         }
-        // One missing credit alone never makes an empty message answer an empty message.
+        // A single credit never causes an empty message in answer to an empty message.
         if self.quiet && grant == 1 {
             return false;
         }
         match policy {
-            // Low, and worth a message: where untaken messages hold receives back, credits would
-            // otherwise go out one by one. Or enough of them that a sender who never pauses gets
-            // more before it has to.
+            // The peer is low on credits and the grant is large enough for a message; without the
+            // second condition credits would be granted one by one while waiting messages hold
+            // receives back. Or the grant is a full batch, which reaches a continuous sender before
+            // it runs out.
             GrantPolicy::Hysteresis => {
                 let quarter = self.limit() / 4;
                 let low = self.granted <= quarter && grant >= quarter;
-                self.target_rose || low || grant >= BATCH
+                self.target_rose || low || grant >= GRANT_BATCH
             }
             GrantPolicy::Eager => true,
         }
     }
 
-    /// With a target of 1 on both sides there would be a single credit to hand to and fro for
-    /// ever, or to withhold until the peer gives up. 3.1.5.9 sets no most to what the rule of
-    /// the last credit posts: we hand back two, the peer returns one, and each end rests with
-    /// one in hand.
+    /// Returns whether the peer shall be granted two credits although its target may be 1. With
+    /// targets of 1 on both sides a single credit would be passed back and forth without end, or be
+    /// withheld until a timer of the peer ends the connection. 3.1.5.9 sets no upper limit to the
+    /// receives for the last credit: this end grants two, the peer returns one, and both ends rest
+    /// with one credit each.
     fn returns_token(&self) -> bool {
         self.quiet && self.granted == 0
     }
@@ -217,7 +220,7 @@ mod tests {
     //= SMBD-3.1.5.9-05 test
     //= SMBD-3.1.5.9-06 test
     #[test]
-    fn posts_and_grants_up_to_the_smaller_of_target_and_max() {
+    fn posts_and_grants_the_smaller_of_target_and_max() {
         for (target, max, expected) in [(255, 255, 255), (10, 255, 10), (65535, 8, 8), (1, 1, 1)] {
             let mut credits = credits(target, max);
             assert_eq!(post_all(&mut credits), expected);
@@ -244,7 +247,7 @@ mod tests {
 
     //= SMBD-3.1.5.1-04 test
     #[test]
-    fn a_message_without_a_credit_is_noticed() {
+    fn a_message_without_a_granted_credit_is_detected() {
         let mut credits = credits(2, 2);
         post_all(&mut credits);
         credits.grant(2);
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn hysteresis_waits_for_three_quarters_or_a_batch() {
+    fn hysteresis_grants_at_three_quarters_used_or_a_batch() {
         for (target, due) in [(20, 15), (80, 60), (100, 64), (255, 64)] {
             let mut credits = credits(target, 255);
             post_all(&mut credits);
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_target_is_served_and_a_lower_one_is_not_taken_back() {
+    fn a_raised_target_is_granted_and_a_lowered_one_revokes_nothing() {
         let mut credits = credits(10, 255);
         post_all(&mut credits);
         credits.grant(10);
@@ -300,13 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_credits_gets_the_one_there_is_unless_it_was_quiet() {
+    fn a_peer_without_credits_is_granted_the_only_one_unless_it_was_quiet() {
         for (quiet, answered) in [(false, true), (true, false)] {
             let mut credits = credits(3, 3);
             credits.post(1);
             credits.grant(1);
             assert!(credits.received(quiet));
-            // There is no room for more than one receive.
+            // The provider has room for one receive only.
             credits.post(1);
             assert_eq!((credits.granted(), credits.posted()), (0, 1));
             assert_eq!(credits.should_grant(GrantPolicy::Hysteresis), answered);
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_credits_changes_nothing() {
+    fn a_grant_of_zero_keeps_the_quiet_and_the_raised_target() {
         let mut quiet = credits(2, 2);
         post_all(&mut quiet);
         quiet.grant(2);
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_single_token_comes_back_doubled() {
+    fn a_single_credit_is_returned_as_two() {
         let mut credits = credits(1, 1);
         post_all(&mut credits);
         credits.grant(1);

@@ -9,8 +9,9 @@ use crate::{
     wire::{DecodeError, Status},
 };
 
-/// The rule that the peer broke: one variant a MUST, in the specification's order.
+/// The rule that the peer broke: one variant for each MUST, in the specification's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum Violation {
     /// SMBD-3.1.5.6-01: the Negotiate Request is shorter than 20 bytes.
     #[error("Negotiate Request of {length} bytes, 20 are needed (3.1.5.6)")]
@@ -18,13 +19,13 @@ pub enum Violation {
         /// Bytes received.
         length: usize,
     },
-    /// SMBD-3.1.5.6-04: the Negotiate Request asks for no credits.
+    /// SMBD-3.1.5.6-04: the Negotiate Request requests no credits.
     #[error("Negotiate Request with CreditsRequested 0 (3.1.5.6)")]
     RequestWithoutCreditsRequested,
-    /// SMBD-3.1.5.6-05: the initiator receives less than 128 bytes at once.
+    /// SMBD-3.1.5.6-05: the initiator cannot receive a message of 128 bytes.
     #[error("Negotiate Request with MaxReceiveSize {0}, at least 128 is needed (3.1.5.6)")]
     RequestMaxReceiveSize(u32),
-    /// SMBD-3.1.5.6-06: the initiator reassembles less than 131072 bytes.
+    /// SMBD-3.1.5.6-06: the initiator cannot reassemble a message of 131072 bytes.
     #[error("Negotiate Request with MaxFragmentedSize {0}, at least 131072 is needed (3.1.5.6)")]
     RequestMaxFragmentedSize(u32),
     /// SMBD-3.1.5.7-01: the Negotiate Response is shorter than 32 bytes.
@@ -36,19 +37,19 @@ pub enum Violation {
     /// SMBD-3.1.5.7-02: the acceptor chose a version that does not exist.
     #[error("Negotiate Response with NegotiatedVersion 0x{0:04x}, 0x0100 is needed (3.1.5.7)")]
     NegotiatedVersion(u16),
-    /// SMBD-3.1.5.7-03: the acceptor receives less than 128 bytes at once.
+    /// SMBD-3.1.5.7-03: the acceptor cannot receive a message of 128 bytes.
     #[error("Negotiate Response with MaxReceiveSize {0}, at least 128 is needed (3.1.5.7)")]
     ResponseMaxReceiveSize(u32),
-    /// SMBD-3.1.5.7-04: the acceptor reassembles less than 131072 bytes.
+    /// SMBD-3.1.5.7-04: the acceptor cannot reassemble a message of 131072 bytes.
     #[error("Negotiate Response with MaxFragmentedSize {0}, at least 131072 is needed (3.1.5.7)")]
     ResponseMaxFragmentedSize(u32),
-    /// SMBD-3.1.5.7-05: the acceptor gave no credits, so nothing could ever be sent.
+    /// SMBD-3.1.5.7-05: the acceptor granted no credits, so nothing could ever be sent.
     #[error("Negotiate Response with CreditsGranted 0 (3.1.5.7)")]
     ResponseWithoutCreditsGranted,
-    /// SMBD-3.1.5.7-06: the acceptor asks for no credits.
+    /// SMBD-3.1.5.7-06: the acceptor requests no credits.
     #[error("Negotiate Response with CreditsRequested 0 (3.1.5.7)")]
     ResponseWithoutCreditsRequested,
-    /// SMBD-3.1.5.7-07: the acceptor wants to send more at once than we can receive.
+    /// SMBD-3.1.5.7-07: the acceptor wants to send larger messages than this end can receive.
     #[error(
         "Negotiate Response with PreferredSendSize {preferred_send_size}, \
          above our MaxReceiveSize {max_receive_size} (3.1.5.7)"
@@ -65,13 +66,13 @@ pub enum Violation {
         /// Bytes received.
         length: usize,
     },
-    /// SMBD-3.1.5.8-02: a Data Transfer asks for no credits.
+    /// SMBD-3.1.5.8-02: a Data Transfer requests no credits.
     #[error("Data Transfer with CreditsRequested 0 (3.1.5.8)")]
     WithoutCreditsRequested,
     /// SMBD-3.1.5.8-03: DataOffset is not a multiple of 8.
     #[error("Data Transfer with DataOffset {0}, not a multiple of 8 (3.1.5.8)")]
     DataOffsetAlignment(u32),
-    /// SMBD-3.1.5.8-04: the payload lies beyond the message.
+    /// SMBD-3.1.5.8-04: the payload ends after the end of the message.
     #[error(
         "Data Transfer with DataOffset {data_offset} and DataLength {data_length} \
          in a message of {length} bytes (3.1.5.8)"
@@ -84,7 +85,7 @@ pub enum Violation {
         /// Bytes received.
         length: usize,
     },
-    /// SMBD-3.1.5.8-05: the upper-layer message is longer than we reassemble.
+    /// SMBD-3.1.5.8-05: the upper-layer message is longer than this end reassembles.
     #[error(
         "Data Transfer with DataLength {data_length} and RemainingDataLength \
          {remaining_data_length}, above our MaxFragmentedSize {max_fragmented_size} (3.1.5.8)"
@@ -97,12 +98,12 @@ pub enum Violation {
         /// Our own limit.
         max_fragmented_size: u32,
     },
-    /// SMBD-3.1.5.8-11: more send credits than fit the specification's 16 bits.
+    /// SMBD-3.1.5.8-11: the send credits exceed the specification's 16 bits.
     #[error("CreditsGranted {granted} on top of {held} credits held (3.1.5.8)")]
     TooManyCredits {
-        /// Credits we held.
+        /// Credits that this end held before.
         held: u16,
-        /// Credits that came on top.
+        /// Credits that the message granted.
         granted: u16,
     },
     /// SMBD-3.1.5.8-16, -18, -19, -20: a segment does not continue the message it is part of.
@@ -115,7 +116,7 @@ pub enum Violation {
         data_length: u32,
         /// The field as received.
         remaining_data_length: u32,
-        /// Bytes that were still missing before this segment.
+        /// Bytes of the message that were missing before this segment.
         expected: u32,
     },
     /// SMBD-3.1.5.1-04: the peer sent without a send credit.
@@ -123,7 +124,7 @@ pub enum Violation {
     WithoutCredit,
 }
 
-/// Which side did something.
+/// The end of the connection that caused an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Initiator {
     /// This end.
@@ -132,52 +133,67 @@ pub enum Initiator {
     Remote,
 }
 
-/// The timer that ran out.
+/// The timer that expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
 pub enum Expired {
     /// Negotiation Timer (3.1.6.1).
     #[error("the Negotiation Timer")]
     Negotiation,
-    /// Idle Connection Timer, with a keepalive unanswered (3.1.6.2).
+    /// Idle Connection Timer, while a keepalive was unanswered (3.1.6.2).
     #[error("the Idle Connection Timer, a keepalive was not answered")]
     IdleConnection,
-    /// Send Credit Grant Timer: messages waited and the peer gave no credit.
+    /// Send Credit Grant Timer: messages waited and the peer granted no credit.
     #[error("the Send Credit Grant Timer, the peer gave no credits while messages waited")]
     SendCreditGrant,
-    /// The connection was to be closed, and the work left made no progress for
+    /// Timer of a close: no outstanding message, read or write completed for
     /// [`keepalive_interval`](super::Settings::keepalive_interval).
     #[error("the wait for the last work before the close")]
     Close,
 }
 
-/// Why a connection ended. Every waiter gets a copy.
+/// Why a connection ended. Every waiting call returns a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// The peer broke a rule of the specification.
     #[error("the peer broke the protocol: {0}")]
-    Violation(#[from] Violation),
-    /// The peer refused to negotiate, with this NTSTATUS.
+    Violation(Violation),
+    /// The peer refused the negotiation with this NTSTATUS.
     #[error("the peer refused the negotiation with {0}")]
     Refused(Status),
-    /// We refused to negotiate, with this NTSTATUS.
+    /// This end refused the negotiation with this NTSTATUS.
     #[error("the peer's negotiation was refused with {0}")]
     RefusedPeer(Status),
-    /// A timer ran out.
+    /// A timer expired.
     #[error("time ran out: {0}")]
     TimedOut(Expired),
-    /// One side ended it in good order.
+    /// One end closed the connection in good order.
     #[error("{}", match .0 {
         Initiator::Local => "the connection was closed here",
         Initiator::Remote => "the peer closed the connection",
     })]
     Closed(Initiator),
-    /// This end gave it up, with whatever was under way.
+    /// This end aborted the connection and dropped its outstanding work.
     #[error("the connection was aborted here")]
     Aborted,
-    /// The RDMA connection underneath was lost.
+    /// The RDMA connection was lost.
     #[error("the RDMA connection was lost: {0}")]
-    Provider(#[from] ProviderError),
+    Provider(ProviderError),
+}
+
+// These are not `#[from]`, which would also make them the `source`: the text of a variant contains
+// that of its cause, and a printer of the whole chain would show the cause twice.
+impl From<Violation> for ConnectionError {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+impl From<ProviderError> for ConnectionError {
+    fn from(error: ProviderError) -> Self {
+        Self::Provider(error)
+    }
 }
 
 impl From<ConnectionError> for io::Error {
@@ -205,8 +221,9 @@ impl From<ConnectionError> for io::Error {
     }
 }
 
-/// Why a message was not taken for sending. The connection is as it was.
+/// Why a message was refused for sending. The connection is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum SendError {
     /// The message is longer than the peer reassembles (3.1.4.2).
     #[error("a message of {length} bytes, the peer takes at most {max}")]
@@ -216,29 +233,30 @@ pub enum SendError {
         /// MaxFragmentedSendSize.
         max: u32,
     },
-    /// Nothing can be sent now or later: the connection has ended, or is ending.
+    /// The connection has ended or is closing, so no message can be sent any more.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
 }
 
-/// Why an RDMA Read or Write was not done.
+/// Why an RDMA Read or Write was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum TransferFault {
-    /// Offset and length reach beyond the descriptors.
+    /// Offset plus length exceeds the memory that the descriptors describe.
     #[error("{needed} bytes of remote memory are needed, the descriptors have {described}")]
     BeyondDescriptors {
         /// Offset plus length.
         needed: u64,
-        /// Sum of the descriptors' lengths.
+        /// Sum of the lengths of the descriptors.
         described: u64,
     },
-    /// A descriptor's Offset and Length pass the end of the address space.
+    /// Offset plus Length of a descriptor exceeds 64 bits.
     #[error("a descriptor's Offset and Length wrap around")]
     Wrap,
-    /// The peer's MaxReadWriteSize, or the depth of outstanding reads, is zero.
+    /// The peer's MaxReadWriteSize, or the number of reads that may be outstanding, is zero.
     #[error("the peer does not take part in RDMA Reads or Writes")]
     Unsupported,
-    /// The connection has ended, or is ending.
+    /// The connection has ended or is closing.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
 }
@@ -268,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_end_has_its_kind_of_io_error() {
+    fn each_connection_error_maps_to_an_io_error_kind() {
         use io::ErrorKind::*;
         let provider = |kind| ProviderError::new(kind, "why").into();
         for (error, kind) in [
@@ -298,5 +316,14 @@ mod tests {
             let error = io::Error::from(error);
             assert_eq!((error.kind(), error.to_string()), (kind, words));
         }
+    }
+
+    #[test]
+    fn the_text_of_an_error_contains_its_cause_and_the_chain_does_not_repeat_it() {
+        use std::error::Error as _;
+        let violation = Violation::WithoutCredit;
+        let error = ConnectionError::from(violation);
+        assert!(error.to_string().contains(&violation.to_string()));
+        assert!(error.source().is_none());
     }
 }

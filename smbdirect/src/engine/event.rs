@@ -1,66 +1,69 @@
-//! What the engine tells its owner.
+//! The events that a connection reports to its owner, and its statistics.
 
 use bytes::{Bytes, BytesMut};
 
 use super::{error::ConnectionError, negotiation::Negotiated};
 use crate::rdma::work::Token;
 
-/// Names a message in [`Event::MessageSent`]; chosen by whoever sends it.
+/// The identifier of a message in [`Event::MessageSent`]; the sender chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(pub u64);
 
 impl MessageId {
-    /// For messages of which nobody needs to know that they were sent: no event follows.
+    /// The identifier of messages for which no [`Event::MessageSent`] is reported.
     pub const UNWATCHED: Self = Self(u64::MAX);
 }
 
-/// Names a read or write in [`Event::TransferDone`]; chosen by whoever starts it.
+/// The identifier of a read or write in [`Event::TransferDone`]; the caller that starts it chooses
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);
 
-/// Something that happened on the connection.
-// As in a `Completion`: with the fields in this order the payload lies a multiple of 16 bytes behind the
+/// An event of a connection.
+// As in `Completion`, this order of the fields puts the payload at a multiple of 16 bytes from the
 // start.
 #[derive(Debug)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum Event {
-    /// Negotiation succeeded; messages may be sent and will come.
+    /// The negotiation succeeded; messages can be sent and received.
     Negotiated(Negotiated),
-    /// Bytes of an upper-layer message came, in order.
+    /// A segment of an upper-layer message arrived; segments arrive in order.
     Segment {
-        /// Bytes of the message still to come; 0 completes it.
+        /// Bytes of the message still to come; 0 in the last segment.
         remaining: u32,
-        /// With the last segment: the token of ours that the message invalidated.
+        /// The local token that the message invalidated; reported with the last segment.
         invalidated: Option<Token>,
-        /// The bytes; empty only where a token came alone, or in the middle of a message.
+        /// The bytes; empty only if the message carries just a token, or in the middle of a
+        /// message.
         payload: Bytes,
     },
-    /// The last segment of the message was handed to the wire.
+    /// The Send of the last segment of the message has completed.
     MessageSent(MessageId),
-    /// A read or write is over.
+    /// A read or write has finished or failed.
     TransferDone {
-        /// The transfer.
+        /// Identifier of the transfer.
         id: TransferId,
-        /// For a read: its buffer, filled if `completed`.
+        /// The buffer of a read, which is filled if `completed`; `None` for a write.
         buffer: Option<BytesMut>,
-        /// False if the connection ended first.
+        /// `false` if the connection ended before the transfer was complete.
         completed: bool,
     },
-    /// The peer gave the sign of life that was asked for.
+    /// The peer answered the keepalive.
     KeepaliveAnswered,
-    /// The connection is over for the protocol; the last event that is not `TransferDone`.
-    /// The queue pair is to be disconnected: gracefully after [`Closed`](ConnectionError::Closed)
-    /// and [`RefusedPeer`](ConnectionError::RefusedPeer), at once after all else.
+    /// The connection has ended; only `TransferDone` events can follow. The owner disconnects the
+    /// queue pair: gracefully after [`Closed`](ConnectionError::Closed) and
+    /// [`RefusedPeer`](ConnectionError::RefusedPeer), immediately after every other error.
     Closed(ConnectionError),
 }
 
-/// What went over a connection since it began, and what is outstanding on it now.
+/// The traffic of a connection since it began, and its outstanding work now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
     /// Upper-layer messages sent.
     pub messages_sent: u64,
-    /// Upper-layer messages received whole.
+    /// Upper-layer messages received completely.
     pub messages_received: u64,
     /// Data Transfer messages sent with a payload.
     pub segments_sent: u64,
@@ -74,31 +77,31 @@ pub struct Statistics {
     pub bytes_sent: u64,
     /// Payload bytes received in messages.
     pub bytes_received: u64,
-    /// Credits given to the peer.
+    /// Credits granted to the peer.
     pub credits_granted: u64,
-    /// Credits got from the peer.
+    /// Credits granted by the peer.
     pub credits_received: u64,
     /// Keepalives sent (RESPONSE_REQUESTED).
     pub keepalives_sent: u64,
     /// Keepalives received.
     pub keepalives_received: u64,
-    /// Messages received whose payload overlaps the header: legal, and strange.
+    /// Messages received whose payload overlaps the header, which is legal and unusual.
     pub payloads_in_header: u64,
-    /// Tokens of ours that the peer invalidated.
+    /// Local tokens that the peer invalidated.
     pub tokens_invalidated: u64,
-    /// RDMA Read operations done; a long read takes several.
+    /// RDMA Read operations completed; a long read takes several.
     pub reads: u64,
-    /// RDMA Write operations done; a long write takes several.
+    /// RDMA Write operations completed; a long write takes several.
     pub writes: u64,
     /// Bytes read by RDMA.
     pub bytes_read: u64,
     /// Bytes written by RDMA.
     pub bytes_written: u64,
-    /// Receives that are posted now.
+    /// Receives posted now.
     pub receives_outstanding: u64,
-    /// Sends, Reads and Writes that are posted now.
+    /// Sends, Reads and Writes posted now.
     pub work_outstanding: u64,
-    /// Buffers that are registered now.
+    /// Memory regions registered now.
     pub regions: u64,
 }
 
@@ -109,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_payload_lies_a_multiple_of_16_bytes_behind_the_start() {
+    fn the_payload_is_at_a_multiple_of_16_bytes() {
         let event = Event::Segment {
             remaining: 0,
             invalidated: None,

@@ -1,4 +1,4 @@
-//! Sends that are posted: what it means that one is done, where it means anything.
+//! The posted Sends, and what the completion of each means to the connection.
 
 use std::{
     collections::VecDeque,
@@ -7,11 +7,11 @@ use std::{
 
 use super::event::MessageId;
 
-/// What a posted Send was for. Most Sends are the middle of a message, or empty, and for nothing
-/// that anybody waits for.
+/// The purpose of a posted Send whose completion matters. Most Sends have none: they are empty, or
+/// carry the middle of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sent {
-    /// A negotiate message that accepts or asks.
+    /// A Negotiate Request, or a Negotiate Response that accepts.
     Negotiate,
     /// A Negotiate Response that refuses.
     Refusal,
@@ -19,17 +19,17 @@ pub(super) enum Sent {
     Message(MessageId),
 }
 
-/// The posted Sends, by numbers that count from 1.
+/// The posted Sends, numbered from 1.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight {
     posted: u64,
     done: u64,
-    /// What the Sends of these numbers were for, oldest first.
+    /// The Sends with a purpose, by number, oldest first.
     purposes: VecDeque<(u64, Sent)>,
 }
 
 impl InFlight {
-    /// One is posted; gives its number.
+    /// Records that a Send is posted, and returns its number.
     pub(super) fn post(&mut self, purpose: Option<Sent>) -> u64 {
         self.posted += 1;
         if let Some(purpose) = purpose {
@@ -38,14 +38,15 @@ impl InFlight {
         self.posted
     }
 
-    /// All up to this number are done; gives how many of them were not yet.
+    /// Records that every Send up to `number` is done, and returns how many of them were
+    /// outstanding.
     pub(super) fn complete(&mut self, number: u64) -> u64 {
         let done = number.saturating_sub(self.done);
         self.done += done;
         done
     }
 
-    /// What the oldest of the done ones was for.
+    /// Removes and returns the purpose of the oldest Send that is done.
     pub(super) fn pop_done(&mut self) -> Option<Sent> {
         let &(number, purpose) = self.purposes.front()?;
         if number > self.done {
@@ -55,7 +56,7 @@ impl InFlight {
         Some(purpose)
     }
 
-    /// The number of the Send that is done next.
+    /// Returns the number of the oldest outstanding Send.
     #[cfg(test)]
     pub(super) fn next_done(&self) -> u64 {
         self.done + 1
@@ -66,7 +67,7 @@ impl InFlight {
     }
 }
 
-/// What is in flight, and not how much has been.
+/// Hashes the Sends in flight relative to the oldest, so that the count of earlier ones is ignored.
 impl Hash for InFlight {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.posted - self.done).hash(state);
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_completion_tells_of_all_before_it() {
+    fn a_completion_covers_all_earlier_sends() {
         let mut in_flight = InFlight::default();
         let message = |id| Sent::Message(MessageId(id));
         assert!(in_flight.is_empty());
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(in_flight.pop_done(), Some(message(7)));
         assert_eq!(in_flight.pop_done(), None);
         assert!(!in_flight.is_empty());
-        assert_eq!(in_flight.complete(2), 0, "it was told of already");
+        assert_eq!(in_flight.complete(2), 0, "it was covered already");
         assert_eq!(in_flight.complete(5), 2);
         assert_eq!(in_flight.pop_done(), Some(message(8)));
         assert!(in_flight.is_empty() && in_flight.pop_done().is_none());

@@ -1,28 +1,28 @@
-//! KeepaliveRequested and what the Idle Connection Timer makes of it (3.1.6.2).
+//! KeepaliveRequested, and the action when the Idle Connection Timer expires (3.1.6.2).
 
-/// Where an exchange of keepalives stands (3.1.1.1).
+/// The state of a keepalive exchange (3.1.1.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum KeepaliveRequested {
-    /// None is under way.
+    /// No keepalive is outstanding.
     #[default]
     None,
-    /// The next message out is to ask for an answer.
+    /// The next message sent shall request a response.
     Pending,
-    /// A message that asks is out.
+    /// A message that requests a response has been sent.
     Sent,
 }
 
-/// What an idle connection is to do.
+/// The action of a connection whose Idle Connection Timer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnIdle {
-    /// Ask the peer for a sign of life.
+    /// Send a keepalive.
     Ask,
-    /// The peer was asked and said nothing.
+    /// End the connection, because the peer did not answer a keepalive.
     Terminate,
 }
 
 impl KeepaliveRequested {
-    /// The Idle Connection Timer ran out.
+    /// Handles the expiry of the Idle Connection Timer.
     pub(super) fn idle(&mut self) -> OnIdle {
         //= SMBD-3.1.6.2-01
         if *self != Self::None {
@@ -33,21 +33,21 @@ impl KeepaliveRequested {
         OnIdle::Ask
     }
 
-    /// The message that leaves next is to ask for an answer, unless one is awaited.
+    /// Makes the next message request a response, unless one is outstanding.
     pub(super) fn ask(&mut self) {
         if *self == Self::None {
             *self = Self::Pending;
         }
     }
 
-    /// Anything came from the peer. Says whether a sign of life was wanted: one that comes
-    /// before the question could leave will do, for then the question does not leave.
+    /// Handles a message of the peer, and returns whether it answers a keepalive. It also answers a
+    /// keepalive that has not been sent yet, which is then not sent.
     pub(super) fn received(&mut self) -> bool {
         //= SMBD-3.1.5.5-02
         std::mem::take(self) != Self::None
     }
 
-    /// A message leaves. Says whether it is to ask for an answer.
+    /// Returns whether the message sent now shall request a response, and records that it does.
     pub(super) fn take_flag(&mut self) -> bool {
         //= SMBD-3.1.5.1-09
         let pending = *self == Self::Pending;
@@ -67,7 +67,7 @@ mod tests {
     //= SMBD-3.1.5.5-02 test
     //= SMBD-3.1.5.1-09 test
     #[test]
-    fn every_state_and_event() {
+    fn each_state_handles_each_event() {
         for (before, action, after) in [
             (None, OnIdle::Ask, Pending),
             (Pending, OnIdle::Terminate, Pending),

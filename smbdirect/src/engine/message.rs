@@ -1,22 +1,21 @@
-//! An upper-layer message: a short list of byte slices, so that parts need no gluing.
+//! [`Message`]: an upper-layer message, as a short list of byte slices that need not be contiguous.
 
-use std::{
-    collections::VecDeque,
-    io::IoSlice,
-    sync::{Mutex, PoisonError},
-};
+use std::io::IoSlice;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use crate::{pool, rdma::work::Token};
+use crate::{
+    pool::{self, PartList},
+    rdma::work::Token,
+};
 
-/// What the upper layer sends or receives as one piece.
+/// A message of the upper layer, sent and received as a whole.
 ///
-/// Made from anything that is bytes, or from several `Bytes` in order, which are sent without
-/// being copied together first. So is a received message: one that came in many segments has a
-/// part for each, unless they are small, which [`into_bytes`](Self::into_bytes) copies together,
-/// and [`Buf`] reads where they lie. The parts may share their allocations with what else was
-/// received around the same time, so copy what is kept for long.
+/// A message is made from anything that converts to [`Bytes`], or from several `Bytes` in order,
+/// which are sent without being copied together. A received message has one part for each segment
+/// it arrived in, except that small segments are copied together. [`into_bytes`](Self::into_bytes)
+/// copies the parts together, and [`Buf`] reads them in place. A part may share its allocation with
+/// other data that was received at about the same time, so copy data that is kept for long.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};
@@ -26,56 +25,56 @@ use crate::{pool, rdma::work::Token};
 /// assert_eq!(message.len(), 8);
 /// assert_eq!(message.into_bytes(), "headbody");
 /// ```
-// In this order each 16 bytes are written as they are read when a message is moved: where they are
-// not, a processor waits for the cache.
+// In this order of the fields a moved message is written in the same 16-byte units in which it is
+// read next. Otherwise the processor stalls, because it cannot forward a store to the load.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub struct Message {
     head: Bytes,
-    /// Parts behind the head, none of them empty. Most messages have none, and are light to move.
-    tail: Parts,
+    /// The parts after `head`, none of them empty. Most messages have none.
+    tail: PartList,
     length: usize,
     invalidated_token: Option<Token>,
 }
 
-/// So many bytes are copied together in memory that is used again.
-const POOLED: usize = 2048;
+/// Least number of bytes for which copied parts go to a pooled buffer.
+const MIN_POOLED_BYTES: usize = 2048;
 
 impl Message {
-    /// Bytes in the message.
+    /// Returns the number of bytes in the message.
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Returns whether the message has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The token of ours that the peer invalidated with this message, if it did.
+    /// Returns the local token that the peer invalidated with this message, if any.
     pub const fn invalidated_token(&self) -> Option<Token> {
         self.invalidated_token
     }
 
-    /// The message as one slice; copies only if it has several parts.
+    /// Returns the message as one slice. Copies only if it has several parts.
     pub fn into_bytes(mut self) -> Bytes {
-        match self.tail.0 {
-            None => self.head,
-            Some(_) => self.copy_to_bytes(self.length),
+        match self.tail.is_unused() {
+            true => self.head,
+            false => self.copy_to_bytes(self.length),
         }
     }
 
-    /// A message as it came, for those who drive an engine of their own.
+    /// Creates a received message, for callers that drive an engine of their own.
     pub fn received(payload: Bytes, invalidated_token: Option<Token>) -> Self {
         Self {
             length: payload.len(),
             head: payload,
-            tail: Parts::default(),
+            tail: PartList::default(),
             invalidated_token,
         }
     }
 
-    /// The message as one that came with a token.
+    /// Returns the message with the local token that it invalidated.
     pub(crate) fn invalidating(self, invalidated_token: Option<Token>) -> Self {
         Self {
             invalidated_token,
@@ -97,54 +96,6 @@ impl Message {
     }
 }
 
-/// Parts in order. The list they are in is used again by a later message.
-#[derive(Clone, Debug, Default)]
-struct Parts(Option<List>);
-
-/// Eight bytes to move, not thirty-two.
-type List = Box<VecDeque<Bytes>>;
-
-/// Lists that no message uses.
-static LISTS: Mutex<Vec<List>> = Mutex::new(Vec::new());
-/// Most of them that are kept,
-const LISTS_KEPT: usize = 64;
-/// and the most parts that one of them has room for.
-const PARTS_KEPT: usize = 1024;
-
-impl Parts {
-    fn push(&mut self, part: Bytes) {
-        let list = self.0.get_or_insert_with(|| {
-            let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
-            lists.pop().unwrap_or_default()
-        });
-        list.push_back(part);
-    }
-
-    fn pop(&mut self) -> Option<Bytes> {
-        self.0.as_mut()?.pop_front()
-    }
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        if let Some(list) = self.0.take() {
-            keep(list);
-        }
-    }
-}
-
-/// Keeps a list for a later message.
-#[inline(never)]
-fn keep(mut list: List) {
-    list.clear();
-    if list.capacity() <= PARTS_KEPT {
-        let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
-        if lists.len() < LISTS_KEPT {
-            lists.push(list);
-        }
-    }
-}
-
 impl Buf for Message {
     fn remaining(&self) -> usize {
         self.length
@@ -154,11 +105,12 @@ impl Buf for Message {
         &self.head
     }
 
-    /// All parts, so that a write to a file or socket takes many of them at once.
+    /// Returns all parts, so that one vectored write to a file or socket can take many of them.
     fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let tail = self.tail.0.iter().flat_map(|list| list.iter());
         let head = (!self.head.is_empty()).then_some(&self.head);
-        let parts = slices.iter_mut().zip(head.into_iter().chain(tail));
+        let parts = slices
+            .iter_mut()
+            .zip(head.into_iter().chain(self.tail.iter()));
         parts
             .map(|(slice, part)| *slice = IoSlice::new(part))
             .count()
@@ -174,7 +126,7 @@ impl Buf for Message {
         self.head.advance(count);
     }
 
-    /// Shares the bytes where they lie in one part, copies where they do not.
+    /// Shares the bytes if they are in one part, and copies them otherwise.
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {
         assert!(count <= self.length, "advanced beyond the message");
         if count < self.head.len() {
@@ -186,7 +138,7 @@ impl Buf for Message {
             let next = self.tail.pop().unwrap_or_default();
             return std::mem::replace(&mut self.head, next);
         }
-        let pooled = (count >= POOLED).then(|| pool::for_message(count));
+        let pooled = (count >= MIN_POOLED_BYTES).then(|| pool::for_message(count));
         let mut gathered = pooled
             .flatten()
             .unwrap_or_else(|| BytesMut::with_capacity(count));
@@ -252,12 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn the_head_lies_at_a_multiple_of_16_bytes() {
+    fn the_head_is_at_a_multiple_of_16_bytes() {
         assert_eq!(std::mem::offset_of!(Message, head) % 16, 0);
     }
 
     #[test]
-    fn cut_anywhere_gives_the_same_bytes() {
+    fn reading_in_pieces_of_any_size_gives_all_bytes() {
         for lengths in [
             &[][..],
             &[5],
@@ -296,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_received_message_has_its_token() {
+    fn only_a_received_message_has_a_token() {
         let message = Message::received(Bytes::from_static(b"12"), Some(Token(7)));
         assert_eq!(message.invalidated_token(), Some(Token(7)));
         assert_eq!((message.remaining(), message.is_empty()), (2, false));
@@ -314,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn one_part_is_shared_not_copied() {
+    fn bytes_of_one_part_are_shared_not_copied() {
         let bytes = Bytes::from(vec![7; 100]);
         let pointer = bytes.as_ptr();
         let mut message = Message::from(bytes);

@@ -1,8 +1,8 @@
-//! The protocol of [MS-SMBD] 3.1: the specification's Connection, without I/O, clock or task.
+//! The protocol of [MS-SMBD] 3.1 as a state machine, without I/O, clock or task.
 //!
-//! [`Connection`] takes completions, time and commands, and gives work requests, events and the
-//! moment it next wants to be called. Everything that the protocol decides is decided here, so
-//! that every race is a line in a table test and every timer is a number.
+//! [`Connection`] takes completions, time and commands, and returns work requests, events and the
+//! time of its next timer. Every decision of the protocol is made here, so that a race is tested by
+//! the order of a few calls, and a timer by passing a time.
 //!
 //! ```text
 //!   send, read, write, prompt, close ──►┌────────────┐──► poll_work     (WorkRequest)
@@ -10,9 +10,9 @@
 //!                                       └────────────┘──► poll_timeout  (Instant)
 //! ```
 //!
-//! The leaves own their numbers: [`credits`](self) (3.1.5.9), the send queue (3.1.5.1, 3.1.5.4),
-//! reassembly (3.1.5.8), keepalive (3.1.6.2), negotiation (3.1.5.2, .3, .6, .7) and transfers
-//! (3.1.4.5, 3.1.4.6). `connection` only orders them.
+//! Each part of the state has a module of its own: credits (3.1.5.9), the send queue (3.1.5.1,
+//! 3.1.5.4), reassembly (3.1.5.8), keepalive (3.1.6.2), negotiation (3.1.5.2, .3, .6, .7) and
+//! transfers (3.1.4.5, 3.1.4.6). `connection` combines them.
 
 mod config;
 mod connection;

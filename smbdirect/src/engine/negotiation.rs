@@ -1,4 +1,5 @@
-//! What the two ends agree on: the checks and minima of 3.1.5.6 and 3.1.5.7.
+//! The content of the negotiate messages, and the limits that follow from them (3.1.5.2, 3.1.5.3,
+//! 3.1.5.6, 3.1.5.7).
 
 use std::time::Duration;
 
@@ -12,32 +13,32 @@ use crate::wire::{DataTransfer, NegotiateRequest, NegotiateResponse, Status, VER
 const MIN_RECEIVE_SIZE: u32 = 128;
 /// Smallest MaxFragmentedSize (2.2.1, 2.2.2).
 const MIN_FRAGMENTED_SIZE: u32 = 131_072;
-/// Above this Windows Server 2012 R2 refuses a PreferredSendSize (product note 6).
+/// Largest PreferredSendSize that Windows Server 2012 R2 accepts (product note 6).
 const WINDOWS_MAX_PREFERRED_SEND_SIZE: u32 = 8136;
 
-/// The limits of an established connection; fixed for its life (3.1.4.7).
+/// The limits of an established connection, which never change (3.1.4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Negotiated {
     /// Protocol: the version, 0x0100.
     pub protocol: u16,
-    /// MaxSendSize: largest single message we send, in bytes with its header.
+    /// MaxSendSize: largest single message that this end sends, in bytes with its header.
     pub max_send_size: u32,
-    /// MaxReceiveSize: largest single message we receive, in bytes with its header.
+    /// MaxReceiveSize: largest single message that this end receives, in bytes with its header.
     pub max_receive_size: u32,
     /// MaxFragmentedSendSize: largest upper-layer message the peer reassembles, in bytes.
     pub max_fragmented_send_size: u32,
-    /// MaxFragmentedRecvSize: largest upper-layer message we reassemble, in bytes.
+    /// MaxFragmentedRecvSize: largest upper-layer message that this end reassembles, in bytes.
     pub max_fragmented_receive_size: u32,
-    /// MaxReadWriteSize: most bytes for one RDMA Read or Write.
+    /// MaxReadWriteSize: largest RDMA Read or Write, in bytes.
     pub max_read_write_size: u32,
     /// KeepaliveInterval of this end.
     pub keepalive_interval: Duration,
 }
 
 impl Negotiated {
-    /// Most bytes of an upper-layer message in one message that is sent: MaxSendSize without the
-    /// header and what pads it.
+    /// Returns the largest payload of one message in bytes: MaxSendSize without the header and its
+    /// padding.
     pub const fn max_payload(&self) -> usize {
         //= SMBD-3.1.5.4-05
         //= SMBD-3.1.5.4-06
@@ -45,17 +46,17 @@ impl Negotiated {
     }
 }
 
-/// A successful negotiation as one end sees it.
+/// The result of a successful negotiation at one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) negotiated: Negotiated,
     /// ReceiveCreditTarget.
     pub(super) receive_credit_target: u16,
-    /// SendCredits to begin with; 0 on the passive side.
+    /// Initial SendCredits; 0 on the passive side.
     pub(super) send_credits: u16,
 }
 
-/// The request that `config` proposes (3.1.5.2).
+/// Returns the Negotiate Request for `config` (3.1.5.2).
 pub(super) fn negotiate_request(config: &Config) -> NegotiateRequest {
     //= SMBD-2.2.1-01
     //= SMBD-3.1.5.2-01
@@ -71,7 +72,7 @@ pub(super) fn negotiate_request(config: &Config) -> NegotiateRequest {
     }
 }
 
-/// The response that accepts, with `credits_granted` receives posted (3.1.5.3).
+/// Returns the Negotiate Response that accepts and grants `credits_granted` credits (3.1.5.3).
 pub(super) fn negotiate_response(
     config: &Config,
     negotiated: &Negotiated,
@@ -97,11 +98,11 @@ pub(super) fn negotiate_response(
     }
 }
 
-/// Receiving a Negotiate Request Message (3.1.5.6).
+/// Checks a received Negotiate Request (3.1.5.6).
 ///
 /// # Errors
-/// [`ConnectionError::Violation`] ends the connection without an answer,
-/// [`ConnectionError::RefusedPeer`] after a refusal with its status.
+/// [`ConnectionError::Violation`], after which the connection ends without an answer, or
+/// [`ConnectionError::RefusedPeer`], after which it ends with a refusal of this status.
 pub(super) fn receive_negotiate_request(
     config: &Config,
     bytes: &[u8],
@@ -158,13 +159,13 @@ pub(super) fn receive_negotiate_request(
     })
 }
 
-/// Receiving a Negotiate Response Message (3.1.5.7).
+/// Checks a received Negotiate Response (3.1.5.7).
 ///
-/// The status is looked at first: a refusal has zeros in all other fields, and its reason is
-/// what the upper layer wants to know.
+/// The status is checked first, because a refusal has zeros in all other fields and the upper layer
+/// needs its reason.
 ///
 /// # Errors
-/// Each ends the connection.
+/// The violation or refusal, after which the connection ends.
 pub(super) fn receive_negotiate_response(
     config: &Config,
     bytes: &[u8],
@@ -285,7 +286,7 @@ mod tests {
     //= SMBD-3.1.5.2-02 test
     //= SMBD-3.1.5.2-03 test
     #[test]
-    fn the_request_carries_the_settings() {
+    fn the_request_contains_the_settings() {
         assert_eq!(
             negotiate_request(&windows()),
             NegotiateRequest {
@@ -302,7 +303,7 @@ mod tests {
     //= SMBD-3.1.5.6-02 test
     //= SMBD-3.1.5.6-03 test
     #[test]
-    fn version_ranges() {
+    fn a_version_range_that_contains_1_0_is_accepted() {
         let strict = Settings {
             policy: super::super::config::Policy {
                 strict_windows_versions: true,
@@ -345,7 +346,7 @@ mod tests {
     //= SMBD-3.1.5.6-05 test
     //= SMBD-3.1.5.6-06 test
     #[test]
-    fn each_limit_of_a_request_to_the_unit() {
+    fn each_minimum_of_a_request_is_checked() {
         let config = windows();
         let no_credits = NegotiateRequest {
             credits_requested: 0,
@@ -410,7 +411,7 @@ mod tests {
     //= SMBD-3.1.5.6-08 test
     //= SMBD-3.1.5.6-09 test
     #[test]
-    fn sizes_on_the_passive_side() {
+    fn the_passive_side_computes_the_sizes() {
         for (preferred_send_size, max_receive_size) in [
             (0, 128),
             (127, 128),
@@ -460,7 +461,7 @@ mod tests {
     //= SMBD-2.2.2-02 test
     //= SMBD-2.2.2-03 test
     #[test]
-    fn the_response_never_proposes_more_than_the_initiator_receives() {
+    fn the_preferred_send_size_of_a_response_is_within_the_initiators_limit() {
         let config = windows();
         let asked = NegotiateRequest {
             max_receive_size: 200,
@@ -480,18 +481,13 @@ mod tests {
         assert_eq!(response.max_fragmented_size, 1 << 20);
     }
 
-    //= SMBD-3.1.5.7-02 test
-    //= SMBD-3.1.5.7-03 test
-    //= SMBD-3.1.5.7-04 test
-    //= SMBD-3.1.5.7-05 test
-    //= SMBD-3.1.5.7-06 test
-    //= SMBD-3.1.5.7-07 test
     //= SMBD-3.1.5.7-08 test
     //= SMBD-3.1.5.7-09 test
     #[test]
-    fn each_rule_of_a_response() {
+    fn each_field_of_a_response_is_checked() {
         let config = windows();
         let broken = [
+            //= SMBD-3.1.5.7-02 test
             (
                 NegotiateResponse {
                     negotiated_version: 0x0101,
@@ -499,6 +495,7 @@ mod tests {
                 },
                 Violation::NegotiatedVersion(0x0101),
             ),
+            //= SMBD-3.1.5.7-03 test
             (
                 NegotiateResponse {
                     max_receive_size: 127,
@@ -506,6 +503,7 @@ mod tests {
                 },
                 Violation::ResponseMaxReceiveSize(127),
             ),
+            //= SMBD-3.1.5.7-04 test
             (
                 NegotiateResponse {
                     max_fragmented_size: 131_071,
@@ -513,6 +511,7 @@ mod tests {
                 },
                 Violation::ResponseMaxFragmentedSize(131_071),
             ),
+            //= SMBD-3.1.5.7-05 test
             (
                 NegotiateResponse {
                     credits_granted: 0,
@@ -520,6 +519,7 @@ mod tests {
                 },
                 Violation::ResponseWithoutCreditsGranted,
             ),
+            //= SMBD-3.1.5.7-06 test
             (
                 NegotiateResponse {
                     credits_requested: 0,
@@ -527,6 +527,7 @@ mod tests {
                 },
                 Violation::ResponseWithoutCreditsRequested,
             ),
+            //= SMBD-3.1.5.7-07 test
             (
                 NegotiateResponse {
                     preferred_send_size: 8193,
@@ -562,7 +563,7 @@ mod tests {
     //= SMBD-3.1.5.7-03 test
     //= SMBD-3.1.5.7-04 test
     #[test]
-    fn the_smallest_sizes_of_a_response_are_taken() {
+    fn the_minimum_sizes_of_a_response_are_accepted() {
         let smallest = NegotiateResponse {
             max_receive_size: 128,
             max_fragmented_size: 131_072,
@@ -582,7 +583,7 @@ mod tests {
     //= SMBD-3.1.5.7-13 test
     //= SMBD-3.1.5.7-14 test
     #[test]
-    fn sizes_on_the_active_side() {
+    fn the_active_side_computes_the_sizes() {
         let outcome = conclude(&windows(), response()).unwrap();
         assert_eq!(outcome.negotiated.max_send_size, 1024);
         assert_eq!(outcome.negotiated.max_receive_size, 1024);

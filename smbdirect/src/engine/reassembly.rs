@@ -1,33 +1,36 @@
-//! FragmentReassemblyRemaining and InvalidatedToken (3.1.5.8): which segment may follow which.
+//! FragmentReassemblyRemaining and InvalidatedToken (3.1.5.8): checks that segments form messages.
 //!
-//! The bytes are passed on as they come; the owner gathers them. The check is stricter than the
-//! text, whose own arithmetic underflows: a segment's DataLength and RemainingDataLength are
-//! together exactly what was still missing.
+//! This module does not hold the bytes: each segment is passed on when it arrives, and the owner of
+//! the connection puts them together. The check is stricter than the specification, whose
+//! arithmetic can underflow: DataLength plus RemainingDataLength of a segment has to equal the
+//! number of missing bytes.
 
 use super::error::Violation;
 use crate::{rdma::work::Token, wire::DataTransfer};
 
-/// What a segment is to the message it belongs to.
+/// The position of a segment in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// It carries nothing for the upper layer.
+    /// The segment carries nothing for the upper layer.
     Nothing,
-    /// It carries bytes, or is an empty step in a message; more will come.
+    /// The segment belongs to a message and is not its last; it may be empty.
     Middle,
-    /// It completes a message, which invalidated this token.
+    /// The segment completes a message, which invalidated this token.
     Last(Option<Token>),
 }
 
+/// The state of the message that is being received.
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Reassembly {
-    /// Bytes still missing from the message that has begun. A message whose first segment is
-    /// empty has begun too, so that this is more than the specification's counter.
+    /// Bytes missing from the current message, or `None` between messages. The counter of the
+    /// specification cannot express that a message has begun with an empty segment; this can.
     remaining: Option<u32>,
     invalidated_token: Option<Token>,
 }
 
 impl Reassembly {
-    /// Takes account of a segment whose own fields are in order.
+    /// Checks a segment against its predecessors and returns its position. The caller has checked
+    /// the fields of the segment itself.
     pub(super) fn receive(
         &mut self,
         segment: &DataTransfer,
@@ -115,7 +118,7 @@ mod tests {
     //= SMBD-3.1.5.8-21 test
     //= SMBD-3.1.5.8-22 test
     #[test]
-    fn legal_sequences() {
+    fn valid_sequences_are_accepted() {
         use Part::{Last, Middle, Nothing};
         let last = Last(None);
         for (segments, parts) in [
@@ -139,7 +142,7 @@ mod tests {
 
     //= SMBD-3.1.5.8-05 test
     #[test]
-    fn the_size_limit_holds_for_empty_messages_too_and_equality_passes() {
+    fn a_message_above_the_size_limit_is_refused() {
         assert!(run(&[(0, MAX)]).is_ok() && run(&[(MAX, 0)]).is_ok());
         for (length, remaining) in [
             (0, MAX + 1),
@@ -158,11 +161,11 @@ mod tests {
     //= SMBD-3.1.5.8-19 test
     //= SMBD-3.1.5.8-20 test
     #[test]
-    fn a_segment_that_does_not_fit_ends_the_connection() {
+    fn a_segment_that_does_not_continue_its_message_is_refused() {
         for segments in [
-            &[(3, 5), (0, 0)][..], // nothing left to come, five bytes missing
+            &[(3, 5), (0, 0)][..], // claims to be the last while five bytes are missing
             &[(3, 5), (4, 0)],
-            &[(3, 5), (6, 0)], // the text's subtraction would wrap here
+            &[(3, 5), (6, 0)], // the subtraction of the specification would wrap here
             &[(3, 5), (2, 4)],
             &[(3, 5), (2, 2)],
             &[(3, 5), (5, 1)],
@@ -189,7 +192,7 @@ mod tests {
     //= SMBD-3.1.5.8-15 test
     //= SMBD-3.1.5.8-17 test
     #[test]
-    fn the_token_comes_with_the_end_of_its_message_and_the_last_one_counts() {
+    fn the_last_token_of_a_message_is_reported_at_its_end() {
         let mut reassembly = Reassembly::default();
         let mut receive = |length, remaining, token: Option<u32>| {
             reassembly

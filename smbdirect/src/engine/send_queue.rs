@@ -1,7 +1,8 @@
-//! SendQueue (3.1.5.1): messages in order, cut into segments when they may leave (3.1.5.4).
+//! SendQueue (3.1.5.1): the messages to send in order, cut into segments at the moment of sending
+//! (3.1.5.4).
 //!
-//! The specification's queue holds segments; ours holds messages and cuts the head. On the wire
-//! it is the same, and nothing can ever come between two segments of one message.
+//! The queue of the specification holds segments; this one holds messages and cuts its head. The
+//! result on the wire is the same, and no other message can come between two segments of a message.
 
 use std::collections::VecDeque;
 
@@ -10,22 +11,24 @@ use bytes::{Buf, Bytes};
 use super::{event::MessageId, message::Message};
 use crate::rdma::work::Token;
 
+/// The queue of messages to send.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SendQueue {
     messages: VecDeque<Queued>,
 }
 
+/// A message in the queue.
 #[derive(Clone, Debug)]
 struct Queued {
     id: MessageId,
-    /// What is left of it.
-    rest: Message,
+    /// The part of the message that has not been sent.
+    unsent: Message,
     invalidate: Option<Token>,
-    /// Its place among all commands, writes included.
-    order: u64,
+    /// Its number in the common sequence of messages and RDMA Writes.
+    sequence: u64,
 }
 
-/// What leaves next.
+/// The segment to send next.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) payload: Bytes,
@@ -42,14 +45,14 @@ impl SendQueue {
         id: MessageId,
         message: Message,
         invalidate: Option<Token>,
-        order: u64,
+        sequence: u64,
     ) {
         //= SMBD-3.1.5.1-02
         self.messages.push_back(Queued {
             id,
-            rest: message,
+            unsent: message,
             invalidate,
-            order,
+            sequence,
         });
     }
 
@@ -65,30 +68,30 @@ impl SendQueue {
         self.messages.clear();
     }
 
-    /// The place of the head among all commands.
-    pub(super) fn head_order(&self) -> Option<u64> {
-        self.messages.front().map(|head| head.order)
+    /// Returns the head's number in the common sequence of messages and RDMA Writes.
+    pub(super) fn head_sequence(&self) -> Option<u64> {
+        self.messages.front().map(|head| head.sequence)
     }
 
-    /// Cuts the next segment, of at most `max_payload` bytes, off the head.
+    /// Removes the next segment, of at most `max_payload` bytes, from the head.
     pub(super) fn cut(&mut self, max_payload: usize) -> Option<Segment> {
         //= SMBD-3.1.4.2-03
         //= SMBD-3.1.5.4-04
         //= SMBD-3.1.5.4-11
         let head = self.messages.front_mut()?;
-        if head.rest.len() <= max_payload {
+        if head.unsent.len() <= max_payload {
             let last = self.messages.pop_front()?;
             return Some(Segment {
-                payload: last.rest.into_bytes(),
+                payload: last.unsent.into_bytes(),
                 remaining: 0,
                 invalidate: last.invalidate,
                 completes: Some(last.id),
             });
         }
         Some(Segment {
-            payload: head.rest.copy_to_bytes(max_payload),
+            payload: head.unsent.copy_to_bytes(max_payload),
             //= SMBD-3.1.5.4-07
-            remaining: head.rest.len() as u32,
+            remaining: head.unsent.len() as u32,
             //= SMBD-3.1.5.4-09
             invalidate: head.invalidate.take(),
             completes: None,
@@ -108,7 +111,7 @@ mod tests {
     //= SMBD-3.1.5.4-10 test
     //= SMBD-3.1.5.4-11 test
     #[test]
-    fn cuts_in_order_with_the_token_on_one_segment() {
+    fn messages_are_cut_in_order_with_the_token_in_the_first_segment() {
         let mut queue = SendQueue::default();
         queue.push(MessageId(1), vec![1; 25].into(), Some(Token(9)), 0);
         queue.push(MessageId(2), Message::default(), None, 1);

@@ -1,19 +1,19 @@
-//! Timers as numbers: when each is due, or that it is not running.
+//! [`TimerTable`]: the due time of each running timer of a connection.
 
 use std::time::Instant;
 
-/// The timers of a connection (3.1.2), and three of ours.
+/// The two timers of the specification (3.1.2), and three further ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// Negotiation Timer.
     Negotiation,
-    /// Idle Connection Timer, also while it waits for the answer to a keepalive.
+    /// Idle Connection Timer; it also limits the wait for the answer to a keepalive.
     IdleConnection,
-    /// Send Credit Grant Timer, as Windows has it.
+    /// Send Credit Grant Timer of Windows: limits the wait of messages for a send credit.
     SendCreditGrant,
-    /// How long the initiator's first credits wait for a message to ride on.
+    /// Limits the time that the initiator's first grant waits for a message to carry it.
     FirstGrant,
-    /// How long a connection that is being closed may take for its next piece of work.
+    /// Limits the time between two completions of messages, reads or writes during a close.
     Close,
 }
 
@@ -31,11 +31,11 @@ impl Timer {
     }
 }
 
-/// When each timer is due.
+/// The due time of each running timer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TimerTable {
     due: [Option<Instant>; Timer::ALL.len()],
-    /// A bit for each timer that runs: mostly there is one.
+    /// A bit for each running timer; usually one is set.
     running: u8,
 }
 
@@ -58,7 +58,7 @@ impl TimerTable {
         self.running & timer.bit() != 0
     }
 
-    /// When the next timer is due.
+    /// Returns when the next timer is due.
     pub(super) fn next(&self) -> Option<Instant> {
         if self.running == Timer::IdleConnection.bit() {
             return self.due[Timer::IdleConnection as usize];
@@ -71,7 +71,7 @@ impl TimerTable {
         self.due.iter().flatten().min().copied()
     }
 
-    /// Whether `timer` is due; stops it if so.
+    /// Stops `timer` if it is due, and returns whether it was.
     pub(super) fn expire(&mut self, timer: Timer, now: Instant) -> bool {
         let expired = self.due[timer as usize].is_some_and(|due| due <= now);
         if expired {
@@ -88,12 +88,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_is_the_earliest_of_those_that_run() {
+    fn next_is_the_earliest_running_timer() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut timers = TimerTable::default();
         assert_eq!(timers.next(), None);
-        // Each alone, with each other that is due before it or behind, and alone again.
+        // Each timer alone, with each other timer due before or after it, and alone again.
         for one in Timer::ALL {
             for other in Timer::ALL.into_iter().filter(|&other| other != one) {
                 for due in [1, 9] {

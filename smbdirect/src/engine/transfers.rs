@@ -1,8 +1,8 @@
 //! RDMA Reads and Writes by buffer descriptors (3.1.4.5, 3.1.4.6).
 //!
-//! A transfer walks the peer's descriptors from an offset and becomes one or more work requests,
-//! none longer than MaxReadWriteSize or the provider's limit. Reads keep within ORD. Writes keep
-//! a bounded number of bytes posted, so that a message behind them is never far from the wire.
+//! A transfer is split along the peer's descriptors into work requests, none longer than
+//! MaxReadWriteSize or the limit of the provider. At most ORD reads are outstanding. The bytes of
+//! outstanding writes are limited too, so that a message queued after them is sent soon.
 
 use std::collections::VecDeque;
 
@@ -14,23 +14,23 @@ use crate::{
     wire::BufferDescriptorV1,
 };
 
-/// Bytes of writes that may be posted and not completed.
-const WRITE_WINDOW: u64 = 8 << 20;
+/// Largest number of bytes in outstanding Writes.
+const WRITE_WINDOW_BYTES: u64 = 8 << 20;
 
-/// A stretch of the peer's memory that one work request covers.
+/// A contiguous range of the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     at: RemoteAddress,
     length: u32,
 }
 
-/// What is left of a transfer. It is cut when it is posted: the peer chooses how long the pieces
-/// may be, and a list of them all could be longer than the data.
+/// The part of a transfer that has not been posted. Each piece is cut when it is posted: the peer
+/// chooses the length of the pieces, and a list of all of them could be longer than the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pieces {
-    /// The stretch under way, of any length.
+    /// The range of the current descriptor, of any length.
     first: Option<Piece>,
-    /// One for each descriptor behind it, of which there are none as a rule.
+    /// The ranges of the further descriptors; usually there are none.
     rest: VecDeque<Piece>,
     max_piece: u32,
 }
@@ -55,7 +55,7 @@ impl Pieces {
         self.first.is_none()
     }
 
-    /// The length of the next.
+    /// Returns the length of the next piece.
     fn next_length(&self) -> Option<u32> {
         let stretch = self.first.as_ref()?;
         Some(stretch.length.min(self.max_piece))
@@ -79,7 +79,7 @@ impl Iterator for Pieces {
     }
 }
 
-/// Cuts `length` bytes at `offset` of the memory that `descriptors` describe into pieces of at
+/// Splits `length` bytes at `offset` of the memory that `descriptors` describe into pieces of at
 /// most `max_piece` bytes.
 fn plan(
     descriptors: &[BufferDescriptorV1],
@@ -135,17 +135,17 @@ fn plan(
     Ok(pieces)
 }
 
-/// The reads and writes that are not over.
+/// The reads and writes that have not finished.
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     reads: VecDeque<Read>,
-    /// How many of `reads`, from the front, are known to be posted to their last piece.
+    /// Number of `reads`, from the front, that are known to be posted completely.
     reads_posted: usize,
-    /// Work requests of reads that are posted.
+    /// Number of outstanding Read requests.
     reads_in_flight: u32,
     writes: VecDeque<Write>,
     writes_posted: usize,
-    /// Lengths of the work requests of writes that are posted, oldest first.
+    /// Lengths of the outstanding Write requests, oldest first.
     write_lengths: VecDeque<u32>,
     write_bytes_in_flight: u64,
 }
@@ -154,9 +154,9 @@ pub(super) struct Transfers {
 struct Read {
     id: TransferId,
     pieces: Pieces,
-    /// The part of the buffer that came back from its work requests.
+    /// The part of the buffer whose Read requests have completed.
     done: BytesMut,
-    /// The part for which no work request has been made.
+    /// The part of the buffer for which no Read has been posted.
     rest: BytesMut,
     in_flight: u32,
 }
@@ -167,10 +167,10 @@ struct Write {
     pieces: Pieces,
     rest: Bytes,
     in_flight: u32,
-    order: u64,
+    sequence: u64,
 }
 
-/// A transfer that is over.
+/// A transfer that has finished or failed.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) id: TransferId,
@@ -178,7 +178,7 @@ pub(super) struct Done {
 }
 
 impl Transfers {
-    /// Starts a read that fills `into`. On an error the buffer comes back.
+    /// Starts a read that fills `into`. An error returns the buffer.
     pub(super) fn read(
         &mut self,
         id: TransferId,
@@ -203,7 +203,8 @@ impl Transfers {
         }
     }
 
-    /// Starts a write of `data`; `order` is its place among all commands.
+    /// Starts a write of `data`; `sequence` is its number in the common sequence of messages and
+    /// writes.
     pub(super) fn write(
         &mut self,
         id: TransferId,
@@ -211,7 +212,7 @@ impl Transfers {
         offset: u64,
         data: Bytes,
         max_piece: u32,
-        order: u64,
+        sequence: u64,
     ) -> Result<(), TransferFault> {
         let pieces = plan(descriptors, offset, data.len(), max_piece)?;
         self.writes.push_back(Write {
@@ -219,7 +220,7 @@ impl Transfers {
             pieces,
             rest: data,
             in_flight: 0,
-            order,
+            sequence,
         });
         Ok(())
     }
@@ -228,7 +229,7 @@ impl Transfers {
         self.reads.is_empty() && self.writes.is_empty()
     }
 
-    /// The next Read to post, while fewer than `max_outbound_reads` are outstanding.
+    /// Returns the next Read to post, if fewer than `max_outbound_reads` are outstanding.
     pub(super) fn next_read(
         &mut self,
         max_outbound_reads: u32,
@@ -249,21 +250,23 @@ impl Transfers {
         Some((piece.at, into))
     }
 
-    /// The place among all commands of the write that is posted next.
-    pub(super) fn write_order(&mut self) -> Option<u64> {
+    /// Returns the number of the next write to post in the common sequence of messages and writes.
+    pub(super) fn write_sequence(&mut self) -> Option<u64> {
         while self.writes.get(self.writes_posted)?.pieces.is_empty() {
             self.writes_posted += 1;
         }
-        self.writes.get(self.writes_posted).map(|write| write.order)
+        self.writes
+            .get(self.writes_posted)
+            .map(|write| write.sequence)
     }
 
-    /// The next Write to post.
+    /// Returns the next Write to post, if it fits in the write window.
     pub(super) fn next_write(&mut self) -> Option<(RemoteAddress, Bytes)> {
-        self.write_order()?;
+        self.write_sequence()?;
         let write = self.writes.get_mut(self.writes_posted)?;
         let length = write.pieces.next_length()?;
         let in_flight = self.write_bytes_in_flight;
-        if in_flight > 0 && in_flight + u64::from(length) > WRITE_WINDOW {
+        if in_flight > 0 && in_flight + u64::from(length) > WRITE_WINDOW_BYTES {
             return None;
         }
         //= SMBD-3.1.4.5-04
@@ -275,7 +278,8 @@ impl Transfers {
         Some((piece.at, data))
     }
 
-    /// A Read came back, done or not; work requests come back in the order they were posted.
+    /// Handles the return of a Read, completed or flushed. Requests return in the order they were
+    /// posted.
     pub(super) fn read_returned(&mut self, buffer: BytesMut) {
         let read = self
             .reads
@@ -287,7 +291,7 @@ impl Transfers {
         self.reads_in_flight -= 1;
     }
 
-    /// A Write came back, done or not.
+    /// Handles the return of a Write, completed or flushed.
     pub(super) fn write_returned(&mut self) {
         let write = self
             .writes
@@ -299,7 +303,7 @@ impl Transfers {
         self.write_bytes_in_flight -= u64::from(length);
     }
 
-    /// The first transfer of which nothing is left to do.
+    /// Removes and returns the oldest read or write if it is complete.
     pub(super) fn poll_done(&mut self) -> Option<Done> {
         if self
             .reads
@@ -315,8 +319,8 @@ impl Transfers {
         None
     }
 
-    /// The first transfer with no work outstanding, finished or not: what is left when the
-    /// connection has ended.
+    /// Removes and returns the oldest read or write if it has no outstanding request, complete or
+    /// not. Called after the end of the connection.
     pub(super) fn poll_abandoned(&mut self) -> Option<Done> {
         if self.reads.front().is_some_and(|read| read.in_flight == 0) {
             return self.pop_read();
@@ -384,8 +388,8 @@ mod tests {
     //= SMBD-3.1.4.6-02 test
     //= SMBD-3.1.4.6-03 test
     #[test]
-    fn walks_the_descriptors() {
-        // The two descriptors that Windows makes of 1 MiB.
+    fn a_transfer_is_split_along_the_descriptors() {
+        // The two descriptors that Windows uses for 1 MiB.
         let windows = [descriptor(0x1000, 1, 0xfffc0), descriptor(0x9000, 2, 0x40)];
         let all = 1 << 20;
         assert_eq!(
@@ -422,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_takes_no_work_and_no_room() {
+    fn an_empty_transfer_needs_no_request_and_no_memory() {
         let one = [descriptor(0, 1, 100)];
         assert_eq!(planned(&one, 10, 0, 8), []);
         assert_eq!(
@@ -433,8 +437,8 @@ mod tests {
     }
 
     #[test]
-    fn a_write_wider_than_the_window_goes_alone() {
-        let wide = WRITE_WINDOW as u32 + 1;
+    fn a_write_larger_than_the_window_is_posted_alone() {
+        let wide = WRITE_WINDOW_BYTES as u32 + 1;
         let all = [descriptor(0, 1, u32::MAX)];
         let mut transfers = Transfers::default();
         let data = Bytes::from(vec![0; wide as usize + 1]);
@@ -448,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_no_longer_than_its_descriptors() {
+    fn the_pieces_take_memory_per_descriptor_only() {
         let one = [descriptor(0, 1, u32::MAX)];
         let mut pieces = plan(&one, 0, u32::MAX as usize, 1).unwrap();
         assert!(pieces.first.is_some() && pieces.rest.is_empty());
@@ -457,7 +461,7 @@ mod tests {
 
     //= SMBD-3.1.4.5-05 test
     #[test]
-    fn beyond_the_descriptors_is_an_error_and_nothing_is_posted() {
+    fn a_transfer_beyond_the_descriptors_is_refused() {
         let one = [descriptor(0, 1, 100)];
         for (offset, length) in [(0, 101), (100, 1), (101, 0), (u64::MAX, 1)] {
             let error = plan(&one, offset, length, 10).unwrap_err();
@@ -483,7 +487,7 @@ mod tests {
     //= SMBD-3.1.4.6-04 test
     //= SMBD-3.1.4.6-05 test
     #[test]
-    fn reads_keep_within_ord_and_the_buffer_comes_back_whole() {
+    fn reads_stay_within_ord_and_return_the_whole_buffer() {
         let mut transfers = Transfers::default();
         let buffer: BytesMut = (0..10).collect();
         let pointer = buffer.as_ptr();
@@ -525,7 +529,7 @@ mod tests {
 
     //= SMBD-3.1.4.5-04 test
     #[test]
-    fn writes_keep_within_the_window() {
+    fn writes_stay_within_the_window() {
         let mut transfers = Transfers::default();
         let data = Bytes::from(vec![0; 20 << 20]);
         transfers
@@ -555,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_transfer_is_done_at_once() {
+    fn an_empty_transfer_is_complete_immediately() {
         let mut transfers = Transfers::default();
         transfers
             .read(TransferId(1), &[], 0, BytesMut::new(), 1)
@@ -570,7 +574,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_cover_exactly_the_bytes_asked_for(
+        fn pieces_cover_exactly_the_requested_bytes(
             lengths in proptest::collection::vec(0_u32..50, 0..6),
             from in 0_u64..200, length in 0_usize..200, max_piece in 1_u32..60,
         ) {

@@ -1,40 +1,42 @@
-//! Whether to look again before sleeping.
+//! The decision of a queue pair to spin or to sleep when it finds nothing to do.
 //!
-//! To sleep and be woken costs both ends: microseconds of CPU time where the processor is close at
-//! hand, hundreds of them in some virtual machines. While a stream flows, the next bytes are mostly
-//! nearer than that: an end that looks a little longer meets them awake, and its peer need not wake
-//! it. But looking is vain where the peer is slow or, worse, waits for the same core. So only who
-//! has just moved much looks again, goes on only while much moves, and does it more and more seldom
-//! if in vain.
+//! Sleeping and being woken costs both ends microseconds of CPU time on bare metal, and hundreds of
+//! microseconds in some virtual machines. In a steady stream the next bytes mostly arrive sooner
+//! than that: an end that spins a little longer receives them awake, and its peer does not have to
+//! wake it. But spinning is useless if the peer is slow, and harmful if the peer waits for the same
+//! core. So an end spins only after it has moved many bytes, only while many bytes keep arriving,
+//! and ever more rarely after spins that found nothing.
 
 use std::time::{Duration, Instant};
 
-/// What has to be moved, since the last sleep, for a stream to flow,
-const FLOW: u64 = 16 * 1024;
-/// and while it is looked for, for it to go on: credits that come alone let much be sent.
-const TRICKLE: u64 = 4 * 1024;
-/// After so many watches in vain, one more, they become no rarer.
-const MOST_IN_VAIN: u32 = 6;
+/// The bytes that must have moved since the last sleep before an end starts to spin.
+const MIN_BYTES_TO_SPIN: u64 = 16 * 1024;
+/// The bytes that must move within a spin to restart its time limit. It is lower than
+/// [`MIN_BYTES_TO_SPIN`], because a small message with credits lets much be sent.
+const MIN_BYTES_TO_EXTEND: u64 = 4 * 1024;
+/// The consecutive fruitless spins after which spins do not become rarer.
+const MAX_COUNTED_FRUITLESS: u32 = 6;
 
-/// Decides at each moment when there is nothing to do.
+/// Decides between spinning and sleeping each time there is nothing to do.
 #[derive(Clone, Debug)]
 pub(super) struct AdaptiveSpin {
-    /// How long to look without anything coming.
-    length: Duration,
-    /// Bytes moved until the last look, and until the last sleep.
+    /// How long to spin without enough bytes arriving.
+    window: Duration,
+    /// The bytes moved in total, as of the last decision.
     moved: u64,
+    /// The bytes moved in total, as of the last sleep.
     slept_at: u64,
-    /// Bytes moved until the last flush.
+    /// The bytes moved in total, as of the last flush.
     flushed_at: u64,
-    /// It looks since then.
+    /// The start of the current spin, or the moment of its last extension.
     since: Option<Mark>,
-    /// Watches in vain, one behind the other.
-    in_vain: u32,
-    /// Streams that it sleeps behind without a watch, before the next.
+    /// The consecutive spins that found too little.
+    fruitless: u32,
+    /// The opportunities to spin that are still to be skipped.
     skip: u32,
 }
 
-/// A moment, with the bytes received and moved until then.
+/// A moment, with the bytes received and moved in total until then.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     time: Instant,
@@ -43,36 +45,38 @@ struct Mark {
 }
 
 impl AdaptiveSpin {
-    pub(super) const fn new(length: Duration) -> Self {
+    /// Creates the state of an end that spins for `window` at most; zero disables spinning.
+    pub(super) const fn new(window: Duration) -> Self {
         Self {
-            length,
+            window,
             moved: 0,
             slept_at: 0,
             flushed_at: 0,
             since: None,
-            in_vain: 0,
+            fruitless: 0,
             skip: 0,
         }
     }
 
-    /// Whether [`goes_on`](Self::goes_on) could say yes, after so many bytes in all.
-    pub(super) const fn flows(&self, sent: u64, received: u64) -> bool {
-        !self.length.is_zero() && sent + received - self.slept_at >= FLOW
+    /// Returns whether [`keep_spinning`](Self::keep_spinning) could return true, given the bytes
+    /// `sent` and `received` in total.
+    pub(super) const fn may_spin(&self, sent: u64, received: u64) -> bool {
+        !self.window.is_zero() && sent + received - self.slept_at >= MIN_BYTES_TO_SPIN
     }
 
-    /// Takes account of a flush, behind so many bytes in all. Behind one with which little was moved,
-    /// an end may sleep without asking.
-    pub(super) const fn flushed(&mut self, sent: u64, received: u64) {
+    /// Records a flush, given the bytes `sent` and `received` in total. If few bytes have moved
+    /// since the last flush, the end may sleep without asking.
+    pub(super) const fn record_flush(&mut self, sent: u64, received: u64) {
         let moved = sent + received;
-        if moved - self.flushed_at < FLOW && self.since.is_none() {
+        if moved - self.flushed_at < MIN_BYTES_TO_SPIN && self.since.is_none() {
             self.slept_at = moved;
         }
         self.flushed_at = moved;
     }
 
-    /// Whether to look again rather than to sleep, when so many bytes were sent and received in
-    /// all.
-    pub(super) fn goes_on(
+    /// Returns whether to poll again rather than to sleep, given the bytes `sent` and `received` in
+    /// total. The clock `now` is read only if needed.
+    pub(super) fn keep_spinning(
         &mut self,
         sent: u64,
         received: u64,
@@ -80,23 +84,24 @@ impl AdaptiveSpin {
     ) -> bool {
         let moved = sent + received != self.moved;
         self.moved = sent + received;
-        // What it sends itself is no sign that looking pays.
-        let flows = |mark: Mark| received > mark.received && self.moved - mark.moved >= TRICKLE;
+        // Only received bytes show that spinning pays, not what this end sends.
+        let is_extended =
+            |mark: Mark| received > mark.received && self.moved - mark.moved >= MIN_BYTES_TO_EXTEND;
         match self.since {
-            None if !moved || self.length.is_zero() => return false,
-            None if self.moved - self.slept_at < FLOW => return self.sleep(),
+            None if !moved || self.window.is_zero() => return false,
+            None if self.moved - self.slept_at < MIN_BYTES_TO_SPIN => return self.sleep(),
             None if self.skip > 0 => {
                 self.skip -= 1;
                 return self.sleep();
             }
             None => {}
-            Some(mark) if flows(mark) => self.in_vain = 0,
+            Some(mark) if is_extended(mark) => self.fruitless = 0,
             Some(mark) => {
-                if now().saturating_duration_since(mark.time) < self.length {
+                if now().saturating_duration_since(mark.time) < self.window {
                     return true;
                 }
-                self.in_vain = (self.in_vain + 1).min(MOST_IN_VAIN);
-                self.skip = (1 << self.in_vain) - 1;
+                self.fruitless = (self.fruitless + 1).min(MAX_COUNTED_FRUITLESS);
+                self.skip = (1 << self.fruitless) - 1;
                 return self.sleep();
             }
         }
@@ -108,6 +113,7 @@ impl AdaptiveSpin {
         true
     }
 
+    /// Records a sleep and returns false.
     const fn sleep(&mut self) -> bool {
         self.slept_at = self.moved;
         self.since = None;
@@ -119,123 +125,133 @@ impl AdaptiveSpin {
 mod tests {
     use super::*;
 
-    const LENGTH: Duration = Duration::from_micros(100);
+    const WINDOW: Duration = Duration::from_micros(100);
     const NOTHING: Duration = Duration::ZERO;
 
-    /// A watch, the bytes sent and received, and the time.
-    struct Bench {
+    /// The state under test, the bytes sent and received in total, and the time.
+    struct Harness {
         spin: AdaptiveSpin,
         bytes: [u64; 2],
         now: Instant,
     }
 
-    impl Bench {
+    impl Harness {
         fn new() -> Self {
             Self {
-                spin: AdaptiveSpin::new(LENGTH),
+                spin: AdaptiveSpin::new(WINDOW),
                 bytes: [0; 2],
                 now: Instant::now(),
             }
         }
 
-        fn look(&mut self, sent: u64, received: u64, time: Duration) -> bool {
+        /// Moves bytes, lets `time` pass, and returns whether to keep spinning.
+        fn step(&mut self, sent: u64, received: u64, time: Duration) -> bool {
             self.bytes[0] += sent;
             self.bytes[1] += received;
             self.now += time;
             let [sent, received] = self.bytes;
-            self.spin.goes_on(sent, received, || self.now)
+            self.spin.keep_spinning(sent, received, || self.now)
         }
 
-        /// Whether it goes on when so much came in so long.
+        /// Receives `bytes`, lets `time` pass, and returns whether to keep spinning.
         fn after(&mut self, bytes: u64, time: Duration) -> bool {
-            self.look(0, bytes, time)
+            self.step(0, bytes, time)
         }
 
-        /// Whether it watches at all behind a stream, which then stops.
-        fn watches_in_vain(&mut self) -> bool {
-            let watched = self.after(FLOW, NOTHING);
-            assert!(!self.after(0, LENGTH), "no longer than that");
-            assert!(!self.after(0, NOTHING), "nor again without cause");
-            watched
-        }
-    }
-
-    #[test]
-    fn a_stream_is_watched_for_a_moment() {
-        for (sent, received) in [(FLOW, 0), (0, FLOW), (FLOW / 2, FLOW / 2)] {
-            let mut bench = Bench::new();
-            assert!(!bench.after(0, NOTHING), "nothing moved");
-            assert!(bench.look(sent, received, NOTHING));
-            assert!(bench.after(0, LENGTH / 2));
-            assert!(
-                bench.after(TRICKLE, LENGTH / 4),
-                "much that comes counts anew"
-            );
-            let little_that_lets_much_be_sent = bench.look(TRICKLE - 1, 1, LENGTH / 2);
-            assert!(little_that_lets_much_be_sent);
-            assert!(bench.look(FLOW, 0, LENGTH / 2));
-            assert!(
-                !bench.look(FLOW, 0, LENGTH / 2),
-                "what is only sent does not"
-            );
+        /// Returns whether the end spins after a stream, which then stops.
+        fn spins_fruitlessly(&mut self) -> bool {
+            let spun = self.after(MIN_BYTES_TO_SPIN, NOTHING);
+            assert!(!self.after(0, WINDOW), "the window is over");
+            assert!(!self.after(0, NOTHING), "nothing has moved since");
+            spun
         }
     }
 
     #[test]
-    fn a_trickle_does_not_keep_it_awake() {
-        let mut bench = Bench::new();
-        assert!(bench.after(FLOW, NOTHING));
+    fn an_end_spins_for_its_window_after_a_stream() {
+        for (sent, received) in [
+            (MIN_BYTES_TO_SPIN, 0),
+            (0, MIN_BYTES_TO_SPIN),
+            (MIN_BYTES_TO_SPIN / 2, MIN_BYTES_TO_SPIN / 2),
+        ] {
+            let mut harness = Harness::new();
+            assert!(!harness.after(0, NOTHING), "nothing moved");
+            assert!(harness.step(sent, received, NOTHING));
+            assert!(harness.after(0, WINDOW / 2));
+            assert!(
+                harness.after(MIN_BYTES_TO_EXTEND, WINDOW / 4),
+                "enough bytes restart the window"
+            );
+            let credits_that_let_much_be_sent =
+                harness.step(MIN_BYTES_TO_EXTEND - 1, 1, WINDOW / 2);
+            assert!(credits_that_let_much_be_sent);
+            assert!(harness.step(MIN_BYTES_TO_SPIN, 0, WINDOW / 2));
+            assert!(
+                !harness.step(MIN_BYTES_TO_SPIN, 0, WINDOW / 2),
+                "sent bytes alone do not"
+            );
+        }
+    }
+
+    #[test]
+    fn few_bytes_do_not_extend_a_spin() {
+        let mut harness = Harness::new();
+        assert!(harness.after(MIN_BYTES_TO_SPIN, NOTHING));
         for _ in 0..9 {
-            assert!(bench.after(TRICKLE / 10, LENGTH / 10));
+            assert!(harness.after(MIN_BYTES_TO_EXTEND / 10, WINDOW / 10));
         }
-        assert!(!bench.after(TRICKLE / 10 - 1, LENGTH / 10));
-        // Nor does it wake it again, however much comes of it.
-        assert!((0..10 * FLOW).all(|_| !bench.after(1, LENGTH / 2)));
+        assert!(!harness.after(MIN_BYTES_TO_EXTEND / 10 - 1, WINDOW / 10));
+        // Nor do single bytes start another spin, however many arrive in total.
+        assert!((0..10 * MIN_BYTES_TO_SPIN).all(|_| !harness.after(1, WINDOW / 2)));
     }
 
     #[test]
-    fn little_is_not_worth_it_however_often_it_comes() {
-        let mut bench = Bench::new();
+    fn few_bytes_between_sleeps_never_start_a_spin() {
+        let mut harness = Harness::new();
         for _ in 0..1000 {
-            assert!(!bench.after(FLOW - 1, LENGTH / 2));
+            assert!(!harness.after(MIN_BYTES_TO_SPIN - 1, WINDOW / 2));
         }
-        assert!(bench.after(FLOW, NOTHING));
+        assert!(harness.after(MIN_BYTES_TO_SPIN, NOTHING));
         let mut never = AdaptiveSpin::new(Duration::ZERO);
-        assert!(!never.goes_on(FLOW, FLOW, || panic!("no clock is needed")));
+        assert!(
+            !never.keep_spinning(MIN_BYTES_TO_SPIN, MIN_BYTES_TO_SPIN, || panic!(
+                "no clock is needed"
+            ))
+        );
     }
 
     #[test]
-    fn what_is_flushed_bit_by_bit_is_no_stream() {
-        let mut spin = AdaptiveSpin::new(LENGTH);
+    fn small_flushes_do_not_start_a_spin() {
+        let mut spin = AdaptiveSpin::new(WINDOW);
         let mut sent = 0;
         for _ in 0..100 {
-            sent += FLOW - 1;
-            spin.flushed(sent, 0);
-            assert!(!spin.flows(sent, 0));
+            sent += MIN_BYTES_TO_SPIN - 1;
+            spin.record_flush(sent, 0);
+            assert!(!spin.may_spin(sent, 0));
         }
-        assert!(!spin.goes_on(sent, 0, || panic!("no clock is needed")));
-        sent += FLOW;
-        spin.flushed(sent, 0);
-        assert!(spin.flows(sent, 0));
-        assert!(spin.goes_on(sent, 0, Instant::now));
-        // While it looks, little is no reason to sleep.
-        spin.flushed(sent + 1, 0);
-        assert!(spin.flows(sent + 1, 0));
-        assert!(!AdaptiveSpin::new(Duration::ZERO).flows(FLOW, FLOW));
+        assert!(!spin.keep_spinning(sent, 0, || panic!("no clock is needed")));
+        sent += MIN_BYTES_TO_SPIN;
+        spin.record_flush(sent, 0);
+        assert!(spin.may_spin(sent, 0));
+        assert!(spin.keep_spinning(sent, 0, Instant::now));
+        // During a spin, a small flush is no reason to sleep.
+        spin.record_flush(sent + 1, 0);
+        assert!(spin.may_spin(sent + 1, 0));
+        assert!(!AdaptiveSpin::new(Duration::ZERO).may_spin(MIN_BYTES_TO_SPIN, MIN_BYTES_TO_SPIN));
     }
 
     #[test]
-    fn watches_in_vain_become_rare_and_do_not_die_out() {
-        let mut bench = Bench::new();
-        let watched: Vec<_> = (0..512).filter(|_| bench.watches_in_vain()).collect();
-        let pauses: Vec<_> = watched.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    fn fruitless_spins_become_rare_but_never_stop() {
+        let mut harness = Harness::new();
+        let spun: Vec<_> = (0..512).filter(|_| harness.spins_fruitlessly()).collect();
+        let pauses: Vec<_> = spun.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(pauses[..6], [2, 4, 8, 16, 32, 64]);
         assert!(pauses.len() > 8 && pauses[6..].iter().all(|&pause| pause == 64));
-        // One that is not in vain sets it right.
-        while !bench.after(FLOW, NOTHING) {}
-        assert!(bench.after(TRICKLE, NOTHING));
-        assert!(!bench.after(0, LENGTH));
-        assert!(!bench.watches_in_vain(), "one was in vain since");
-        assert!(bench.watches_in_vain());
+        // A spin that receives bytes resets the back-off.
+        while !harness.after(MIN_BYTES_TO_SPIN, NOTHING) {}
+        assert!(harness.after(MIN_BYTES_TO_EXTEND, NOTHING));
+        assert!(!harness.after(0, WINDOW));
+        assert!(!harness.spins_fruitlessly(), "one spin was fruitless since");
+        assert!(harness.spins_fruitlessly());
     }
 }

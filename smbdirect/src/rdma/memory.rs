@@ -1,9 +1,9 @@
-//! The table of registered buffers: who may touch which bytes, decided in one place.
+//! The table of registered buffers, which decides all accesses of the peer.
 //!
-//! Each connection has a table of its own, which is its protection domain: a token means nothing
-//! on another connection. A buffer belongs to the table from [`register`](MemoryTable::register)
-//! to [`deregister`](MemoryTable::deregister). Tokens and base offsets are random, so a peer
-//! cannot guess what it was not told.
+//! Each connection has its own table, which is its protection domain: a token is not valid on
+//! another connection. The table owns a buffer from [`register`](MemoryTable::register) to
+//! [`deregister`](MemoryTable::deregister). Tokens and base offsets are random, so a peer cannot
+//! guess those that were not advertised to it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -15,44 +15,44 @@ use thiserror::Error;
 
 use super::work::{Access, RemoteAddress, Token};
 
-/// What the owner of a registered buffer tells the peer.
+/// A registration, as its owner advertises it to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// Where the buffer begins and the token that opens it.
+    /// The token, and the offset at which the buffer starts.
     pub address: RemoteAddress,
-    /// Bytes in the buffer.
+    /// The length of the buffer, in bytes.
     pub length: u32,
 }
 
-/// A buffer that could not be registered, and why.
+/// The error of a failed registration.
 #[derive(Debug, Error)]
 #[error("{reason}")]
 pub struct RegisterError {
     /// The buffer, unchanged.
     pub buffer: BytesMut,
-    /// Why it was not registered.
+    /// The reason.
     pub reason: RegisterFault,
 }
 
-/// Why a buffer cannot be registered.
+/// The reason why a buffer cannot be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RegisterFault {
-    /// A buffer descriptor has 32 bits for the length.
+    /// The buffer is too long for the 32 bits of a buffer descriptor.
     #[error("a registered buffer has at most 4294967295 bytes")]
     TooLong,
-    /// The operating system gave no random numbers, or too many buffers are registered.
+    /// The operating system returned no random numbers, or too many buffers are registered.
     #[error("no token could be made")]
     NoToken,
-    /// The provider refused, with an error code of the operating system.
+    /// The provider refused the registration, with an error code of the operating system.
     #[error("the provider refused the registration (error {0})")]
     Provider(i32),
 }
 
-/// A buffer with its length as a buffer descriptor has it: the first thing that
-/// [`QueuePair::register`](super::provider::QueuePair::register) looks at.
+/// Returns a buffer with its length as a buffer descriptor holds it. An implementation of
+/// [`QueuePair::register`](super::provider::QueuePair::register) calls this first.
 ///
 /// # Errors
-/// Buffers of 4 GiB and more. The error holds the buffer.
+/// Returns an error that holds the buffer if it has 4 GiB or more.
 pub fn in_one_descriptor(buffer: BytesMut) -> Result<(BytesMut, u32), RegisterError> {
     match u32::try_from(buffer.len()) {
         Ok(length) => Ok((buffer, length)),
@@ -63,10 +63,10 @@ pub fn in_one_descriptor(buffer: BytesMut) -> Result<(BytesMut, u32), RegisterEr
     }
 }
 
-/// Why a buffer does not come back yet.
+/// The reason why a registration cannot be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeregisterError {
-    /// Queued work still reads from it. The peer has lost its access already.
+    /// Queued work still reads from the buffer. The access of the peer has already ended.
     #[error("work that is still queued names the buffer")]
     InUse,
     /// No buffer is registered under this token.
@@ -74,19 +74,19 @@ pub enum DeregisterError {
     Unknown,
 }
 
-/// Why the peer may not touch the bytes it named.
+/// The reason why an access of the peer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessFault {
     /// No valid registration has this token.
     #[error("the token names no valid registration")]
     InvalidToken,
-    /// The bytes are not all inside the registration.
+    /// Some of the bytes are outside the registration.
     #[error("the bytes lie outside the registration")]
     Bounds,
     /// The registration does not allow this kind of access.
     #[error("the registration does not allow this access")]
     Rights,
-    /// Offset and length together pass the end of the address space.
+    /// The sum of offset and length exceeds the address space.
     #[error("offset and length wrap around")]
     Wrap,
 }
@@ -101,31 +101,33 @@ pub struct MemoryTable {
 struct Region {
     base: u64,
     access: Access,
-    /// False once invalidated by either end; the buffer stays until it is deregistered.
+    /// Whether neither end has invalidated the token. The buffer stays until it is deregistered.
     valid: bool,
     memory: Memory,
 }
 
-/// A buffer that is only read can be shared with queued work; one that is written cannot.
+/// The memory of a region. Queued work can share a buffer that is only read, but not one that is
+/// written.
 ///
-/// The count of its users is our own. That of `Bytes` also counts whoever else has a part of the
-/// same allocation, and would keep a buffer cut from a larger one for ever.
+/// A reference count of its own tracks the queued work. The count of `Bytes` would also count other
+/// slices of the same allocation, and so a buffer that was split off a larger one might never be
+/// returned.
 #[derive(Debug)]
 enum Memory {
     ReadOnly {
         buffer: Arc<BytesMut>,
-        /// The buffer as queued work has it; empty when the registration has ended.
+        /// The buffer as queued work shares it; empty when the registration has ended.
         loan: Bytes,
     },
     Writable(BytesMut),
 }
 
-/// Bytes for an RDMA Read of the peer's.
+/// The bytes for an RDMA Read of the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Readable<'a> {
-    /// Of a buffer that nobody writes to: shared with whoever sends them.
+    /// Bytes of a read-only buffer, which the sender may share.
     Shared(Bytes),
-    /// Of a buffer that the peer may write to at any time: to be copied.
+    /// Bytes of a buffer that the peer may write at any time, which the sender has to copy.
     Borrowed(&'a [u8]),
 }
 
@@ -138,7 +140,7 @@ impl AsRef<[u8]> for Readable<'_> {
     }
 }
 
-/// Queued work's part in a buffer.
+/// The reference of queued work to a buffer.
 struct Loan(Arc<BytesMut>);
 
 impl AsRef<[u8]> for Loan {
@@ -148,6 +150,7 @@ impl AsRef<[u8]> for Loan {
 }
 
 impl Memory {
+    /// Returns the length of the buffer, in bytes.
     fn len(&self) -> usize {
         match self {
             Self::ReadOnly { buffer, .. } => buffer.len(),
@@ -156,22 +159,23 @@ impl Memory {
     }
 }
 
-/// The lowest token given out: small numbers are what a peer would try first, and 0 and 1 are
-/// what ready-to-receive frames carry.
+/// The lowest token that is assigned. A peer would guess small numbers first, and ready-to-receive
+/// frames carry 0 and 1.
 const LOWEST_TOKEN: u32 = 0x100;
-/// Base offsets are multiples of this.
+/// The alignment of base offsets, in bytes.
 const BASE_ALIGNMENT: u64 = 4096;
 
 impl MemoryTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes `buffer` and lets the peer use it as far as `access` goes.
+    /// Registers `buffer`, so that the peer can access it as `access` permits.
     ///
     /// # Errors
-    /// Buffers of 4 GiB and more, and a machine without random numbers. The error holds the buffer.
+    /// Returns an error that holds the buffer if it has 4 GiB or more, or if the system has no
+    /// random numbers.
     pub fn register(
         &mut self,
         buffer: BytesMut,
@@ -217,11 +221,12 @@ impl MemoryTable {
         })
     }
 
-    /// Ends a registration and gives the buffer back. The peer's access ends with this call,
-    /// whether or not the buffer is free yet.
+    /// Ends a registration and returns the buffer. The access of the peer ends with this call, even
+    /// if the buffer is still in use.
     ///
     /// # Errors
-    /// [`DeregisterError::InUse`] while slices from [`read`](Self::read) are alive.
+    /// Returns [`DeregisterError::InUse`] while slices from [`read`](Self::read) exist, and
+    /// [`DeregisterError::Unknown`] if the token is not registered.
     pub fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
         let Entry::Occupied(mut entry) = self.regions.entry(token) else {
             return Err(DeregisterError::Unknown);
@@ -258,10 +263,11 @@ impl MemoryTable {
         }
     }
 
-    /// The peer invalidates a token by a Send. An already invalid one is no fault.
+    /// Invalidates a token on behalf of the peer. A token may be invalidated again.
     ///
     /// # Errors
-    /// The token is unknown, or its registration does not allow remote invalidation.
+    /// Returns an error if the token is unknown, or if its registration does not allow remote
+    /// invalidation.
     pub fn invalidate(&mut self, token: Token) -> Result<(), AccessFault> {
         //= RDMAP-13
         let region = self
@@ -275,18 +281,18 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Whether the peer may access `length` bytes at `at` in the way of `right`.
+    /// Checks whether the peer has the right `right` to `length` bytes at `at`.
     ///
     /// # Errors
-    /// Checked in this order: token, right, wrap, bounds.
+    /// Returns the first fault in this order: token, right, wrap, bounds.
     pub fn check(&self, at: RemoteAddress, length: u32, right: Access) -> Result<(), AccessFault> {
         self.find(at, length, right).map(|_| ())
     }
 
-    /// Bytes for an RDMA Read of the peer's.
+    /// Returns the bytes for an RDMA Read of the peer.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// Returns the same faults as [`check`](Self::check).
     pub fn read(&self, from: RemoteAddress, length: u32) -> Result<Readable<'_>, AccessFault> {
         let (region, start) = self.find(from, length, Access::REMOTE_READ)?;
         let range = start..start + length as usize;
@@ -296,10 +302,10 @@ impl MemoryTable {
         })
     }
 
-    /// The bytes that an RDMA Write of the peer's names, to be overwritten.
+    /// Returns the bytes that an RDMA Write of the peer overwrites.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// Returns the same faults as [`check`](Self::check).
     pub fn write(&mut self, to: RemoteAddress, length: u32) -> Result<&mut [u8], AccessFault> {
         let start = self.find(to, length, Access::REMOTE_WRITE)?.1;
         match self
@@ -312,16 +318,17 @@ impl MemoryTable {
         }
     }
 
-    /// Registrations in the table, valid or not.
+    /// Returns the number of registrations, including invalidated ones.
     pub fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Whether nothing is registered.
+    /// Returns whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
+    /// Returns the region of an access that passes all checks, and the position of its first byte.
     fn find(
         &self,
         at: RemoteAddress,
@@ -376,7 +383,7 @@ mod tests {
     //= DDP-14 test
     //= DDP-15 test
     #[test]
-    fn bounds_to_the_byte() {
+    fn bounds_are_checked_to_the_byte() {
         let mut table = MemoryTable::new();
         let region = table.register(buffer(100), READ | WRITE).unwrap();
         for (start, length, expected) in [
@@ -411,7 +418,7 @@ mod tests {
     //= SEC-03 test
     //= SMBD-3.1.4.3-01 test
     #[test]
-    fn only_the_rights_that_were_given() {
+    fn only_granted_rights_are_permitted() {
         for access in (0..8).map(Access::from_bits_truncate) {
             let mut table = MemoryTable::new();
             let region = table.register(buffer(8), access).unwrap();
@@ -427,7 +434,7 @@ mod tests {
     //= SMBD-3.1.4.4-04 test
     //= DDP-15 test
     #[test]
-    fn an_invalidated_token_opens_nothing_and_the_buffer_still_comes_back() {
+    fn an_invalidated_token_grants_no_access_and_its_buffer_is_returned() {
         let mut table = MemoryTable::new();
         let region = table
             .register(buffer(8), WRITE | Access::REMOTE_INVALIDATE)
@@ -452,12 +459,12 @@ mod tests {
     //= SMBD-3.1.4.4-03 test
     //= SEC-05 test
     #[test]
-    fn a_buffer_that_is_being_sent_comes_back_when_it_has_been() {
+    fn a_buffer_in_use_is_returned_once_it_was_sent() {
         let mut table = MemoryTable::new();
         let region = table.register(buffer(8), READ).unwrap();
         let token = region.address.token;
         let Ok(Readable::Shared(outgoing)) = table.read(region.address, 4) else {
-            panic!("nobody writes to it");
+            panic!("the buffer is read-only");
         };
         assert_eq!(table.deregister(token), Err(DeregisterError::InUse));
         assert_eq!(
@@ -471,7 +478,7 @@ mod tests {
 
     //= SMBD-3.1.4.4-03 test
     #[test]
-    fn empty_buffers_and_parts_of_larger_ones_come_back() {
+    fn empty_and_split_buffers_are_returned() {
         let mut table = MemoryTable::new();
         let mut rest = buffer(16);
         let part = rest.split_to(8);
@@ -492,19 +499,16 @@ mod tests {
     //= SEC-01 test
     //= SEC-02 test
     #[test]
-    fn tokens_and_bases_do_not_repeat_and_mean_nothing_elsewhere() {
+    fn tokens_and_bases_are_random_and_valid_in_one_table_only() {
         let (mut one, other) = (MemoryTable::new(), MemoryTable::new());
         let mut first = std::collections::HashSet::new();
         for _ in 0..100 {
             let region = MemoryTable::new().register(buffer(1), READ).unwrap();
             let RemoteAddress { token, offset } = region.address;
-            assert!(
-                first.insert((token, offset)),
-                "no table begins like another"
-            );
+            assert!(first.insert((token, offset)), "no two tables start alike");
         }
         let mut seen = std::collections::HashSet::new();
-        // The bits that were 1 in some token, and those that were 0.
+        // The bits that were 1 in some token, and those that were 0 in some token.
         let (mut ones, mut zeros) = (0, 0);
         for _ in 0..1000 {
             let region = one.register(buffer(1), READ).unwrap();
@@ -519,6 +523,6 @@ mod tests {
                 Err(AccessFault::InvalidToken)
             );
         }
-        assert_eq!((ones, zeros), (u32::MAX, u32::MAX), "no bit can be known");
+        assert_eq!((ones, zeros), (u32::MAX, u32::MAX), "every bit varies");
     }
 }

@@ -1,9 +1,9 @@
-//! What RDMA is, for this crate: work goes in, completions come out.
+//! RDMA as this crate uses it: work requests go in, and completions come out.
 //!
-//! [`work`] has the vocabulary, plain data without behaviour. [`provider`] has the three traits
-//! that a provider implements. [`memory`] is the table of registered buffers that the software
-//! providers share. [`loopback`] connects two ends of one process, [`iwarp`] two ends of a TCP
-//! connection. Nothing here knows SMB Direct.
+//! [`work`] defines work requests and completions, which are plain data. [`provider`] defines the
+//! three traits that a provider implements. [`memory`] is the table of registered buffers of the
+//! software providers. [`loopback`] connects two ends in one process, and [`iwarp`] connects two
+//! ends over TCP. No module here depends on SMB Direct.
 
 mod adaptive_spin;
 pub mod iwarp;

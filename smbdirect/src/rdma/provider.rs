@@ -1,8 +1,8 @@
 //! The three traits of a provider: [`Provider`], [`Listener`] and [`QueuePair`].
 //!
-//! They are object-safe and small: a method is here because [MS-SMBD] 3.1.4 or the life of a
-//! connection needs it. A queue pair is a machine without a task of its own: whoever holds it
-//! posts, flushes and polls, and is woken through the context it polled with.
+//! The traits are object-safe and small: each method is required by [MS-SMBD] 3.1.4 or by the
+//! lifecycle of a connection. A queue pair has no task of its own. Its owner posts, flushes and
+//! polls, and is woken through the context of its last poll.
 //!
 //! The library polls [`Provider::connect`] and [`Incoming::answer`] in the tracing span of the
 //! connection. It calls a queue pair in any span: a queue pair that logs keeps `Span::current()`
@@ -25,44 +25,45 @@ use super::{
     work::{Access, Completion, Limits, ProviderError, Room, Token, WorkRequest},
 };
 
-/// A future on the heap, so that the traits stay object-safe.
+/// A boxed future, which keeps the traits object-safe.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A kind of RDMA: makes connections and listeners.
+/// A kind of RDMA, which creates connections and listeners.
 pub trait Provider: Send + Sync + fmt::Debug {
-    /// A word for logs and reports: `iwarp`, `loopback`, `verbs`.
+    /// Returns the name for logs and reports: `iwarp`, `loopback` or `verbs`.
     fn name(&self) -> &'static str;
 
-    /// The port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 elsewhere (1.9).
+    /// Returns the port of SMB Direct on this kind of RDMA: 5445 for iWARP, 445 otherwise (1.9).
     fn default_port(&self) -> u16;
 
-    /// What a connection can do at best; the peer may have it lowered.
+    /// Returns the highest limits of a connection. The peer may lower them.
     fn limits(&self) -> Limits;
 
-    /// Whether this is iWARP, where SMB Direct tells the read depths in the private data
-    /// (section 6) because the provider below may not.
+    /// Returns whether this is iWARP, where SMB Direct announces the read depths in the private
+    /// data (section 6) because the provider may not negotiate them.
     fn is_iwarp(&self) -> bool {
         false
     }
 
-    /// Connects. Dropping the future gives up and leaves nothing behind.
+    /// Connects to a peer. The receive of the request is posted before the peer can send.
     ///
-    /// The receive of the request is posted before the peer can send.
+    /// # Cancel safety
+    /// Dropping the future abandons the attempt and releases its resources.
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>>;
 
-    /// Listens. Port 0 picks a free one, to be read from [`Listener::local_address`].
+    /// Listens on `address`. Port 0 selects a free port, which [`Listener::local_address`] returns.
     fn listen(
         &self,
         address: SocketAddr,
     ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>>;
 }
 
-/// What [`Provider::connect`] needs to know.
+/// The arguments of [`Provider::connect`].
 #[derive(Debug)]
 pub struct ConnectRequest {
-    /// Where the peer listens.
+    /// The address on which the peer listens.
     pub address: SocketAddr,
-    /// For the peer's eyes, with the connection request; at most 200 bytes.
+    /// The private data of the connection request; at most 200 bytes.
     pub private_data: Bytes,
     /// The receive to post before connecting.
     pub receive: WorkRequest,
@@ -71,35 +72,38 @@ pub struct ConnectRequest {
 /// A new connection.
 #[derive(Debug)]
 pub struct Connected {
-    /// The machine that carries it.
+    /// The queue pair of this end.
     pub queue_pair: Box<dyn QueuePair>,
-    /// The peer.
+    /// The address of the peer.
     pub remote_address: SocketAddr,
-    /// This end.
+    /// The address of this end.
     pub local_address: SocketAddr,
-    /// What the peer said with its answer; empty on the accepting side.
+    /// The private data of the peer's answer; empty on the accepting side.
     pub private_data: Bytes,
 }
 
-/// Waits for connection requests.
+/// A listener, which waits for connection requests.
 pub trait Listener: Send + fmt::Debug {
-    /// The address listened on, with the port that was picked.
+    /// Returns the address of the listener, with its actual port.
     fn local_address(&self) -> SocketAddr;
 
-    /// The next request. Dropping the future loses none.
+    /// Waits for the next connection request.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no request.
     fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>>;
 }
 
-/// A peer that wants to connect and has not been answered; dropping it turns the peer away.
+/// A connection request that is not answered yet. Dropping it refuses the connection.
 pub struct Incoming {
-    /// The peer.
+    /// The address of the peer.
     pub remote_address: SocketAddr,
-    /// What the peer said with its request.
+    /// The private data of the peer's request.
     pub private_data: Bytes,
-    /// Whether the handshake itself told the read depths. Where it did not (MPA revision 1),
-    /// the private data may, and the answer has to.
+    /// Whether the handshake itself negotiated the read depths. If it did not (MPA revision 1), the
+    /// private data of the request may contain them, and that of the answer has to.
     pub knows_read_depths: bool,
-    /// Answers the peer.
+    /// Accepts the connection with the given answer.
     pub answer:
         Box<dyn FnOnce(Answer) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send>,
 }
@@ -113,97 +117,104 @@ impl fmt::Debug for Incoming {
     }
 }
 
-/// What the accepting side says to a connection request.
+/// The answer that accepts a connection request.
 #[derive(Debug)]
 pub struct Answer {
-    /// For the peer's eyes, with the answer.
+    /// The private data of the answer.
     pub private_data: Bytes,
     /// The receive to post before answering.
     pub receive: WorkRequest,
-    /// Most RDMA Reads the peer is known to serve at once, from its private data.
+    /// The most RDMA Reads that the peer serves concurrently, if its private data contains it.
     pub peer_serves_reads: Option<u32>,
 }
 
-/// One end of a connection: work goes in, completions come out.
+/// One end of a connection, which takes work requests and returns completions.
 pub trait QueuePair: Send + fmt::Debug {
-    /// What this connection can do, after both ends had their say.
+    /// Returns the limits of this connection, as both ends negotiated them.
     fn limits(&self) -> Limits;
 
-    /// How much may be posted now.
+    /// Returns how much work may be posted now.
     fn room(&self) -> Room;
 
-    /// Queues `work`; nothing leaves before [`flush`](Self::flush), nor is a receive sure to be
-    /// there for the peer.
+    /// Queues `work`. Nothing is sent before [`flush`](Self::flush), and a receive may not be
+    /// available to the peer before then.
     ///
-    /// On a connection that has ended the request completes as flushed; once
-    /// [`Completion::Disconnected`] has been taken it is dropped.
+    /// On a connection that has ended, the request completes as flushed. After
+    /// [`Completion::Disconnected`] was returned, it is dropped.
     ///
     /// # Panics
-    /// May panic if there was no [`room`](Self::room) for it.
+    /// May panic if there is no [`room`](Self::room) for the work.
     fn post(&mut self, work: WorkRequest);
 
-    /// Hands queued work to the wire as far as it takes any. What it does not take goes later:
-    /// the context is woken when there is more to do. Completions that this call brought about
-    /// wake nobody: poll for them, while [`has_completion`](Self::has_completion).
+    /// Hands queued work to the wire, as much as the wire takes. The context is woken when more of
+    /// it can be sent. Completions that this call causes do not wake the context: the caller polls
+    /// for them while [`has_completion`](Self::has_completion) is true.
     fn flush(&mut self, context: &mut Context<'_>);
 
-    /// The next completion. `Pending` wakes the context when there is one; after
-    /// [`Completion::Disconnected`] it stays pending.
+    /// Returns the next completion. If there is none, the context is woken when there is one. After
+    /// [`Completion::Disconnected`] the result is always `Pending`.
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion>;
 
-    /// Whether there may be a completion that is not going to wake the context: what was posted,
-    /// flushed or disconnected since [`poll_completion`](Self::poll_completion) was last `Pending` may
-    /// have brought one about, or polling has taken more in than it gave yet. Whoever is told that
-    /// there is none need not poll. The answer may be yes without cause, as this one is.
+    /// Returns whether there may be a completion that does not wake the context. Posting, flushing
+    /// or disconnecting since [`poll_completion`](Self::poll_completion) was last `Pending` may
+    /// have caused one, or a poll may have received more than it has returned so far.
+    ///
+    /// If the result is false, the caller need not poll. The result may be true without a cause, as
+    /// it is in this default implementation.
     fn has_completion(&self) -> bool {
         true
     }
 
-    /// Looks whether something has come, where [`poll_completion`](Self::poll_completion) would else
-    /// wait to be told: for whoever looks again and again, because being woken takes longer. True if
-    /// that is to be polled next, which may find nothing all the same; false if there is nothing to
-    /// poll for. Where polling looks anyway, the answer is yes, as this one is.
+    /// Checks for new bytes or completions without registering a waker, for a caller that
+    /// busy-polls because a wake-up takes longer.
+    ///
+    /// If the result is true, the caller polls next, which may still find nothing. If it is false,
+    /// there is nothing to poll for. A provider whose polls check anyway returns true, as this
+    /// default implementation does.
     fn busy_poll(&mut self) -> bool {
         true
     }
 
-    /// Whether messages come in the sender's own memory. Then one that is kept for long takes no
-    /// memory of this end's, which others could lie in.
+    /// Returns whether received payloads alias the sender's buffers (zero-copy), so that holding
+    /// one costs this end no memory.
     fn is_zero_copy(&self) -> bool {
         false
     }
 
-    /// Ends the connection: in good order behind the work already posted, or at once.
-    /// Completions follow either way, [`Completion::Disconnected`] as the last.
+    /// Ends the connection, gracefully after the work that is already posted, or immediately. In
+    /// both cases completions follow, and [`Completion::Disconnected`] is the last.
     fn disconnect(&mut self, how: Teardown);
 
-    /// Makes `buffer` reachable for the peer on this connection, as far as `access` goes.
+    /// Registers `buffer`, so that the peer of this connection can access it as `access` permits.
     ///
     /// # Errors
-    /// The error holds the buffer.
+    /// Returns an error that holds the buffer.
     fn register(&mut self, buffer: BytesMut, access: Access)
     -> Result<Registration, RegisterError>;
 
-    /// Ends a registration: from this call on the peer can neither read nor write it. Gives the
-    /// buffer back, or [`DeregisterError::InUse`] while queued work still reads from it; call
-    /// again after the next flush or completion. Works on ended connections too.
+    /// Ends a registration and returns the buffer. From this call on, the peer can neither read nor
+    /// write it. This works on connections that have ended, too.
+    ///
+    /// # Errors
+    /// Returns [`DeregisterError::InUse`] while queued work still reads from the buffer. Call again
+    /// after the next flush or completion.
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError>;
 }
 
-/// How to end a connection.
+/// The way to end a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Teardown {
-    /// Behind the work already posted.
+    /// The connection ends after the work that is already posted.
     Graceful,
-    /// Now.
+    /// The connection ends immediately.
     Abort,
 }
 
-/// Creates the span of all log lines about one connection. `local` is recorded once it is known.
+/// Creates the span of all log lines about one connection. Its field `local` is recorded once the
+/// local address is known.
 ///
-/// Its level is that of errors, so that a filter which passes a line passes the line's span too.
-/// Hence most subscribers enable it, and entering it takes time: enter it to log, not for each
-/// message.
+/// The span has the level of errors, so that a filter which passes a line also passes its span. So
+/// most subscribers enable it, and entering it takes time: enter it to log, not for each message.
 #[cfg(feature = "tokio")]
 pub(crate) fn connection_span(peer: SocketAddr) -> Span {
     error_span!("connection", %peer, local = field::Empty)

@@ -1,28 +1,29 @@
-//! The receive queue of a queue pair in software.
+//! The receive queue of a software queue pair.
 
 use std::collections::VecDeque;
 
 use super::work::WorkId;
 
-/// Posted receives, oldest first, in rows that were posted together.
+/// Posted receives, oldest first, in rows of receives that were posted together.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveQueue {
     rows: VecDeque<Receives>,
-    /// Receives in all rows.
+    /// The receives in all rows.
     count: usize,
 }
 
-/// Receives that are alike.
+/// A row of receives with the same identifier and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Receives {
     pub(super) id: WorkId,
-    /// Most bytes a message may have.
+    /// The most bytes that a message may have.
     pub(super) length: u32,
-    /// How many they are.
+    /// The number of receives.
     pub(super) count: u32,
 }
 
 impl ReceiveQueue {
+    /// Adds a row of receives.
     pub(super) fn post(&mut self, receives: Receives) {
         if receives.count > 0 {
             self.count += receives.count as usize;
@@ -30,17 +31,17 @@ impl ReceiveQueue {
         }
     }
 
-    /// Receives that wait for a message.
+    /// Returns the number of receives that wait for a message.
     pub(super) const fn len(&self) -> usize {
         self.count
     }
 
-    /// The oldest receive, among those that were posted with it.
+    /// Returns the row of the oldest receive.
     pub(super) fn front(&self) -> Option<&Receives> {
         self.rows.front()
     }
 
-    /// A message takes the oldest receive.
+    /// Removes the oldest receive, which a message takes.
     pub(super) fn pop(&mut self) -> Option<WorkId> {
         let oldest = self.rows.front_mut()?;
         let id = oldest.id;
@@ -52,7 +53,7 @@ impl ReceiveQueue {
         Some(id)
     }
 
-    /// Moves rows behind these.
+    /// Moves `rows` to the end of the queue.
     pub(super) fn append(&mut self, rows: &mut VecDeque<Receives>) {
         for receives in rows.drain(..) {
             self.post(receives);
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_taken_one_by_one_and_in_order() {
+    fn receives_are_taken_one_by_one_and_in_order() {
         let receives = |id, count| Receives {
             id: WorkId(id),
             length: 100 + id as u32,

@@ -1,7 +1,7 @@
-//! Work requests and completions: what one says to a queue pair and what it answers.
+//! Work requests, which a queue pair takes, and completions, which it returns.
 //!
-//! Buffers move by value: into the work request, and back with its completion. So nothing can
-//! be freed or read while the hardware, or the peer, still uses it.
+//! Buffers move by value: into the work request, and back with its completion. So no buffer can be
+//! freed or read while the hardware or the peer still uses it.
 
 use std::{fmt, sync::Arc};
 
@@ -9,15 +9,15 @@ use bitflags::bitflags;
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 
-/// Names a work request in its completion; chosen by whoever posts.
+/// The identifier of a work request, which its completion repeats. The caller chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkId(pub u64);
 
-/// Names registered memory: the STag of iWARP, the rkey of InfiniBand.
+/// The name of registered memory: the STag of iWARP, or the rkey of InfiniBand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u32);
 
-/// A token as a buffer descriptor has it.
+/// Converts the token of a buffer descriptor.
 impl From<u32> for Token {
     fn from(token: u32) -> Self {
         Self(token)
@@ -30,31 +30,31 @@ impl fmt::Display for Token {
     }
 }
 
-/// A place in the peer's registered memory.
+/// An address in the registered memory of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteAddress {
     /// The token that the peer advertised.
     pub token: Token,
-    /// Tagged offset (iWARP) or virtual address (InfiniBand), in bytes.
+    /// The tagged offset (iWARP) or virtual address (InfiniBand), in bytes.
     pub offset: u64,
 }
 
 bitflags! {
-    /// What the peer may do with registered memory. Nothing is allowed that is not named.
+    /// The rights of the peer to registered memory. A right that is not listed is not granted.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
-        /// The peer may read it by RDMA Read.
+        /// The peer may read the memory by RDMA Read.
         const REMOTE_READ = 0x01;
-        /// The peer may write it by RDMA Write.
+        /// The peer may write the memory by RDMA Write.
         const REMOTE_WRITE = 0x02;
         /// The peer may end the registration by Send with Invalidate.
         const REMOTE_INVALIDATE = 0x04;
     }
 }
 
-/// A few bytes held in place: the header in front of a payload, without an allocation.
-// It is moved by eight bytes or sixteen, and a processor waits for the cache where fewer were written:
-// so the length has eight, and lies at a multiple of eight wherever it is compiled for.
+/// A few bytes without an allocation: the header before a payload.
+// Moves of this struct load 8 or 16 bytes, and such a load stalls if it overlaps a recent store of
+// fewer bytes. So the length has 8 bytes, at a multiple of 8 on every target.
 #[derive(Clone, Copy)]
 #[repr(align(8))]
 pub struct Inline {
@@ -63,10 +63,10 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// Most bytes one can hold: a Negotiate Response.
+    /// The capacity in bytes: the length of a Negotiate Response.
     pub const CAPACITY: usize = 32;
 
-    /// No bytes.
+    /// Creates an empty value.
     pub const fn new() -> Self {
         Self {
             bytes: [0; Self::CAPACITY],
@@ -74,10 +74,10 @@ impl Inline {
         }
     }
 
-    /// What `write` puts into the buffer it is given.
+    /// Creates a value with the bytes that `write` puts into its buffer.
     ///
     /// # Panics
-    /// If `write` puts more than [`CAPACITY`](Self::CAPACITY) bytes.
+    /// Panics if `write` puts more than [`CAPACITY`](Self::CAPACITY) bytes.
     pub fn build(write: impl FnOnce(&mut &mut [u8])) -> Self {
         let mut inline = Self::new();
         let mut rest = &mut inline.bytes[..];
@@ -87,10 +87,10 @@ impl Inline {
         inline
     }
 
-    /// The first `length` of the bytes.
+    /// Creates a value with the first `length` of the bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// Panics if there are fewer bytes.
     pub(crate) fn first_of(bytes: [u8; 24], length: usize) -> Self {
         assert!(length <= bytes.len(), "{length} of {} bytes", bytes.len());
         let mut inline = Self::new();
@@ -99,22 +99,22 @@ impl Inline {
         inline
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.length as usize]
     }
 
-    /// How many they are.
+    /// Returns the number of bytes.
     pub const fn len(&self) -> usize {
         self.length as usize
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The bytes, of which none are left here.
+    /// Takes the bytes and leaves this value empty.
     pub(crate) fn take(&mut self) -> Self {
         let taken = *self;
         self.length = 0;
@@ -134,51 +134,52 @@ impl fmt::Debug for Inline {
     }
 }
 
-/// One thing for a queue pair to do.
+/// A request for a queue pair to do something.
 #[derive(Debug)]
 pub enum WorkRequest {
-    /// Accept `count` Sends of at most `length` bytes each from the peer: so many receives.
+    /// Accepts `count` Sends of at most `length` bytes each from the peer.
     Receive {
-        /// Comes back in [`Completion::Received`] with each of them.
+        /// The identifier, which each [`Completion::Received`] repeats.
         id: WorkId,
-        /// Most bytes a Send may have; a longer one ends the connection.
+        /// The most bytes that a Send may have. A longer one ends the connection.
         length: u32,
-        /// Receives that this is, one or more. Each takes one of [`Room::receives`].
+        /// The number of receives, at least one. Each takes one of [`Room::receives`].
         count: u32,
     },
-    /// Send `header` and behind it `payload` as one message.
+    /// Sends `header` followed by `payload` as one message.
     Send {
-        /// Comes back in [`Completion::Sent`], or a later Send does.
+        /// The identifier, which [`Completion::Sent`] repeats, unless it repeats that of a later
+        /// Send.
         id: WorkId,
         /// The first bytes of the message.
         header: Inline,
-        /// The bytes behind the header.
+        /// The bytes after the header.
         payload: Bytes,
-        /// A token of the peer's that the message invalidates on arrival.
+        /// The token of the peer that the message invalidates on arrival.
         invalidate: Option<Token>,
     },
-    /// Fill `into`, all of it, from the peer's memory.
+    /// Reads from the memory of the peer and fills all of `into`.
     Read {
-        /// Comes back in [`Completion::Read`].
+        /// The identifier, which [`Completion::Read`] repeats.
         id: WorkId,
-        /// Where the data comes from.
+        /// The address to read from.
         from: RemoteAddress,
-        /// Where it goes to; its length is the number of bytes read.
+        /// The buffer for the data. Its length is the number of bytes to read.
         into: BytesMut,
     },
-    /// Put `data` into the peer's memory.
+    /// Writes `data` to the memory of the peer.
     Write {
-        /// Comes back in [`Completion::Written`].
+        /// The identifier, which [`Completion::Written`] repeats.
         id: WorkId,
-        /// What is written.
+        /// The data to write.
         data: Bytes,
-        /// Where it goes to.
+        /// The address to write to.
         to: RemoteAddress,
     },
 }
 
 impl WorkRequest {
-    /// The identifier it was posted with.
+    /// Returns the identifier of the work request.
     pub const fn id(&self) -> WorkId {
         match *self {
             Self::Receive { id, .. }
@@ -189,104 +190,106 @@ impl WorkRequest {
     }
 }
 
-/// One thing a queue pair has done.
+/// The result of a work request, or the end of the connection.
 ///
-/// Receives complete in the order they were posted, and so do Sends, Reads and Writes each among
-/// themselves; of Sends that are done together the last may stand for all. When a connection ends,
-/// every outstanding request completes as [`Flushed`](Self::Flushed) before
-/// [`Disconnected`](Self::Disconnected) comes, once, as the last completion of all.
-// With the fields in this order a message lies a multiple of 16 bytes behind the start. Moves are made
-// by as many, and a processor waits for the cache where they were not written together.
+/// Receives complete in the order in which they were posted. So do Sends among themselves, Reads
+/// among themselves and Writes among themselves. If several Sends finish together, the last of them
+/// may stand for all. When a connection ends, every outstanding request completes as
+/// [`Flushed`](Self::Flushed), and then [`Disconnected`](Self::Disconnected) is the last
+/// completion, exactly once.
+// With the fields in this order the message is at a multiple of 16 bytes from the start. Moves load
+// 16 bytes, and such a load stalls if the bytes were not stored together.
 #[derive(Debug)]
 #[repr(u32)]
 pub enum Completion {
-    /// The first bytes of a message whose other bytes are in the next completion, which is its
-    /// [`Received`](Self::Received). Comes only from providers that have the two apart. What lies
-    /// behind it is not copied, unless the payload of the message begins in these bytes.
+    /// The first bytes of a message. The next completion is its [`Received`](Self::Received), with
+    /// the other bytes. Only providers that receive the two separately return it. The other bytes
+    /// are not copied, unless the payload of the message begins in these first bytes.
     Head(Inline),
     /// A message arrived and took the oldest posted receive.
     Received {
-        /// The receive it took.
+        /// The receive that the message took.
         id: WorkId,
-        /// The message, or what follows its head. It may share an allocation with its neighbours.
+        /// The message, or the bytes after its head. It may share an allocation with other
+        /// messages.
         message: Bytes,
-        /// The token of ours that the message invalidated.
+        /// The token of this end that the message invalidated.
         invalidated: Option<Token>,
     },
-    /// The message was handed to the wire, and so was every Send posted before it that was not told
-    /// of. It says nothing of the peer having them.
+    /// The message was handed to the wire, and so was every earlier Send whose completion was not
+    /// returned. This does not mean that the peer has received them.
     Sent {
-        /// The last of the finished requests.
+        /// The identifier of the last finished request.
         id: WorkId,
     },
-    /// The buffer is full.
+    /// The buffer of a Read is filled.
     Read {
         /// The finished request.
         id: WorkId,
-        /// The buffer of the request.
+        /// The buffer, with the data.
         buffer: BytesMut,
     },
-    /// The data was handed to the wire; it is in place before a later Send is received.
+    /// The data was handed to the wire. It is in place before a later Send is received.
     Written {
         /// The finished request.
         id: WorkId,
     },
-    /// The connection ended first.
+    /// The connection ended before the request finished.
     Flushed {
-        /// The request that did not happen, or not as far as anybody knows.
+        /// The identifier of the request, which may or may not have had an effect.
         id: WorkId,
         /// The buffer of a Read, in an unknown state.
         buffer: Option<BytesMut>,
     },
-    /// The connection is over.
+    /// The connection has ended.
     Disconnected(Disconnect),
 }
 
-/// How a connection of a provider ended.
+/// The way in which a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disconnect {
-    /// This end asked for it.
+    /// This end disconnected.
     Local,
-    /// The peer ended it, in good order.
+    /// The peer disconnected gracefully.
     Remote,
-    /// It broke.
+    /// The connection broke.
     Broken(ProviderError),
 }
 
-/// What a provider can say about a failure.
+/// An error of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{what}")]
 pub struct ProviderError {
-    /// The kind, for those who want to act on it.
+    /// The kind, for programs that react to it.
     pub kind: ProviderErrorKind,
-    /// The story, for those who read it.
+    /// The description, for people.
     pub what: Arc<str>,
 }
 
-/// The kinds of provider failure that call for different cures.
+/// The kinds of provider errors, which call for different remedies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProviderErrorKind {
     /// The address cannot be reached or used.
     Address,
-    /// Somebody listens on the address already.
+    /// Another listener uses the address.
     InUse,
-    /// Nobody listens there, or the listener turned the connection away.
+    /// There is no listener on the address, or the listener refused the connection.
     Refused,
     /// The peer did not answer in time.
     TimedOut,
-    /// The peer vanished, or the network between.
+    /// The peer or the network between has failed.
     Reset,
-    /// The peer broke a rule of the RDMA protocol; the text names it.
+    /// The peer violated the RDMA protocol. The description names the rule.
     Protocol,
-    /// The peer says that we broke one; the text has its words.
+    /// The peer reports that this end violated the protocol. The description holds its report.
     Terminated,
-    /// Something on this machine failed.
+    /// An operation on this machine failed.
     Local,
 }
 
 impl ProviderError {
-    /// An error of `kind` with its story.
+    /// Creates an error of `kind` with a description.
     pub fn new(kind: ProviderErrorKind, what: impl Into<Arc<str>>) -> Self {
         Self {
             kind,
@@ -295,29 +298,29 @@ impl ProviderError {
     }
 }
 
-/// What a connection of a provider can do.
+/// The limits of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sends, Reads and Writes that may be posted at once.
+    /// The most Sends, Reads and Writes that may be outstanding.
     pub max_send_queue: usize,
-    /// Receives that may be posted at once.
+    /// The most receives that may be outstanding.
     pub max_receive_queue: usize,
-    /// Reads of ours that may be outstanding (ORD); 0 means that none may be posted.
+    /// ORD: the most Reads of this end that may be in flight. If it is 0, none may be posted.
     pub max_outbound_reads: u32,
-    /// Reads of the peer's that are served at once (IRD).
+    /// IRD: the most Reads of the peer that are served concurrently.
     pub max_inbound_reads: u32,
-    /// Most bytes in one Read or Write.
+    /// The most bytes in one Read or Write.
     pub max_transfer: u32,
     /// Whether a Send can carry a token to invalidate.
     pub send_with_invalidate: bool,
 }
 
-/// How much may be posted right now.
+/// The work that may be posted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Sends, Reads and Writes.
+    /// The number of Sends, Reads and Writes.
     pub sends: usize,
-    /// Receives.
+    /// The number of receives.
     pub receives: usize,
 }
 
@@ -328,14 +331,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_lies_a_multiple_of_16_bytes_behind_the_start() {
+    fn the_message_is_at_a_multiple_of_16_bytes() {
         let completion = Completion::Received {
             id: WorkId(1),
             message: Bytes::new(),
             invalidated: None,
         };
         let Completion::Received { message, .. } = &completion else {
-            unreachable!("it was just made");
+            unreachable!("the completion is a Received");
         };
         let offset = ptr::from_ref(message).addr() - ptr::from_ref(&completion).addr();
         assert_eq!(offset % 16, 0);

@@ -1,5 +1,5 @@
-//! Endpoints for those who come from async Rust: [`Tsdus`] and [`TsduSink`], [`TsduWriter`], and
-//! [`Events`].
+//! Endpoints and addresses as streams and sinks of async Rust: [`Tsdus`], [`TsduSink`],
+//! [`TsduWriter`] and [`Events`].
 
 use std::{
     collections::VecDeque,
@@ -16,24 +16,24 @@ use futures_core::Stream;
 use futures_sink::Sink;
 
 use super::{
-    address::Address,
-    client::{Cause, Client},
-    endpoint::{Endpoint, EndpointContext, Shared},
+    cause::Cause,
+    chained::ChainedTsdu,
     flags::{DisconnectFlags, IndicationFlags, SendFlags},
+    objects::{Address, Client, Endpoint, EndpointContext, Shared},
     pending::{Requested, Sending},
-    receive::{Answer, ChainedTsdu, Indication},
+    receive::{Answer, Indication},
     session::Session,
     status::Status,
 };
 use crate::{engine::Message, rdma::work::Token};
 
 impl<C: EndpointContext> Endpoint<C> {
-    /// The TSDUs of this connection as a stream. While it is there nothing is indicated to
-    /// handlers, and receives that are posted come first.
+    /// Returns the TSDUs of this connection as a stream. While the stream exists, no data is
+    /// indicated to handlers. Pending receives are filled before it.
     ///
     /// # Errors
-    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION);
-    /// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): there is such a stream already.
+    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): there is no connection to receive from.
+    /// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): the connection has such a stream.
     pub fn tsdus(&self) -> Result<Tsdus, Status> {
         let session = self.receiving_session();
         let session = session.ok_or(Status::INVALID_CONNECTION)?;
@@ -43,13 +43,13 @@ impl<C: EndpointContext> Endpoint<C> {
         }
     }
 
-    /// A sink of which each item becomes a TSDU; `flags` are those of each send, and can be
+    /// Returns a sink that sends each item as one TSDU with `flags`, which can be
     /// [`EXPEDITED`](SendFlags::EXPEDITED) and
-    /// [`NO_RESPONSE_EXPECTED`](SendFlags::NO_RESPONSE_EXPECTED). It takes items while fewer than
-    /// `backlog` bytes of its own have not left.
+    /// [`NO_RESPONSE_EXPECTED`](SendFlags::NO_RESPONSE_EXPECTED). The sink accepts items while
+    /// fewer than `backlog` bytes of earlier items are outstanding.
     ///
     /// # Errors
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): other flags.
+    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): `flags` has another flag.
     pub fn sink(&self, flags: SendFlags, backlog: usize) -> Result<TsduSink<C>, Status> {
         check_flags(flags)?;
         Ok(TsduSink {
@@ -63,13 +63,13 @@ impl<C: EndpointContext> Endpoint<C> {
         })
     }
 
-    /// Begins a TSDU that is put together from parts. Others can send meanwhile, and put together
-    /// their own: nothing of this one is submitted before it is whole. `flags` as for
+    /// Starts a TSDU that is assembled from parts. Nothing is submitted before the TSDU is
+    /// complete, so others can send and assemble TSDUs concurrently. `flags` are those of
     /// [`sink`](Self::sink).
     ///
     /// # Errors
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): other flags.
-    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION).
+    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): `flags` has another flag.
+    /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): the endpoint is not connected.
     pub fn begin_tsdu(&self, flags: SendFlags) -> Result<TsduWriter<C>, Status> {
         check_flags(flags)?;
         Ok(TsduWriter {
@@ -83,19 +83,20 @@ impl<C: EndpointContext> Endpoint<C> {
 }
 
 fn check_flags(flags: SendFlags) -> Result<(), Status> {
-    let sensible = SendFlags::EXPEDITED | SendFlags::NO_RESPONSE_EXPECTED;
-    match sensible.contains(flags) {
+    let allowed = SendFlags::EXPEDITED | SendFlags::NO_RESPONSE_EXPECTED;
+    match allowed.contains(flags) {
         true => Ok(()),
         false => Err(Status::INVALID_PARAMETER),
     }
 }
 
-/// The TSDUs of a connection, whole and in order; see [`Endpoint::tsdus`].
+/// A stream of the whole TSDUs of a connection, in order; see [`Endpoint::tsdus`].
 ///
-/// It ends when the connection is over and what had arrived was taken;
-/// [`Endpoint::disconnected`] says why. What is not taken withholds credits from the peer.
+/// The stream ends after the connection has ended and every whole TSDU was taken.
+/// [`Endpoint::disconnected`] says why it ended. The peer is granted fewer credits while TSDUs wait
+/// to be taken.
 #[derive(Debug)]
-#[must_use = "while it is there nothing is indicated"]
+#[must_use = "no data is indicated while the stream exists"]
 pub struct Tsdus {
     session: Arc<Session>,
 }
@@ -114,13 +115,13 @@ impl Drop for Tsdus {
     }
 }
 
-/// Makes a TSDU of each item; see [`Endpoint::sink`].
+/// A sink that sends each item as one TSDU; see [`Endpoint::sink`].
 ///
-/// An error is that of the oldest item that was not sent. Closing it waits until all have left,
-/// and then disconnects the endpoint with [`RELEASE`](DisconnectFlags::RELEASE). Dropping it takes
-/// nothing back.
+/// An error is the status of the oldest item that was not sent. Closing the sink waits until all
+/// items were sent, and then disconnects the endpoint with [`RELEASE`](DisconnectFlags::RELEASE).
+/// Dropping the sink does not cancel the items.
 #[derive(Debug)]
-#[must_use = "a sink does nothing by itself"]
+#[must_use = "a sink does nothing unless items are sent to it"]
 pub struct TsduSink<C: EndpointContext = ()> {
     endpoint: Endpoint<C>,
     flags: SendFlags,
@@ -132,11 +133,11 @@ pub struct TsduSink<C: EndpointContext = ()> {
 }
 
 impl<C: EndpointContext> TsduSink<C> {
-    /// Waits until fewer than `most` bytes are outstanding.
-    fn poll_down_to(&mut self, most: usize, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+    /// Waits until fewer than `limit` bytes are outstanding, or none.
+    fn poll_drain(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         while let Some((sending, length)) = self.outstanding.front_mut() {
             let Poll::Ready(completion) = Pin::new(sending).poll(context) else {
-                return match self.bytes < most {
+                return match self.bytes < limit {
                     true => Poll::Ready(Ok(())),
                     false => Poll::Pending,
                 };
@@ -154,7 +155,7 @@ impl<C: EndpointContext> Sink<Bytes> for TsduSink<C> {
 
     fn poll_ready(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         let backlog = self.backlog;
-        self.poll_down_to(backlog, context)
+        self.poll_drain(backlog, context)
     }
 
     fn start_send(mut self: Pin<&mut Self>, item: Bytes) -> Result<(), Status> {
@@ -166,11 +167,11 @@ impl<C: EndpointContext> Sink<Bytes> for TsduSink<C> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        self.poll_down_to(0, context)
+        self.poll_drain(0, context)
     }
 
     fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        ready!(self.poll_down_to(0, context))?;
+        ready!(self.poll_drain(0, context))?;
         let sink = &mut *self;
         if sink.closed {
             return Poll::Ready(Ok(()));
@@ -179,16 +180,17 @@ impl<C: EndpointContext> Sink<Bytes> for TsduSink<C> {
             .release
             .get_or_insert_with(|| sink.endpoint.disconnect(DisconnectFlags::RELEASE, None));
         let result = ready!(Pin::new(release).poll(context));
-        // One that has failed can be tried again.
+        // A release that has failed can be tried again.
         sink.release = None;
         sink.closed = result.is_ok();
         Poll::Ready(result)
     }
 }
 
-/// Puts a TSDU together from parts; see [`Endpoint::begin_tsdu`]. Dropping it throws them away.
+/// A TSDU that is assembled from parts; see [`Endpoint::begin_tsdu`]. Dropping it discards the
+/// parts.
 #[derive(Debug)]
-#[must_use = "without `finish` the parts are thrown away"]
+#[must_use = "the parts are discarded without `finish`"]
 pub struct TsduWriter<C: EndpointContext = ()> {
     endpoint: Endpoint<C>,
     flags: SendFlags,
@@ -201,8 +203,8 @@ impl<C: EndpointContext> TsduWriter<C> {
     /// Adds a part, without copying it.
     ///
     /// # Errors
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): with it the TSDU would be longer than the
-    /// connection takes. It stays as it was.
+    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the part would make the TSDU longer than
+    /// the connection can send. The TSDU is unchanged.
     pub fn push(&mut self, part: impl Into<Bytes>) -> Result<(), Status> {
         let part = part.into();
         if part.len() > self.max_tsdu - self.length {
@@ -213,71 +215,70 @@ impl<C: EndpointContext> TsduWriter<C> {
         Ok(())
     }
 
-    /// Bytes so far.
+    /// Returns the length of the parts in bytes.
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Returns whether the TSDU has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Sends it. Without bytes the send ends with
-    /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER); while a TSDU of the same class is being
-    /// put together by partial sends, with
-    /// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE).
+    /// Sends the TSDU. The send completes with [`INVALID_PARAMETER`](Status::INVALID_PARAMETER) if
+    /// the TSDU is empty, and with [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE) if a TSDU
+    /// of partial sends of the same class is open.
     pub fn finish(self) -> Sending {
         self.endpoint
             .send_whole(self.parts.into_iter().collect(), self.flags)
     }
 }
 
-/// Something that happened on an endpoint of an address.
+/// An event of an address or of one of its endpoints.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<C: EndpointContext = ()> {
     /// A TSDU arrived.
     Tsdu {
-        /// Where.
+        /// The endpoint of the event.
         endpoint: Endpoint<C>,
-        /// The TSDU.
+        /// The whole TSDU.
         tsdu: Message,
     },
-    /// See [`Client::send_possible`].
+    /// The send buffer has room again; see [`Client::send_possible`].
     SendPossible {
-        /// Where.
+        /// The endpoint of the event.
         endpoint: Endpoint<C>,
-        /// Bytes that a non-blocking send would take.
+        /// The bytes that a non-blocking send would take.
         available: usize,
     },
-    /// See [`Client::invalidated`].
+    /// The peer has invalidated a registration of this end; see [`Client::invalidated`].
     Invalidated {
-        /// Where.
+        /// The endpoint of the event.
         endpoint: Endpoint<C>,
-        /// The token of ours.
+        /// The token of the registration.
         token: Token,
     },
-    /// See [`Client::disconnect`]. The last event of a connection.
+    /// The connection has ended, and this is its last event; see [`Client::disconnect`].
     Disconnect {
-        /// Where.
+        /// The endpoint of the event.
         endpoint: Endpoint<C>,
-        /// How.
+        /// The kind of disconnect, which is always [`DisconnectFlags::ABORT`].
         flags: DisconnectFlags,
-        /// Why.
+        /// Why the connection ended.
         cause: Cause,
     },
-    /// See [`Client::error`].
+    /// Peers cannot connect to the address any more; see [`Client::error`].
     Error(Status),
 }
 
 impl<C: EndpointContext> Address<C> {
-    /// The events of this address as a stream, for those who do not decide in place: it is the
-    /// [client](Self::set_client) of the address from here on.
+    /// Returns the events of this address as a stream, which becomes the
+    /// [client](Self::set_client) of the address.
     ///
-    /// At most `capacity` TSDUs wait in it. Beyond that they are not accepted, which in the end
-    /// withholds credits from the peer, and accepted when others have been taken. The connect
-    /// event is refused: peers are accepted by listens.
+    /// At most `capacity` TSDUs wait in the stream. Further TSDUs are not accepted until others
+    /// have been taken; meanwhile the peer is granted fewer credits. The connect event is refused,
+    /// so accept peers with listens.
     pub fn events(&self, capacity: usize) -> Events<C> {
         let queue = Arc::new(Queue {
             capacity,
@@ -287,7 +288,7 @@ impl<C: EndpointContext> Address<C> {
                 unfinished: Vec::new(),
                 stalled: Vec::new(),
                 reader: None,
-                deserted: false,
+                closed: false,
             }),
         });
         self.set_client(Some(queue.clone()));
@@ -295,8 +296,9 @@ impl<C: EndpointContext> Address<C> {
     }
 }
 
-/// Events of an address; see [`Address::events`]. It has no end: dropping it refuses what comes.
-#[must_use = "nothing is received while nobody takes its events"]
+/// A stream of the events of an address; see [`Address::events`]. The stream does not end. After it
+/// is dropped, TSDUs are not accepted and other events are discarded.
+#[must_use = "no data is received unless the events are taken"]
 pub struct Events<C: EndpointContext = ()> {
     queue: Arc<Queue<C>>,
 }
@@ -308,18 +310,19 @@ struct Queue<C: EndpointContext> {
 
 struct State<C: EndpointContext> {
     waiting: VecDeque<Waiting<C>>,
-    /// How many of them are TSDUs.
+    /// The number of TSDUs in `waiting`.
     tsdus: usize,
-    /// Those that are indicated in pieces, with what there is of them.
+    /// The received bytes of TSDUs that are indicated in pieces.
     unfinished: Vec<(Weak<Session>, BytesMut)>,
-    /// Endpoints with a TSDU that found no room.
+    /// Endpoints with a TSDU that was not accepted because the queue was full.
     stalled: Vec<Weak<Shared<C>>>,
     reader: Option<Waker>,
-    deserted: bool,
+    /// The stream was dropped.
+    closed: bool,
 }
 
 enum Waiting<C: EndpointContext> {
-    /// Counts as lent while it waits.
+    /// A TSDU that counts as lent while it waits.
     Lent(Endpoint<C>, ChainedTsdu),
     Event(Event<C>),
 }
@@ -329,10 +332,10 @@ impl<C: EndpointContext> Queue<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds something, unless nobody takes it.
+    /// Adds an event, unless the stream was dropped.
     fn push(&self, waiting: Waiting<C>) {
         let mut state = self.lock();
-        if state.deserted {
+        if state.closed {
             drop(state);
             return;
         }
@@ -345,14 +348,15 @@ impl<C: EndpointContext> Queue<C> {
         }
     }
 
-    fn tell(&self, event: Event<C>) {
+    fn push_event(&self, event: Event<C>) {
         self.push(Waiting::Event(event));
     }
 
-    /// Whether a TSDU has no room. Then its endpoint is resumed when there is some.
+    /// Returns whether the queue has no room for a TSDU. If so, the endpoint is resumed when there
+    /// is room.
     fn is_full(&self, endpoint: &Endpoint<C>) -> bool {
         let mut state = self.lock();
-        if state.deserted {
+        if state.closed {
             return true;
         }
         let is_full = state.tsdus >= self.capacity;
@@ -364,9 +368,9 @@ impl<C: EndpointContext> Queue<C> {
         is_full
     }
 
-    /// Adds a piece of a TSDU to what there is of it, and gives it back if that was the last.
+    /// Adds a piece of a TSDU, and returns the whole TSDU after the last piece.
     fn gather(&self, endpoint: &Endpoint<C>, indication: &Indication) -> Option<BytesMut> {
-        // Of this connection, and of none that the endpoint had before.
+        // The pieces belong to the connection, because the endpoint may have had others before.
         let session = Arc::downgrade(&endpoint.receiving_session()?);
         let mut state = self.lock();
         let unfinished = &mut state.unfinished;
@@ -374,23 +378,23 @@ impl<C: EndpointContext> Queue<C> {
         let known = unfinished
             .iter()
             .position(|(known, _)| Weak::ptr_eq(known, &session));
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             unfinished.push((session, BytesMut::new()));
             unfinished.len() - 1
         });
-        let gathered = &mut unfinished[place].1;
+        let gathered = &mut unfinished[index].1;
         if indication.tsdu_offset == 0 {
             gathered.clear();
         }
         gathered.extend_from_slice(&indication.data);
         let ends = indication.flags.contains(IndicationFlags::ENTIRE_MESSAGE);
-        ends.then(|| unfinished.swap_remove(place).1)
+        ends.then(|| unfinished.swap_remove(index).1)
     }
 }
 
 impl<C: EndpointContext> Queue<C> {
-    /// The connection is over: what there is of a TSDU will not be more.
-    fn forget_unfinished(&self, endpoint: &Endpoint<C>) {
+    /// Discards the pieces of an incomplete TSDU, because the connection has ended.
+    fn discard_unfinished(&self, endpoint: &Endpoint<C>) {
         if let Some(session) = endpoint.receiving_session() {
             let is_other = |known: &Weak<Session>| known.as_ptr() != Arc::as_ptr(&session);
             let mut state = self.lock();
@@ -422,7 +426,7 @@ impl<C: EndpointContext> Client<C> for Queue<C> {
         Ok(())
     }
 
-    /// For TSDUs that are too long to be lent.
+    /// Assembles a TSDU that is too long to be lent.
     fn receive(&self, endpoint: &Endpoint<C>, indication: Indication) -> Answer {
         let count = indication.data.len();
         let ends = indication.flags.contains(IndicationFlags::ENTIRE_MESSAGE);
@@ -430,7 +434,7 @@ impl<C: EndpointContext> Client<C> for Queue<C> {
             return Answer::NotAccepted(0);
         }
         if let Some(tsdu) = self.gather(endpoint, &indication) {
-            self.tell(Event::Tsdu {
+            self.push_event(Event::Tsdu {
                 endpoint: endpoint.clone(),
                 tsdu: Message::received(tsdu.freeze(), indication.invalidated_token),
             });
@@ -440,7 +444,7 @@ impl<C: EndpointContext> Client<C> for Queue<C> {
 
     fn send_possible(&self, endpoint: &Endpoint<C>, available: usize) {
         let endpoint = endpoint.clone();
-        self.tell(Event::SendPossible {
+        self.push_event(Event::SendPossible {
             endpoint,
             available,
         });
@@ -448,12 +452,12 @@ impl<C: EndpointContext> Client<C> for Queue<C> {
 
     fn invalidated(&self, endpoint: &Endpoint<C>, token: Token) {
         let endpoint = endpoint.clone();
-        self.tell(Event::Invalidated { endpoint, token });
+        self.push_event(Event::Invalidated { endpoint, token });
     }
 
     fn disconnect(&self, endpoint: &Endpoint<C>, flags: DisconnectFlags, cause: &Cause) {
-        self.forget_unfinished(endpoint);
-        self.tell(Event::Disconnect {
+        self.discard_unfinished(endpoint);
+        self.push_event(Event::Disconnect {
             endpoint: endpoint.clone(),
             flags,
             cause: cause.clone(),
@@ -461,7 +465,7 @@ impl<C: EndpointContext> Client<C> for Queue<C> {
     }
 
     fn error(&self, status: Status) {
-        self.tell(Event::Error(status));
+        self.push_event(Event::Error(status));
     }
 }
 
@@ -481,7 +485,7 @@ impl<C: EndpointContext> Stream for Events<C> {
         }
         drop(state);
         for endpoint in stalled.iter().filter_map(Weak::upgrade) {
-            // One that is not connected any more has nothing to resume.
+            // An endpoint that is not connected any more has no indications to resume.
             let _ = Endpoint::from_shared(endpoint).resume();
         }
         Poll::Ready(Some(match waiting {
@@ -497,10 +501,10 @@ impl<C: EndpointContext> Stream for Events<C> {
 impl<C: EndpointContext> Drop for Events<C> {
     fn drop(&mut self) {
         let mut state = self.queue.lock();
-        state.deserted = true;
+        state.closed = true;
         let waiting = mem::take(&mut state.waiting);
         drop(state);
-        // What is in there may have anything behind it.
+        // The events hold endpoints, whose destructors must not run under the lock.
         drop(waiting);
     }
 }

@@ -1,11 +1,11 @@
-//! The flags of TDI, with its numbers: five sets, because the same number means another thing in
-//! each.
+//! The flags of TDI, with their values in TDI. There are five sets, because one value has different
+//! meanings in different sets.
 
 use bitflags::bitflags;
 
 //= TDI-FLAGS-01
 bitflags! {
-    /// How a send is to be done. None of them: a whole, normal TSDU.
+    /// The flags of a send. Without flags it is a whole, normal TSDU.
     ///
     /// ```
     /// use smbdirect::tdi::SendFlags;
@@ -15,41 +15,45 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SendFlags: u32 {
-        /// Ahead of the normal sends that still wait here. The peer sees nothing of it.
+        /// The TSDU is sent before the normal TSDUs that wait at this end. The peer cannot see
+        /// this.
         const EXPEDITED = 0x0020;
-        /// The TSDU goes on with the next send.
+        /// The TSDU continues with the next send.
         const PARTIAL = 0x0040;
-        /// The peer will not answer, so what it gives back is not to wait for its answer.
+        /// The peer will not answer this TSDU, so the credits that it grants must not wait for an
+        /// answer.
         const NO_RESPONSE_EXPECTED = 0x0080;
-        /// Take what there is room for, and do not wait.
+        /// The send takes the bytes for which there is room, and does not wait.
         const NON_BLOCKING = 0x0100;
-        /// Disconnect behind this send. Came later than the rest; not supported here.
+        /// The endpoint disconnects after this send. TDI added this flag later; it is not supported
+        /// here.
         const AND_DISCONNECT = 0x0200;
     }
 }
 
 bitflags! {
-    /// What a receive request is to be given. None of them: any data.
+    /// The flags of a receive. Without flags it receives any data.
     ///
     /// ```
     /// use smbdirect::tdi::{ReceiveFlags, SendFlags};
     ///
-    /// // The trap of TDI: one number, two meanings.
+    /// // One value of TDI has two meanings.
     /// assert_eq!(ReceiveFlags::NORMAL.bits(), SendFlags::EXPEDITED.bits());
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ReceiveFlags: u32 {
-        /// Normal data.
+        /// The receive accepts normal data.
         const NORMAL = 0x0020;
-        /// Expedited data. SMB Direct has none: asking for nothing else is refused.
+        /// The receive accepts expedited data. SMB Direct has none, so a receive of only expedited
+        /// data is refused.
         const EXPEDITED = 0x0040;
-        /// What is there now, which is kept and will be received again.
+        /// The receive copies the data that has arrived, without taking it.
         const PEEK = 0x0080;
     }
 }
 
 bitflags! {
-    /// What a receive indication is about.
+    /// The flags of a receive indication.
     ///
     /// ```
     /// use smbdirect::tdi::IndicationFlags;
@@ -59,26 +63,26 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct IndicationFlags: u32 {
-        /// Normal data: always, over SMB Direct.
+        /// The data is normal, which is always so over SMB Direct.
         const NORMAL = 0x0020;
-        /// Expedited data: never, over SMB Direct.
+        /// The data is expedited, which is never so over SMB Direct.
         const EXPEDITED = 0x0040;
-        /// The TSDU is not here to its end yet.
+        /// The TSDU has not arrived in full.
         const PEEK = 0x0080;
-        /// The peer's send had [`SendFlags::NO_RESPONSE_EXPECTED`]: never, SMB Direct does not
-        /// carry it.
+        /// The peer's send had [`SendFlags::NO_RESPONSE_EXPECTED`]. This is never set, because SMB
+        /// Direct does not carry the flag.
         const NO_RESPONSE_EXPECTED = 0x0100;
-        /// More of the TSDU is here than is indicated.
+        /// More of the TSDU has arrived than is indicated.
         const COPY_LOOKAHEAD = 0x0200;
         /// The indicated bytes are the last of the TSDU.
         const ENTIRE_MESSAGE = 0x0400;
-        /// The handler must not wait: always, here.
+        /// The handler must not block. This is always set.
         const AT_DISPATCH_LEVEL = 0x0800;
     }
 }
 
 bitflags! {
-    /// How to disconnect, of which only one may be chosen. None of them is the same as
+    /// The kind of a disconnect. At most one flag may be set; without flags it is an
     /// [`ABORT`](Self::ABORT).
     ///
     /// ```
@@ -89,17 +93,17 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct DisconnectFlags: u32 {
-        /// Not a disconnect but the wait for one.
+        /// The request waits for a disconnect and does not disconnect.
         const WAIT = 0x0001;
-        /// At once; what is outstanding is cancelled.
+        /// The endpoint disconnects immediately, and outstanding requests are cancelled.
         const ABORT = 0x0002;
-        /// When what was sent before has left.
+        /// The endpoint disconnects when all earlier sends have left.
         const RELEASE = 0x0004;
     }
 }
 
 impl DisconnectFlags {
-    /// Whether at most one is set, and none that does not exist.
+    /// Returns whether at most one flag is set and no unknown bit.
     pub const fn is_one_choice(self) -> bool {
         //= TDI-DISC-01
         self.bits().count_ones() <= 1 && Self::all().contains(self)
@@ -107,7 +111,7 @@ impl DisconnectFlags {
 }
 
 bitflags! {
-    /// What a transport can do, as its information says.
+    /// The services that a transport offers, as reported by its information.
     ///
     /// ```
     /// use smbdirect::tdi::ServiceFlags;
@@ -117,52 +121,52 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ServiceFlags: u32 {
-        /// Connections.
+        /// The transport has connections.
         const CONNECTION_MODE = 0x0000_0001;
-        /// One direction can end before the other.
+        /// One direction of a connection can be closed before the other.
         const ORDERLY_RELEASE = 0x0000_0002;
-        /// Datagrams.
+        /// The transport has datagrams.
         const CONNECTIONLESS_MODE = 0x0000_0004;
-        /// What arrives is what was sent.
+        /// Data arrives without errors, or the connection ends.
         const ERROR_FREE_DELIVERY = 0x0000_0008;
-        /// A security level.
+        /// The transport has a security level.
         const SECURITY_LEVEL = 0x0000_0010;
-        /// Broadcasts.
+        /// The transport has broadcasts.
         const BROADCAST_SUPPORTED = 0x0000_0020;
-        /// Multicasts.
+        /// The transport has multicasts.
         const MULTICAST_SUPPORTED = 0x0000_0040;
-        /// A connection can be looked at before it is accepted.
+        /// A listener can inspect an offer before it accepts the connection.
         const DELAYED_ACCEPTANCE = 0x0000_0080;
-        /// Expedited data, which the receiver is told of as such.
+        /// The transport has expedited data, which is marked as such at the receiver.
         const EXPEDITED_DATA = 0x0000_0100;
-        /// Sends can be taken over into the transport's own memory.
+        /// The transport can buffer sends in its own memory.
         const INTERNAL_BUFFERING = 0x0000_0200;
-        /// The route can be chosen.
+        /// The client can choose the route.
         const ROUTE_DIRECTED = 0x0000_0400;
-        /// TSDUs of no bytes do not exist.
+        /// A TSDU must not be empty.
         const NO_ZERO_LENGTH = 0x0000_0800;
-        /// A link between two points.
+        /// The transport is a point-to-point link.
         const POINT_TO_POINT = 0x0000_1000;
         /// TSDUs keep their boundaries.
         const MESSAGE_MODE = 0x0000_2000;
-        /// Data is received after the peer has disconnected.
+        /// Data can be received after the peer has disconnected.
         const HALF_DUPLEX = 0x0000_4000;
-        /// Datagrams on connections.
+        /// A connection can carry datagrams.
         const DGRAM_CONNECTION = 0x0000_8000;
-        /// Access is checked in any case.
+        /// Access is always checked.
         const FORCE_ACCESS_CHECK = 0x0001_0000;
-        /// [`SendFlags::AND_DISCONNECT`].
+        /// The transport supports [`SendFlags::AND_DISCONNECT`].
         const SEND_AND_DISCONNECT = 0x0002_0000;
-        /// Connections are accepted without a handler.
+        /// The transport can accept connections without a handler.
         const DIRECT_ACCEPT = 0x0004_0000;
-        /// Accepting tells the local address.
+        /// An acceptance returns the local address.
         const ACCEPT_LOCAL_ADDR = 0x0008_0000;
     }
 }
 
 impl ServiceFlags {
-    /// What SMB Direct can carry, and this transport does: 0x2A89. Expedited data, half-close and
-    /// TSDUs of no bytes are not on the wire, and hence not here.
+    /// The services of this transport: 0x2A89. It does not include expedited data, half-close and
+    /// empty TSDUs, because SMB Direct cannot carry them.
     //= TDI-QUERY-01
     pub const SMB_DIRECT: Self = Self::CONNECTION_MODE
         .union(Self::ERROR_FREE_DELIVERY)
@@ -187,7 +191,7 @@ mod tests {
 
     //= TDI-FLAGS-01 test
     #[test]
-    fn the_numbers_are_those_of_tdi() {
+    fn flags_have_the_values_of_tdi() {
         assert_eq!(
             table::<SendFlags>(),
             [
@@ -247,13 +251,13 @@ mod tests {
 
     //= TDI-QUERY-01 test
     #[test]
-    fn the_service_flags_promise_what_the_wire_carries() {
+    fn service_flags_include_only_what_smb_direct_carries() {
         assert_eq!(ServiceFlags::SMB_DIRECT.bits(), 0x2A89);
     }
 
     //= TDI-DISC-01 test
     #[test]
-    fn one_way_to_disconnect_at_most() {
+    fn at_most_one_disconnect_flag_is_valid() {
         for bits in 0..16 {
             let one = [0, 1, 2, 4].contains(&bits);
             assert_eq!(

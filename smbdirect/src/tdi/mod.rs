@@ -1,9 +1,10 @@
-//! The face of TDI, Windows' Transport Driver Interface, for SMB Direct: message by message, with
-//! a status and a completion for each request, and handlers for what comes.
+//! SMB Direct with the interface of TDI, the Transport Driver Interface of Windows: each request
+//! has a status and one completion, and handlers are called for events.
 //!
-//! "Client" means the user of the transport, as in TDI, whichever side of SMB that is. A TSDU is
-//! one [`Message`](crate::Message). The objects need a tokio runtime (feature `tokio`); the
-//! decisions behind them, [`Outbound`] and [`Inbound`], have no clock, no task and no socket.
+//! As in TDI, "client" means the user of the transport, which can be an SMB client or an SMB
+//! server. A TSDU (transport service data unit) is one [`Message`](crate::Message). The objects
+//! need a tokio runtime (feature `tokio`). [`Outbound`] and [`Inbound`] make the decisions without
+//! a clock, a task or a socket.
 //!
 //! # From `TdiBuildSend` to `Endpoint::send`
 //!
@@ -11,13 +12,13 @@
 //!
 //! | parameter | here |
 //! |---|---|
-//! | `Irp` | none to allocate; [`Sending`] is the request under way, and can [cancel](Sending::cancel) it |
+//! | `Irp` | none; the returned [`Sending`] is the request in progress, and can [cancel](Sending::cancel) it |
 //! | `DevObj` | the [`Transport`] that opened the endpoint |
 //! | `FileObj` | the [`Endpoint`], associated and connected |
-//! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and what is captured around it; dropped, it is a null routine, and the send goes on |
-//! | `MdlAddr`, `SendLen` | the buffer, anything that is `Into<Message>`: a `Bytes`, a `Vec<u8>`, a chain of several. It belongs to the transport until the completion gives it back |
-//! | `InFlags` | [`SendFlags`], with TDI's numbers |
-//! | `IoStatus` | [`SendCompletion`]: `status`, and `information`, the bytes taken |
+//! | `CompRoutine`, `Contxt` | `.await` of the [`Sending`], and the variables captured by the async block. Dropping the [`Sending`] is like a null routine: the send goes on |
+//! | `MdlAddr`, `SendLen` | the buffer: any type that is `Into<Message>`, such as a `Bytes`, a `Vec<u8>` or a chain of buffers. It belongs to the transport until the completion returns it |
+//! | `InFlags` | [`SendFlags`], with the values of TDI |
+//! | `IoStatus` | [`SendCompletion`]: `status`, and `information`, the number of bytes taken |
 //! | `ZwWriteFile` | [`Endpoint::write`] |
 //!
 //! ```
@@ -54,50 +55,56 @@
 //! | transport device, control channel | [`Transport`] |
 //! | address object, `TdiBuildSetEventHandler` | [`Address`], [`Address::set_client`] |
 //! | connection endpoint, ConnectionContext | [`Endpoint`], [`Endpoint::context`] |
-//! | `TdiBuildAssociateAddress`, `TdiBuildConnect`, `TdiBuildListen`, `TdiBuildAccept`, `TdiBuildDisconnect` | methods of [`Endpoint`] of these names |
+//! | `TdiBuildAssociateAddress`, `TdiBuildConnect`, `TdiBuildListen`, `TdiBuildAccept`, `TdiBuildDisconnect` | the methods of [`Endpoint`] with these names |
 //! | `TDI_QUERY_ACCEPT` | [`Endpoint::listen_and_query`] |
 //! | `TdiBuildReceive` | [`Endpoint::receive`] |
 //! | `TdiBuildQueryInformation` | [`Transport::info`], [`Transport::statistics`], [`Endpoint::query_connection`] |
-//! | `ClientEvent...` handlers | methods of [`Client`] |
+//! | `ClientEvent...` handlers | the methods of [`Client`] |
 //! | `TdiReturnChainedReceives` | dropping the [`ChainedTsdu`] |
 //! | NTSTATUS of a request | [`Status`] |
 //! | `TDI_RECEIVE_...` | [`ReceiveFlags`] of a request, [`IndicationFlags`] of an indication |
 //! | `TDI_DISCONNECT_...`, `TDI_SERVICE_...` | [`DisconnectFlags`], [`ServiceFlags`] |
 //!
-//! For those who come from async Rust: [`Endpoint::tsdus`] is a stream, [`Endpoint::sink`] a sink,
-//! [`Endpoint::begin_tsdu`] puts a TSDU together from parts, and [`Address::events`] has the events
+//! For async Rust, [`Endpoint::tsdus`] returns a stream, [`Endpoint::sink`] returns a sink,
+//! [`Endpoint::begin_tsdu`] assembles a TSDU from parts, and [`Address::events`] returns the events
 //! as a stream.
 //!
-//! # What is different
+//! # Differences from TDI
 //!
-//! SMB Direct has no place for some of TDI on the wire, and the
-//! [service flags](ServiceFlags::SMB_DIRECT) do not promise it:
+//! SMB Direct cannot carry some features of TDI, and the
+//! [service flags](ServiceFlags::SMB_DIRECT) do not include them:
 //!
-//! - EXPEDITED overtakes at this end only. The peer receives a normal TSDU.
+//! - EXPEDITED sends overtake normal sends at this end only. The peer receives a normal TSDU.
 //! - The parts of PARTIAL sends leave together, when the TSDU is complete.
-//! - A TSDU of no bytes is refused; [`Endpoint::poke`] forces protocol flow.
-//! - There is no half-close, and no data with connect and disconnect.
+//! - An empty TSDU is refused; [`Endpoint::force_send`] sends an empty SMB Direct message.
+//! - There is no half-close, and no user data with connect and disconnect.
 //!
-//! And in Rust, requests are submitted by the call and not by the await; handles are cheap to
-//! clone, and the drop of the last one aborts, so keep the [`Address`] for as long as its endpoints
-//! are to listen, to connect and to have handlers.
+//! Two properties come from Rust. A request is submitted by the call and not by the `.await`.
+//! Handles are cheap to clone, and dropping the last one aborts, so keep the [`Address`] while its
+//! endpoints listen, connect or need handlers.
 
 #[cfg(feature = "tokio")]
 mod adapters;
 #[cfg(feature = "tokio")]
-mod address;
+mod cause;
+mod chained;
 #[cfg(feature = "tokio")]
-mod client;
-#[cfg(feature = "tokio")]
-mod endpoint;
+mod device;
 mod flags;
+mod inbound;
+#[cfg(feature = "tokio")]
+mod objects;
+mod outbound;
 #[cfg(feature = "tokio")]
 mod pending;
+#[cfg(feature = "tokio")]
+mod port;
 mod receive;
 #[cfg(feature = "tokio")]
 mod receives;
 mod request;
 mod send;
+mod send_queue;
 #[cfg(feature = "tokio")]
 mod sends;
 #[cfg(feature = "tokio")]
@@ -106,40 +113,46 @@ mod session;
 mod shuttled;
 #[cfg(feature = "tokio")]
 mod state;
+#[cfg(feature = "tokio")]
+mod statistics;
 mod status;
-/// The lock that `sends` is made with.
+/// The lock type of `sends`, which `shuttled` replaces.
 #[cfg(feature = "tokio")]
 mod sync {
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
 #[cfg(feature = "tokio")]
 mod transport;
+mod tsdu;
 
 #[cfg(feature = "tokio")]
 pub use adapters::{Event, Events, TsduSink, TsduWriter, Tsdus};
 #[cfg(feature = "tokio")]
-pub use address::{Address, Share};
+pub use cause::Cause;
+pub use chained::ChainedTsdu;
 #[cfg(feature = "tokio")]
-pub use client::{Cause, Client, ConnectAnswer, Offer};
-#[cfg(feature = "tokio")]
-pub use endpoint::{Endpoint, EndpointContext, SendOptions};
+pub use device::TransportSettings;
 pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, ServiceFlags};
+pub use inbound::Inbound;
+#[cfg(feature = "tokio")]
+pub use objects::{Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer, SendOptions};
+pub use outbound::Outbound;
 #[cfg(feature = "tokio")]
 pub use pending::{Receiving, Requested, Sending};
+#[cfg(feature = "tokio")]
+pub use port::Share;
 pub use receive::{
-    Answer, ChainedTsdu, Inbound, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest,
-    ReceiveSettings,
+    Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings,
 };
 pub use request::RequestId;
 pub use send::{
-    Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, Outlook, SendCompletion, SendEvent,
+    Expedited, NoResponse, NonBlocking, OutboundTsdu, SendAvailability, SendCompletion, SendEvent,
     SendRequest, SendSettings, Submission,
 };
 #[cfg(feature = "tokio")]
 pub use state::EndpointState;
+#[cfg(feature = "tokio")]
+pub use statistics::{ConnectionInfo, ProviderInfo, ProviderStatistics, ResourceStatistics};
 pub use status::{Severity, Status};
 #[cfg(feature = "tokio")]
-pub use transport::{
-    ConnectionInfo, ProviderInfo, ProviderStatistics, ResourceStatistics, Transport,
-    TransportSettings,
-};
+pub use transport::Transport;

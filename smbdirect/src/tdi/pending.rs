@@ -1,7 +1,8 @@
-//! [`Requested`], [`Sending`] and [`Receiving`]: requests under way, as futures.
+//! [`Requested`], [`Sending`] and [`Receiving`]: the futures of requests that are in progress.
 //!
-//! A request was submitted by the call that made the future, which only waits for the completion.
-//! Dropping one is what a request without a completion routine is in TDI: it goes on.
+//! The call that returns the future submits the request; the future only waits for the completion.
+//! Dropping the future does not cancel the request, which goes on like a request without a
+//! completion routine in TDI.
 
 use std::{
     future::Future,
@@ -14,35 +15,39 @@ use bytes::BytesMut;
 use tokio::sync::oneshot;
 
 use super::{
-    receive::ReceiveCompletion, request::RequestId, send::SendCompletion, session::Session,
-    status::Status,
+    receive::ReceiveCompletion, receives::Receives, request::RequestId, send::SendCompletion,
+    sends::Sends, status::Status,
 };
 use crate::engine::Message;
 
-/// A connect, listen, accept or disconnect under way. Dropping it changes nothing.
+/// A future that resolves when a connect, listen, accept or disconnect completes.
+///
+/// # Cancel safety
+/// Dropping the future does not cancel the request.
 #[derive(Debug)]
-#[must_use = "await it to learn what became of the request, or drop it"]
+#[must_use = "await it to learn the result of the request, or drop it"]
 pub struct Requested(oneshot::Receiver<Result<(), Status>>);
 
-/// Whom to tell that a request is over.
+/// The sender of a request's result.
 pub(crate) type Completer = oneshot::Sender<Result<(), Status>>;
 
-/// A request, and whom to tell that it is over.
+/// Returns the two ends of a new request.
 pub(crate) fn requested() -> (Completer, Requested) {
     let (completer, receiver) = oneshot::channel();
     (completer, Requested(receiver))
 }
 
-/// A request that is over.
+/// Returns a request that has completed with `result`.
 pub(crate) fn done(result: Result<(), Status>) -> Requested {
     let (completer, requested) = requested();
     complete(Some(completer), result);
     requested
 }
 
+/// Completes a request if it has a completer.
 pub(crate) fn complete(completer: Option<Completer>, result: Result<(), Status>) {
     if let Some(completer) = completer {
-        // Nobody need wait for it.
+        // The client may have dropped the future.
         let _ = completer.send(result);
     }
 }
@@ -52,31 +57,35 @@ impl Future for Requested {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let result = ready!(Pin::new(&mut self.0).poll(context));
-        // The runtime stopped with whoever would have told.
+        // The completer is dropped without a result only if the runtime has shut down its task.
         Poll::Ready(result.unwrap_or(Err(Status::CANCELLED)))
     }
 }
 
-/// A send under way: a future with its one completion, which has the buffer. Dropping it changes
-/// nothing; [`cancel`](Self::cancel) does.
+/// A future that resolves to the completion of a send, which returns the buffer.
+///
+/// # Cancel safety
+/// Dropping the future does not cancel the send; [`cancel`](Self::cancel) does.
 #[must_use = "await it to get the buffer back, or drop it"]
 #[derive(Debug)]
 pub struct Sending {
-    place: SendPlace,
+    state: SendState,
 }
 
 #[derive(Debug)]
-enum SendPlace {
-    Waiting(Arc<Session>, usize),
-    /// There was no connection.
+enum SendState {
+    /// The completion will be in this slot of the session's sends.
+    Waiting(Arc<Sends>, usize),
+    /// The endpoint was not connected, so the send was not submitted.
     Refused(SendCompletion),
+    /// The future has returned the completion.
     Taken,
 }
 
 impl Sending {
-    pub(crate) const fn waiting(session: Arc<Session>, place: usize) -> Self {
+    pub(crate) const fn waiting(sends: Arc<Sends>, slot: usize) -> Self {
         Self {
-            place: SendPlace::Waiting(session, place),
+            state: SendState::Waiting(sends, slot),
         }
     }
 
@@ -88,16 +97,18 @@ impl Sending {
             buffer,
         };
         Self {
-            place: SendPlace::Refused(completion),
+            state: SendState::Refused(completion),
         }
     }
 
-    /// Cancels the send if its TSDU has not begun to leave; it then completes with
-    /// [`CANCELLED`](Status::CANCELLED), and what was submitted of its TSDU is not sent. Else
-    /// nothing changes, and the completion tells how it went. Says which of the two.
+    /// Cancels the send if its TSDU has not started to leave, and returns whether it did.
+    ///
+    /// A cancelled send completes with [`CANCELLED`](Status::CANCELLED), and the parts of its TSDU
+    /// that were submitted before it are not sent. Otherwise nothing changes, and the completion
+    /// has the result of the send.
     pub fn cancel(&self) -> bool {
-        match &self.place {
-            SendPlace::Waiting(session, place) => session.sends.cancel(*place),
+        match &self.state {
+            SendState::Waiting(sends, slot) => sends.cancel(*slot),
             _ => false,
         }
     }
@@ -107,13 +118,13 @@ impl Future for Sending {
     type Output = SendCompletion;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let SendPlace::Waiting(session, place) = &self.place {
-            let completion = ready!(session.sends.poll(*place, context));
-            self.place = SendPlace::Taken;
+        if let SendState::Waiting(sends, slot) = &self.state {
+            let completion = ready!(sends.poll(*slot, context));
+            self.state = SendState::Taken;
             return Poll::Ready(completion);
         }
-        match std::mem::replace(&mut self.place, SendPlace::Taken) {
-            SendPlace::Refused(completion) => Poll::Ready(completion),
+        match std::mem::replace(&mut self.state, SendState::Taken) {
+            SendState::Refused(completion) => Poll::Ready(completion),
             _ => panic!("a future was polled after it was done"),
         }
     }
@@ -122,31 +133,37 @@ impl Future for Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         //= TDI-SEND-33
-        if let SendPlace::Waiting(session, place) = &self.place {
-            session.sends.abandon(*place);
+        if let SendState::Waiting(sends, slot) = &self.state {
+            sends.abandon(*slot);
         }
     }
 }
 
-/// A receive under way: a future with its one completion, which has the buffer. Dropping it does
-/// not end the receive: what that gets is lost. [`cancel`](Self::cancel) ends it.
-#[must_use = "what is received comes from this future, and is lost if that is dropped"]
+/// A future that resolves to the completion of a receive, which returns the buffer.
+///
+/// # Cancel safety
+/// Dropping the future does not cancel the receive, and the data that it receives is lost.
+/// [`cancel`](Self::cancel) cancels it.
+#[must_use = "the future returns the received data, which is lost if the future is dropped"]
 #[derive(Debug)]
 pub struct Receiving {
-    place: ReceivePlace,
+    state: ReceiveState,
 }
 
 #[derive(Debug)]
-enum ReceivePlace {
-    Waiting(Arc<Session>, usize),
+enum ReceiveState {
+    /// The completion will be in this slot of the session's receives.
+    Waiting(Arc<Receives>, usize),
+    /// The endpoint was not connected, so the receive was not submitted.
     Refused(ReceiveCompletion),
+    /// The future has returned the completion.
     Taken,
 }
 
 impl Receiving {
-    pub(crate) const fn waiting(session: Arc<Session>, place: usize) -> Self {
+    pub(crate) const fn waiting(receives: Arc<Receives>, slot: usize) -> Self {
         Self {
-            place: ReceivePlace::Waiting(session, place),
+            state: ReceiveState::Waiting(receives, slot),
         }
     }
 
@@ -159,15 +176,17 @@ impl Receiving {
             invalidated_token: None,
         };
         Self {
-            place: ReceivePlace::Refused(completion),
+            state: ReceiveState::Refused(completion),
         }
     }
 
-    /// Cancels the receive if it waits; it then completes with [`CANCELLED`](Status::CANCELLED).
-    /// Bytes that it has got already are in its buffer, and nowhere else. Says whether it waited.
+    /// Cancels the receive if it is still pending, and returns whether it was.
+    ///
+    /// A cancelled receive completes with [`CANCELLED`](Status::CANCELLED). The bytes that were
+    /// placed in its buffer before are not received again.
     pub fn cancel(&self) -> bool {
-        match &self.place {
-            ReceivePlace::Waiting(session, place) => session.receives.cancel(*place),
+        match &self.state {
+            ReceiveState::Waiting(receives, slot) => receives.cancel(*slot),
             _ => false,
         }
     }
@@ -177,13 +196,13 @@ impl Future for Receiving {
     type Output = ReceiveCompletion;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let ReceivePlace::Waiting(session, place) = &self.place {
-            let completion = ready!(session.receives.poll(*place, context));
-            self.place = ReceivePlace::Taken;
+        if let ReceiveState::Waiting(receives, slot) = &self.state {
+            let completion = ready!(receives.poll(*slot, context));
+            self.state = ReceiveState::Taken;
             return Poll::Ready(completion);
         }
-        match std::mem::replace(&mut self.place, ReceivePlace::Taken) {
-            ReceivePlace::Refused(completion) => Poll::Ready(completion),
+        match std::mem::replace(&mut self.state, ReceiveState::Taken) {
+            ReceiveState::Refused(completion) => Poll::Ready(completion),
             _ => panic!("a future was polled after it was done"),
         }
     }
@@ -191,8 +210,8 @@ impl Future for Receiving {
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        if let ReceivePlace::Waiting(session, place) = &self.place {
-            session.receives.abandon(*place);
+        if let ReceiveState::Waiting(receives, slot) = &self.state {
+            receives.abandon(*slot);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! [`Receives`]: what arrives on one connection, shared by all handles of its endpoint and by its
-//! task.
+//! [`Receives`]: the received data of one connection, shared by the handles of its endpoint and by
+//! its task.
 
 use std::{
     collections::VecDeque,
@@ -15,16 +15,22 @@ use crate::{
     inbox::Segment,
     rdma::work::Token,
     tdi::{
-        Answer, ChainedTsdu, Inbound, Indication, ReceiveCompletion, ReceiveEvent, ReceiveFlags,
-        ReceiveRequest, RequestId, Status, transport::ResourceStatistics,
+        chained::ChainedTsdu,
+        flags::ReceiveFlags,
+        inbound::Inbound,
+        receive::{Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest},
+        request::RequestId,
+        statistics::ResourceStatistics,
+        status::Status,
     },
     waiters::Waiters,
 };
 
-/// The name of the request that a handler has supplied. There is one at most: nothing is
-/// indicated until it is done.
-const SUPPLIED: RequestId = RequestId(u64::MAX);
+/// The id of the request that a handler has returned. At most one exists at a time, because no data
+/// is indicated until it completes.
+const HANDLER_REQUEST: RequestId = RequestId(u64::MAX);
 
+/// The received data and the receives of one connection.
 #[derive(Debug)]
 pub(crate) struct Receives {
     state: Mutex<State>,
@@ -34,27 +40,27 @@ pub(crate) struct Receives {
 struct State {
     inbound: Inbound,
     waiters: Waiters<ReceiveCompletion>,
-    /// What the client calls the request that its handler has supplied.
-    supplied: RequestId,
-    /// For the client, in order.
+    /// The id that the client gave to the request that its handler returned.
+    handler_request: RequestId,
+    /// Events for the client, in order.
     news: VecDeque<ReceiveNews>,
-    /// Who waits for a whole TSDU.
+    /// The waker of the stream that waits for a whole TSDU.
     reader: Option<Waker>,
-    /// The task of the connection.
+    /// The waker of the connection's task.
     task: Waker,
     usage: ResourceStatistics,
-    /// Whether there is no room for more now.
+    /// Whether the receive buffer has no room at present.
     is_full: bool,
-    /// Whom to wake when the lock is released.
+    /// The wakers to wake after the lock is released.
     wakes: Vec<Waker>,
 }
 
-/// What the client is to be told.
+/// An event of the receives for which the connection's task calls a handler.
 #[derive(Debug)]
 pub(crate) enum ReceiveNews {
     Indicate(Indication),
     Chained(ChainedTsdu),
-    /// The request that a handler has supplied is over.
+    /// The request that a handler returned has completed.
     Completed(ReceiveCompletion),
     Invalidated(Token),
 }
@@ -67,7 +73,7 @@ impl Receives {
                 waiters: Waiters::default(),
                 news: VecDeque::new(),
                 reader: None,
-                supplied: SUPPLIED,
+                handler_request: HANDLER_REQUEST,
                 task: Waker::noop().clone(),
                 usage: ResourceStatistics::default(),
                 is_full: false,
@@ -80,7 +86,7 @@ impl Receives {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `action` under the lock, then wakes whom it concerns.
+    /// Runs `action` under the lock, then wakes tasks without the lock.
     fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
@@ -90,41 +96,41 @@ impl Receives {
         result
     }
 
-    /// Submits a receive, and says where its completion is waited for.
+    /// Submits a receive and returns the slot of its completion.
     pub(crate) fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> usize {
         self.with(|state| {
-            let place = state.waiters.insert();
-            let id = RequestId(place as u64);
+            let slot = state.waiters.insert();
+            let id = RequestId(slot as u64);
             state.inbound.receive(ReceiveRequest { id, buffer, flags });
             state.settle();
-            // There may be room for more, or an end to indications that were stopped.
+            // The receive may have made room, or may have resumed indications.
             state.wakes.push(state.task.clone());
-            place
+            slot
         })
     }
 
-    /// The completion of the receive that waits at `place`.
-    pub(crate) fn poll(&self, place: usize, context: &mut Context<'_>) -> Poll<ReceiveCompletion> {
-        self.lock().waiters.poll(place, context)
+    /// Returns the completion in `slot` when it is there.
+    pub(crate) fn poll(&self, slot: usize, context: &mut Context<'_>) -> Poll<ReceiveCompletion> {
+        self.lock().waiters.poll(slot, context)
     }
 
-    /// Nobody waits at `place` any more. The receive goes on, and what it gets is lost.
-    pub(crate) fn abandon(&self, place: usize) {
-        let completion = self.lock().waiters.abandon(place);
+    /// Frees `slot`, because the future was dropped. The receive goes on, and its data is lost.
+    pub(crate) fn abandon(&self, slot: usize) {
+        let completion = self.lock().waiters.abandon(slot);
         drop(completion);
     }
 
-    /// Cancels the receive that waits at `place`.
-    pub(crate) fn cancel(&self, place: usize) -> bool {
+    /// Cancels the receive of `slot` if it is pending, and returns whether it was.
+    pub(crate) fn cancel(&self, slot: usize) -> bool {
         self.with(|state| {
-            let cancelled = state.inbound.cancel(RequestId(place as u64));
+            let cancelled = state.inbound.cancel(RequestId(slot as u64));
             state.settle();
             state.wakes.push(state.task.clone());
             cancelled
         })
     }
 
-    /// Somebody takes whole TSDUs, or does so no longer. False if that was so before.
+    /// Sets whether a stream takes whole TSDUs. Returns whether that changed.
     pub(crate) fn set_taken_whole(&self, taken_whole: bool) -> bool {
         self.with(|state| {
             let changed = state.inbound.set_taken_whole(taken_whole);
@@ -136,11 +142,11 @@ impl Receives {
         })
     }
 
-    /// The next whole TSDU; `None` if no more will come.
+    /// Returns the next whole TSDU, or `None` after the last one of the connection.
     pub(crate) fn poll_tsdu(&self, context: &mut Context<'_>) -> Poll<Option<Message>> {
         self.with(|state| {
             if let Some(tsdu) = state.inbound.take_tsdu() {
-                // There is room for more.
+                // The receive buffer has room again.
                 state.wakes.push(state.task.clone());
                 return Poll::Ready(Some(tsdu));
             }
@@ -152,12 +158,12 @@ impl Receives {
         })
     }
 
-    /// Has the task look at what there is to do.
+    /// Wakes the connection's task.
     pub(crate) fn wake_task(&self) {
         self.with(|state| state.wakes.push(state.task.clone()));
     }
 
-    /// Indications that a refusal has stopped go on.
+    /// Resumes indications that a handler has stopped.
     pub(crate) fn resume(&self) {
         self.with(|state| {
             state.inbound.resume();
@@ -165,12 +171,12 @@ impl Receives {
         });
     }
 
-    /// The connection is over, and what is held is of no use.
+    /// Completes all receives with `status` and discards the data that is held.
     pub(crate) fn close(&self, status: Status) {
         self.with(|state| {
             state.inbound.close(status);
             state.settle();
-            // Of what is left only that a request is over is still told.
+            // Of the remaining events only completions are still reported.
             let is_completed = |news: &ReceiveNews| matches!(news, ReceiveNews::Completed(_));
             state.news.retain(is_completed);
             state.wakes.extend(state.reader.take());
@@ -185,9 +191,9 @@ impl Receives {
         self.lock().inbound.held()
     }
 
-    // For the task
+    // Methods for the connection's task
 
-    /// Wakes `waker` when there is something for the task.
+    /// Sets the waker that is woken when the task has work.
     pub(crate) fn watch(&self, waker: &Waker) {
         let mut state = self.lock();
         if !state.task.will_wake(waker) {
@@ -196,6 +202,7 @@ impl Receives {
         state.inbound.watch_loans(waker);
     }
 
+    /// Returns whether there is room for another segment, and counts the times when there was not.
     pub(crate) fn wants_segment(&self) -> bool {
         let mut state = self.lock();
         let wants = state.inbound.wants_segment();
@@ -222,7 +229,7 @@ impl Receives {
         });
     }
 
-    /// What is to be done next, with a client that has so much lent to it at most.
+    /// Returns the next event for the client, to which at most `lendable` bytes may be lent.
     pub(crate) fn poll_news(&self, lendable: usize) -> Option<ReceiveNews> {
         self.with(|state| {
             if let Some(news) = state.news.pop_front() {
@@ -230,7 +237,7 @@ impl Receives {
             }
             state.inbound.set_lendable(lendable);
             while let Some(event) = state.inbound.poll_event() {
-                let news = state.tell(event);
+                let news = state.deliver(event);
                 if news.is_some() {
                     return news;
                 }
@@ -239,11 +246,11 @@ impl Receives {
         })
     }
 
-    /// What the handler made of an indication.
+    /// Passes on the handler's answer to an indication.
     pub(crate) fn answer(&self, mut answer: Answer) -> Result<(), Status> {
         self.with(|state| {
             if let Answer::TakenThenReceive(_, request) = &mut answer {
-                state.supplied = mem::replace(&mut request.id, SUPPLIED);
+                state.handler_request = mem::replace(&mut request.id, HANDLER_REQUEST);
             }
             let result = state.inbound.answer(answer);
             state.settle();
@@ -252,7 +259,7 @@ impl Receives {
         })
     }
 
-    /// What the chained handler made of a TSDU.
+    /// Passes on the chained handler's answer to a TSDU.
     pub(crate) fn answer_chained(&self, answer: Result<(), ChainedTsdu>) -> Result<(), Status> {
         self.with(|state| {
             let result = state.inbound.answer_chained(answer);
@@ -262,7 +269,7 @@ impl Receives {
         })
     }
 
-    /// Nothing more will come.
+    /// Records that no more data will arrive; see [`Inbound::finish`].
     pub(crate) fn finish(&self, status: Status) {
         self.with(|state| {
             state.inbound.finish(status);
@@ -271,7 +278,8 @@ impl Receives {
         });
     }
 
-    /// The last event was told. Receives are done from here on by whoever waits for them.
+    /// Stops indications, because the client has been given the last event of the connection. Data
+    /// that is held can still be received.
     pub(crate) fn stop_indications(&self) {
         self.with(|state| {
             state.inbound.stop_indications();
@@ -280,31 +288,31 @@ impl Receives {
 }
 
 impl State {
-    /// Takes what has happened.
+    /// Handles the completions of `inbound`.
     fn settle(&mut self) {
         while let Some(event) = self.inbound.poll_completed() {
-            if let Some(news) = self.tell(event) {
+            if let Some(news) = self.deliver(event) {
                 self.news.push_back(news);
                 self.wakes.push(self.task.clone());
             }
         }
     }
 
-    /// Tells whoever waits for it, or says what the client is to be told.
-    fn tell(&mut self, event: ReceiveEvent) -> Option<ReceiveNews> {
+    /// Completes the future that waits for this event, or returns the event for the client.
+    fn deliver(&mut self, event: ReceiveEvent) -> Option<ReceiveNews> {
         Some(match event {
             ReceiveEvent::Indicate(indication) => ReceiveNews::Indicate(indication),
             ReceiveEvent::Chained(tsdu) => ReceiveNews::Chained(tsdu),
             ReceiveEvent::Invalidated(token) => ReceiveNews::Invalidated(token),
-            ReceiveEvent::Completed(completion) if completion.id == SUPPLIED => {
+            ReceiveEvent::Completed(completion) if completion.id == HANDLER_REQUEST => {
                 ReceiveNews::Completed(ReceiveCompletion {
-                    id: self.supplied,
+                    id: self.handler_request,
                     ..completion
                 })
             }
             ReceiveEvent::Completed(completion) => {
-                let place = completion.id.0 as usize;
-                if let Ok(waker) = self.waiters.complete(place, completion) {
+                let slot = completion.id.0 as usize;
+                if let Ok(waker) = self.waiters.complete(slot, completion) {
                     self.wakes.extend(waker);
                 }
                 return None;

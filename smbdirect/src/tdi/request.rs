@@ -1,5 +1,5 @@
-//! [`RequestId`]: what requests are known by.
+//! [`RequestId`]: the id of a request.
 
-/// Names a request in its completion; chosen by whoever submits it.
+/// Identifies a request in its completion. The submitter chooses the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);

@@ -1,9 +1,9 @@
-//! [`Sends`]: the sends of one connection, shared by all handles of its endpoint and by its task.
+//! [`Sends`]: the sends of one connection, shared by the handles of its endpoint and by its task.
 //!
-//! The latch of "send possible" is here. A refusal arms it under the same lock under which room is
-//! freed, and whoever waits looks at the latch itself and not at an event: so no wake-up falls
-//! between a refusal and the wait that follows it. `super::shuttled` runs this file under a
-//! scheduler that tries the orders of its threads.
+//! This file has the latch of "send possible". The lock under which a refusal sets the latch is
+//! also the lock under which room is freed, and a waiter reads the latch itself instead of an
+//! event. A wake-up can therefore not be lost between a refusal and the wait that follows it.
+//! `super::shuttled` runs this file under a scheduler that tries many thread interleavings.
 
 use std::{
     collections::VecDeque,
@@ -15,12 +15,19 @@ use std::{
 use super::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{
     tdi::{
-        Outbound, OutboundTsdu, Outlook, RequestId, SendCompletion, SendEvent, SendFlags,
-        SendRequest, Status, Submission, transport::ResourceStatistics,
+        flags::SendFlags,
+        outbound::Outbound,
+        request::RequestId,
+        send::{
+            OutboundTsdu, SendAvailability, SendCompletion, SendEvent, SendRequest, Submission,
+        },
+        statistics::ResourceStatistics,
+        status::Status,
     },
     waiters::Waiters,
 };
 
+/// The sends of one connection.
 #[derive(Debug)]
 pub(crate) struct Sends {
     state: Mutex<State>,
@@ -30,28 +37,28 @@ pub(crate) struct Sends {
 struct State {
     outbound: Outbound,
     waiters: Waiters<SendCompletion>,
-    /// Who waits for room.
+    /// The wakers of the futures that wait for room.
     waiting: Vec<Waker>,
-    /// The task of the connection.
+    /// The waker of the connection's task.
     task: Waker,
     news: VecDeque<SendNews>,
     ended: Option<Status>,
     usage: ResourceStatistics,
-    /// Whom to wake when the lock is released.
+    /// The wakers to wake after the lock is released.
     wakes: Vec<Waker>,
-    /// Completions that nobody waits for, to be dropped when the lock is released: the drop of a
-    /// buffer is the client's, and may do anything.
+    /// Completions whose futures were dropped. They are dropped after the lock is released,
+    /// because the destructor of a buffer is the client's and may call into this object.
     unclaimed: Vec<SendCompletion>,
 }
 
-/// What the task has to do.
+/// An event of the sends for the connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendNews {
-    /// Tell the client: so many bytes are free.
+    /// The send buffer has this many free bytes, of which the client is told.
     SendPossible(usize),
-    /// Abort the connection.
+    /// A send has timed out, and the connection must be aborted.
     Abort(Status),
-    /// All has left after a release.
+    /// Everything was sent after a release.
     Drained,
 }
 
@@ -77,7 +84,7 @@ impl Sends {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `action` under the lock, then wakes whom it concerns.
+    /// Runs `action` under the lock, then wakes tasks and drops buffers without the lock.
     fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
@@ -90,15 +97,15 @@ impl Sends {
         result
     }
 
-    /// Submits a request, and says where its completion is waited for. The name in it is not used.
+    /// Submits a request and returns the slot of its completion. The request's id is not used.
     pub(crate) fn submit(&self, now: Instant, request: SendRequest) -> usize {
         self.with(|state| state.submit(now, request))
     }
 
-    /// Submits a request that is a TSDU by itself.
+    /// Submits a request that is a whole TSDU, and returns the slot of its completion.
     ///
     /// # Errors
-    /// [`Status::INVALID_DEVICE_STATE`]: it would go on with one that is being put together.
+    /// [`Status::INVALID_DEVICE_STATE`]: a TSDU of its class is open, and it would continue it.
     pub(crate) fn submit_whole(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         self.with(|state| match state.outbound.is_open(request.flags) {
             true => Err(Status::INVALID_DEVICE_STATE),
@@ -106,39 +113,40 @@ impl Sends {
         })
     }
 
-    /// A send whose outcome is known at once: bytes taken.
+    /// Submits a non-blocking send and returns the number of bytes taken.
     pub(crate) fn try_send(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         let length = request.buffer.len();
         let completion = self.with(|state| {
-            let place = state.submit(now, request);
-            // If it is not done, there is no send buffer, the flag means nothing, and it is on
-            // its way.
-            state.waiters.abandon(place)
+            let slot = state.submit(now, request);
+            // Only without a send buffer, where the flag has no effect, is it not complete yet.
+            state.waiters.abandon(slot)
         });
         completion.map_or(Ok(length), |completion| completion.result())
     }
 
-    /// The completion of the request that waits at `place`.
-    pub(crate) fn poll(&self, place: usize, context: &mut Context<'_>) -> Poll<SendCompletion> {
-        self.lock().waiters.poll(place, context)
+    /// Returns the completion in `slot` when it is there.
+    pub(crate) fn poll(&self, slot: usize, context: &mut Context<'_>) -> Poll<SendCompletion> {
+        self.lock().waiters.poll(slot, context)
     }
 
-    /// Nobody waits at `place` any more; the request goes on.
-    pub(crate) fn abandon(&self, place: usize) {
-        // The completion, a buffer of the client's, is dropped without the lock.
-        let completion = self.lock().waiters.abandon(place);
+    /// Frees `slot`, because the future was dropped. The request itself goes on.
+    pub(crate) fn abandon(&self, slot: usize) {
+        // The buffer in the completion is the client's and must be dropped without the lock.
+        let completion = self.lock().waiters.abandon(slot);
         drop(completion);
     }
 
-    /// Cancels the request that waits at `place`, if it has not begun to leave.
-    pub(crate) fn cancel(&self, place: usize) -> bool {
+    /// Cancels the request of `slot` if its TSDU has not started to leave, and returns whether it
+    /// did.
+    pub(crate) fn cancel(&self, slot: usize) -> bool {
         self.with(|state| {
-            let cancelled = state.outbound.cancel(RequestId(place as u64));
+            let cancelled = state.outbound.cancel(RequestId(slot as u64));
             state.settle();
             cancelled
         })
     }
 
+    /// Discards the open TSDU of a class; see [`Outbound::discard_partial`].
     pub(crate) fn discard_partial(&self, flags: SendFlags) -> bool {
         self.with(|state| {
             let discarded = state.outbound.discard_partial(flags);
@@ -147,7 +155,7 @@ impl Sends {
         })
     }
 
-    /// Waits until no refusal stands: bytes that a non-blocking send would take now.
+    /// Waits while the latch of a refusal is set, then returns the free bytes of the send buffer.
     pub(crate) fn poll_possible(&self, context: &mut Context<'_>) -> Poll<Result<usize, Status>> {
         let mut state = self.lock();
         if let Some(status) = state.ended {
@@ -172,7 +180,7 @@ impl Sends {
         self.lock().usage
     }
 
-    /// No more sends; what is there leaves.
+    /// Accepts no more sends, and reports [`SendNews::Drained`] when the earlier ones were sent.
     ///
     /// # Errors
     /// As [`Outbound::release`].
@@ -184,11 +192,11 @@ impl Sends {
         })
     }
 
-    /// The connection is over: whatever is pending ends with `status`.
+    /// Completes all pending requests with `status`, because the connection has ended.
     pub(crate) fn end(&self, status: Status) {
         self.with(|state| {
             state.outbound.close(status);
-            // Nobody is told of room that is gone.
+            // An earlier event about free room is obsolete.
             state.news.clear();
             state.ended.get_or_insert(status);
             state.wakes.append(&mut state.waiting);
@@ -196,9 +204,9 @@ impl Sends {
         });
     }
 
-    // For the task
+    // Methods for the connection's task
 
-    /// Wakes `waker` when there is something for the task.
+    /// Sets the waker that is woken when the task has work.
     pub(crate) fn watch(&self, waker: &Waker) {
         let mut state = self.lock();
         if !state.task.will_wake(waker) {
@@ -210,8 +218,8 @@ impl Sends {
         self.lock().outbound.has_tsdu()
     }
 
-    pub(crate) fn poll_tsdu(&self, outlook: Outlook) -> Option<OutboundTsdu> {
-        self.lock().outbound.poll_tsdu(outlook)
+    pub(crate) fn poll_tsdu(&self, availability: SendAvailability) -> Option<OutboundTsdu> {
+        self.lock().outbound.poll_tsdu(availability)
     }
 
     pub(crate) fn tsdu_sent(&self) {
@@ -232,7 +240,7 @@ impl Sends {
         });
     }
 
-    /// What the task has to do next.
+    /// Returns the next event for the task.
     pub(crate) fn poll_news(&self) -> Option<SendNews> {
         self.lock().news.pop_front()
     }
@@ -240,8 +248,8 @@ impl Sends {
 
 impl State {
     fn submit(&mut self, now: Instant, mut request: SendRequest) -> usize {
-        let place = self.waiters.insert();
-        request.id = RequestId(place as u64);
+        let slot = self.waiters.insert();
+        request.id = RequestId(slot as u64);
         if let Submission::Completed(completion) = self.outbound.send(now, request) {
             if completion.status == Status::DEVICE_NOT_READY {
                 self.usage.exhausted += 1;
@@ -251,10 +259,10 @@ impl State {
         let used = self.outbound.buffered() as u64;
         self.usage.maximum_used = self.usage.maximum_used.max(used);
         self.wakes.push(self.task.clone());
-        place
+        slot
     }
 
-    /// Takes what has happened.
+    /// Handles the events of `outbound`.
     fn settle(&mut self) {
         while let Some(event) = self.outbound.poll_event() {
             let news = match event {
@@ -275,8 +283,8 @@ impl State {
     }
 
     fn complete(&mut self, completion: SendCompletion) {
-        let place = completion.id.0 as usize;
-        match self.waiters.complete(place, completion) {
+        let slot = completion.id.0 as usize;
+        match self.waiters.complete(slot, completion) {
             Ok(waker) => self.wakes.extend(waker),
             Err(completion) => self.unclaimed.push(completion),
         }

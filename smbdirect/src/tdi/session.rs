@@ -1,9 +1,10 @@
-//! [`Session`]: one connection of an endpoint, from its establishment to its last event; and the
-//! task that carries TSDUs between it and the client.
+//! [`Session`]: one connection of an endpoint, from its establishment to its last event, and the
+//! [`Task`] that moves TSDUs between the connection and the client.
 //!
-//! The decisions are those of [`Outbound`](super::Outbound) and [`Inbound`](super::Inbound); the
-//! task asks them, moves what they say, and calls handlers. Never is a lock held while a handler
-//! is at work, but for the turn of the endpoint, which keeps its handlers one after another.
+//! [`Outbound`] and [`Inbound`] make the decisions. The task executes them: it passes TSDUs to the
+//! connection, takes received segments from it, and has the owner call the client's handlers. No
+//! lock is held while a handler runs, except the endpoint's own lock that makes its handlers run
+//! one at a time.
 
 use std::{
     collections::VecDeque,
@@ -11,6 +12,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll},
+    thread,
     time::Instant,
 };
 
@@ -18,46 +20,73 @@ use tokio::time::{Sleep, sleep_until};
 use tracing::warn;
 
 use super::{
-    client::{Cause, Client},
-    endpoint::{Endpoint, EndpointContext, Shared},
+    cause::Cause,
+    chained::ChainedTsdu,
     flags::DisconnectFlags,
+    inbound::Inbound,
+    outbound::Outbound,
     pending::Completer,
-    receive::{Answer, Inbound, ReceiveSettings},
+    receive::{Answer, Indication, ReceiveCompletion, ReceiveSettings},
     receives::{ReceiveNews, Receives},
-    send::{Outbound, Outlook, SendSettings},
+    send::{SendAvailability, SendSettings},
     sends::{SendNews, Sends},
+    state::EndpointState,
+    statistics::{ConnectionInfo, ProviderStatistics},
     status::Status,
 };
 use crate::{
     connection::{Connection, Sending},
     driver::now,
     engine::ConnectionError,
+    rdma::work::Token,
 };
 
-/// Looks at everything before others get their turn.
-const ROUNDS: usize = 16;
-/// Segments taken in one look.
-const SEGMENTS: usize = 64;
+/// Rounds of work in one poll of the task before it yields to other tasks.
+const MAX_ROUNDS_PER_POLL: usize = 16;
+/// Segments taken from the connection in one round.
+const MAX_SEGMENTS_PER_ROUND: usize = 64;
 
-/// What the handles of an endpoint and the task of its connection share.
+/// The result of a handler of the client: `None` if there is no client, an error if the handler
+/// panicked.
+pub(crate) type Called<R> = Option<thread::Result<R>>;
+
+/// The owner of a session, which passes the events of the connection to the client's handlers.
+pub(crate) trait SessionOwner: Send + Sync {
+    /// Returns whether a client has set handlers.
+    fn has_client(&self) -> bool;
+    /// Returns the number of bytes that may be lent to the client at one time.
+    fn lendable(&self) -> usize;
+    /// Learns that the session has ended.
+    fn session_ended(&self, session: &Arc<Session>, cause: &Cause);
+
+    fn takes_chained(self: Arc<Self>) -> Called<bool>;
+    fn chained_receive(self: Arc<Self>, tsdu: ChainedTsdu) -> Called<Result<(), ChainedTsdu>>;
+    fn receive(self: Arc<Self>, indication: Indication) -> Called<Answer>;
+    fn receive_completed(self: Arc<Self>, completion: ReceiveCompletion) -> Called<()>;
+    fn send_possible(self: Arc<Self>, available: usize) -> Called<()>;
+    fn invalidated(self: Arc<Self>, token: Token) -> Called<()>;
+    fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()>;
+}
+
+/// The state that the handles of an endpoint and the task of its connection share.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) connection: Connection,
-    pub(crate) sends: Sends,
-    pub(crate) receives: Receives,
+    pub(crate) sends: Arc<Sends>,
+    pub(crate) receives: Arc<Receives>,
     control: Mutex<Control>,
 }
 
 #[derive(Debug, Default)]
 struct Control {
-    /// Why it ends, as the first to know has it.
+    /// Why the connection ends. The first cause that is set stays.
     cause: Option<Cause>,
-    /// The client has ended it, and is not told.
+    /// The client has ended the connection, so its disconnect handler is not called.
     is_local: bool,
     release: Option<Release>,
 }
 
-/// A controlled disconnect under way.
+/// A controlled disconnect in progress.
 #[derive(Debug)]
 struct Release {
     deadline: Option<Instant>,
@@ -65,7 +94,7 @@ struct Release {
 }
 
 impl Session {
-    /// The settings have been found to be consistent.
+    /// Creates the session of an established connection. The settings must have been checked.
     pub(crate) fn new(
         connection: Connection,
         send: &SendSettings,
@@ -76,12 +105,12 @@ impl Session {
             max_tsdu: send.max_tsdu.min(max_tsdu),
             ..send.clone()
         };
-        let outbound = Outbound::new(send).expect("smaller TSDUs ask for less");
+        let outbound = Outbound::new(send).expect("a smaller TSDU limit needs less buffer");
         let inbound = Inbound::new(receive.clone()).expect("the transport has checked them");
         Arc::new(Self {
             connection,
-            sends: Sends::new(outbound),
-            receives: Receives::new(inbound),
+            sends: Arc::new(Sends::new(outbound)),
+            receives: Arc::new(Receives::new(inbound)),
             control: Mutex::default(),
         })
     }
@@ -90,8 +119,8 @@ impl Session {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the connection at once, at the wish of the client: sends that are pending end with
-    /// `sends`, receives are cancelled.
+    /// Ends the connection immediately, because the client asked for it: pending sends complete
+    /// with `sends`, and pending receives are cancelled.
     pub(crate) fn abort(&self, sends: Status) {
         {
             let mut control = self.control();
@@ -99,18 +128,18 @@ impl Session {
             control.is_local = true;
         }
         self.sends.end(sends);
-        // From here on no release can begin.
+        // No release can start after the sends have ended.
         let release = self.control().release.take();
         //= TDI-DISC-08
         self.receives.close(Status::CANCELLED);
         self.connection.abort();
         if let Some(Release { completer, .. }) = release {
-            // Nobody need wait for it.
+            // The client may have dropped the future.
             let _ = completer.send(Err(Status::CONNECTION_ABORTED));
         }
     }
 
-    /// Ends the connection at once, for a reason of the transport's own.
+    /// Ends the connection immediately, because the transport has found a fault.
     fn fail(&self, cause: Cause) {
         let status = cause.status();
         self.control().cause.get_or_insert(cause);
@@ -118,7 +147,7 @@ impl Session {
         self.connection.abort();
     }
 
-    /// Ends the connection when all that was sent has left.
+    /// Ends the connection when every TSDU that was submitted has been sent.
     pub(crate) fn release(
         &self,
         deadline: Option<Instant>,
@@ -133,13 +162,13 @@ impl Session {
             completer,
         });
         drop(control);
-        // The task has a deadline to look at.
+        // The task must set its timer to the deadline.
         self.receives.wake_task();
         Ok(())
     }
 
-    /// A controlled disconnect has taken too long.
-    fn give_up_release(&self) {
+    /// Aborts the connection, because a controlled disconnect has reached its deadline.
+    fn release_timed_out(&self) {
         let release = {
             let mut control = self.control();
             control.is_local = true;
@@ -152,41 +181,71 @@ impl Session {
         }
     }
 
-    fn outlook(&self) -> Outlook {
+    fn send_availability(&self) -> SendAvailability {
         let credits = self.connection.credits();
-        Outlook {
+        SendAvailability {
             send_credits: credits.send_credits,
             low_credits: credits.send_credit_target / 4,
             segment_payload: self.connection.negotiated().max_payload(),
             response_pending: self.connection.awaits_answer(),
         }
     }
+
+    /// Adds the figures of this connection to the counters of its transport.
+    pub(crate) fn add_to(&self, statistics: &mut ProviderStatistics) {
+        let buffers = [self.sends.usage(), self.receives.usage()];
+        statistics.add_connection(&self.connection.stats(), buffers);
+    }
+
+    /// Answers TDI_QUERY_CONNECTION_INFO for an endpoint in `state`.
+    pub(crate) fn info(
+        &self,
+        state: EndpointState,
+        send: &SendSettings,
+        receive: &ReceiveSettings,
+    ) -> ConnectionInfo {
+        let statistics = self.connection.stats();
+        let held = self.receives.held();
+        ConnectionInfo {
+            state,
+            transmitted_tsdus: statistics.messages_sent,
+            received_tsdus: statistics.messages_received,
+            transmitted_bytes: statistics.bytes_sent,
+            received_bytes: statistics.bytes_received,
+            send_buffer_size: send.high_water,
+            send_buffer_available: self.sends.available(),
+            receive_buffer_size: receive.receive_buffer,
+            receive_buffer_held: held,
+            unreliable: state != EndpointState::Connected
+                || self.connection.awaits_answer()
+                || held >= receive.receive_buffer,
+        }
+    }
 }
 
 /// The task of a connection.
-#[derive(Debug)]
-pub(crate) struct Task<C: EndpointContext> {
+pub(crate) struct Task {
     session: Arc<Session>,
-    /// Gone with the last handle of the endpoint, and the connection with it.
-    endpoint: Weak<Shared<C>>,
-    /// Handed over, and not sent.
+    /// The endpoint. When its last handle is dropped, the connection is aborted.
+    owner: Weak<dyn SessionOwner>,
+    /// TSDUs that the connection has taken and not sent yet.
     sending: VecDeque<Sending>,
     sleep: Pin<Box<Sleep>>,
 }
 
-impl<C: EndpointContext> Task<C> {
-    /// Needs a tokio runtime around it.
-    pub(crate) fn spawn(session: Arc<Session>, endpoint: Weak<Shared<C>>) {
+impl Task {
+    /// Starts the task. Must be called within a tokio runtime.
+    pub(crate) fn spawn(session: Arc<Session>, owner: Weak<dyn SessionOwner>) {
         tokio::spawn(Self {
             session,
-            endpoint,
+            owner,
             sending: VecDeque::new(),
             sleep: Box::pin(sleep_until(tokio::time::Instant::now())),
         });
     }
 
-    /// Gives the connection what it can begin now.
-    fn hand_over(&mut self, context: &mut Context<'_>) -> bool {
+    /// Passes to the connection the TSDUs that it can start to send now.
+    fn start_sends(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         //= TDI-SEND-04
         while self.session.sends.has_tsdu()
@@ -194,12 +253,15 @@ impl<C: EndpointContext> Task<C> {
                 self.session.connection.poll_ready(context),
                 Poll::Ready(Ok(()))
             )
-            && let Some(tsdu) = self.session.sends.poll_tsdu(self.session.outlook())
+            && let Some(tsdu) = self
+                .session
+                .sends
+                .poll_tsdu(self.session.send_availability())
         {
             let connection = &self.session.connection;
             match connection.send_and_prompt(tsdu.message, tsdu.invalidate, tsdu.prompt) {
                 Ok(sending) => self.sending.push_back(sending),
-                // The connection has just ended, and all sends will end with it.
+                // The connection has just ended, and `finish` will end all sends.
                 Err(_) => break,
             }
             busy = true;
@@ -207,7 +269,7 @@ impl<C: EndpointContext> Task<C> {
         busy
     }
 
-    /// Completes what has left.
+    /// Completes the TSDUs that the connection has sent.
     fn complete_sent(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some(sending) = self.sending.front_mut()
@@ -222,10 +284,10 @@ impl<C: EndpointContext> Task<C> {
         busy
     }
 
-    /// Takes what has arrived, as far as it is wanted; at the end all of it.
+    /// Takes received segments while there is room for them, or all of them if `all` is set.
     fn take_segments(&self, context: &mut Context<'_>, all: bool) -> bool {
         let receives = &self.session.receives;
-        for taken in 0..SEGMENTS {
+        for taken in 0..MAX_SEGMENTS_PER_ROUND {
             if !all && !receives.wants_segment() {
                 return taken > 0;
             }
@@ -237,13 +299,14 @@ impl<C: EndpointContext> Task<C> {
         true
     }
 
-    fn tell_of_sends(&self) -> bool {
+    /// Handles one event of the sends. Returns whether there was one.
+    fn handle_send_news(&self) -> bool {
         let Some(news) = self.session.sends.poll_news() else {
             return false;
         };
         match news {
             SendNews::SendPossible(available) => {
-                self.call(|client, endpoint| client.send_possible(endpoint, available));
+                self.call(|owner| owner.send_possible(available));
             }
             SendNews::Abort(_) => self.session.fail(Cause::SendTimeout),
             SendNews::Drained => {
@@ -253,15 +316,15 @@ impl<C: EndpointContext> Task<C> {
         true
     }
 
-    /// Calls a handler for what has arrived.
-    fn tell_of_receives(&self) -> bool {
-        let Some(endpoint) = self.endpoint() else {
+    /// Calls a handler for one event of the receives. Returns whether there was one.
+    fn handle_receive_news(&self) -> bool {
+        let Some(owner) = self.owner.upgrade() else {
             return false;
         };
-        let client = endpoint.client();
-        // A handler like others: it may panic.
-        let lendable = match self.call(|client, _| client.takes_chained()) {
-            Some(true) => endpoint.lendable(),
+        let has_client = owner.has_client();
+        // This calls a handler too, which may panic like any other.
+        let lendable = match self.call(|owner| owner.takes_chained()) {
+            Some(true) => owner.lendable(),
             _ => 0,
         };
         let receives = &self.session.receives;
@@ -270,28 +333,28 @@ impl<C: EndpointContext> Task<C> {
         };
         let result = match news {
             ReceiveNews::Indicate(indication) => {
-                let answer = match client {
-                    Some(_) => self.call(|client, endpoint| client.receive(endpoint, indication)),
-                    // Nobody has a handler: it is held for a receive.
+                let answer = match has_client {
+                    true => self.call(|owner| owner.receive(indication)),
+                    // Without a handler the data is held for a receive.
                     //= TDI-ADDR-02
-                    None => Some(Answer::NotAccepted(0)),
+                    false => Some(Answer::NotAccepted(0)),
                 };
                 receives.answer(answer.unwrap_or(Answer::NotAccepted(0)))
             }
             ReceiveNews::Chained(tsdu) => {
-                let answer = self.call(|client, endpoint| client.chained_receive(endpoint, tsdu));
+                let answer = self.call(|owner| owner.chained_receive(tsdu));
                 receives.answer_chained(answer.unwrap_or(Ok(())))
             }
             ReceiveNews::Completed(completion) => {
-                self.call(|client, endpoint| client.receive_completed(endpoint, completion));
+                self.call(|owner| owner.receive_completed(completion));
                 Ok(())
             }
             ReceiveNews::Invalidated(token) => {
-                self.call(|client, endpoint| client.invalidated(endpoint, token));
+                self.call(|owner| owner.invalidated(token));
                 Ok(())
             }
         };
-        // All else is that the connection was ended while the handler was at work.
+        // Any other error means that the connection was ended while the handler ran.
         if result == Err(Status::INVALID_PARAMETER) {
             let log = || warn!("a handler took more than was indicated");
             self.session.connection.in_span(log);
@@ -299,10 +362,11 @@ impl<C: EndpointContext> Task<C> {
         true
     }
 
-    /// Calls a handler, if there is a client. `None` also if it panicked: then the connection ends.
-    fn call<R>(&self, handler: impl FnOnce(&dyn Client<C>, &Endpoint<C>) -> R) -> Option<R> {
-        let endpoint = self.endpoint()?;
-        let result = endpoint.call(|client| handler(client, &endpoint))?;
+    /// Calls a handler. Returns `None` if there is no client, or if the handler panicked, which
+    /// ends the connection.
+    fn call<R>(&self, handler: impl FnOnce(Arc<dyn SessionOwner>) -> Called<R>) -> Option<R> {
+        let owner = self.owner.upgrade()?;
+        let result = handler(owner.clone())?;
         if result.is_err() {
             let log = || warn!("a handler panicked, its connection ends");
             self.session.connection.in_span(log);
@@ -312,12 +376,8 @@ impl<C: EndpointContext> Task<C> {
         result.ok()
     }
 
-    fn endpoint(&self) -> Option<Endpoint<C>> {
-        self.endpoint.upgrade().map(Endpoint::from_shared)
-    }
-
-    /// Does what is due, and sees to it that the task wakes for what will be.
-    fn look_at_clock(&mut self, context: &mut Context<'_>) -> bool {
+    /// Handles the deadlines that have passed, and sets the timer to the next one.
+    fn handle_timers(&mut self, context: &mut Context<'_>) -> bool {
         let control = self.session.control();
         let release = control
             .release
@@ -332,7 +392,7 @@ impl<C: EndpointContext> Task<C> {
         if due <= now {
             self.session.sends.handle_timeout(now);
             if release.is_some_and(|due| due <= now) {
-                self.session.give_up_release();
+                self.session.release_timed_out();
             }
             return true;
         }
@@ -343,25 +403,26 @@ impl<C: EndpointContext> Task<C> {
         self.sleep.as_mut().poll(context).is_ready()
     }
 
-    /// The connection is over, and everything it had to say is here.
+    /// Completes everything that is pending and calls the last handlers, because the connection is
+    /// closed and all received segments have been taken from it.
     fn finish(&self, reason: ConnectionError) {
         let cause = {
             let mut control = self.session.control();
             control.cause.get_or_insert_with(|| reason.into()).clone()
         };
         self.session.sends.end(cause.status());
-        // Taken when none can begin any more, so that each is told.
+        // No release can start any more, so this one is the last that has to be completed.
         let (is_local, release) = {
             let mut control = self.session.control();
             let release = control.release.take();
             (control.is_local || release.is_some(), release)
         };
         self.session.receives.finish(cause.status());
-        while self.tell_of_receives() {}
+        while self.handle_receive_news() {}
         self.session.receives.stop_indications();
-        let endpoint = self.endpoint();
-        if let Some(endpoint) = &endpoint {
-            endpoint.session_ended(&self.session, &cause);
+        let owner = self.owner.upgrade();
+        if let Some(owner) = &owner {
+            owner.session_ended(&self.session, &cause);
         }
         if let Some(Release { completer, .. }) = release {
             let result = match cause {
@@ -371,29 +432,28 @@ impl<C: EndpointContext> Task<C> {
             let _ = completer.send(result);
         } else if !is_local {
             //= TDI-DISC-09
-            self.call(|client, endpoint| {
-                client.disconnect(endpoint, DisconnectFlags::ABORT, &cause);
-            });
+            self.call(|owner| owner.disconnect(DisconnectFlags::ABORT, &cause));
         }
     }
 }
 
-impl<C: EndpointContext> Future for Task<C> {
+impl Future for Task {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let task = self.get_mut();
         task.session.sends.watch(context.waker());
         task.session.receives.watch(context.waker());
-        for _ in 0..ROUNDS {
-            // Asked first: what arrived before the end is there when the end is.
+        for _ in 0..MAX_ROUNDS_PER_POLL {
+            // This is polled before the segments are taken, so that every segment that arrived
+            // before the close is taken before `finish`.
             let over = task.session.connection.poll_closed(context);
-            let mut busy = task.hand_over(context);
+            let mut busy = task.start_sends(context);
             busy |= task.complete_sent(context);
             busy |= task.take_segments(context, over.is_ready());
-            busy |= task.tell_of_sends();
-            busy |= task.tell_of_receives();
-            busy |= task.look_at_clock(context);
+            busy |= task.handle_send_news();
+            busy |= task.handle_receive_news();
+            busy |= task.handle_timers(context);
             match over {
                 _ if busy => {}
                 Poll::Pending => return Poll::Pending,

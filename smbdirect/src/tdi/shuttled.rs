@@ -1,7 +1,8 @@
-//! The latch of "send possible" under a scheduler that tries the orders of its threads: this
-//! compiles `sends` with locks of shuttle's in the place of the standard library's.
+//! Tests of the latch of "send possible" under shuttle, a scheduler that tries many thread
+//! interleavings. This file compiles `sends` with the locks of shuttle instead of the locks of the
+//! standard library.
 
-/// The lock that `sends` is made with here.
+/// The lock type of `sends` in these tests.
 mod sync {
     pub(super) use shuttle::sync::{Mutex, MutexGuard};
     pub(super) use std::sync::PoisonError;
@@ -10,7 +11,7 @@ mod sync {
 #[allow(
     dead_code,
     clippy::duplicate_mod,
-    reason = "the same source with other locks, of which the tests need not use all"
+    reason = "the same source with other locks, of which the tests use a part"
 )]
 #[path = "sends.rs"]
 mod sends;
@@ -26,9 +27,9 @@ use bytes::Bytes;
 use shuttle::{future::block_on, sync::Arc, thread};
 
 use self::sends::{SendNews, Sends};
-use super::{Outbound, Outlook, RequestId, SendFlags, SendRequest, SendSettings, Status};
+use super::{Outbound, RequestId, SendAvailability, SendFlags, SendRequest, SendSettings, Status};
 
-/// TSDUs of 4 bytes, a buffer of 8.
+/// Returns sends with TSDUs of at most 4 bytes and a send buffer of 8 bytes.
 fn sends() -> Sends {
     let settings = SendSettings {
         max_tsdu: 4,
@@ -43,17 +44,18 @@ fn request(flags: SendFlags) -> SendRequest {
     SendRequest::new(RequestId(0), Bytes::from_static(b"abcd"), flags)
 }
 
-/// Sends `count` TSDUs without blocking, and waits after each refusal. Gives the refusals.
+/// Sends `count` TSDUs without blocking, and waits after each refusal. Returns the number of
+/// refusals.
 fn client(sends: &Sends, now: Instant, count: usize) -> usize {
     let (mut sent, mut refusals) = (0, 0);
     while sent < count {
         match sends.try_send(now, request(SendFlags::NON_BLOCKING)) {
             Ok(4) => sent += 1,
-            Ok(part) => panic!("{part} bytes of a TSDU were taken, and there was room for all"),
+            Ok(part) => panic!("{part} bytes of a TSDU were taken, though there was room for all"),
             Err(status) => {
                 assert_eq!(status, Status::DEVICE_NOT_READY);
                 refusals += 1;
-                // A wake-up that is lost is a deadlock, which shuttle reports.
+                // A lost wake-up is a deadlock, which shuttle reports.
                 block_on(poll_fn(|context| sends.poll_possible(context))).unwrap();
             }
         }
@@ -61,17 +63,17 @@ fn client(sends: &Sends, now: Instant, count: usize) -> usize {
     refusals
 }
 
-/// The task: hands over and sends until `count` TSDUs are gone. Gives how often it was to tell the
-/// client that sends are possible.
+/// Acts as the connection's task: sends until `count` TSDUs are sent. Returns the number of "send
+/// possible" events.
 fn task(sends: &Sends, count: usize) -> usize {
-    let (mut sent, mut told) = (0, 0);
+    let (mut sent, mut events) = (0, 0);
     block_on(poll_fn(|context| {
         sends.watch(context.waker());
         while let Some(news) = sends.poll_news() {
             assert!(matches!(news, SendNews::SendPossible(1..)), "{news:?}");
-            told += 1;
+            events += 1;
         }
-        if let Some(_tsdu) = sends.poll_tsdu(Outlook::default()) {
+        if let Some(_tsdu) = sends.poll_tsdu(SendAvailability::default()) {
             sends.tsdu_sent();
             sent += 1;
             context.waker().wake_by_ref();
@@ -82,17 +84,17 @@ fn task(sends: &Sends, count: usize) -> usize {
         }
     }));
     while let Some(SendNews::SendPossible(_)) = sends.poll_news() {
-        told += 1;
+        events += 1;
     }
-    told
+    events
 }
 
-/// Two clients and the task, in thousands of orders.
+/// Runs two clients and the task in thousands of interleavings.
 //= TDI-SEND-17 test
 //= TDI-SEND-18 test
 #[test]
-fn no_wake_up_is_lost() {
-    static MOST: AtomicUsize = AtomicUsize::new(0);
+fn each_refused_send_is_followed_by_a_wake_up() {
+    static MOST_REFUSALS: AtomicUsize = AtomicUsize::new(0);
     let threads = || {
         let now = Instant::now();
         let sends = Arc::new(sends());
@@ -102,28 +104,31 @@ fn no_wake_up_is_lost() {
                 thread::spawn(move || client(&sends, now, 4))
             })
             .collect();
-        let told = thread::spawn(move || task(&sends, 8));
+        let events = thread::spawn(move || task(&sends, 8));
         let refusals: usize = clients
             .into_iter()
             .map(|client| client.join().unwrap())
             .sum();
-        let told = told.join().unwrap();
-        // Refusals that come together share an event; without one there is none.
+        let events = events.join().unwrap();
+        // Several refusals can share one event, and without a refusal there is none.
         assert!(
-            told <= refusals && (told > 0) == (refusals > 0),
-            "{told} of {refusals}"
+            events <= refusals && (events > 0) == (refusals > 0),
+            "{events} events for {refusals} refusals"
         );
-        MOST.fetch_max(refusals, Ordering::Relaxed);
+        MOST_REFUSALS.fetch_max(refusals, Ordering::Relaxed);
     };
     shuttle::check_random(threads, 2000);
     shuttle::check_pct(threads, 2000, 3);
-    assert!(MOST.load(Ordering::Relaxed) > 2, "nobody was refused");
+    assert!(
+        MOST_REFUSALS.load(Ordering::Relaxed) > 2,
+        "no send was refused"
+    );
 }
 
-/// Whoever waits for room learns of the end.
+/// A future that waits for room, and one that waits for its send, resolve when the sends end.
 //= TDI-SEND-26 test
 #[test]
-fn the_end_wakes_whoever_waits() {
+fn ending_the_sends_wakes_all_waiters() {
     let threads = || {
         let now = Instant::now();
         let sends = Arc::new(sends());

@@ -1,8 +1,11 @@
-//! [`EndpointState`]: where an endpoint stands, and which requests can be there.
+//! [`EndpointState`]: the states of an endpoint, and the requests that each state allows.
 
 use super::status::Status;
 
-/// Where an endpoint stands.
+/// The state of an endpoint.
+///
+/// A request is allowed in the states with "yes", and otherwise completes with the status given
+/// here.
 ///
 /// | request | Idle | Associated | Connecting, Listening, Accepting | Offered | Connected | Releasing |
 /// |---|---|---|---|---|---|---|
@@ -11,30 +14,31 @@ use super::status::Status;
 /// | connect, listen | NOT_ASSOCIATED | yes | CONNECTION_ACTIVE | the same | the same | the same |
 /// | accept | NOT_ASSOCIATED | INVALID_CONNECTION | INVALID_DEVICE_STATE | yes | CONNECTION_ACTIVE | the same |
 /// | send | INVALID_CONNECTION | the same | the same | the same | yes | INVALID_CONNECTION |
-/// | receive | INVALID_CONNECTION | what is left | INVALID_CONNECTION | the same | yes | yes |
+/// | receive | INVALID_CONNECTION | of data that is left | INVALID_CONNECTION | the same | yes | yes |
 /// | disconnect: abort | INVALID_CONNECTION | the same | yes | yes | yes | yes |
 /// | disconnect: release | INVALID_CONNECTION | the same | INVALID_DEVICE_STATE | yes | yes | INVALID_DEVICE_STATE |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndpointState {
-    /// Not associated with an address.
+    /// The endpoint is not associated with an address.
     Idle,
-    /// Associated with an address, and without a connection.
+    /// The endpoint is associated with an address and has no connection.
     Associated,
     /// A connect is pending.
     Connecting,
     /// A listen is pending.
     Listening,
-    /// A listen for delayed acceptance is done: a peer waits to be accepted or rejected.
+    /// A listen for delayed acceptance has completed, and its peer waits to be accepted or
+    /// rejected.
     Offered,
-    /// An offer was accepted, and the connection is not there yet.
+    /// An offer was accepted, and the connection is being established.
     Accepting,
-    /// Connected.
+    /// The endpoint is connected.
     Connected,
     /// A controlled disconnect is pending.
     Releasing,
 }
 
-/// What may be asked of an endpoint.
+/// The requests of an endpoint whose state is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Associate,
@@ -48,7 +52,10 @@ pub(crate) enum Request {
 }
 
 impl EndpointState {
-    /// Whether a request can be in this state.
+    /// Checks whether this state allows a request.
+    ///
+    /// # Errors
+    /// The status with which the request completes if it is not allowed.
     pub(crate) const fn check(self, request: Request) -> Result<(), Status> {
         //= TDI-CONN-09
         let status = match (request, self) {
@@ -91,7 +98,7 @@ mod tests {
     //= TDI-CONN-09 test
     //= TDI-DISC-02 test
     #[test]
-    fn every_request_in_every_state() {
+    fn each_state_allows_the_requests_of_the_table() {
         use EndpointState::*;
         const OK: Option<Status> = None;
         const ALREADY: Option<Status> = Some(Status::ADDRESS_ALREADY_ASSOCIATED);

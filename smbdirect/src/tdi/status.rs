@@ -1,14 +1,14 @@
-//! [`Status`]: how a request ended, as TDI says it.
+//! [`Status`]: the result of a request, as an NTSTATUS of TDI.
 
 use std::{error::Error, fmt, io};
 
-/// Says each status once: its name, its number, what it means here.
+/// Defines a constant for each status and the function that returns its name.
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $value:literal;)+) => {
         impl Status {
             $($(#[$doc])* pub const $name: Self = Self($value);)+
 
-            /// The name after `STATUS_`, if TDI has one for this number.
+            /// Returns the name without `STATUS_`, if TDI has one for this value.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Self::$name => Some(stringify!($name)),)+
@@ -19,11 +19,11 @@ macro_rules! statuses {
     };
 }
 
-/// An NTSTATUS, with the values that requests of TDI end with.
+/// An NTSTATUS, with the values with which requests of TDI complete.
 ///
-/// The two highest bits have the severity. What is called "success" in TDI is more than
-/// [`SUCCESS`](Self::SUCCESS): ask [`is_success`](Self::is_success), or for what is an error,
-/// [`is_error`](Self::is_error). Between the two stand warnings.
+/// The two highest bits are the severity. TDI has more successful values than
+/// [`SUCCESS`](Self::SUCCESS), so test with [`is_success`](Self::is_success) and
+/// [`is_error`](Self::is_error). A warning is neither.
 ///
 /// ```
 /// use smbdirect::tdi::{Severity, Status};
@@ -40,73 +40,73 @@ pub struct Status(pub u32);
 /// The two highest bits of a [`Status`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// It is done.
+    /// The request succeeded.
     Success,
-    /// It is done, and there is something to say about it.
+    /// The request succeeded, and the status has additional information.
     Informational,
-    /// It is done as far as was possible.
+    /// The request succeeded in part.
     Warning,
-    /// It is not done.
+    /// The request failed.
     Error,
 }
 
 //= TDI-STATUS-01
 statuses! {
-    /// It is done.
+    /// The request succeeded.
     SUCCESS = 0x0000_0000;
-    /// It is accepted and will be completed. A handler: the buffer is kept for now.
+    /// The request was accepted and will complete later. From a handler: it keeps the buffer.
     PENDING = 0x0000_0103;
-    /// A receive has only a part of its TSDU; the rest comes later.
+    /// A receive has returned a part of its TSDU; the rest will follow.
     RECEIVE_PARTIAL = 0x4000_000F;
-    /// The data received was expedited. SMB Direct has no such data.
+    /// The received data was expedited. SMB Direct has no such data.
     RECEIVE_EXPEDITED = 0x4000_0010;
     /// A part of a TSDU was received, and it was expedited. SMB Direct has no such data.
     RECEIVE_PARTIAL_EXPEDITED = 0x4000_0011;
-    /// Set aside for indications; not used.
+    /// The value is reserved for indications and not used here.
     EVENT_DONE = 0x4000_0012;
-    /// Set aside for indications; not used.
+    /// The value is reserved for indications and not used here.
     EVENT_PENDING = 0x4000_0013;
-    /// The buffer was full before the TSDU was at its end; the rest is kept. A warning.
+    /// The buffer was full before the end of the TSDU, and the rest is kept. This is a warning.
     BUFFER_OVERFLOW = 0x8000_0005;
-    /// Flags, length or another argument cannot be.
+    /// The flags, the length or another argument is invalid.
     INVALID_PARAMETER = 0xC000_000D;
-    /// The object does not take such requests.
+    /// The object does not support this kind of request.
     INVALID_DEVICE_REQUEST = 0xC000_0010;
-    /// A handler has supplied a request.
+    /// A handler has returned a request.
     MORE_PROCESSING_REQUIRED = 0xC000_0016;
-    /// Another has the address open, and the two do not share it.
+    /// The address is open already, and one of the two openers does not share it.
     SHARING_VIOLATION = 0xC000_0043;
-    /// Memory or another resource of this end ran out.
+    /// This end has no memory, or lacks another resource.
     INSUFFICIENT_RESOURCES = 0xC000_009A;
     /// A non-blocking send found no room in the send buffer.
     DEVICE_NOT_READY = 0xC000_00A3;
-    /// Time ran out.
+    /// A time-out expired.
     IO_TIMEOUT = 0xC000_00B5;
-    /// There is no such thing on this transport.
+    /// This transport does not support the request.
     NOT_SUPPORTED = 0xC000_00BB;
-    /// Nobody listens at the remote address.
+    /// There is no listener at the remote address.
     REMOTE_NOT_LISTENING = 0xC000_00BC;
-    /// There is no way to the remote address.
+    /// There is no route to the remote address.
     BAD_NETWORK_PATH = 0xC000_00BE;
-    /// The request was cancelled before it had an effect.
+    /// The request was cancelled.
     CANCELLED = 0xC000_0120;
     /// This end disconnected.
     LOCAL_DISCONNECT = 0xC000_013B;
     /// The peer disconnected.
     REMOTE_DISCONNECT = 0xC000_013C;
-    /// The peer ran out of a resource.
+    /// The peer lacks a resource.
     REMOTE_RESOURCES = 0xC000_013D;
     /// The link failed.
     LINK_FAILED = 0xC000_013E;
-    /// The link gave no answer in time.
+    /// The link did not respond in time.
     LINK_TIMEOUT = 0xC000_013F;
-    /// The endpoint is not connected, or not any more.
+    /// The endpoint is not connected.
     INVALID_CONNECTION = 0xC000_0140;
-    /// The address object is not usable.
+    /// The address object cannot be used for this request.
     INVALID_ADDRESS = 0xC000_0141;
-    /// The object is in a state in which it does not take this request.
+    /// The state of the object does not allow the request.
     INVALID_DEVICE_STATE = 0xC000_0184;
-    /// A part of the address cannot be.
+    /// A part of the address is invalid.
     INVALID_ADDRESS_COMPONENT = 0xC000_0207;
     /// There is no free address.
     TOO_MANY_ADDRESSES = 0xC000_0209;
@@ -118,37 +118,37 @@ statuses! {
     CONNECTION_DISCONNECTED = 0xC000_020C;
     /// The peer reset the connection.
     CONNECTION_RESET = 0xC000_020D;
-    /// A handler does not take the data now.
+    /// A handler does not accept the data.
     DATA_NOT_ACCEPTED = 0xC000_021B;
-    /// The peer, or a handler, does not want the connection.
+    /// The peer, or a handler, refused the connection.
     CONNECTION_REFUSED = 0xC000_0236;
-    /// The connection ended in good order.
+    /// The connection was closed in an orderly way.
     GRACEFUL_DISCONNECT = 0xC000_0237;
-    /// The endpoint is associated with an address already.
+    /// The endpoint is already associated with an address.
     ADDRESS_ALREADY_ASSOCIATED = 0xC000_0238;
     /// The endpoint is not associated with an address.
     ADDRESS_NOT_ASSOCIATED = 0xC000_0239;
-    /// What `TDI_INVALID_CONNECTION` stands for; requests end with
-    /// [`INVALID_CONNECTION`](Self::INVALID_CONNECTION).
+    /// The value of `TDI_INVALID_CONNECTION`. Requests complete with
+    /// [`INVALID_CONNECTION`](Self::INVALID_CONNECTION) instead.
     CONNECTION_INVALID = 0xC000_023A;
-    /// The endpoint has a connection.
+    /// The endpoint has a connection or a pending request for one.
     CONNECTION_ACTIVE = 0xC000_023B;
     /// The network cannot be reached.
     NETWORK_UNREACHABLE = 0xC000_023C;
     /// The host cannot be reached.
     HOST_UNREACHABLE = 0xC000_023D;
-    /// The protocol is not there on the host.
+    /// The host does not support the protocol.
     PROTOCOL_UNREACHABLE = 0xC000_023E;
-    /// The port is not there on the host.
+    /// The host does not serve the port.
     PORT_UNREACHABLE = 0xC000_023F;
-    /// The request was ended together with another.
+    /// The request was ended because another request ended.
     REQUEST_ABORTED = 0xC000_0240;
-    /// The connection was aborted from this end.
+    /// The connection was aborted by this end.
     CONNECTION_ABORTED = 0xC000_0241;
 }
 
 impl Status {
-    /// What the two highest bits say.
+    /// Returns the severity, which is in the two highest bits.
     pub const fn severity(self) -> Severity {
         //= TDI-STATUS-02
         match self.0 >> 30 {
@@ -159,12 +159,12 @@ impl Status {
         }
     }
 
-    /// Whether it is done, with or without something to say about it.
+    /// Returns whether the request succeeded, with or without additional information.
     pub const fn is_success(self) -> bool {
         matches!(self.severity(), Severity::Success | Severity::Informational)
     }
 
-    /// Whether it is not done. A warning is neither this nor a success.
+    /// Returns whether the request failed. A warning is neither an error nor a success.
     pub const fn is_error(self) -> bool {
         matches!(self.severity(), Severity::Error)
     }
@@ -230,7 +230,7 @@ mod tests {
 
     //= TDI-STATUS-01 test
     #[test]
-    fn the_numbers_are_those_of_tdi() {
+    fn statuses_have_the_values_of_tdi() {
         for (name, value) in [
             ("SUCCESS", 0),
             ("PENDING", 0x103),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_kind_of_io_error() {
+    fn each_status_maps_to_an_io_error_kind() {
         use io::ErrorKind::*;
         for (status, kind) in [
             (Status::DEVICE_NOT_READY, WouldBlock),

@@ -1,31 +1,31 @@
-//! Buffer Descriptor V1 (2.2.3.1): 16 bytes that name registered memory to the peer.
+//! Buffer Descriptor V1 (2.2.3.1): 16 bytes that describe registered memory to the peer.
 
 use bytes::BufMut;
 
 use super::reader::{DecodeError, Reader};
 
-/// Registered memory, as an upper layer tells its peer about it.
+/// A description of registered memory that an upper layer sends to its peer.
 ///
-/// The upper layer puts the encoded bytes into its own messages; in SMB2 they are the
-/// channel information of READ and WRITE.
+/// The upper layer puts the encoded bytes into its own messages; in SMB2 they are the channel
+/// information of READ and WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferDescriptorV1 {
-    /// Where the memory begins, in the provider's own terms (the tagged offset of iWARP).
+    /// Start of the memory in the address space of its token (the tagged offset of iWARP).
     pub offset: u64,
-    /// The token that gives access to it (STag, rkey).
+    /// Token that gives access to the memory (STag, rkey).
     pub token: u32,
-    /// Bytes that may be accessed from `offset` on.
+    /// Length of the memory in bytes.
     pub length: u32,
 }
 
 impl BufferDescriptorV1 {
-    /// Bytes on the wire.
+    /// Length of a descriptor in bytes.
     pub const LENGTH: usize = 16;
 
-    /// Reads one descriptor off the front of `bytes`.
+    /// Decodes one descriptor from the start of `bytes`.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] below 16 bytes.
+    /// [`DecodeError::TooShort`] if `bytes` has fewer than 16 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new("Buffer Descriptor V1", bytes, Self::LENGTH)?;
         Ok(Self {
@@ -35,10 +35,10 @@ impl BufferDescriptorV1 {
         })
     }
 
-    /// Reads an array of descriptors that fills `bytes` exactly.
+    /// Decodes an array of descriptors that fills `bytes` exactly.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] if the last descriptor is cut off.
+    /// [`DecodeError::TooShort`] if the last descriptor is incomplete.
     pub fn decode_array(bytes: &[u8]) -> Result<Vec<Self>, DecodeError> {
         bytes.chunks(Self::LENGTH).map(Self::decode).collect()
     }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn worked_descriptors_both_ways() {
+    fn descriptors_of_the_specification_decode_and_encode() {
         let worked = [
             (
                 BufferDescriptorV1 {
@@ -111,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_descriptor_survives_the_wire(bytes: [u8; 16]) {
+        fn any_descriptor_is_unchanged_by_decoding_and_encoding(bytes: [u8; 16]) {
             prop_assert_eq!(encoded(&BufferDescriptorV1::decode(&bytes).unwrap()), bytes);
         }
     }

@@ -1,4 +1,4 @@
-//! Data Transfer (2.2.3): a 20-byte header, and with a payload 4 bytes of padding before it.
+//! Data Transfer (2.2.3): a header of 20 bytes, and optionally 4 bytes of padding and a payload.
 
 use std::ops::Range;
 
@@ -8,51 +8,51 @@ use bytes::BufMut;
 use super::reader::{DecodeError, Reader};
 
 bitflags! {
-    /// The Flags field; bits without a name are kept and ignored.
+    /// The Flags field. Undefined bits are kept and ignored.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Flags: u16 {
-        /// SMB_DIRECT_RESPONSE_REQUESTED: the receiver is to send something promptly.
+        /// SMB_DIRECT_RESPONSE_REQUESTED: the receiver shall send a message promptly.
         const RESPONSE_REQUESTED = 0x0001;
         const _ = !0;
     }
 }
 
-/// The header of one Data Transfer message and the place of its payload.
+/// The header of a Data Transfer message, which says where the payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataTransfer {
-    /// Send credits the sender wants to hold in all; absolute.
+    /// Total number of send credits that the sender wants to hold.
     pub credits_requested: u16,
-    /// Send credits this message gives to its receiver; incremental.
+    /// Number of additional send credits for the receiver.
     pub credits_granted: u16,
-    /// Whether an answer is asked for.
+    /// Whether the sender requests a response.
     pub flags: Flags,
     /// Bytes of the upper-layer message that follow in later messages; 0 in the last.
     pub remaining_data_length: u32,
-    /// Where the payload begins, in bytes from the start of the header; 0 without one.
+    /// Start of the payload in bytes from the start of the header; 0 without a payload.
     pub data_offset: u32,
-    /// Bytes of payload in this message.
+    /// Length of the payload in bytes.
     pub data_length: u32,
 }
 
 impl DataTransfer {
-    /// Bytes of the header, and the whole of a message without payload.
+    /// Length of the header in bytes, which is the length of a message without payload.
     pub const HEADER_LENGTH: usize = 20;
-    /// Where we put a payload: the header, padded to eight bytes (3.1.5.4).
+    /// DataOffset of a sent payload: the length of the header, rounded up to eight bytes (3.1.5.4).
     pub const PAYLOAD_OFFSET: u32 = 24;
 
-    /// Reads a header and checks that the payload it names lies in `bytes`.
+    /// Decodes a header and checks that the payload it describes is inside `bytes`.
     ///
-    /// Bytes behind the payload are ignored, and so are the Reserved field and the padding.
-    /// A payload may overlap the header (offsets 0, 8 and 16): the specification allows it.
+    /// Bytes after the payload, the Reserved field and the padding are ignored. A payload may
+    /// overlap the header (offsets 0, 8 and 16), as the specification allows.
     ///
     /// # Errors
-    /// The three checks of 3.1.5.8 that concern the message alone.
+    /// The first of the three checks of 3.1.5.8 on a single message that fails.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         Self::decode_head(bytes, bytes.len())
     }
 
-    /// The same, of a message of `length` bytes that begins with `bytes`: with the header at
-    /// least, if the message has as many.
+    /// Decodes the header of a message of `length` bytes that begins with `bytes`. `bytes` contains
+    /// at least the whole header, unless the message is shorter.
     pub(crate) fn decode_head(bytes: &[u8], length: usize) -> Result<Self, DecodeError> {
         //= SMBD-3.1.5.8-01
         let mut reader = Reader::new("Data Transfer", bytes, Self::HEADER_LENGTH)?;
@@ -89,7 +89,7 @@ impl DataTransfer {
         Ok(message)
     }
 
-    /// A message that carries no payload: credits, or a sign of life.
+    /// Creates a message without payload, which grants credits or serves as a keepalive.
     pub const fn empty(credits_requested: u16, credits_granted: u16, flags: Flags) -> Self {
         //= SMBD-2.2.3-02
         //= SMBD-2.2.3-03
@@ -104,13 +104,14 @@ impl DataTransfer {
         }
     }
 
-    /// Where the payload lies in the bytes this was decoded from.
+    /// Returns the range of the payload in the message.
     pub const fn payload(&self) -> Range<usize> {
         let start = self.data_offset as usize;
         start..start + self.data_length as usize
     }
 
-    /// Bytes that [`encode`](Self::encode) writes: 20, or 24 in front of a payload.
+    /// Returns the number of bytes that [`encode`](Self::encode) writes: 20 without a payload, and
+    /// `data_offset` with one.
     pub const fn encoded_length(&self) -> usize {
         match self.data_offset {
             0 => Self::HEADER_LENGTH,
@@ -118,21 +119,22 @@ impl DataTransfer {
         }
     }
 
-    /// Appends the header and, where a payload follows, the padding up to `data_offset`.
+    /// Appends the header and, if it has a payload, the padding up to `data_offset`.
     ///
     /// # Panics
-    /// If `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or
-    /// `data_offset` lies inside the header or is no multiple of eight: legal values only.
+    /// If `out` has no room for [`encoded_length`](Self::encoded_length) bytes, or if `data_offset`
+    /// is inside the header or not a multiple of eight.
     pub fn encode(&self, out: &mut impl BufMut) {
         let (head, length) = self.head();
         out.put_slice(&head[..length]);
         out.put_bytes(0, self.encoded_length() - length);
     }
 
-    /// The header, and the padding as far as the usual offset: their bytes, and how many they are.
+    /// Returns the header with its padding up to [`PAYLOAD_OFFSET`](Self::PAYLOAD_OFFSET), and the
+    /// number of bytes in use.
     ///
     /// # Panics
-    /// If `data_offset` is not legal to send.
+    /// If `data_offset` is inside the header or not a multiple of eight.
     pub(crate) fn head(&self) -> ([u8; Self::PAYLOAD_OFFSET as usize], usize) {
         //= SMBD-2.2-05
         //= SMBD-2.2.3-05
@@ -182,7 +184,7 @@ mod tests {
         out
     }
 
-    /// The worked messages of section 4.2 and 4.3, an empty grant and a keepalive request.
+    /// The example messages of sections 4.2 and 4.3, an empty grant and a keepalive.
     fn worked() -> Vec<(DataTransfer, Vec<u8>)> {
         let head = |remaining: [u8; 4], length: [u8; 4]| {
             let mut bytes = vec![0x0a, 0, 1, 0, 0, 0, 0, 0];
@@ -225,7 +227,7 @@ mod tests {
     //= SMBD-3.1.5.4-03 test
     //= SMBD-3.1.5.4-08 test
     #[test]
-    fn worked_messages_both_ways() {
+    fn messages_of_the_specification_decode_and_encode() {
         for (message, header) in worked() {
             assert_eq!(encoded(&message), header);
             let mut bytes = header;
@@ -283,7 +285,7 @@ mod tests {
             DataTransfer::decode(&bytes),
             Err(DecodeError::DataBeyondMessage { .. })
         ));
-        // Offset 24 without a byte behind it needs the padding to be there.
+        // DataOffset 24 with DataLength 0 still requires the padding.
         let empty_with_offset = encoded(&segment(0, 0));
         assert!(DataTransfer::decode(&empty_with_offset).is_ok());
         assert!(DataTransfer::decode(&empty_with_offset[..20]).is_err());
@@ -294,7 +296,7 @@ mod tests {
     //= SMBD-2.2-05 test
     //= SMBD-2.2.3-05 test
     #[test]
-    fn reserved_padding_and_unknown_flags_are_ignored() {
+    fn reserved_field_padding_and_undefined_flags_are_ignored() {
         let mut bytes = encoded(&segment(0, 0));
         bytes[4..6].copy_from_slice(&0xfffe_u16.to_le_bytes());
         bytes[6..8].fill(0xff);
@@ -312,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_legal_message_survives_the_wire(
+        fn any_legal_message_is_unchanged_by_encoding_and_decoding(
             credits_requested: u16, credits_granted: u16, asks: bool,
             remaining_data_length: u32, payload in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
@@ -330,7 +332,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn decoding_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(message) = DataTransfer::decode(&bytes) {
                 prop_assert!(message.payload().end <= bytes.len());
             }

@@ -1,22 +1,23 @@
-//! The IRD/ORD private data of iWARP connections (section 6): 8 bytes, big-endian.
+//! The IRD/ORD header in the private data of iWARP connections (section 6): 8 bytes, big-endian.
 
 use bytes::BufMut;
 use thiserror::Error;
 
-/// How many RDMA Reads the sender serves at once (IRD) and wants outstanding (ORD).
+/// The number of RDMA Reads that the sender serves concurrently (IRD), and the number that it wants
+/// to have outstanding (ORD).
 ///
-/// It fills the first 8 bytes of the private data where the iWARP provider may lack RFC 6581.
-/// The byte order is big-endian, as Linux sends it; an old Linux client sent little-endian,
-/// and since real depths are small the order can be told apart.
+/// The header is the first 8 bytes of the private data, for iWARP providers without RFC 6581. Linux
+/// sends it in big-endian order, and an old Linux client in little-endian order. Because real
+/// depths are small, the order of a received header can be recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrdOrd {
-    /// Inbound reads the sender can serve at once; above 0.
+    /// Number of inbound reads that the sender can serve concurrently; above 0.
     pub ird: u32,
-    /// Outbound reads the sender wants to have outstanding; above 0.
+    /// Number of outbound reads that the sender wants to have outstanding; above 0.
     pub ord: u32,
 }
 
-/// A header that names a depth of 0.
+/// The error of a header with a depth of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the read depths in the private data are {ird} and {ord}, and have to be above 0")]
 pub struct ZeroDepth {
@@ -27,13 +28,14 @@ pub struct ZeroDepth {
 }
 
 impl IrdOrd {
-    /// Bytes on the wire.
+    /// Length of the header in bytes.
     pub const LENGTH: usize = 8;
 
-    /// Reads the header off the front of private data; `None` if that is too short for one.
+    /// Decodes the header from the start of the private data, or returns `None` if the private data
+    /// is too short for one.
     ///
     /// # Errors
-    /// A depth is 0.
+    /// [`ZeroDepth`] if a depth is 0.
     pub fn decode(private_data: &[u8]) -> Result<Option<Self>, ZeroDepth> {
         let Some((header, _)) = private_data.split_first_chunk::<8>() else {
             return Ok(None);
@@ -57,11 +59,12 @@ impl IrdOrd {
         out.put_u32(self.ord);
     }
 
-    /// What an acceptor with the depths `own` answers to this header.
+    /// Returns the answer of an acceptor with the depths `own` to this header.
     ///
-    /// It speaks of the initiator's reads, as section 6 has it: IRD is how many of the acceptor's
-    /// reads the initiator is to expect, ORD how many it may have outstanding itself. Linux puts
-    /// its own IRD first instead, so an initiator does well to keep within both.
+    /// The answer describes the initiator's depths, as section 6 says: IRD is the number of reads
+    /// that the acceptor may have outstanding, and ORD the number that the initiator may have
+    /// outstanding. Linux sends its own IRD first instead, so an initiator should stay within both
+    /// numbers.
     pub fn answer(&self, own: Self) -> Self {
         //= SMBD-6-03
         Self {
@@ -71,7 +74,8 @@ impl IrdOrd {
     }
 }
 
-/// A depth in big-endian, or in little-endian where only that gives a number a depth can be.
+/// Decodes a depth in big-endian order, or in little-endian order if only that gives a plausible
+/// depth.
 fn either_order(bytes: [u8; 4]) -> u32 {
     //= EST-14
     let (big, little) = (u32::from_be_bytes(bytes), u32::from_le_bytes(bytes));
@@ -92,7 +96,7 @@ mod tests {
 
     //= EST-14 test
     #[test]
-    fn both_byte_orders() {
+    fn both_byte_orders_are_decoded() {
         let mut bytes = Vec::new();
         depths(32, 1).encode(&mut bytes);
         assert_eq!(bytes, [0, 0, 0, 32, 0, 0, 0, 1]);
@@ -100,7 +104,7 @@ mod tests {
             ([0, 0, 0, 32, 0, 0, 0, 1], depths(32, 1)),
             ([32, 0, 0, 0, 1, 0, 0, 0], depths(32, 1)),
             ([0, 0, 0xff, 0xff, 0, 1, 0, 0], depths(0xffff, 0x100)),
-            // Too large either way: taken as it is meant to be.
+            // Implausible in both orders: decoded as big-endian.
             ([1, 2, 3, 4, 0, 0, 0, 1], depths(0x0102_0304, 1)),
         ] {
             assert_eq!(IrdOrd::decode(&bytes), Ok(Some(expected)), "{bytes:?}");
@@ -109,7 +113,7 @@ mod tests {
 
     //= SMBD-6-01 test
     #[test]
-    fn short_long_and_zero() {
+    fn short_private_data_has_no_header_and_a_zero_depth_is_refused() {
         let bytes = [0, 0, 0, 32, 0, 0, 0, 1, 9];
         for length in 0..8 {
             assert_eq!(IrdOrd::decode(&bytes[..length]), Ok(None));
@@ -124,11 +128,11 @@ mod tests {
 
     //= SMBD-6-03 test
     #[test]
-    fn the_answer_is_the_smaller_of_the_two() {
+    fn the_answer_is_the_minimum_of_both_ends() {
         for (initiator, acceptor, answer) in [
             (depths(16, 16), depths(32, 32), depths(16, 16)),
             (depths(64, 64), depths(32, 32), depths(32, 32)),
-            // The Linux client, which reads one at a time, and a server that reads many.
+            // The Linux client has one outstanding read, and the server has many.
             (depths(32, 1), depths(8, 24), depths(24, 1)),
             (depths(4, 100), depths(8, 24), depths(4, 8)),
             (depths(u32::MAX, u32::MAX), depths(1, 1), depths(1, 1)),

@@ -1,12 +1,11 @@
-//! The messages of [MS-SMBD] 2.2: bytes to values and back.
+//! The messages of [MS-SMBD] 2.2, decoded from bytes and encoded to bytes.
 //!
-//! Every message has one door for bytes from a peer, `decode`, and a value that
-//! came through it is well formed in itself. What the values mean on a
-//! connection (limits, credits, sequences) is decided in [`engine`](crate::engine).
-//! All integers are little-endian and unsigned (2.2).
+//! `decode` is the only way from a peer's bytes to a message, and it returns well-formed messages
+//! only. Rules that depend on the connection (limits, credits, sequences) are checked in
+//! [`engine`](crate::engine). All integers are little-endian and unsigned (2.2).
 //!
-//! Encoders write legal messages only: reserved fields and padding are zero,
-//! `DataOffset` is 24 with a payload and 0 without one.
+//! Encoders write legal messages only: reserved fields and padding are zero, and `DataOffset` is 24
+//! with a payload and 0 without one.
 
 mod buffer_descriptor;
 mod data_transfer;

@@ -6,19 +6,19 @@ use bytes::BufMut;
 
 use super::reader::{DecodeError, Reader};
 
-/// SMB Direct 1.0, the only version there is (1.7).
+/// The version number of SMB Direct 1.0, the only version (1.7).
 pub const VERSION_1_0: u16 = 0x0100;
 
-/// An NTSTATUS as carried by a Negotiate Response.
+/// The NTSTATUS of a Negotiate Response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u32);
 
 impl Status {
     /// The negotiation succeeded.
     pub const SUCCESS: Self = Self(0x0000_0000);
-    /// The version range does not contain 0x0100.
+    /// The version range of the request does not contain 0x0100.
     pub const NOT_SUPPORTED: Self = Self(0xC000_00BB);
-    /// No receive could be posted, or a size is more than the peer will serve.
+    /// The acceptor could not post a receive, or refuses a size of the request as too large.
     pub const INSUFFICIENT_RESOURCES: Self = Self(0xC000_009A);
 }
 
@@ -33,16 +33,16 @@ impl fmt::Display for Status {
     }
 }
 
-/// What the initiator of a connection proposes (2.2.1).
+/// The first message of a connection, in which the initiator proposes its limits (2.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NegotiateRequest {
     /// Lowest version the sender supports.
     pub min_version: u16,
     /// Highest version the sender supports.
     pub max_version: u16,
-    /// Send credits the sender wants from the receiver.
+    /// Number of send credits that the sender requests.
     pub credits_requested: u16,
-    /// Largest single message, in bytes, that the sender wishes to transmit.
+    /// Largest single message, in bytes, that the sender wants to send.
     pub preferred_send_size: u32,
     /// Largest single message, in bytes, that the sender can receive.
     pub max_receive_size: u32,
@@ -51,13 +51,13 @@ pub struct NegotiateRequest {
 }
 
 impl NegotiateRequest {
-    /// Bytes on the wire.
+    /// Length of the message in bytes.
     pub const LENGTH: usize = 20;
 
-    /// Reads a request; bytes behind the first 20 and the Reserved field are ignored.
+    /// Decodes a request. Bytes after the first 20 and the Reserved field are ignored.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] below 20 bytes.
+    /// [`DecodeError::TooShort`] if `bytes` has fewer than 20 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         //= SMBD-3.1.5.6-01
         let mut reader = Reader::new("Negotiate Request", bytes, Self::LENGTH)?;
@@ -91,22 +91,22 @@ impl NegotiateRequest {
     }
 }
 
-/// What the acceptor of a connection answers (2.2.2).
+/// The acceptor's answer to a Negotiate Request (2.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NegotiateResponse {
     /// Lowest version the sender supports.
     pub min_version: u16,
     /// Highest version the sender supports.
     pub max_version: u16,
-    /// The version both will use; 0 in a refusal.
+    /// The version of the connection; 0 in a refusal.
     pub negotiated_version: u16,
-    /// Send credits the acceptor wants from the initiator.
+    /// Number of send credits that the acceptor requests.
     pub credits_requested: u16,
-    /// Send credits the acceptor gives now.
+    /// Number of send credits that the acceptor grants.
     pub credits_granted: u16,
-    /// Success, or why not.
+    /// Success, or the reason of the refusal.
     pub status: Status,
-    /// Most bytes the acceptor moves by RDMA for one upper-layer read or write.
+    /// Largest RDMA transfer, in bytes, of the acceptor for one upper-layer read or write.
     pub max_read_write_size: u32,
     /// Largest single message, in bytes, that the acceptor will send.
     pub preferred_send_size: u32,
@@ -117,10 +117,11 @@ pub struct NegotiateResponse {
 }
 
 impl NegotiateResponse {
-    /// Bytes on the wire.
+    /// Length of the message in bytes.
     pub const LENGTH: usize = 32;
 
-    /// The answer that refuses: versions and `status`, everything else zero (3.1.5.3).
+    /// Returns the response that refuses with `status`; all fields except the version range are
+    /// zero (3.1.5.3).
     pub const fn refusal(status: Status) -> Self {
         //= SMBD-3.1.5.3-02
         Self {
@@ -137,10 +138,10 @@ impl NegotiateResponse {
         }
     }
 
-    /// Reads a response; bytes behind the first 32 and the Reserved field are ignored.
+    /// Decodes a response. Bytes after the first 32 and the Reserved field are ignored.
     ///
     /// # Errors
-    /// [`DecodeError::TooShort`] below 32 bytes.
+    /// [`DecodeError::TooShort`] if `bytes` has fewer than 32 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         //= SMBD-3.1.5.7-01
         let mut reader = Reader::new("Negotiate Response", bytes, Self::LENGTH)?;
@@ -186,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// Section 4.1 of the specification.
+    /// The request of section 4.1 of the specification.
     const REQUEST: [u8; 20] = [
         0, 1, 0, 1, 0, 0, 0x0a, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0, 2, 0,
     ];
@@ -244,7 +245,7 @@ mod tests {
     //= SMBD-2.2-02 test
     //= SMBD-2.2-04 test
     #[test]
-    fn worked_requests_both_ways() {
+    fn requests_of_the_specification_and_windows_decode_and_encode() {
         assert_eq!(NegotiateRequest::decode(&REQUEST), Ok(request()));
         assert_eq!(encoded_request(&request()), REQUEST);
         let windows = NegotiateRequest {
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn worked_responses_both_ways() {
+    fn responses_of_the_specification_and_windows_decode_and_encode() {
         assert_eq!(NegotiateResponse::decode(&RESPONSE), Ok(response()));
         assert_eq!(encoded_response(&response()), RESPONSE);
         let windows = NegotiateResponse {
@@ -277,7 +278,7 @@ mod tests {
 
     //= SMBD-3.1.5.3-02 test
     #[test]
-    fn refusals_carry_the_status_and_zeros() {
+    fn a_refusal_has_its_status_and_zeros() {
         for (status, low) in [
             (Status::NOT_SUPPORTED, 0xbb),
             (Status::INSUFFICIENT_RESOURCES, 0x9a),
@@ -292,7 +293,7 @@ mod tests {
     //= SMBD-3.1.5.6-01 test
     //= SMBD-3.1.5.7-01 test
     #[test]
-    fn every_truncation_is_an_error_and_more_is_not() {
+    fn a_truncated_message_is_an_error_and_a_longer_one_is_not() {
         for length in 0..20 {
             assert_eq!(
                 NegotiateRequest::decode(&REQUEST[..length]),
@@ -331,20 +332,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_request_survives_the_wire(mut bytes: [u8; 20]) {
+        fn any_request_is_unchanged_by_decoding_and_encoding(mut bytes: [u8; 20]) {
             bytes[4..6].fill(0);
             prop_assert_eq!(encoded_request(&NegotiateRequest::decode(&bytes).unwrap()), bytes);
         }
 
         #[test]
-        fn any_response_survives_the_wire(mut bytes: [u8; 32]) {
+        fn any_response_is_unchanged_by_decoding_and_encoding(mut bytes: [u8; 32]) {
             bytes[6..8].fill(0);
             prop_assert_eq!(encoded_response(&NegotiateResponse::decode(&bytes).unwrap()), bytes);
         }
     }
 
     #[test]
-    fn a_status_is_called_by_its_name() {
+    fn a_status_displays_its_name() {
         for (status, name) in [
             (Status::SUCCESS, "STATUS_SUCCESS"),
             (Status(0xC000_00BB), "STATUS_NOT_SUPPORTED"),

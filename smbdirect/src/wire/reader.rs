@@ -1,18 +1,18 @@
-//! A bounds-checked cursor over little-endian fields, and the one error of `wire`.
+//! [`Reader`], a bounds-checked cursor over little-endian fields, and [`DecodeError`].
 
 use thiserror::Error;
 
-/// Why bytes are not the message they should be.
+/// Why bytes are not a well-formed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Fewer bytes than the message's fixed part needs.
+    /// The message is shorter than its fixed part.
     #[error("{message} of {length} bytes, at least {minimum} are needed")]
     TooShort {
-        /// The message that was expected.
+        /// Name of the expected message.
         message: &'static str,
-        /// Bytes the fixed part takes.
+        /// Length of the fixed part in bytes.
         minimum: usize,
-        /// Bytes that were there.
+        /// Bytes received.
         length: usize,
     },
     /// `DataOffset` is not a multiple of eight (2.2.3).
@@ -21,7 +21,7 @@ pub enum DecodeError {
         /// The field as received.
         data_offset: u32,
     },
-    /// `DataOffset + DataLength` lies beyond the received bytes (3.1.5.8).
+    /// `DataOffset + DataLength` exceeds the received bytes (3.1.5.8).
     #[error(
         "DataOffset {data_offset} + DataLength {data_length} exceeds the {length} bytes received"
     )]
@@ -30,18 +30,18 @@ pub enum DecodeError {
         data_offset: u32,
         /// The field as received.
         data_length: u32,
-        /// Bytes that were received.
+        /// Bytes received.
         length: usize,
     },
 }
 
-/// Reads little-endian fields off the front of a slice whose length has been checked.
+/// Reads little-endian fields from the start of a slice whose length has been checked.
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Opens `bytes` if they hold at least `minimum`; bytes behind those are allowed.
+    /// Creates a reader of `bytes`, which have to be at least `minimum` and may be more.
     pub(super) fn new(
         message: &'static str,
         bytes: &'a [u8],

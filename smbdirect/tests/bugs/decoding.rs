@@ -1,4 +1,4 @@
-//! Bugs in the reading of messages: what a peer writes into the header is not to be believed.
+//! Bugs in decoding: an implementation trusted fields of a header that the peer wrote.
 
 use bytes::Bytes;
 use smbdirect::{
@@ -9,7 +9,7 @@ use smbdirect::{
 
 use crate::fabric::{Active, Faults, Pair, Passive, Who, content, same_credits};
 
-/// A Data Transfer as no encoder of ours writes it.
+/// Returns a Data Transfer that the encoder of this library would refuse.
 fn transfer(data_offset: u32, data_length: u32, remaining: u32, length: usize) -> Bytes {
     let mut bytes = vec![0; 20];
     bytes[0] = 10;
@@ -20,7 +20,7 @@ fn transfer(data_offset: u32, data_length: u32, remaining: u32, length: usize) -
     bytes.into()
 }
 
-/// What an established end makes of `message`; the fabric is lost right after it.
+/// Returns the error of an established end that receives `message`; the network breaks after it.
 fn verdict(settings: &Settings, message: Bytes) -> (ConnectionError, Pair) {
     let faults = Faults::default();
     let mut pair = Pair::established(1, settings.clone(), settings.clone(), faults);
@@ -30,9 +30,10 @@ fn verdict(settings: &Settings, message: Bytes) -> (ConnectionError, Pair) {
     (pair.passive.closed.clone().expect("it is over"), pair)
 }
 
-/// Offset and length of the payload were not compared with the message: bytes behind the receive
-/// buffer went to the upper layer. Here all combinations around the edges of a message, and sums
-/// that wrap in 32 bits, are either inside or the end of the connection.
+/// Offset and length of the payload were not compared with the length of the message, so bytes
+/// after the receive buffer reached the upper layer. Expected: for all combinations around the
+/// edges of a message, and sums that wrap in 32 bits, the payload is inside the message or the
+/// connection ends.
 #[test]
 fn bug_09_payload_outside_the_message() {
     let edges = |length: u32| {
@@ -74,8 +75,8 @@ fn bug_09_payload_outside_the_message() {
     }
 }
 
-/// The length that a message claims to have was believed, whatever had been negotiated. Here one
-/// byte more than was promised, or a sum that wraps, is the end of the connection.
+/// The length that a message claims was not compared with the negotiated limit. Expected: one byte
+/// above the limit, or a sum that wraps, ends the connection.
 #[test]
 fn bug_10_remaining_length_beyond_the_limit() {
     for settings in [same_credits(10), Settings::linux()] {
@@ -103,9 +104,9 @@ fn bug_10_remaining_length_beyond_the_limit() {
     }
 }
 
-/// A message that was too short left a connection that was neither alive nor closed, and its
-/// buffer was used after it had been given back. Here it ends the connection in every state of
-/// it, and all receives, work and buffers come back once.
+/// A message that was too short left the connection neither established nor closed, and its buffer
+/// was used after it had been freed. Expected: it ends the connection in every state, and all
+/// receives, work requests and buffers are returned once.
 #[test]
 fn bug_11_short_message_in_any_state() {
     let mut violations = 0;
@@ -144,7 +145,7 @@ fn bug_11_short_message_in_any_state() {
             let closed = pair.end(who).closed.clone();
             violations += usize::from(matches!(closed, Some(ConnectionError::Violation(_))));
             pair.run();
-            // Without a receive for it the message was never there; the network is gone anyway.
+            // Without a posted receive the message does not arrive; the network breaks anyway.
             let fine = matches!(
                 pair.end(who).closed,
                 Some(ConnectionError::Violation(_) | ConnectionError::Provider(_))

@@ -1,4 +1,4 @@
-//! Two handles over a provider, and what is left of them at the end.
+//! A connected pair of handles over a provider, and the check that nothing of them is left.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -31,7 +31,7 @@ pub(crate) async fn listen(provider: &Arc<dyn Provider>, settings: Settings) -> 
         .unwrap()
 }
 
-/// Both ends of one connection.
+/// Returns both ends of a connection.
 pub(crate) struct Ends {
     pub(crate) client: Connection,
     pub(crate) server: Connection,
@@ -58,7 +58,7 @@ impl Ends {
     }
 }
 
-/// Nothing of a connection that is over is anywhere any more.
+/// Asserts that an ended connection has no outstanding work, receives or regions.
 pub(crate) fn assert_nothing_outstanding(connection: &Connection) {
     let stats = connection.stats();
     let left = (

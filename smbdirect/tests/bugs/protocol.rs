@@ -1,5 +1,5 @@
-//! Bugs of the protocol: two engines on the virtual fabric, which looks at each message as it
-//! leaves and at both ends after every step, or one engine and a message by hand.
+//! Bugs of the protocol, tested with two engines on the simulated fabric, which checks every sent
+//! message and both ends after every step, or with one engine and hand-made messages.
 
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,8 @@ fn said(pair: &Pair) -> usize {
     pair.active.data_transfers + pair.passive.data_transfers
 }
 
-/// The last send credit went out on a message that granted none, and neither end could say
-/// anything any more. Here the fabric would see that message leave, or both wait for ever.
+/// The last send credit was spent on a message without a grant, and neither end could send any
+/// more. Expected: every message arrives; the fabric detects such a message and a deadlock.
 #[test]
 fn bug_01_last_credit_without_grant() {
     for number in 1..=4 {
@@ -52,9 +52,9 @@ fn bug_01_last_credit_without_grant() {
     }
 }
 
-/// Credits were counted by what had been posted and granted, while a message had taken a receive
-/// whose completion nobody had looked at yet: the peer got a credit without a receive behind it.
-/// Here completions are late, and the fabric compares credits and receives after every step.
+/// Credits were computed from posted and granted receives while a message had used a receive whose
+/// completion was not handled yet, so the peer got a credit without a receive. Expected: with late
+/// completions every credit has a receive, which the fabric checks after every step.
 #[test]
 fn bug_02_credit_without_a_receive() {
     for number in [1, 2, 3, 10, 255] {
@@ -77,8 +77,8 @@ fn bug_02_credit_without_a_receive() {
     }
 }
 
-/// A keepalive, or credits alone, went out between two segments of a message. Here the fabric
-/// would see it; credits and the question ride on the segments.
+/// A keepalive or an empty grant was sent between two segments of a message. Expected: the segments
+/// carry the grant and the flag; the fabric detects an empty message between them.
 #[test]
 fn bug_03_empty_message_between_segments() {
     for seed in 0..4 {
@@ -108,7 +108,7 @@ fn bug_03_empty_message_between_segments() {
     }
 }
 
-/// The other half of it: an end that gets such a message must not go on with what it has.
+/// Expected at the receiving end: an empty message between two segments ends the connection.
 #[test]
 fn bug_03_empty_message_between_segments_ends_the_connection() {
     let mut pair = pair(1, same_credits(10), Faults::default());
@@ -133,9 +133,8 @@ fn bug_03_empty_message_between_segments_ends_the_connection() {
     pair.assert_all_returned();
 }
 
-/// One work request of a batch failed, and its neighbours were completed twice and freed twice.
-/// Here the connection breaks at each operation of a batch, and the fabric holds every message,
-/// read and write to be over once.
+/// One work request of a batch failed, and the others were completed and freed twice. Expected:
+/// when the connection breaks at any operation of a batch, every message, read and write ends once.
 #[test]
 fn bug_04_batch_that_fails_in_the_middle() {
     let batch = |kill_at| {
@@ -189,7 +188,7 @@ fn negotiate_request() -> Bytes {
     message.into()
 }
 
-/// A message that arrives at `engine`.
+/// Delivers a message to `engine`.
 fn hear(engine: &mut Connection, receive: &WorkRequest, message: impl Into<Bytes>, now: Instant) {
     let completion = Completion::Received {
         id: receive.id(),
@@ -199,8 +198,9 @@ fn hear(engine: &mut Connection, receive: &WorkRequest, message: impl Into<Bytes
     engine.handle_completion(now, completion);
 }
 
-/// The request came before the provider said that the connection was there, and was lost or took
-/// the server down. Here it waits in the engine, and the answer grants what the provider holds.
+/// The request arrived before the provider reported the connection, and was lost or crashed the
+/// server. Expected: the engine keeps it, and the response grants the receives the provider can
+/// hold.
 #[test]
 fn bug_06_request_before_the_connection_is_there() {
     let now = Instant::now();
@@ -225,9 +225,9 @@ fn bug_06_request_before_the_connection_is_there() {
     assert!(matches!(engine.poll_event(), Some(Event::Negotiated(_))));
 }
 
-/// A message as long as was promised took more receives than there were: those of its segments
-/// were kept until it was whole, and none were left to give credits for. Here it arrives on any
-/// number of credits.
+/// A message of the longest legal length needed more receives than there were: its segments kept
+/// their receives until the message was complete, and no credit could be granted. Expected: it
+/// arrives with any number of credits.
 #[test]
 fn bug_07_fragments_that_hold_all_receives() {
     for number in [1, 2, 3, 4, 255] {
@@ -254,8 +254,8 @@ fn bug_07_fragments_that_hold_all_receives() {
     }
 }
 
-/// An acceptor waited 120 seconds for a request where the specification has 5. Here each profile
-/// gives a silent initiator up after 5.
+/// An acceptor waited 120 seconds for a request instead of the specified 5. Expected: every profile
+/// ends the connection of a silent initiator after 5 seconds.
 #[test]
 fn bug_08_acceptor_that_waits_for_minutes() {
     for settings in [Settings::default(), Settings::windows(), Settings::linux()] {
@@ -269,8 +269,8 @@ fn bug_08_acceptor_that_waits_for_minutes() {
     }
 }
 
-/// More reads and writes were posted than the send queue or the peer's read depth holds. Here the
-/// fabric has queues of a few places and sees to it that no engine posts into a full one.
+/// More reads and writes were posted than the send queue or the peer's read depth holds. Expected:
+/// no engine posts into a full queue, which the fabric checks with short queues.
 #[test]
 fn bug_16_reads_and_writes_within_the_queues() {
     for (send_queue, outbound_reads) in [(1, 1), (2, 1), (3, 2), (4, 16), (64, 3)] {
@@ -300,8 +300,8 @@ fn bug_16_reads_and_writes_within_the_queues() {
     }
 }
 
-/// Receives were posted, and the empty message that tells of new credits went out ahead of the
-/// response. Here the response is the first thing that leaves, whatever else is wanted.
+/// Receives were posted, and an empty message with a grant was sent before the response. Expected:
+/// the response is the first message, whatever else is due.
 #[test]
 fn bug_24_empty_message_before_the_response() {
     let now = Instant::now();
@@ -347,8 +347,8 @@ fn bug_24_empty_message_before_the_response() {
     }
 }
 
-/// The answer to a keepalive was a keepalive, and so was the answer to that. Here a question
-/// costs two messages, whoever asks, and then there is silence.
+/// The answer to a keepalive was a keepalive, without end. Expected: a keepalive of either end
+/// causes two messages, and then both ends are silent.
 #[test]
 fn bug_25_keepalive_ping_pong() {
     for number in [1, 2, 3, 10, 255] {
@@ -361,16 +361,16 @@ fn bug_25_keepalive_ping_pong() {
                 pair.advance(60 * SECOND);
                 assert_eq!(pair.end(who).keepalives_answered, rounds);
                 let cost = said(&pair) - before;
-                // Now and then a batch of credits comes on top.
+                // A grant may be due in addition.
                 assert!((2..=3).contains(&cost), "{cost} with {number}");
             }
         }
     }
 }
 
-/// One missing credit made an empty message, which cost a credit, which made an empty message.
-/// Here two idle ends that miss one credit or more say nothing until the keepalive is due, and
-/// little in an hour.
+/// One missing credit caused an empty message, which used a credit, which caused an empty message.
+/// Expected: two idle ends that lack one or more credits send nothing until the keepalive is due,
+/// and only a few messages in an hour.
 #[test]
 fn bug_26_a_missing_credit_is_answered_for_ever() {
     for active in [1, 2, 3, 4, 5, 10, 255] {

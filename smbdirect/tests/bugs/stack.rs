@@ -1,5 +1,5 @@
-//! Bugs below and around the protocol: listeners, transfers, memory, and how it all ends. The
-//! whole stack, over iWARP on 127.0.0.1 and in one process.
+//! Bugs of listeners, transfers, memory and shutdown, tested with the whole stack over iWARP on
+//! 127.0.0.1 and in one process.
 
 use std::{
     future::Future,
@@ -40,7 +40,7 @@ fn region(connection: &Connection, content: &[u8]) -> MemoryRegion {
         .unwrap()
 }
 
-/// Providers that run anywhere, and one that can hold very little.
+/// Returns the providers that need no hardware, and one with very small limits.
 fn providers() -> Vec<Arc<dyn Provider>> {
     let mut lean = LoopbackConfig::default();
     lean.limits.max_send_queue = 2;
@@ -55,9 +55,9 @@ fn providers() -> Vec<Arc<dyn Provider>> {
     ]
 }
 
-/// iWARP and everything else shared one port, and whichever device came last decided which.
-/// Here the port belongs to the kind of RDMA, and a listener to its own provider and port:
-/// several listen side by side, and the end of one is nothing to the others.
+/// iWARP and other kinds of RDMA shared one port, and the device added last decided which port.
+/// Expected: each kind has its own port, several listeners with different providers or ports run
+/// concurrently, and closing one does not affect the others.
 #[tokio::test]
 async fn bug_05_one_port_for_all_kinds_of_rdma() {
     let (tcp, local) = (iwarp(), Arc::new(Loopback::new()) as Arc<dyn Provider>);
@@ -93,7 +93,7 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
         }
         let (provider, listener) = listeners.pop().expect("it is the last");
         drop(listener);
-        // The task behind it ends when it runs next.
+        // The task of the listener ends when it runs next.
         for _ in 0..100 {
             yield_now().await;
         }
@@ -107,8 +107,8 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
     }
 }
 
-/// The memory for a message was that of the receives it came in. Here the longest message arrives
-/// with the smallest receive buffer that can be had, though nobody takes anything before.
+/// A message used the memory of the receives it arrived in. Expected: the longest message arrives
+/// with the smallest legal receive buffer, even if the application takes no message before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_07_longest_message_in_the_smallest_buffer() {
     let settings = Settings {
@@ -127,9 +127,8 @@ async fn bug_07_longest_message_in_the_smallest_buffer() {
     }
 }
 
-/// A message lay in more pieces than a work request has room for: the queue pair refused it, or
-/// never completed it. Here the pieces of a message are no concern of the provider's, however
-/// many there are and however little it can hold.
+/// A message had more parts than a work request can hold, and the queue pair refused or never
+/// completed it. Expected: a message of any number of parts is sent with any provider.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_12_message_of_many_buffers() {
     for provider in providers() {
@@ -155,8 +154,9 @@ async fn bug_12_message_of_many_buffers() {
     }
 }
 
-/// As much was written as the descriptor had room for, not as much as there was: files whose size
-/// was no multiple of 128 KiB came out wrong. Here the data decides, and nothing behind it changes.
+/// A write had the length of the descriptor, not of the data, so files whose size was not a
+/// multiple of 128 KiB were corrupted. Expected: the write has the length of the data, and the
+/// memory after it is unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_13_write_of_the_descriptors_length() {
     const KIB: usize = 1024;
@@ -190,8 +190,8 @@ async fn bug_13_write_of_the_descriptors_length() {
     }
 }
 
-/// Only the first descriptor of a request was used: transfers beyond what one of them covers
-/// failed. Here any number of them are walked, with the sizes that Windows sends among them.
+/// Only the first descriptor of a request was used, so longer transfers failed. Expected: transfers
+/// use any number of descriptors, including those of the sizes that Windows sends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_14_more_than_one_descriptor() {
     for provider in providers() {
@@ -245,9 +245,8 @@ async fn bug_14_more_than_one_descriptor() {
     }
 }
 
-/// The limit of the layer above was taken for that of SMB Direct. Here there are two limits:
-/// messages keep to MaxFragmentedSize, and transfers of any length are cut to the smaller
-/// MaxReadWriteSize of the two ends.
+/// The limit of SMB2 was used for SMB Direct. Expected: messages are limited by MaxFragmentedSize,
+/// and transfers of any length are split by the smaller MaxReadWriteSize of the two ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_15_the_wrong_limit() {
     let small = Settings {
@@ -294,8 +293,8 @@ async fn bug_15_the_wrong_limit() {
     }
 }
 
-/// More reads and writes were posted than the send queue or the peer's read depth holds. Here
-/// hundreds of them wait their turn, whatever the depths are.
+/// More reads and writes were posted than the send queue or the peer's read depth holds. Expected:
+/// hundreds of them are queued and complete with any depth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_16_flood_of_reads_and_writes() {
     let shallow = IwarpConfig {
@@ -338,7 +337,7 @@ async fn bug_16_flood_of_reads_and_writes() {
     }
 }
 
-/// How a connection with work in flight comes to its end.
+/// The way in which a connection with work in flight ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Close,
@@ -347,8 +346,9 @@ enum End {
     BothDrop,
 }
 
-/// Work of every kind in both directions, of which nobody takes the messages, and a while later
-/// the end. Everything comes back in time, once, and the reason is known to all.
+/// Starts work of every kind in both directions, takes no messages, yields `turns` times, and ends
+/// the connection. Asserts that all work is returned once, in time, and that every call reports the
+/// reason.
 async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: usize) {
     let impatient = Settings {
         keepalive_interval: Duration::from_secs(1),
@@ -365,7 +365,7 @@ async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: 
     for (one, other) in [(&client, &server), (&server, &client)] {
         let memory = region(other, &vec![1; SIZE]);
         for _ in 0..300 {
-            // On a busy machine a timer may have been faster.
+            // On a busy machine a timer may have expired first.
             sendings.extend(one.send(bytes(8000, 8)));
         }
         for _ in 0..8 {
@@ -388,7 +388,7 @@ async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: 
         }
         End::Drop | End::BothDrop => {}
     }
-    // The regions and the futures keep the connection's state, not the connection.
+    // Regions and futures keep the state of the connection alive, but not the connection open.
     let [one, other] = ended;
     drop(client);
     drop(server);
@@ -423,8 +423,8 @@ async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: 
     }
 }
 
-/// A disconnect waited for ever for work that nobody drained. Here hundreds of receives are
-/// posted and everything else is in flight, and the end comes in time.
+/// A disconnect waited for ever for work that was never drained. Expected: with hundreds of posted
+/// receives and other work in flight, the connection ends in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_17_disconnect_with_work_outstanding() {
     for provider in [iwarp(), Arc::new(Loopback::new())] {
@@ -441,7 +441,7 @@ async fn bug_17_disconnect_with_work_outstanding() {
     }
 }
 
-/// Polls `future` so often, and says what came of it.
+/// Polls `future` at most `polls` times, and returns its output if it is ready.
 async fn polled<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -454,9 +454,9 @@ async fn polled<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     None
 }
 
-/// A shutdown hung, or crashed, in one state or another of a connection. Here an initiator gives
-/// up at each step of connecting and negotiating, and an acceptor or an idle, established or
-/// closing connection goes at any time; the listener that saw it all takes the next one.
+/// A shutdown hung or crashed in some states of a connection. Expected: an initiator can be dropped
+/// at each step of connecting and negotiating, an acceptor or an idle, established or closing
+/// connection can be dropped at any time, and the listener accepts the next connection.
 #[tokio::test]
 async fn bug_18_shutdown_in_any_state() {
     for provider in [iwarp(), Arc::new(Loopback::new())] {
@@ -487,7 +487,7 @@ async fn bug_18_shutdown_in_any_state() {
         })
         .await;
         drop(client.send("the last").unwrap());
-        // What was accepted before has ended, or is about to, and does not stand in the way.
+        // Connections accepted before have ended or are ending, and are skipped.
         loop {
             let server = within(listener.accept()).await.unwrap();
             match within(server.recv()).await {
@@ -511,7 +511,8 @@ async fn bug_18_shutdown_in_any_state() {
     }
 }
 
-/// The same with peers that vanish behind each byte of what they have to say.
+/// Expected: a listener accepts the next connection after peers that vanish after each byte of
+/// their first messages.
 #[tokio::test]
 async fn bug_18_peers_that_vanish_in_any_state() {
     let provider = iwarp();
@@ -519,7 +520,7 @@ async fn bug_18_peers_that_vanish_in_any_state() {
     let address = listener.local_address();
     let mut request = Vec::new();
     StartupFrame::new(FrameKind::Request, 1).encode(&mut request);
-    // More of them than may negotiate at once: each has to make room for the next.
+    // There are more peers than may negotiate concurrently, so each has to make room for the next.
     for _ in 0..7 {
         for said in 0..request.len() {
             let mut peer = Peer::silent(address).await;
@@ -544,11 +545,12 @@ async fn bug_18_peers_that_vanish_in_any_state() {
     assert_eq!(within(listener.accept()).await.unwrap().error(), None);
 }
 
-/// A listener was torn down while children of it were half way, and hung or crashed. Here peers
-/// at each step see the end of their connection, and one that was accepted goes on.
+/// A listener was closed while it had half-open connections, and hung or crashed. Expected: peers
+/// at each step of connecting see the end of their connection, and an accepted connection
+/// continues.
 #[tokio::test]
 async fn bug_23_listener_closed_with_half_open_children() {
-    // No timer is to do the work.
+    // The timers are long, so that they cannot end a connection in this test.
     let patient = IwarpConfig {
         accept_timeout: Duration::from_secs(600),
         ..IwarpConfig::default()
@@ -585,8 +587,8 @@ async fn bug_23_listener_closed_with_half_open_children() {
     assert_eq!(accepted.error(), None);
 }
 
-/// More peers came than the listener had room for, and hung. Here each of them gets a connection
-/// or an error in time, and when there is room again the next one gets in.
+/// More peers connected than the backlog holds, and hung. Expected: each of them gets a connection
+/// or an error in time, and when there is room again the next peer is accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_23_more_peers_than_the_backlog_holds() {
     const PEERS: usize = 700;
@@ -597,7 +599,7 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
     let few = Settings {
         send_credit_target: 2,
         receive_credit_max: 2,
-        // So many at once take their time.
+        // This many concurrent connections take longer.
         passive_negotiation_timeout: Duration::from_secs(60),
         ..Settings::default()
     };
@@ -622,7 +624,7 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
     }
     assert_eq!(connections.len() + refused, PEERS);
     assert!(refused > 0, "the backlog holds them all");
-    // They come in another order than that of the clients, and stay.
+    // Connections are accepted in another order than that of the clients, and stay open.
     let mut servers = Vec::new();
     for _ in &connections {
         servers.push(within(listener.accept()).await.unwrap());
@@ -643,7 +645,7 @@ async fn bug_23_more_peers_than_the_backlog_holds() {
     assert_eq!(message.into_bytes(), "at last");
 }
 
-/// The same in one process, where the backlog is a number and the rest are refused at once.
+/// Expected within one process: peers beyond the backlog are refused immediately.
 #[tokio::test]
 async fn bug_23_a_full_backlog_refuses() {
     let provider = Loopback::with_config(LoopbackConfig {
@@ -681,45 +683,45 @@ async fn bug_23_a_full_backlog_refuses() {
     );
 }
 
-/// A registration was freed while it was in use, or its end waited for a queue pair that was no
-/// more. Here memory that the peer is reading comes back in time, with the connection alive,
-/// ending, or over.
+/// A registration was freed while it was in use, or its deregistration waited for a queue pair that
+/// no longer existed. Expected: memory that the peer is reading is returned in time while the
+/// connection is established, ending, or has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_27_deregistration_on_a_dying_connection() {
     for way in 0..4 {
         let (victim, memory, peer) = read_in_part().await;
         let buffer = match way {
-            // The connection lives, and only the idle timer ends it.
+            // The connection stays established until the idle timer expires.
             0 => within(memory.deregister()).await,
-            // It ends meanwhile.
+            // The connection ends during the deregistration.
             1 => {
                 let deregistering = tokio::spawn(memory.deregister());
                 yield_now().await;
                 drop(victim);
                 within(deregistering).await.unwrap()
             }
-            // The peer vanishes meanwhile.
+            // The peer vanishes during the deregistration.
             2 => {
                 let deregistering = tokio::spawn(memory.deregister());
                 yield_now().await;
                 drop(peer);
                 within(deregistering).await.unwrap()
             }
-            // It is over.
+            // The connection has ended before.
             _ => {
                 drop(peer);
                 within(victim.closed()).await;
                 within(memory.deregister()).await
             }
         };
-        assert!(buffer.unwrap() == vec![0x5a; LARGE], "{way}");
+        assert!(buffer.unwrap() == vec![0x5a; LARGE_BYTES], "{way}");
     }
 }
 
-/// More than all buffers of a socket hold.
-const LARGE: usize = 64 << 20;
+/// Number of bytes that exceeds all buffers of a socket.
+const LARGE_BYTES: usize = 64 << 20;
 
-/// A connection whose peer reads a large piece of memory, and has taken no more than the start.
+/// Returns a connection whose peer reads a large region and has received only its start.
 async fn read_in_part() -> (Connection, MemoryRegion, Peer) {
     let impatient = Settings {
         keepalive_interval: Duration::from_secs(3),
@@ -730,19 +732,20 @@ async fn read_in_part() -> (Connection, MemoryRegion, Peer) {
         close_timeout: Duration::from_millis(500),
         ..IwarpConfig::default()
     }));
-    let buffer = BytesMut::from(&vec![0x5a; LARGE][..]);
+    let buffer = BytesMut::from(&vec![0x5a; LARGE_BYTES][..]);
     let mut listener = listen(&provider, impatient).await;
     let mut peer = Peer::negotiated(listener.local_address()).await;
     let victim = within(listener.accept()).await.unwrap();
     let memory = victim.register(buffer, Access::REMOTE_READ).unwrap();
     let descriptor = memory.descriptor();
-    let request = peer.read_request(descriptor.token, descriptor.offset, LARGE as u32);
+    let request = peer.read_request(descriptor.token, descriptor.offset, LARGE_BYTES as u32);
     peer.say(&request).await;
     while !matches!(peer.hear().await.0, Header::Tagged(_)) {}
     (victim, memory, peer)
 }
 
-/// While a deregistration waits for what is on its way already, nothing more of the memory leaves.
+/// Expected: while a deregistration waits for bytes in flight, no more bytes of the memory are
+/// sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_27_memory_that_leaves_after_its_end() {
     let (victim, memory, mut peer) = read_in_part().await;
@@ -750,14 +753,14 @@ async fn bug_27_memory_that_leaves_after_its_end() {
     let context = &mut Context::from_waker(Waker::noop());
     assert!(deregistering.as_mut().poll(context).is_pending());
     let taken = peer.end().await;
-    assert!(taken < LARGE / 2, "{taken} bytes left");
-    assert!(within(deregistering).await.unwrap() == vec![0x5a; LARGE]);
+    assert!(taken < LARGE_BYTES / 2, "{taken} bytes left");
+    assert!(within(deregistering).await.unwrap() == vec![0x5a; LARGE_BYTES]);
     let reason = within(victim.closed()).await;
     assert!(matches!(reason, ConnectionError::Provider(_)), "{reason}");
 }
 
-/// The same from the other side: what the peer writes is not written any more once the
-/// registration has ended, and its use of memory that is gone ends the connection and nothing else.
+/// Expected: after a deregistration the peer cannot write to the memory any more, and its attempt
+/// ends only the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bug_27_memory_that_is_taken_back_meanwhile() {
     const SIZE: usize = 4 << 20;
@@ -797,7 +800,7 @@ async fn bug_27_memory_that_is_taken_back_meanwhile() {
             let reason = within(client.closed()).await;
             assert!(matches!(reason, ConnectionError::Provider(_)), "{reason}");
             within(server.closed()).await;
-            // A message may overtake a Read, not a Write.
+            // A message may overtake a Read, but not a Write.
             assert!(!write || within(client.recv()).await.is_err());
             assert_nothing_outstanding(&client);
             assert_nothing_outstanding(&server);

@@ -1,5 +1,5 @@
-//! Bugs in what iWARP peers tell each other before the first message: read depths in the private
-//! data, in either byte order, with and without the enhanced header of MPA revision 2.
+//! Bugs in the start-up of iWARP connections: read depths in the private data, in either byte
+//! order, with and without the enhanced header of MPA revision 2.
 
 use std::{
     net::SocketAddr,
@@ -29,10 +29,10 @@ use tokio::{
 use super::ends::{HERE, listen};
 use crate::peer::{Peer, fpdu, within};
 
-/// What the acceptor said to a peer, and how many reads of its own it will have outstanding.
+/// The reply of the acceptor to a peer, and the number of reads it will have outstanding.
 type Seen = Arc<Mutex<Vec<(Bytes, u32)>>>;
 
-/// iWARP, with somebody who looks at what the listener above makes of each peer.
+/// An iWARP provider that records what the listener decides for each peer.
 #[derive(Debug)]
 struct Watched {
     provider: Iwarp,
@@ -103,7 +103,7 @@ impl provider::Listener for WatchedListener {
     }
 }
 
-/// What a listener of ours, with read depths of 32, makes of a peer with this Request.
+/// Returns the decision of a listener with read depths of 32 for a peer with this Request.
 async fn seen_of(request: &StartupFrame) -> (StartupFrame, Bytes, u32) {
     let seen = Seen::default();
     let provider: Arc<dyn Provider> = Arc::new(Watched {
@@ -136,15 +136,15 @@ fn request(revision: u8, private_data: &[u8]) -> StartupFrame {
     }
 }
 
-/// The depths came in the wrong byte order from an old client, were taken from the wrong
-/// perspective, or were not there at all. Here the acceptor reads as many at once as the peer says
-/// it serves, in either order, answers with the smaller numbers, and turns no peer away for what it
-/// does not say.
+/// The depths were in the wrong byte order in an old client, were interpreted from the wrong end,
+/// or were missing. Expected: the acceptor has at most as many reads outstanding as the peer says
+/// it serves, in either byte order, answers with the smaller numbers, and accepts a peer without
+/// depths.
 #[tokio::test]
 async fn bug_20_read_depths_in_either_byte_order() {
     let big = |ird: u32, ord: u32| [ird.to_be_bytes(), ord.to_be_bytes()].concat();
     let little = |ird: u32, ord: u32| [ird.to_le_bytes(), ord.to_le_bytes()].concat();
-    // What the peer says, how many reads it gets at once, and what it is told.
+    // The depths of the peer, the number of reads outstanding at it, and the reply.
     for (private_data, reads, told) in [
         (big(8, 1), 8, big(8, 1)),
         (little(8, 1), 8, big(8, 1)),
@@ -154,7 +154,7 @@ async fn bug_20_read_depths_in_either_byte_order() {
         (little(255, 255), 32, big(32, 32)),
         (big(u32::MAX, u32::MAX), 32, big(32, 32)),
         ([big(3, 9), b"and more".to_vec()].concat(), 3, big(3, 9)),
-        // Unknown: sixteen are what everybody serves.
+        // Unknown depths: every implementation serves at least sixteen.
         (Vec::new(), 16, Vec::new()),
         (big(8, 1)[..7].to_vec(), 16, Vec::new()),
         (vec![8], 16, Vec::new()),
@@ -170,8 +170,8 @@ async fn bug_20_read_depths_in_either_byte_order() {
     assert_eq!(IrdOrd::decode(&little(8, 1)), Ok(Some(depths)));
 }
 
-/// The eight bytes were looked for in the wrong place, or not at all, where the enhanced header of
-/// MPA revision 2 stood before them. Here both are read, and the smaller number counts.
+/// The eight bytes were not found if the enhanced header of MPA revision 2 preceded them. Expected:
+/// both are decoded, and the smaller number applies.
 #[tokio::test]
 async fn bug_28_read_depths_behind_the_enhanced_header() {
     let enhanced = |ird, ord, peer_to_peer| Enhanced {
@@ -197,7 +197,7 @@ async fn bug_28_read_depths_behind_the_enhanced_header() {
             };
             let (reply, said, outstanding) = seen_of(&request).await;
             assert_eq!(outstanding, reads, "{ird} {private_data:02x?}");
-            // The enhanced header of the Reply tells; nothing is said twice.
+            // The enhanced header of the Reply has the depths, so the eight bytes are not repeated.
             assert_eq!((said, &reply.private_data[..]), (Bytes::new(), &[][..]));
             let answer = reply.enhanced.expect("it was asked for");
             assert_eq!((answer.ird, u32::from(answer.ord)), (2, reads));
@@ -206,8 +206,8 @@ async fn bug_28_read_depths_behind_the_enhanced_header() {
     }
 }
 
-/// Accepts one connection by hand: what the initiator asked for, and the stream behind the
-/// negotiation, in which it got ten credits.
+/// Accepts one connection by hand, and returns the request of the initiator and the stream after
+/// the negotiation, which granted ten credits.
 async fn accept_by_hand(
     listener: &TcpListener,
     reply: impl FnOnce(&StartupFrame) -> StartupFrame,
@@ -223,7 +223,7 @@ async fn accept_by_hand(
     let mut bytes = Vec::new();
     reply(&request).encode(&mut bytes);
     stream.write_all(&bytes).await.unwrap();
-    // Its Negotiate Request: length, headers of DDP and RDMAP, 20 bytes, and no CRC.
+    // The Negotiate Request: length, headers of DDP and RDMAP, 20 bytes, and no CRC.
     let mut negotiate_request = [0; 2 + 18 + 20 + 4];
     stream.read_exact(&mut negotiate_request).await.unwrap();
     let response = NegotiateResponse {
@@ -253,7 +253,7 @@ async fn accept_by_hand(
     (request, stream)
 }
 
-/// The reads of ours that are outstanding at an acceptor which answers none of them.
+/// Returns the number of outstanding reads at an acceptor that answers none of them.
 async fn outstanding_reads(
     config: IwarpConfig,
     reply: impl FnOnce(&StartupFrame) -> StartupFrame,
@@ -274,16 +274,16 @@ async fn outstanding_reads(
     let _readings: Vec<_> = (0..50)
         .map(|_| connection.read(&[there], 0, BytesMut::zeroed(1)))
         .collect();
-    // When this has left, all reads have been looked at that may leave.
+    // Once this message is sent, every read that may be sent has been sent.
     within(connection.send("hello").unwrap()).await.unwrap();
     (request, connection.stats().work_outstanding)
 }
 
 //= SMBD-6-02 test
 //= EST-13 test
-/// What an acceptor says about the reads it serves counts for the initiator as well. Whether it
-/// says so from its own point of view, as Linux does, or from ours, as the specification has it,
-/// cannot be told: the smaller number is safe.
+/// Expected: an initiator respects the depths in a Reply too. Linux gives them from its own point
+/// of view and the specification from that of the initiator, which cannot be distinguished, so the
+/// smaller number applies.
 #[tokio::test]
 async fn bug_20_read_depths_in_a_reply() {
     for (private_data, reads) in [
@@ -310,8 +310,8 @@ async fn bug_20_read_depths_in_a_reply() {
     }
 }
 
-/// The same seen from the other side: our Request has both, each in its place, and a Reply with
-/// both, or with either alone, makes a connection.
+/// Expected of an initiator: its Request has both headers, and a Reply with both or with either one
+/// establishes the connection.
 #[tokio::test]
 async fn bug_28_a_request_and_a_reply_with_both() {
     for (ird, private_data, reads) in [
@@ -348,8 +348,8 @@ async fn bug_28_a_request_and_a_reply_with_both() {
     }
 }
 
-/// Sixteen peers at once, whose requests come right behind the ready-to-receive frame, before the
-/// acceptor has looked at any of them: none is lost.
+/// Expected: if sixteen peers send their requests right after the ready-to-receive frame, before
+/// the acceptor has handled any of them, no request is lost.
 #[tokio::test]
 async fn bug_06_a_burst_of_requests() {
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());

@@ -1,4 +1,4 @@
-//! Allocations in the steady state.
+//! Allocations in the steady state, which are none for each message.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::units::{
     connection::{Connections, Traffic},
 };
 
-/// Batches in which buffers grow to their size, and as many that are counted.
+/// Batches that let buffers grow to their size, and again as many that are counted.
 const BATCHES: usize = 30;
 
-/// Allocations, and the items for which they were.
+/// Allocations, and the items that caused them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counted {
     allocations: u64,
@@ -34,11 +34,11 @@ fn count(unit: &mut dyn Unit, batches: usize) -> Counted {
             counted.items += done.items;
         }
     }
-    assert!(counted.items > 0, "nothing was done");
+    assert!(counted.items > 0, "the unit did nothing");
     counted
 }
 
-/// No unit whose name begins so allocates anything, but those named.
+/// Asserts that no unit whose name starts with `beginning` allocates, except those in `but`.
 fn assert_no_allocation(beginning: &str, but: &[&str]) {
     let mut cases = units::all();
     cases.retain(|case| case.name.starts_with(beginning) && !but.contains(&&*case.name));
@@ -52,55 +52,55 @@ fn assert_no_allocation(beginning: &str, but: &[&str]) {
 }
 
 #[test]
-fn the_engine_allocates_nothing_for_a_segment() {
+fn engine_allocates_nothing_for_a_segment() {
     let _alone = crate::alone();
     assert_no_allocation("engine/", &[]);
 }
 
 #[test]
-fn the_codecs_allocate_nothing() {
+fn codecs_allocate_nothing() {
     let _alone = crate::alone();
-    // Both come once in a connection, and what they bring is kept.
+    // Both are decoded once in a connection, and their contents are kept.
     let but = ["wire/decode/startup-frame", "wire/decode/terminate"];
     assert_no_allocation("wire/", &but);
 }
 
 #[test]
-fn the_iwarp_machine_allocates_nothing_for_what_it_sends() {
+fn iwarp_machine_allocates_nothing_for_what_it_sends() {
     let _alone = crate::alone();
     assert_no_allocation("iwarp/transmit/", &[]);
 }
 
 #[test]
-fn the_iwarp_machine_allocates_nothing_for_a_send_of_one_segment_it_receives() {
+fn iwarp_machine_allocates_nothing_for_a_send_of_one_segment_it_receives() {
     let _alone = crate::alone();
     let of_several = ["iwarp/receive/send-8192-by-1448-crc"];
     assert_no_allocation("iwarp/receive/send-", &of_several);
 }
 
 #[test]
-fn the_iwarp_machine_allocates_nothing_for_a_write_it_receives() {
+fn iwarp_machine_allocates_nothing_for_a_write_it_receives() {
     let _alone = crate::alone();
     assert_no_allocation("iwarp/receive/write", &[]);
 }
 
 #[test]
-fn the_iwarp_machine_allocates_nothing_for_a_send_it_receives() {
+fn iwarp_machine_allocates_nothing_for_a_send_it_receives() {
     let _alone = crate::alone();
     assert_no_allocation("iwarp/receive/send", &[]);
 }
 
 #[test]
-fn the_iwarp_machine_allocates_nothing_for_a_read() {
+fn iwarp_machine_allocates_nothing_for_a_read() {
     let _alone = crate::alone();
     assert_no_allocation("iwarp/both/read", &[]);
 }
 
-/// Messages or transfers of a connection that share an allocation at least: the runtime's own
-/// lists, and memory that many messages are cut from.
-const ITEMS_AN_ALLOCATION: u64 = 16;
+/// Fewest messages or transfers of a connection for each allocation. The runtime allocates for its lists,
+/// and many messages share one arena.
+const MIN_ITEMS_PER_ALLOCATION: u64 = 16;
 
-/// With the handle, the task and the provider, both ends: nothing is allocated for a message.
+/// Asserts that both ends, with handle, task and provider, allocate nothing for a single message.
 fn assert_few(provider: &Arc<dyn Provider>, traffic: Traffic, segment: u32, window: usize) {
     let (Traffic::Send(length) | Traffic::Read(length) | Traffic::Write(length)) = traffic;
     let count = ((32 << 20) / length).min(8000);
@@ -109,7 +109,7 @@ fn assert_few(provider: &Arc<dyn Provider>, traffic: Traffic, segment: u32, wind
     let counted = allocation_counter::measure(|| connections.stream(count, window));
     let allocations = counted.count_total;
     assert!(
-        allocations * ITEMS_AN_ALLOCATION <= count as u64,
+        allocations * MIN_ITEMS_PER_ALLOCATION <= count as u64,
         "{allocations} allocations for {count} times {traffic:?} by {segment} on {}",
         provider.name()
     );
@@ -158,14 +158,14 @@ fn reads_take_no_allocation_each_over_iwarp() {
 }
 
 #[test]
-fn messages_take_no_allocation_each_in_the_process() {
+fn messages_take_no_allocation_each_over_loopback() {
     let _alone = crate::alone();
     assert_few(&loopback(), Traffic::Send(64), 1364, 32);
     assert_few(&loopback(), Traffic::Send(8112), 8136, 32);
 }
 
 #[test]
-fn transfers_take_no_allocation_each_in_the_process() {
+fn transfers_take_no_allocation_each_over_loopback() {
     let _alone = crate::alone();
     assert_few(&loopback(), Traffic::Write(64 << 10), 1364, 16);
     assert_few(&loopback(), Traffic::Read(64 << 10), 1364, 16);

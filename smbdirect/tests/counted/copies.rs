@@ -1,5 +1,5 @@
-//! Copies in user space, told by where bytes lie: what leaves from the caller's memory, or goes
-//! straight to its place, was not copied.
+//! Copies in user space, found by addresses: bytes that are sent from the caller's memory, or received
+//! directly into their place, were not copied.
 
 use std::{
     io::IoSlice,
@@ -32,15 +32,15 @@ use crate::units::{
     engine::{Engines, Step},
 };
 
-/// Payloads from this length on are not copied on their way out.
-const LARGE: usize = 2048;
+/// Payloads of at least this many bytes are not copied when they are sent.
+const MIN_UNCOPIED_BYTES: usize = 2048;
 
 fn place(bytes: &[u8]) -> Range<usize> {
     let start = bytes.as_ptr() as usize;
     start..start + bytes.len()
 }
 
-/// Bytes of `within` that lie in `slices`.
+/// Returns how many bytes of `slices` are inside `within`.
 fn bytes_within(slices: &[IoSlice<'_>], within: &Range<usize>) -> usize {
     slices
         .iter()
@@ -64,35 +64,35 @@ fn stream(initiator: bool, max_fpdu: usize) -> Stream {
 
 fn register(stream: &mut Stream, memory: BytesMut, access: Access) -> RemoteAddress {
     let registered = stream.memory().register(memory, access);
-    registered.expect("the first of them").address
+    registered.expect("the first registration succeeds").address
 }
 
-/// Takes all that `stream` has to say; tells how much of it lies in `within`.
-fn say(stream: &mut Stream, within: &Range<usize>) -> (Vec<u8>, usize) {
-    let (mut said, mut in_place) = (Vec::new(), 0);
+/// Takes all output of `stream`, and returns it with the number of its bytes inside `within`.
+fn take_output(stream: &mut Stream, within: &Range<usize>) -> (Vec<u8>, usize) {
+    let (mut output, mut in_place) = (Vec::new(), 0);
     while stream.prepare() > 0 {
         let mut slices = [IoSlice::new(&[]); 64];
         let count = stream.transmit_slices(&mut slices);
         in_place += bytes_within(&slices[..count], within);
-        let before = said.len();
+        let before = output.len();
         for slice in &slices[..count] {
-            said.extend_from_slice(slice);
+            output.extend_from_slice(slice);
         }
-        let taken = said.len() - before;
+        let taken = output.len() - before;
         stream.transmitted(taken);
     }
-    (said, in_place)
+    (output, in_place)
 }
 
-/// The longest FPDU between ends of ours, and towards a network of 9000-byte packets.
+/// The longest FPDU between two ends of this stack, and for a network with an MTU of 9000 bytes.
 const MAX_FPDUS: [u32; 2] = [u32::MAX, 8960];
 
 //= PERF-02 test
 #[test]
-fn large_payloads_are_sent_from_where_they_lie() {
+fn large_payloads_are_sent_without_a_copy() {
     let _alone = crate::alone();
     for max_fpdu in MAX_FPDUS.map(mpa::max_fpdu) {
-        for length in [LARGE, 8112, 64 << 10, 1 << 20] {
+        for length in [MIN_UNCOPIED_BYTES, 8112, 64 << 10, 1 << 20] {
             let data = content(length);
             let within = place(&data);
             let id = WorkId(1);
@@ -116,10 +116,11 @@ fn large_payloads_are_sent_from_where_they_lie() {
                 let what = format!("{work:?}");
                 let mut sender = stream(true, max_fpdu);
                 sender.post(work);
-                let (_, in_place) = say(&mut sender, &within);
-                // What is left for the last segment may be short.
+                let (_, in_place) = take_output(&mut sender, &within);
+                // The last segment may be short.
                 assert!(
-                    in_place + LARGE > length && (length > LARGE || in_place == length),
+                    in_place + MIN_UNCOPIED_BYTES > length
+                        && (length > MIN_UNCOPIED_BYTES || in_place == length),
                     "{in_place} of {length} bytes by {max_fpdu}: {}",
                     &what[..what.len().min(40)]
                 );
@@ -130,9 +131,9 @@ fn large_payloads_are_sent_from_where_they_lie() {
 
 //= PERF-02 test
 #[test]
-fn a_read_is_answered_from_the_memory_that_is_read() {
+fn read_responses_are_sent_without_a_copy() {
     let _alone = crate::alone();
-    for length in [LARGE, 64 << 10, 1 << 20] {
+    for length in [MIN_UNCOPIED_BYTES, 64 << 10, 1 << 20] {
         let memory = BytesMut::from(&content(length)[..]);
         let within = place(&memory);
         let max_fpdu = mpa::max_fpdu(u32::MAX);
@@ -142,22 +143,25 @@ fn a_read_is_answered_from_the_memory_that_is_read() {
         let target = place(&into);
         let id = WorkId(1);
         reader.post(WorkRequest::Read { id, from, into });
-        source.handle_bytes(&say(&mut reader, &target).0);
-        let (answer, in_place) = say(&mut source, &within);
-        assert!(in_place + LARGE > length, "{in_place} of {length} bytes");
+        source.handle_bytes(&take_output(&mut reader, &target).0);
+        let (answer, in_place) = take_output(&mut source, &within);
+        assert!(
+            in_place + MIN_UNCOPIED_BYTES > length,
+            "{in_place} of {length} bytes"
+        );
         reader.handle_bytes(&answer);
         let Some(Completion::Read { buffer, .. }) = reader.poll_completion() else {
             panic!("nothing was read");
         };
         assert_eq!(place(&buffer), target, "the buffer is the caller's");
-        assert!(buffer == content(length), "it has the data");
+        assert!(buffer == content(length), "the data is the same");
     }
 }
 
-/// Once the header of a long tagged segment is there, the socket's bytes go to where it says.
+/// After the header of a long tagged segment has arrived, its payload is received into the tagged buffer.
 //= PERF-03 test
 #[test]
-fn long_tagged_payloads_are_received_where_they_belong() {
+fn long_tagged_payloads_are_received_in_place() {
     let _alone = crate::alone();
     let length = 1 << 20;
     let max_fpdu = mpa::max_fpdu(u32::MAX);
@@ -171,9 +175,9 @@ fn long_tagged_payloads_are_received_where_they_belong() {
         data: data.clone(),
         to,
     });
-    let (said, _) = say(&mut writer, &place(&data));
-    let (mut rest, mut in_place) = (&said[..], 0);
-    // As a socket does that has a little of each FPDU when it is asked, and then all of it.
+    let (output, _) = take_output(&mut writer, &place(&data));
+    let (mut rest, mut in_place) = (&output[..], 0);
+    // A socket that first returns a few bytes of each FPDU, and then the rest.
     while !rest.is_empty() {
         let [direct, staging] = target.receive_slices();
         let count = if direct.is_empty() {
@@ -186,7 +190,7 @@ fn long_tagged_payloads_are_received_where_they_belong() {
             in_place += direct.len();
             let (now, later) = rest.split_at(direct.len());
             direct.copy_from_slice(now);
-            // The CRC behind it.
+            // The CRC follows the payload.
             let trailer = later.len().min(4);
             staging[..trailer].copy_from_slice(&later[..trailer]);
             direct.len() + trailer
@@ -200,11 +204,11 @@ fn long_tagged_payloads_are_received_where_they_belong() {
         "{in_place} of {length} bytes"
     );
     let written = target.memory().deregister(to.token).unwrap();
-    assert!(written == data, "it is the data");
+    assert!(written == data, "the data is the same");
 }
 
 #[test]
-fn the_engine_passes_payloads_on_where_they_came() {
+fn engine_passes_payloads_on_without_a_copy() {
     let _alone = crate::alone();
     let mut engines = Engines::new(64 << 10, 1364, Step::Receive);
     for _ in 0..10 {
@@ -224,7 +228,7 @@ fn the_engine_passes_payloads_on_where_they_came() {
     }
 }
 
-/// A provider whose connecting end notes where the messages lie that it receives.
+/// A provider that records the addresses of the messages that its connecting end receives.
 #[derive(Debug)]
 struct Watched<P> {
     provider: P,
@@ -322,12 +326,12 @@ impl QueuePair for WatchedQueuePair {
     }
 }
 
-/// One copy brings a message out of the provider's staging, and there is no other; segments of
-/// `handed_over` bytes and more are not copied at all.
-fn messages_are_taken_where_the_provider_put_them(
+/// Asserts that a message is copied at most once, out of the staging memory of the provider, and that
+/// segments of at least `min_zero_copy` bytes are not copied at all.
+fn assert_messages_stay_where_the_provider_put_them(
     provider: impl Provider + 'static,
     lengths: &[usize],
-    handed_over: usize,
+    min_zero_copy: usize,
 ) {
     let messages = Arc::default();
     let provider = Arc::new(Watched {
@@ -351,7 +355,7 @@ fn messages_are_taken_where_the_provider_put_them(
                 let data: Bytes = content(length);
                 drop(sender.send(data.clone()).unwrap());
                 let mut message = receiver.recv().await.unwrap();
-                assert!(message.clone().into_bytes() == data, "it has the data");
+                assert!(message.clone().into_bytes() == data, "the data is the same");
                 let mut messages = messages.lock().unwrap();
                 while message.has_remaining() {
                     let part = message.chunk().len();
@@ -359,7 +363,7 @@ fn messages_are_taken_where_the_provider_put_them(
                     let as_it_was = bytes_within(&[IoSlice::new(message.chunk())], &place(&data));
                     let as_it_came =
                         |came: &Range<usize>| came.start < taken.start && taken.end == came.end;
-                    if part < handed_over {
+                    if part < min_zero_copy {
                         let received = messages.iter().any(as_it_came);
                         assert!(
                             received && as_it_was == 0,
@@ -380,20 +384,36 @@ fn messages_are_taken_where_the_provider_put_them(
 fn messages_of_one_segment_are_copied_once_over_iwarp() {
     let _alone = crate::alone();
     let provider = Iwarp::new(IwarpConfig::default());
-    let lengths = [1, 64, 1340, LARGE - 1, LARGE, 8112];
-    messages_are_taken_where_the_provider_put_them(provider, &lengths, usize::MAX);
+    let lengths = [
+        1,
+        64,
+        1340,
+        MIN_UNCOPIED_BYTES - 1,
+        MIN_UNCOPIED_BYTES,
+        8112,
+    ];
+    assert_messages_stay_where_the_provider_put_them(provider, &lengths, usize::MAX);
 }
 
 #[test]
-fn messages_are_copied_once_or_not_at_all_in_the_process() {
+fn messages_are_copied_once_or_not_at_all_over_loopback() {
     let _alone = crate::alone();
-    let lengths = [1, 64, 1340, LARGE - 1, LARGE, 8112, 64 << 10, 1 << 20];
-    messages_are_taken_where_the_provider_put_them(Loopback::new(), &lengths, LARGE);
+    let lengths = [
+        1,
+        64,
+        1340,
+        MIN_UNCOPIED_BYTES - 1,
+        MIN_UNCOPIED_BYTES,
+        8112,
+        64 << 10,
+        1 << 20,
+    ];
+    assert_messages_stay_where_the_provider_put_them(Loopback::new(), &lengths, MIN_UNCOPIED_BYTES);
 }
 
-/// Putting it together takes no memory, or memory that is used again.
+/// The assembly of a message allocates nothing, or memory that is used again.
 #[test]
-fn a_message_of_many_segments_allocates_little() {
+fn message_of_many_segments_allocates_little() {
     let _alone = crate::alone();
     let length = 1 << 20;
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));

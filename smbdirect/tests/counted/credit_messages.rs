@@ -1,4 +1,4 @@
-//! How many credit messages a stream in one direction takes.
+//! The number of credit messages that a stream in one direction takes.
 
 use std::sync::Arc;
 
@@ -14,26 +14,25 @@ use crate::units::{
     engine::{Engines, Step},
 };
 
-/// Segments for which there may be one message that only gives credits, where the receiver may
-/// give 255.
-const SEGMENTS_A_CREDIT_MESSAGE: u64 = 32;
+/// Fewest segments for each message that only grants credits, for a receiver that may grant 255.
+const MIN_SEGMENTS_PER_CREDIT_MESSAGE: u64 = 32;
 
 #[track_caller]
 fn assert_few(segments: u64, credit_messages: u64) {
-    assert!(segments > 10_000, "that is no stream");
+    assert!(segments > 10_000, "the stream is too short");
     assert!(
         credit_messages > 0,
         "255 credits do not last for {segments} segments"
     );
     assert!(
-        credit_messages * SEGMENTS_A_CREDIT_MESSAGE <= segments,
+        credit_messages * MIN_SEGMENTS_PER_CREDIT_MESSAGE <= segments,
         "{credit_messages} credit messages for {segments} segments"
     );
 }
 
-/// Asked after each segment what there is to send, and not only after a round of them.
+/// The engine is polled for work after each segment, not only after a round.
 #[test]
-fn the_engine_gives_credits_in_batches() {
+fn engine_grants_credits_in_batches() {
     let _alone = crate::alone();
     let mut engines = Engines::new(64 << 10, 1364, Step::Receive);
     for _ in 0..200 {
@@ -49,7 +48,7 @@ fn the_engine_gives_credits_in_batches() {
 }
 
 #[test]
-fn connections_give_credits_in_batches() {
+fn connections_grant_credits_in_batches() {
     let _alone = crate::alone();
     let providers: [Arc<dyn Provider>; 2] = [
         Arc::new(Loopback::new()),

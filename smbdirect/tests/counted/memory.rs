@@ -1,8 +1,7 @@
-//! What a connection that says nothing keeps of the heap.
+//! Bytes of the heap that an idle connection keeps.
 //!
-//! Memory that connections use again belongs to the process. So each figure is that of a process
-//! of its own, and the least of several rounds: how much of such memory is in use at once can
-//! depend on time, but what is there is not made again.
+//! Pools of memory belong to the process. So each figure is measured in a process of its own, and is the
+//! least of several rounds: the peak use of a pool depends on time, but later rounds use its memory again.
 
 use std::{env, process::Command, sync::Arc};
 
@@ -19,14 +18,15 @@ use tokio::runtime::Builder;
 
 use crate::units::content;
 
-/// Connections, of which this process has both ends.
+/// Connections of a round. The process has both ends of each.
 const CONNECTIONS: usize = 50;
-/// Rounds, of which each makes so many.
+/// Rounds of [`CONNECTIONS`] connections each.
 const ROUNDS: usize = 4;
-/// Bytes that an end which says nothing may keep.
-const AN_IDLE_END: i64 = 32 << 10;
+/// Most bytes that an idle end may keep.
+const MAX_IDLE_END_BYTES: i64 = 32 << 10;
 
-/// Bytes of the heap that each end keeps: when it is new, and when a message went both ways.
+/// Returns the bytes of the heap that each end keeps: when it is new, and after a message in each
+/// direction.
 fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
@@ -52,7 +52,7 @@ fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
         });
     };
     let message = content(100_000);
-    // What comes once in a process, or in a runtime.
+    // Makes the allocations that happen once in a process or in a runtime.
     exchange(&connect(), &message);
     let mut all = Vec::with_capacity(ROUNDS * CONNECTIONS);
     let rounds = [(); ROUNDS].map(|()| {
@@ -76,9 +76,9 @@ fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
 /// Names the provider in the process that is measured.
 const PROVIDER: &str = "SMBDIRECT_COUNTED_PROVIDER";
 
-/// What the tests run, each in a process of its own; nothing by itself.
+/// The measured process, which the other tests start. Does nothing without [`PROVIDER`].
 #[test]
-fn the_process_that_is_measured() {
+fn measured_process() {
     let provider: Arc<dyn Provider> = match env::var(PROVIDER).as_deref() {
         Err(_) => return,
         Ok("iwarp") => Arc::new(Iwarp::new(IwarpConfig::default())),
@@ -91,17 +91,15 @@ fn the_process_that_is_measured() {
 #[track_caller]
 fn kept_in_a_process_of_its_own(provider: &str) -> (i64, i64) {
     let measured = Command::new(env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "memory::the_process_that_is_measured",
-            "--nocapture",
-        ])
+        .args(["--exact", "memory::measured_process", "--nocapture"])
         .env(PROVIDER, provider)
         .output()
         .unwrap();
     assert!(measured.status.success(), "{measured:?}");
     let said = String::from_utf8_lossy(&measured.stdout);
-    let (_, kept) = said.split_once("kept: ").expect("it says what it kept");
+    let (_, kept) = said
+        .split_once("kept: ")
+        .expect("the process prints what was kept");
     eprintln!("{provider}: {}", kept.lines().next().unwrap());
     let mut kept = kept.split_whitespace().map(|kept| kept.parse().unwrap());
     (kept.next().unwrap(), kept.next().unwrap())
@@ -109,21 +107,21 @@ fn kept_in_a_process_of_its_own(provider: &str) -> (i64, i64) {
 
 #[track_caller]
 fn assert_little(kept: i64) {
-    assert!(kept <= AN_IDLE_END, "{kept} bytes for each end");
+    assert!(kept <= MAX_IDLE_END_BYTES, "{kept} bytes for each end");
 }
 
 #[test]
-fn a_new_connection_over_iwarp_keeps_little() {
+fn new_iwarp_connection_keeps_little() {
     assert_little(kept_in_a_process_of_its_own("iwarp").0);
 }
 
 #[test]
-fn a_connection_over_iwarp_that_was_used_keeps_little() {
+fn used_iwarp_connection_keeps_little() {
     assert_little(kept_in_a_process_of_its_own("iwarp").1);
 }
 
 #[test]
-fn a_connection_in_the_process_keeps_little() {
+fn loopback_connection_keeps_little() {
     let (new, used) = kept_in_a_process_of_its_own("loopback");
     assert_little(new);
     assert_little(used);

@@ -1,6 +1,6 @@
-//! How many system calls a stream over TCP takes.
+//! The number of system calls that a stream over TCP takes.
 //!
-//! Both ends run on one thread, so that what is counted does not depend on who was faster.
+//! Both ends run on one thread, so that the counts do not depend on scheduling.
 
 use std::{
     net::SocketAddr,
@@ -17,14 +17,14 @@ use smbdirect::rdma::{
 
 use crate::units::connection::{Connections, Traffic};
 
-/// Bytes of a stream, beside which its beginning and its end do not count.
+/// Bytes of a stream, which is long enough for its beginning and end not to matter.
 const BYTES: usize = 64 << 20;
-/// Bytes, on average, of each call that sends, at the end that sends.
-const A_SEND_CALL: u64 = 128 << 10;
-/// Bytes, on average, of each call that receives, at the end that receives.
-const A_RECEIVE_CALL: u64 = 64 << 10;
+/// Least average of bytes for each sending call of the sender.
+const MIN_BYTES_PER_SEND_CALL: u64 = 128 << 10;
+/// Least average of bytes for each receiving call of the receiver.
+const MIN_BYTES_PER_RECEIVE_CALL: u64 = 64 << 10;
 
-/// Calls of one direction, those included that moved nothing.
+/// System calls of one direction, including those that moved nothing.
 #[derive(Debug, Default)]
 struct Calls {
     calls: AtomicU64,
@@ -32,7 +32,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// Bytes, on average, of a call.
+    /// Returns the average of bytes for each call.
     fn average(&self) -> u64 {
         let bytes = self.bytes.load(Relaxed);
         assert!(bytes >= BYTES as u64, "{self:?}");
@@ -40,7 +40,7 @@ impl Calls {
     }
 }
 
-/// Counts the calls of one end.
+/// Counts the system calls of one end.
 #[derive(Debug, Default)]
 struct Counter {
     sent: Calls,
@@ -67,7 +67,8 @@ fn provider(tap: &Arc<Counter>) -> Arc<dyn Provider> {
     }))
 }
 
-/// Data Transfers have at most `segment` bytes, and `window` messages or transfers are under way.
+/// Asserts that a stream of `traffic` takes few system calls, with Data Transfers of at most `segment`
+/// bytes and `window` messages or transfers in flight.
 #[track_caller]
 fn assert_few_calls(traffic: Traffic, segment: u32, window: usize) {
     let (client, server) = (Arc::default(), Arc::default());
@@ -81,8 +82,8 @@ fn assert_few_calls(traffic: Traffic, segment: u32, window: usize) {
     let (a_send_call, a_receive_call) = (from.sent.average(), to.received.average());
     let what = format!("{a_send_call} bytes a send call, {a_receive_call} bytes a receive call");
     eprintln!("{traffic:?} by {segment}: {what}");
-    assert!(a_send_call >= A_SEND_CALL, "{what}");
-    assert!(a_receive_call >= A_RECEIVE_CALL, "{what}");
+    assert!(a_send_call >= MIN_BYTES_PER_SEND_CALL, "{what}");
+    assert!(a_receive_call >= MIN_BYTES_PER_RECEIVE_CALL, "{what}");
 }
 
 #[test]

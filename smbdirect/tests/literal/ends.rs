@@ -1,4 +1,4 @@
-//! What the text and our engine have in common, and the pipe between two of either kind.
+//! The common interface of the literal text and the engine, and a pipe between two ends.
 
 use std::{
     collections::VecDeque,
@@ -12,8 +12,9 @@ use smbdirect::{
     rdma::work::{Completion, Limits, Room, WorkId, WorkRequest},
 };
 
-/// Longer than our engine waits with its first grant, shorter than every timer of the text.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Time after which a pipe without messages is silent. It is longer than the delay of the first
+/// grant of the engine, and shorter than every timer of the text.
+const SILENT_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
@@ -27,27 +28,27 @@ impl Who {
 
 /// One end of a connection; messages are bytes.
 pub(crate) trait End {
-    /// The upper layer sends a message.
+    /// Sends a message of the upper layer.
     fn send(&mut self, now: Instant, message: &[u8]);
-    /// The end asks its peer for a sign of life, as after a long silence.
+    /// Sends a keepalive, as after a long idle time.
     fn ask(&mut self, now: Instant);
-    /// A message arrives.
+    /// Receives a message.
     fn receive(&mut self, now: Instant, message: &[u8]);
-    /// The next message on its way to the peer.
+    /// Returns the next message to the peer.
     fn said(&mut self) -> Option<Vec<u8>>;
     fn timeout(&self) -> Option<Instant>;
     fn handle_timeout(&mut self, now: Instant);
-    /// What the upper layer received.
+    /// Returns the messages that the upper layer received.
     fn delivered(&self) -> &[Vec<u8>];
-    /// Bytes of a message that is not complete.
+    /// Returns the number of received bytes of an incomplete message.
     fn partial(&self) -> usize;
-    /// Messages that wait.
+    /// Returns the number of queued messages.
     fn queued(&self) -> usize;
-    /// Why the end terminated the connection, if it did.
+    /// Returns why the end terminated the connection, if it did.
     fn over(&self) -> Option<String>;
 }
 
-/// Our engine.
+/// An end with the engine.
 #[derive(Debug)]
 pub(crate) struct Real {
     engine: Connection,
@@ -108,7 +109,7 @@ impl Real {
                         .push_back([header.as_slice(), &payload[..]].concat());
                     self.engine.handle_completion(now, Completion::Sent { id });
                 }
-                other => panic!("nobody asked for {other:?}"),
+                other => panic!("unexpected work: {other:?}"),
             }
         }
         while let Some(event) = self.engine.poll_event() {
@@ -191,7 +192,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Joins the two, and lets them negotiate.
+    /// Connects two ends and lets them negotiate.
     pub(crate) fn new(active: Box<dyn End>, passive: Box<dyn End>, now: Instant) -> Self {
         let mut pipe = Self {
             active,
@@ -225,7 +226,7 @@ impl Pipe {
         self.active.over().is_none() && self.passive.over().is_none()
     }
 
-    /// Brings one message from `who` to its peer.
+    /// Delivers one message of `who` to its peer.
     fn carry(&mut self, who: Who) -> bool {
         let (now, open) = (self.now, self.is_open());
         let (from, to) = match who {
@@ -241,12 +242,12 @@ impl Pipe {
         }
     }
 
-    /// Runs until both are silent, or `most` messages have gone to and fro. Says how many did.
+    /// Runs until both ends are silent or `most` messages were delivered, and returns their number.
     pub(crate) fn run(&mut self, most: usize) -> usize {
-        self.wait(PATIENCE, most)
+        self.wait(SILENT_AFTER, most)
     }
 
-    /// Runs for so long, or until `most` messages have gone to and fro. Says how many did.
+    /// Runs for `duration` or until `most` messages were delivered, and returns their number.
     pub(crate) fn wait(&mut self, duration: Duration, most: usize) -> usize {
         let end = self.now + duration;
         let mut carried = 0;

@@ -1,8 +1,9 @@
-//! Sections 3.1.5.1, 3.1.5.4 and 3.1.5.8 to 3.1.5.9, with what they need of 3.1.5.2, .3, .5, .6,
-//! .7 and 3.1.6.2: statement by statement, in the order of the text and under its names.
+//! A transcription of sections 3.1.5.1, 3.1.5.4, 3.1.5.8 and 3.1.5.9, and of the necessary parts of
+//! 3.1.5.2, .3, .5, .6, .7 and 3.1.6.2, statement by statement, in the order and with the names of
+//! the text.
 //!
-//! Nothing is repaired here unless a [`Departures`] says so: this is the text, run as it is
-//! written. Where it leaves a number open (3.1.5.9: how many receives), the obvious one is taken.
+//! The literal text is executed with its faults, except for those that a [`Departures`] repairs.
+//! Where the text leaves a number open (3.1.5.9: how many receives), the obvious one is used.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -24,30 +25,31 @@ impl Wording {
     pub(crate) const BOTH: [Self; 2] = [Self::Current, Self::V2014];
 }
 
-/// The ways in which our engine departs from the text, one by one.
+/// The departures of the engine from the text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Departures {
-    /// What the initiator posts in 3.1.5.7 is granted by its first message; the text drops it.
+    /// The first message of the initiator grants the receives posted in 3.1.5.7, which the text
+    /// never grants.
     pub(crate) grants_first_credits: bool,
-    /// The MUST of 3.1.5.9 is looked at before the SHOULD that stands in front of it.
+    /// The MUST of 3.1.5.9 is applied before the SHOULD that precedes it in the text.
     pub(crate) must_before_should: bool,
-    /// 3.1.5.9 adds nothing while the peer holds more than a quarter of what it asked for, unless
-    /// 64 can be added.
+    /// 3.1.5.9 adds no credits while the peer holds more than a quarter of its target, unless 64
+    /// can be added.
     pub(crate) grants_in_batches: bool,
-    /// An idle end of 2014 answers only where it has credits to grant.
+    /// An idle end by the wording of 2014 answers only if it has credits to grant.
     pub(crate) answers_only_to_grant: bool,
-    /// The answer to a keepalive is no keepalive.
+    /// The answer to a keepalive is not a keepalive.
     pub(crate) answers_without_asking: bool,
-    /// SendImmediate makes an empty message only where the queue is empty.
+    /// SendImmediate sends an empty message only if the queue is empty.
     pub(crate) queue_satisfies_send_immediate: bool,
-    /// The upper layer does not see messages that only carry credits.
+    /// Messages that only carry credits are not passed to the upper layer.
     pub(crate) keeps_empty_messages: bool,
-    /// A segment brings what was missing, neither more nor less.
+    /// DataLength plus RemainingDataLength of a segment equals the number of missing bytes.
     pub(crate) checks_the_sum: bool,
 }
 
 impl Departures {
-    /// The text itself.
+    /// The literal text.
     pub(crate) const NONE: Self = Self {
         grants_first_credits: false,
         must_before_should: false,
@@ -58,7 +60,7 @@ impl Departures {
         keeps_empty_messages: false,
         checks_the_sum: false,
     };
-    /// What our engine does, by these few words.
+    /// All departures, which together are the behaviour of the engine.
     pub(crate) const ALL: Self = Self {
         grants_first_credits: true,
         must_before_should: true,
@@ -69,7 +71,8 @@ impl Departures {
         keeps_empty_messages: true,
         checks_the_sum: true,
     };
-    /// What Windows' initiators do too, for example 4.1 has it, and without which nothing starts.
+    /// The departures without which no connection starts. Windows makes them too, as example 4.1
+    /// shows.
     pub(crate) const TO_START: Self = Self {
         grants_first_credits: true,
         ..Self::NONE
@@ -119,7 +122,7 @@ pub(crate) struct Literal {
     keepalive_requested: KeepaliveRequested,
     send_immediate: bool,
     idle_connection_timer: Option<Instant>,
-    /// What 3.1.5.7 posted and nobody was told of: no variable of the text.
+    /// Receives posted in 3.1.5.7 and not granted; the text has no variable for them.
     first_credits: u16,
     /// Receives that the RDMA provider holds.
     receives: usize,
@@ -258,7 +261,7 @@ impl Literal {
         self.send_upper_layer_messages(now, messages);
     }
 
-    /// 3.1.5.6 and 3.1.5.3, as far as a peer without fault needs them.
+    /// 3.1.5.6 and 3.1.5.3, without the checks of an invalid message.
     fn receive_negotiate_request(&mut self, now: Instant, message: &[u8]) {
         let request = NegotiateRequest::decode(message).expect("the peer is without fault");
         self.receive_credit_target = request.credits_requested;
@@ -284,7 +287,7 @@ impl Literal {
         self.role = Role::Established;
     }
 
-    /// 3.1.5.7, as far as a peer without fault needs it.
+    /// 3.1.5.7, without the checks of an invalid message.
     fn receive_negotiate_response(&mut self, now: Instant, message: &[u8]) {
         let response = NegotiateResponse::decode(message).expect("the peer is without fault");
         self.receive_credit_target = response.credits_requested;
@@ -354,7 +357,7 @@ impl Literal {
         if self.fragment_reassembly_remaining == 0 {
             self.fragment_reassembly_remaining = remaining_data_length;
         } else {
-            // The text has no rule that keeps this above zero.
+            // The text has no rule that prevents an underflow here.
             self.fragment_reassembly_remaining =
                 self.fragment_reassembly_remaining.wrapping_sub(data_length);
         }
@@ -369,7 +372,7 @@ impl Literal {
         }
     }
 
-    /// The part of 3.1.5.8 that grants credits where nothing is queued.
+    /// The part of 3.1.5.8 that grants credits if no message is queued.
     fn answer(&mut self, now: Instant) {
         if self.wording == Wording::V2014 && !self.departures.answers_only_to_grant {
             self.send_immediate = true;
@@ -385,7 +388,7 @@ impl Literal {
         }
     }
 
-    /// 3.1.5.9: how many credits were added.
+    /// 3.1.5.9; returns the number of added credits.
     fn manage_credits(&mut self) -> u16 {
         let first_credits = std::mem::take(&mut self.first_credits);
         if first_credits > 0 {

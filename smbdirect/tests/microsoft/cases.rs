@@ -1,20 +1,20 @@
-//! Cases 1 to 42 of Microsoft's suite for SMB Direct servers (WindowsProtocolTestSuites,
-//! MS-SMBD), numbered and named as there: what is below SMB2.
+//! Cases 1 to 42 of Microsoft's suite for SMB Direct servers (WindowsProtocolTestSuites, MS-SMBD),
+//! with the numbers and names of the suite, as far as they are below SMB2.
 //!
-//! A script is the client ([`Script`]); the server is what `crate::backend` has: the engine alone
-//! in virtual time, or a running `smbdirect listen --echo`. Where the suite writes a file and
-//! reads it back over SMB2, a message goes there and the same bytes come back. Where it opens an
-//! SMB2 session to see that a connection is well, [`Script::works`] does. Whatever a message of
-//! the server has to be in any case is checked with each of them, in `Script::check`: credits,
-//! flags, reserved fields, padding, lengths and order.
+//! The client is a script ([`Script`]). The server is that of `crate::backend`: the engine in
+//! virtual time, or a running `smbdirect listen --echo`. Where the suite writes a file and reads it
+//! back over SMB2, the script sends a message that the server echoes. Where the suite opens an SMB2
+//! session to test a connection, the script calls [`Script::works`]. `Script::check` checks every
+//! message of the server for the rules that always apply: credits, flags, reserved fields, padding,
+//! lengths and order.
 //!
-//! "Terminated" is: the RDMA connection ends, no message comes before, the server names the rule
-//! that was broken, and it serves the next connection.
+//! A connection is "terminated" if it ends without a further message, the server names the broken
+//! rule, and the server accepts the next connection.
 //!
-//! Differences: 32 and 33 are off in the suite unless its CheckDataLengthRemainingDataLength says
-//! otherwise, as Windows does not check; here they are on. 41 ends the connection after the 5 s
-//! of the Send Credit Grant Timer, as the suite's document has it, where its code waits for the
-//! 120 s of the keepalive.
+//! Two things differ from the suite. It runs cases 32 and 33 only if its setting
+//! CheckDataLengthRemainingDataLength is on, because Windows does not check these; here they always
+//! run. In case 41 the connection ends after the 5 s of the Send Credit Grant Timer, as the
+//! document of the suite says, while its code waits for the 120 s of the keepalive.
 
 use smbdirect::{
     Settings,
@@ -22,37 +22,37 @@ use smbdirect::{
 };
 
 use crate::{
-    backend::{PATIENCE, Server, almost, assert_took, timers},
+    backend::{PROMPT_TIMEOUT, Server, almost, assert_took, timers},
     script::{Script, Transfer, content, encoded, padded, proposal},
 };
 
-/// What the suite calls a file of moderate size.
-const MODERATE: usize = 65_536;
+/// Length in bytes of what the suite calls a file of moderate size.
+const MODERATE_BYTES: usize = 65_536;
 
 fn server() -> Server {
     Server::start(Settings::default())
 }
 
-/// A connection with what the suite's client proposes.
+/// Returns a connection that negotiated the proposal of the suite's client.
 fn session(server: &Server) -> Script {
     Script::negotiate(server, &proposal())
 }
 
-/// The server takes the next connection, and all is well there.
+/// Asserts that the server accepts the next connection and that it works.
 fn serves(server: &Server) {
     let mut script = session(server);
     script.works();
     script.disconnect();
 }
 
-/// The server ends the connection at once, for `rule`.
+/// Asserts that the server ends the connection immediately because of `rule`.
 fn terminated(mut script: Script, server: &Server, rule: &str) {
     script.expect_terminated();
     server.expect_said(rule);
     serves(server);
 }
 
-/// The request is answered, and the connection is well.
+/// Asserts that the request is accepted and that the connection works.
 fn negotiates(server: &Server, request: &NegotiateRequest) -> NegotiateResponse {
     let mut script = Script::connect(server);
     script.say(&encoded(|out| request.encode(out)));
@@ -62,14 +62,15 @@ fn negotiates(server: &Server, request: &NegotiateRequest) -> NegotiateResponse 
     response
 }
 
-/// The request ends the connection without an answer.
+/// Asserts that the request ends the connection without an answer.
 fn is_terminated(server: &Server, request: &NegotiateRequest, rule: &str) {
     let mut script = Script::connect(server);
     script.say(&encoded(|out| request.encode(out)));
     terminated(script, server, rule);
 }
 
-/// The version range is answered with STATUS_NOT_SUPPORTED, all else 0, and then the end.
+/// Asserts that the version range is refused with STATUS_NOT_SUPPORTED and zeros in all other
+/// fields, and that the connection then ends.
 fn is_not_supported(min_version: u16, max_version: u16) {
     let server = server();
     let request = NegotiateRequest {
@@ -345,7 +346,7 @@ fn bvt_smbd_data_transfer_basic_send_small_bytes_of_data() {
 #[test]
 fn bvt_smbd_data_transfer_basic_send_moderate_bytes_data() {
     let server = server();
-    session(&server).echo(&content(MODERATE), 1000);
+    session(&server).echo(&content(MODERATE_BYTES), 1000);
 }
 
 /// 21. SmbdDataTransfer_VariableLengthSegment: 0, 128, 127 and so on to 1, 0, 1, 2 and so on.
@@ -354,7 +355,7 @@ fn bvt_smbd_data_transfer_basic_send_moderate_bytes_data() {
 fn smbd_data_transfer_variable_length_segment() {
     let server = server();
     let mut script = session(&server);
-    let message = content(MODERATE);
+    let message = content(MODERATE_BYTES);
     let mut rest = &message[..];
     let down_and_up = [0].into_iter().chain((1..=128).rev()).chain(0..=127);
     for length in down_and_up.cycle() {
@@ -373,10 +374,10 @@ fn smbd_data_transfer_variable_length_segment() {
 #[test]
 fn smbd_data_transfer_small_length_segment() {
     let server = server();
-    session(&server).echo(&content(MODERATE), 1);
+    session(&server).echo(&content(MODERATE_BYTES), 1);
 }
 
-/// 23. SmbdDataTransfer_Redundancy: there may be anything behind the data.
+/// 23. SmbdDataTransfer_Redundancy: any bytes may follow the data.
 //= SMBD-3.1.5.8-04 test
 #[test]
 fn smbd_data_transfer_redundancy() {
@@ -433,7 +434,7 @@ fn smbd_data_transfer_uncompleted_message() {
     terminated(script, &server, "Data Transfer of 19 bytes");
 }
 
-/// A segment of so many bytes whose header was changed ends the connection.
+/// Asserts that a segment of `payload` bytes with a changed header ends the connection.
 fn header_is_refused(payload: usize, change: impl FnOnce(&mut DataTransfer), rule: &str) {
     let server = server();
     let mut script = session(&server);
@@ -448,7 +449,7 @@ fn header_is_refused(payload: usize, change: impl FnOnce(&mut DataTransfer), rul
 #[test]
 fn smbd_data_transfer_negative_parameter_data_offset_against_8_byte_aligned() {
     for offset in [23, 25] {
-        // It stays within the message.
+        // The payload stays inside the message.
         let change = |header: &mut DataTransfer| {
             header.data_offset = offset;
             header.data_length = 499;
@@ -464,7 +465,7 @@ fn smbd_data_transfer_negative_parameter_data_offset_against_message_length() {
     for (offset, rule) in [
         (32, "DataOffset 32 and DataLength 500 in a message of 524"),
         (0xffff_ffff, "DataOffset 4294967295"),
-        // The suite's largest is no multiple of 8 either; this one is.
+        // The largest value of the suite is not a multiple of 8; this one is.
         (0xffff_fff8, "in a message of 524 bytes"),
     ] {
         header_is_refused(500, |header| header.data_offset = offset, rule);
@@ -506,9 +507,9 @@ fn smbd_data_transfer_negative_parameter_against_max_fragmented_size() {
     let mut script = Script::negotiate(&server, &request);
     let size = script.max_payload();
     script.echo(&content(most as usize), size);
-    // More segments than there are credits: what gives more is empty, and checked as such.
+    // There are more segments than credits; the server grants more in empty messages.
     assert!(script.empty_messages > 0);
-    // A little of the next message would be enough to see that it is too long.
+    // The first segment of the next message already shows that it is too long.
     let first = script.segment(size, most as usize + 1 - size);
     script.transfer(&first, &padded(&content(size)));
     terminated(
@@ -528,7 +529,7 @@ fn smbd_data_transfer_negative_parameter_remaining_data_length_against_max_fragm
     }
 }
 
-/// In the `wrong`th of ten segments the header is changed, and the connection ends.
+/// Asserts that a changed header in segment number `wrong` of ten ends the connection.
 fn segment_is_refused(wrong: usize, change: impl Fn(&mut DataTransfer)) {
     let server = server();
     let mut script = session(&server);
@@ -570,7 +571,8 @@ fn smbd_data_transfer_negative_parameter_remaining_data_length_against_fragment_
     segment_is_refused(1, |header| header.remaining_data_length += 1);
 }
 
-/// An answer to a sign of life: it gives credits, asks for nothing, and is 20 bytes long.
+/// Asserts that a message answers a keepalive: it grants credits, requests no response, and is 20
+/// bytes long.
 fn is_answer(Transfer { header, .. }: &Transfer) {
     assert!(header.credits_granted > 0, "{header:?}");
     assert_eq!(header.flags, Flags::empty());
@@ -609,20 +611,20 @@ fn smbd_data_transfer_idle_connection_server() {
     let mut since = script.now();
     script.works();
     for _ in 0..2 {
-        let Transfer { header, .. } = script.next_within(interval + PATIENCE);
+        let Transfer { header, .. } = script.next_within(interval + PROMPT_TIMEOUT);
         assert_took(script.now() - since, interval);
         assert_eq!(header.flags, Flags::RESPONSE_REQUESTED);
         assert_eq!(header.data_length, 0);
         assert!(header.credits_requested > 0);
-        // The suite's answer asks too, as the text has it.
+        // The answer of the suite is a keepalive itself, as the specification says literally.
         since = script.now();
         script.ask();
         let answer = script.next();
         assert_eq!(answer.header.flags, Flags::empty());
         assert_eq!(answer.header.data_length, 0);
     }
-    // A plain answer does as well.
-    script.next_within(interval + PATIENCE);
+    // An answer without the flag is accepted too.
+    script.next_within(interval + PROMPT_TIMEOUT);
     assert_took(script.now() - since, interval);
     let header = script.empty(1);
     script.transfer(&header, &[]);
@@ -639,7 +641,7 @@ fn smbd_data_transfer_idle_connection_server_timeout() {
     let mut script = session(&server);
     let since = script.now();
     script.works();
-    let Transfer { header, .. } = script.next_within(interval + PATIENCE);
+    let Transfer { header, .. } = script.next_within(interval + PROMPT_TIMEOUT);
     assert_eq!(header.flags, Flags::RESPONSE_REQUESTED);
     let all = interval + server.settings.keepalive_response_timeout;
     script.expect_terminated_after(since, all);
@@ -649,7 +651,7 @@ fn smbd_data_transfer_idle_connection_server_timeout() {
 
 // SmbdCreditMgmt
 
-/// A server that asks for and gives at most so many credits, and a client that does too.
+/// Returns a server and a client that request and grant at most this number of credits.
 fn with_credits(credits: u16) -> (Server, Script) {
     let server = Server::start(Settings {
         send_credit_target: credits,
@@ -670,7 +672,7 @@ fn with_credits(credits: u16) -> (Server, Script) {
 #[test]
 fn bvt_smbd_credit_mgmt_operation_with_minimum_credits() {
     let (_server, mut script) = with_credits(1);
-    script.echo(&content(MODERATE), 1000);
+    script.echo(&content(MODERATE_BYTES), 1000);
 }
 
 /// 38. SmbdCreditMgmt_OperationWithLimitedCredits
@@ -678,7 +680,7 @@ fn bvt_smbd_credit_mgmt_operation_with_minimum_credits() {
 #[test]
 fn smbd_credit_mgmt_operation_with_limited_credits() {
     let (_server, mut script) = with_credits(10);
-    script.echo(&content(MODERATE), 1000);
+    script.echo(&content(MODERATE_BYTES), 1000);
 }
 
 fn is_grant(Transfer { header, .. }: &Transfer) {
@@ -694,7 +696,7 @@ fn is_grant(Transfer { header, .. }: &Transfer) {
 
 /// 39. SmbdCreditMgmt_ConsumeAllSendCredits
 ///
-/// On empty messages, and on segments of a message of which more is to come.
+/// Spends them on empty messages, and on segments of an incomplete message.
 //= SMBD-3.1.5.9-09 test
 //= SMBD-3.1.5.8-07 test
 #[test]
@@ -719,7 +721,7 @@ fn smbd_credit_mgmt_consume_all_send_credits() {
     assert!(script.receive() == message);
 }
 
-/// A client whose receives take 104 bytes of payload.
+/// Returns a client whose receives hold 104 bytes of payload.
 fn with_small_receives(server: &Server) -> Script {
     let request = NegotiateRequest {
         max_receive_size: 128,
@@ -728,7 +730,7 @@ fn with_small_receives(server: &Server) -> Script {
     Script::negotiate(server, &request)
 }
 
-/// The server has used its ten credits for the first ten segments of a message.
+/// Receives the first ten segments of a message, for which the server spends its ten credits.
 fn ten_segments(script: &mut Script, message: &[u8]) -> Vec<u8> {
     let header = DataTransfer {
         data_offset: 24,

@@ -1,8 +1,8 @@
-//! The engine alone, in virtual time, on a queue pair that is two lists in memory.
+//! A backend of the cases: the engine in virtual time, on a queue pair of two lists in memory.
 //!
-//! The specification's own times hold: 5 s to negotiate, 120 s of silence. RDMA forgives nothing:
-//! a Send of the engine that finds no receive, or one too short, fails the test, and one of the
-//! script's ends the connection.
+//! The times are those of the specification: 5 s to negotiate, 120 s until a keepalive. A Send of
+//! the engine that finds no receive, or one that is too short, fails the test; such a Send of the
+//! script ends the connection.
 
 use std::{
     cell::RefCell,
@@ -22,31 +22,31 @@ use smbdirect::{
 
 use crate::script::{Next, content};
 
-/// How long the script waits for what is due at once.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the script waits for what must not come.
-pub(crate) const QUIET: Duration = Duration::from_secs(1);
+/// Longest time that the script waits for a message that is due immediately.
+pub(crate) const PROMPT_TIMEOUT: Duration = Duration::from_millis(100);
+/// Time for which the script checks that no message arrives.
+pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Settings for cases that are about timers: as they are.
+/// Returns the settings for cases about timers, which this backend leaves unchanged.
 pub(crate) fn timers(settings: Settings) -> Settings {
     settings
 }
 
-/// A little less than a timer: a second, as in the suite.
+/// Returns the time shortly before a timer expires: a second earlier, as in the suite.
 pub(crate) fn almost(timer: Duration) -> Duration {
     timer - Duration::from_secs(1)
 }
 
-/// It took as long as it should have.
+/// Asserts that something took the expected time.
 pub(crate) fn assert_took(took: Duration, expected: Duration) {
     assert_eq!(took, expected);
 }
 
-/// What became of connections.
+/// The outcomes of connections.
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<Vec<String>>>);
 
-/// The side that accepts. Its upper layer returns every message.
+/// The accepting side, whose upper layer echoes every message.
 pub(crate) struct Server {
     pub(crate) settings: Settings,
     log: Log,
@@ -60,13 +60,13 @@ impl Server {
         }
     }
 
-    /// A new RDMA connection.
+    /// Creates a new RDMA connection.
     pub(crate) fn connect(&self) -> Peer {
         let config = Config::new(self.settings.clone()).unwrap();
         Peer::new(Connection::passive, config, Upper::Echo, self.log.clone())
     }
 
-    /// The connection that ended last ended for a reason with these words.
+    /// Asserts that the error of the connection that ended last contains these words.
     pub(crate) fn expect_said(&self, words: &str) {
         let log = self.log.0.borrow();
         let last = log.last().expect("a connection has ended");
@@ -74,19 +74,19 @@ impl Server {
     }
 }
 
-/// The side that connects.
+/// The connecting side.
 pub(crate) struct Initiator {
     pub(crate) settings: Settings,
     errand: Errand,
     log: Log,
 }
 
-/// What it connects for.
+/// The task of a connecting side.
 #[derive(Clone, Copy)]
 pub(crate) enum Errand {
-    /// A message that is never answered.
+    /// Sends a message that is never answered.
     Send,
-    /// A message of so many bytes that is to come back.
+    /// Sends a message of this many bytes and expects its echo.
     Echo(usize),
 }
 
@@ -109,7 +109,7 @@ impl Initiator {
         Peer::new(Connection::active, config, upper, self.log.clone())
     }
 
-    /// How its errand ended: with words if it failed.
+    /// Returns the outcome of the task, with the error if it failed.
     pub(crate) fn finish(self) -> Result<(), String> {
         match self.log.0.borrow().last().expect("it has ended") {
             done if done == DONE => Ok(()),
@@ -118,7 +118,7 @@ impl Initiator {
     }
 }
 
-/// What the log says of an errand that is done.
+/// The log entry of a task that succeeded.
 const DONE: &str = "done";
 
 /// The engine's upper layer.
@@ -131,21 +131,21 @@ enum Upper {
 pub(crate) struct Peer {
     engine: Connection,
     upper: Upper,
-    /// The message that is coming.
+    /// The received part of the current message.
     gathered: Vec<u8>,
     next_message: u64,
     connected: Instant,
     now: Instant,
-    /// Of the engine.
+    /// The receives of the engine.
     receives: VecDeque<(WorkId, u32)>,
-    /// Of the script.
+    /// The receives of the script.
     script_receives: VecDeque<u32>,
     arrived: VecDeque<Bytes>,
     ended: bool,
     log: Log,
 }
 
-/// The receive posted before connecting, as every end has it.
+/// Length in bytes of the receive that every end posts before connecting.
 const FIRST_RECEIVE: u32 = 512;
 const ROOM: Room = Room {
     sends: 64,
@@ -255,14 +255,14 @@ impl Peer {
         self.drive();
     }
 
-    /// Has the engine do all that it has to do now.
+    /// Takes the events of the engine and posts its work until there is none.
     fn drive(&mut self) {
         loop {
             if let Some(event) = self.engine.poll_event() {
                 self.handle(event);
             } else if let Some(work) = self.engine.poll_work(self.now, ROOM) {
                 self.post(work);
-            // Work may have brought about an event.
+            // Polling for work may have caused an event.
             } else if let Some(event) = self.engine.poll_event() {
                 self.handle(event);
             } else {
@@ -294,7 +294,7 @@ impl Peer {
                 self.engine
                     .handle_completion(self.now, Completion::Sent { id });
             }
-            other => panic!("nobody asked for {other:?}"),
+            other => panic!("unexpected work: {other:?}"),
         }
     }
 
@@ -316,7 +316,7 @@ impl Peer {
             }
             Event::Closed(error) => self.closed(&error),
             Event::MessageSent(_) | Event::KeepaliveAnswered => {}
-            Event::TransferDone { .. } => panic!("nobody asked for a transfer"),
+            event => panic!("the script caused no such event: {event:?}"),
         }
     }
 
@@ -348,7 +348,7 @@ impl Peer {
         }
     }
 
-    /// The RDMA connection ends, and all that is posted comes back.
+    /// Ends the RDMA connection and flushes all posted work.
     fn break_off(&mut self, how: Disconnect) {
         self.ended = true;
         for (id, _) in std::mem::take(&mut self.receives) {

@@ -1,10 +1,10 @@
-//! The mirror image of [`cases`](crate::cases), for the side that connects: a script is the
-//! acceptor, and breaks each rule of 3.1.5.7 and 3.1.5.8, or just keeps it.
+//! The mirror image of [`cases`](crate::cases) for the connecting side: the acceptor is a script,
+//! which breaks each rule of 3.1.5.7 and 3.1.5.8, or just keeps it.
 //!
-//! The initiator is what `crate::backend` has: the engine alone in virtual time, or a running
-//! `smbdirect send` or `smbdirect ping --echo`. Where a rule is broken the RDMA connection ends,
-//! no message comes before, and the initiator fails in words that name the rule. Where the rule
-//! is just kept its message goes there and back, and it ends well.
+//! The initiator is that of `crate::backend`: the engine in virtual time, or a running `smbdirect
+//! send` or `smbdirect ping --echo`. If a rule is broken, the RDMA connection ends without a
+//! further message, and the error of the initiator names the rule. If it is kept, the message of
+//! the initiator is echoed, and the initiator succeeds.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use smbdirect::{
 };
 
 use crate::{
-    backend::{Errand, Initiator, PATIENCE, almost, assert_took, timers},
+    backend::{Errand, Initiator, PROMPT_TIMEOUT, almost, assert_took, timers},
     script::{Script, Transfer, acceptance, content, encoded, padded},
 };
 
@@ -23,7 +23,7 @@ fn settings() -> Settings {
     Settings::default()
 }
 
-/// The initiator fails, with words about `rule`.
+/// Asserts that the initiator fails with an error that names `rule`.
 fn fails(initiator: Initiator, rule: &str) {
     fails_for_one_of(initiator, &[rule]);
 }
@@ -33,13 +33,14 @@ fn fails_for_one_of(initiator: Initiator, rules: &[&str]) {
     assert!(rules.iter().any(|rule| words.contains(rule)), "{words}");
 }
 
-/// The initiator ends the connection at once, and fails for `rule`.
+/// Asserts that the initiator ends the connection immediately and fails because of `rule`.
 fn terminated(mut script: Script, initiator: Initiator, rule: &str) {
     script.expect_terminated();
     fails(initiator, rule);
 }
 
-/// The connection is well: the initiator's message comes back to it, and it closes.
+/// Asserts that the connection works: the message of the initiator is echoed, and the initiator
+/// closes.
 fn works(mut script: Script, initiator: Initiator) {
     let message = script.receive();
     let size = script.max_payload();
@@ -54,7 +55,7 @@ fn ends_well(mut script: Script, initiator: Initiator) {
 
 // Negotiate Responses (3.1.5.7)
 
-/// A response whose bytes were changed ends the connection.
+/// Asserts that a response with changed bytes ends the connection.
 fn response_is_refused(change: impl FnOnce(&mut Vec<u8>), rule: &str) {
     let mut initiator = Initiator::start(settings(), Errand::Send);
     let mut script = Script::accept(&mut initiator);
@@ -73,7 +74,7 @@ fn field_is_refused(change: impl FnOnce(&mut NegotiateResponse), rule: &str) {
     response_is_refused(|out| *out = bytes, rule);
 }
 
-/// A response is taken, and the connection is well. `change` gets its bytes.
+/// Asserts that a response, whose bytes `change` may alter, is accepted and the connection works.
 fn response_is_taken(response: &NegotiateResponse, change: impl FnOnce(&mut Vec<u8>)) {
     let mut initiator = Initiator::start(settings(), Errand::Echo(500));
     let mut script = Script::accept(&mut initiator);
@@ -100,7 +101,7 @@ fn response_of_31_bytes() {
     response_is_refused(Vec::clear, rule);
 }
 
-/// Case 5 in the mirror: the receive has 512 bytes, and what is behind the response is ignored.
+/// Case 5 in the mirror: the receive has 512 bytes, and the bytes after the response are ignored.
 //= SMBD-3.1.5.7-01 test
 //= SMBD-3.1.4.1-07 test
 #[test]
@@ -120,7 +121,7 @@ fn response_with_another_version() {
     }
 }
 
-/// Only NegotiatedVersion counts; the range is not looked at, nor is the reserved field.
+/// Only NegotiatedVersion is checked; the version range and the reserved field are ignored.
 //= SMBD-3.1.5.7-02 test
 //= SMBD-2.2-03 test
 #[test]
@@ -191,7 +192,7 @@ fn response_with_preferred_send_size_above_ours() {
         let rule = format!("PreferredSendSize {size}, above our MaxReceiveSize 8192");
         field_is_refused(change, &rule);
     }
-    // What is less than 128 leaves receives of 128.
+    // A value below 128 still gives receives of 128 bytes.
     for size in [0, 127, 128, 8192] {
         field_is_taken(|response| response.preferred_send_size = size);
     }
@@ -205,7 +206,7 @@ fn response_with_any_max_read_write_size() {
     }
 }
 
-/// The status is what the initiator says, be the other fields right or zero.
+/// The initiator reports the status, whether the other fields are valid or zero.
 //= SMBD-3.1.5.7-08 test
 //= SMBD-3.1.5.7-09 test
 #[test]
@@ -234,7 +235,7 @@ fn end_instead_of_a_response() {
     let mut script = Script::accept(&mut initiator);
     script.expect_request(&initiator.settings);
     script.disconnect();
-    // The command tells its user what that may mean.
+    // The command explains a possible cause to its user.
     let words = [
         "the peer closed the connection",
         "hung up during the negotiation",
@@ -242,7 +243,7 @@ fn end_instead_of_a_response() {
     fails_for_one_of(initiator, &words);
 }
 
-/// Case 17 in the mirror: the answer comes late, and not too late.
+/// Case 17 in the mirror: the answer arrives shortly before the timer expires.
 //= SMBD-3.1.4.1-06 test
 #[test]
 fn response_that_is_late() {
@@ -257,7 +258,7 @@ fn response_that_is_late() {
     works(script, initiator);
 }
 
-/// Case 18 in the mirror: no answer comes.
+/// Case 18 in the mirror: no answer arrives.
 //= SMBD-3.1.4.1-06 test
 //= SMBD-3.1.6.1-01 test
 #[test]
@@ -276,7 +277,7 @@ fn no_response() {
 
 // Data Transfers (3.1.5.8)
 
-/// An established connection on which the initiator has sent its message.
+/// Returns an established connection on which the initiator has sent its message.
 fn session(errand: Errand) -> (Initiator, Script, Vec<u8>) {
     let mut initiator = Initiator::start(settings(), errand);
     let mut script = Script::accept(&mut initiator);
@@ -285,7 +286,8 @@ fn session(errand: Errand) -> (Initiator, Script, Vec<u8>) {
     (initiator, script, message)
 }
 
-/// A segment of so many bytes whose header was changed ends the connection, whatever it is for.
+/// Asserts that a segment of `payload` bytes with a changed header ends the connection, whatever
+/// the task of the initiator.
 fn header_is_refused(payload: usize, change: impl Fn(&mut DataTransfer), rule: &str) {
     for errand in [Errand::Send, Errand::Echo(500)] {
         let (initiator, mut script, _) = session(errand);
@@ -296,7 +298,7 @@ fn header_is_refused(payload: usize, change: impl Fn(&mut DataTransfer), rule: &
     }
 }
 
-/// The initiator's message comes back in one segment, whose bytes were changed, and is taken.
+/// Asserts that an echo in one segment with changed bytes is accepted.
 fn segment_is_taken(change: impl FnOnce(&mut Vec<u8>)) {
     let (initiator, mut script, message) = session(Errand::Echo(500));
     let header = script.segment(message.len(), 0);
@@ -351,7 +353,7 @@ fn data_offset_beyond_the_message() {
         let rule = format!("DataOffset {offset} and DataLength 500 in a message of 524 bytes");
         header_is_refused(500, change, &rule);
     }
-    // The offset counts though there is no payload.
+    // The offset is checked even without a payload.
     let (initiator, mut script, _) = session(Errand::Send);
     let header = DataTransfer {
         data_offset: 24,
@@ -387,7 +389,7 @@ fn message_longer_than_max_receive_size() {
     ends_well(script, initiator);
 }
 
-/// Settings whose MaxFragmentedRecvSize is the least.
+/// Returns settings with the smallest MaxFragmentedRecvSize.
 fn least_fragmented() -> Settings {
     Settings {
         max_fragmented_receive_size: 131_072,
@@ -419,7 +421,7 @@ fn more_than_max_fragmented_size() {
     }
 }
 
-/// A message of just that length is taken, and so is its first segment without any of it.
+/// A message of exactly that length is accepted, even if its first segment is empty.
 //= SMBD-3.1.5.8-05 test
 //= SMBD-3.1.5.8-21 test
 #[test]
@@ -433,7 +435,7 @@ fn exactly_max_fragmented_size() {
     ends_well(script, initiator);
 }
 
-/// Cases 32 and 33 in the mirror, and what else does not continue a message.
+/// Cases 32 and 33 in the mirror, and other segments that do not continue a message.
 //= SMBD-3.1.5.8-14 test
 //= SMBD-3.1.5.8-16 test
 //= SMBD-3.1.5.8-18 test
@@ -443,13 +445,13 @@ fn exactly_max_fragmented_size() {
 #[test]
 fn segments_that_do_not_continue_the_message() {
     for (payload, remaining) in [
-        // Remaining is 0, or one more or less than it was to be.
+        // RemainingDataLength is 0, or one more or less than the correct value.
         (1000, 0),
         (1000, 8001),
         (1000, 7999),
-        // It is all there, and more.
+        // The segment has more bytes than the message lacks.
         (1340, 8000),
-        // The same again, and an empty message between.
+        // The segment is repeated, or an empty message comes between.
         (1000, 9000),
         (0, 0),
     ] {
@@ -462,7 +464,7 @@ fn segments_that_do_not_continue_the_message() {
         );
         terminated(script, initiator, &rule);
     }
-    // The first segment has no payload, and the message has begun nevertheless.
+    // A message begins with its first segment even if that has no payload.
     let (initiator, mut script, _) = session(Errand::Send);
     script.send_segment(&[], 9000);
     script.send_segment(&content(500), 0);
@@ -503,7 +505,7 @@ fn segments_of_all_lengths() {
 /// Case 23 in the mirror.
 //= SMBD-3.1.5.8-04 test
 #[test]
-fn anything_behind_the_data() {
+fn bytes_after_the_data() {
     for length in [525, 1364] {
         segment_is_taken(|bytes| bytes.resize(length, 0xa5));
     }
@@ -518,7 +520,7 @@ fn reserved_bits_and_unknown_flags() {
     segment_is_taken(|bytes| bytes[6..8].fill(0xff));
     segment_is_taken(|bytes| bytes[20..24].fill(0xff));
     segment_is_taken(|bytes| bytes[4..6].copy_from_slice(&0xfffe_u16.to_le_bytes()));
-    // None of them asks for an answer.
+    // None of the undefined flags requests a response.
     let (initiator, mut script, message) = session(Errand::Echo(500));
     let header = DataTransfer {
         flags: Flags::from_bits_retain(0xfffe),
@@ -530,7 +532,7 @@ fn reserved_bits_and_unknown_flags() {
     ends_well(script, initiator);
 }
 
-/// Other offsets than 24 are as good.
+/// Offsets other than 24 are accepted.
 //= SMBD-3.1.5.8-03 test
 #[test]
 fn data_offset_of_32() {
@@ -543,7 +545,7 @@ fn data_offset_of_32() {
     ends_well(script, initiator);
 }
 
-/// Empty messages before the answer are no messages to the upper layer.
+/// Empty messages before the answer are not passed to the upper layer.
 //= SMBD-3.1.5.8-22 test
 #[test]
 fn empty_messages_before_the_answer() {
@@ -551,7 +553,7 @@ fn empty_messages_before_the_answer() {
     for _ in 0..10 {
         let header = script.empty(1);
         script.transfer(&header, &[]);
-        // 24 bytes, as nobody has to send them, are as legal.
+        // An empty message of 24 bytes is legal too.
         let header = script.segment(0, 0);
         script.transfer(&header, &padded(&[]));
     }
@@ -561,19 +563,19 @@ fn empty_messages_before_the_answer() {
 
 // Credits (3.1.5.8, 3.1.5.9)
 
-/// More credits than 16 bits hold.
+/// Credits that exceed 16 bits end the connection.
 //= SMBD-3.1.5.8-10 test
 //= SMBD-3.1.5.8-11 test
 #[test]
 fn credits_that_overflow() {
     let (initiator, mut script, _) = session(Errand::Send);
-    // Nobody has memory for so many receives, and nobody is asked for it.
+    // The script posts no receives for these credits, because the initiator ends the connection.
     script.overgrant(65_535);
     terminated(script, initiator, "CreditsGranted 65535 on top of");
 }
 
-/// One message more than the initiator has given credits for. It has none itself to give more.
-/// Where it has had no time to post another receive, it is RDMA that tells.
+/// One message more than the initiator has granted credits for. The initiator has no credit itself
+/// to grant more. If it has not posted another receive yet, the RDMA provider detects the message.
 //= SMBD-3.1.5.1-04 test
 //= SMBD-3.1.5.8-06 test
 #[test]
@@ -598,7 +600,7 @@ fn message_without_a_credit() {
     fails_for_one_of(initiator, &rules);
 }
 
-/// Case 37 in the mirror: one credit each way.
+/// Case 37 in the mirror: one credit in each direction.
 //= SMBD-3.1.5.9-03 test
 #[test]
 fn one_credit_each_way() {
@@ -620,7 +622,7 @@ fn one_credit_each_way() {
     ends_well(script, initiator);
 }
 
-/// Case 39 in the mirror: the acceptor spends all that it has.
+/// Case 39 in the mirror: the acceptor spends all its credits.
 //= SMBD-3.1.5.9-09 test
 #[test]
 fn all_credits_of_the_acceptor() {
@@ -642,7 +644,7 @@ fn all_credits_of_the_acceptor() {
     ends_well(script, initiator);
 }
 
-/// Cases 40 and 41 in the mirror: the acceptor gives one credit, and never another.
+/// Cases 40 and 41 in the mirror: the acceptor grants one credit and never another.
 //= SMBD-3.1.5.1-04 test
 //= SMBD-3.1.5.1-06 test
 //= SMBD-WIN-CGT-01 test
@@ -668,12 +670,12 @@ fn no_more_credits() {
     fails(initiator, "the Send Credit Grant Timer");
 }
 
-// Signs of life (3.1.6.2)
+// Keepalives (3.1.6.2)
 
-/// Case 34 in the mirror: the acceptor asks.
+/// Case 34 in the mirror: the acceptor sends a keepalive.
 //= SMBD-3.1.5.8-09 test
 #[test]
-fn the_acceptor_asks() {
+fn keepalive_of_the_acceptor() {
     let (initiator, mut script, message) = session(Errand::Echo(500));
     script.ask();
     let Transfer { header, payload } = script.next();
@@ -685,11 +687,11 @@ fn the_acceptor_asks() {
     ends_well(script, initiator);
 }
 
-/// Case 35 in the mirror: the initiator asks after each KeepaliveInterval of silence.
+/// Case 35 in the mirror: the initiator sends a keepalive after each KeepaliveInterval of silence.
 //= SMBD-3.1.6.2-02 test
 //= SMBD-3.1.5.1-09 test
 #[test]
-fn the_initiator_asks() {
+fn keepalive_of_the_initiator() {
     let mut initiator = Initiator::start(timers(settings()), Errand::Echo(500));
     let interval = initiator.settings.keepalive_interval;
     let mut script = Script::accept(&mut initiator);
@@ -697,7 +699,7 @@ fn the_initiator_asks() {
     script.respond(&initiator.settings, &acceptance());
     let message = script.receive();
     for flagged in [true, false] {
-        let Transfer { header, .. } = script.next_within(interval + PATIENCE);
+        let Transfer { header, .. } = script.next_within(interval + PROMPT_TIMEOUT);
         assert_took(script.now() - since, interval);
         assert_eq!(header.flags, Flags::RESPONSE_REQUESTED);
         assert_eq!(header.data_length, 0);
@@ -714,18 +716,18 @@ fn the_initiator_asks() {
     ends_well(script, initiator);
 }
 
-/// Case 36 in the mirror: the acceptor does not answer.
+/// Case 36 in the mirror: the acceptor does not answer a keepalive.
 //= SMBD-3.1.6.2-01 test
 //= SMBD-3.1.5.1-10 test
 #[test]
-fn no_answer_to_the_initiator() {
+fn unanswered_keepalive_of_the_initiator() {
     let mut initiator = Initiator::start(timers(settings()), Errand::Echo(500));
     let interval = initiator.settings.keepalive_interval;
     let mut script = Script::accept(&mut initiator);
     let since = script.now();
     script.respond(&initiator.settings, &acceptance());
     script.receive();
-    let Transfer { header, .. } = script.next_within(interval + PATIENCE);
+    let Transfer { header, .. } = script.next_within(interval + PROMPT_TIMEOUT);
     assert_eq!(header.flags, Flags::RESPONSE_REQUESTED);
     let all: Duration = interval + initiator.settings.keepalive_response_timeout;
     script.expect_terminated_after(since, all);

@@ -1,5 +1,5 @@
-//! The script's end of a connection, with no engine of its own: it says what it is told to say,
-//! right or wrong, and holds every message it gets against the specification.
+//! The script's end of a connection, which has no engine: it sends any message it is told to send,
+//! valid or not, and checks every received message against the specification.
 
 use std::{
     collections::VecDeque,
@@ -12,20 +12,20 @@ use smbdirect::{
     wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status},
 };
 
-use crate::backend::{self, Initiator, PATIENCE, Peer, QUIET, Server};
+use crate::backend::{self, Initiator, PROMPT_TIMEOUT, Peer, SILENCE_TIMEOUT, Server};
 
-/// What the other end did.
+/// The next action of the other end.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// It sent a message.
+    /// The other end sent a message.
     Message(Bytes),
-    /// It ended the RDMA connection, and all that it sent before has been taken.
+    /// The other end ended the RDMA connection, and all its earlier messages have been taken.
     End,
-    /// It did nothing so long.
+    /// The other end did nothing within the limit.
     Silence,
 }
 
-/// A Data Transfer that came and is in order.
+/// A received Data Transfer that passed all checks.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) header: DataTransfer,
@@ -35,28 +35,28 @@ pub(crate) struct Transfer {
 pub(crate) struct Script {
     peer: Peer,
     connected: Instant,
-    /// Longest message that may be sent.
+    /// Largest message that may be sent, in bytes.
     pub(crate) max_send_size: u32,
-    /// Longest message that may come.
+    /// Largest message that may be received, in bytes.
     max_receive_size: u32,
     /// CreditsRequested of each Data Transfer.
     credits_requested: u16,
-    /// Data Transfers that may be sent.
+    /// Number of Data Transfers that may be sent.
     pub(crate) send_credits: u32,
-    /// Data Transfers that may come.
+    /// Number of Data Transfers that may be received.
     pub(crate) granted: u32,
-    /// How many the other end is to hold, where the script does not say it for each message.
+    /// Number of credits that the other end shall hold, for messages without an explicit grant.
     pub(crate) target: u32,
     arrived: VecDeque<Transfer>,
-    /// Bytes that are missing from the message that is coming.
+    /// Bytes that are missing from the current message.
     remaining: u32,
-    /// A sign of life was asked for, and may be an empty message that grants nothing.
+    /// A keepalive is unanswered; its answer may be an empty message without a grant.
     asked: bool,
-    /// Empty messages that came.
+    /// Number of empty messages received.
     pub(crate) empty_messages: usize,
 }
 
-/// What the suite's client proposes unless a case says otherwise.
+/// Returns the default proposal of the suite's client.
 pub(crate) fn proposal() -> NegotiateRequest {
     NegotiateRequest {
         min_version: 0x0100,
@@ -68,7 +68,7 @@ pub(crate) fn proposal() -> NegotiateRequest {
     }
 }
 
-/// What the mirror's acceptor answers unless a case says otherwise.
+/// Returns the default answer of the mirror's acceptor.
 pub(crate) fn acceptance() -> NegotiateResponse {
     NegotiateResponse {
         min_version: 0x0100,
@@ -90,14 +90,13 @@ pub(crate) fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from place to place.
 pub(crate) fn content(length: usize) -> Vec<u8> {
     let byte = |at: usize| (at.wrapping_mul(31) ^ (at >> 8)) as u8;
     (0..length).map(byte).collect()
 }
 
-/// A Data Transfer as the bytes it has on the wire, legal or not: `body` is all that follows the
-/// 20 bytes of the header.
+/// Encodes a Data Transfer, legal or not; `body` is everything after the 20 bytes of the header.
 fn raw(header: &DataTransfer, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(DataTransfer::HEADER_LENGTH + body.len());
     bytes.extend(header.credits_requested.to_le_bytes());
@@ -112,7 +111,7 @@ fn raw(header: &DataTransfer, body: &[u8]) -> Vec<u8> {
 }
 
 impl Script {
-    /// Nothing has been said.
+    /// Creates a script before the first message.
     fn new(peer: Peer) -> Self {
         Self {
             connected: peer.connected(),
@@ -144,7 +143,7 @@ impl Script {
         script
     }
 
-    /// A Negotiate Response that accepts has come, and each of its fields is as it must be.
+    /// Takes a Negotiate Response that accepts, and checks each of its fields.
     pub(crate) fn expect_response(&mut self, request: &NegotiateRequest) -> NegotiateResponse {
         let bytes = self.expect_message();
         assert_eq!(bytes.len(), NegotiateResponse::LENGTH);
@@ -178,7 +177,7 @@ impl Script {
         Self::new(initiator.accept())
     }
 
-    /// A Negotiate Request has come, and each of its fields is what the initiator's settings say.
+    /// Takes a Negotiate Request, and checks each of its fields against the initiator's settings.
     pub(crate) fn expect_request(&mut self, settings: &Settings) -> NegotiateRequest {
         let bytes = self.expect_message();
         assert_eq!(bytes.len(), NegotiateRequest::LENGTH);
@@ -216,26 +215,26 @@ impl Script {
         self.say(bytes);
     }
 
-    /// Takes a request and accepts it as `response` has it.
+    /// Takes a request and answers it with `response`.
     pub(crate) fn respond(&mut self, settings: &Settings, response: &NegotiateResponse) {
         let request = self.expect_request(settings);
         let bytes = encoded(|out| response.encode(out));
         self.respond_with(&request, response, &bytes);
     }
 
-    // Speaking
+    // Sending
 
-    /// Says these bytes, whatever they are.
+    /// Sends these bytes, valid or not.
     pub(crate) fn say(&mut self, message: &[u8]) {
         self.peer.send(message);
     }
 
-    /// An empty Data Transfer that gives `credits_granted`.
+    /// Returns an empty Data Transfer with this grant.
     pub(crate) fn empty(&self, credits_granted: u16) -> DataTransfer {
         DataTransfer::empty(self.credits_requested, credits_granted, Flags::empty())
     }
 
-    /// The header of a segment, with as many credits as the other end lacks.
+    /// Returns the header of a segment, which grants as many credits as the other end lacks.
     pub(crate) fn segment(&self, data_length: usize, remaining: usize) -> DataTransfer {
         DataTransfer {
             remaining_data_length: remaining as u32,
@@ -250,7 +249,7 @@ impl Script {
         self.transfer_bytes(header.credits_granted, raw(header, body));
     }
 
-    /// The same, altered on its way: `change` gets all the bytes.
+    /// Sends a Data Transfer whose bytes `change` has altered.
     pub(crate) fn transfer_altered(
         &mut self,
         header: &DataTransfer,
@@ -270,17 +269,17 @@ impl Script {
         self.say(&bytes);
     }
 
-    /// Waits until something may be sent. A message that just gives credits is spent with that.
+    /// Waits until a message may be sent, and drops received messages that only grant credits.
     fn await_credit(&mut self) {
         while self.send_credits == 0 {
-            assert!(self.take(PATIENCE), "no credits come");
+            assert!(self.take(PROMPT_TIMEOUT), "no credits come");
             self.arrived.pop_back_if(|got| got.header.data_length == 0);
         }
     }
 
     /// Sends one segment.
     pub(crate) fn send_segment(&mut self, payload: &[u8], remaining: usize) {
-        // Credits may come first, and change what is to be given.
+        // The wait may receive credits, which changes the grant of the segment.
         self.await_credit();
         let header = self.segment(payload.len(), remaining);
         self.transfer(&header, &padded(payload));
@@ -295,17 +294,17 @@ impl Script {
         }
     }
 
-    /// Sends an empty message though it may not.
+    /// Sends an empty message without a credit for it.
     pub(crate) fn send_without_credit(&mut self) {
         self.say(&raw(&self.empty(0), &[]));
     }
 
-    /// Gives credits that have no receives behind them.
+    /// Grants credits for which no receives are posted.
     pub(crate) fn overgrant(&mut self, credits_granted: u16) {
         self.say(&raw(&self.empty(credits_granted), &[]));
     }
 
-    /// Asks for a sign of life, giving nothing.
+    /// Sends a keepalive without a grant.
     pub(crate) fn ask(&mut self) {
         let header = DataTransfer {
             flags: Flags::RESPONSE_REQUESTED,
@@ -315,16 +314,16 @@ impl Script {
         self.transfer(&header, &[]);
     }
 
-    /// Credits that the other end lacks.
+    /// Returns the number of credits that the other end lacks.
     fn lacking(&self) -> u16 {
         self.target.saturating_sub(self.granted) as u16
     }
 
-    // Listening
+    // Receiving
 
-    /// The next Data Transfer.
+    /// Returns the next Data Transfer.
     pub(crate) fn next(&mut self) -> Transfer {
-        self.next_within(PATIENCE)
+        self.next_within(PROMPT_TIMEOUT)
     }
 
     pub(crate) fn next_within(&mut self, limit: Duration) -> Transfer {
@@ -334,7 +333,7 @@ impl Script {
         self.arrived.pop_front().expect("one was taken")
     }
 
-    /// A message, whole; credits are given as they are needed.
+    /// Receives a complete message and grants credits as needed.
     pub(crate) fn receive(&mut self) -> Vec<u8> {
         let mut message = Vec::new();
         loop {
@@ -350,58 +349,59 @@ impl Script {
         }
     }
 
-    /// The message goes there in segments of `size` bytes, and comes back.
+    /// Sends a message in segments of `size` bytes and asserts that it is echoed.
     pub(crate) fn echo(&mut self, message: &[u8], size: usize) {
         self.send(message, size);
         assert!(self.receive() == message, "it comes back unchanged");
     }
 
-    /// A few bytes go there and back: the connection is well.
+    /// Asserts that the connection works: a short message is echoed.
     pub(crate) fn works(&mut self) {
         self.echo(&content(500), self.max_payload());
     }
 
-    /// Most payload in one segment.
+    /// Returns the largest payload of a segment in bytes.
     pub(crate) const fn max_payload(&self) -> usize {
         self.max_send_size as usize - DataTransfer::PAYLOAD_OFFSET as usize
     }
 
-    /// Nothing comes for so long.
+    /// Asserts that no message arrives for `duration`.
     pub(crate) fn expect_silence(&mut self, duration: Duration) {
         assert!(self.arrived.is_empty(), "{:?}", self.arrived);
         let next = self.peer.next(duration);
         assert!(matches!(next, Next::Silence), "{next:?}");
     }
 
-    /// Nothing comes though there was time for it.
+    /// Asserts that no message arrives for a while.
     pub(crate) fn expect_nothing(&mut self) {
-        self.expect_silence(QUIET);
+        self.expect_silence(SILENCE_TIMEOUT);
     }
 
     pub(crate) fn expect_message(&mut self) -> Bytes {
-        match self.peer.next(PATIENCE) {
+        match self.peer.next(PROMPT_TIMEOUT) {
             Next::Message(message) => message,
             other => panic!("{other:?} instead of a message"),
         }
     }
 
-    /// The RDMA connection ends, and no message comes before.
+    /// Asserts that the RDMA connection ends without a further message.
     pub(crate) fn expect_terminated(&mut self) {
         self.expect_terminated_after(self.now(), Duration::ZERO);
     }
 
-    /// The same, `after` the time `since`, and not earlier.
+    /// Asserts that the RDMA connection ends without a further message, and that it does so `after`
+    /// the time `since`, not earlier.
     pub(crate) fn expect_terminated_after(&mut self, since: Instant, after: Duration) {
         assert!(self.arrived.is_empty(), "{:?}", self.arrived);
-        let next = self.peer.next(after + PATIENCE);
+        let next = self.peer.next(after + PROMPT_TIMEOUT);
         assert!(matches!(next, Next::End), "{next:?} instead of the end");
         backend::assert_took(self.now() - since, after);
     }
 
-    /// The RDMA connection ends, whatever comes before.
+    /// Asserts that the RDMA connection ends, possibly after further messages.
     pub(crate) fn expect_end(&mut self) {
         loop {
-            match self.peer.next(PATIENCE) {
+            match self.peer.next(PROMPT_TIMEOUT) {
                 Next::Message(message) => drop(self.check(&message)),
                 Next::End => return,
                 Next::Silence => panic!("it does not end"),
@@ -409,12 +409,12 @@ impl Script {
         }
     }
 
-    /// Ends the connection from this side.
+    /// Ends the RDMA connection at this end.
     pub(crate) fn disconnect(mut self) {
         self.peer.disconnect();
     }
 
-    /// When the RDMA connection was asked for.
+    /// Returns when the RDMA connection was requested.
     pub(crate) fn connected(&self) -> Instant {
         self.connected
     }
@@ -423,7 +423,7 @@ impl Script {
         self.peer.now()
     }
 
-    /// Takes a Data Transfer; false if none comes.
+    /// Takes a Data Transfer, and returns whether one arrived.
     fn take(&mut self, limit: Duration) -> bool {
         match self.peer.next(limit) {
             Next::Message(message) => {
@@ -436,7 +436,7 @@ impl Script {
         }
     }
 
-    /// What every Data Transfer has to be.
+    /// Checks the rules for every Data Transfer.
     //= SMBD-3.1.5.1-04 test
     //= SMBD-3.1.5.1-06 test
     //= SMBD-3.1.5.1-08 test
@@ -457,7 +457,7 @@ impl Script {
             assert!(header.credits_granted > 0, "the last credit: {header:?}");
         }
         self.send_credits += u32::from(header.credits_granted);
-        // Two more than asked for are possible where the last credit is concerned.
+        // The rules for the last credit allow two more than the target.
         assert!(self.send_credits <= u32::from(self.credits_requested) + 2);
         assert!(header.credits_requested > 0, "{header:?}");
         assert!(header.flags.bits() <= 1, "{header:?}");
@@ -478,7 +478,11 @@ impl Script {
             self.asked = false;
             assert_eq!(header.data_offset, DataTransfer::PAYLOAD_OFFSET);
             assert_eq!(bytes[20..24], [0; 4], "padding");
-            assert_eq!(bytes.len(), header.payload().end, "nothing behind");
+            assert_eq!(
+                bytes.len(),
+                header.payload().end,
+                "no bytes after the payload"
+            );
             let left = header.data_length + header.remaining_data_length;
             assert!(
                 self.remaining == 0 || left == self.remaining,
@@ -494,7 +498,7 @@ impl Script {
     }
 }
 
-/// What stands behind the header of a segment: 4 bytes of padding and the payload.
+/// Returns the bytes after the header of a segment: 4 bytes of padding and the payload.
 pub(crate) fn padded(payload: &[u8]) -> Vec<u8> {
     [&[0; 4], payload].concat()
 }

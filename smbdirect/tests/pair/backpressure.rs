@@ -1,4 +1,4 @@
-//! Short queues, late completions and slow consumers delay, and do nothing else.
+//! Short queues, late completions and slow consumers delay messages and have no other effect.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn flood(seed: u64, number: u16, faults: Faults) {
 }
 
 #[test]
-fn a_send_queue_of_one() {
+fn a_send_queue_of_one_delivers_all_messages() {
     for number in [1, 2, 20] {
         let faults = Faults {
             send_queue: 1,
@@ -32,9 +32,9 @@ fn a_send_queue_of_one() {
     }
 }
 
-/// Linux took credits for receives whose completions it had not yet seen.
+/// Linux granted credits for receives whose completions it had not seen yet.
 #[test]
-fn completions_in_any_order_between_queues() {
+fn completions_of_different_queues_may_be_reordered() {
     for seed in 0..60 {
         for delays in [[0, 500, 0, 0], [500, 0, 0, 0], [300; 4]] {
             let faults = Faults {
@@ -48,7 +48,7 @@ fn completions_in_any_order_between_queues() {
 }
 
 #[test]
-fn room_that_comes_and_goes() {
+fn changing_room_delivers_all_messages() {
     for seed in 0..60 {
         let faults = Faults {
             lean_rooms: true,
@@ -61,7 +61,7 @@ fn room_that_comes_and_goes() {
 }
 
 #[test]
-fn fewer_receives_than_credits_asked_for() {
+fn fewer_receives_than_requested_credits_deliver_all_messages() {
     for receive_queue in 2..=6 {
         let faults = Faults {
             receive_queue,
@@ -74,7 +74,7 @@ fn fewer_receives_than_credits_asked_for() {
 
 //= SMBD-3.1.5.9-09 test
 #[test]
-fn a_slow_consumer_is_waited_for() {
+fn messages_wait_for_a_slow_consumer() {
     for number in [1, 2, 3, 10] {
         for stalled in Who::BOTH {
             let settings = same_credits(number);
@@ -92,7 +92,7 @@ fn a_slow_consumer_is_waited_for() {
 }
 
 #[test]
-fn both_are_slow() {
+fn two_slow_consumers_do_not_block_each_other() {
     for number in [1, 2, 3, 10] {
         let settings = same_credits(number);
         let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());

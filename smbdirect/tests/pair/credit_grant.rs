@@ -1,4 +1,4 @@
-//! A peer that gives no credits: how long it is waited for.
+//! The Send Credit Grant Timer: how long messages wait for a peer that grants no credits.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn pair(settings: Settings) -> Pair {
 //= SMBD-WIN-CGT-01 test
 //= SMBD-3.1.5.9-10 test
 #[test]
-fn five_seconds_and_no_longer() {
+fn the_timer_expires_after_five_seconds() {
     for who in Who::BOTH {
         let mut pair = pair(same_credits(10));
         pair.withhold_receives(who.peer(), FOR_EVER);
@@ -40,7 +40,7 @@ fn five_seconds_and_no_longer() {
 
 //= SMBD-WIN-CGT-01 test
 #[test]
-fn a_grant_in_time_is_all_it_takes() {
+fn a_grant_in_time_stops_the_timer() {
     let mut pair = pair(same_credits(4));
     for round in 0..5 {
         pair.withhold_receives(Passive, 4 * SECOND);
@@ -53,7 +53,7 @@ fn a_grant_in_time_is_all_it_takes() {
 }
 
 #[test]
-fn nothing_runs_while_nothing_waits() {
+fn the_timer_does_not_run_without_a_waiting_message() {
     let mut pair = pair(same_credits(4));
     pair.withhold_receives(Passive, 100 * SECOND);
     for _ in 0..4 {
@@ -66,7 +66,7 @@ fn nothing_runs_while_nothing_waits() {
 
 //= SMBD-3.1.6.2-03 test
 #[test]
-fn without_the_timer_the_keepalive_ends_it() {
+fn without_the_timer_the_keepalive_ends_the_connection() {
     let settings = Settings {
         credit_grant_timeout: None,
         ..same_credits(4)
@@ -79,7 +79,8 @@ fn without_the_timer_the_keepalive_ends_it() {
     pair.advance(100 * SECOND);
     assert!(pair.is_open());
     pair.advance(40 * SECOND);
-    // Nor can the peer, which gives nothing, spend its last credit to ask: either may be first.
+    // The peer, which grants nothing, cannot spend its last credit on a keepalive either, so the
+    // idle timer of either end may expire first.
     let expired = Some(ConnectionError::TimedOut(Expired::IdleConnection));
     assert!(pair.active.closed == expired || pair.passive.closed == expired);
     pair.assert_all_returned();
@@ -88,8 +89,8 @@ fn without_the_timer_the_keepalive_ends_it() {
 //= SMBD-3.1.5.8-07 test
 //= SMBD-3.1.5.9-01 test
 #[test]
-fn an_end_that_only_receives_grants_in_batches_before_the_last_credit_is_used() {
-    // Three quarters of the credits, or 64 where that is less.
+fn a_receiving_end_grants_in_batches_before_the_last_credit_is_used() {
+    // A grant is due after three quarters of the credits, or after 64 if that is less.
     for (credits, batch) in [(40, 30..36), (80, 60..70), (100, 64..70), (255, 64..70)] {
         let mut pair = pair(same_credits(credits));
         for _ in 0..1000 {

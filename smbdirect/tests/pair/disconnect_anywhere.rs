@@ -1,5 +1,5 @@
-//! The connection breaks, or is closed, at every operation of a busy scenario, and everything
-//! that was lent out comes back.
+//! The connection breaks or is closed at every operation of a busy scenario, and every buffer is
+//! returned.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use smbdirect::{Access, ConnectionError};
 
 use super::fabric::{Active, Faults, Pair, Passive, Who, closed_by, content, same_credits};
 
-/// Negotiation, messages both ways, a read, a write, an invalidation and keepalives.
+/// Runs a negotiation, messages in both directions, a read, a write, an invalidation and
+/// keepalives.
 fn scenario(seed: u64, kill_at: Option<u64>, mut between: impl FnMut(&mut Pair, usize)) -> Pair {
     let faults = Faults {
         kill_at,
@@ -48,7 +49,7 @@ fn scenario(seed: u64, kill_at: Option<u64>, mut between: impl FnMut(&mut Pair, 
 //= SMBD-3.1.7.1-01 test
 //= SMBD-3.1.4.2-04 test
 #[test]
-fn the_network_fails_at_each_operation() {
+fn every_buffer_returns_if_the_network_fails_at_any_operation() {
     for seed in 0..4 {
         let operations = scenario(seed, None, |_, _| {}).operations;
         assert!(operations > 40, "{operations}");
@@ -66,7 +67,7 @@ fn the_network_fails_at_each_operation() {
 }
 
 #[test]
-fn either_side_closes_at_each_step() {
+fn every_buffer_returns_if_either_side_closes_at_any_step() {
     for who in Who::BOTH {
         for seed in 0..2 {
             for close_at in 0.. {
@@ -97,9 +98,9 @@ fn either_side_closes_at_each_step() {
     }
 }
 
-/// What `close` promises: all that was asked for is done first.
+/// `close` completes all earlier work first.
 #[test]
-fn close_loses_nothing() {
+fn close_completes_all_earlier_work() {
     for number in [1, 2, 10] {
         let settings = same_credits(number);
         let faults = Faults {
@@ -122,7 +123,7 @@ fn close_loses_nothing() {
 }
 
 #[test]
-fn both_close_at_once() {
+fn both_ends_can_close_concurrently() {
     let settings = same_credits(2);
     let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
     pair.send(Active, 1);

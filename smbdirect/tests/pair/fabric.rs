@@ -1,12 +1,12 @@
 //! Two real engines on a simulated RDMA fabric with virtual time.
 //!
-//! The fabric is reliable and in order in each direction, as RDMA is. Its faults are those that
-//! RDMA has: completions that are late, queues that are short, receives that are withheld by a
-//! slow consumer, and a connection that breaks at any operation. What RDMA does not forgive is
-//! not forgiven here: a Send that finds no receive, or one too short, fails the test.
+//! The fabric is reliable and in order in each direction, as RDMA is. Its faults are those of RDMA:
+//! late completions, short queues, a slow consumer that withholds receives, and a connection that
+//! breaks at any operation. A Send that finds no receive, or one that is too short, breaks an RDMA
+//! connection; here it fails the test.
 //!
-//! All is decided by a seed. [`Pair::step`] moves time to the next thing that happens, does it,
-//! has both engines work, and calls [`Pair::check`].
+//! A seed determines every run. [`Pair::step`] advances the time to the next happening, performs
+//! it, polls both engines for work, and calls [`Pair::check`].
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -28,13 +28,21 @@ use smbdirect::{
     wire::{DataTransfer, Flags, NegotiateResponse},
 };
 
-/// Time that [`Pair::drive`] waits for a timer before it calls the pair quiet; longer than the
-/// delay of the first grant, shorter than every timer of the specification.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Steps after which a pair that should fall silent has not.
-const TOO_MANY_STEPS: usize = 300_000;
+// The paths are explicit, because test binaries include this file by its path.
+#[path = "fabric/checks.rs"]
+mod checks;
+#[path = "fabric/commands.rs"]
+mod commands;
+#[path = "fabric/simulation.rs"]
+mod simulation;
 
-/// What a seed decides.
+/// Longest time to the next happening for which [`Pair::drive`] goes on. It is longer than the
+/// delay of the first grant and shorter than every timer of the specification.
+const QUIET_AFTER: Duration = Duration::from_millis(100);
+/// Largest number of steps until a pair has to be quiet.
+const MAX_STEPS: usize = 300_000;
+
+/// A random number generator with a seed.
 #[derive(Debug)]
 pub(crate) struct Random(fastrand::Rng);
 
@@ -47,7 +55,7 @@ impl Random {
         self.0.u64(..)
     }
 
-    /// From 0 to `most`.
+    /// Returns a number from 0 to `most`.
     pub(crate) fn up_to(&mut self, most: u64) -> u64 {
         self.0.u64(..=most)
     }
@@ -56,7 +64,7 @@ impl Random {
         self.0.u64(least..=most)
     }
 
-    /// True once in `n` times.
+    /// Returns true with probability 1 in `n`.
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
         self.0.u64(..n) == 0
     }
@@ -85,24 +93,24 @@ impl Who {
     }
 }
 
-/// What the fabric does to the two.
+/// The delays, limits and faults of the fabric.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
-    /// Longest way from one end to the other, in microseconds; drawn anew for each packet.
+    /// Largest latency of a packet in microseconds; each packet has a random latency up to it.
     pub(crate) latency: u64,
-    /// Longest delay of a completion in each queue: Sent, Received, Read, Written.
+    /// Largest delay of a completion in each queue: Sent, Received, Read, Written.
     pub(crate) completion_delay: [u64; 4],
-    /// Sends, Reads and Writes that may be posted at once.
+    /// Largest number of outstanding Sends, Reads and Writes.
     pub(crate) send_queue: usize,
-    /// Receives that may be posted at once.
+    /// Largest number of posted receives.
     pub(crate) receive_queue: usize,
-    /// Now and then an engine finds less room than there is.
+    /// At random, an engine is offered less room than there is.
     pub(crate) lean_rooms: bool,
-    /// Now and then an engine is not asked for work until a little later.
+    /// At random, an engine is polled for work later.
     pub(crate) lazy: bool,
-    /// From when to when an end posts no receives, for nobody takes its messages.
+    /// The period in which an end posts no receives, because its consumer takes no messages.
     pub(crate) withheld: [Option<(Duration, Duration)>; 2],
-    /// The connection breaks when so much work has been posted.
+    /// The number of posted work requests at which the connection breaks.
     pub(crate) kill_at: Option<u64>,
     pub(crate) outbound_reads: u32,
     pub(crate) max_transfer: u32,
@@ -127,7 +135,7 @@ impl Default for Faults {
     }
 }
 
-/// What travels.
+/// A packet between the two ends.
 #[derive(Debug)]
 enum Packet {
     Send {
@@ -151,66 +159,67 @@ enum Packet {
 enum Happening {
     Arrival(Who, Packet),
     Completion(Who, Completion),
-    /// An engine is asked for work again.
+    /// An engine is polled for work again.
     Turn(Who),
 }
 
-/// A message that the peer's upper layer is to see.
+/// A message that the peer's upper layer shall receive.
 #[derive(Debug)]
 struct Expected {
     id: MessageId,
-    /// What has not been received of it.
+    /// The bytes that have not been received.
     content: Bytes,
     length: usize,
     token: Option<Token>,
-    /// What the peer's upper layer is to find in its memory when it has the message.
+    /// The writes that have to be in the peer's memory when it receives the message.
     writes: Vec<(RemoteAddress, Bytes)>,
     sent: bool,
 }
 
 impl Expected {
-    /// An empty message without a token is nothing to the peer's upper layer.
+    /// Returns whether the peer's upper layer does not see the message: it is empty and has no
+    /// token.
     fn is_unseen(&self, honoured: bool) -> bool {
         self.length == 0 && self.token.filter(|_| honoured).is_none()
     }
 }
 
-/// One end: its engine, its half of the queue pair, and what it knows to be true.
+/// One end: its engine, its half of the queue pair, and the expected state.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) engine: Connection,
     pub(crate) settings: Settings,
     pub(crate) memory: MemoryTable,
     receives: VecDeque<(WorkId, u32)>,
-    /// Sends, Reads and Writes that have not completed.
+    /// Number of Sends, Reads and Writes that have not completed.
     work: VecDeque<WorkId>,
     reads: VecDeque<(WorkId, BytesMut)>,
-    /// When the last packet to this end arrives.
+    /// Arrival time of the last packet to this end.
     last_arrival: Instant,
-    /// When the last completion of each kind comes.
+    /// Time of the last completion of each kind.
     last_completion: [Instant; 4],
-    /// Completions of Sends that are on their way.
+    /// Completions of Sends that have not been delivered.
     sends_to_complete: usize,
     disconnected: bool,
-    /// The negotiate message is out.
+    /// The negotiate message has been sent.
     negotiated: bool,
-    /// Credits by what was said on the wire and received; one for the negotiate message.
+    /// Credits of this end by the received messages; the negotiate message counts as one.
     held: u32,
-    /// Credits that messages on their way to this end, or in its completion queue, bring.
+    /// Credits in messages that are in flight to this end or in its completion queue.
     coming: u32,
-    /// Messages on their way from this end that have not taken a receive.
+    /// Messages of this end in flight that have not used a receive.
     under_way: u32,
-    /// Bytes of a message that its segments still have to bring.
+    /// Bytes of the current message that have not been sent.
     wire_remaining: u32,
-    /// The message under way has carried its token.
+    /// The current message has carried its token.
     wire_token: bool,
-    /// Writes started since the last message, which are to be in place before the next.
+    /// Writes started since the last message, which have to be in place before the next one.
     writes: Vec<(RemoteAddress, Bytes)>,
-    /// Messages this end sends, not yet received whole by the other.
+    /// Messages of this end that the other has not received completely.
     expected: VecDeque<Expected>,
     received: usize,
     next_id: u64,
-    /// Sent messages of which MessageSent was told.
+    /// Messages for which MessageSent was reported.
     pub(crate) messages_sent: usize,
     pub(crate) messages_received: usize,
     pub(crate) transfers: HashMap<u64, Transfer>,
@@ -218,17 +227,17 @@ pub(crate) struct End {
     pub(crate) keepalives_answered: usize,
     pub(crate) invalidated: Vec<Token>,
     pub(crate) closed: Option<ConnectionError>,
-    /// Data Transfers posted, and those of them without a payload.
+    /// Number of Data Transfers posted, and of those without a payload.
     pub(crate) data_transfers: usize,
     pub(crate) empty: usize,
     pub(crate) grants: Vec<u16>,
-    /// Most receives that were ever posted.
+    /// Largest number of receives that were posted at a time.
     pub(crate) most_receives: usize,
-    /// Most reads that were ever outstanding.
+    /// Largest number of reads that were outstanding at a time.
     pub(crate) most_reads: usize,
 }
 
-/// A read or write that was started.
+/// A read or write that has been started.
 #[derive(Debug)]
 pub(crate) enum Transfer {
     Read(Bytes),
@@ -244,15 +253,15 @@ pub(crate) struct Pair {
     random: Random,
     schedule: BTreeMap<(Instant, u64), Happening>,
     next_happening: u64,
-    /// Work requests posted so far.
+    /// Number of work requests posted so far.
     pub(crate) operations: u64,
     broken: bool,
-    /// An end was told nonsense: the rules of the upper layers hold no more.
+    /// An end has received an invalid message, so the checks of the upper layers are off.
     garbled: bool,
-    /// Nothing arrives any more, and nobody is told.
+    /// No packet arrives any more, and no end is informed.
     silent: bool,
     steps: usize,
-    /// Messages and the end, in order, for tests about order.
+    /// Messages and the end, in order, for tests of their order.
     pub(crate) story: Vec<String>,
 }
 
@@ -324,7 +333,7 @@ impl End {
         self.engine.negotiated().is_some()
     }
 
-    /// Forgets messages at the head that are sent and that nobody will ever see.
+    /// Removes sent messages at the head that the peer's upper layer does not see.
     fn drop_unseen(&mut self, honoured: bool) {
         while self
             .expected
@@ -335,13 +344,13 @@ impl End {
         }
     }
 
-    /// Whether nothing was asked for that is not done.
+    /// Returns whether all work of this end is complete.
     fn is_content(&self) -> bool {
         self.expected.is_empty() && self.transfers.is_empty() && self.engine.queued_messages() == 0
     }
 }
 
-/// Bytes that tell one message, and one place in it, from another.
+/// Returns bytes that differ between messages and between places in a message.
 pub(crate) fn content(id: u64, length: usize) -> Bytes {
     let mut bytes = Vec::with_capacity(length + 8);
     let mut word = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -353,7 +362,7 @@ pub(crate) fn content(id: u64, length: usize) -> Bytes {
     bytes.into()
 }
 
-/// Where the bytes of a write go.
+/// Returns the places in memory of the bytes of a write.
 fn places(
     descriptors: &[BufferDescriptorV1],
     mut offset: u64,
@@ -375,852 +384,7 @@ fn places(
     places
 }
 
-// What tests do.
-impl Pair {
-    /// Two ends whose RDMA connection is there and who have said nothing yet.
-    pub(crate) fn new(seed: u64, active: Settings, passive: Settings, faults: Faults) -> Self {
-        let now = Instant::now();
-        let mut pair = Self {
-            start: now,
-            now,
-            active: End::new(active, Connection::active, now),
-            passive: End::new(passive, Connection::passive, now),
-            faults,
-            random: Random::new(seed),
-            schedule: BTreeMap::new(),
-            next_happening: 0,
-            operations: 0,
-            broken: false,
-            garbled: false,
-            silent: false,
-            steps: 0,
-            story: Vec::new(),
-        };
-        for who in Who::BOTH {
-            let receive = pair.end_mut(who).engine.negotiate_receive();
-            pair.post(who, receive);
-        }
-        for who in Who::BOTH {
-            let limits = pair.limits();
-            let end = pair.end_mut(who);
-            end.engine.handle_connected(limits);
-            pair.later(Duration::ZERO, Happening::Turn(who));
-        }
-        pair
-    }
-
-    /// The same, negotiated and at rest.
-    pub(crate) fn established(
-        seed: u64,
-        active: Settings,
-        passive: Settings,
-        faults: Faults,
-    ) -> Self {
-        let mut pair = Self::new(seed, active, passive, faults);
-        pair.drive();
-        for who in Who::BOTH {
-            assert!(pair.end(who).is_established(), "{pair:?}");
-        }
-        pair
-    }
-
-    pub(crate) fn end(&self, who: Who) -> &End {
-        match who {
-            Active => &self.active,
-            Passive => &self.passive,
-        }
-    }
-
-    pub(crate) fn end_mut(&mut self, who: Who) -> &mut End {
-        match who {
-            Active => &mut self.active,
-            Passive => &mut self.passive,
-        }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        Who::BOTH.iter().all(|&who| self.end(who).is_established())
-    }
-
-    /// Hands a message of `length` bytes to an engine. It leaves with the next step.
-    pub(crate) fn send(&mut self, who: Who, length: usize) {
-        self.send_invalidating(who, length, None);
-    }
-
-    pub(crate) fn send_invalidating(&mut self, who: Who, length: usize, token: Option<Token>) {
-        let end = self.end_mut(who);
-        end.next_id += 1;
-        let id = MessageId(end.next_id);
-        let content = content(end.next_id ^ (who as u64) << 32, length);
-        if end.engine.send(id, content.clone().into(), token).is_err() {
-            return;
-        }
-        let writes = if length > 0 {
-            std::mem::take(&mut end.writes)
-        } else {
-            Vec::new()
-        };
-        end.expected.push_back(Expected {
-            id,
-            writes,
-            content,
-            length,
-            token,
-            sent: false,
-        });
-        self.turn(who);
-    }
-
-    /// Registers memory at `who` for its peer, filled by `id`.
-    pub(crate) fn register(
-        &mut self,
-        who: Who,
-        id: u64,
-        length: usize,
-        access: Access,
-    ) -> BufferDescriptorV1 {
-        let buffer = BytesMut::from(content(id, length));
-        let registered = self.end_mut(who).memory.register(buffer, access).unwrap();
-        BufferDescriptorV1 {
-            offset: registered.address.offset,
-            token: registered.address.token.0,
-            length: registered.length,
-        }
-    }
-
-    /// Starts a read at `who`; `expected` is what it is to find.
-    pub(crate) fn read(
-        &mut self,
-        who: Who,
-        descriptors: &[BufferDescriptorV1],
-        offset: u64,
-        expected: Bytes,
-    ) {
-        let end = self.end_mut(who);
-        end.next_id += 1;
-        let id = end.next_id;
-        let into = BytesMut::zeroed(expected.len());
-        end.transfers.insert(id, Transfer::Read(expected));
-        if let Err((_, buffer)) = end.engine.read(TransferId(id), descriptors, offset, into) {
-            let Some(Transfer::Read(expected)) = end.transfers.remove(&id) else {
-                unreachable!("it was put there above");
-            };
-            assert_eq!(buffer.len(), expected.len());
-        }
-        self.turn(who);
-    }
-
-    pub(crate) fn write(
-        &mut self,
-        who: Who,
-        descriptors: &[BufferDescriptorV1],
-        offset: u64,
-        data: Bytes,
-    ) {
-        let end = self.end_mut(who);
-        end.next_id += 1;
-        let id = end.next_id;
-        end.transfers.insert(id, Transfer::Write);
-        let started = end
-            .engine
-            .write(TransferId(id), descriptors, offset, data.clone());
-        match started {
-            Ok(()) => end.writes.extend(places(descriptors, offset, data)),
-            Err(_) => {
-                end.transfers.remove(&id);
-            }
-        }
-        self.turn(who);
-    }
-
-    pub(crate) fn prompt(&mut self, who: Who) {
-        self.end_mut(who).engine.prompt();
-        self.turn(who);
-    }
-
-    pub(crate) fn keepalive(&mut self, who: Who) {
-        let now = self.now;
-        self.end_mut(who).engine.prompt_keepalive(now);
-        self.turn(who);
-    }
-
-    pub(crate) fn close(&mut self, who: Who) {
-        self.end_mut(who).engine.close();
-        self.turn(who);
-    }
-
-    /// From now on an end posts no receives, until `duration` has passed.
-    pub(crate) fn withhold_receives(&mut self, who: Who, duration: Duration) {
-        let from = self.now - self.start;
-        self.faults.withheld[who as usize] = Some((from, from + duration));
-    }
-
-    /// The network between the two is gone.
-    pub(crate) fn kill(&mut self) {
-        self.cut();
-        self.lose();
-    }
-
-    /// What travels is lost; completions that are already in a queue stay there.
-    fn cut(&mut self) {
-        self.broken = true;
-        self.schedule
-            .retain(|_, happening| !matches!(happening, Happening::Arrival(..)));
-    }
-
-    /// Both providers notice.
-    fn lose(&mut self) {
-        for who in Who::BOTH {
-            let error = ProviderError::new(ProviderErrorKind::Reset, "the network is gone");
-            self.disconnect(who, Disconnect::Broken(error));
-        }
-    }
-
-    /// From now on nothing arrives, and nobody is told.
-    pub(crate) fn fall_silent(&mut self) {
-        self.silent = true;
-    }
-
-    /// `who` hears something that no engine says, and then the network is gone.
-    pub(crate) fn inject(&mut self, who: Who, message: Bytes) {
-        let now = self.now;
-        self.cut();
-        self.garbled = true;
-        let end = self.end_mut(who);
-        if let Some((id, length)) = end.receives.pop_front() {
-            let message = message.slice(..message.len().min(length as usize));
-            let invalidated = None;
-            let completion = Completion::Received {
-                id,
-                message,
-                invalidated,
-            };
-            end.engine.handle_completion(now, completion);
-            self.work(who);
-        }
-        self.lose();
-    }
-
-    /// Runs until nothing moves, or only timers of seconds run, and asserts that nobody waits
-    /// for anything then.
-    pub(crate) fn drive(&mut self) {
-        self.run();
-        self.assert_content();
-    }
-
-    /// Runs until nothing moves.
-    pub(crate) fn run(&mut self) {
-        while let Some(next) = self.next_time()
-            && (!self.schedule.is_empty() || next <= self.now + PATIENCE)
-        {
-            self.step();
-        }
-    }
-
-    /// Runs for so long.
-    pub(crate) fn advance(&mut self, duration: Duration) {
-        let end = self.now + duration;
-        while let Some(next) = self.next_time()
-            && next <= end
-        {
-            self.step();
-        }
-        self.now = end;
-    }
-
-    /// Nobody waits for anything: the liveness of the protocol.
-    pub(crate) fn assert_content(&self) {
-        for who in Who::BOTH {
-            let end = self.end(who);
-            let stuck = end.is_established() && !end.is_content();
-            assert!(!stuck, "{who:?} waits for ever\n{self:?}");
-        }
-    }
-
-    /// Whatever happened, all that was lent out is back.
-    pub(crate) fn assert_all_returned(&self) {
-        for who in Who::BOTH {
-            let end = self.end(who);
-            assert!(end.disconnected && end.closed.is_some(), "{self:?}");
-            let left = end.engine.statistics();
-            assert_eq!(
-                (left.receives_outstanding, left.work_outstanding),
-                (0, 0),
-                "{who:?} {self:?}"
-            );
-            assert!(end.receives.is_empty() && end.work.is_empty() && end.reads.is_empty());
-            assert!(end.transfers.is_empty(), "{who:?} {:?}", end.transfers);
-            assert_eq!(end.engine.poll_timeout(), None);
-        }
-    }
-
-    /// Ends the connection from `who` and sees everything come back.
-    pub(crate) fn finish(&mut self, who: Who) {
-        self.close(who);
-        self.run();
-        self.advance(Duration::from_secs(300));
-        self.assert_all_returned();
-    }
-}
-
-// How it works.
-impl Pair {
-    fn limits(&self) -> Limits {
-        Limits {
-            max_send_queue: self.faults.send_queue,
-            max_receive_queue: self.faults.receive_queue,
-            max_outbound_reads: self.faults.outbound_reads,
-            max_inbound_reads: self.faults.outbound_reads,
-            max_transfer: self.faults.max_transfer,
-            send_with_invalidate: self.faults.send_with_invalidate,
-        }
-    }
-
-    fn next_time(&self) -> Option<Instant> {
-        let scheduled = self.schedule.keys().next().map(|&(at, _)| at);
-        let timers = Who::BOTH.map(|who| self.end(who).engine.poll_timeout());
-        [scheduled, timers[0], timers[1]]
-            .into_iter()
-            .flatten()
-            .min()
-            .map(|next| next.max(self.now))
-    }
-
-    /// Does the next thing.
-    pub(crate) fn step(&mut self) {
-        self.steps += 1;
-        assert!(self.steps < TOO_MANY_STEPS, "it never ends\n{self:?}");
-        let Some(now) = self.next_time() else { return };
-        self.now = now;
-        let scheduled = self.schedule.first_key_value().map(|(&(at, _), _)| at);
-        if scheduled.is_some_and(|at| at <= now) {
-            let (_, happening) = self.schedule.pop_first().expect("it is there");
-            match happening {
-                Happening::Arrival(who, packet) => self.arrive(who, packet),
-                Happening::Completion(who, completion) => self.complete(who, completion),
-                Happening::Turn(who) => self.work(who),
-            }
-        } else {
-            for who in Who::BOTH {
-                if self.end(who).engine.poll_timeout() <= Some(now) {
-                    self.end_mut(who).engine.handle_timeout(now);
-                    self.work(who);
-                }
-            }
-        }
-        self.check();
-    }
-
-    /// Whatever is true after every step.
-    fn check(&self) {
-        for who in Who::BOTH {
-            let (end, peer) = (self.end(who), self.end(who.peer()));
-            let over = |end: &End| end.disconnected || end.closed.is_some();
-            if self.broken || over(end) || over(peer) {
-                continue;
-            }
-            // A credit has a receive behind it, wherever the credit is.
-            let out = peer.held + peer.coming + peer.under_way;
-            assert!(
-                end.receives.len() >= out as usize,
-                "{who:?} posted fewer receives than its peer has credits\n{self:?}"
-            );
-            // The engine and the wire agree.
-            if end.is_established() {
-                let credits = end.engine.credits();
-                assert_eq!(
-                    u32::from(credits.send_credits),
-                    end.held,
-                    "{who:?}\n{self:?}"
-                );
-                // The last credit's one beyond the limit, and beyond the doubled token.
-                let most = u32::from(credits.receive_credit_max).max(2) + 1;
-                assert!(u32::from(credits.granted) <= most, "{who:?}\n{self:?}");
-            }
-            let left = end.engine.statistics();
-            assert!(left.receives_outstanding >= end.receives.len() as u64);
-            assert_eq!(left.work_outstanding, end.work.len() as u64);
-        }
-    }
-
-    fn later(&mut self, delay: Duration, happening: Happening) {
-        self.at(self.now + delay, happening);
-    }
-
-    fn at(&mut self, when: Instant, happening: Happening) {
-        self.next_happening += 1;
-        self.schedule.insert((when, self.next_happening), happening);
-    }
-
-    fn turn(&mut self, who: Who) {
-        self.later(Duration::ZERO, Happening::Turn(who));
-    }
-
-    /// Puts a packet on the way to `who`, behind all others.
-    fn transmit(&mut self, who: Who, packet: Packet) {
-        if self.broken || self.silent {
-            return;
-        }
-        let latency = Duration::from_micros(self.random.up_to(self.faults.latency));
-        let now = self.now;
-        let end = self.end_mut(who);
-        end.last_arrival = end.last_arrival.max(now + latency);
-        let when = end.last_arrival;
-        self.at(when, Happening::Arrival(who, packet));
-    }
-
-    /// Puts a completion into a queue, behind all others of its kind.
-    fn finish_work(&mut self, who: Who, completion: Completion) {
-        let queue = match completion {
-            Completion::Sent { .. } => 0,
-            Completion::Received { .. } => 1,
-            Completion::Read { .. } => 2,
-            _ => 3,
-        };
-        let delay = Duration::from_micros(self.random.up_to(self.faults.completion_delay[queue]));
-        let now = self.now;
-        let last = &mut self.end_mut(who).last_completion[queue];
-        *last = (*last).max(now + delay);
-        let when = *last;
-        self.at(when, Happening::Completion(who, completion));
-    }
-
-    /// The room an engine is told of.
-    fn room(&mut self, who: Who) -> Room {
-        let end = self.end(who);
-        let mut room = Room {
-            sends: self.faults.send_queue.saturating_sub(end.work.len()),
-            receives: self.faults.receive_queue.saturating_sub(end.receives.len()),
-        };
-        let established = end.is_established();
-        if self.faults.lean_rooms && established && self.random.one_in(3) {
-            room.sends = self.random.up_to(room.sends.min(2) as u64) as usize;
-            room.receives = self.random.up_to(room.receives.min(2) as u64) as usize;
-            self.later(Duration::from_micros(7), Happening::Turn(who));
-        }
-        let elapsed = self.now - self.start;
-        if let Some((from, to)) = self.faults.withheld[who as usize]
-            && (from..to).contains(&elapsed)
-            && established
-        {
-            room.receives = 0;
-            let until = self.start + to;
-            let turn_is_due = |happening: &Happening| matches!(happening, Happening::Turn(whose) if *whose == who);
-            let range = self.schedule.range((until, 0)..(until + PATIENCE, 0));
-            if !range
-                .into_iter()
-                .any(|(_, happening)| turn_is_due(happening))
-            {
-                self.at(until, Happening::Turn(who));
-            }
-        }
-        room
-    }
-
-    /// An engine says what happened and posts what it wants.
-    fn work(&mut self, who: Who) {
-        if self.faults.lazy && self.end(who).is_established() && self.random.one_in(4) {
-            let delay = Duration::from_micros(self.random.up_to(50));
-            return self.later(delay, Happening::Turn(who));
-        }
-        self.take_events(who);
-        loop {
-            let (now, room) = (self.now, self.room(who));
-            let engine = &mut self.end_mut(who).engine;
-            let is_idle = engine.is_idle();
-            let Some(work) = engine.poll_work(now, room) else {
-                break;
-            };
-            assert!(!is_idle, "{work:?}");
-            match &work {
-                WorkRequest::Receive { count, .. } => {
-                    assert!((1..=room.receives).contains(&(*count as usize)));
-                }
-                _ => assert!(room.sends > 0),
-            }
-            self.post(who, work);
-            self.operations += 1;
-            if self.faults.kill_at == Some(self.operations) {
-                self.kill();
-            }
-        }
-        self.take_events(who);
-    }
-
-    fn post(&mut self, who: Who, work: WorkRequest) {
-        match work {
-            WorkRequest::Receive { id, length, count } => {
-                let end = self.end_mut(who);
-                end.receives.extend((0..count).map(|_| (id, length)));
-                end.most_receives = end.most_receives.max(end.receives.len());
-            }
-            WorkRequest::Send {
-                id,
-                header,
-                payload,
-                invalidate,
-            } => {
-                let message = [header.as_slice(), &payload].concat().into();
-                self.end_mut(who).work.push_back(id);
-                self.look_at(who, &message, invalidate.is_some());
-                let packet = Packet::Send {
-                    message,
-                    invalidate,
-                };
-                self.transmit(who.peer(), packet);
-                self.complete_unless_over(who, Completion::Sent { id });
-            }
-            WorkRequest::Write { id, data, to } => {
-                self.end_mut(who).work.push_back(id);
-                self.transmit(who.peer(), Packet::Write { to, data });
-                self.complete_unless_over(who, Completion::Written { id });
-            }
-            WorkRequest::Read { id, from, into } => {
-                let length = into.len() as u32;
-                let most = self.faults.outbound_reads as usize;
-                let end = self.end_mut(who);
-                end.work.push_back(id);
-                end.reads.push_back((id, into));
-                end.most_reads = end.most_reads.max(end.reads.len());
-                assert!(end.reads.len() <= most, "more reads than ORD");
-                self.transmit(who.peer(), Packet::ReadRequest { from, length });
-            }
-        }
-    }
-
-    fn complete_unless_over(&mut self, who: Who, completion: Completion) {
-        if !self.broken && !self.end(who).disconnected {
-            let is_send = matches!(completion, Completion::Sent { .. });
-            self.end_mut(who).sends_to_complete += usize::from(is_send);
-            self.finish_work(who, completion);
-        }
-    }
-
-    /// Reads a message as it leaves `who`, as a capture would, and holds it to the rules.
-    fn look_at(&mut self, who: Who, message: &Bytes, invalidates: bool) {
-        if self.broken {
-            return;
-        }
-        let strict = self.end(who).settings.policy.strict_last_credit;
-        let end = self.end_mut(who);
-        assert!(end.held > 0, "{who:?} sends without a credit");
-        end.held -= 1;
-        end.under_way += 1;
-        if !std::mem::replace(&mut end.negotiated, true) {
-            if who == Passive {
-                let response = NegotiateResponse::decode(message).unwrap();
-                self.active.coming += u32::from(response.credits_granted);
-            }
-            return;
-        }
-        let header = DataTransfer::decode(message).unwrap();
-        let payload = header.data_length;
-        assert!(header.flags.bits() <= 1 && message[6..8] == [0; 2]);
-        assert!(
-            message
-                .iter()
-                .take(24)
-                .skip(20)
-                .all(|&padding| padding == 0)
-        );
-        assert_eq!(header.credits_requested, end.settings.send_credit_target);
-        if header.data_length == 0 && header.data_offset == 0 {
-            assert_eq!(message.len(), 20, "an empty message is a header alone");
-        }
-        if strict && end.held == 0 {
-            assert!(header.credits_granted > 0, "{who:?} spends its last credit");
-        }
-        if end.wire_remaining > 0 {
-            assert_eq!(
-                header.data_length + header.remaining_data_length,
-                end.wire_remaining,
-                "{who:?} puts something between two segments"
-            );
-            assert!(header.data_length > 0, "an empty message between segments");
-        }
-        assert!(!(invalidates && end.wire_token), "a token goes out twice");
-        end.wire_remaining = header.remaining_data_length;
-        end.wire_token = (end.wire_token || invalidates) && end.wire_remaining > 0;
-        end.data_transfers += 1;
-        end.empty += usize::from(payload == 0);
-        end.grants.push(header.credits_granted);
-        let flag = header.flags.contains(Flags::RESPONSE_REQUESTED);
-        self.end_mut(who.peer()).coming += u32::from(header.credits_granted);
-        self.tell(who, if flag { "asks" } else { "says" }, payload);
-    }
-
-    fn tell(&mut self, who: Who, what: &str, number: impl fmt::Display) {
-        let line = format!("{who:?} {what} {number}").to_lowercase();
-        self.story.push(line);
-    }
-
-    fn arrive(&mut self, who: Who, packet: Packet) {
-        let faulty =
-            |what| Disconnect::Broken(ProviderError::new(ProviderErrorKind::Protocol, what));
-        if self.end(who).disconnected || self.broken {
-            return;
-        }
-        match packet {
-            Packet::Send {
-                message,
-                invalidate,
-            } => {
-                self.end_mut(who.peer()).under_way -= 1;
-                let end = self.end_mut(who);
-                let Some((id, length)) = end.receives.pop_front() else {
-                    panic!("{who:?} was not ready to receive\n{self:?}");
-                };
-                assert!(message.len() <= length as usize, "the receive is too short");
-                if let Some(token) = invalidate
-                    && end.memory.invalidate(token).is_err()
-                {
-                    end.receives.push_front((id, length));
-                    return self.break_off(who, faulty("a token that names nothing"));
-                }
-                let completion = Completion::Received {
-                    id,
-                    message,
-                    invalidated: invalidate,
-                };
-                self.finish_work(who, completion);
-            }
-            Packet::Write { to, data } => {
-                match self.end_mut(who).memory.write(to, data.len() as u32) {
-                    Ok(place) => place.copy_from_slice(&data),
-                    Err(_) => self.break_off(who, faulty("a write to no memory")),
-                }
-            }
-            Packet::ReadRequest { from, length } => match self.end(who).memory.read(from, length) {
-                Ok(data) => {
-                    let data = Bytes::copy_from_slice(data.as_ref());
-                    self.transmit(who.peer(), Packet::ReadResponse(data));
-                }
-                Err(_) => self.break_off(who, faulty("a read of no memory")),
-            },
-            Packet::ReadResponse(data) => {
-                let (id, mut buffer) = self.end_mut(who).reads.pop_front().unwrap();
-                buffer.copy_from_slice(&data);
-                self.finish_work(who, Completion::Read { id, buffer });
-            }
-            Packet::End(how) => self.disconnect(who, how),
-        }
-    }
-
-    /// One end's provider ends the connection because of what came from the other.
-    fn break_off(&mut self, who: Who, how: Disconnect) {
-        self.transmit(who.peer(), Packet::End(how.clone()));
-        self.disconnect(who, how);
-    }
-
-    /// The connection is over for `who`: behind what is in its queues all else comes back.
-    fn disconnect(&mut self, who: Who, how: Disconnect) {
-        if std::mem::replace(&mut self.end_mut(who).disconnected, true) {
-            return;
-        }
-        let end = self.end(who);
-        let last = end.last_completion.into_iter().max().unwrap();
-        let when = last.max(self.now) + Duration::from_micros(1);
-        self.at(
-            when,
-            Happening::Completion(who, Completion::Disconnected(how)),
-        );
-    }
-
-    fn complete(&mut self, who: Who, completion: Completion) {
-        let now = self.now;
-        match &completion {
-            Completion::Received { message, .. } => self.count_credits(who, message),
-            Completion::Head(_) => unreachable!("it is made below"),
-            Completion::Disconnected(_) => self.flush(who),
-            Completion::Sent { id } => {
-                let is_unheard = self.random.up_to(2) == 0;
-                let end = self.end_mut(who);
-                end.sends_to_complete -= 1;
-                if end.sends_to_complete > 0 && is_unheard {
-                    // The next tells of this one too.
-                    return;
-                }
-                end.work.retain(|work| work.0 & 3 != id.0 & 3 || work > id);
-            }
-            Completion::Read { id, .. } | Completion::Written { id } => {
-                self.end_mut(who).work.retain(|work| work != id);
-            }
-            Completion::Flushed { .. } => unreachable!("flush() does that"),
-        }
-        let engine = &mut self.end_mut(who).engine;
-        match completion {
-            // Some messages come in two pieces.
-            Completion::Received {
-                id,
-                mut message,
-                invalidated,
-            } if (id.0 >> 2) % 5 < 3 => {
-                let split = [24, 13, 32][((id.0 >> 2) % 5) as usize];
-                let head = message.split_to(split.min(message.len()));
-                let head = Inline::build(|out| out.put_slice(&head));
-                engine.handle_completion(now, Completion::Head(head));
-                let rest = Completion::Received {
-                    id,
-                    message,
-                    invalidated,
-                };
-                engine.handle_completion(now, rest);
-            }
-            whole => engine.handle_completion(now, whole),
-        }
-        self.work(who);
-    }
-
-    fn count_credits(&mut self, who: Who, message: &Bytes) {
-        let granted = match (who, self.end(who).received) {
-            (Passive, 0) => 0,
-            (Active, 0) => NegotiateResponse::decode(message).unwrap().credits_granted,
-            _ => DataTransfer::decode(message).unwrap().credits_granted,
-        };
-        let end = self.end_mut(who);
-        end.received += 1;
-        end.coming -= u32::from(granted);
-        end.held += u32::from(granted);
-    }
-
-    fn flush(&mut self, who: Who) {
-        let now = self.now;
-        let end = self.end_mut(who);
-        let mut buffers: HashMap<_, _> = std::mem::take(&mut end.reads).into_iter().collect();
-        let receives = std::mem::take(&mut end.receives);
-        let work = std::mem::take(&mut end.work);
-        for id in receives.into_iter().map(|(id, _)| id).chain(work) {
-            let buffer = buffers.remove(&id);
-            let completion = Completion::Flushed { id, buffer };
-            end.engine.handle_completion(now, completion);
-        }
-    }
-
-    fn take_events(&mut self, who: Who) {
-        while let Some(event) = self.end_mut(who).engine.poll_event() {
-            match event {
-                Event::Negotiated(_) => assert!(self.end(who).closed.is_none()),
-                Event::Segment {
-                    payload,
-                    remaining,
-                    invalidated,
-                } => self.deliver(who, &payload, remaining, invalidated),
-                Event::MessageSent(id) => self.sent(who, id),
-                Event::TransferDone {
-                    id,
-                    buffer,
-                    completed,
-                } => self.transferred(who, id, buffer, completed),
-                Event::KeepaliveAnswered => self.end_mut(who).keepalives_answered += 1,
-                Event::Closed(error) => self.closed(who, error),
-            }
-        }
-    }
-
-    /// A segment reached the upper layer of `who`: whole, in order, exactly once.
-    fn deliver(&mut self, who: Who, payload: &[u8], remaining: u32, invalidated: Option<Token>) {
-        if self.garbled {
-            return;
-        }
-        let honoured = self.faults.send_with_invalidate;
-        assert!(self.end(who).closed.is_none());
-        let sender = self.end_mut(who.peer());
-        while sender
-            .expected
-            .front()
-            .is_some_and(|next| next.is_unseen(honoured))
-        {
-            sender.expected.pop_front();
-        }
-        let expected = sender.expected.front_mut().expect("a message was sent");
-        let (start, rest) = expected.content.split_at_checked(payload.len()).unwrap();
-        assert_eq!((start, rest.len()), (payload, remaining as usize));
-        expected.content = expected.content.slice(payload.len()..);
-        if remaining > 0 {
-            return assert_eq!(invalidated, None);
-        }
-        assert_eq!(invalidated, expected.token.filter(|_| honoured));
-        let Expected { id, writes, .. } = sender.expected.pop_front().unwrap();
-        sender.drop_unseen(honoured);
-        let end = self.end_mut(who);
-        for (to, data) in writes {
-            // Memory that was taken back since is nobody's business.
-            if let Ok(place) = end.memory.write(to, data.len() as u32) {
-                assert_eq!(*place, data[..], "message {id:?} overtook a write");
-            }
-        }
-        end.messages_received += 1;
-        end.invalidated.extend(invalidated);
-        self.tell(who, "receives", id.0);
-    }
-
-    fn sent(&mut self, who: Who, id: MessageId) {
-        let honoured = self.faults.send_with_invalidate;
-        let end = self.end_mut(who);
-        assert!(end.closed.is_none());
-        end.messages_sent += 1;
-        if let Some(next) = end.expected.iter_mut().find(|next| next.id == id) {
-            assert!(!std::mem::replace(&mut next.sent, true), "sent twice");
-        }
-        end.drop_unseen(honoured);
-    }
-
-    fn transferred(
-        &mut self,
-        who: Who,
-        TransferId(id): TransferId,
-        buffer: Option<BytesMut>,
-        completed: bool,
-    ) {
-        let end = self.end_mut(who);
-        let transfer = end
-            .transfers
-            .remove(&id)
-            .expect("it was started, and is over once");
-        assert!(
-            completed || end.closed.is_some(),
-            "abandoned without a reason"
-        );
-        end.transfers_done += usize::from(completed);
-        match (transfer, buffer) {
-            (Transfer::Read(expected), Some(buffer)) => {
-                assert_eq!(buffer.len(), expected.len());
-                assert!(
-                    !completed || buffer == expected,
-                    "the wrong bytes were read"
-                );
-            }
-            (Transfer::Write, None) => {}
-            (transfer, buffer) => panic!("{transfer:?} gave {buffer:?}"),
-        }
-        let how = if completed { "finishes" } else { "abandons" };
-        self.tell(who, how, id);
-    }
-
-    /// An engine is done; its provider ends the connection as its driver would have it.
-    fn closed(&mut self, who: Who, error: ConnectionError) {
-        let graceful = matches!(
-            error,
-            ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_)
-        );
-        assert!(self.end(who).closed.is_none(), "closed twice");
-        self.tell(who, "closes:", &error);
-        self.end_mut(who).closed = Some(error);
-        if self.end(who).disconnected {
-            return;
-        }
-        let how = if graceful {
-            Disconnect::Remote
-        } else {
-            let what = "the peer went away";
-            Disconnect::Broken(ProviderError::new(ProviderErrorKind::Reset, what))
-        };
-        self.transmit(who.peer(), Packet::End(how));
-        self.disconnect(who, Disconnect::Local);
-    }
-}
-
-/// The reason that everybody has for a connection closed by `who`.
+/// Returns the error of both ends for a connection closed by `who`.
 pub(crate) fn closed_by(who: Who, seen_from: Who) -> ConnectionError {
     ConnectionError::Closed(if who == seen_from {
         Initiator::Local
@@ -1229,7 +393,7 @@ pub(crate) fn closed_by(who: Who, seen_from: Who) -> ConnectionError {
     })
 }
 
-/// Settings that differ from Windows' in their credits only.
+/// Returns settings that differ from those of Windows only in the credits.
 pub(crate) fn credits(send_credit_target: u16, receive_credit_max: u16) -> Settings {
     Settings {
         send_credit_target,
@@ -1238,7 +402,7 @@ pub(crate) fn credits(send_credit_target: u16, receive_credit_max: u16) -> Setti
     }
 }
 
-/// As many credits both ways.
+/// Returns settings with the same number of credits in both directions.
 pub(crate) fn same_credits(number: u16) -> Settings {
     credits(number, number)
 }

@@ -1,4 +1,4 @@
-//! Messages of many segments: whole, in order, with nothing between their segments.
+//! Messages of many segments arrive complete and in order, with no other message between segments.
 
 use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
 
@@ -9,7 +9,7 @@ use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
 //= SMBD-3.1.5.4-10 test
 //= SMBD-3.1.5.8-13 test
 #[test]
-fn every_length_around_the_limits_of_a_segment() {
+fn lengths_around_multiples_of_a_segment_arrive() {
     let settings = same_credits(5);
     let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
     let payload = 1364 - 24;
@@ -31,7 +31,7 @@ fn every_length_around_the_limits_of_a_segment() {
 //= SMBD-3.1.4.2-02 test
 //= SMBD-3.1.5.8-12 test
 #[test]
-fn the_longest_message_on_the_fewest_credits() {
+fn the_longest_message_arrives_with_the_fewest_credits() {
     for number in [1, 2, 10] {
         let settings = same_credits(number);
         let mut pair = Pair::established(2, settings.clone(), settings, Faults::default());
@@ -43,11 +43,11 @@ fn the_longest_message_on_the_fewest_credits() {
     }
 }
 
-/// The stream of a Linux peer was corrupted by this until 2026.
+/// Linux before 2026 corrupted the message in this case.
 //= SMBD-3.1.5.4-11 test
 //= SMBD-3.1.5.9-09 test
 #[test]
-fn grants_and_keepalives_that_fall_due_in_the_middle_ride_along() {
+fn grants_and_keepalives_due_within_a_message_are_carried_by_its_segments() {
     for seed in 0..30 {
         let settings = same_credits(4);
         let faults = Faults {

@@ -1,4 +1,4 @@
-//! Silence: what two idle peers may say, and what a peer that says nothing gets.
+//! Idle connections: two idle peers exchange only keepalives, and a silent peer is detected.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn two_idle_peers_exchange_nothing_but_keepalives() {
 //= SMBD-3.1.6.2-01 test
 //= SMBD-3.1.7.1-01 test
 #[test]
-fn a_peer_that_vanished_is_noticed() {
+fn a_vanished_peer_is_detected() {
     let settings = same_credits(10);
     let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
     pair.fall_silent();
@@ -56,7 +56,7 @@ fn a_peer_that_vanished_is_noticed() {
 }
 
 #[test]
-fn a_busy_connection_asks_nothing() {
+fn a_busy_connection_sends_no_keepalives() {
     let settings = same_credits(10);
     let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! A question gets one answer, and the answer is not a question.
+//! A keepalive gets one answer, and the answer is not a keepalive.
 
 use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
 
@@ -12,7 +12,7 @@ fn pair(number: u16) -> Pair {
 //= SMBD-3.1.5.8-09 test
 //= SMBD-3.1.5.5-02 test
 #[test]
-fn one_question_and_one_answer_and_silence() {
+fn a_keepalive_is_followed_by_one_answer() {
     for who in Who::BOTH {
         let mut pair = pair(10);
         pair.keepalive(who);
@@ -25,7 +25,7 @@ fn one_question_and_one_answer_and_silence() {
 }
 
 #[test]
-fn both_ask_at_once() {
+fn both_ends_can_send_keepalives_concurrently() {
     for number in [1, 2, 10] {
         let mut pair = pair(number);
         pair.keepalive(Active);
@@ -39,7 +39,7 @@ fn both_ask_at_once() {
 
 //= SMBD-3.1.5.1-09 test
 #[test]
-fn a_message_carries_the_question_and_a_message_the_answer() {
+fn messages_carry_the_keepalive_and_its_answer() {
     let mut pair = pair(10);
     pair.keepalive(Active);
     pair.send(Active, 7);
@@ -51,7 +51,7 @@ fn a_message_carries_the_question_and_a_message_the_answer() {
 }
 
 #[test]
-fn asked_in_the_middle_of_everything() {
+fn a_keepalive_under_load_is_answered() {
     for seed in 0..20 {
         let settings = same_credits(2);
         let faults = Faults {

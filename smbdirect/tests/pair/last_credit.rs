@@ -1,6 +1,6 @@
-//! The last send credit is never spent without giving one: the deadlock that Linux had until
-//! 2026, and every implementation that overlooks 3.1.5.1. `Pair` looks at each message as it
-//! leaves; here are the situations in which a mistake would show.
+//! The last send credit is never spent on a message without a grant. Linux before 2026 deadlocked
+//! here, as does every implementation that overlooks 3.1.5.1. `Pair` checks each sent message;
+//! these tests produce the situations in which a mistake would show.
 
 use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
 
@@ -8,7 +8,7 @@ use super::fabric::{Active, Faults, Pair, Passive, Who, same_credits};
 //= SMBD-3.1.5.1-06b test
 //= SMBD-3.1.5.9-03 test
 #[test]
-fn both_sides_send_at_once_on_few_credits() {
+fn both_ends_send_concurrently_with_few_credits() {
     for number in 1..=4 {
         for seed in 0..20 {
             let faults = Faults {
@@ -32,7 +32,7 @@ fn both_sides_send_at_once_on_few_credits() {
 
 //= SMBD-3.1.5.1-06 test
 #[test]
-fn one_side_sends_and_the_other_only_grants() {
+fn a_sender_does_not_block_a_peer_that_only_grants() {
     for number in 1..=4 {
         for (sender, seed) in [(Active, 1), (Passive, 2), (Active, 3), (Passive, 4)] {
             let settings = same_credits(number);
@@ -50,7 +50,7 @@ fn one_side_sends_and_the_other_only_grants() {
 
 //= SMBD-3.1.5.9-06 test
 #[test]
-fn one_receive_beyond_the_target_is_enough() {
+fn the_last_credit_needs_one_receive_beyond_the_target() {
     let settings = same_credits(3);
     let mut pair = Pair::established(7, settings.clone(), settings, Faults::default());
     for _ in 0..100 {

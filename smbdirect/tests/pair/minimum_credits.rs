@@ -1,5 +1,5 @@
-//! Any numbers of credits work, down to one each way: floods in both directions, and the rest
-//! afterwards.
+//! Any number of credits works, down to one in each direction: floods of messages arrive, and the
+//! connection is idle afterwards.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn flood(active: (u16, u16), passive: (u16, u16), senders: &[Who]) {
 //= SMBD-3.1.5.9-03 test
 //= SMBD-3.1.5.9-04 test
 #[test]
-fn every_combination_of_targets_flooded_both_ways() {
+fn every_combination_of_targets_delivers_floods_in_both_directions() {
     for active in NUMBERS {
         for passive in NUMBERS {
             flood((active, active), (passive, passive), &Who::BOTH);
@@ -43,7 +43,7 @@ fn every_combination_of_targets_flooded_both_ways() {
 
 //= SMBD-3.1.5.9-06 test
 #[test]
-fn targets_that_differ_from_what_is_given() {
+fn targets_may_differ_from_the_granted_credits() {
     for asked in NUMBERS {
         for given in NUMBERS {
             flood((asked, given), (given, asked), &Who::BOTH);

@@ -1,4 +1,4 @@
-//! Two ends agree, or one says why not.
+//! The negotiation of two ends: success, refusal, and time-outs.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn both_ends_know_the_same_limits() {
 
 //= SMBD-3.1.5.9-08 test
 #[test]
-fn after_the_first_grant_each_end_holds_what_it_asked_for() {
+fn after_the_first_grant_each_end_holds_its_requested_credits() {
     for (active, passive) in [
         (credits(10, 20), credits(30, 40)),
         (credits(30, 5), credits(7, 9)),
@@ -52,7 +52,7 @@ fn after_the_first_grant_each_end_holds_what_it_asked_for() {
         let expected = [held(&active, &passive), held(&passive, &active)];
         let pair = Pair::established(1, active, passive, Faults::default());
         let [ours, theirs] = Who::BOTH.map(|who| pair.end(who).engine.credits());
-        // The initiator spent one credit on its first grant.
+        // The initiator has spent one credit on its first grant.
         assert_eq!(ours.granted, expected[1]);
         assert!(theirs.send_credits == expected[1]);
         assert!(ours.send_credits + 1 >= expected[0]);
@@ -98,7 +98,7 @@ fn a_refusal_reaches_the_initiator_before_the_connection_ends() {
 //= SMBD-3.1.6.1-01 test
 //= SMBD-3.1.7.2-02 test
 #[test]
-fn a_silent_peer_is_given_up_on_in_time() {
+fn a_silent_peer_is_dropped_by_the_negotiation_timer() {
     let mut pair = Pair::new(1, same_credits(10), same_credits(10), Faults::default());
     pair.fall_silent();
     pair.advance(Duration::from_secs(130));
@@ -111,7 +111,7 @@ fn a_silent_peer_is_given_up_on_in_time() {
 
 //= SMBD-3.1.5.6-13 test
 #[test]
-fn a_prompt_in_the_middle_of_the_negotiation_waits_for_its_end() {
+fn a_prompt_during_the_negotiation_waits_for_its_end() {
     for seed in 0..50 {
         let faults = Faults {
             completion_delay: [50; 4],

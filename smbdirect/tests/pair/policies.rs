@@ -1,4 +1,4 @@
-//! The choices that the text leaves, each against each other.
+//! The policies of 3.1.5 that the specification leaves open, each combined with each other.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn echo(policy: &mut Policy) {
     policy.literal_keepalive_echo = true;
 }
 
-fn work_and_fall_silent(active: Settings, passive: Settings) {
+fn assert_delivery_and_silence(active: Settings, passive: Settings) {
     let mut pair = Pair::established(1, active, passive, Faults::default());
     for length in [1, 5000, 0, 20_000] {
         for who in Who::BOTH {
@@ -52,7 +52,7 @@ fn work_and_fall_silent(active: Settings, passive: Settings) {
 //= SMBD-3.1.5.8-07 test
 //= SMBD-3.1.5.8-07b test
 #[test]
-fn both_wordings_and_both_ways_to_grant_work_with_each_other() {
+fn both_wordings_and_both_grant_policies_interoperate() {
     for number in [1, 2, 3, 10, 255] {
         for (active, passive) in [
             (eager as fn(&mut Policy), default as fn(&mut Policy)),
@@ -63,17 +63,17 @@ fn both_wordings_and_both_ways_to_grant_work_with_each_other() {
             (of_2014, of_2014),
             (of_2014, eager),
         ] {
-            work_and_fall_silent(with(number, active), with(number, passive));
+            assert_delivery_and_silence(with(number, active), with(number, passive));
         }
     }
 }
 
 //= SMBD-3.1.5.1-06b test
 #[test]
-fn the_weaker_rule_of_linux_works_with_the_strict_one() {
+fn the_lenient_rule_of_linux_interoperates_with_the_strict_one() {
     for number in [1, 2, 3, 10, 255] {
-        work_and_fall_silent(with(number, linux), with(number, default));
-        work_and_fall_silent(with(number, default), with(number, linux));
+        assert_delivery_and_silence(with(number, linux), with(number, default));
+        assert_delivery_and_silence(with(number, default), with(number, linux));
     }
 }
 
@@ -95,9 +95,9 @@ fn a_literal_echo_is_tolerated() {
     }
 }
 
-/// Why the echo is off: the two never stop.
+/// The reason that `literal_keepalive_echo` is off by default.
 #[test]
-fn two_literal_ends_never_fall_silent() {
+fn two_ends_with_literal_echo_never_stop() {
     let mut pair = Pair::established(1, with(10, echo), with(10, echo), Faults::default());
     pair.keepalive(Active);
     for _ in 0..10_000 {

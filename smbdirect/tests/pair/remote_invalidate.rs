@@ -1,4 +1,4 @@
-//! Send with Invalidate: the token arrives with its message and names nothing afterwards.
+//! Send with Invalidate: the token arrives with its message and is invalid afterwards.
 
 use smbdirect::{Access, rdma::work::Token};
 
@@ -13,7 +13,7 @@ fn rights() -> Access {
 //= SMBD-3.1.5.8-15 test
 //= SMBD-3.1.5.8-17 test
 #[test]
-fn the_token_comes_with_its_message_whatever_its_length() {
+fn the_token_arrives_with_messages_of_any_length() {
     let settings = same_credits(3);
     let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
     let mut tokens = Vec::new();
@@ -34,7 +34,7 @@ fn the_token_comes_with_its_message_whatever_its_length() {
 }
 
 #[test]
-fn an_invalidated_token_is_of_no_use() {
+fn an_invalidated_token_cannot_be_used() {
     let settings = same_credits(3);
     let mut pair = Pair::established(1, settings.clone(), settings, Faults::default());
     let memory = pair.register(Active, 1, 100, rights());
@@ -48,7 +48,7 @@ fn an_invalidated_token_is_of_no_use() {
 
 //= SMBD-3.1.5.1-12 test
 #[test]
-fn a_provider_that_cannot_leaves_the_token_alone() {
+fn a_provider_without_support_does_not_invalidate_the_token() {
     let settings = same_credits(3);
     let faults = Faults {
         send_with_invalidate: false,

@@ -1,4 +1,4 @@
-//! RDMA Reads and Writes beside messages.
+//! RDMA Reads and Writes concurrent with messages.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ fn pair(faults: Faults) -> Pair {
     Pair::established(1, settings.clone(), settings, faults)
 }
 
-/// What lies behind a descriptor, and the end of its registration.
-fn taken_back(pair: &mut Pair, who: Who, token: u32) -> Bytes {
+/// Deregisters the memory of a descriptor and returns its content.
+fn deregister(pair: &mut Pair, who: Who, token: u32) -> Bytes {
     let memory = &mut pair.end_mut(who).memory;
     memory.deregister(Token(token)).unwrap().freeze()
 }
@@ -24,7 +24,7 @@ fn taken_back(pair: &mut Pair, who: Who, token: u32) -> Bytes {
 //= SMBD-3.1.4.6-04 test
 //= SMBD-3.1.4.6-05 test
 #[test]
-fn both_ways_at_once_over_two_descriptors() {
+fn reads_and_writes_in_both_directions_use_two_descriptors() {
     for (max_transfer, outbound_reads) in [(1000, 1), (4096, 4), (1 << 20, 16)] {
         let mut pair = pair(Faults {
             max_transfer,
@@ -51,7 +51,7 @@ fn both_ways_at_once_over_two_descriptors() {
         for (who, token) in written {
             assert_eq!(pair.end(who).transfers_done, 2);
             assert!((1..=outbound_reads as usize).contains(&pair.end(who).most_reads));
-            let bytes = taken_back(&mut pair, who, token);
+            let bytes = deregister(&mut pair, who, token);
             assert_eq!(bytes[5..19_995], content(4, 19_990));
             assert_eq!(bytes[..5], content(3, 20_000)[..5]);
         }
@@ -59,9 +59,9 @@ fn both_ways_at_once_over_two_descriptors() {
     }
 }
 
-/// What a server does with a client's read: Write, then the answer.
+/// A server handles a client's read in this order: Write, then the response.
 #[test]
-fn a_message_finds_the_writes_before_it_in_place() {
+fn earlier_writes_are_in_place_when_a_message_arrives() {
     for seed in 0..30 {
         let settings = same_credits(2);
         let faults = Faults {
@@ -79,14 +79,14 @@ fn a_message_finds_the_writes_before_it_in_place() {
         while pair.active.messages_received < 2 {
             pair.step();
         }
-        let bytes = taken_back(&mut pair, Active, memory.token);
+        let bytes = deregister(&mut pair, Active, memory.token);
         assert_eq!(bytes, content(2, 5000));
         pair.drive();
     }
 }
 
 #[test]
-fn memory_that_is_not_there_ends_the_connection_and_nothing_is_lost() {
+fn an_invalid_token_ends_the_connection_and_returns_every_buffer() {
     let mut pair = pair(Faults::default());
     let good = pair.register(Active, 1, 5000, Access::REMOTE_READ);
     let mut bad = good;
@@ -100,7 +100,7 @@ fn memory_that_is_not_there_ends_the_connection_and_nothing_is_lost() {
 }
 
 #[test]
-fn transfers_need_no_credits() {
+fn transfers_use_no_credits() {
     let mut pair = pair(Faults::default());
     let memory = pair.register(Passive, 1, 5000, Access::REMOTE_READ | Access::REMOTE_WRITE);
     pair.withhold_receives(Passive, Duration::from_secs(3));

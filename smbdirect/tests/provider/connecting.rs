@@ -8,7 +8,9 @@ use smbdirect::rdma::{
     work::{ProviderError, ProviderErrorKind},
 };
 
-use super::fabric::{End, Fabric, Pair, accept, first_receive, next_incoming, patiently, request};
+use super::fabric::{
+    End, Fabric, Pair, accept, first_receive, next_incoming, request, within_time,
+};
 
 pub(crate) async fn private_data_travels_both_ways(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
@@ -35,7 +37,7 @@ pub(crate) async fn private_data_travels_both_ways(fabric: &Fabric) {
         (from, (incoming.answer)(answer).await.unwrap())
     };
     let both = async { tokio::join!(connect, accept) };
-    let (active, (from, passive)) = patiently("connecting", both).await;
+    let (active, (from, passive)) = within_time("connecting", both).await;
     let active = active.unwrap();
     assert!(whole(&active.private_data, &Bytes::from_static(b"answer")));
     assert_eq!(active.remote_address, address);
@@ -58,12 +60,13 @@ pub(crate) async fn dropped_incoming_refuses(fabric: &Fabric) {
     let turn_away = async { drop(next_incoming(listener.as_mut()).await) };
     let (active, ()) = tokio::join!(fabric.connect(address), turn_away);
     expect_refused(active.map(drop));
-    // And the listener goes on.
+    // The listener continues.
     let mut pair = fabric.pair_at(listener.as_mut()).await;
     greet(&mut pair).await;
 }
 
-/// Whether a listener that closes has time to say why depends on the provider.
+/// The reason that the peer sees depends on the provider, because a closing listener may not have
+/// time to send one.
 pub(crate) async fn closed_listener_refuses(fabric: &Fabric) {
     let listener = fabric.listener().await;
     let address = listener.local_address();
@@ -83,8 +86,8 @@ pub(crate) async fn given_up_connect(fabric: &Fabric) {
     let mut connect = fabric.active.connect(request(address));
     poll_fn(|context| Poll::Ready(connect.as_mut().poll(context).is_pending())).await;
     drop(connect);
-    // The listener may see a peer that is gone, or nothing; the next one gets through, and is the
-    // last one that it sees.
+    // The listener may see the abandoned peer or not. The next peer connects, and is the last one
+    // that it sees.
     let mut accepted = None;
     let mut connect = std::pin::pin!(fabric.connect(address));
     let active = loop {
@@ -97,7 +100,7 @@ pub(crate) async fn given_up_connect(fabric: &Fabric) {
     };
     let mut pair = Pair {
         active: End::new(active.unwrap()),
-        passive: End::new(accepted.expect("who connects was accepted")),
+        passive: End::new(accepted.expect("the connecting peer was accepted")),
         manners: fabric.manners,
     };
     greet(&mut pair).await;
@@ -123,7 +126,7 @@ pub(crate) async fn a_hundred_connections(fabric: &Fabric) {
         let incoming = next_incoming(listener.as_mut()).await;
         passive.push(End::new(accept(incoming).await.unwrap()));
     }
-    let active = patiently("connecting", active.join_all()).await;
+    let active = within_time("connecting", active.join_all()).await;
     assert_eq!(active.len(), 100);
     drop(active);
     for end in &mut passive {
@@ -142,7 +145,7 @@ pub(crate) async fn connections_outlive_the_listener(fabric: &Fabric) {
 pub(crate) async fn a_silent_peer_blocks_nobody(fabric: &Fabric) {
     if !fabric.manners.over_tcp {
         println!(
-            "skipped: nobody can half connect to {}",
+            "skipped: no half-open connections with {}",
             fabric.passive.name()
         );
         return;
@@ -151,7 +154,7 @@ pub(crate) async fn a_silent_peer_blocks_nobody(fabric: &Fabric) {
     let address = listener.local_address();
     let silent = [(); 3].map(|()| TcpStream::connect(address).unwrap());
     let pair = fabric.pair_at(listener.as_mut());
-    // Less than a provider waits for the silent ones.
+    // This is less than a provider waits for silent peers.
     let mut pair = tokio::time::timeout(Duration::from_secs(3), pair)
         .await
         .unwrap();
@@ -174,7 +177,7 @@ pub(crate) async fn limits_of_the_two_ends_agree(fabric: &Fabric) {
     }
 }
 
-/// A message each way.
+/// Exchanges a message in each direction.
 async fn greet(pair: &mut Pair) {
     pair.active.send("hello");
     let message = pair.until("hello", |_, p| p.messages.pop_front()).await;

@@ -1,4 +1,4 @@
-//! How connections end, and that nothing is lost or told twice then.
+//! The end of connections, at which no completion is lost or duplicated.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use smbdirect::rdma::{
 
 use super::fabric::{End, Fabric, Pair, past, pattern};
 
-/// Bytes of the region that [`keep_busy`] reads and writes.
+/// The size of the region that [`keep_busy`] reads and writes, in bytes.
 const SIZE: usize = 1 << 20;
 
 //= RDMAP-22 test
@@ -36,7 +36,7 @@ pub(crate) async fn graceful_delivers_everything_first(fabric: &Fabric) {
     for (i, message) in messages.iter().enumerate().skip(1) {
         assert!(message.bytes == pattern(20_000, i as u64), "message {i}");
     }
-    // Only the last receive of the peer and the only one of ours.
+    // Only the last receive of the peer and the only receive of this end are left.
     assert_eq!(pair.passive.flushed.len(), 1);
     assert_eq!(pair.active.flushed.len(), 1);
     let buffer = pair.passive.deregister(region.address.token).unwrap();
@@ -59,7 +59,7 @@ pub(crate) async fn both_at_once(fabric: &Fabric) {
     pair.active.disconnect(Teardown::Graceful);
     pair.passive.disconnect(Teardown::Graceful);
     let (active, passive) = pair.ended().await;
-    // Who was first, nobody can tell; but it was in good order.
+    // Either end may have been first, and the disconnect was graceful.
     let fine = |how: &Disconnect| matches!(how, Disconnect::Local | Disconnect::Remote);
     assert!(fine(&active) && fine(&passive), "{active:?} {passive:?}");
 }
@@ -82,7 +82,7 @@ pub(crate) async fn dropping_is_seen(fabric: &Fabric) {
         tokio::time::sleep(Duration::from_millis(20)).await;
         drop(active);
     };
-    // The end that waits must be woken.
+    // The waiting end must be woken.
     let (how, ()) = tokio::join!(passive.ended(), drop_later);
     fabric.expect_vanished(&how);
     let Pair {
@@ -123,7 +123,7 @@ pub(crate) async fn everything_completes_once_when_the_peer_ends_it(fabric: &Fab
         drop(pair.passive);
         fabric.expect_vanished(&pair.active.ended().await);
         assert_eq!(pair.active.completed, pair.active.posted);
-        // The peer, or this end, breaks a rule in the midst of it.
+        // The peer or this end breaks a rule while work is outstanding.
         let mut pair = fabric.pair().await;
         let region = keep_both_busy(&mut pair);
         for _ in 0..turns {
@@ -166,7 +166,7 @@ pub(crate) async fn posting_after_the_end(fabric: &Fabric) {
         pair.active.write("too late", region.address);
         let read = pair.active.read(region.address, 77);
         pair.ended().await;
-        // These four, and the receive from before.
+        // These four complete, and the receive from before.
         let flushed = &pair.active.flushed;
         assert_eq!(flushed.len(), 5, "{how:?}");
         let buffer = flushed.iter().find(|(id, _)| *id == read);
@@ -202,7 +202,7 @@ pub(crate) async fn silence_after_the_end(fabric: &Fabric) {
     }
 }
 
-/// Posts many of each kind on both ends. Gives the region of the passive end.
+/// Posts many work requests of each kind on both ends. Returns the region of the passive end.
 fn keep_both_busy(pair: &mut Pair) -> Registration {
     let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
     let ours = pair.active.register(pattern(SIZE, 4), both);
@@ -217,7 +217,7 @@ fn keep_busy(end: &mut End, peer: Registration) {
     end.receives(2 * count, 4000);
     for i in 0..count {
         let at = past(peer, (i * 1000) as u64);
-        // The receive from before connecting is a short one.
+        // The receive that was posted before connecting is short.
         end.send(pattern(if i == 0 { 10 } else { 4000 }, i as u64));
         end.write(pattern(5000, i as u64), at);
         end.read(at, 6000);

@@ -1,4 +1,4 @@
-//! Connected pairs of queue pairs, and the rules that hold for every completion.
+//! Connected pairs of queue pairs, and the rules that every completion must obey.
 
 use std::{
     collections::VecDeque,
@@ -26,13 +26,13 @@ use smbdirect::rdma::{
 };
 use tokio::time::timeout;
 
-/// Longer than any test takes on a busy machine, short enough to wait for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time limit of a step, which no passing test reaches on a busy machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes of the receive that is posted before connecting.
+/// The size of the receive that is posted before connecting, in bytes.
 pub(crate) const FIRST_RECEIVE: u32 = 512;
 
-/// The providers of the two ends, and where the passive one listens in tests.
+/// The providers of the two ends, and the address on which the passive one listens.
 pub(crate) struct Fabric {
     pub(crate) active: Arc<dyn Provider>,
     pub(crate) passive: Arc<dyn Provider>,
@@ -40,25 +40,25 @@ pub(crate) struct Fabric {
     pub(crate) manners: Manners,
 }
 
-/// What differs between kinds of RDMA without one of them being wrong.
+/// The permitted differences between kinds of RDMA.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manners {
-    /// A plain TCP connection reaches the listeners.
+    /// Whether a plain TCP connection reaches the listeners.
     pub(crate) over_tcp: bool,
-    /// Bytes of private data that get through with a request.
+    /// The most bytes of private data in a request.
     pub(crate) private_data: usize,
-    /// Private data arrive as long as they were sent, not filled up with zeros.
+    /// Whether private data arrives with its length, and is not padded with zeros.
     pub(crate) exact_private_data: bool,
-    /// An end learns whether the other one ended in good order, and which rule was broken where
-    /// one was. Adapters keep that to themselves.
+    /// Whether an end learns if the other end disconnected gracefully, and which rule was broken.
+    /// Adapters do not report that.
     pub(crate) ends_are_told: bool,
-    /// A message tells which token it has invalidated.
+    /// Whether a completion contains the token that its message invalidated.
     pub(crate) invalidation_is_told: bool,
-    /// The passive end may send before the active one has.
+    /// Whether the passive end may send before the active one has.
     pub(crate) passive_may_begin: bool,
-    /// Reads of fewer bytes may go wrong.
+    /// The least size of a Read that works reliably, in bytes.
     pub(crate) least_read: usize,
-    /// The passive end lets the peer read and invalidate only what was registered for that.
+    /// Whether the passive end permits reading and invalidation only if they were registered.
     pub(crate) rights_are_checked: bool,
 }
 
@@ -79,22 +79,22 @@ impl Default for Manners {
 
 impl Fabric {
     pub(crate) async fn listener(&self) -> Box<dyn Listener> {
-        patiently("listen", self.passive.listen(self.listen))
+        within_time("listen", self.passive.listen(self.listen))
             .await
             .unwrap()
     }
 
     pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Connected, ProviderError> {
-        patiently("connect", self.active.connect(request(address))).await
+        within_time("connect", self.active.connect(request(address))).await
     }
 
-    /// The other end has gone without a word.
+    /// Checks that the other end has vanished.
     pub(crate) fn expect_vanished(&self, how: &Disconnect) {
         let kinds = [ProviderErrorKind::Reset, ProviderErrorKind::Terminated];
         self.manners.expect_broken(how, &kinds);
     }
 
-    /// The active and the passive end of a new connection.
+    /// Returns the active and the passive end of a new connection.
     pub(crate) async fn pair(&self) -> Pair {
         let mut listener = self.listener().await;
         self.pair_at(listener.as_mut()).await
@@ -136,7 +136,7 @@ pub(crate) fn first_receive() -> WorkRequest {
 }
 
 pub(crate) async fn next_incoming(listener: &mut dyn Listener) -> Incoming {
-    patiently("accept", listener.accept()).await.unwrap()
+    within_time("accept", listener.accept()).await.unwrap()
 }
 
 pub(crate) async fn accept(incoming: Incoming) -> Result<Connected, ProviderError> {
@@ -145,16 +145,16 @@ pub(crate) async fn accept(incoming: Incoming) -> Result<Connected, ProviderErro
         receive: first_receive(),
         peer_serves_reads: None,
     };
-    patiently("answer", (incoming.answer)(answer)).await
+    within_time("answer", (incoming.answer)(answer)).await
 }
 
-pub(crate) async fn patiently<T>(what: &str, future: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, future)
+pub(crate) async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(STEP_TIMEOUT, future)
         .await
         .unwrap_or_else(|_| panic!("{what} takes too long"))
 }
 
-/// Both ends of a connection. Waiting for one drives the other, as two tasks would.
+/// Both ends of a connection. A wait for one end drives the other too, as two tasks would.
 pub(crate) struct Pair {
     pub(crate) active: End,
     pub(crate) passive: End,
@@ -162,11 +162,11 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Drives both ends until `news` finds what it looks for.
+    /// Drives both ends until `find` returns something.
     pub(crate) async fn until<T>(
         &mut self,
         what: &str,
-        mut news: impl FnMut(&mut End, &mut End) -> Option<T>,
+        mut find: impl FnMut(&mut End, &mut End) -> Option<T>,
     ) -> T {
         let Self {
             active, passive, ..
@@ -174,7 +174,7 @@ impl Pair {
         let found = poll_fn(|context| {
             loop {
                 let progress = active.turn(context) | passive.turn(context);
-                if let Some(found) = news(active, passive) {
+                if let Some(found) = find(active, passive) {
                     return Poll::Ready(found);
                 }
                 if !progress {
@@ -182,7 +182,7 @@ impl Pair {
                 }
             }
         });
-        patiently(what, found).await
+        within_time(what, found).await
     }
 
     /// Drives both ends once, without waiting.
@@ -195,7 +195,7 @@ impl Pair {
         .await;
     }
 
-    /// Drives both ends until nothing but receives is outstanding.
+    /// Drives both ends until only receives are outstanding.
     pub(crate) async fn settle(&mut self) {
         self.until("settling", |a, p| {
             (a.is_idle() && p.is_idle()).then_some(())
@@ -203,7 +203,7 @@ impl Pair {
         .await;
     }
 
-    /// Drives both ends until the connection has ended for both: how, in their order.
+    /// Drives both ends until the connection has ended for both, and returns how, active end first.
     pub(crate) async fn ended(&mut self) -> (Disconnect, Disconnect) {
         self.until("the end of both", |a, p| {
             a.ended.clone().zip(p.ended.clone())
@@ -211,17 +211,19 @@ impl Pair {
         .await
     }
 
-    /// The active end broke a rule; the passive end names it.
+    /// Checks that the connection ended because the active end broke a rule, which the passive end
+    /// names.
     pub(crate) async fn ended_by_fault_of_active(&mut self) {
         let (offender, offended) = self.ended().await;
         let rule = [ProviderErrorKind::Protocol];
         self.manners.expect_broken(&offended, &rule);
-        // The peer's last words may be lost when a connection breaks.
+        // The last bytes of the peer may be lost when a connection breaks.
         let kinds = [ProviderErrorKind::Terminated, ProviderErrorKind::Reset];
         self.manners.expect_broken(&offender, &kinds);
     }
 
-    /// The passive end has told the active one of what it did: so an adapter has done it too.
+    /// Sends a message from the passive to the active end, after which an adapter has applied the
+    /// last changes of the passive end.
     pub(crate) async fn announce(&mut self) {
         self.passive.send("it is done");
         self.until("an announcement", |a, _| a.messages.pop_front())
@@ -243,24 +245,24 @@ impl Manners {
     }
 }
 
-/// A message that arrived.
+/// A received message.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) bytes: Bytes,
     pub(crate) invalidated: Option<Token>,
 }
 
-/// One end of a connection, with all that is known of it.
+/// One end of a connection, with its expected completions.
 pub(crate) struct End {
     queue_pair: Box<dyn QueuePair>,
     woken: Arc<Woken>,
     last_id: u64,
-    /// What was posted and has not completed, in order.
+    /// The outstanding work of each kind, in order.
     outstanding: [VecDeque<WorkId>; 4],
-    /// What was posted and what has completed, the receive before connecting included.
+    /// The number of posted and of completed requests, including the receive before connecting.
     pub(crate) posted: usize,
     pub(crate) completed: usize,
-    /// What came of a message whose other bytes are next.
+    /// The head of a message whose other bytes are in the next completion.
     head: Inline,
     pub(crate) messages: VecDeque<Arrived>,
     pub(crate) reads: VecDeque<BytesMut>,
@@ -268,7 +270,7 @@ pub(crate) struct End {
     pub(crate) ended: Option<Disconnect>,
 }
 
-/// Whether the provider has woken an end since it was last polled, and whom to wake then.
+/// Whether the provider has woken an end since its last poll, and the waker to pass this on to.
 struct Woken {
     flag: AtomicBool,
     outer: Mutex<Waker>,
@@ -282,10 +284,13 @@ impl Wake for Woken {
     }
 }
 
-/// The kinds of work that complete in order among themselves: places in [`End::outstanding`].
+/// The index of receives in [`End::outstanding`]. Each kind of work completes in order.
 const RECEIVE: usize = 0;
+/// The index of Sends in [`End::outstanding`].
 const SEND: usize = 1;
+/// The index of Reads in [`End::outstanding`].
 const READ: usize = 2;
+/// The index of Writes in [`End::outstanding`].
 const WRITE: usize = 3;
 
 impl End {
@@ -325,7 +330,7 @@ impl End {
     pub(crate) fn receives(&mut self, count: usize, length: u32) {
         let mut left = count as u32;
         while left > 0 {
-            // Some come alone, and some in rows.
+            // Some receives are posted alone, and some in rows.
             let id = self.next_id(RECEIVE);
             let count = left.min(1 + (id.0 % 3) as u32);
             let again = std::iter::repeat_n(id, count as usize - 1);
@@ -391,7 +396,7 @@ impl End {
         self.queue_pair.deregister(token)
     }
 
-    /// Receives that have not completed.
+    /// Returns the number of outstanding receives.
     pub(crate) fn receives_outstanding(&self) -> usize {
         self.outstanding[RECEIVE].len()
     }
@@ -400,8 +405,8 @@ impl End {
         self.outstanding[SEND..].iter().all(VecDeque::is_empty)
     }
 
-    /// Flushes, and takes all completions there are; whether there were any. As the library does, it
-    /// polls for what came of the flush, and for the rest only when it was woken.
+    /// Flushes and takes all completions. Returns whether there were any. As the driver does, it
+    /// polls for completions of the flush, and for others only after it was woken.
     fn turn(&mut self, context: &mut Context<'_>) -> bool {
         self.woken.outer.lock().unwrap().clone_from(context.waker());
         let waker = Waker::from(self.woken.clone());
@@ -420,9 +425,8 @@ impl End {
         progress
     }
 
-    /// Looks again and again, and is not woken, until `news` finds what it looks for. Polls for nothing
-    /// where there is said to be nothing.
-    pub(crate) fn look_for<T>(&mut self, mut news: impl FnMut(&mut Self) -> Option<T>) -> T {
+    /// Busy-polls until `find` returns something. Polls only if `busy_poll` returns true.
+    pub(crate) fn busy_poll_until<T>(&mut self, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
         let context = &mut Context::from_waker(Waker::noop());
         let started = Instant::now();
         let found = loop {
@@ -431,19 +435,22 @@ impl End {
             {
                 self.note(completion);
             }
-            if let Some(found) = news(self) {
+            if let Some(found) = find(self) {
                 break found;
             }
-            assert!(started.elapsed() < PATIENCE, "looking takes too long");
+            assert!(
+                started.elapsed() < STEP_TIMEOUT,
+                "busy-polling takes too long"
+            );
         };
-        // Nobody is told of what else has come.
+        // The waker is not called for other arrivals.
         self.woken.flag.store(true, Ordering::Release);
         found
     }
 
-    /// Takes all completions there are, without a flush; whether there were any.
+    /// Takes all completions without a flush. Returns whether there were any.
     pub(crate) async fn take_now(&mut self) -> bool {
-        // What it has registered with the provider is not to be lost.
+        // The waker that the provider has registered must stay valid.
         let waker = Waker::from(self.woken.clone());
         self.take(&mut Context::from_waker(&waker))
     }
@@ -462,17 +469,17 @@ impl End {
         self.until("the end", |end| end.ended.clone()).await
     }
 
-    /// Drives this end alone until `news` finds what it looks for.
+    /// Drives this end alone until `find` returns something.
     pub(crate) async fn until<T>(
         &mut self,
         what: &str,
-        mut news: impl FnMut(&mut Self) -> Option<T>,
+        mut find: impl FnMut(&mut Self) -> Option<T>,
     ) -> T {
         let found = poll_fn(|context| {
             self.turn(context);
-            news(self).map_or(Poll::Pending, Poll::Ready)
+            find(self).map_or(Poll::Pending, Poll::Ready)
         });
-        patiently(what, found).await
+        within_time(what, found).await
     }
 
     //= RDMAP-21 test
@@ -482,7 +489,7 @@ impl End {
         let is_message = matches!(completion, Completion::Received { .. });
         assert!(
             is_message || self.head.is_empty(),
-            "{completion:?} behind a head"
+            "{completion:?} after a head"
         );
         match completion {
             Completion::Head(head) => self.head = head,
@@ -514,8 +521,12 @@ impl End {
             }
             Completion::Flushed { id, buffer } => {
                 let kind = self.outstanding.iter().position(|kind| kind.contains(&id));
-                let kind = kind.expect("what is flushed was outstanding");
-                assert_eq!(buffer.is_some(), kind == READ, "buffers of Reads come back");
+                let kind = kind.expect("the flushed request was outstanding");
+                assert_eq!(
+                    buffer.is_some(),
+                    kind == READ,
+                    "buffers of Reads are returned"
+                );
                 self.note_done(kind, id);
                 self.flushed.push((id, buffer));
             }
@@ -529,19 +540,19 @@ impl End {
 
     fn note_done(&mut self, kind: usize, id: WorkId) {
         let expected = self.outstanding[kind].pop_front();
-        assert_eq!(Some(id), expected, "completions of a kind come in order");
+        assert_eq!(Some(id), expected, "completions of a kind are in order");
         self.completed += 1;
     }
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Returns bytes that depend on their position and on `seed`.
 pub(crate) fn pattern(length: usize, seed: u64) -> BytesMut {
     let mut bytes = BytesMut::zeroed(length);
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// A registration's address, so many bytes on.
+/// Returns the address `bytes` bytes into a registration.
 pub(crate) fn past(registration: Registration, bytes: u64) -> RemoteAddress {
     let RemoteAddress { token, offset } = registration.address;
     RemoteAddress {

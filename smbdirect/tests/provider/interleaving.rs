@@ -1,4 +1,4 @@
-//! Random work both ways, from a seed, and every byte compared.
+//! Random work in both directions, from a seed, with every byte compared.
 
 use bytes::BytesMut;
 use fastrand::Rng;
@@ -10,18 +10,18 @@ use smbdirect::rdma::{
 
 use super::fabric::{End, Fabric, Manners, Pair, past, pattern};
 
-/// Bytes of each region: one to read from and one to write to at each end.
+/// The size of each region, in bytes. Each end has one to read from and one to write to.
 const REGION: usize = 1 << 20;
-/// Bytes of each receive.
+/// The size of each receive, in bytes.
 const RECEIVE: usize = 20_000;
-/// Things done in a run.
+/// The number of steps in a run.
 const STEPS: usize = 400;
 
 //= SMBD-2.1-01 test
 //= SMBD-2.1-02 test
 pub(crate) async fn random_work_both_ways(fabric: &Fabric) {
     for seed in 1..=8 {
-        // Shown when the test fails.
+        // The seed is printed if the test fails.
         println!("seed={seed}");
         run(fabric, seed).await;
     }
@@ -54,15 +54,16 @@ async fn run(fabric: &Fabric, seed: u64) {
     finish(pair, models).await;
 }
 
-/// What should come of it: what one end owns and what it has done to the other.
+/// The expected state of one end: the memory it owns, and its effects on the other end.
 struct Model {
     source: Registration,
     sink: Registration,
     source_bytes: BytesMut,
     sink_bytes: BytesMut,
-    /// Writes of the peer's never overlap: their order among themselves is not promised.
+    /// The position of the next Write of the peer. Writes never overlap, because their order is not
+    /// guaranteed.
     sink_used: usize,
-    /// Receives that the peer's Sends have not taken yet.
+    /// The receives that no Send of the peer has taken yet.
     receives: usize,
     sent: Vec<BytesMut>,
     read: Vec<BytesMut>,
@@ -93,7 +94,7 @@ fn step(
     there: (&mut End, &mut Model),
 ) {
     let ((end, ours), (_, theirs)) = (here, there);
-    // Often nothing, often little, sometimes much.
+    // Lengths are often zero, often short and sometimes long.
     let length = match random.usize(..4) {
         0 => random.usize(..3),
         1 => random.usize(..100),
@@ -150,7 +151,7 @@ async fn finish(mut pair: Pair, models: [Model; 2]) {
     compare(&mut pair.passive, p, a);
 }
 
-/// Messages of the peer's, Reads of ours, memory of ours.
+/// Compares the messages of the peer, and the Reads and the memory of this end.
 fn compare(end: &mut End, ours: &Model, theirs: &Model) {
     for (i, (message, expected)) in end.messages.iter().zip(&theirs.sent).enumerate() {
         assert!(message.bytes == expected, "message {i}");

@@ -1,4 +1,4 @@
-//! Registered memory: who may not touch it. Each fault ends the connection.
+//! Registered memory: accesses that must fail. Each fault ends the connection.
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
@@ -13,10 +13,10 @@ const READ: Access = Access::REMOTE_READ;
 const WRITE: Access = Access::REMOTE_WRITE;
 const INVALIDATE: Access = Access::REMOTE_INVALIDATE;
 
-/// Bytes of the regions here.
+/// The size of the regions, in bytes.
 const SIZE: usize = 4096;
 
-/// What the peer tries, and must not get through with.
+/// An access of the peer that must fail.
 #[derive(Clone, Copy, Debug)]
 enum Attempt {
     Write,
@@ -25,7 +25,8 @@ enum Attempt {
 
 const BOTH: [Attempt; 2] = [Attempt::Write, Attempt::Read];
 
-/// The active end tries, and the connection ends; a Read does not bring a byte.
+/// Lets the active end attempt an access, and checks that the connection ends and that a Read
+/// returns no byte.
 async fn attempt_fails(pair: &mut Pair, attempt: Attempt, at: RemoteAddress, length: usize) {
     match attempt {
         Attempt::Write => pair.active.write(vec![0xee; length], at),
@@ -55,7 +56,7 @@ pub(crate) async fn bounds(fabric: &Fabric) {
             (1 << 40, 1),
         ] {
             let mut pair = fabric.pair().await;
-            // The region lies between two buffers that nobody registered.
+            // The region is between two buffers that are not registered.
             let mut below = pattern(3 * SIZE, 5);
             let mut inside = below.split_off(SIZE);
             let above = inside.split_off(SIZE);
@@ -68,7 +69,7 @@ pub(crate) async fn bounds(fabric: &Fabric) {
                 "{attempt:?} {start} {length}"
             );
         }
-        // The very end of the address space.
+        // The end of the address space.
         let mut pair = fabric.pair().await;
         let region = pair.passive.register(pattern(SIZE, 5), READ | WRITE);
         let top = RemoteAddress {
@@ -114,7 +115,7 @@ pub(crate) async fn unknown_token(fabric: &Fabric) {
     }
 }
 
-/// Neighbours of a token that is known, and the numbers one would try first.
+/// Tries tokens next to a known token, and small numbers.
 //= SEC-01 test
 pub(crate) async fn guessed_tokens(fabric: &Fabric) {
     for guess in [
@@ -178,7 +179,7 @@ pub(crate) async fn deregister_ends_access_and_gives_the_buffer_back(fabric: &Fa
     }
 }
 
-/// As those who keep one large allocation and register parts of it do.
+/// Some applications have one large allocation and register parts of it.
 //= SMBD-3.1.4.4-03 test
 pub(crate) async fn parts_of_a_larger_buffer_come_back(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
@@ -254,7 +255,7 @@ pub(crate) async fn invalidation_of_an_unknown_token(fabric: &Fabric) {
 
 async fn invalidation_fails(pair: &mut Pair, token: Token) {
     if !pair.active.limits().send_with_invalidate || !pair.manners.rights_are_checked {
-        println!("skipped: nobody can invalidate, or nothing keeps a peer from it");
+        println!("skipped: invalidation is not supported, or is not restricted");
         return;
     }
     pair.active.send_parts(b"", Bytes::from("x"), Some(token));

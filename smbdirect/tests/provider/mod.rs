@@ -1,9 +1,9 @@
-//! The conformance suite of RDMA providers: what work.rs and provider.rs promise, one function a
-//! promise. Any package with a provider includes it by its path; this folder depends on nothing
-//! but the library's public names.
+//! The conformance suite of RDMA providers: one function for each guarantee of work.rs and
+//! provider.rs. A package with a provider includes it by its path. This folder depends on the
+//! public names of the library only.
 //!
-//! Read `fabric.rs` first: it makes connected pairs, drives them, and checks with every completion
-//! of every test that nothing completes twice, out of order, or after the end.
+//! Read `fabric.rs` first: it creates connected pairs, drives them, and checks for every completion
+//! that nothing completes twice, out of order, or after the end.
 
 pub(crate) mod connecting;
 pub(crate) mod ending;
@@ -13,8 +13,8 @@ pub(crate) mod memory;
 pub(crate) mod sending;
 pub(crate) mod transfers;
 
-/// A module with one test for each behaviour, on fabrics made by an expression; behind `optional`,
-/// one that may give none, having said why.
+/// Creates a module with one test for each behaviour, on the fabric of an expression. After
+/// `optional` the expression may return `None`, after it has printed the reason.
 macro_rules! conformance {
     ($name:ident, $fabric:expr) => {
         conformance!($name, optional Some($fabric));
@@ -27,7 +27,7 @@ macro_rules! conformance {
                 a_hundred_connections, connections_outlive_the_listener, a_silent_peer_blocks_nobody,
                 limits_of_the_two_ends_agree;
             sending: sends_arrive_in_order, both_ways_at_once, two_tasks_wake_each_other,
-                whoever_looks_finds_what_comes, empty_send, header_and_large_payload,
+                busy_polling_finds_messages_and_the_end, empty_send, header_and_large_payload,
                 send_fills_its_receive_to_the_byte, no_receive_posted, longer_than_the_receive,
                 a_short_message_does_not_keep_later_ones_short, nothing_leaves_before_flush,
                 room_shrinks_and_recovers;

@@ -46,7 +46,7 @@ pub(crate) async fn both_ways_at_once(fabric: &Fabric) {
     }
 }
 
-/// Each end in a task of its own, which sleeps until the other wakes it.
+/// Each end is a task of its own, which sleeps until the other wakes it.
 pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
     const ROUNDS: u32 = 2000;
     let Pair {
@@ -75,8 +75,8 @@ pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
     assert_eq!(echo.await.unwrap(), Disconnect::Remote);
 }
 
-/// Messages, also after some time, and the end: no runtime runs meanwhile.
-pub(crate) async fn whoever_looks_finds_what_comes(fabric: &Fabric) {
+/// Busy-polling finds messages, also after a pause, and the end, without a runtime.
+pub(crate) async fn busy_polling_finds_messages_and_the_end(fabric: &Fabric) {
     let Pair {
         mut active,
         mut passive,
@@ -86,7 +86,7 @@ pub(crate) async fn whoever_looks_finds_what_comes(fabric: &Fabric) {
         let message = pattern(i * 25, i as u64);
         active.send(message.clone());
         active.flush();
-        let arrived = passive.look_for(|end| end.messages.pop_front());
+        let arrived = passive.busy_poll_until(|end| end.messages.pop_front());
         assert_eq!(arrived.bytes, message);
         passive.receive(FIRST_RECEIVE);
     }
@@ -96,10 +96,10 @@ pub(crate) async fn whoever_looks_finds_what_comes(fabric: &Fabric) {
         active.flush();
         active
     });
-    let arrived = passive.look_for(|end| end.messages.pop_front());
+    let arrived = passive.busy_poll_until(|end| end.messages.pop_front());
     assert_eq!(arrived.bytes, "later");
     drop(later.join());
-    passive.look_for(|end| end.ended.clone());
+    passive.busy_poll_until(|end| end.ended.clone());
 }
 
 //= RDMAP-25 test
@@ -160,7 +160,7 @@ pub(crate) async fn longer_than_the_receive(fabric: &Fabric) {
     assert_eq!(pair.passive.flushed.len(), 2);
 }
 
-/// Each receive has the length it was posted with, whatever came before.
+/// Each receive keeps its full length after shorter messages.
 pub(crate) async fn a_short_message_does_not_keep_later_ones_short(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receives(3, 100);
@@ -193,7 +193,7 @@ pub(crate) async fn room_shrinks_and_recovers(fabric: &Fabric) {
     assert!(empty.receives > 0 && empty.receives < limits.max_receive_queue);
     for round in 0..3 {
         let receives = empty.sends.min(pair.passive.room().receives);
-        // The first receive of the passive end is there in the first round.
+        // In the first round the passive end still has its first receive.
         pair.passive.receives(receives, 64);
         for i in 1..=receives {
             pair.active.send("x");

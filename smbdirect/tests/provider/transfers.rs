@@ -1,4 +1,4 @@
-//! RDMA Reads and Writes that go well.
+//! RDMA Reads and Writes that succeed.
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::work::{Access, RemoteAddress, Token};
@@ -20,7 +20,7 @@ pub(crate) async fn write_then_send(fabric: &Fabric) {
         pair.active.write(data.clone(), region.address);
         pair.active.send("written");
         pair.until("a message", |_, p| p.messages.pop_front()).await;
-        // At once: the completion of the Write itself may come later.
+        // The data is there immediately, although the completion of the Write may follow later.
         let buffer = pair.passive.deregister(region.address.token).unwrap();
         assert!(buffer == data, "round {round}");
     }
@@ -60,7 +60,7 @@ pub(crate) async fn reads_of_many_sizes(fabric: &Fabric) {
             pair.active.read(region.address, size);
             let buffer = pair.until("a Read", |a, _| a.reads.pop_front()).await;
             assert!(buffer == data, "{size} bytes");
-            // The peer may hold on to the buffer until the network has it.
+            // The peer may hold the buffer until the network has taken the data.
             let token = region.address.token;
             let back = pair
                 .until("the buffer", |_, p| p.deregister(token).ok())
@@ -101,7 +101,8 @@ pub(crate) async fn reads_beyond_ord_complete_in_order(fabric: &Fabric) {
         .passive
         .register(BytesMut::from(&data[..]), Access::REMOTE_READ);
     for i in 0..count {
-        // The even ones are long and the odd ones short: who finishes first is tempting.
+        // Even Reads are long and odd Reads are short, so a wrong implementation would reorder
+        // them.
         let length = if i % 2 == 0 { size } else { 1 };
         pair.active.read(past(region, (i * size) as u64), length);
     }
@@ -138,7 +139,7 @@ pub(crate) async fn reads_and_writes_both_ways(fabric: &Fabric) {
     let ours = pair.active.register(pattern(size, 1), both);
     let theirs = pair.passive.register(pattern(size, 2), both);
     let half = size / 2;
-    // Each reads the first half of the other and writes the second.
+    // Each end reads the first half of the other region and writes the second.
     pair.active.read(theirs.address, half);
     pair.passive.read(ours.address, half);
     pair.active

@@ -1,4 +1,4 @@
-//! Sinks, streams, writers and events over real connections.
+//! Tests of sinks, streams, writers and events over real connections.
 
 use std::{
     future::poll_fn,
@@ -20,21 +20,21 @@ use smbdirect::{
 };
 
 use crate::ends::{
-    Ends, How, Witness, credits, not_yet, over_providers, pattern, receive, settings,
-    starving_settings, within,
+    Ends, How, Witness, credits, loopback, not_yet, over_providers, pattern, receive, settings,
+    starving_settings, turns, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
 
 over_providers! {
-    a_stream_gives_every_tsdu;
-    a_stream_comes_after_receives_and_before_events;
-    a_sink_makes_a_tsdu_of_each_item;
-    a_sink_takes_no_more_than_its_backlog;
-    a_writer_puts_a_tsdu_together;
-    writers_do_not_mix_with_partial_sends;
-    events_come_as_a_stream;
-    a_full_stream_of_events_holds_and_goes_on;
+    stream_yields_each_tsdu_in_order;
+    stream_takes_data_after_receives_and_before_handlers;
+    sink_sends_each_item_as_one_tsdu;
+    sink_is_not_ready_beyond_its_backlog;
+    writer_assembles_parts_into_one_tsdu;
+    writer_is_refused_while_a_partial_tsdu_is_open;
+    events_are_delivered_as_a_stream;
+    full_event_stream_holds_data_and_resumes;
 }
 
 async fn next(tsdus: &mut Tsdus) -> Option<Message> {
@@ -43,7 +43,7 @@ async fn next(tsdus: &mut Tsdus) -> Option<Message> {
 
 async fn event(events: &mut Events) -> Event {
     let next = poll_fn(|context| Pin::new(&mut *events).poll_next(context));
-    within(next).await.expect("it has no end")
+    within(next).await.expect("the stream does not end")
 }
 
 async fn send<S: Sink<Bytes, Error = Status> + Unpin>(
@@ -62,9 +62,9 @@ async fn close<S: Sink<Bytes, Error = Status> + Unpin>(sink: &mut S) -> Result<(
     within(poll_fn(|context| Pin::new(&mut *sink).poll_close(context))).await
 }
 
-async fn a_stream_gives_every_tsdu(provider: Arc<dyn Provider>) {
+async fn stream_yields_each_tsdu_in_order(provider: Arc<dyn Provider>) {
     let mut small = settings(credits(8));
-    // More than fits: what is not taken is withheld, and comes.
+    // This is more than fits. TSDUs that are not taken wait at the sender and arrive later.
     small.receive.receive_buffer = 20_000;
     small.receive.lendable = 0;
     let ends = Ends::with(provider, small).await;
@@ -93,7 +93,7 @@ async fn a_stream_gives_every_tsdu(provider: Arc<dyn Provider>) {
     assert_eq!(got, sent);
 }
 
-async fn a_stream_comes_after_receives_and_before_events(provider: Arc<dyn Provider>) {
+async fn stream_takes_data_after_receives_and_before_handlers(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let witness = Witness::new(How::Take);
     ends.remote.set_client(Some(witness.clone()));
@@ -109,7 +109,7 @@ async fn a_stream_comes_after_receives_and_before_events(provider: Arc<dyn Provi
     assert_eq!(witness.lines(), [""; 0]);
     drop(tsdus);
     assert_eq!(witness.told(1).await, ["receive 5."]);
-    // What a handler has begun, a stream ends.
+    // The stream takes the rest of a TSDU that a handler has started.
     witness.answer(How::Refuse);
     drop(ends.here.send("four", PLAIN));
     witness.told(2).await;
@@ -117,7 +117,7 @@ async fn a_stream_comes_after_receives_and_before_events(provider: Arc<dyn Provi
     assert_eq!(next(&mut tsdus).await.unwrap().into_bytes(), "four");
 }
 
-async fn a_sink_makes_a_tsdu_of_each_item(provider: Arc<dyn Provider>) {
+async fn sink_sends_each_item_as_one_tsdu(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     for flags in [
         SendFlags::PARTIAL,
@@ -137,7 +137,7 @@ async fn a_sink_makes_a_tsdu_of_each_item(provider: Arc<dyn Provider>) {
         send(&mut sink, vec![number; 1000].into()).await.unwrap();
     }
     flush(&mut sink).await.unwrap();
-    // An item that cannot be sent is an error of the next call, and costs nothing else.
+    // An item that cannot be sent is an error of the next call, and affects nothing else.
     send(&mut sink, Bytes::new()).await.unwrap();
     assert_eq!(flush(&mut sink).await, Err(Status::INVALID_PARAMETER));
     send(&mut sink, "last".into()).await.unwrap();
@@ -154,7 +154,7 @@ async fn a_sink_makes_a_tsdu_of_each_item(provider: Arc<dyn Provider>) {
     assert_eq!(flush(&mut sink).await, Err(Status::INVALID_CONNECTION));
 }
 
-async fn a_sink_takes_no_more_than_its_backlog(provider: Arc<dyn Provider>) {
+async fn sink_is_not_ready_beyond_its_backlog(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let mut sink = ends.here.sink(PLAIN, 10_000).unwrap();
     let mut count = 0;
@@ -163,7 +163,7 @@ async fn a_sink_takes_no_more_than_its_backlog(provider: Arc<dyn Provider>) {
         match Pin::new(&mut sink).poll_ready(&mut context) {
             Poll::Ready(ready) => ready.unwrap(),
             Poll::Pending => {
-                // Some may be on their way still.
+                // Some items may still be in flight.
                 let ready = pin!(poll_fn(|context| Pin::new(&mut sink).poll_ready(context)));
                 let later = tokio::time::timeout(std::time::Duration::from_millis(50), ready);
                 if later.await.is_err() {
@@ -176,7 +176,7 @@ async fn a_sink_takes_no_more_than_its_backlog(provider: Arc<dyn Provider>) {
             .start_send(pattern(4000, count))
             .unwrap();
         count += 1;
-        assert!(count < 100, "it takes without end");
+        assert!(count < 100, "the sink accepts items without limit");
     }
     let drain = async {
         for number in 0..count {
@@ -187,7 +187,7 @@ async fn a_sink_takes_no_more_than_its_backlog(provider: Arc<dyn Provider>) {
     flushed.unwrap();
 }
 
-async fn a_writer_puts_a_tsdu_together(provider: Arc<dyn Provider>) {
+async fn writer_assembles_parts_into_one_tsdu(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     for flags in [SendFlags::PARTIAL, SendFlags::NON_BLOCKING] {
         assert_eq!(
@@ -209,7 +209,7 @@ async fn a_writer_puts_a_tsdu_together(provider: Arc<dyn Provider>) {
     drop(forgotten);
     assert_eq!(within(second.finish()).await.result(), Ok(6));
     assert_eq!(within(first.finish()).await.result(), Ok(5));
-    // The task hands over nothing before this one waits.
+    // The task passes on no TSDU before this future waits.
     for words in ["second", "in between", "first"] {
         assert_eq!(ends.arrived().await, words);
     }
@@ -223,7 +223,7 @@ async fn a_writer_puts_a_tsdu_together(provider: Arc<dyn Provider>) {
     assert_eq!(within(empty).await.status, Status::INVALID_PARAMETER);
 }
 
-async fn writers_do_not_mix_with_partial_sends(provider: Arc<dyn Provider>) {
+async fn writer_is_refused_while_a_partial_tsdu_is_open(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     ends.here
         .send("raw ", SendFlags::PARTIAL)
@@ -238,7 +238,7 @@ async fn writers_do_not_mix_with_partial_sends(provider: Arc<dyn Provider>) {
     let mut sink = ends.here.sink(PLAIN, 10).unwrap();
     send(&mut sink, "sunk".into()).await.unwrap();
     assert_eq!(flush(&mut sink).await, Err(Status::INVALID_DEVICE_STATE));
-    // The other class is free.
+    // No TSDU of the other class is open.
     let mut writer = ends.here.begin_tsdu(SendFlags::EXPEDITED).unwrap();
     writer.push("written").unwrap();
     assert_eq!(within(writer.finish()).await.result(), Ok(7));
@@ -247,7 +247,7 @@ async fn writers_do_not_mix_with_partial_sends(provider: Arc<dyn Provider>) {
     assert_eq!(ends.arrived().await, "raw end");
 }
 
-async fn events_come_as_a_stream(provider: Arc<dyn Provider>) {
+async fn events_are_delivered_as_a_stream(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let mut events = ends.remote.events(10);
     let there = ends.there.connection().unwrap();
@@ -256,7 +256,7 @@ async fn events_come_as_a_stream(provider: Arc<dyn Provider>) {
         .unwrap();
     drop(ends.here.send("hello", PLAIN));
     let Event::Tsdu { endpoint, tsdu } = event(&mut events).await else {
-        panic!("a TSDU came");
+        panic!("the event is a TSDU");
     };
     assert_eq!(tsdu.into_bytes(), "hello");
     endpoint
@@ -287,14 +287,14 @@ async fn events_come_as_a_stream(provider: Arc<dyn Provider>) {
         ),
         "{last:?}"
     );
-    // Nobody is there to take events any more: what comes is refused, and can be received.
+    // After the stream was dropped, data is not accepted and can be received.
     drop(events);
     ends.connect().await;
     drop(ends.here.send("later", PLAIN));
     assert_eq!(ends.arrived().await, "later");
 }
 
-async fn a_full_stream_of_events_holds_and_goes_on(provider: Arc<dyn Provider>) {
+async fn full_event_stream_holds_data_and_resumes(provider: Arc<dyn Provider>) {
     for lendable in [0, 30_000, 4 << 20] {
         let mut small: TransportSettings = settings(credits(8));
         small.receive.lendable = lendable;
@@ -314,4 +314,86 @@ async fn a_full_stream_of_events_holds_and_goes_on(provider: Arc<dyn Provider>) 
             assert_eq!(got.into_bytes(), tsdu);
         }
     }
+}
+
+#[tokio::test]
+async fn second_stream_is_refused_and_keeps_the_first_waker() {
+    let ends = Ends::new(loopback()).await;
+    let mut tsdus = ends.there.tsdus().unwrap();
+    let waiting =
+        tokio::spawn(
+            async move { poll_fn(|context| Pin::new(&mut tsdus).poll_next(context)).await },
+        );
+    turns(20).await;
+    let second = ends.there.tsdus().unwrap_err();
+    assert_eq!(second, Status::INVALID_DEVICE_STATE);
+    turns(20).await;
+    drop(ends.here.send("for the first", PLAIN));
+    let tsdu = within(waiting).await.unwrap().unwrap();
+    assert_eq!(tsdu.into_bytes(), "for the first");
+}
+
+#[tokio::test]
+async fn stream_takes_a_tsdu_of_which_the_start_is_held() {
+    let mut small = settings(credits(8));
+    small.receive.receive_buffer = 1000;
+    small.receive.lendable = 0;
+    let ends = Ends::with(loopback(), small).await;
+    // Without a handler the start of the TSDU is held, and it fills the receive buffer.
+    let data = pattern(500_000, 1);
+    drop(ends.here.send(data.clone(), PLAIN));
+    turns(200).await;
+    let mut tsdus = ends.there.tsdus().unwrap();
+    let tsdu = within(poll_fn(|context| Pin::new(&mut tsdus).poll_next(context)));
+    assert_eq!(tsdu.await.unwrap().into_bytes(), data);
+}
+
+#[tokio::test]
+async fn events_do_not_join_parts_of_two_connections() {
+    let mut small = settings(credits(8));
+    small.receive.lendable = 0;
+    small.receive.maximum_lookahead = 1000;
+    let ends = Ends::with(loopback(), small).await;
+    let mut events = ends.remote.events(1);
+    // The queue has room for one TSDU, so of the next one only the start is gathered.
+    drop(ends.here.send("waits", PLAIN));
+    drop(ends.here.send(pattern(3000, 1), PLAIN));
+    turns(200).await;
+    within(ends.there.disconnect(DisconnectFlags::ABORT, None))
+        .await
+        .unwrap();
+    within(ends.here.disconnected()).await;
+    ends.connect().await;
+    let receiving = ends
+        .there
+        .receive(BytesMut::zeroed(2000), ReceiveFlags::empty());
+    let data = pattern(5000, 2);
+    drop(ends.here.send(data.clone(), PLAIN));
+    let beginning = within(receiving).await;
+    assert_eq!(beginning.status, Status::BUFFER_OVERFLOW);
+    let mut got = Vec::new();
+    while got.len() < 2 {
+        let next = poll_fn(|context| Pin::new(&mut events).poll_next(context));
+        if let Event::Tsdu { tsdu, .. } = within(next).await.unwrap() {
+            got.push(tsdu.into_bytes());
+        }
+    }
+    assert_eq!(got[0], "waits");
+    assert_eq!(got[1], data.slice(2000..));
+}
+
+#[tokio::test]
+async fn sink_can_be_closed_again_after_a_failed_close() {
+    let ends = Ends::new(loopback()).await;
+    let mut sink = ends.here.sink(PLAIN, 1000).unwrap();
+    let half = ends.here.send("half", SendFlags::PARTIAL).await;
+    half.result().unwrap();
+    let close = poll_fn(|context| Sink::<Bytes>::poll_close(Pin::new(&mut sink), context));
+    assert_eq!(within(close).await, Err(Status::INVALID_PARAMETER));
+    drop(ends.here.send("and half", PLAIN));
+    for _ in 0..2 {
+        let close = poll_fn(|context| Sink::<Bytes>::poll_close(Pin::new(&mut sink), context));
+        assert_eq!(within(close).await, Ok(()));
+    }
+    assert_eq!(ends.arrived().await, "halfand half");
 }

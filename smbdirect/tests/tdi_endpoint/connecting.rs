@@ -1,4 +1,4 @@
-//! Addresses, associations, and how connections come about.
+//! Tests of addresses, associations, connects, listens and offers.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,29 +13,29 @@ use smbdirect::{
 use tokio::net::TcpListener;
 
 use crate::ends::{
-    Ends, How, Witness, any_port, iwarp, over_providers, pattern, receive, settings, transport,
-    within,
+    Ends, How, Witness, any_port, iwarp, loopback, over_providers, pattern, receive, settings,
+    transport, turns, within,
 };
 
 over_providers! {
-    a_listen_accepts_by_itself;
-    an_offer_can_be_accepted_or_rejected;
-    an_offer_that_nobody_decides_on_is_given_up;
-    listens_are_served_in_order_and_by_their_filters;
-    the_connect_handler_is_asked_where_no_listen_fits;
-    the_connect_handler_can_fail;
-    requests_at_the_wrong_time_say_why;
-    addresses_are_shared_or_not;
-    closing_an_address_leaves_its_connections;
-    nobody_is_there;
-    everything_can_be_used_again;
+    listen_accepts_a_peer;
+    offer_can_be_accepted_or_rejected;
+    undecided_offer_times_out;
+    listens_accept_peers_in_order_and_by_remote_address;
+    connect_handler_is_called_when_no_listen_accepts;
+    failing_connect_handler_refuses_the_peer;
+    requests_in_a_wrong_state_return_its_status;
+    address_sharing_follows_both_openers;
+    closing_an_address_keeps_its_connections;
+    connect_fails_without_a_listener;
+    endpoints_and_addresses_can_be_reused;
 }
 
 const ABORT: DisconnectFlags = DisconnectFlags::ABORT;
 const RELEASE: DisconnectFlags = DisconnectFlags::RELEASE;
 
 //= TDI-CONN-01 test
-async fn a_listen_accepts_by_itself(provider: Arc<dyn Provider>) {
+async fn listen_accepts_a_peer(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let listen = ends.there.listen(None);
     assert_eq!(ends.there.state(), EndpointState::Listening);
@@ -50,7 +50,7 @@ async fn a_listen_accepts_by_itself(provider: Arc<dyn Provider>) {
     let done = within(ends.here.send("hello", SendFlags::empty())).await;
     assert_eq!((done.status, done.information), (Status::SUCCESS, 5));
     assert_eq!(ends.arrived().await, "hello");
-    // Accepted by itself: nothing is left to accept.
+    // The listen has accepted the peer, so no offer is left.
     assert_eq!(
         within(ends.there.accept()).await,
         Err(Status::CONNECTION_ACTIVE)
@@ -59,7 +59,7 @@ async fn a_listen_accepts_by_itself(provider: Arc<dyn Provider>) {
 
 //= TDI-CONN-02 test
 //= TDI-DISC-07 test
-async fn an_offer_can_be_accepted_or_rejected(provider: Arc<dyn Provider>) {
+async fn offer_can_be_accepted_or_rejected(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     for reject_by in [ABORT, RELEASE, DisconnectFlags::empty()] {
         let offer = ends.there.listen_and_query(None);
@@ -87,7 +87,7 @@ async fn an_offer_can_be_accepted_or_rejected(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-CONN-03 test
-async fn an_offer_that_nobody_decides_on_is_given_up(provider: Arc<dyn Provider>) {
+async fn undecided_offer_times_out(provider: Arc<dyn Provider>) {
     let settings = TransportSettings {
         offer_timeout: Duration::from_millis(50),
         ..TransportSettings::default()
@@ -105,18 +105,18 @@ async fn an_offer_that_nobody_decides_on_is_given_up(provider: Arc<dyn Provider>
         within(ends.there.accept()).await,
         Err(Status::INVALID_CONNECTION)
     );
-    // It can listen again.
+    // The endpoint can listen again.
     ends.connect().await;
 }
 
-/// Another endpoint at the address of `there`.
+/// Opens another endpoint at the address of `there`.
 fn neighbour(ends: &Ends) -> Endpoint {
     let endpoint = ends.transport.open_endpoint(());
     endpoint.associate(&ends.remote).unwrap();
     endpoint
 }
 
-/// Another endpoint that connects.
+/// Opens another endpoint at the address of `here`.
 fn another(ends: &Ends) -> Endpoint {
     let endpoint = ends.transport.open_endpoint(());
     endpoint.associate(&ends.local).unwrap();
@@ -125,7 +125,7 @@ fn another(ends: &Ends) -> Endpoint {
 
 //= TDI-CONN-04 test
 //= TDI-CONN-05 test
-async fn listens_are_served_in_order_and_by_their_filters(provider: Arc<dyn Provider>) {
+async fn listens_accept_peers_in_order_and_by_remote_address(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let address = ends.remote.local_address();
     let (strangers, first, second) = (neighbour(&ends), neighbour(&ends), neighbour(&ends));
@@ -151,7 +151,7 @@ async fn listens_are_served_in_order_and_by_their_filters(provider: Arc<dyn Prov
         assert_eq!(receive(accepted, 10).await, words);
     }
     assert_eq!(strangers.state(), EndpointState::Listening);
-    // The only listen left is not for this peer.
+    // The only listen that is left does not accept this peer.
     let third = another(&ends);
     let connect = third.connect(address, None);
     assert_eq!(within(connect).await, Err(Status::REMOTE_NOT_LISTENING));
@@ -161,17 +161,17 @@ async fn listens_are_served_in_order_and_by_their_filters(provider: Arc<dyn Prov
 }
 
 //= TDI-CONN-06 test
-async fn the_connect_handler_is_asked_where_no_listen_fits(provider: Arc<dyn Provider>) {
+async fn connect_handler_is_called_when_no_listen_accepts(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let address = ends.remote.local_address();
     let witness = Witness::new(How::Take);
     ends.remote.set_client(Some(witness.clone()));
     let spare = neighbour(&ends);
     *witness.accepting.lock().unwrap() = Some(ConnectAnswer::Accept(spare.clone()));
-    // A pending listen comes first,
+    // A pending listen takes precedence over the handler.
     ends.connect().await;
     assert_eq!(witness.lines(), [""; 0]);
-    // and one for others does not count.
+    // A listen that does not accept this peer does not.
     let strangers = neighbour(&ends);
     let for_strangers = strangers.listen(Some("192.0.2.1".parse().unwrap()));
     let second = another(&ends);
@@ -188,27 +188,27 @@ async fn the_connect_handler_is_asked_where_no_listen_fits(provider: Arc<dyn Pro
 
 //= TDI-ADDR-02 test
 //= TDI-EVENT-01 test
-async fn the_connect_handler_can_fail(provider: Arc<dyn Provider>) {
+async fn failing_connect_handler_refuses_the_peer(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let address = ends.remote.local_address();
     let refused = || async {
         let connect = within(ends.here.connect(address, None)).await;
         assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
     };
-    // There is no handler at all.
+    // The address has no handlers.
     refused().await;
     let witness = Witness::new(How::Take);
     ends.remote.set_client(Some(witness.clone()));
     refused().await;
     *witness.accepting.lock().unwrap() = Some(ConnectAnswer::NoResources);
     refused().await;
-    // Endpoints that are not idle, or not here.
+    // The handler returns an endpoint of another address.
     *witness.accepting.lock().unwrap() = Some(ConnectAnswer::Accept(another(&ends)));
     refused().await;
     witness.answer(How::Panic);
     refused().await;
     assert_eq!(witness.lines(), ["connect"; 4]);
-    // The listener has survived it.
+    // The listener still accepts peers.
     witness.answer(How::Take);
     ends.connect().await;
     let statistics = ends.transport.statistics();
@@ -222,7 +222,7 @@ async fn the_connect_handler_can_fail(provider: Arc<dyn Provider>) {
 //= TDI-CONN-09 test
 //= TDI-DISC-01 test
 //= TDI-DISC-06 test
-async fn requests_at_the_wrong_time_say_why(provider: Arc<dyn Provider>) {
+async fn requests_in_a_wrong_state_return_its_status(provider: Arc<dyn Provider>) {
     let other = transport(&provider, TransportSettings::default());
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let address = ends.remote.local_address();
@@ -242,7 +242,7 @@ async fn requests_at_the_wrong_time_say_why(provider: Arc<dyn Provider>) {
         ends.here.associate(&ends.local),
         Err(Status::ADDRESS_ALREADY_ASSOCIATED)
     );
-    // An address to connect from takes no listens.
+    // An address that peers cannot connect to refuses listens.
     assert_eq!(
         within(ends.here.listen(None)).await,
         Err(Status::INVALID_ADDRESS)
@@ -272,7 +272,7 @@ async fn requests_at_the_wrong_time_say_why(provider: Arc<dyn Provider>) {
             let disconnect = within(endpoint.disconnect(flags, None)).await;
             assert_eq!(disconnect, Err(Status::INVALID_CONNECTION));
         }
-        assert_eq!(endpoint.poke(), Err(Status::INVALID_CONNECTION));
+        assert_eq!(endpoint.force_send(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.resume(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.max_tsdu(), Err(Status::INVALID_CONNECTION));
         assert_eq!(endpoint.query_connection(), Err(Status::INVALID_CONNECTION));
@@ -320,12 +320,12 @@ async fn requests_at_the_wrong_time_say_why(provider: Arc<dyn Provider>) {
     assert_eq!(
         ends.here.state(),
         EndpointState::Connected,
-        "it was left alone"
+        "the connection is unchanged"
     );
 }
 
 //= TDI-ADDR-01 test
-async fn addresses_are_shared_or_not(provider: Arc<dyn Provider>) {
+async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
     let first = transport(&provider, TransportSettings::default());
     let open = |share| first.open_address::<()>(any_port(), share);
     let again = |address: &Address, share| first.open_address::<()>(address.local_address(), share);
@@ -339,11 +339,11 @@ async fn addresses_are_shared_or_not(provider: Arc<dyn Provider>) {
     assert_eq!(refused.unwrap_err(), Status::SHARING_VIOLATION);
     let both = again(&shared, Share::Shared).await.unwrap();
     assert_eq!(both.local_address(), shared.local_address());
-    // The first who wants an offer gets it.
+    // A peer is offered to the sharing addresses in order.
     let (there, here) = (first.open_endpoint(()), first.open_endpoint(()));
     there.associate(&both).unwrap();
     here.associate(&first.open_any_address()).unwrap();
-    // The address that nobody holds any more is closed: no connects.
+    // The address without a handle is closed, so connects from it fail.
     let connect = within(here.connect(shared.local_address(), None)).await;
     assert_eq!(connect, Err(Status::ADDRESS_CLOSED));
     here.disassociate().unwrap();
@@ -359,13 +359,13 @@ async fn addresses_are_shared_or_not(provider: Arc<dyn Provider>) {
     assert_eq!(
         witness.told(1).await,
         ["connect"],
-        "it was asked first, and refused"
+        "the first address was asked and refused"
     );
-    // Another transport cannot have it at all,
+    // Another transport cannot open the address while it is open.
     let second = transport(&provider, TransportSettings::default());
     let refused = second.open_address::<()>(shared.local_address(), Share::Shared);
     assert_eq!(refused.await.unwrap_err(), Status::ADDRESS_ALREADY_EXISTS);
-    // until both have closed it. A peer on its way may hold it for a moment.
+    // It can after both have closed it. A connecting peer may hold the port for a moment.
     let address = shared.local_address();
     drop((shared, both, here, there));
     within(async {
@@ -378,7 +378,7 @@ async fn addresses_are_shared_or_not(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-CLOSE-02 test
-async fn closing_an_address_leaves_its_connections(provider: Arc<dyn Provider>) {
+async fn closing_an_address_keeps_its_connections(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let witness = Witness::new(How::Take);
     ends.remote.set_client(Some(witness.clone()));
@@ -404,7 +404,7 @@ async fn closing_an_address_leaves_its_connections(provider: Arc<dyn Provider>) 
         .result()
         .unwrap();
     assert_eq!(receive(&there, 100).await, "still here");
-    assert_eq!(witness.lines(), [""; 0], "its handlers are gone");
+    assert_eq!(witness.lines(), [""; 0], "no handler is called");
     let peer = transport.open_endpoint(());
     peer.associate(&local).unwrap();
     let connect = within(peer.connect(address, None)).await;
@@ -412,9 +412,9 @@ async fn closing_an_address_leaves_its_connections(provider: Arc<dyn Provider>) 
 }
 
 //= TDI-CONN-00 test
-async fn nobody_is_there(provider: Arc<dyn Provider>) {
+async fn connect_fails_without_a_listener(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
-    // An address that is open, and one that was.
+    // The first address is open without a listen, and the second is closed.
     let open = ends.remote.local_address();
     let connect = within(ends.here.connect(open, None)).await;
     assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
@@ -430,7 +430,7 @@ async fn nobody_is_there(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-CONN-10 test
-async fn everything_can_be_used_again(provider: Arc<dyn Provider>) {
+async fn endpoints_and_addresses_can_be_reused(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     for round in 0..3_u8 {
         ends.connect().await;
@@ -441,7 +441,7 @@ async fn everything_can_be_used_again(provider: Arc<dyn Provider>) {
         assert_eq!(ends.there.state(), EndpointState::Associated);
         assert_eq!(ends.here.state(), EndpointState::Associated);
     }
-    // The ends change places.
+    // The two ends swap their roles.
     ends.here.disassociate().unwrap();
     ends.there.disassociate().unwrap();
     ends.here.associate(&ends.remote).unwrap();
@@ -455,12 +455,12 @@ async fn everything_can_be_used_again(provider: Arc<dyn Provider>) {
     assert_eq!(receive(&ends.here, 10).await, "turned");
 }
 
-/// A peer that connects and says nothing costs the listen nothing; one that accepts and says
-/// nothing is given up by the connect.
+/// A peer that connects and does not negotiate does not end the listen. A connect to a peer that
+/// accepts and does not negotiate times out.
 //= TDI-CONN-00 test
 //= TDI-CONN-08 test
 #[tokio::test]
-async fn peers_that_do_not_make_it() {
+async fn listen_continues_after_a_peer_that_does_not_negotiate() {
     let provider = iwarp();
     let silent = TcpListener::bind(any_port()).await.unwrap();
     let silent = silent
@@ -486,7 +486,7 @@ async fn peers_that_do_not_make_it() {
         ),
         "{connect:?}"
     );
-    // It speaks iWARP, and no SMB Direct: the listen goes on after it.
+    // The peer speaks iWARP and not SMB Direct. The listen continues after it.
     let listen = ends.there.listen(None);
     let request = smbdirect::rdma::provider::ConnectRequest {
         address: ends.remote.local_address(),
@@ -514,4 +514,49 @@ async fn peers_that_do_not_make_it() {
     drop(peer.send("at last").unwrap());
     assert_eq!(ends.arrived().await, "at last");
     drop(mute);
+}
+
+#[tokio::test]
+async fn decided_offers_leave_no_timer_tasks() {
+    let patient = TransportSettings {
+        offer_timeout: Duration::from_secs(3600),
+        ..TransportSettings::default()
+    };
+    let ends = Ends::apart(loopback(), patient).await;
+    let metrics = tokio::runtime::Handle::current().metrics();
+    let before = metrics.num_alive_tasks();
+    for _ in 0..20 {
+        let listen = ends.there.listen_and_query(None);
+        let connect = ends.here.connect(ends.remote.local_address(), None);
+        within(listen).await.unwrap();
+        within(ends.there.disconnect(DisconnectFlags::ABORT, None))
+            .await
+            .unwrap();
+        let connect = within(connect).await;
+        assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
+    }
+    turns(50).await;
+    assert!(metrics.num_alive_tasks() <= before + 1);
+}
+
+//= TDI-QUERY-02 test
+#[tokio::test]
+async fn offer_refused_by_the_handler_is_counted() {
+    let ends = Ends::apart(loopback(), TransportSettings::default()).await;
+    let address = ends.remote.local_address();
+    // No listen is pending and there is no handler.
+    let connect = within(ends.here.connect(address, None)).await;
+    assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
+    let before = ends.transport.statistics();
+    // The handler refuses.
+    ends.remote.set_client(Some(Witness::new(How::Take)));
+    let connect = within(ends.here.connect(address, None)).await;
+    assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
+    let after = ends.transport.statistics();
+    assert_eq!(
+        after.cancelled_connections,
+        before.cancelled_connections + 1
+    );
+    // The connect itself is counted once.
+    assert_eq!(after.no_listen_failures, before.no_listen_failures + 1);
 }

@@ -1,18 +1,25 @@
-//! How connections end: at once, in good order, by the peer, by time; and what may come after.
+//! Tests of how connections end: by an abort, a release, the peer or a deadline; and of what is
+//! allowed afterwards.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
 
 use bytes::BytesMut;
 use smbdirect::{
     rdma::provider::Provider,
     tdi::{
-        Cause, DisconnectFlags, EndpointState, ReceiveFlags, SendFlags, SendOptions, Status,
-        TransportSettings,
+        Answer, Cause, Client, DisconnectFlags, Endpoint, EndpointState, Indication, ReceiveFlags,
+        SendFlags, SendOptions, Status, TransportSettings,
     },
 };
 
 use crate::ends::{
-    Ends, How, Witness, not_yet, over_providers, pattern, receive, starving_settings, within,
+    Ends, How, Witness, loopback, not_yet, over_providers, pattern, receive, starving_settings,
+    turns, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -20,16 +27,16 @@ const ABORT: DisconnectFlags = DisconnectFlags::ABORT;
 const RELEASE: DisconnectFlags = DisconnectFlags::RELEASE;
 
 over_providers! {
-    an_abort_ends_what_is_pending;
-    a_release_lets_everything_arrive;
-    a_release_waits_for_open_tsdus_to_be_decided_on;
-    a_release_that_takes_too_long_is_an_abort;
-    an_abort_cuts_short_what_is_pending;
-    the_peer_is_told_and_can_take_what_is_left;
-    sends_that_take_too_long;
-    sends_that_are_cancelled;
-    dropping_the_last_handle_cancels_everything;
-    a_disconnect_from_a_handler;
+    abort_completes_pending_requests;
+    release_sends_everything_first;
+    release_is_refused_while_a_tsdu_is_open;
+    release_becomes_an_abort_at_its_timeout;
+    abort_cancels_release_listen_connect_and_accept;
+    peer_learns_of_the_end_and_can_receive_held_data;
+    sends_end_at_their_deadline;
+    sends_and_receives_can_be_cancelled;
+    dropping_the_last_handle_cancels_pending_requests;
+    handler_can_disconnect;
 }
 
 fn no_flags() -> ReceiveFlags {
@@ -38,7 +45,7 @@ fn no_flags() -> ReceiveFlags {
 
 //= TDI-DISC-08 test
 //= TDI-SEND-26 test
-async fn an_abort_ends_what_is_pending(provider: Arc<dyn Provider>) {
+async fn abort_completes_pending_requests(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let (near, far) = (Witness::new(How::Take), Witness::new(How::Take));
     ends.local.set_client(Some(near.clone()));
@@ -61,18 +68,18 @@ async fn an_abort_ends_what_is_pending(provider: Arc<dyn Provider>) {
         within(ends.here.disconnected()).await,
         Some(Cause::LocalDisconnect)
     );
-    // The peer learns of it, from its receive at the latest.
+    // The peer learns of the end.
     within(ends.there.disconnected()).await.unwrap();
     ends.remote.set_client(Some(far));
     assert_eq!(
         near.lines(),
         [""; 0],
-        "nobody is told of his own disconnect"
+        "the end that disconnects gets no disconnect event"
     );
 }
 
 //= TDI-DISC-03 test
-async fn a_release_lets_everything_arrive(provider: Arc<dyn Provider>) {
+async fn release_sends_everything_first(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let data = pattern(1 << 20, 1);
     let sendings: Vec<_> = (0..20)
@@ -85,7 +92,7 @@ async fn a_release_lets_everything_arrive(provider: Arc<dyn Provider>) {
     assert_eq!(late.status, Status::INVALID_CONNECTION);
     let again = within(ends.here.disconnect(RELEASE, None)).await;
     assert_eq!(again, Err(Status::INVALID_DEVICE_STATE));
-    // It can still receive.
+    // The endpoint can still receive.
     ends.there.send("meanwhile", PLAIN).await.result().unwrap();
     assert_eq!(receive(&ends.here, 100).await, "meanwhile");
     for _ in 0..20 {
@@ -108,7 +115,7 @@ async fn a_release_lets_everything_arrive(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-DISC-03 test
-async fn a_release_waits_for_open_tsdus_to_be_decided_on(provider: Arc<dyn Provider>) {
+async fn release_is_refused_while_a_tsdu_is_open(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     for flags in [
         SendFlags::PARTIAL,
@@ -124,7 +131,7 @@ async fn a_release_waits_for_open_tsdus_to_be_decided_on(provider: Arc<dyn Provi
 }
 
 //= TDI-DISC-05 test
-async fn a_release_that_takes_too_long_is_an_abort(provider: Arc<dyn Provider>) {
+async fn release_becomes_an_abort_at_its_timeout(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let stuck: Vec<_> = (0..40)
         .map(|number| ends.here.send(pattern(10_000, number), PLAIN))
@@ -147,7 +154,7 @@ async fn a_release_that_takes_too_long_is_an_abort(provider: Arc<dyn Provider>) 
 }
 
 //= TDI-DISC-02 test
-async fn an_abort_cuts_short_what_is_pending(provider: Arc<dyn Provider>) {
+async fn abort_cancels_release_listen_connect_and_accept(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     for number in 0..40 {
         drop(ends.here.send(pattern(10_000, number), PLAIN));
@@ -157,7 +164,7 @@ async fn an_abort_cuts_short_what_is_pending(provider: Arc<dyn Provider>) {
     within(ends.here.disconnect(ABORT, None)).await.unwrap();
     assert_eq!(within(release).await, Err(Status::CONNECTION_ABORTED));
     within(ends.there.disconnected()).await.unwrap();
-    // A listen, a connect that waits to be accepted, and an acceptance.
+    // An abort also cancels a listen, a connect that waits for acceptance, and an acceptance.
     let listen = ends.there.listen_and_query(None);
     within(ends.there.disconnect(ABORT, None)).await.unwrap();
     assert_eq!(within(listen).await, Err(Status::CANCELLED));
@@ -174,7 +181,7 @@ async fn an_abort_cuts_short_what_is_pending(provider: Arc<dyn Provider>) {
 
 //= TDI-RECV-03 test
 //= TDI-DISC-09 test
-async fn the_peer_is_told_and_can_take_what_is_left(provider: Arc<dyn Provider>) {
+async fn peer_learns_of_the_end_and_can_receive_held_data(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let witness = Witness::new(How::Refuse);
     ends.remote.set_client(Some(witness.clone()));
@@ -190,7 +197,7 @@ async fn the_peer_is_told_and_can_take_what_is_left(provider: Arc<dyn Provider>)
     for words in ["one", "two"] {
         assert_eq!(ends.arrived().await, words);
     }
-    // It was the last event, whatever is done.
+    // The disconnect was the last event, and resuming brings no other.
     ends.there.resume().unwrap();
     ends.remote.set_client(Some(witness.clone()));
     assert_eq!(ends.arrived().await, "three");
@@ -200,7 +207,7 @@ async fn the_peer_is_told_and_can_take_what_is_left(provider: Arc<dyn Provider>)
         (Status::INVALID_CONNECTION, 0)
     );
     assert_eq!(witness.lines().len(), 2);
-    // A receive that waits learns why.
+    // A pending receive completes with the cause.
     ends.connect().await;
     let receiving = ends.there.receive(BytesMut::zeroed(9), no_flags());
     within(ends.here.disconnect(RELEASE, None)).await.unwrap();
@@ -208,7 +215,7 @@ async fn the_peer_is_told_and_can_take_what_is_left(provider: Arc<dyn Provider>)
 }
 
 //= TDI-SEND-27 test
-async fn sends_that_take_too_long(provider: Arc<dyn Provider>) {
+async fn sends_end_at_their_deadline(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let witness = Witness::new(How::Take);
     ends.local.set_client(Some(witness.clone()));
@@ -219,7 +226,7 @@ async fn sends_that_take_too_long(provider: Arc<dyn Provider>) {
         deadline: Some(std::time::Instant::now() + Duration::from_millis(50)),
         ..SendOptions::default()
     };
-    // It has not begun to leave: it is withdrawn, and nothing else happens.
+    // This send has not started to leave, so only it is withdrawn.
     let late = within(ends.here.send_with("late", PLAIN, soon)).await;
     assert_eq!((late.status, late.information), (Status::IO_TIMEOUT, 0));
     assert_eq!(late.buffer.into_bytes(), "late");
@@ -230,7 +237,7 @@ async fn sends_that_take_too_long(provider: Arc<dyn Provider>) {
     for sending in begun {
         assert_eq!(within(sending).await.status, Status::SUCCESS);
     }
-    // One that is on its way cannot be taken back: the connection ends.
+    // A send that has started to leave cannot be withdrawn, so the connection ends.
     let stuck = ends.here.send_with(pattern(1_000_000, 1), PLAIN, soon);
     let behind = ends.here.send("behind", PLAIN);
     assert_eq!(within(stuck).await.status, Status::IO_TIMEOUT);
@@ -245,7 +252,7 @@ async fn sends_that_take_too_long(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-SEND-34 test
-async fn sends_that_are_cancelled(provider: Arc<dyn Provider>) {
+async fn sends_and_receives_can_be_cancelled(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let stuck = ends.here.send(pattern(100_000, 1), PLAIN);
     let (first, second, third) = (
@@ -254,10 +261,10 @@ async fn sends_that_are_cancelled(provider: Arc<dyn Provider>) {
         ends.here.send("third", PLAIN),
     );
     assert!(second.cancel());
-    assert!(!second.cancel(), "it is over");
+    assert!(!second.cancel(), "it has completed");
     let done = within(second).await;
     assert_eq!((done.status, done.information), (Status::CANCELLED, 0));
-    // What is on its way goes on.
+    // A send that has started to leave is not cancelled.
     not_yet(ends.here.disconnected()).await;
     assert!(!stuck.cancel());
     assert_eq!(ends.arrived().await.len(), 100_000);
@@ -267,7 +274,7 @@ async fn sends_that_are_cancelled(provider: Arc<dyn Provider>) {
     for sending in [first, third] {
         assert_eq!(within(sending).await.status, Status::SUCCESS);
     }
-    // Receives too.
+    // Receives can be cancelled too.
     let (first, second) = (
         ends.there.receive(BytesMut::zeroed(5), no_flags()),
         ends.there.receive(BytesMut::zeroed(5), no_flags()),
@@ -279,7 +286,7 @@ async fn sends_that_are_cancelled(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-CLOSE-01 test
-async fn dropping_the_last_handle_cancels_everything(provider: Arc<dyn Provider>) {
+async fn dropping_the_last_handle_cancels_pending_requests(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let witness = Witness::new(How::Take);
     ends.local.set_client(Some(witness.clone()));
@@ -298,11 +305,11 @@ async fn dropping_the_last_handle_cancels_everything(provider: Arc<dyn Provider>
     drop(here);
     assert_eq!(other.state(), EndpointState::Connected);
     drop(other);
-    // It has happened when the drop returns.
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    let mut receiving = std::pin::pin!(receiving);
-    let std::task::Poll::Ready(done) = receiving.as_mut().poll(&mut context) else {
-        panic!("it is pending");
+    // The receive has completed when the drop returns.
+    let mut context = Context::from_waker(Waker::noop());
+    let mut receiving = pin!(receiving);
+    let Poll::Ready(done) = receiving.as_mut().poll(&mut context) else {
+        panic!("the receive is still pending");
     };
     assert_eq!(done.status, Status::CANCELLED);
     for sending in sendings {
@@ -314,7 +321,7 @@ async fn dropping_the_last_handle_cancels_everything(provider: Arc<dyn Provider>
     }
     assert_eq!(transport.statistics().open_connections, 1);
     within(there.disconnected()).await.unwrap();
-    // Pending connects and listens.
+    // Dropping also cancels pending connects and listens.
     let connecting = transport.open_endpoint(());
     connecting.associate(&local).unwrap();
     let offer = there.listen_and_query(None);
@@ -332,22 +339,18 @@ async fn dropping_the_last_handle_cancels_everything(provider: Arc<dyn Provider>
     assert_eq!(witness.lines(), [""; 0]);
 }
 
-/// Ends the connection with the first bytes.
+/// A client that disconnects in its receive handler.
 struct Hasty(DisconnectFlags);
 
-impl smbdirect::tdi::Client for Hasty {
-    fn receive(
-        &self,
-        endpoint: &smbdirect::tdi::Endpoint,
-        indication: smbdirect::tdi::Indication,
-    ) -> smbdirect::tdi::Answer {
+impl Client for Hasty {
+    fn receive(&self, endpoint: &Endpoint, indication: Indication) -> Answer {
         drop(endpoint.disconnect(self.0, None));
-        smbdirect::tdi::Answer::Taken(indication.data.len())
+        Answer::Taken(indication.data.len())
     }
 }
 
 //= TDI-DISC-08 test
-async fn a_disconnect_from_a_handler(provider: Arc<dyn Provider>) {
+async fn handler_can_disconnect(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     for flags in [ABORT, RELEASE] {
         ends.connect().await;
@@ -365,4 +368,72 @@ async fn a_disconnect_from_a_handler(provider: Arc<dyn Provider>) {
             Some(Cause::LocalDisconnect)
         );
     }
+}
+
+//= TDI-DISC-08 test
+#[tokio::test]
+async fn no_send_possible_event_after_an_abort() {
+    let mut small = starving_settings();
+    small.send.max_tsdu = 200_000;
+    small.send.high_water = 400_000;
+    small.send.low_water = 100_000;
+    let ends = Ends::with(loopback(), small).await;
+    let witness = Witness::new(How::Take);
+    ends.local.set_client(Some(witness.clone()));
+    let partial = SendFlags::PARTIAL;
+    let expedited = SendFlags::EXPEDITED | SendFlags::PARTIAL;
+    for (length, flags) in [(50_000, PLAIN), (200_000, partial), (150_000, expedited)] {
+        assert_eq!(ends.here.try_send(pattern(length, 1), flags), Ok(length));
+    }
+    assert_eq!(
+        ends.here.try_send("full", expedited),
+        Err(Status::DEVICE_NOT_READY)
+    );
+    assert!(ends.here.discard_partial(PLAIN));
+    within(ends.here.disconnect(DisconnectFlags::ABORT, None))
+        .await
+        .unwrap();
+    turns(50).await;
+    assert_eq!(witness.lines(), [""; 0]);
+}
+
+/// A waker that polls for the cause of the end while it is woken.
+struct Curious {
+    endpoint: Endpoint,
+    heard: Mutex<Vec<Poll<Option<Cause>>>>,
+}
+
+impl Wake for Curious {
+    fn wake(self: Arc<Self>) {
+        let ended = pin!(self.endpoint.disconnected());
+        let heard = ended.poll(&mut Context::from_waker(Waker::noop()));
+        self.heard.lock().unwrap().push(heard);
+    }
+}
+
+/// A task that sees the end of the connection gets its cause, possibly after waiting, but never
+/// `None`.
+#[tokio::test]
+async fn cause_is_known_once_the_end_is_visible() {
+    let ends = Ends::new(loopback()).await;
+    let curious = Arc::new(Curious {
+        endpoint: ends.here.clone(),
+        heard: Mutex::default(),
+    });
+    let waker = Waker::from(curious.clone());
+    let mut receiving = ends
+        .here
+        .receive(BytesMut::zeroed(9), ReceiveFlags::empty());
+    let first = Pin::new(&mut receiving).poll(&mut Context::from_waker(&waker));
+    assert!(first.is_pending());
+    within(ends.here.disconnect(DisconnectFlags::ABORT, None))
+        .await
+        .unwrap();
+    let heard = std::mem::take(&mut *curious.heard.lock().unwrap());
+    assert_eq!(heard.len(), 1);
+    assert!(!matches!(heard[0], Poll::Ready(None)), "{heard:?}");
+    assert_eq!(
+        within(ends.here.disconnected()).await,
+        Some(Cause::LocalDisconnect)
+    );
 }

@@ -1,10 +1,11 @@
-//! Two ends of a connection, and a client that writes down what it is told.
+//! Two ends of a connection, and a client that records its events.
 
 use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::Duration,
 };
@@ -23,9 +24,9 @@ use smbdirect::{
         RequestId, Share, Status, Transport, TransportSettings,
     },
 };
-use tokio::{sync::Notify, time::timeout};
+use tokio::{runtime::Builder, sync::Notify, time::timeout};
 
-/// The same test over every provider that runs anywhere.
+/// Runs each test over every provider that needs no RDMA device.
 macro_rules! over_providers {
     ($($(#[$meta:meta])* $name:ident;)+) => {
         mod in_process {
@@ -50,20 +51,20 @@ pub(crate) fn iwarp() -> Arc<dyn Provider> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
 }
 
-/// Bounds what should be over soon.
+/// Awaits a future that must resolve soon.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(30), future)
         .await
-        .expect("it is over in time")
+        .expect("the future resolves in time")
 }
 
-/// Nothing comes of it for a while.
+/// Asserts that a future does not resolve for a while.
 pub(crate) async fn not_yet<T>(future: impl Future<Output = T>) {
     let early = timeout(Duration::from_millis(50), future).await;
     assert!(early.is_err(), "too early");
 }
 
-/// `count` credits either way.
+/// Settings with `count` credits in each direction.
 pub(crate) fn credits(count: u16) -> Settings {
     Settings {
         send_credit_target: count,
@@ -72,7 +73,7 @@ pub(crate) fn credits(count: u16) -> Settings {
     }
 }
 
-/// A receiver that takes nothing stops the sender after a few messages.
+/// Settings with which a receiver that takes no data stops the sender after a few messages.
 pub(crate) fn starving() -> Settings {
     Settings {
         max_send_size: 1024,
@@ -87,7 +88,7 @@ pub(crate) fn settings(settings: Settings) -> TransportSettings {
     TransportSettings::new(Config::new(settings).unwrap())
 }
 
-/// Like [`starving`], and with a TDI receive buffer that is full at once.
+/// Like [`starving`], with a TDI receive buffer that the first data fills.
 pub(crate) fn starving_settings() -> TransportSettings {
     let mut settings = settings(starving());
     settings.receive.receive_buffer = 1;
@@ -103,7 +104,7 @@ pub(crate) fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// Two endpoints, and all that they stand on.
+/// Two endpoints, with their addresses and their transport.
 pub(crate) struct Ends {
     pub(crate) transport: Transport,
     pub(crate) here: Endpoint,
@@ -113,7 +114,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// Associated, and not connected.
+    /// Two endpoints that are associated and not connected.
     pub(crate) async fn apart(provider: Arc<dyn Provider>, settings: TransportSettings) -> Self {
         let transport = transport(&provider, settings);
         let remote = transport.open_address(any_port(), Share::Exclusive);
@@ -148,13 +149,13 @@ impl Ends {
         Self::with(provider, TransportSettings::default()).await
     }
 
-    /// The next TSDU at the far end.
+    /// Receives the next TSDU at `there`.
     pub(crate) async fn arrived(&self) -> Bytes {
         receive(&self.there, 2 << 20).await
     }
 }
 
-/// A whole TSDU of at most so many bytes.
+/// Receives a whole TSDU of at most `most` bytes.
 pub(crate) async fn receive(endpoint: &Endpoint, most: usize) -> Bytes {
     let receiving = endpoint.receive(BytesMut::zeroed(most), ReceiveFlags::empty());
     let completion = within(receiving).await;
@@ -162,22 +163,22 @@ pub(crate) async fn receive(endpoint: &Endpoint, most: usize) -> Bytes {
     completion.into_data().unwrap().freeze()
 }
 
-/// What the handlers of a [`Witness`] answer.
+/// The answer of the handlers of a [`Witness`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Take all.
+    /// Take all indicated bytes.
     Take,
-    /// Take so many bytes of each indication.
+    /// Take at most this many bytes of each indication.
     TakeSome(usize),
-    /// Take so many bytes, and have the rest put into a request of so many.
+    /// Take at most this many bytes, and receive the rest into a request of this length.
     ThenReceive(usize, usize),
-    /// Take nothing, and want no more.
+    /// Do not accept the data.
     Refuse,
-    /// Fail.
+    /// Panic.
     Panic,
 }
 
-/// A client that writes down what it is told, and answers as it is told.
+/// A client that records its events as lines of text, and answers as the test has set.
 pub(crate) struct Witness {
     state: Mutex<State>,
     changed: Notify,
@@ -209,7 +210,7 @@ impl Witness {
         })
     }
 
-    /// One that is lent TSDUs, and keeps them if told to.
+    /// A client with a chained handler, which keeps the TSDUs if `keep` is set.
     pub(crate) fn chained(keep: bool) -> Arc<Self> {
         let witness = Self::new(How::Take);
         witness.chained.store(true, Ordering::Relaxed);
@@ -225,7 +226,7 @@ impl Witness {
         self.state.lock().unwrap().lines.clone()
     }
 
-    /// All bytes that were taken.
+    /// Returns all bytes that were taken.
     pub(crate) fn data(&self) -> Bytes {
         self.state.lock().unwrap().data.clone().into()
     }
@@ -234,7 +235,7 @@ impl Witness {
         std::mem::take(&mut self.state.lock().unwrap().kept)
     }
 
-    /// Waits until that many lines are there, and gives them.
+    /// Waits until there are `count` lines, and returns all lines.
     pub(crate) async fn told(&self, count: usize) -> Vec<String> {
         within(self.until(|state| state.lines.len() >= count)).await;
         self.lines()
@@ -263,7 +264,7 @@ impl Witness {
             state.how
         };
         self.changed.notify_waiters();
-        assert_ne!(how, How::Panic, "as it was told");
+        assert_ne!(how, How::Panic, "the test has set `Panic`");
     }
 }
 
@@ -365,9 +366,38 @@ impl Client for Witness {
     }
 }
 
-/// Bytes that show where they come from.
+/// Returns bytes that differ by position and by `seed`.
 pub(crate) fn pattern(length: usize, seed: u8) -> Bytes {
     (0..length)
         .map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed))
         .collect()
+}
+
+/// Runs a test that could hang with a lock held, so that it fails instead of hanging.
+pub(crate) fn in_time(test: impl Future<Output = ()> + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test);
+        done.send(()).unwrap();
+    });
+    let over = is_done.recv_timeout(Duration::from_secs(30));
+    over.expect("the test neither hangs nor panics");
+}
+
+/// Yields to the other tasks of the runtime `count` times.
+pub(crate) async fn turns(count: usize) {
+    for _ in 0..count {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Waits until `flag` is set.
+pub(crate) async fn is_set(flag: &AtomicBool) {
+    within(async {
+        while !flag.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }

@@ -1,31 +1,37 @@
-//! Handlers that panic, handles that are dropped at any moment, links that fail: every request is
-//! completed once, and nobody else suffers.
+//! Tests of handlers that panic, of handles that are dropped at any time, and of links and listeners
+//! that fail: each request completes once, and other connections are not affected.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use smbdirect::{
-    rdma::provider::Provider,
+    rdma::{
+        provider::{BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider},
+        work::{Limits, ProviderError, ProviderErrorKind},
+    },
     tdi::{
-        Cause, DisconnectFlags, EndpointState, ReceiveFlags, SendFlags, Status, TransportSettings,
+        Cause, Client, DisconnectFlags, EndpointState, ReceiveFlags, Receiving, SendFlags, Sending,
+        Share, Status, TransportSettings,
     },
 };
+use tokio::sync::Notify;
 
 use crate::ends::{
-    Ends, How, Witness, credits, over_providers, pattern, settings, starving_settings, within,
+    Ends, How, Witness, credits, iwarp, loopback, over_providers, pattern, settings,
+    starving_settings, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
 
 over_providers! {
-    a_handler_that_panics_costs_its_connection;
+    panicking_handler_ends_only_its_connection;
     every_request_completes_once_when_the_link_fails;
-    handles_can_be_dropped_at_every_moment;
+    handles_can_be_dropped_at_any_time;
 }
 
 //= TDI-EVENT-01 test
-async fn a_handler_that_panics_costs_its_connection(provider: Arc<dyn Provider>) {
-    // The others of the same address go on.
+async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>) {
+    // The other connections of the same address are not affected.
     let ends = Ends::new(provider.clone()).await;
     for chained in [false, true] {
         let witness = match chained {
@@ -52,7 +58,7 @@ async fn a_handler_that_panics_costs_its_connection(provider: Arc<dyn Provider>)
             Some(Cause::HandlerPanicked)
         );
         assert!(within(connecting.disconnected()).await.is_some());
-        // Even the handler that is told of it panics; the endpoint is of use again all the same.
+        // The disconnect handler panics too. The endpoint can be used again nevertheless.
         within(async {
             while witness.lines().len() < 2 {
                 tokio::task::yield_now().await;
@@ -77,7 +83,7 @@ async fn a_handler_that_panics_costs_its_connection(provider: Arc<dyn Provider>)
         drop(ends.here.send("unhurt", PLAIN));
         assert_eq!(&within(receiving).await.into_data().unwrap()[..], b"unhurt");
     }
-    // The handler of another event.
+    // The handler of another event panics.
     let mut small = starving_settings();
     small.send.max_tsdu = 200_000;
     small.send.high_water = 400_000;
@@ -103,10 +109,10 @@ async fn a_handler_that_panics_costs_its_connection(provider: Arc<dyn Provider>)
     assert!(witness.lines()[0].starts_with("send possible"));
 }
 
-/// Sends of all kinds, in both directions, and receives.
+/// Random sends in both directions, and receives.
 struct Traffic {
-    sends: Vec<smbdirect::tdi::Sending>,
-    receives: Vec<smbdirect::tdi::Receiving>,
+    sends: Vec<Sending>,
+    receives: Vec<Receiving>,
 }
 
 fn traffic(ends: &Ends, seed: u64) -> Traffic {
@@ -137,7 +143,7 @@ async fn every_request_completes_once_when_the_link_fails(provider: Arc<dyn Prov
         for _ in 0..random.u32(..200) {
             tokio::task::yield_now().await;
         }
-        // The connection goes away under one of the two.
+        // The connection of one of the two endpoints fails.
         let victim = match random.bool() {
             true => &ends.here,
             false => &ends.there,
@@ -163,9 +169,9 @@ async fn every_request_completes_once_when_the_link_fails(provider: Arc<dyn Prov
     }
 }
 
-/// One of all the handles goes away at a random moment of a busy life, then all the others.
+/// Drops one handle at a random time during traffic, then all others.
 //= TDI-CLOSE-01 test
-async fn handles_can_be_dropped_at_every_moment(provider: Arc<dyn Provider>) {
+async fn handles_can_be_dropped_at_any_time(provider: Arc<dyn Provider>) {
     for seed in 0..40 {
         let mut random = fastrand::Rng::with_seed(seed);
         let ends = Ends::apart(provider.clone(), settings(credits(6))).await;
@@ -206,7 +212,7 @@ async fn handles_can_be_dropped_at_every_moment(provider: Arc<dyn Provider>) {
             tokio::task::yield_now().await;
         }
         let receiving = far.receive(BytesMut::zeroed(10), ReceiveFlags::empty());
-        // The endpoint that is to go has no other handle then.
+        // No other handle of the chosen endpoint is left.
         let mut rest = vec![near, far];
         if victim == 1 || victim == 2 {
             rest.remove(usize::from(victim) - 1);
@@ -226,10 +232,10 @@ async fn handles_can_be_dropped_at_every_moment(provider: Arc<dyn Provider>) {
     }
 }
 
-/// The runtime stops with everything pending, and handles are dropped outside of it.
+/// The runtime stops while requests are pending, and handles are dropped outside of a runtime.
 #[test]
 fn handles_outlive_their_runtime() {
-    for provider in [crate::ends::loopback(), crate::ends::iwarp()] {
+    for provider in [loopback(), iwarp()] {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -256,4 +262,120 @@ fn handles_outlive_their_runtime() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         });
     }
+}
+
+/// A client whose `takes_chained` panics.
+struct Undecided;
+
+impl Client for Undecided {
+    fn takes_chained(&self) -> bool {
+        panic!("the test panics here")
+    }
+}
+
+//= TDI-EVENT-01 test
+#[tokio::test]
+async fn panic_in_takes_chained_ends_the_connection() {
+    let ends = Ends::new(loopback()).await;
+    ends.remote.set_client(Some(Arc::new(Undecided)));
+    let receiving = ends
+        .there
+        .receive(BytesMut::zeroed(9), ReceiveFlags::empty());
+    assert_eq!(
+        within(ends.there.disconnected()).await,
+        Some(Cause::HandlerPanicked)
+    );
+    assert_eq!(within(receiving).await.status, Status::CONNECTION_ABORTED);
+    assert_eq!(ends.there.state(), EndpointState::Associated);
+}
+
+/// A provider whose listeners fail when the test notifies them.
+#[derive(Debug)]
+struct Failing {
+    below: Arc<dyn Provider>,
+    failure: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct FailingListener {
+    below: Box<dyn Listener>,
+    failure: Arc<Notify>,
+}
+
+impl Provider for Failing {
+    fn name(&self) -> &'static str {
+        self.below.name()
+    }
+
+    fn default_port(&self) -> u16 {
+        self.below.default_port()
+    }
+
+    fn limits(&self) -> Limits {
+        self.below.limits()
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        self.below.connect(request)
+    }
+
+    fn listen(
+        &self,
+        address: std::net::SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+        Box::pin(async move {
+            let below = self.below.listen(address).await?;
+            let failure = self.failure.clone();
+            Ok(Box::new(FailingListener { below, failure }) as Box<dyn Listener>)
+        })
+    }
+}
+
+impl Listener for FailingListener {
+    fn local_address(&self) -> std::net::SocketAddr {
+        self.below.local_address()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+        Box::pin(async move {
+            tokio::select! {
+                incoming = self.below.accept() => incoming,
+                () = self.failure.notified() => {
+                    Err(ProviderError::new(ProviderErrorKind::Local, "the test made the listener fail"))
+                }
+            }
+        })
+    }
+}
+
+#[tokio::test]
+async fn listens_complete_when_their_listener_fails() {
+    let failure = Arc::new(Notify::new());
+    let provider = Failing {
+        below: loopback(),
+        failure: failure.clone(),
+    };
+    let ends = Ends::apart(Arc::new(provider), TransportSettings::default()).await;
+    let witness = Witness::new(How::Take);
+    ends.remote.set_client(Some(witness.clone()));
+    ends.connect().await;
+    let spare = ends.transport.open_endpoint(());
+    spare.associate(&ends.remote).unwrap();
+    let listen = spare.listen(None);
+    failure.notify_one();
+    assert_eq!(within(listen).await, Err(Status::INSUFFICIENT_RESOURCES));
+    assert_eq!(
+        witness.told(1).await,
+        ["error STATUS_INSUFFICIENT_RESOURCES"]
+    );
+    assert_eq!(spare.state(), EndpointState::Associated);
+    // Later listens fail immediately.
+    let late = within(spare.listen(None)).await;
+    assert_eq!(late, Err(Status::INVALID_ADDRESS));
+    // The connection stays open, and the address can be opened again.
+    drop(ends.here.send("goes on", PLAIN));
+    witness.has_taken(7).await;
+    let address = ends.remote.local_address();
+    let again = ends.transport.open_address::<()>(address, Share::Exclusive);
+    within(again).await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! Random clients against a model: two queues that are first in, first out, TSDUs put together
-//! from parts, and a send buffer that takes a part or nothing.
+//! Random clients compared with a model: two FIFO queues, TSDUs assembled from parts, and a send
+//! buffer that takes a part or nothing.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,10 +12,10 @@ use smbdirect::{
 
 use crate::ends::{Ends, iwarp, loopback, pattern, starving_settings, within};
 
-/// What the model knows of one class of sends.
+/// The model of one class of sends.
 #[derive(Debug, Default)]
 struct Class {
-    /// TSDUs to arrive, in order.
+    /// TSDUs that will arrive, in order.
     complete: VecDeque<Vec<u8>>,
     open: Option<Vec<u8>>,
 }
@@ -59,7 +59,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..60)
 }
 
-/// Plays `ops`, and receives whatever is to arrive.
+/// Runs `ops`, and receives all TSDUs.
 async fn play(provider: Arc<dyn Provider>, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let mut settings = starving_settings();
     settings.send.max_tsdu = 100_000;
@@ -71,13 +71,13 @@ async fn play(provider: Arc<dyn Provider>, ops: Vec<Op>) -> Result<(), TestCaseE
     let mut seed = 0;
     let mut data = |length| {
         seed += 1;
-        // Who sent it shows in the first byte, and in all others.
+        // Each byte identifies its send.
         pattern(length, seed)
     };
     for op in ops {
         match op {
             Op::Send { bits, length } => {
-                // Non-blocking ones are tried, since only their outcome tells what will arrive.
+                // `Try` makes non-blocking sends, because their result decides what will arrive.
                 let flags = SendFlags::from_bits_retain(bits << 5) - SendFlags::NON_BLOCKING;
                 let class = class(&mut normal, &mut expedited, flags);
                 let data = data(length);
@@ -126,7 +126,7 @@ async fn play(provider: Arc<dyn Provider>, ops: Vec<Op>) -> Result<(), TestCaseE
                 let is_open = class.open.take().is_some();
                 prop_assert_eq!(ends.here.discard_partial(flags), is_open);
                 if is_open {
-                    // Which of the parts were in the buffer, and done, is not modelled.
+                    // The model does not know which parts were in the buffer and have completed.
                     sendings.clear();
                 }
             }
@@ -167,7 +167,7 @@ const fn class<'a>(
     }
 }
 
-/// Receives a TSDU: it is the first of one of the two queues.
+/// Receives a TSDU, which must be the first of one of the two queues.
 async fn take(ends: &Ends, normal: &mut Class, expedited: &mut Class) -> Result<(), TestCaseError> {
     if normal.complete.is_empty() && expedited.complete.is_empty() {
         return Ok(());
@@ -205,7 +205,7 @@ proptest! {
     //= TDI-SEND-15 test
     //= TDI-SEND-28 test
     #[test]
-    fn the_model_is_kept_in_process(ops in ops()) {
+    fn random_sends_match_the_model_in_process(ops in ops()) {
         run(loopback(), ops)?;
     }
 
@@ -215,7 +215,7 @@ proptest! {
     //= TDI-SEND-15 test
     //= TDI-SEND-28 test
     #[test]
-    fn the_model_is_kept_over_tcp(ops in ops()) {
+    fn random_sends_match_the_model_over_tcp(ops in ops()) {
         run(iwarp(), ops)?;
     }
 }

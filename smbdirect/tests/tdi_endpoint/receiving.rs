@@ -1,35 +1,37 @@
-//! Indications, receives, and data that nobody wants yet, over a real connection.
+//! Tests of indications, receives and held data over a real connection.
 
 use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
 use smbdirect::{
     rdma::provider::Provider,
-    tdi::{ReceiveFlags, SendFlags, Status, TransportSettings},
+    tdi::{
+        Inbound, ReceiveEvent, ReceiveFlags, ReceiveSettings, SendFlags, Status, TransportSettings,
+    },
 };
 
 use crate::ends::{
-    Ends, How, Witness, credits, not_yet, over_providers, pattern, receive, settings, starving,
-    within,
+    Ends, How, Witness, credits, loopback, not_yet, over_providers, pattern, receive, settings,
+    starving, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
 
 over_providers! {
-    handlers_answer_in_every_way;
-    receives_come_before_events;
+    each_handler_answer_receives_all_data;
+    pending_receives_suppress_indications;
     data_is_held_until_it_is_received;
-    receives_by_flags_and_lengths;
-    lent_tsdus_come_back;
-    a_tsdu_longer_than_all_buffers_arrives;
-    back_pressure_ends_in_withheld_credits;
+    receives_honor_flags_and_lengths;
+    lent_tsdus_are_counted_until_returned;
+    tsdu_longer_than_all_buffers_arrives;
+    full_receive_buffer_withholds_credits;
 }
 
 //= TDI-RECV-10 test
 //= TDI-RECV-11 test
 //= TDI-RECV-12 test
 //= TDI-RECV-14 test
-async fn handlers_answer_in_every_way(provider: Arc<dyn Provider>) {
+async fn each_handler_answer_receives_all_data(provider: Arc<dyn Provider>) {
     let data = pattern(20_000, 1);
     for how in [
         How::Take,
@@ -64,7 +66,7 @@ async fn handlers_answer_in_every_way(provider: Arc<dyn Provider>) {
 
 //= TDI-RECV-06 test
 //= TDI-RECV-08 test
-async fn receives_come_before_events(provider: Arc<dyn Provider>) {
+async fn pending_receives_suppress_indications(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let witness = Witness::new(How::Take);
     ends.remote.set_client(Some(witness.clone()));
@@ -87,7 +89,7 @@ async fn receives_come_before_events(provider: Arc<dyn Provider>) {
 //= TDI-ADDR-02 test
 async fn data_is_held_until_it_is_received(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
-    // Nobody has a handler.
+    // The address has no handlers.
     drop(ends.here.send("one", PLAIN));
     assert_eq!(ends.arrived().await, "one");
     drop(ends.here.send("two", PLAIN));
@@ -97,12 +99,12 @@ async fn data_is_held_until_it_is_received(provider: Arc<dyn Provider>) {
         }
     })
     .await;
-    // A handler that comes is shown what is held; it does not want it.
+    // A new handler is shown the held data, and does not accept it.
     let witness = Witness::new(How::Refuse);
     ends.remote.set_client(Some(witness.clone()));
     assert_eq!(witness.told(1).await, ["receive 3."]);
     drop(ends.here.send("three", PLAIN));
-    // Nothing more is indicated before a receive is done.
+    // No data is indicated until a receive completes.
     assert_eq!(ends.arrived().await, "two");
     assert_eq!(witness.told(2).await[1], "receive 5.");
     witness.answer(How::Take);
@@ -117,7 +119,7 @@ async fn data_is_held_until_it_is_received(provider: Arc<dyn Provider>) {
 //= TDI-RECV-04 test
 //= TDI-RECV-05 test
 //= TDI-RECV-09 test
-async fn receives_by_flags_and_lengths(provider: Arc<dyn Provider>) {
+async fn receives_honor_flags_and_lengths(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let post = |length, flags| ends.there.receive(BytesMut::zeroed(length), flags);
     let expedited = within(post(10, ReceiveFlags::EXPEDITED)).await;
@@ -162,7 +164,7 @@ async fn receives_by_flags_and_lengths(provider: Arc<dyn Provider>) {
 //= TDI-CHN-04 test
 //= TDI-CHN-05 test
 //= TDI-CHN-06 test
-async fn lent_tsdus_come_back(provider: Arc<dyn Provider>) {
+async fn lent_tsdus_are_counted_until_returned(provider: Arc<dyn Provider>) {
     let mut small = settings(credits(16));
     small.receive.receive_buffer = 100_000;
     small.receive.lendable = 50_000;
@@ -176,7 +178,7 @@ async fn lent_tsdus_come_back(provider: Arc<dyn Provider>) {
     witness.has_taken(60_000).await;
     let lines = witness.lines();
     assert_eq!(lines[..2], ["chained 20000", "chained 20000"]);
-    // As much is lent as may be: the third is copied.
+    // The lending limit is reached, so the third TSDU is copied.
     assert!(lines[2].starts_with("receive "), "{lines:?}");
     let mut kept = witness.kept();
     assert_eq!(kept.len(), 2);
@@ -185,12 +187,12 @@ async fn lent_tsdus_come_back(provider: Arc<dyn Provider>) {
     assert_eq!(kept[1].len(), 20_000);
     kept.clear();
     drop(copy);
-    // What came back is lent again.
+    // Memory that was returned is lent again.
     drop(ends.here.send(data.clone(), PLAIN));
     witness.has_taken(80_000).await;
     assert_eq!(witness.lines().last().unwrap(), "chained 20000");
     drop(witness.kept());
-    // One that is not accepted waits for a receive.
+    // A TSDU that is not accepted is held for a receive.
     witness.answer(How::Refuse);
     drop(ends.here.send("refused", PLAIN));
     let before = witness.lines().len();
@@ -207,7 +209,7 @@ async fn lent_tsdus_come_back(provider: Arc<dyn Provider>) {
 
 //= TDI-CHN-04 test
 //= TDI-RECV-17 test
-async fn a_tsdu_longer_than_all_buffers_arrives(provider: Arc<dyn Provider>) {
+async fn tsdu_longer_than_all_buffers_arrives(provider: Arc<dyn Provider>) {
     let mut small = settings(credits(4));
     small.receive.receive_buffer = 2000;
     small.receive.lendable = 2000;
@@ -224,7 +226,7 @@ async fn a_tsdu_longer_than_all_buffers_arrives(provider: Arc<dyn Provider>) {
             .iter()
             .all(|line| line.starts_with("receive"))
     );
-    // By a receive as well.
+    // The same with a receive.
     let receiving = ends
         .there
         .receive(BytesMut::zeroed(1 << 20), ReceiveFlags::empty());
@@ -233,7 +235,7 @@ async fn a_tsdu_longer_than_all_buffers_arrives(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-RECV-17 test
-async fn back_pressure_ends_in_withheld_credits(provider: Arc<dyn Provider>) {
+async fn full_receive_buffer_withholds_credits(provider: Arc<dyn Provider>) {
     let mut small: TransportSettings = settings(starving());
     small.receive.receive_buffer = 10_000;
     small.receive.lendable = 0;
@@ -251,7 +253,7 @@ async fn back_pressure_ends_in_withheld_credits(provider: Arc<dyn Provider>) {
     .await;
     let there = ends.there.query_connection().unwrap();
     assert!(there.unreliable, "its receive buffer is full");
-    // One message more than fits, and its cost.
+    // The limit can be exceeded by one message and its cost.
     assert!(there.receive_buffer_held <= 10_000 + 900 + 128, "{there:?}");
     let here = ends.here.connection().unwrap();
     assert!(here.stats().messages_sent < 60);
@@ -260,4 +262,46 @@ async fn back_pressure_ends_in_withheld_credits(provider: Arc<dyn Provider>) {
         assert_eq!(receive(&ends.there, 1000).await, vec![number; 900]);
     }
     assert!(ends.transport.statistics().resources[1].exhausted > 0);
+}
+
+//= TDI-CHN-06 test
+#[tokio::test]
+async fn unaccepted_chained_tsdu_goes_to_a_new_copying_handler() {
+    let ends = Ends::new(loopback()).await;
+    let first = Witness::chained(false);
+    first.answer(How::Refuse);
+    ends.remote.set_client(Some(first.clone()));
+    drop(ends.here.send("one", PLAIN));
+    drop(ends.here.send("two", PLAIN));
+    assert_eq!(first.told(1).await, ["chained 3"]);
+    let second = Witness::new(How::Take);
+    ends.remote.set_client(Some(second.clone()));
+    second.has_taken(6).await;
+    assert_eq!(second.lines(), ["receive 3.", "receive 3."]);
+}
+
+#[test]
+fn tiny_segments_are_joined() {
+    let mut inbound = Inbound::new(ReceiveSettings {
+        lendable: 1 << 20,
+        ..ReceiveSettings::default()
+    })
+    .unwrap();
+    let data = pattern(100_000, 1);
+    for at in 0..data.len() {
+        inbound.handle_segment(data.slice(at..=at), data.len() - at - 1, None);
+    }
+    let Some(ReceiveEvent::Chained(mut tsdu)) = inbound.poll_event() else {
+        panic!("the TSDU is lent");
+    };
+    let (mut pieces, mut got) = (0, Vec::new());
+    while tsdu.has_remaining() {
+        let piece = tsdu.chunk();
+        got.extend_from_slice(piece);
+        let length = piece.len();
+        tsdu.advance(length);
+        pieces += 1;
+    }
+    assert_eq!(got, data);
+    assert!(pieces < 1000, "{pieces} pieces");
 }

@@ -1,4 +1,4 @@
-//! Each sentence of TdiBuildSend over a real connection.
+//! Tests of each rule of TdiBuildSend over a real connection.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,24 +25,24 @@ const NON_BLOCKING: SendFlags = SendFlags::NON_BLOCKING;
 const HINT: SendFlags = SendFlags::NO_RESPONSE_EXPECTED;
 
 over_providers! {
-    expedited_sends_overtake_normal_ones_that_wait;
-    expedited_can_mean_nothing;
+    expedited_sends_overtake_waiting_normal_sends;
+    expedited_can_be_ignored;
     partial_sends_are_one_tsdu;
-    every_combination_of_flags_is_taken_and_no_other;
-    non_blocking_sends_are_taken_in_part_and_refused;
-    a_partly_taken_message_stays_one;
-    atomic_sends_are_all_or_nothing;
-    without_a_send_buffer_nothing_is_refused;
-    lengths_at_the_border;
-    sends_of_no_bytes;
-    buffers_come_back_and_chains_are_joined;
-    nobody_need_wait;
-    a_token_is_invalidated;
-    the_hint_changes_nothing_but_the_credits;
-    two_who_always_ask_fall_silent;
-    signs_of_life_never_cut_a_message;
-    poking_brings_credits;
-    queries_tell_what_happens;
+    each_combination_of_known_flags_is_accepted;
+    non_blocking_sends_take_what_fits_or_are_refused;
+    partly_taken_send_remains_one_tsdu;
+    atomic_sends_take_all_or_nothing;
+    non_blocking_sends_wait_without_a_send_buffer;
+    tsdu_lengths_at_the_limit;
+    empty_sends_only_end_a_tsdu;
+    completions_return_buffers_and_chains_become_one_tsdu;
+    dropped_send_future_still_sends;
+    send_invalidates_a_token;
+    no_response_expected_only_requests_credits;
+    two_ends_that_always_request_credits_become_silent;
+    keepalives_never_split_a_message;
+    force_send_grants_credits;
+    queries_report_the_traffic;
 }
 
 async fn sizes(sending: Sending) -> (Status, usize) {
@@ -50,20 +50,20 @@ async fn sizes(sending: Sending) -> (Status, usize) {
     (done.status, done.information)
 }
 
-/// The sender has used up its credits: what comes now waits. Gives the TSDUs that are on the way.
+/// Uses up the credits of the sender, so that further sends wait. Returns the sends in flight.
 async fn starve(ends: &Ends) -> Vec<Sending> {
     let mut sendings = Vec::new();
     for number in 0..64_u8 {
         sendings.push(ends.here.send(vec![number; 1000], PLAIN));
     }
-    // They stop when the receiver's memory is full.
+    // The sends stop when the memory of the receiver is full.
     within(async {
         let mut before = None;
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
             let sent = ends.here.query_connection().unwrap().transmitted_tsdus;
             if before.replace(sent) == Some(sent) {
-                assert!(sent < 60, "it does not starve: {sent}");
+                assert!(sent < 60, "the sender never runs out of credits: {sent}");
                 return;
             }
         }
@@ -75,7 +75,7 @@ async fn starve(ends: &Ends) -> Vec<Sending> {
 //= TDI-SEND-04 test
 //= TDI-SEND-05 test
 //= TDI-SEND-07 test
-async fn expedited_sends_overtake_normal_ones_that_wait(provider: Arc<dyn Provider>) {
+async fn expedited_sends_overtake_waiting_normal_sends(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
     let queued = starve(&ends).await;
     let begun = ends.here.query_connection().unwrap().transmitted_tsdus as usize;
@@ -97,7 +97,7 @@ async fn expedited_sends_overtake_normal_ones_that_wait(provider: Arc<dyn Provid
     }
     let first = order.iter().position(|name| name == "e1").unwrap();
     assert_eq!(order[first..first + 3], ["e1", "e2", "e3"]);
-    // One message can have begun to leave, and is not cut.
+    // One message may have started to leave, and is not interrupted.
     assert!((begun..=begun + 1).contains(&first), "{begun} {first}");
     order.drain(first..first + 3);
     let normal: Vec<_> = (0..64).map(|number| number.to_string()).collect();
@@ -105,7 +105,7 @@ async fn expedited_sends_overtake_normal_ones_that_wait(provider: Arc<dyn Provid
 }
 
 //= TDI-SEND-06 test
-async fn expedited_can_mean_nothing(provider: Arc<dyn Provider>) {
+async fn expedited_can_be_ignored(provider: Arc<dyn Provider>) {
     let mut settings = starving_settings();
     settings.send.expedited = Expedited::Ignore;
     let ends = Ends::with(provider, settings).await;
@@ -134,7 +134,7 @@ async fn partial_sends_are_one_tsdu(provider: Arc<dyn Provider>) {
         assert_eq!(done, (Status::SUCCESS, length));
     }
     assert_eq!(witness.lines(), [""; 0], "nothing leaves before the end");
-    // An expedited TSDU of its own goes in between, one in parts as well.
+    // An expedited TSDU, whole or in parts, is sent in between.
     let expedited = ends.here.send("in be", EXPEDITED | PARTIAL);
     assert_eq!(sizes(expedited).await, (Status::SUCCESS, 5));
     assert_eq!(
@@ -154,7 +154,7 @@ async fn partial_sends_are_one_tsdu(provider: Arc<dyn Provider>) {
 
 //= TDI-SEND-02 test
 //= TDI-SEND-03 test
-async fn every_combination_of_flags_is_taken_and_no_other(provider: Arc<dyn Provider>) {
+async fn each_combination_of_known_flags_is_accepted(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     for bits in 0..16_u32 {
         let flags = SendFlags::from_bits_retain(bits << 5);
@@ -183,7 +183,7 @@ async fn every_combination_of_flags_is_taken_and_no_other(provider: Arc<dyn Prov
     }
 }
 
-/// A send buffer for two TSDUs of 200,000 bytes.
+/// Settings with a send buffer for two TSDUs of 200,000 bytes.
 fn small_buffer() -> TransportSettings {
     let mut settings = starving_settings();
     settings.send.max_tsdu = 200_000;
@@ -198,20 +198,20 @@ fn small_buffer() -> TransportSettings {
 //= TDI-SEND-17 test
 //= TDI-SEND-18 test
 //= TDI-SEND-20 test
-async fn non_blocking_sends_are_taken_in_part_and_refused(provider: Arc<dyn Provider>) {
+async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, small_buffer()).await;
     let witness = Witness::new(How::Take);
     ends.local.set_client(Some(witness.clone()));
     let data = pattern(200_000, 1);
     let full = |length| sizes(ends.here.send(data.slice(..length), NON_BLOCKING));
-    // All of it, before it is on the wire: the peer takes nothing.
+    // All bytes are taken before they are sent, because the peer takes no data.
     assert_eq!(full(200_000).await, (Status::SUCCESS, 200_000));
     assert_eq!(full(150_000).await, (Status::SUCCESS, 150_000));
-    // What fits,
+    // The bytes that fit are taken.
     assert_eq!(full(60_000).await, (Status::SUCCESS, 50_000));
     let information = ends.here.query_connection().unwrap();
     assert_eq!(information.send_buffer_available, 0);
-    // and nothing. A refusal for each asker, one event for all of them.
+    // Without room each send is refused, and one event follows for all refusals.
     for _ in 0..3 {
         assert_eq!(full(10_000).await, (Status::DEVICE_NOT_READY, 0));
         assert_eq!(
@@ -219,7 +219,7 @@ async fn non_blocking_sends_are_taken_in_part_and_refused(provider: Arc<dyn Prov
             Err(Status::DEVICE_NOT_READY)
         );
     }
-    // One that is not non-blocking waits.
+    // A blocking send waits.
     let waiting = ends.here.send(data.slice(..10_000), PLAIN);
     not_yet(ends.here.send_possible()).await;
     assert_eq!(witness.lines(), [""; 0]);
@@ -238,7 +238,7 @@ async fn non_blocking_sends_are_taken_in_part_and_refused(provider: Arc<dyn Prov
     assert_eq!(sizes(waiting).await, (Status::SUCCESS, 10_000));
     let told = witness.told(1).await;
     assert!(told[0].starts_with("send possible "), "{told:?}");
-    // No refusal, no event.
+    // Without a refusal there is no event.
     assert_eq!(full(1000).await, (Status::SUCCESS, 1000));
     assert_eq!(ends.arrived().await.len(), 1000);
     assert_eq!(witness.lines().len(), 1);
@@ -249,7 +249,7 @@ async fn non_blocking_sends_are_taken_in_part_and_refused(provider: Arc<dyn Prov
 
 //= TDI-SEND-15 test
 //= TDI-SEND-21 test
-async fn a_partly_taken_message_stays_one(provider: Arc<dyn Provider>) {
+async fn partly_taken_send_remains_one_tsdu(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, small_buffer()).await;
     let data = pattern(200_000, 9);
     assert_eq!(ends.here.try_send(data.clone(), PLAIN), Ok(200_000));
@@ -272,7 +272,7 @@ async fn a_partly_taken_message_stays_one(provider: Arc<dyn Provider>) {
                 }
             }
         }
-        assert!(takes > 1, "it was to be taken in pieces");
+        assert!(takes > 1, "the send is taken in pieces");
     };
     let peer = async {
         for length in [200_000, 100_000, 200_000] {
@@ -283,7 +283,7 @@ async fn a_partly_taken_message_stays_one(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-SEND-16 test
-async fn atomic_sends_are_all_or_nothing(provider: Arc<dyn Provider>) {
+async fn atomic_sends_take_all_or_nothing(provider: Arc<dyn Provider>) {
     let mut settings = small_buffer();
     settings.send.non_blocking = NonBlocking::Atomic;
     let ends = Ends::with(provider, settings).await;
@@ -312,7 +312,7 @@ async fn atomic_sends_are_all_or_nothing(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-SEND-19 test
-async fn without_a_send_buffer_nothing_is_refused(provider: Arc<dyn Provider>) {
+async fn non_blocking_sends_wait_without_a_send_buffer(provider: Arc<dyn Provider>) {
     let mut settings = small_buffer();
     settings.send.high_water = 0;
     settings.send.low_water = 0;
@@ -325,7 +325,7 @@ async fn without_a_send_buffer_nothing_is_refused(provider: Arc<dyn Provider>) {
         sendings.push(ends.here.send(data.clone(), NON_BLOCKING));
     }
     assert_eq!(ends.here.try_send("last", PLAIN), Ok(4));
-    // A part is not done before its TSDU.
+    // A part does not complete before its TSDU.
     let part = ends.here.send("pa", PARTIAL);
     let rest = ends.here.send("rt", PLAIN);
     not_yet(async { sendings.pop().unwrap().await }).await;
@@ -343,13 +343,13 @@ async fn without_a_send_buffer_nothing_is_refused(provider: Arc<dyn Provider>) {
 
 //= TDI-SEND-22 test
 //= TDI-SEND-23 test
-async fn lengths_at_the_border(provider: Arc<dyn Provider>) {
+async fn tsdu_lengths_at_the_limit(provider: Arc<dyn Provider>) {
     let small = Settings {
         max_fragmented_receive_size: 131_072,
         ..Settings::default()
     };
     let mut settings = settings(small);
-    // The transport would take more than the peer does.
+    // The limit of the peer is smaller than that of the transport.
     settings.send.max_tsdu = 1 << 20;
     settings.send.high_water = 2 << 20;
     let ends = Ends::with(provider, settings).await;
@@ -366,7 +366,7 @@ async fn lengths_at_the_border(provider: Arc<dyn Provider>) {
         (Status::SUCCESS, max)
     );
     assert_eq!(ends.arrived().await, data.slice(1..));
-    // The part that goes over is refused, and the TSDU stays as it was.
+    // The part that exceeds the limit is refused, and the TSDU is unchanged.
     assert_eq!(
         sizes(ends.here.send(data.slice(..max), PARTIAL)).await,
         (Status::SUCCESS, max)
@@ -383,7 +383,7 @@ async fn lengths_at_the_border(provider: Arc<dyn Provider>) {
 
 //= TDI-SEND-29 test
 //= TDI-SEND-30 test
-async fn sends_of_no_bytes(provider: Arc<dyn Provider>) {
+async fn empty_sends_only_end_a_tsdu(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let service = ends.transport.info().service_flags;
     assert!(service.contains(ServiceFlags::NO_ZERO_LENGTH));
@@ -398,7 +398,7 @@ async fn sends_of_no_bytes(provider: Arc<dyn Provider>) {
         sizes(ends.here.send("", PARTIAL)).await,
         (Status::SUCCESS, 0)
     );
-    // Of the other class nothing is open.
+    // No TSDU of the other class is open.
     assert_eq!(
         sizes(ends.here.send("", EXPEDITED)).await,
         (Status::INVALID_PARAMETER, 0)
@@ -420,7 +420,7 @@ async fn sends_of_no_bytes(provider: Arc<dyn Provider>) {
 //= TDI-SEND-25 test
 //= TDI-SEND-31 test
 //= TDI-SEND-32 test
-async fn buffers_come_back_and_chains_are_joined(provider: Arc<dyn Provider>) {
+async fn completions_return_buffers_and_chains_become_one_tsdu(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let parts = [Bytes::new(), Bytes::from_static(b"a"), pattern(50_000, 2)];
     let chain: Message = parts.iter().cloned().collect();
@@ -433,7 +433,11 @@ async fn buffers_come_back_and_chains_are_joined(provider: Arc<dyn Provider>) {
     let address = vector.as_ptr();
     let done = within(ends.here.send(Bytes::from(vector), PLAIN)).await;
     let back = done.buffer.into_bytes();
-    assert_eq!(back.as_ptr(), address, "it is the caller's own");
+    assert_eq!(
+        back.as_ptr(),
+        address,
+        "the buffer is the one of the caller"
+    );
     assert_eq!(ends.arrived().await, back);
     let done = within(ends.here.write(b"plain")).await;
     assert_eq!((done.status, done.information), (Status::SUCCESS, 5));
@@ -441,7 +445,7 @@ async fn buffers_come_back_and_chains_are_joined(provider: Arc<dyn Provider>) {
 }
 
 //= TDI-SEND-33 test
-async fn nobody_need_wait(provider: Arc<dyn Provider>) {
+async fn dropped_send_future_still_sends(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     for number in 0..100_u8 {
         drop(ends.here.send(vec![number; 3000], PLAIN));
@@ -451,7 +455,7 @@ async fn nobody_need_wait(provider: Arc<dyn Provider>) {
     }
 }
 
-async fn a_token_is_invalidated(provider: Arc<dyn Provider>) {
+async fn send_invalidates_a_token(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let there = ends.there.connection().unwrap();
     let region = there
@@ -481,7 +485,7 @@ async fn a_token_is_invalidated(provider: Arc<dyn Provider>) {
 
 //= TDI-SEND-12 test
 //= TDI-SEND-13 test
-async fn the_hint_changes_nothing_but_the_credits(provider: Arc<dyn Provider>) {
+async fn no_response_expected_only_requests_credits(provider: Arc<dyn Provider>) {
     for policy in [
         NoResponse::Ignore,
         NoResponse::WhenLowOnCredits,
@@ -500,9 +504,9 @@ async fn the_hint_changes_nothing_but_the_credits(provider: Arc<dyn Provider>) {
         let asked = here.stats().keepalives_sent;
         match policy {
             NoResponse::Always => assert!(asked > 0),
-            _ => assert_eq!(asked, 0, "there are credits enough"),
+            _ => assert_eq!(asked, 0, "enough credits are left"),
         }
-        // A TSDU that leaves few credits: now the peer is asked, once, at its end.
+        // This TSDU leaves few credits, so credits are requested once, at its end.
         let before = here.stats().keepalives_sent;
         let payload = here.negotiated().max_send_size as usize - 24;
         let segments = usize::from(here.credits().send_credits) - 4;
@@ -515,10 +519,10 @@ async fn the_hint_changes_nothing_but_the_credits(provider: Arc<dyn Provider>) {
     }
 }
 
-/// Both ask behind each TSDU, and one answers questions by questions, as the letter of 3.1.5.8 has
-/// it.
+/// Both ends request a response after each TSDU, and one answers a request with a request, as
+/// section 3.1.5.8 says literally.
 //= TDI-SEND-13 test
-async fn two_who_always_ask_fall_silent(provider: Arc<dyn Provider>) {
+async fn two_ends_that_always_request_credits_become_silent(provider: Arc<dyn Provider>) {
     let literal = Settings {
         policy: Policy {
             literal_keepalive_echo: true,
@@ -566,10 +570,10 @@ async fn two_who_always_ask_fall_silent(provider: Arc<dyn Provider>) {
     assert!(before.iter().all(|&empty| empty <= 12), "{before:?}");
 }
 
-/// A TSDU stays open, and one is on its way, while both ends ask for signs of life all the time.
-/// The receiver ends the connection at the first empty message inside a message.
+/// A TSDU stays open and another is being sent while both ends send keepalives continuously. The
+/// receiver would end the connection at an empty message inside a message.
 //= TDI-SEND-08 test
-async fn signs_of_life_never_cut_a_message(provider: Arc<dyn Provider>) {
+async fn keepalives_never_split_a_message(provider: Arc<dyn Provider>) {
     let nervous = Settings {
         keepalive_interval: Duration::from_millis(2),
         keepalive_response_timeout: Duration::from_secs(20),
@@ -590,33 +594,33 @@ async fn signs_of_life_never_cut_a_message(provider: Arc<dyn Provider>) {
             .result()
             .unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
-        ends.here.poke().unwrap();
+        ends.here.force_send().unwrap();
         let rest = ends.here.send(data.slice(40_000..), PLAIN | HINT);
         assert_eq!(ends.arrived().await, data);
         assert_eq!(sizes(rest).await, (Status::SUCCESS, 60_000));
     }
     let asked = ends.here.connection().unwrap().stats().keepalives_sent;
-    assert!(asked > 0, "nothing was asked");
+    assert!(asked > 0, "no keepalive was sent");
 }
 
-async fn poking_brings_credits(provider: Arc<dyn Provider>) {
+async fn force_send_grants_credits(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let here = ends.here.connection().unwrap();
     let before = here.stats().empty_sent;
-    ends.here.poke().unwrap();
+    ends.here.force_send().unwrap();
     within(async {
         while here.stats().empty_sent == before {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    // Whoever receives sees nothing of it.
+    // The receiving client sees no event.
     drop(ends.here.send("after", PLAIN));
     assert_eq!(ends.arrived().await, "after");
 }
 
 //= TDI-QUERY-02 test
-async fn queries_tell_what_happens(provider: Arc<dyn Provider>) {
+async fn queries_report_the_traffic(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
     let info = ends.transport.info();
     assert_eq!(info.version, 0x0200);
@@ -659,7 +663,7 @@ async fn queries_tell_what_happens(provider: Arc<dyn Provider>) {
         .unwrap();
     within(ends.there.disconnected()).await.unwrap();
     let after = ends.transport.statistics();
-    // What was counted is not lost with the connections.
+    // The counts stay after the connections have ended.
     assert_eq!(
         (after.data_frames_sent, after.data_frame_bytes_received),
         (2, 10_000)

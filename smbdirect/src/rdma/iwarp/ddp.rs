@@ -1,21 +1,21 @@
-//! DDP (RFC 5041): the header of a segment says where its payload goes.
+//! DDP (RFC 5041): segments, whose header says where the payload goes.
 //!
 //! ```text
 //! tagged:    T L DV (1) | RDMAP (1) | STag (4) | TO (8)                        payload from 14
 //! untagged:  T L DV (1) | RDMAP (1) | RsvdULP (4) | QN (4) | MSN (4) | MO (4)  payload from 18
 //! ```
 //!
-//! A tagged segment names memory of the receiver's; an untagged one goes to the next buffer of a
-//! queue. The byte and the word marked for the upper layer belong to [`rdmap`](super::rdmap).
+//! A tagged segment names memory of the receiver. An untagged segment goes to the next buffer of a
+//! queue. The fields RDMAP and RsvdULP belong to the upper layer, [`rdmap`](super::rdmap).
 
 use thiserror::Error;
 
 /// The header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Goes to memory.
+    /// The header of a segment that goes to memory.
     Tagged(Tagged),
-    /// Goes to a queue.
+    /// The header of a segment that goes to a queue.
     Untagged(Untagged),
 }
 
@@ -24,11 +24,11 @@ pub enum Header {
 pub struct Tagged {
     /// L: the last segment of its message.
     pub last: bool,
-    /// The byte of the upper layer.
+    /// The control byte of the upper layer.
     pub rdmap_control: u8,
-    /// Names the memory.
+    /// The STag, which names the memory.
     pub stag: u32,
-    /// Where in the memory the payload begins.
+    /// TO: the offset in that memory at which the payload starts.
     pub tagged_offset: u64,
 }
 
@@ -37,31 +37,31 @@ pub struct Tagged {
 pub struct Untagged {
     /// L: the last segment of its message.
     pub last: bool,
-    /// The byte of the upper layer.
+    /// The control byte of the upper layer.
     pub rdmap_control: u8,
-    /// The word of the upper layer.
+    /// The word RsvdULP of the upper layer.
     pub rsvd_ulp: u32,
-    /// QN.
+    /// QN: the number of the queue.
     pub queue_number: u32,
-    /// MSN: counts the messages of a queue, from 1.
+    /// MSN: the number of the message in its queue, from 1.
     pub message_sequence_number: u32,
-    /// MO: where in the message the payload begins.
+    /// MO: the offset in the message at which the payload starts.
     pub message_offset: u32,
 }
 
-/// Why bytes are not a segment.
+/// The reason why bytes are not a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DdpError {
-    /// Fewer bytes than the header needs.
+    /// The ULPDU has fewer bytes than its header needs.
     #[error("a ULPDU of {length} bytes is too short for its DDP header")]
     TooShort {
-        /// Bytes of the ULPDU.
+        /// The length of the ULPDU, in bytes.
         length: usize,
     },
-    /// A tagged segment of a DDP version that does not exist.
+    /// A tagged segment has an unknown DDP version.
     #[error("DDP version {0} in a tagged segment")]
     TaggedVersion(u8),
-    /// An untagged segment of a DDP version that does not exist.
+    /// An untagged segment has an unknown DDP version.
     #[error("DDP version {0} in an untagged segment")]
     UntaggedVersion(u8),
 }
@@ -72,10 +72,10 @@ const VERSION_MASK: u8 = 0x03;
 const VERSION: u8 = 1;
 
 impl Header {
-    /// Reads the header off the front of a ULPDU and gives the payload behind it.
+    /// Decodes the header at the front of a ULPDU and returns it with the payload.
     ///
     /// # Errors
-    /// Too few bytes, or a version other than 1.
+    /// Returns an error if there are too few bytes, or if the version is not 1.
     #[inline]
     pub fn decode(ulpdu: &[u8]) -> Result<(Self, &[u8]), DdpError> {
         //= MPA-25
@@ -105,7 +105,7 @@ impl Header {
         Ok((Self::Untagged(Untagged::read(last, header)), payload))
     }
 
-    /// Appends the header.
+    /// Appends the header to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Tagged(header) => out.extend_from_slice(&header.encode()),
@@ -115,9 +115,10 @@ impl Header {
 }
 
 impl Tagged {
-    /// Bytes on the wire.
+    /// The length on the wire, in bytes.
     pub const LENGTH: usize = 14;
 
+    /// Decodes the header.
     fn read(last: bool, bytes: &[u8; Self::LENGTH]) -> Self {
         Self {
             last,
@@ -127,7 +128,7 @@ impl Tagged {
         }
     }
 
-    /// The bytes of the header.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[0] = TAGGED | if self.last { LAST } else { 0 } | VERSION;
@@ -139,9 +140,10 @@ impl Tagged {
 }
 
 impl Untagged {
-    /// Bytes on the wire.
+    /// The length on the wire, in bytes.
     pub const LENGTH: usize = 18;
 
+    /// Decodes the header.
     fn read(last: bool, bytes: &[u8; Self::LENGTH]) -> Self {
         Self {
             last,
@@ -153,7 +155,7 @@ impl Untagged {
         }
     }
 
-    /// The bytes of the header.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[0] = if self.last { LAST } else { 0 } | VERSION;
@@ -166,7 +168,7 @@ impl Untagged {
     }
 }
 
-/// The big-endian word at `at`.
+/// Returns the big-endian 32-bit word at offset `at`.
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     let word = bytes[at..].first_chunk().expect("the length was checked");
     u32::from_be_bytes(*word)
@@ -197,7 +199,7 @@ mod tests {
 
     //= DDP-01 test
     #[test]
-    fn other_versions_are_errors() {
+    fn unknown_versions_are_errors() {
         for version in [0, 2, 3] {
             let mut bytes = [0; 18];
             bytes[0] = 0x80 | version;
@@ -216,7 +218,7 @@ mod tests {
     proptest! {
         //= DDP-02 test
         #[test]
-        fn any_header_survives_the_wire_and_reserved_bits_do_not(
+        fn headers_round_trip_without_their_reserved_bits(
             mut bytes in proptest::collection::vec(any::<u8>(), 18..40),
         ) {
             bytes[0] = bytes[0] & !VERSION_MASK | VERSION;

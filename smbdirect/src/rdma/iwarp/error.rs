@@ -1,4 +1,4 @@
-//! What can end an iWARP stream, and what the peer is told of it.
+//! The errors that end an iWARP stream, and the Terminate codes that tell the peer.
 
 use thiserror::Error;
 
@@ -12,91 +12,91 @@ use crate::rdma::{
     work::{ProviderError, ProviderErrorKind, Token},
 };
 
-/// Why a stream broke.
+/// The reason why a stream broke.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StreamError {
     /// MPA: the CRC of an FPDU is wrong.
     #[error(transparent)]
     Crc(#[from] CrcMismatch),
-    /// DDP: no segment.
+    /// DDP: the bytes are not a segment.
     #[error(transparent)]
     Ddp(#[from] DdpError),
-    /// RDMAP: no message that we know.
+    /// RDMAP: the message is unknown.
     #[error(transparent)]
     Rdmap(#[from] RdmapError),
-    /// DDP: the queue does not go with the opcode.
+    /// DDP: the queue does not match the opcode.
     #[error("a {opcode:?} for queue {queue_number}")]
     QueueNumber {
-        /// What the segment belongs to.
+        /// The opcode of the segment.
         opcode: Opcode,
         /// QN as received.
         queue_number: u32,
     },
-    /// DDP: a message is missing, or came twice.
+    /// DDP: a message is missing or duplicated.
     #[error("message sequence number {received} where {expected} was due")]
     MessageSequenceNumber {
-        /// The next in its queue.
+        /// The next MSN of the queue.
         expected: u32,
         /// MSN as received.
         received: u32,
     },
-    /// DDP: part of a message is missing, or came twice.
+    /// DDP: a part of a message is missing or duplicated.
     #[error("message offset {received} where {expected} was due")]
     MessageOffset {
-        /// Bytes of the message that have come.
+        /// The bytes of the message that have arrived.
         expected: u64,
         /// MO as received.
         received: u32,
     },
-    /// DDP: a Send came and no receive was posted.
+    /// DDP: a Send arrived and no receive was posted.
     #[error("a Send without a posted receive")]
     NoReceive,
-    /// DDP: a Send is longer than the receive it takes.
+    /// DDP: a Send is longer than its receive.
     #[error("a Send of {length} bytes or more for a receive of {limit}")]
     MessageTooLong {
-        /// Bytes that have come.
+        /// The bytes that have arrived.
         length: u64,
-        /// Bytes that the receive takes.
+        /// The bytes that the receive accepts.
         limit: u32,
     },
-    /// RDMAP: a message that is always one segment goes on in another.
+    /// RDMAP: a message that has to be one segment has several.
     #[error("a {0:?} of more than one segment")]
     NotOneSegment(Opcode),
-    /// The peer may not write where it wants to.
+    /// The peer may not write to the address it named.
     #[error("RDMA Write: {0}")]
     Write(AccessFault),
-    /// The peer may not read where it wants to.
+    /// The peer may not read from the address it named.
     #[error("RDMA Read: {0}")]
     ReadSource(AccessFault),
-    /// The peer may not invalidate what it wants to.
+    /// The peer may not invalidate the token it named.
     #[error("Send with Invalidate of {token}: {fault}")]
     Invalidate {
-        /// What it named.
+        /// The token that the peer named.
         token: Token,
-        /// Why it may not.
+        /// The reason.
         fault: AccessFault,
     },
     /// The peer has more RDMA Reads outstanding than were granted to it.
     #[error("more than {granted} RDMA Reads at once")]
     TooManyReads {
-        /// How many it may have.
+        /// The most that the peer may have.
         granted: u32,
     },
-    /// A Read Response that answers nothing.
+    /// A Read Response arrived without an outstanding Read Request.
     #[error("a Read Response without a Read Request")]
     UnexpectedReadResponse,
-    /// A Read Response for another buffer than the oldest Read Request names.
+    /// A Read Response names another buffer than the oldest Read Request.
     #[error("a Read Response with STag 0x{received:08x} where 0x{expected:08x} was due")]
     ReadResponseStag {
-        /// The sink of the oldest request.
+        /// The sink STag of the oldest request.
         expected: u32,
         /// STag as received.
         received: u32,
     },
-    /// A Read Response out of order, too long or too short.
+    /// A Read Response is out of order, too long or too short.
     #[error("a Read Response that does not fit its Read Request")]
     ReadResponseBounds,
-    /// The peer says that we are at fault.
+    /// The peer sent a Terminate.
     #[error("the peer sent {0}")]
     Terminated(Terminate),
     /// TCP ended inside an FPDU or a message.
@@ -108,7 +108,7 @@ pub enum StreamError {
 }
 
 impl StreamError {
-    /// What to say to the peer; `None` if there is nobody to say it to.
+    /// Returns the code of the Terminate to send, or `None` if the peer cannot or need not be told.
     pub fn terminate_code(&self) -> Option<TerminateCode> {
         let tagged = |fault: &AccessFault| match fault {
             // DDP has no code for missing rights.
@@ -124,7 +124,7 @@ impl StreamError {
         };
         let (layer, error_type, error_code) = match self {
             Self::Crc(_) => (2, 0, 2),
-            // No code says that a length cannot be; this one comes closest.
+            // No code stands for an impossible length. This one is the closest.
             Self::Ddp(DdpError::TooShort { .. }) | Self::Rdmap(RdmapError::Length { .. }) => {
                 (2, 0, 3)
             }
@@ -150,8 +150,8 @@ impl StreamError {
         Some(TerminateCode::new(layer, error_type, error_code))
     }
 
-    /// Whether the Terminate shows the headers of the offending segment: wherever their layout
-    /// is known to both ends.
+    /// Returns whether a Terminate with this code copies the headers of the offending segment,
+    /// which it does if both ends know their layout.
     pub(super) const fn shows_headers(code: TerminateCode) -> bool {
         matches!(
             (code.layer, code.error_type, code.error_code),

@@ -1,4 +1,4 @@
-//! Worked byte strings for tests, put together by hand and read by tshark: startup frames (A, B),
+//! Example byte strings for tests, assembled by hand and decoded by tshark: startup frames (A, B),
 //! FPDUs with CRC (C) and Terminates (D; the last two in the bit order of Linux siw).
 
 pub(super) const A1: &str = "4d504120 49442052 65712046 72616d65 40010000";
@@ -46,20 +46,20 @@ pub(super) const C13: &str =
 
 /// CRC error.
 pub(super) const D1: &str = "00164147 00000000 00000002 00000001 00000000 20020000 7fe42585";
-/// Bounds, with the headers of C4.
+/// Bounds error, with the headers of C4.
 pub(super) const D2: &str = "00264147 00000000 00000002 00000001 00000000 1101c000 001ec140 \
      00012345 00007f00 12345678 8de074de";
-/// Access rights, with the headers of C5.
+/// Access rights error, with the headers of C5.
 pub(super) const D3: &str = "00464147 00000000 00000002 00000001 00000000 0102e000 002e4141 \
      00000000 00000001 00000001 00000000 0000ab00 00000000 00001000 00000010 00012345 00007f00 \
      12345678 488c8a03";
-/// D1 by siw.
+/// D1 as siw encodes it.
 pub(super) const D4: &str = "00164147 00000000 00000002 00000001 00000000 02020000 75d367ed";
-/// D2 by siw.
+/// D2 as siw encodes it.
 pub(super) const D5: &str = "00264147 00000000 00000002 00000001 00000000 11010300 0010c140 \
      00012345 00007f00 12345678 98a936d0";
 
-/// The bytes that `text` spells; spaces are ignored.
+/// Decodes hexadecimal digits; spaces are ignored.
 pub(super) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text
         .chars()

@@ -1,32 +1,32 @@
-//! How many bytes a socket collects before it wakes its reader.
+//! The low-water mark: how many bytes a socket collects before it wakes its reader.
 //!
-//! Linux siw sends the data of a Read Response one TCP segment at a time. To be woken for each of them
-//! takes ten times the processor time of receiving it. So where small wake-ups come one after another,
-//! and the peer owes data of Reads, the reader sleeps until much of it has come. It sleeps for
-//! [`PATIENCE`] at most, so that a message that comes between the data is not held up for longer.
+//! Linux siw sends the data of a Read Response one TCP segment at a time, and a wake-up for each
+//! segment takes ten times the processor time of receiving it. So after several small wake-ups, and
+//! while the peer owes data of Reads, the reader sleeps until many bytes have arrived. It sleeps
+//! for [`MAX_SLEEP`] at most, so that a message between the data is delayed by no more than that.
 
 use std::time::Duration;
 
-/// Bytes that are worth a wake-up.
-const ENOUGH: usize = 16 * 1024;
-/// Most bytes to sleep for.
-const MOST: usize = 256 * 1024;
-/// Wake-ups one after another with fewer bytes than [`ENOUGH`], behind which the reader sleeps for
-/// more.
+/// The bytes from which a wake-up counts as large.
+const MIN_WAKE_UP_BYTES: usize = 16 * 1024;
+/// The highest low-water mark, in bytes.
+const MAX_MARK_BYTES: usize = 256 * 1024;
+/// The consecutive wake-ups with fewer than [`MIN_WAKE_UP_BYTES`] after which the mark is raised.
 const SMALL_WAKE_UPS: u32 = 4;
-/// The longest sleep for more than one byte.
-pub(super) const PATIENCE: Duration = Duration::from_millis(10);
+/// The longest sleep while the mark is above one byte.
+pub(super) const MAX_SLEEP: Duration = Duration::from_millis(10);
 
-/// Decides each time before a reader sleeps.
+/// The state from which the low-water mark is chosen before each sleep of the reader.
 #[derive(Clone, Debug)]
 pub(super) struct LowWater {
     mark: usize,
     small_wake_ups: u32,
-    /// Bytes received until the last sleep.
+    /// The bytes received in total, as of the last sleep.
     received: u64,
 }
 
 impl LowWater {
+    /// Creates the state of a reader that is woken for each byte.
     pub(super) const fn new() -> Self {
         Self {
             mark: 1,
@@ -35,30 +35,30 @@ impl LowWater {
         }
     }
 
-    /// How many bytes the reader is woken for.
+    /// Returns the bytes that must have arrived before the reader is woken.
     pub(super) const fn mark(&self) -> usize {
         self.mark
     }
 
-    /// Takes account of a sleep, behind so many bytes received in all and before so many that are
-    /// certain to come. Returns whether bytes have come since the last one.
-    pub(super) fn sleeps(&mut self, received: u64, awaited: usize) -> bool {
-        let came = received - self.received;
+    /// Records a sleep, given the bytes `received` in total and the bytes `awaited` that are
+    /// certain to arrive. Returns whether bytes have arrived since the last sleep.
+    pub(super) fn record_sleep(&mut self, received: u64, awaited: usize) -> bool {
+        let arrived = received - self.received;
         self.received = received;
-        if came > 0 && self.mark == 1 {
-            self.small_wake_ups = match came < ENOUGH as u64 {
+        if arrived > 0 && self.mark == 1 {
+            self.small_wake_ups = match arrived < MIN_WAKE_UP_BYTES as u64 {
                 true => self.small_wake_ups.saturating_add(1),
                 false => 0,
             };
         }
-        self.mark = match self.small_wake_ups >= SMALL_WAKE_UPS && awaited >= ENOUGH {
-            true => awaited.min(MOST),
+        self.mark = match self.small_wake_ups >= SMALL_WAKE_UPS && awaited >= MIN_WAKE_UP_BYTES {
+            true => awaited.min(MAX_MARK_BYTES),
             false => 1,
         };
-        came > 0
+        arrived > 0
     }
 
-    /// The reader has slept for [`PATIENCE`], and takes what there is.
+    /// Resets the mark, because the reader has slept for [`MAX_SLEEP`].
     pub(super) const fn give_up(&mut self) {
         self.mark = 1;
         self.small_wake_ups = 0;
@@ -69,54 +69,83 @@ impl LowWater {
 mod tests {
     use super::*;
 
-    /// The marks behind wake-ups with so many bytes each, before so many that are certain to come.
+    /// Returns the mark after each wake-up, given its bytes and the bytes that are certain to
+    /// arrive.
     fn marks(wake_ups: &[(u64, usize)]) -> Vec<usize> {
         let (mut low_water, mut received) = (LowWater::new(), 0);
         let sleep = |&(bytes, awaited)| {
             received += bytes;
-            assert_eq!(low_water.sleeps(received, awaited), bytes > 0);
+            assert_eq!(low_water.record_sleep(received, awaited), bytes > 0);
             low_water.mark()
         };
         wake_ups.iter().map(sleep).collect()
     }
 
-    const MUCH: usize = 10 * MOST;
+    const AMPLE_BYTES: usize = 10 * MAX_MARK_BYTES;
 
     #[test]
     fn small_wake_ups_one_after_another_raise_the_mark() {
-        assert_eq!(marks(&[(1448, MUCH); 5]), [1, 1, 1, MOST, MOST]);
-        let small = (ENOUGH as u64 - 1, MUCH);
-        let large = (ENOUGH as u64, MUCH);
+        assert_eq!(
+            marks(&[(1448, AMPLE_BYTES); 5]),
+            [1, 1, 1, MAX_MARK_BYTES, MAX_MARK_BYTES]
+        );
+        let small = (MIN_WAKE_UP_BYTES as u64 - 1, AMPLE_BYTES);
+        let large = (MIN_WAKE_UP_BYTES as u64, AMPLE_BYTES);
         let wake_ups = [small, small, small, large, small, small, small, small];
-        assert_eq!(marks(&wake_ups), [1, 1, 1, 1, 1, 1, 1, MOST]);
+        assert_eq!(marks(&wake_ups), [1, 1, 1, 1, 1, 1, 1, MAX_MARK_BYTES]);
     }
 
     #[test]
-    fn a_sleep_behind_nothing_is_no_small_wake_up() {
-        assert_eq!(marks(&[(0, MUCH); 10]), [1; 10]);
+    fn a_wake_up_without_bytes_is_not_counted() {
+        assert_eq!(marks(&[(0, AMPLE_BYTES); 10]), [1; 10]);
     }
 
     #[test]
-    fn the_mark_is_no_more_than_is_certain_to_come() {
-        let awaited = [MOST + 1, MOST, MOST - 1, ENOUGH, ENOUGH - 1, 0, MUCH];
-        let behind: Vec<_> = awaited.map(|awaited| (1, awaited)).into();
-        let all: Vec<_> = [(1, 0); 3].into_iter().chain(behind).collect();
-        assert_eq!(marks(&all)[3..], [MOST, MOST, MOST - 1, ENOUGH, 1, 1, MOST]);
+    fn the_mark_never_exceeds_the_awaited_bytes() {
+        let awaited = [
+            MAX_MARK_BYTES + 1,
+            MAX_MARK_BYTES,
+            MAX_MARK_BYTES - 1,
+            MIN_WAKE_UP_BYTES,
+            MIN_WAKE_UP_BYTES - 1,
+            0,
+            AMPLE_BYTES,
+        ];
+        let after: Vec<_> = awaited.map(|awaited| (1, awaited)).into();
+        let all: Vec<_> = [(1, 0); 3].into_iter().chain(after).collect();
+        assert_eq!(
+            marks(&all)[3..],
+            [
+                MAX_MARK_BYTES,
+                MAX_MARK_BYTES,
+                MAX_MARK_BYTES - 1,
+                MIN_WAKE_UP_BYTES,
+                1,
+                1,
+                MAX_MARK_BYTES
+            ]
+        );
     }
 
     #[test]
-    fn what_comes_while_the_mark_is_high_says_nothing_of_the_peer() {
-        let wake_ups = [(1, MUCH), (1, MUCH), (1, MUCH), (1, MUCH), (1 << 18, MUCH)];
-        assert_eq!(marks(&wake_ups)[3..], [MOST, MOST]);
+    fn wake_ups_at_a_high_mark_are_not_counted() {
+        let wake_ups = [
+            (1, AMPLE_BYTES),
+            (1, AMPLE_BYTES),
+            (1, AMPLE_BYTES),
+            (1, AMPLE_BYTES),
+            (1 << 18, AMPLE_BYTES),
+        ];
+        assert_eq!(marks(&wake_ups)[3..], [MAX_MARK_BYTES, MAX_MARK_BYTES]);
     }
 
     #[test]
-    fn behind_a_sleep_that_was_too_long_the_wake_ups_are_counted_anew() {
+    fn giving_up_resets_the_count_of_small_wake_ups() {
         let (mut low_water, mut received) = (LowWater::new(), 0);
         for _ in 0..2 {
-            for expected in [1, 1, 1, MOST] {
+            for expected in [1, 1, 1, MAX_MARK_BYTES] {
                 received += 1;
-                low_water.sleeps(received, MUCH);
+                low_water.record_sleep(received, AMPLE_BYTES);
                 assert_eq!(low_water.mark(), expected);
             }
             low_water.give_up();

@@ -11,21 +11,25 @@
 //!   TCP
 //! ```
 //!
-//! The peer may be another end of ours, Linux siw or a network card with iWARP. The three codecs
-//! are public so that captures can be read with them; [`Stream`] is the machine for those who
-//! bring a socket of their own.
+//! The peer may be this library, Linux siw or a network card with iWARP. The three codecs are
+//! public so that programs can decode captures with them. [`Stream`] is public for programs that
+//! have a transport of their own.
 
 pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
 
+mod config;
 mod error;
 #[cfg(test)]
 mod examples;
+mod inbound_messages;
 #[cfg(feature = "tokio")]
 mod low_water;
 mod outgoing;
 mod receive;
+mod receive_buffer;
+mod segments;
 #[cfg(feature = "tokio")]
 mod send_buffer;
 mod shared;
@@ -36,10 +40,11 @@ mod stream;
 mod tcp;
 mod transmit;
 
+pub use config::StreamConfig;
 pub use error::StreamError;
 #[cfg(feature = "tokio")]
 pub use send_buffer::SendBuffer;
 pub use startup::{MpaCrc, Rtr};
-pub use stream::{Stream, StreamConfig};
+pub use stream::Stream;
 #[cfg(feature = "tokio")]
 pub use tcp::{Direction, Iwarp, IwarpConfig, Tap};

@@ -1,27 +1,28 @@
-//! MPA (RFC 5044, RFC 6581): the startup frames of a connection, and the FPDUs behind them.
+//! MPA (RFC 5044, RFC 6581): the startup frames of a connection, and the FPDUs after them.
 //!
 //! ```text
 //! startup frame:  Key (16) | M C R S flags | Rev | PD_Length (2) | private data
 //! FPDU:           ULPDU_Length (2) | ULPDU | PAD (0..3) | CRC (4)
 //! ```
 //!
-//! Everything is big-endian but the CRC. Markers are neither sent nor understood: a Request that
-//! wants them is turned away.
+//! All fields except the CRC are big-endian. Markers are not supported: a Request that asks for
+//! them is refused.
 
 use bytes::{BufMut, Bytes};
 use crc_fast::{CrcAlgorithm, Digest};
 use thiserror::Error;
 
-/// Which of the two startup frames.
+/// The kind of a startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// The initiator's, the first bytes of a connection.
+    /// The frame of the initiator, which is the start of a connection.
     Request,
-    /// The responder's answer.
+    /// The answer of the responder.
     Reply,
 }
 
 impl FrameKind {
+    /// Returns the key of the frame.
     const fn key(self) -> &'static [u8; 16] {
         match self {
             Self::Request => b"MPA ID Req Frame",
@@ -33,17 +34,17 @@ impl FrameKind {
 /// An MPA Request or Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartupFrame {
-    /// Request or Reply.
+    /// The kind of the frame.
     pub kind: FrameKind,
-    /// M: its sender wants markers in what it receives.
+    /// M: the sender asks for markers in what it receives.
     pub markers: bool,
-    /// C: its sender wants CRCs, in both directions.
+    /// C: the sender asks for CRCs in both directions.
     pub crc: bool,
     /// R: the connection is refused.
     pub rejected: bool,
     /// Rev: 1 for RFC 5044, 2 for RFC 6581.
     pub revision: u8,
-    /// The first four bytes of private data, where S is set in a frame of revision 2.
+    /// The first four bytes of private data, if S is set in a frame of revision 2.
     pub enhanced: Option<Enhanced>,
     /// The private data of the upper layer.
     pub private_data: Bytes,
@@ -66,25 +67,25 @@ pub struct Enhanced {
     pub ord: u16,
 }
 
-/// Why bytes are not the startup frame they should be.
+/// The reason why bytes are not the expected startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StartupError {
-    /// The frame goes on behind the bytes that were given.
+    /// The frame is longer than the bytes that were given.
     #[error("the MPA frame is at least {needed} bytes long")]
     Incomplete {
-        /// Bytes that can be waited for: the frame is not shorter.
+        /// The least length of the frame, in bytes.
         needed: usize,
     },
-    /// The peer speaks something else, or the other role.
+    /// The peer uses another protocol, or has the other role.
     #[error("not the expected MPA frame")]
     Key,
-    /// A revision that does not exist.
+    /// The revision is unknown.
     #[error("MPA revision {0} is not known")]
     Revision(u8),
-    /// More private data than allowed.
+    /// The private data is too long.
     #[error("{0} bytes of MPA private data, at most 512 are allowed")]
     PrivateDataLength(u16),
-    /// S is set and the four bytes are not there.
+    /// S is set, and the four bytes are missing.
     #[error("the MPA frame lacks the enhanced connection data that it announces")]
     EnhancedMissing,
 }
@@ -93,18 +94,18 @@ const FLAG_MARKERS: u8 = 0x80;
 const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECT: u8 = 0x20;
 const FLAG_ENHANCED: u8 = 0x10;
-/// A in the IRD word, C in the ORD word.
+/// The bit of A in the IRD word, and of C in the ORD word.
 const HIGH_BIT: u16 = 0x8000;
-/// B in the IRD word, D in the ORD word.
+/// The bit of B in the IRD word, and of D in the ORD word.
 const SECOND_BIT: u16 = 0x4000;
 
 impl StartupFrame {
-    /// Bytes in front of the private data.
+    /// The bytes before the private data.
     pub const HEADER_LENGTH: usize = 20;
-    /// Most private data that a frame may carry.
+    /// The most bytes of private data in a frame.
     pub const MAX_PRIVATE_DATA: u16 = 512;
 
-    /// A frame of `kind` with no flag set.
+    /// Creates a frame of `kind` with no flag set.
     pub const fn new(kind: FrameKind, revision: u8) -> Self {
         Self {
             kind,
@@ -117,12 +118,13 @@ impl StartupFrame {
         }
     }
 
-    /// Reads a frame of `kind` off the front of `bytes`; it took
-    /// [`encoded_length`](Self::encoded_length) of them.
+    /// Decodes the frame of `kind` at the front of `bytes`, which is
+    /// [`encoded_length`](Self::encoded_length) bytes long.
     ///
     /// # Errors
-    /// A wrong key is found with its first wrong byte; so a peer that speaks another protocol
-    /// need not send a whole frame before it is known.
+    /// Returns an error if the bytes are not a frame of `kind`. A wrong key is reported at its
+    /// first wrong byte, so a peer of another protocol is recognised before a whole frame has
+    /// arrived.
     pub fn decode(kind: FrameKind, bytes: &[u8]) -> Result<Self, StartupError> {
         //= MPA-01
         //= MPA-09
@@ -153,12 +155,12 @@ impl StartupFrame {
         //= MPA-12
         if revision == 2 && flags & FLAG_ENHANCED != 0 {
             //= MPA-13
-            let (block, behind) = private_data
+            let (block, rest) = private_data
                 .split_first_chunk::<{ Enhanced::LENGTH }>()
                 .ok_or(StartupError::EnhancedMissing)?;
             enhanced = Some(Enhanced::decode(*block));
             //= MPA-14
-            private_data = behind;
+            private_data = rest;
         }
         //= MPA-33
         Ok(Self {
@@ -172,16 +174,17 @@ impl StartupFrame {
         })
     }
 
-    /// Bytes that [`encode`](Self::encode) writes.
+    /// Returns the bytes that [`encode`](Self::encode) writes.
     pub fn encoded_length(&self) -> usize {
         let block = self.enhanced.map_or(0, |_| Enhanced::LENGTH);
         Self::HEADER_LENGTH + block + self.private_data.len()
     }
 
-    /// Appends the frame.
+    /// Appends the frame to `out`.
     ///
     /// # Panics
-    /// On more private data than a frame may carry, and on enhanced data outside revision 2.
+    /// Panics if the private data is too long, or if a frame of another revision than 2 has
+    /// enhanced data.
     pub fn encode(&self, out: &mut impl BufMut) {
         let private_length = self.encoded_length() - Self::HEADER_LENGTH;
         assert!(private_length <= usize::from(Self::MAX_PRIVATE_DATA));
@@ -205,11 +208,12 @@ impl StartupFrame {
 }
 
 impl Enhanced {
-    /// Bytes on the wire.
+    /// The length on the wire, in bytes.
     pub const LENGTH: usize = 4;
-    /// The depth that says: not negotiated here. Also the greatest that 14 bits hold.
+    /// The depth that means "not negotiated", which is also the greatest value of 14 bits.
     pub const NOT_NEGOTIATED: u16 = 0x3fff;
 
+    /// Decodes the four bytes.
     const fn decode([a, b, c, d]: [u8; 4]) -> Self {
         //= EST-01
         let (ird, ord) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
@@ -223,6 +227,7 @@ impl Enhanced {
         }
     }
 
+    /// Encodes the four bytes.
     fn encode(self) -> [u8; 4] {
         assert!(self.ird <= Self::NOT_NEGOTIATED && self.ord <= Self::NOT_NEGOTIATED);
         let flag = |set, bit| if set { bit } else { 0 };
@@ -233,30 +238,30 @@ impl Enhanced {
     }
 }
 
-/// One framed ULPDU in the bytes it was read from.
+/// An FPDU in the bytes that it was decoded from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fpdu<'a> {
-    /// What is framed: one DDP segment.
+    /// The ULPDU, which is one DDP segment.
     pub ulpdu: &'a [u8],
-    /// Bytes of the whole FPDU.
+    /// The length of the whole FPDU, in bytes.
     pub length: usize,
 }
 
-/// The CRC of an FPDU is not that of its bytes.
+/// The error of an FPDU whose CRC does not match its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the CRC of an FPDU is wrong")]
 pub struct CrcMismatch;
 
 impl<'a> Fpdu<'a> {
-    /// Bytes of the ULPDU_Length field.
+    /// The length of the ULPDU_Length field, in bytes.
     pub const HEADER_LENGTH: usize = 2;
-    /// Bytes of the CRC field.
+    /// The length of the CRC field, in bytes.
     pub const CRC_LENGTH: usize = 4;
 
-    /// Reads an FPDU off the front of `bytes`, which may hold less than one or more.
+    /// Decodes the FPDU at the front of `bytes`. Returns `None` if it is incomplete.
     ///
     /// # Errors
-    /// With `crc`, if the FPDU is whole and its CRC is wrong.
+    /// Returns an error if `crc` is set, the FPDU is complete and its CRC is wrong.
     pub fn decode(bytes: &'a [u8], crc: bool) -> Result<Option<Self>, CrcMismatch> {
         let Some((ulpdu_length, rest)) = bytes.split_first_chunk::<2>() else {
             return Ok(None);
@@ -280,10 +285,10 @@ impl<'a> Fpdu<'a> {
         Ok(Some(Self { ulpdu, length }))
     }
 
-    /// Appends an FPDU around the ULPDU that the `parts` make up.
+    /// Appends an FPDU with the ULPDU that consists of the `parts`.
     ///
     /// # Panics
-    /// If they are more than 65535 bytes.
+    /// Panics if the parts have more than 65535 bytes.
     pub fn encode(parts: &[&[u8]], crc: bool, out: &mut Vec<u8>) {
         let start = out.len();
         let length: usize = parts.iter().map(|part| part.len()).sum();
@@ -300,20 +305,21 @@ impl<'a> Fpdu<'a> {
     }
 }
 
-/// Bytes of padding behind a ULPDU of this length.
+/// Returns the bytes of padding after a ULPDU of this length.
 pub const fn pad_length(ulpdu_length: u16) -> usize {
     (4 - (ulpdu_length as usize + 2) % 4) % 4
 }
 
-/// Bytes of the FPDU around a ULPDU of this length.
+/// Returns the length of the FPDU with a ULPDU of this length, in bytes.
 pub const fn fpdu_length(ulpdu_length: u16) -> usize {
     Fpdu::HEADER_LENGTH + ulpdu_length as usize + pad_length(ulpdu_length) + Fpdu::CRC_LENGTH
 }
 
-/// The longest FPDU to send where TCP segments carry `mss` bytes.
+/// Returns the longest FPDU to send, in bytes, if TCP segments carry `mss` bytes.
 ///
-/// A multiple of eight, so that all segments of a message but the last keep its alignment and
-/// need no padding; large enough for every header, and within the 16 bits of ULPDU_Length.
+/// The result is a multiple of eight, so that all segments of a message except the last keep its
+/// alignment and need no padding. It is large enough for every header, and within the 16 bits of
+/// ULPDU_Length.
 pub const fn max_fpdu(mss: u32) -> usize {
     //= MPA-27
     //= DDP-18
@@ -324,14 +330,14 @@ pub const fn max_fpdu(mss: u32) -> usize {
     }
 }
 
-/// CRC32C of contiguous bytes.
+/// Returns the CRC32C of contiguous bytes.
 #[inline(always)]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     //= PERF-01
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// CRC32C of bytes that come in pieces.
+/// The CRC32C of bytes that are given in pieces.
 #[derive(Clone, Debug)]
 pub struct Crc32c(Digest);
 
@@ -342,17 +348,17 @@ impl Default for Crc32c {
 }
 
 impl Crc32c {
-    /// Forgets all pieces.
+    /// Removes all pieces.
     pub fn reset(&mut self) {
         self.0.reset();
     }
 
-    /// Takes the next piece.
+    /// Adds the next piece.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The CRC of all pieces, as it goes over the wire.
+    /// Returns the CRC of all pieces in the byte order of the wire.
     pub fn wire(&self) -> [u8; 4] {
         (self.0.finalize() as u32).to_le_bytes()
     }
@@ -373,7 +379,7 @@ mod tests {
         }
     }
 
-    fn worked() -> Vec<(&'static str, StartupFrame)> {
+    fn examples() -> Vec<(&'static str, StartupFrame)> {
         use FrameKind::{Reply, Request};
         let b1 = Enhanced {
             peer_to_peer: true,
@@ -452,8 +458,8 @@ mod tests {
     //= MPA-14 test
     //= EST-01 test
     #[test]
-    fn worked_frames_both_ways_and_every_truncation() {
-        for (text, value) in worked() {
+    fn example_frames_round_trip_and_truncations_are_incomplete() {
+        for (text, value) in examples() {
             let mut bytes = hex(text);
             assert_eq!(StartupFrame::decode(value.kind, &bytes), Ok(value.clone()));
             let mut out = Vec::new();
@@ -479,7 +485,7 @@ mod tests {
     //= MPA-13 test
     //= MPA-33 test
     #[test]
-    fn frames_that_are_not_to_be_had() {
+    fn invalid_frames_are_errors() {
         use FrameKind::{Reply, Request};
         let request = hex(examples::A1);
         let patched = |at: usize, with: &[u8]| {
@@ -510,7 +516,7 @@ mod tests {
 
     //= MPA-21 test
     #[test]
-    fn the_checksums_of_rfc_3720() {
+    fn checksums_match_rfc_3720() {
         let ascending: Vec<u8> = (0..32).collect();
         let descending: Vec<u8> = (0..32).rev().collect();
         let read_pdu = hex(
@@ -534,7 +540,7 @@ mod tests {
     //= MPA-22 test
     //= MPA-23 test
     #[test]
-    fn a_flipped_bit_is_found_if_the_checksum_is_on() {
+    fn a_flipped_bit_is_found_if_crcs_are_on() {
         let fpdu = hex(examples::C2);
         let ulpdu = Fpdu::decode(&fpdu, true).unwrap().unwrap().ulpdu;
         let mut made = Vec::new();
@@ -553,7 +559,7 @@ mod tests {
 
     //= MPA-26 test
     #[test]
-    fn the_longest_ulpdu() {
+    fn the_longest_ulpdu_round_trips() {
         let ulpdu = vec![7; 65_535];
         let mut bytes = Vec::new();
         Fpdu::encode(&[&ulpdu], true, &mut bytes);
@@ -564,7 +570,7 @@ mod tests {
     //= MPA-27 test
     //= DDP-18 test
     #[test]
-    fn fpdu_sizes() {
+    fn fpdus_fit_their_segments_and_are_padded() {
         for (mss, expected) in [(0, 136), (1448, 1448), (1460, 1456), (65483, 65480)] {
             assert_eq!(max_fpdu(mss), expected);
         }
@@ -582,7 +588,7 @@ mod tests {
     proptest! {
         //= MPA-21 test
         #[test]
-        fn the_checksum_is_that_of_another_implementation(
+        fn checksums_match_another_implementation(
             bytes in proptest::collection::vec(any::<u8>(), 0..3000), cut: u16,
         ) {
             let oracle = Crc::<u32>::new(&CRC_32_ISCSI).checksum(&bytes);
@@ -598,7 +604,7 @@ mod tests {
 
         //= MPA-23 test
         #[test]
-        fn any_ulpdu_survives_the_frame(
+        fn any_ulpdu_round_trips(
             ulpdu in proptest::collection::vec(any::<u8>(), 0..300), crc: bool,
         ) {
             let mut bytes = Vec::new();
@@ -608,7 +614,7 @@ mod tests {
             prop_assert!(bytes[pad.clone()].iter().all(|&byte| byte == 0));
             bytes.push(0xee);
             prop_assert_eq!(Fpdu::decode(&bytes, crc), Ok(Some(Fpdu { ulpdu: &ulpdu, length })));
-            // Another padding counts for the CRC, and for nothing else.
+            // Padding of other values changes the CRC, and nothing else.
             bytes[pad.clone()].fill(0xff);
             let decoded = Fpdu::decode(&bytes, crc);
             if crc && !pad.is_empty() {
@@ -620,7 +626,7 @@ mod tests {
 
         //= SEC-08 test
         #[test]
-        fn no_startup_bytes_make_it_panic(
+        fn decoding_arbitrary_startup_bytes_does_not_panic(
             tail in proptest::collection::vec(any::<u8>(), 0..64), reply: bool,
         ) {
             let kind = if reply { FrameKind::Reply } else { FrameKind::Request };

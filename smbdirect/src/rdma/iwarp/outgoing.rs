@@ -1,12 +1,12 @@
-//! Bytes on their way to the socket: copied where they are few, shared where they are many.
+//! Bytes that wait for the socket. Short payloads are copied, and long ones are shared.
 //!
 //! ```text
 //! staged:  [hdr payload crc][hdr payload crc][hdr]            [crc hdr]            [crc]
 //! shared:                                         [payload...]         [payload...]
 //! ```
 //!
-//! Neighbours that were copied are one slice, so a batch of small FPDUs is one slice, and a
-//! large FPDU adds two.
+//! Adjacent copied bytes form one slice. So a batch of small FPDUs is one slice, and a large FPDU
+//! adds two.
 
 use std::{collections::VecDeque, io::IoSlice, mem};
 
@@ -15,44 +15,47 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::mpa::{Crc32c, Fpdu, crc32c, fpdu_length, pad_length};
 use crate::pool::Pool;
 
-/// FPDUs whose bytes the socket has not taken yet.
+/// The FPDUs whose bytes the socket has not taken yet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     crc: bool,
-    /// Whether each write is to be one FPDU.
+    /// Whether each write is one FPDU.
     one_fpdu_a_write: bool,
-    /// Bytes that were copied are `staged[start..end]`; those before are gone, and what follows is
-    /// room. It has much memory only while some wait.
+    /// The copied bytes are `staged[start..end]`. The bytes before them are sent, and the bytes
+    /// after them are free. The buffer is large only while bytes wait.
     staged: BytesMut,
+    /// The start of the copied bytes.
     start: usize,
+    /// The end of the copied bytes.
     end: usize,
-    /// The little memory that a stream keeps, while it needs more.
-    cup: BytesMut,
-    /// What was not copied, and where among the staged bytes it belongs. A CRC is staged behind
-    /// each.
+    /// The small buffer that a stream keeps, while `staged` is a larger one.
+    small_buffer: BytesMut,
+    /// The payloads that are not copied, each with its position among the staged bytes. The CRC of
+    /// each is staged after it.
     shared: VecDeque<(usize, Bytes)>,
-    /// Where FPDUs end, in bytes since the beginning; kept if writes depend on it.
+    /// Where FPDUs end, in bytes since the start of the stream. Used only with `one_fpdu_a_write`.
     ends: VecDeque<u64>,
-    /// Bytes ever put in.
+    /// The bytes added since the start of the stream.
     queued: u64,
-    /// Bytes ever taken by the socket.
+    /// The bytes that the socket has taken since the start of the stream.
     transmitted: u64,
     digest: Crc32c,
 }
 
-/// Gone bytes that are worth moving the rest of the staged ones to the front.
-const COMPACT_AT: usize = 128 * 1024;
-/// Bytes that a stream has room for without asking for memory. It keeps that, from the first short
-/// FPDU on.
-const CUP: usize = 1024;
-/// Bytes that are staged without growing: what waits at most, what is gone at most, and more.
-const STAGE: usize = 1280 * 1024;
-/// Bytes by which the room grows.
-const GROW: usize = 64 * 1024;
-/// The memory of all streams for them.
-static STAGES: Pool = Pool::new(STAGE, 8);
+/// The sent bytes in front of the staged ones from which the staged bytes are moved to the front.
+const COMPACTION_THRESHOLD_BYTES: usize = 128 * 1024;
+/// The size of the small buffer that a stream keeps from its first short FPDU on.
+const SMALL_BUFFER_BYTES: usize = 1024;
+/// The size of a staging buffer: the longest backlog, the sent bytes before compaction, and a
+/// reserve.
+const STAGING_CAPACITY: usize = 1280 * 1024;
+/// The step by which a staging buffer grows, in bytes.
+const GROWTH_BYTES: usize = 64 * 1024;
+/// The staging buffers of all streams.
+static STAGING_BUFFERS: Pool = Pool::new(STAGING_CAPACITY, 8);
 
 impl Outgoing {
+    /// Creates a queue without FPDUs.
     pub(super) fn new(crc: bool, one_fpdu_a_write: bool) -> Self {
         Self {
             crc,
@@ -60,7 +63,7 @@ impl Outgoing {
             staged: BytesMut::new(),
             start: 0,
             end: 0,
-            cup: BytesMut::new(),
+            small_buffer: BytesMut::new(),
             shared: VecDeque::new(),
             ends: VecDeque::new(),
             queued: 0,
@@ -69,29 +72,30 @@ impl Outgoing {
         }
     }
 
-    /// Bytes that wait for the socket.
+    /// Returns the bytes that wait for the socket.
     pub(super) const fn backlog(&self) -> usize {
         (self.queued - self.transmitted) as usize
     }
 
-    /// Bytes ever put in: what [`transmitted`](Self::transmitted) reaches when all of them, and
-    /// so the work they came from, are handed to the socket.
+    /// Returns the bytes added so far. When [`transmitted`](Self::transmitted) reaches this value,
+    /// the socket has taken all of them, and so the work that they belong to is done.
     pub(super) const fn queued(&self) -> u64 {
         self.queued
     }
 
+    /// Returns the bytes that the socket has taken so far.
     pub(super) const fn transmitted(&self) -> u64 {
         self.transmitted
     }
 
     /// Adds an FPDU whose parts are copied.
-    // Part of its callers, for the sake of small FPDUs.
+    // It is inlined into its callers to make small FPDUs cheap.
     #[inline(always)]
     pub(super) fn push_copied<const N: usize>(&mut self, header: &[u8; N], parts: [&[u8]; 2]) {
         let crc = self.crc;
         let length = ulpdu_length(N + parts[0].len() + parts[1].len());
         let fpdu = self.stage(fpdu_length(length));
-        // The pad, and no CRC. No FPDU is shorter.
+        // This clears the padding and the CRC. No FPDU is shorter than these 8 bytes.
         let tail = fpdu.len() - 8;
         fpdu[tail..].copy_from_slice(&[0; 8]);
         let split = begin(fpdu, length, header, parts[0]);
@@ -102,7 +106,7 @@ impl Outgoing {
         self.finish();
     }
 
-    /// Adds an FPDU around the ULPDU that the `parts` make up.
+    /// Adds an FPDU with the ULPDU that consists of the `parts`.
     pub(super) fn push_ulpdu(&mut self, parts: [&[u8]; 2]) {
         self.push_copied(&[], parts);
     }
@@ -137,7 +141,7 @@ impl Outgoing {
         self.finish();
     }
 
-    /// The next `length` staged bytes, to be written.
+    /// Returns the next `length` staged bytes, for the caller to fill in.
     fn stage(&mut self, length: usize) -> &mut [u8] {
         if self.staged.len() - self.end < length {
             self.make_room(length);
@@ -148,34 +152,34 @@ impl Outgoing {
         &mut self.staged[start..self.end]
     }
 
-    /// Makes room for so many bytes behind the staged ones.
+    /// Makes room for `length` bytes after the staged ones.
     #[cold]
     fn make_room(&mut self, length: usize) {
         let needed = self.end + length;
-        if needed <= CUP {
-            self.staged.resize(CUP, 0);
+        if needed <= SMALL_BUFFER_BYTES {
+            self.staged.resize(SMALL_BUFFER_BYTES, 0);
             return;
         }
-        if self.staged.len() <= CUP {
-            self.cup = mem::replace(&mut self.staged, STAGES.take());
+        if self.staged.len() <= SMALL_BUFFER_BYTES {
+            self.small_buffer = mem::replace(&mut self.staged, STAGING_BUFFERS.take());
             if self.staged.len() < self.end {
-                self.staged.resize(GROW, 0);
+                self.staged.resize(GROWTH_BYTES, 0);
             }
-            self.staged[..self.end].copy_from_slice(&self.cup[..self.end]);
+            self.staged[..self.end].copy_from_slice(&self.small_buffer[..self.end]);
         }
         if self.staged.len() < needed {
-            self.staged.resize(needed.next_multiple_of(GROW), 0);
+            self.staged.resize(needed.next_multiple_of(GROWTH_BYTES), 0);
         }
     }
 
-    /// An FPDU ends here.
+    /// Records the end of an FPDU.
     fn finish(&mut self) {
         if self.one_fpdu_a_write {
             self.ends.push_back(self.queued);
         }
     }
 
-    /// Fills `slices` with what to write next and tells how many there are.
+    /// Fills `slices` with the next bytes to write and returns how many slices there are.
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let mut room = match self.ends.front() {
             Some(end) => (end - self.transmitted) as usize,
@@ -194,7 +198,7 @@ impl Outgoing {
         count
     }
 
-    /// All that waits, in order.
+    /// Returns all bytes that wait, in order.
     fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let mut start = self.start;
         let last = self.shared.back().map_or(start, |&(at, _)| at);
@@ -207,7 +211,7 @@ impl Outgoing {
             .filter(|piece| !piece.is_empty())
     }
 
-    /// The socket took `count` bytes.
+    /// Removes `count` bytes, which the socket took.
     pub(super) fn advance(&mut self, mut count: usize) {
         self.transmitted += count as u64;
         assert!(self.transmitted <= self.queued, "more was taken than given");
@@ -228,7 +232,7 @@ impl Outgoing {
         }
         if self.start == self.end {
             self.release();
-        } else if self.start >= COMPACT_AT {
+        } else if self.start >= COMPACTION_THRESHOLD_BYTES {
             self.compact();
         }
         while self
@@ -250,16 +254,16 @@ impl Outgoing {
         }
     }
 
-    /// Gives the memory of staged bytes back, all of which are gone.
+    /// Returns the staging buffer to the pool, because no staged bytes are left.
     fn release(&mut self) {
         (self.start, self.end) = (0, 0);
-        if self.staged.len() > CUP {
-            let cup = mem::take(&mut self.cup);
-            STAGES.lend(mem::replace(&mut self.staged, cup).freeze());
+        if self.staged.len() > SMALL_BUFFER_BYTES {
+            let small_buffer = mem::take(&mut self.small_buffer);
+            STAGING_BUFFERS.lend(mem::replace(&mut self.staged, small_buffer).freeze());
         }
     }
 
-    /// Forgets everything: no byte of it goes to the socket any more.
+    /// Drops all bytes that wait.
     pub(super) fn clear(&mut self) {
         self.release();
         self.shared.clear();
@@ -268,18 +272,19 @@ impl Outgoing {
     }
 }
 
+/// Returns the length of a ULPDU as its field holds it.
 fn ulpdu_length(length: usize) -> u16 {
     u16::try_from(length).expect("segments are cut to fit")
 }
 
-/// Writes ULPDU_Length, the header and what follows it; tells where that ends.
+/// Writes ULPDU_Length, `header` and `first`, and returns where they end.
 fn begin<const N: usize>(fpdu: &mut [u8], length: u16, header: &[u8; N], first: &[u8]) -> usize {
-    let (behind, end) = (
+    let (header_end, end) = (
         Fpdu::HEADER_LENGTH + N,
         Fpdu::HEADER_LENGTH + N + first.len(),
     );
     fpdu[..Fpdu::HEADER_LENGTH].copy_from_slice(&length.to_be_bytes());
-    fpdu[Fpdu::HEADER_LENGTH..behind].copy_from_slice(header);
-    fpdu[behind..end].copy_from_slice(first);
+    fpdu[Fpdu::HEADER_LENGTH..header_end].copy_from_slice(header);
+    fpdu[header_end..end].copy_from_slice(first);
     end
 }

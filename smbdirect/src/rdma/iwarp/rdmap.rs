@@ -1,4 +1,4 @@
-//! RDMAP (RFC 5040): what a message does.
+//! RDMAP (RFC 5040): the messages, and what each of them does.
 //!
 //! | opcode | message                 | T | QN | the word RsvdULP   |
 //! |--------|-------------------------|---|----|--------------------|
@@ -15,24 +15,24 @@ use thiserror::Error;
 
 use super::ddp::{Header, Tagged, Untagged, word};
 
-/// What a message does.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
-    /// Puts data into the receiver's memory.
+    /// Writes data to the memory of the receiver.
     RdmaWrite = 0,
-    /// Asks for data of the receiver's memory.
+    /// Asks for data from the memory of the receiver.
     RdmaReadRequest = 1,
-    /// Brings the data that was asked for.
+    /// Carries the data that a Read Request asked for.
     RdmaReadResponse = 2,
-    /// A message for the upper layer.
+    /// Carries a message for the upper layer.
     Send = 3,
-    /// The same, and a registration of the receiver's ends.
+    /// Carries a message for the upper layer, and invalidates an STag of the receiver.
     SendInvalidate = 4,
-    /// A Send that wakes a receiver who waits for such only.
+    /// Carries a message for the upper layer, and raises a solicited event.
     SendSolicited = 5,
-    /// Both.
+    /// Carries a message, invalidates an STag, and raises a solicited event.
     SendSolicitedInvalidate = 6,
-    /// The connection ends over an error.
+    /// Ends the connection because of an error.
     Terminate = 7,
 }
 
@@ -43,25 +43,25 @@ pub const QUEUE_READ_REQUEST: u32 = 1;
 /// The queue of the Terminate.
 pub const QUEUE_TERMINATE: u32 = 2;
 
-/// Why a segment's control byte is none of RDMAP's.
+/// The reason why a segment is not an RDMAP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RdmapError {
-    /// A version other than 1.
+    /// The version is not 1.
     #[error("RDMAP version {0}")]
     Version(u8),
-    /// An opcode that is not ours, or that does not go with the kind of segment.
+    /// The opcode is unknown, or does not match the kind of segment.
     #[error("RDMAP opcode {0} is unexpected here")]
     Opcode(u8),
-    /// The message is not as long as its kind always is.
+    /// The message does not have the fixed length of its kind.
     #[error("an RDMAP message of {length} bytes of payload has a fixed length of another size")]
     Length {
-        /// Bytes behind the DDP header.
+        /// The bytes after the DDP header.
         length: usize,
     },
 }
 
 const VERSION: u8 = 1;
-/// By their numbers.
+/// The opcodes, indexed by their numbers.
 const OPCODES: [Opcode; 8] = [
     Opcode::RdmaWrite,
     Opcode::RdmaReadRequest,
@@ -74,11 +74,11 @@ const OPCODES: [Opcode; 8] = [
 ];
 
 impl Opcode {
-    /// The opcode of a segment with this header.
+    /// Returns the opcode of a segment with this header.
     ///
     /// # Errors
-    /// Another version, an opcode that RFC 5040 does not have, and one that does not go with
-    /// tagged or untagged segments respectively.
+    /// Returns an error if the version is not 1, if the opcode is unknown, or if it does not match
+    /// a tagged or untagged segment.
     pub const fn of(header: &Header) -> Result<Self, RdmapError> {
         let (tagged, control) = match header {
             Header::Tagged(header) => (true, header.rdmap_control),
@@ -101,12 +101,12 @@ impl Opcode {
         Ok(opcode)
     }
 
-    /// The control byte of a segment of such a message.
+    /// Returns the control byte of a segment of this kind of message.
     pub const fn control(self) -> u8 {
         VERSION << 6 | self as u8
     }
 
-    /// The queue its segments go to, if they are untagged.
+    /// Returns the queue of its untagged segments.
     pub const fn queue_number(self) -> u32 {
         match self {
             Self::RdmaReadRequest => QUEUE_READ_REQUEST,
@@ -115,35 +115,35 @@ impl Opcode {
         }
     }
 
-    /// Whether its word RsvdULP is an STag to invalidate.
+    /// Returns whether its word RsvdULP is an STag to invalidate.
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
 }
 
-/// What a Read Request carries.
+/// The payload of a Read Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Data Sink STag: comes back in the response.
+    /// The Data Sink STag, which the response repeats.
     pub sink_stag: u32,
-    /// Data Sink Tagged Offset: likewise.
+    /// The Data Sink Tagged Offset, from which the response counts.
     pub sink_tagged_offset: u64,
-    /// RDMA Read Message Size, in bytes.
+    /// The RDMA Read Message Size, in bytes.
     pub read_message_size: u32,
-    /// Data Source STag: memory of the receiver's.
+    /// The Data Source STag, which names memory of the receiver.
     pub source_stag: u32,
-    /// Data Source Tagged Offset: where in that memory.
+    /// The Data Source Tagged Offset in that memory.
     pub source_tagged_offset: u64,
 }
 
 impl ReadRequest {
-    /// Bytes on the wire.
+    /// The length on the wire, in bytes.
     pub const LENGTH: usize = 28;
 
-    /// Reads the payload of a Read Request.
+    /// Decodes the payload of a Read Request.
     ///
     /// # Errors
-    /// Any other length than [`LENGTH`](Self::LENGTH).
+    /// Returns an error if the length is not [`LENGTH`](Self::LENGTH).
     pub fn decode(payload: &[u8]) -> Result<Self, RdmapError> {
         //= MPA-25
         //= RDMAP-03
@@ -161,7 +161,7 @@ impl ReadRequest {
         })
     }
 
-    /// The bytes of the payload.
+    /// Encodes the payload.
     pub fn encode(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         bytes[..4].copy_from_slice(&self.sink_stag.to_be_bytes());
@@ -173,19 +173,19 @@ impl ReadRequest {
     }
 }
 
-/// What a Terminate says is wrong: layer, error type and error code.
+/// The error that a Terminate reports: layer, error type and error code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateCode {
-    /// 0 RDMAP, 1 DDP, 2 the layer below.
+    /// The layer: 0 for RDMAP, 1 for DDP, 2 for the layer below.
     pub layer: u8,
-    /// The meaning depends on the layer.
+    /// The error type, whose meaning depends on the layer.
     pub error_type: u8,
-    /// The meaning depends on layer and type.
+    /// The error code, whose meaning depends on layer and type.
     pub error_code: u8,
 }
 
 impl TerminateCode {
-    /// These three numbers.
+    /// Creates a code of these three numbers.
     pub const fn new(layer: u8, error_type: u8, error_code: u8) -> Self {
         Self {
             layer,
@@ -194,7 +194,7 @@ impl TerminateCode {
         }
     }
 
-    /// What the numbers mean; `None` where the RFCs give them no meaning.
+    /// Returns the meaning of the numbers, or `None` if the RFCs give them none.
     pub const fn meaning(self) -> Option<&'static str> {
         Some(match (self.layer, self.error_type, self.error_code) {
             (0, 0, _) => "RDMAP: local catastrophic error",
@@ -242,15 +242,16 @@ impl fmt::Display for TerminateCode {
     }
 }
 
-/// What a Terminate carries, as it stands on the wire.
+/// The payload of a Terminate, as it is on the wire.
 ///
-/// Linux siw writes the control word with its nibbles and bits swapped, so there are two ways to
-/// read a code, and neither is to be relied on: a Terminate is told and obeyed, never believed.
+/// Linux siw writes the control word with its nibbles and bits swapped. So there are two readings
+/// of a code, and neither is reliable: this library reports a Terminate and ends the stream, but
+/// makes no decision based on its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// Layer and error type, error code, and which headers are copied.
+    /// The layer and error type, the error code, and flags for the copied headers.
     pub control: [u8; 4],
-    /// DDP Segment Length and the headers of the offending segment, if they are there.
+    /// The DDP Segment Length and the headers of the offending segment, if they are copied.
     pub copied: Vec<u8>,
 }
 
@@ -259,8 +260,8 @@ impl Terminate {
     const DDP_HEADER_COPIED: u8 = 0x40;
     const RDMAP_HEADER_COPIED: u8 = 0x20;
 
-    /// Says `code` of a segment, of which the ULPDU is at hand as far as its headers go and its
-    /// length is known; or of none.
+    /// Creates a Terminate with `code`. `offending` is the length of the offending ULPDU and at
+    /// least its headers, if the error was found in a segment.
     pub fn new(code: TerminateCode, offending: Option<(u16, &[u8])>) -> Self {
         //= RDMAP-19
         let mut control = [code.layer << 4 | code.error_type, code.error_code, 0, 0];
@@ -278,7 +279,7 @@ impl Terminate {
         Self { control, copied }
     }
 
-    /// Reads the payload of a Terminate, however little it is.
+    /// Decodes the payload of a Terminate, even if it is truncated.
     pub fn decode(payload: &[u8]) -> Self {
         let mut control = [0; 4];
         let length = payload.len().min(4);
@@ -289,23 +290,23 @@ impl Terminate {
         Self { control, copied }
     }
 
-    /// Appends the payload.
+    /// Appends the payload to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.control);
         out.extend_from_slice(&self.copied);
     }
 
-    /// The code as the RFC has it.
+    /// Returns the code in the bit order of the RFC.
     pub const fn code(&self) -> TerminateCode {
         TerminateCode::new(self.control[0] >> 4, self.control[0] & 0xf, self.control[1])
     }
 
-    /// The code as Linux siw writes it.
+    /// Returns the code in the bit order of Linux siw.
     pub const fn code_of_siw(&self) -> TerminateCode {
         TerminateCode::new(self.control[0] & 0xf, self.control[0] >> 4, self.control[1])
     }
 
-    /// The ULPDU of a Terminate, headers and all.
+    /// Returns the ULPDU of the Terminate, including its headers.
     pub fn ulpdu(&self) -> Vec<u8> {
         //= RDMAP-18
         let header = Untagged {
@@ -334,7 +335,7 @@ impl fmt::Display for Terminate {
     }
 }
 
-/// The DDP header at the front of a ULPDU, together with a Read Request behind it.
+/// Returns the DDP header at the front of a ULPDU, with the Read Request after it if there is one.
 fn headers_of(ulpdu: &[u8]) -> Option<&[u8]> {
     let (header, payload) = Header::decode(ulpdu).ok()?;
     match header {
@@ -357,8 +358,8 @@ mod tests {
         mpa::Fpdu,
     };
 
-    /// Takes an FPDU apart, checks that it can be put together again, and gives the parts.
-    fn taken_apart(text: &str, crc: bool) -> (Header, Opcode, Vec<u8>) {
+    /// Decodes an FPDU, checks that encoding it restores its bytes, and returns its parts.
+    fn decode_and_check(text: &str, crc: bool) -> (Header, Opcode, Vec<u8>) {
         let bytes = hex(text);
         let fpdu = Fpdu::decode(&bytes, crc).unwrap().unwrap();
         assert_eq!(fpdu.length, bytes.len());
@@ -396,7 +397,7 @@ mod tests {
 
     //= RDMAP-01 test
     #[test]
-    fn worked_segments_both_ways() {
+    fn example_segments_round_trip() {
         use Opcode::*;
         let bytes: Vec<u8> = (0..16).collect();
         let smbd = hex("00010001 0000ff00 54050000 00200000 00001000");
@@ -447,15 +448,18 @@ mod tests {
                 &bytes[8..],
             ),
         ] {
-            assert_eq!(taken_apart(text, true), (header, opcode, payload.to_vec()));
+            assert_eq!(
+                decode_and_check(text, true),
+                (header, opcode, payload.to_vec())
+            );
         }
-        assert_eq!(taken_apart(examples::C13, false).2, b"hello");
+        assert_eq!(decode_and_check(examples::C13, false).2, b"hello");
     }
 
     //= RDMAP-03 test
     //= MPA-25 test
     #[test]
-    fn worked_read_requests_both_ways() {
+    fn example_read_requests_round_trip() {
         let of_c5 = ReadRequest {
             sink_stag: 0xab00,
             sink_tagged_offset: 0x1000,
@@ -471,7 +475,7 @@ mod tests {
             source_tagged_offset: 0,
         };
         for (text, number, request) in [(examples::C5, 1, of_c5), (examples::C12, 2, of_c12)] {
-            let (header, opcode, payload) = taken_apart(text, true);
+            let (header, opcode, payload) = decode_and_check(text, true);
             assert_eq!(header, untagged(Opcode::RdmaReadRequest, number, 0));
             assert_eq!(opcode, Opcode::RdmaReadRequest);
             assert_eq!(ReadRequest::decode(&payload), Ok(request));
@@ -487,7 +491,7 @@ mod tests {
     //= RDMAP-18 test
     //= RDMAP-19 test
     #[test]
-    fn worked_terminates_both_ways() {
+    fn example_terminates_round_trip() {
         let (crc, bounds, rights) = (
             TerminateCode::new(2, 0, 2),
             TerminateCode::new(1, 1, 1),
@@ -499,7 +503,7 @@ mod tests {
             (examples::D2, bounds, Some((30, &c4[2..]))),
             (examples::D3, rights, Some((46, &c5[2..48]))),
         ] {
-            let (_, _, payload) = taken_apart(text, true);
+            let (_, _, payload) = decode_and_check(text, true);
             let terminate = Terminate::new(code, offending);
             assert_eq!(Terminate::decode(&payload), terminate);
             assert_eq!(terminate.code(), code);
@@ -511,12 +515,12 @@ mod tests {
 
     //= RDMAP-20 test
     #[test]
-    fn a_terminate_of_siw_is_told_both_ways() {
+    fn a_terminate_of_siw_is_displayed_in_both_bit_orders() {
         for (text, code) in [
             (examples::D4, TerminateCode::new(2, 0, 2)),
             (examples::D5, TerminateCode::new(1, 1, 1)),
         ] {
-            let (_, opcode, payload) = taken_apart(text, true);
+            let (_, opcode, payload) = decode_and_check(text, true);
             assert_eq!(opcode, Opcode::Terminate);
             let terminate = Terminate::decode(&payload);
             assert_eq!(terminate.code_of_siw(), code);
@@ -536,7 +540,7 @@ mod tests {
     //= RDMAP-02 test
     //= DDP-03 test
     #[test]
-    fn opcodes_go_with_their_kind_of_segment_and_no_others_exist() {
+    fn opcodes_must_match_their_kind_of_segment() {
         for control in 0..=u8::MAX {
             let (version, opcode) = (control >> 6, control & 0xf);
             let mut headers = [

@@ -1,50 +1,54 @@
-//! How much of what is sent waits in the operating system to be acknowledged.
+//! The size of the send buffer of the operating system.
 
 use std::{fs, net::SocketAddr};
 
 use socket2::SockRef;
 
-/// How many bytes of what is sent the operating system keeps until they are acknowledged
-/// (`SO_SNDBUF`), for each connection.
+/// The size of the send buffer of each connection (`SO_SNDBUF`): the most sent bytes that the
+/// operating system keeps until the peer acknowledges them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendBuffer {
-    /// The system's choice; but 1 MiB towards a peer at the same IP address, as both ends on one
-    /// machine mostly have. Linux takes that twice, so it is asked for where the buffer would grow beyond 2 MiB
-    /// and 1 MiB is allowed. More under way between such two costs time and gains nothing.
+    /// The system's default, except for a peer with the same IP address, which mostly is on the
+    /// same machine: there the buffer is 1 MiB, because more bytes in flight cost time and gain
+    /// nothing.
+    ///
+    /// Linux doubles the requested size. So 1 MiB is requested only where the buffer could grow
+    /// beyond 2 MiB and a request of 1 MiB is permitted.
     #[default]
     Auto,
-    /// The system's choice. Linux lets it grow with the connection, up to several MiB.
+    /// The system's default. Linux lets it grow with the connection, up to several MiB.
     System,
-    /// So many, from the beginning of a connection to its end. Linux takes twice as much, for its own
-    /// needs as well, and no more than `net.core.wmem_max` allows. Where the system refuses, its choice
+    /// This many bytes for the whole life of a connection. Linux doubles the value to account for
+    /// its own overhead, and limits it to `net.core.wmem_max`. If the system refuses, its default
     /// stays.
     Bytes(u32),
 }
 
-/// What both ends at one IP address are given. With half as much, long messages wait; with the 4 MiB that
-/// Linux grows to, as it counts, RDMA Writes cost 18 to 29 % more where both ends share a core.
-const NEAR: u32 = 1024 * 1024;
+/// The send buffer towards a peer with the same IP address. With half as much, long messages wait.
+/// With the 4 MiB to which Linux grows the buffer, by its own count, RDMA Writes cost 18 to 29 %
+/// more if both ends share a core.
+const SAME_HOST_BYTES: u32 = 1024 * 1024;
 
-/// How large the system lets a send buffer be, in bytes; 0 if it does not tell.
+/// The limits of the system on send buffers, in bytes; 0 if they are unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
-    /// The most that may be asked for. It takes the double then,
-    asked_for: u32,
-    /// and lets one that was not asked for grow to this.
-    grown: u32,
+    /// The largest size that may be requested. Linux doubles it.
+    max_requested: u32,
+    /// The size up to which Linux grows a buffer that was not requested.
+    max_grown: u32,
 }
 
 impl SendBuffer {
-    /// Gives a connected socket its send buffer. One that cannot be had keeps nobody from talking.
+    /// Sets the send buffer of a connected socket. A failure is logged and otherwise ignored.
     pub(super) fn apply(self, socket: &SockRef<'_>, local: SocketAddr, remote: SocketAddr) {
-        if let Some(size) = self.size(local, remote, Limits::of_the_system)
+        if let Some(size) = self.size(local, remote, Limits::of_system)
             && let Err(error) = socket.set_send_buffer_size(size as usize)
         {
             tracing::debug!(size, %error, "the send buffer stays as it is");
         }
     }
 
-    /// What to ask for, if anything.
+    /// Returns the size to request, if any.
     fn size(
         self,
         local: SocketAddr,
@@ -53,8 +57,12 @@ impl SendBuffer {
     ) -> Option<u32> {
         match self {
             Self::Auto if local.ip() == remote.ip() => {
-                let Limits { asked_for, grown } = limits();
-                (asked_for >= NEAR && grown > 2 * NEAR).then_some(NEAR)
+                let Limits {
+                    max_requested,
+                    max_grown,
+                } = limits();
+                (max_requested >= SAME_HOST_BYTES && max_grown > 2 * SAME_HOST_BYTES)
+                    .then_some(SAME_HOST_BYTES)
             }
             Self::Auto | Self::System => None,
             Self::Bytes(size) => Some(size),
@@ -63,7 +71,8 @@ impl SendBuffer {
 }
 
 impl Limits {
-    fn of_the_system() -> Self {
+    /// Reads the limits of this system.
+    fn of_system() -> Self {
         if !cfg!(target_os = "linux") {
             return Self::default();
         }
@@ -72,9 +81,9 @@ impl Limits {
             text.split_whitespace().next_back()?.parse().ok()
         };
         Self {
-            asked_for: last("/proc/sys/net/core/wmem_max").unwrap_or(0),
-            // Least, first and most.
-            grown: last("/proc/sys/net/ipv4/tcp_wmem").unwrap_or(0),
+            max_requested: last("/proc/sys/net/core/wmem_max").unwrap_or(0),
+            // The file holds the minimum, the default and the maximum.
+            max_grown: last("/proc/sys/net/ipv4/tcp_wmem").unwrap_or(0),
         }
     }
 }
@@ -92,34 +101,38 @@ mod tests {
     }
 
     #[test]
-    fn two_ends_at_one_address_are_bounded_where_the_system_would_not() {
+    fn buffers_to_the_same_address_are_bounded_where_the_system_would_grow_them() {
         let v4 = |last| Ipv4Addr::new(192, 0, 2, last);
         let v6 = |last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
-        let near = (at(v4(1), 5445), at(v4(1), 50_000));
-        let near_v6 = (at(v6(1), 5445), at(v6(1), 50_000));
-        let far = (at(v4(1), 5445), at(v4(2), 5445));
-        let far_v6 = (at(v6(1), 5445), at(v6(2), 5445));
-        let limits = |asked_for, grown| Limits { asked_for, grown };
-        // Linux 6.18, and kernels before; a system that grows nothing large, and one that tells nothing.
-        let today = limits(4 * MIB, 4 * MIB);
-        let before = limits(212_992, 4 * MIB);
+        let same = (at(v4(1), 5445), at(v4(1), 50_000));
+        let same_v6 = (at(v6(1), 5445), at(v6(1), 50_000));
+        let other = (at(v4(1), 5445), at(v4(2), 5445));
+        let other_v6 = (at(v6(1), 5445), at(v6(2), 5445));
+        let limits = |max_requested, max_grown| Limits {
+            max_requested,
+            max_grown,
+        };
+        // The limits of Linux 6.18, of older kernels, of a system with small buffers, and unknown
+        // limits.
+        let current = limits(4 * MIB, 4 * MIB);
+        let older = limits(212_992, 4 * MIB);
         let small = limits(4 * MIB, 2 * MIB);
-        let silent = Limits::default();
+        let unknown = Limits::default();
         use SendBuffer::{Auto, Bytes, System};
         for (choice, (local, remote), limits, expected) in [
-            (Auto, near, today, Some(MIB)),
-            (Auto, near_v6, today, Some(MIB)),
-            (Auto, near, limits(MIB, 2 * MIB + 1), Some(MIB)),
-            (Auto, near, limits(MIB - 1, 4 * MIB), None),
-            (Auto, near, before, None),
-            (Auto, near, small, None),
-            (Auto, near, silent, None),
-            (Auto, far, today, None),
-            (Auto, far_v6, today, None),
-            (System, near, today, None),
-            (System, far, today, None),
-            (Bytes(65_536), near, today, Some(65_536)),
-            (Bytes(65_536), far, silent, Some(65_536)),
+            (Auto, same, current, Some(MIB)),
+            (Auto, same_v6, current, Some(MIB)),
+            (Auto, same, limits(MIB, 2 * MIB + 1), Some(MIB)),
+            (Auto, same, limits(MIB - 1, 4 * MIB), None),
+            (Auto, same, older, None),
+            (Auto, same, small, None),
+            (Auto, same, unknown, None),
+            (Auto, other, current, None),
+            (Auto, other_v6, current, None),
+            (System, same, current, None),
+            (System, other, current, None),
+            (Bytes(65_536), same, current, Some(65_536)),
+            (Bytes(65_536), other, unknown, Some(65_536)),
         ] {
             let size = choice.size(local, remote, || limits);
             assert_eq!(size, expected, "{choice:?} to {remote} with {limits:?}");

@@ -1,4 +1,4 @@
-//! What the two directions of a stream share: memory, and the work that waits for the peer.
+//! The state that both directions of a stream share: memory, and the work that waits for the peer.
 
 use std::collections::VecDeque;
 
@@ -11,30 +11,32 @@ use crate::rdma::{
     work::{Completion, WorkId, WorkRequest},
 };
 
-/// What both directions of a stream touch.
+/// The state that both directions of a stream use.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) memory: MemoryTable,
-    /// Receives without a message.
+    /// The posted receives that wait for a message.
     pub(super) receives: ReceiveQueue,
-    /// Reads of ours that the peer has been asked for, oldest first.
+    /// The RDMA Reads of this end whose request is sent, oldest first.
     pub(super) reads: VecDeque<OutboundRead>,
-    /// Reads of the peer's without a whole response, oldest first.
+    /// The RDMA Reads of the peer whose response is incomplete, oldest first.
     pub(super) inbound_reads: VecDeque<InboundRead>,
     pub(super) completions: VecDeque<Completion>,
 }
 
-/// A Read Request of ours and what has come of its data.
+/// An RDMA Read of this end, and the data that has arrived for it.
 #[derive(Debug)]
 pub(super) struct OutboundRead {
-    /// `None` for the ready-to-receive frame, which nobody posted.
+    /// The identifier of the work request; `None` for the ready-to-receive frame, which was not
+    /// posted.
     pub(super) id: Option<WorkId>,
     pub(super) buffer: BytesMut,
+    /// The bytes of `buffer` that have arrived.
     pub(super) filled: usize,
     pub(super) sink_stag: u32,
 }
 
-/// A Read Request of the peer's.
+/// An RDMA Read of the peer.
 #[derive(Debug)]
 pub(super) struct InboundRead {
     pub(super) message_sequence_number: u32,
@@ -42,6 +44,7 @@ pub(super) struct InboundRead {
 }
 
 impl Shared {
+    /// Creates the state of a new stream.
     pub(super) fn new() -> Self {
         Self {
             memory: MemoryTable::new(),
@@ -52,12 +55,13 @@ impl Shared {
         }
     }
 
+    /// Completes a work request as flushed.
     pub(super) fn flush(&mut self, id: WorkId, buffer: Option<BytesMut>) {
         self.completions
             .push_back(Completion::Flushed { id, buffer });
     }
 
-    /// Completes work that has not begun as flushed.
+    /// Completes work that was not started as flushed.
     pub(super) fn flush_work(&mut self, work: WorkRequest) {
         match work {
             WorkRequest::Read { id, into, .. } => self.flush(id, Some(into)),
@@ -71,18 +75,18 @@ impl Shared {
     }
 }
 
-/// An error together with the segment it was found in.
+/// An error and the segment in which it was found.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) error: StreamError,
-    /// ULPDU_Length and the first bytes of the ULPDU.
+    /// The ULPDU_Length and the first bytes of the ULPDU.
     pub(super) segment: Option<(u16, Vec<u8>)>,
 }
 
 impl Fault {
-    /// `error` in the segment that is `ulpdu`.
+    /// Creates the fault of `error` in the segment `ulpdu`.
     pub(super) fn within(error: impl Into<StreamError>, ulpdu: &[u8]) -> Self {
-        // A Read Request has the longest headers that a Terminate shows.
+        // A Read Request has the longest headers that a Terminate copies.
         let shown = ulpdu.len().min(Untagged::LENGTH + ReadRequest::LENGTH);
         Self {
             error: error.into(),

@@ -1,14 +1,14 @@
-//! The decisions at the start of a connection, made of frames alone: what to ask for, what to
-//! answer, and what holds from then on.
+//! The negotiation at the start of a connection: what a Request asks for, what a Reply answers, and
+//! what both ends agree on. It works on frames and does no I/O.
 //!
 //! # CRC
 //!
-//! CRC is on if either frame has C set. With [`MpaCrc::Auto`] our Requests do not set it, because
-//! the peer may be Linux siw, which takes an FPDU for broken if the border between two TCP
-//! segments cuts its CRC field. But a Request of revision 2 carries [`MARKER`] behind the private
-//! data of the upper layer, where others read past it; a responder of ours that finds the
-//! marker sets C, and puts the marker into its Reply, so that the initiator knows too. Hence
-//! between two ends of ours CRC is on, and otherwise as the peer asks.
+//! CRCs are on if either frame has the C flag. With [`MpaCrc::Auto`] a Request does not set it,
+//! because the peer may be Linux siw, which reports a broken FPDU if the CRC field is split between
+//! two TCP segments. But a Request of revision 2 carries [`PEER_SIGNATURE`] after the private data
+//! of the upper layer, where other implementations ignore it. A responder of this library that
+//! finds the signature sets C and puts the signature into its Reply, which tells the initiator. So
+//! CRCs are on between two ends of this library, and otherwise if the peer asks for them.
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
@@ -18,56 +18,56 @@ use super::{
     rdmap::TerminateCode,
 };
 
-/// Tells an end of ours that the other end is too, that is, copes with any segmentation. Eight
-/// bytes that nobody's private data ends with by chance.
-pub(super) const MARKER: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
+/// The signature by which two ends of this library recognise each other, and with it their support
+/// for any segmentation. Private data does not end with these eight bytes by chance.
+pub(super) const PEER_SIGNATURE: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
 
-/// When FPDUs carry a CRC.
+/// Selects the connections whose FPDUs carry a CRC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MpaCrc {
-    /// Between two ends of ours, and where the peer asks for it.
+    /// Use CRCs between two ends of this library, and if the peer asks for them.
     #[default]
     Auto,
-    /// Always.
+    /// Always use CRCs.
     On,
-    /// Only where the peer asks for it.
+    /// Use CRCs only if the peer asks for them.
     Off,
 }
 
-/// The zero-length message that shows the responder that the initiator is ready.
+/// The zero-length message by which an initiator tells the responder that it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rtr {
-    /// RDMA Write.
+    /// An RDMA Write.
     Write,
-    /// RDMA Read.
+    /// An RDMA Read.
     Read,
 }
 
-/// What this end wants.
+/// The settings of this end for the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct MpaPreferences {
     pub(super) crc: MpaCrc,
-    /// Inbound reads to serve at most.
+    /// The most RDMA Reads of the peer to serve.
     pub(super) ird: u16,
-    /// Outbound reads to have outstanding at most.
+    /// The most RDMA Reads of this end to have outstanding.
     pub(super) ord: u16,
 }
 
-/// What both ends know when the frames have been exchanged.
+/// The outcome of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
     pub(super) crc: bool,
-    /// Whether the peer is known to be ours.
-    pub(super) own_kind: bool,
+    /// Whether the peer is known to be this library.
+    pub(super) peer_is_smbdirect: bool,
     pub(super) ird: u32,
     pub(super) ord: u32,
-    /// What the initiator sends first.
+    /// The frame that the initiator sends first.
     pub(super) ready_to_receive: Option<Rtr>,
-    /// What the peer's upper layer says.
+    /// The private data of the peer's upper layer.
     pub(super) private_data: Bytes,
 }
 
-/// Why a Reply does not lead to a connection.
+/// The reason why a Reply does not lead to a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum ReplyFault {
     #[error("the peer turned the connection away{}", told(.0))]
@@ -82,6 +82,7 @@ pub(super) enum ReplyFault {
     NoRtr,
 }
 
+/// Returns the private data of a refusal as a part of its message.
 fn told(private_data: &Bytes) -> String {
     if private_data.is_empty() {
         return String::new();
@@ -90,7 +91,7 @@ fn told(private_data: &Bytes) -> String {
 }
 
 impl ReplyFault {
-    /// What the peer is told before the connection is closed.
+    /// Returns the code of the Terminate to send before the connection is closed.
     pub(super) const fn terminate_code(&self) -> Option<TerminateCode> {
         match self {
             Self::InsufficientIrd { .. } => Some(TerminateCode::new(2, 0, 6)),
@@ -100,24 +101,26 @@ impl ReplyFault {
     }
 }
 
-/// A depth for peers that have no way to name theirs.
+/// The assumed depth of peers that cannot announce theirs.
 const UNKNOWN_DEPTH: u16 = 16;
-/// What hardware and siw take at most.
+/// The greatest depth that network cards and siw accept.
 const MAX_DEPTH: u16 = 128;
 
-impl Wishes {
-    /// Peers round our IRD up to a power of two and use that many: so it is one from the start.
+impl MpaPreferences {
+    /// Returns the IRD to announce. Peers round it up to a power of two and use that many, so it is
+    /// rounded here.
     pub(super) fn ird(&self) -> u16 {
         //= EST-09
         self.ird.clamp(1, MAX_DEPTH).next_power_of_two()
     }
 
+    /// Returns the ORD to announce.
     pub(super) fn ord(&self) -> u16 {
         //= EST-10
         self.ord.min(MAX_DEPTH)
     }
 
-    /// The Request of an initiator.
+    /// Returns the Request of an initiator.
     pub(super) fn request(&self, revision: u8, private_data: &Bytes) -> StartupFrame {
         //= MPA-15
         let mut frame = StartupFrame::new(FrameKind::Request, revision);
@@ -135,13 +138,13 @@ impl Wishes {
                 ord: self.ord(),
             });
             if self.crc != MpaCrc::Off {
-                frame.private_data = marked(private_data);
+                frame.private_data = append_signature(private_data);
             }
         }
         frame
     }
 
-    /// The Reply of a responder, and what holds if it reaches the peer.
+    /// Returns the Reply of a responder, and the agreement that it establishes.
     ///
     /// `peer_serves_reads` is the IRD that the upper layer found in the private data.
     pub(super) fn answer(
@@ -152,16 +155,16 @@ impl Wishes {
     ) -> (StartupFrame, Agreement) {
         //= MPA-11
         let mut reply = StartupFrame::new(FrameKind::Reply, request.revision);
-        let (theirs, own_kind) = unmarked(request);
+        let (theirs, peer_is_smbdirect) = split_signature(request);
         let wanted = match self.crc {
-            MpaCrc::Auto => own_kind,
+            MpaCrc::Auto => peer_is_smbdirect,
             MpaCrc::On => true,
             MpaCrc::Off => false,
         };
         //= MPA-17
         reply.crc = request.crc || wanted;
-        reply.private_data = if own_kind {
-            marked(private_data)
+        reply.private_data = if peer_is_smbdirect {
+            append_signature(private_data)
         } else {
             private_data.clone()
         };
@@ -191,7 +194,7 @@ impl Wishes {
         }
         let agreement = Agreement {
             crc: reply.crc,
-            own_kind,
+            peer_is_smbdirect,
             ird: ird.into(),
             ord: ord.into(),
             ready_to_receive: None,
@@ -200,13 +203,13 @@ impl Wishes {
         (reply, agreement)
     }
 
-    /// What holds when `reply` has come to `request`.
+    /// Returns the agreement that `reply` to `request` establishes.
     pub(super) fn agree(
         &self,
         request: &StartupFrame,
         reply: &StartupFrame,
     ) -> Result<Agreement, ReplyFault> {
-        let (theirs, own_kind) = unmarked(reply);
+        let (theirs, peer_is_smbdirect) = split_signature(reply);
         if reply.revision != request.revision {
             return Err(ReplyFault::Revision(reply.revision));
         }
@@ -245,7 +248,7 @@ impl Wishes {
             //= MPA-17
             //= MPA-19
             crc: request.crc || reply.crc,
-            own_kind,
+            peer_is_smbdirect,
             ird: ird.into(),
             ord: ord.into(),
             ready_to_receive,
@@ -254,8 +257,8 @@ impl Wishes {
     }
 }
 
-/// The Reply that turns a Request away. Of a Request that could not be read nothing is known but
-/// that it was one of revision 2.
+/// Returns the Reply that refuses a Request. `None` stands for a Request of revision 2 that could
+/// not be decoded.
 pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     //= MPA-11
     //= MPA-13
@@ -272,25 +275,32 @@ pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     }
 }
 
-fn marked(private_data: &Bytes) -> Bytes {
-    let mut marked = BytesMut::from(&private_data[..]);
-    marked.extend_from_slice(&MARKER);
-    marked.freeze()
+/// Returns `private_data` followed by the signature of this library.
+fn append_signature(private_data: &Bytes) -> Bytes {
+    let mut signed = BytesMut::from(&private_data[..]);
+    signed.extend_from_slice(&PEER_SIGNATURE);
+    signed.freeze()
 }
 
-/// The private data of the upper layer, and whether our marker was behind it.
-pub(super) fn unmarked(frame: &StartupFrame) -> (Bytes, bool) {
-    let own_kind = frame.revision == 2 && frame.private_data.ends_with(&MARKER);
-    let length = frame.private_data.len() - if own_kind { MARKER.len() } else { 0 };
-    (frame.private_data.slice(..length), own_kind)
+/// Splits the private data of a frame into that of the upper layer, and whether the signature of
+/// this library follows it.
+pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, bool) {
+    let peer_is_smbdirect = frame.revision == 2 && frame.private_data.ends_with(&PEER_SIGNATURE);
+    let length = frame.private_data.len()
+        - if peer_is_smbdirect {
+            PEER_SIGNATURE.len()
+        } else {
+            0
+        };
+    (frame.private_data.slice(..length), peer_is_smbdirect)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const fn wishes(crc: MpaCrc, ird: u16, ord: u16) -> Wishes {
-        Wishes { crc, ird, ord }
+    const fn preferences(crc: MpaCrc, ird: u16, ord: u16) -> MpaPreferences {
+        MpaPreferences { crc, ird, ord }
     }
 
     fn asked(ird: u16, ord: u16) -> StartupFrame {
@@ -304,8 +314,8 @@ mod tests {
         }
     }
 
-    /// The depths in the Reply to a Request with these, IRD first.
-    fn answered(ours: Wishes, ird: u16, ord: u16, serves: Option<u32>) -> (u16, u16) {
+    /// Returns the IRD and ORD in the Reply to a Request with these depths.
+    fn answered(ours: MpaPreferences, ird: u16, ord: u16, serves: Option<u32>) -> (u16, u16) {
         let (reply, agreement) = ours.answer(&asked(ird, ord), &Bytes::new(), serves);
         let enhanced = reply.enhanced.unwrap();
         assert_eq!((u32::from(enhanced.ird), u32::from(enhanced.ord)), {
@@ -321,15 +331,15 @@ mod tests {
     //= EST-16 test
     //= SEC-06 test
     #[test]
-    fn depths_in_a_reply() {
-        let ours = wishes(MpaCrc::Auto, 32, 32);
-        // What siw asks for, and the answer to it that is known to work.
+    fn a_reply_announces_the_lower_depths() {
+        let ours = preferences(MpaCrc::Auto, 32, 32);
+        // The Request of siw, and the answer that is known to work with it.
         assert_eq!(answered(ours, 32, 8, None), (8, 32));
         assert_eq!(answered(ours, 32, 0, None), (1, 32));
         assert_eq!(answered(ours, 0, 5, None), (8, 0));
         assert_eq!(answered(ours, 32, 200, Some(3)), (32, 3));
         assert_eq!(answered(ours, 2, 200, Some(30)), (32, 2));
-        let greedy = wishes(MpaCrc::Auto, u16::MAX, u16::MAX);
+        let greedy = preferences(MpaCrc::Auto, u16::MAX, u16::MAX);
         assert_eq!(answered(greedy, 200, 200, None), (128, 128));
         let not_negotiated = Enhanced::NOT_NEGOTIATED;
         assert_eq!(
@@ -337,8 +347,11 @@ mod tests {
             (32, 16)
         );
         assert_eq!(answered(ours, not_negotiated, 1, Some(20)), (1, 20));
-        assert_eq!(answered(wishes(MpaCrc::Auto, 0, 0), 9, 9, None), (1, 0));
-        let uneven = wishes(MpaCrc::Auto, 5, 5);
+        assert_eq!(
+            answered(preferences(MpaCrc::Auto, 0, 0), 9, 9, None),
+            (1, 0)
+        );
+        let uneven = preferences(MpaCrc::Auto, 5, 5);
         assert_eq!(answered(uneven, 9, 9, None), (8, 5));
         assert_eq!(uneven.request(2, &Bytes::new()).enhanced.unwrap().ird, 8);
     }
@@ -351,7 +364,7 @@ mod tests {
         for revision in [1, 2] {
             let request = StartupFrame::new(FrameKind::Request, revision);
             for (serves, expected) in [(None, 16), (Some(4), 4), (Some(u32::MAX), 32)] {
-                let ours = wishes(MpaCrc::Auto, 20, 32);
+                let ours = preferences(MpaCrc::Auto, 20, 32);
                 let (reply, agreement) = ours.answer(&request, &Bytes::new(), serves);
                 assert_eq!((reply.revision, reply.enhanced), (revision, None));
                 assert_eq!((agreement.ird, agreement.ord), (32, expected));
@@ -364,14 +377,15 @@ mod tests {
     //= EST-04 test
     //= EST-05 test
     #[test]
-    fn ready_to_receive_is_a_write_where_it_can_be() {
-        let ours = wishes(MpaCrc::Auto, 32, 32);
+    fn ready_to_receive_is_a_write_if_offered() {
+        let ours = preferences(MpaCrc::Auto, 32, 32);
         for (send, write, read, expected) in [
             (false, true, true, Rtr::Write),
             (false, true, false, Rtr::Write),
             (false, false, true, Rtr::Read),
             (true, false, true, Rtr::Read),
-            // We ask for a Write where only a Send was offered: nobody implements that well.
+            // The reply asks for a Write even if only a Send was offered, which few peers implement
+            // well.
             (true, false, false, Rtr::Write),
         ] {
             let mut request = asked(8, 8);
@@ -400,27 +414,27 @@ mod tests {
     //= MPA-17 test
     //= MPA-18 test
     #[test]
-    fn the_marker_is_for_our_own_kind_and_never_seen_above() {
+    fn the_signature_identifies_this_library_and_is_hidden_from_the_upper_layer() {
         let private_data = Bytes::from_static(b"01234567");
-        let ours = wishes(MpaCrc::Auto, 32, 32);
+        let ours = preferences(MpaCrc::Auto, 32, 32);
         let request = ours.request(2, &private_data);
         assert!(!request.crc && request.private_data.starts_with(&private_data));
         assert!(request.encoded_length() <= 20 + 4 + 248);
         let (reply, agreement) = ours.answer(&request, &private_data, None);
-        assert!(reply.crc && agreement.crc && agreement.own_kind);
+        assert!(reply.crc && agreement.crc && agreement.peer_is_smbdirect);
         assert_eq!(agreement.private_data, private_data);
         let agreement = ours.agree(&request, &reply).unwrap();
-        assert!(agreement.crc && agreement.own_kind);
+        assert!(agreement.crc && agreement.peer_is_smbdirect);
         assert_eq!(agreement.private_data, private_data);
 
-        // Others do not know it, and are asked for nothing.
+        // Other peers do not know the signature, and are asked for nothing.
         let mut foreign = asked(8, 8);
         foreign.private_data = private_data.clone();
         let (reply, agreement) = ours.answer(&foreign, &private_data, None);
-        assert!(!reply.crc && !agreement.crc && !agreement.own_kind);
+        assert!(!reply.crc && !agreement.crc && !agreement.peer_is_smbdirect);
         assert_eq!(reply.private_data, private_data);
         for (crc, revision) in [(MpaCrc::Auto, 1), (MpaCrc::Off, 2)] {
-            let request = wishes(crc, 32, 32).request(revision, &private_data);
+            let request = preferences(crc, 32, 32).request(revision, &private_data);
             assert_eq!(request.private_data, private_data);
         }
     }
@@ -431,7 +445,7 @@ mod tests {
     fn a_reply_cannot_switch_crcs_off() {
         for (asked, replied) in [(false, false), (false, true), (true, false), (true, true)] {
             let crc = if asked { MpaCrc::On } else { MpaCrc::Off };
-            let ours = wishes(crc, 32, 32);
+            let ours = preferences(crc, 32, 32);
             let request = ours.request(1, &Bytes::new());
             assert_eq!(request.crc, asked);
             let reply = StartupFrame {
@@ -446,8 +460,8 @@ mod tests {
     //= EST-11 test
     //= EST-13 test
     #[test]
-    fn depths_that_come_with_a_reply() {
-        let ours = wishes(MpaCrc::Auto, 8, 32);
+    fn depths_in_a_reply_limit_the_initiator() {
+        let ours = preferences(MpaCrc::Auto, 8, 32);
         let request = ours.request(2, &Bytes::new());
         let replied = |ird, ord| {
             let reply = StartupFrame {

@@ -1,26 +1,26 @@
-//! The byte machine of an established iWARP stream. It does no I/O and has no clock.
+//! The state machine of an established iWARP stream. It does no I/O and has no clock.
 //!
 //! ```text
 //!   post(work) ──> transmit: cut into segments ──> transmit_slices / transmitted ──> socket
-//!                      ^ read requests of the peer's
+//!                      ^ read requests of the peer
 //!   completions <── receive: check and place <── receive_slices / received <──────── socket
 //! ```
 //!
-//! Whoever holds it moves bytes between the slices and a socket and takes completions until there
-//! are none. All checks of the peer's bytes happen on the way in, before anything is touched; the
-//! first that fails ends the stream with a Terminate, and then only
+//! The caller moves bytes between the slices and a socket, and polls completions until there are
+//! none. The bytes of the peer are checked as they arrive, before they have any effect. The first
+//! check that fails ends the stream with a Terminate, and then only
 //! [`transmit_slices`](Stream::transmit_slices) and [`poll_completion`](Stream::poll_completion)
-//! still have something to say.
+//! still return something.
 
 use std::io::IoSlice;
 
 use super::{
+    config::StreamConfig,
     error::StreamError,
     mpa,
     rdmap::Terminate,
     receive::Receive,
     shared::{Fault, Shared},
-    startup::Rtr,
     transmit::Transmit,
 };
 use crate::rdma::{
@@ -29,26 +29,7 @@ use crate::rdma::{
     work::{Completion, Disconnect, Limits, ProviderError, Room, WorkRequest},
 };
 
-/// What the startup frames settled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamConfig {
-    /// Whether this end sent the MPA Request.
-    pub initiator: bool,
-    /// Whether CRCs are made and checked.
-    pub crc: bool,
-    /// The longest FPDU to send; see [`max_fpdu`](mpa::max_fpdu).
-    pub max_fpdu: usize,
-    /// Whether [`transmit_slices`](Stream::transmit_slices) gives one FPDU at a time.
-    pub one_fpdu_a_write: bool,
-    /// ORD: RDMA Reads of ours that may be outstanding.
-    pub max_outbound_reads: u32,
-    /// IRD: RDMA Reads of the peer's that may be outstanding.
-    pub max_inbound_reads: u32,
-    /// The ready-to-receive frame that this end, the initiator, has to send first.
-    pub ready_to_receive: Option<Rtr>,
-}
-
-/// The byte machine of an established stream.
+/// The state machine of an established stream, which does no I/O and has no clock.
 #[derive(Debug)]
 pub struct Stream {
     transmit: Transmit,
@@ -56,24 +37,24 @@ pub struct Stream {
     shared: Shared,
     limits: Limits,
     initiator: bool,
-    /// No more work is taken; what was posted is finished.
+    /// Whether the stream takes no more work and finishes what was posted.
     closing: bool,
-    /// Posted after that; completes as flushed, behind what was posted before.
+    /// The work posted while closing, which completes as flushed after earlier work.
     late: Vec<WorkRequest>,
-    /// FIN is sent.
+    /// Whether FIN is sent.
     finished: bool,
-    /// How it ended; told behind all other completions.
+    /// How the stream ended, which is reported after all other completions.
     ended: Option<Disconnect>,
-    /// That it ended was told.
+    /// Whether the end was reported.
     reported: bool,
 }
 
-/// Work that may be outstanding in each direction. There is no hardware to run full: this is to
-/// bound the memory of somebody who posts and never polls.
-const MAX_QUEUE: usize = 8192;
+/// The most work requests that may be outstanding in each direction. It bounds the memory of a
+/// caller that posts and never polls.
+const MAX_QUEUE_ENTRIES: usize = 8192;
 
 impl Stream {
-    /// A stream whose next byte in either direction belongs to an FPDU.
+    /// Creates a stream whose next byte in either direction belongs to an FPDU.
     pub fn new(config: &StreamConfig) -> Self {
         assert!(config.max_fpdu >= mpa::max_fpdu(0), "no header fits");
         let mut shared = Shared::new();
@@ -95,11 +76,11 @@ impl Stream {
         }
     }
 
-    /// What a stream with these depths can do.
+    /// Returns the limits of a stream with these read depths.
     pub const fn limits_of(max_outbound_reads: u32, max_inbound_reads: u32) -> Limits {
         Limits {
-            max_send_queue: MAX_QUEUE,
-            max_receive_queue: MAX_QUEUE,
+            max_send_queue: MAX_QUEUE_ENTRIES,
+            max_receive_queue: MAX_QUEUE_ENTRIES,
             max_outbound_reads,
             max_inbound_reads,
             max_transfer: u32::MAX,
@@ -107,24 +88,25 @@ impl Stream {
         }
     }
 
-    /// What this stream can do.
+    /// Returns the limits of this stream.
     pub const fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// How much may be posted now.
+    /// Returns how much work may be posted now.
     pub fn room(&self) -> Room {
         let sends = self.transmit.outstanding() + self.shared.reads.len();
         Room {
-            sends: MAX_QUEUE.saturating_sub(sends),
-            receives: MAX_QUEUE.saturating_sub(self.shared.receives.len()),
+            sends: MAX_QUEUE_ENTRIES.saturating_sub(sends),
+            receives: MAX_QUEUE_ENTRIES.saturating_sub(self.shared.receives.len()),
         }
     }
 
-    /// Queues `work`; [`prepare`](Self::prepare) makes the rest of what has to be sent for it.
+    /// Queues `work`. [`prepare`](Self::prepare) makes the FPDUs that this call does not make.
     ///
     /// # Panics
-    /// On a Read, a Write or a Send of 4 GiB or more, and on a Read where none may be posted.
+    /// Panics on a Read, a Write or a Send of 4 GiB or more, and on a Read if `max_outbound_reads`
+    /// is 0.
     #[inline(always)]
     pub fn post(&mut self, work: WorkRequest) {
         if self.ended.is_some() || self.closing {
@@ -144,12 +126,12 @@ impl Stream {
             } => assert_less_than_4_gib(header.as_slice().len() + payload.len()),
             WorkRequest::Write { data, .. } => assert_less_than_4_gib(data.len()),
         }
-        if !self.transmit.begin_at_once(&work, &self.shared) {
+        if !self.transmit.try_begin(&work, &self.shared) {
             self.transmit.post(work);
         }
     }
 
-    /// Takes what is posted when no more work is done.
+    /// Takes work that is posted after the stream was closed or has ended.
     #[cold]
     fn post_late(&mut self, work: WorkRequest) {
         if self.ended.is_none() {
@@ -159,7 +141,7 @@ impl Stream {
         }
     }
 
-    /// The next completion; [`Completion::Disconnected`] is the last.
+    /// Returns the next completion. [`Completion::Disconnected`] is the last.
     #[inline]
     pub fn poll_completion(&mut self) -> Option<Completion> {
         if self.transmit.has_finished() {
@@ -171,7 +153,7 @@ impl Stream {
         self.shared.completions.pop_front()
     }
 
-    /// How it ended, once.
+    /// Returns how the stream ended, once.
     #[cold]
     fn report_end(&mut self) -> Option<Completion> {
         let ended = self.ended.clone().filter(|_| !self.reported)?;
@@ -179,20 +161,20 @@ impl Stream {
         Some(Completion::Disconnected(ended))
     }
 
-    /// Whether [`poll_completion`](Self::poll_completion) has one.
+    /// Returns whether [`poll_completion`](Self::poll_completion) has a completion.
     pub fn has_completion(&self) -> bool {
         !self.shared.completions.is_empty()
             || self.transmit.has_finished()
             || (self.ended.is_some() && !self.reported)
     }
 
-    /// Registered memory of this stream.
+    /// Returns the registered memory of this stream.
     pub const fn memory(&mut self) -> &mut MemoryTable {
         &mut self.shared.memory
     }
 
-    /// Makes FPDUs of what was posted, as many as are worth having, and tells how many bytes
-    /// now wait for the socket.
+    /// Makes FPDUs of posted work, up to a limit on the bytes that wait, and returns how many bytes
+    /// wait for the socket.
     #[inline]
     pub fn prepare(&mut self) -> usize {
         let has_more = self.transmit.has_more() || !self.shared.inbound_reads.is_empty();
@@ -205,13 +187,13 @@ impl Stream {
         self.transmit.backlog()
     }
 
-    /// Fills `slices` with what to write next, in one go, and tells how many there are.
+    /// Fills `slices` with the next bytes to write and returns how many slices there are.
     pub fn transmit_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         self.transmit.slices(slices)
     }
 
-    /// Whether the socket has all that this initiator had to say, and no FPDU of the responder's
-    /// has come yet.
+    /// Returns whether this end is an initiator whose bytes are all sent, and no FPDU of the
+    /// responder has arrived yet.
     pub fn is_unanswered(&self) -> bool {
         self.initiator
             && !self.closing
@@ -220,30 +202,30 @@ impl Stream {
             && self.transmit.is_all_sent()
     }
 
-    /// Adds an RDMA Write of length 0, which changes nothing at the peer, where the stream
+    /// Adds an RDMA Write of length 0, which has no effect at the peer, if the stream
     /// [is unanswered](Self::is_unanswered).
     ///
-    /// Linux siw overlooks a first FPDU that comes while it is still busy with its Reply, and
-    /// finds it when more bytes come.
+    /// Linux siw overlooks a first FPDU that arrives while it still processes its Reply, and finds
+    /// it when more bytes arrive.
     pub fn startup_probe(&mut self) {
         //= MPA-36
         if self.is_unanswered() {
-            self.transmit.write_nothing();
+            self.transmit.push_empty_write();
         }
     }
 
-    /// The socket took the first `count` bytes of the slices.
+    /// Records that the socket took the first `count` bytes of the slices.
     pub fn transmitted(&mut self, count: usize) {
         self.transmit.transmitted(count);
     }
 
-    /// Bytes that sockets ever took.
+    /// Returns the bytes that the socket has taken so far.
     pub const fn transmitted_bytes(&self) -> u64 {
         self.transmit.transmitted_bytes()
     }
 
-    /// Bytes that the peer owes as data of Reads: so many at least come from the socket before the
-    /// Reads are done.
+    /// Returns the bytes of Read data that the peer owes. At least this many arrive from the socket
+    /// before the Reads are done.
     #[cfg(feature = "tokio")]
     pub(super) fn owed_bytes(&self) -> usize {
         let reads = self.shared.reads.iter();
@@ -251,34 +233,34 @@ impl Stream {
         owed.saturating_sub(self.receive.unfinished())
     }
 
-    /// Sets the length of the FPDUs to come.
+    /// Sets the longest FPDU to make from now on.
     pub fn set_max_fpdu(&mut self, max_fpdu: usize) {
         assert!(max_fpdu >= mpa::max_fpdu(0), "no header fits");
         self.transmit.set_max_fpdu(max_fpdu);
     }
 
-    /// Where the next bytes from the socket go: as many as there are into the first slice, which
-    /// may be empty, the others into the second. After the end of the stream both are empty.
+    /// Returns where the next bytes from the socket go: first the first slice, which may be empty,
+    /// then the second. After the end of the stream both are empty.
     pub fn receive_slices(&mut self) -> [&mut [u8]; 2] {
         if self.ended.is_some() {
             return [&mut [], &mut []];
         }
-        // Memory that was deregistered while a payload was on its way in fails here.
-        if let Err(error) = self.receive.check_place(&mut self.shared) {
+        // This fails if the memory was deregistered while a payload for it was arriving.
+        if let Err(error) = self.receive.check_placement(&mut self.shared) {
             self.fail(error.into());
             return [&mut [], &mut []];
         }
         self.receive.slices(&mut self.shared)
     }
 
-    /// `count` bytes are where [`receive_slices`](Self::receive_slices) pointed.
+    /// Processes `count` bytes that were read into the [`receive_slices`](Self::receive_slices).
     pub fn received(&mut self, count: usize) {
         if self.ended.is_some() {
             return;
         }
         //= MPA-22
         let received = self.receive.received(count, &mut self.shared);
-        // Before a fault is told: the first FPDU lets even a Terminate pass.
+        // This precedes the fault, because the first FPDU permits even a Terminate to be sent.
         //= MPA-07
         if self.receive.any_fpdu() {
             self.transmit.release();
@@ -288,7 +270,7 @@ impl Stream {
         }
     }
 
-    /// Takes bytes that were read elsewhere.
+    /// Processes bytes that the caller has in memory of its own.
     pub fn handle_bytes(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.ended.is_none() {
             let mut count = 0;
@@ -302,7 +284,7 @@ impl Stream {
         }
     }
 
-    /// The peer will send no more: its FIN has come.
+    /// Handles the FIN of the peer.
     #[cold]
     pub fn handle_end(&mut self) {
         //= MPA-34
@@ -315,24 +297,24 @@ impl Stream {
         }
     }
 
-    /// The TCP connection failed.
+    /// Handles the loss of the TCP connection.
     #[cold]
     pub fn handle_loss(&mut self, error: ProviderError) {
         self.fail(StreamError::Lost(error).into());
     }
 
-    /// Takes no more work; what was posted goes on.
+    /// Closes the stream for new work. Posted work continues.
     pub const fn close(&mut self) {
         //= RDMAP-22
         self.closing = true;
     }
 
-    /// FIN is sent: nothing can go wrong any more, and what the peer still says is taken or left.
+    /// Records that FIN is sent. From now on no error of the peer breaks the stream.
     pub const fn finish(&mut self) {
         self.finished = true;
     }
 
-    /// Whether all work is finished in both directions, so that FIN may be sent.
+    /// Returns whether all work is finished in both directions, so that FIN may be sent.
     pub fn is_drained(&self) -> bool {
         //= RDMAP-23
         self.transmit.is_idle()
@@ -340,7 +322,7 @@ impl Stream {
             && self.shared.inbound_reads.is_empty()
     }
 
-    /// Ends the stream, if it has not ended: all outstanding work completes as flushed.
+    /// Ends the stream, unless it has ended already. All outstanding work completes as flushed.
     pub fn end(&mut self, how: Disconnect) {
         if self.ended.is_some() {
             return;
@@ -350,21 +332,22 @@ impl Stream {
         self.ended = Some(how);
     }
 
-    /// Whether the stream is over.
+    /// Returns whether the stream has ended.
     pub const fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Whether the stream is over because something went wrong.
+    /// Returns whether the stream has ended because of an error.
     pub const fn is_broken(&self) -> bool {
         matches!(self.ended, Some(Disconnect::Broken(_)))
     }
 
-    /// Forgets what could still be written; after an error that is the Terminate.
+    /// Drops the bytes that wait for the socket, which after an error are the Terminate.
     pub fn give_up_transmitting(&mut self) {
         self.transmit.clear();
     }
 
+    /// Breaks the stream, with a Terminate if the error has one.
     #[cold]
     fn fail(&mut self, fault: Fault) {
         if self.ended.is_some() {
@@ -387,6 +370,7 @@ impl Stream {
         self.ended = Some(Disconnect::Broken(error.into()));
     }
 
+    /// Completes all outstanding work as flushed.
     fn flush(&mut self) {
         //= RDMAP-21
         self.transmit.flush(&mut self.shared);
@@ -400,6 +384,7 @@ impl Stream {
     }
 }
 
+/// Panics if a message has 4 GiB or more.
 fn assert_less_than_4_gib(length: usize) {
     //= RDMAP-24
     assert!(

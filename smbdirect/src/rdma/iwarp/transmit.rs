@@ -1,81 +1,75 @@
-//! The sending direction of a stream: work and Read Responses become FPDUs, late and in order.
+//! The sending direction of a stream: work and Read Responses become FPDUs, in order, and only as
+//! the socket needs them.
 
-use std::{collections::VecDeque, io::IoSlice, ops::Range};
+use std::{collections::VecDeque, io::IoSlice};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::{
+    config::StreamConfig,
     ddp::{Tagged, Untagged},
     error::StreamError,
-    mpa::Fpdu,
     outgoing::Outgoing,
-    rdmap::{Opcode, QUEUE_READ_REQUEST, QUEUE_SEND, ReadRequest, Terminate},
+    rdmap::{Opcode, QUEUE_READ_REQUEST, ReadRequest, Terminate},
+    segments::Segments,
     shared::{Fault, InboundRead, OutboundRead, Shared},
     startup::Rtr,
-    stream::StreamConfig,
 };
 use crate::rdma::{
     memory::Readable,
     work::{Completion, RemoteAddress, Token, WorkId, WorkRequest},
 };
 
-/// Bytes that may wait for the socket before no more FPDUs are made. It is what one write takes
-/// at best, and it bounds what a Terminate has to wait for, and how long a request of the peer's
-/// stays unread while it is written. Between two cores, RDMA Writes of 1 MiB went 1.5 times as fast
-/// with twice as much as with half of it, and RDMA Reads of 64 KiB 1.14 times as fast with this as
-/// with twice as much.
-const BACKLOG: usize = 512 * 1024;
-/// Payloads below this are copied behind their header, larger ones shared: a slice of its own
-/// costs about as much as copying so many bytes.
-const COPY_BELOW: usize = 2048;
+/// The bytes that wait for the socket from which no more FPDUs are made.
+///
+/// It is the most that one write takes, and it bounds the bytes that precede a Terminate and the
+/// time during which requests of the peer stay unread. Measured between two cores: RDMA Writes of 1
+/// MiB were 1.5 times as fast with 1 MiB as with 256 KiB, and RDMA Reads of 64 KiB were 1.14 times
+/// as fast with 512 KiB as with 1 MiB.
+const MAX_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmit {
     segments: Segments,
-    /// Whether work becomes FPDUs when it is posted. Where each is one write, how long they may
-    /// be is not known until then.
-    at_once: bool,
-    /// Nothing may be sent before the initiator's first FPDU has come.
+    /// Whether work becomes FPDUs when it is posted. If each FPDU is one write, it does not,
+    /// because the longest FPDU is known only at the write.
+    frames_on_post: bool,
+    /// Whether nothing may be sent yet, because the initiator's first FPDU has not arrived.
     held: bool,
-    /// Reads of ours that may be outstanding.
+    /// The most RDMA Reads that this end may have outstanding.
     max_outbound_reads: usize,
-    /// Posted and not made into FPDUs to the end.
+    /// The posted work that is not completely in FPDUs.
     work: VecDeque<WorkRequest>,
-    /// Begun and not finished. Messages never interleave.
+    /// The message that is partly in FPDUs. Messages never interleave.
     current: Option<Message>,
-    /// Whether the last message begun was a Read Response: the two sources take turns.
+    /// Whether the last message was a Read Response. Responses and work alternate.
     responded: bool,
-    /// Work whose bytes are all in `outgoing`, and the count of bytes it waits for.
+    /// The work that is completely in FPDUs, each with the count of transmitted bytes that
+    /// completes it.
     finished: VecDeque<(u64, Finished)>,
     next_read_request: u32,
     next_sink_stag: u32,
-}
-
-/// Cuts messages into segments and frames them.
-#[derive(Debug)]
-struct Segments {
-    outgoing: Outgoing,
-    max_fpdu: usize,
-    next_send: u32,
 }
 
 /// A message that is being cut into segments.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     body: Body,
-    /// Bytes of it that are in FPDUs.
+    /// The bytes of it that are in FPDUs.
     sent: u32,
 }
 
+/// The source of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Body {
-    /// The oldest of the work, which stays there until it is finished.
+    /// The oldest work request, which stays in its queue until the message is finished.
     Work,
-    /// To the oldest of the inbound reads, which stays there until it is answered.
+    /// The oldest inbound read, which stays in its queue until the response is finished.
     ReadResponse,
 }
 
+/// Work that is completely in FPDUs.
 #[derive(Clone, Copy, Debug)]
 enum Finished {
     Sent(WorkId),
@@ -83,6 +77,7 @@ enum Finished {
 }
 
 impl Finished {
+    /// Returns the record of a finished work request.
     const fn of(work: &WorkRequest) -> Self {
         let id = work.id();
         match work {
@@ -91,12 +86,14 @@ impl Finished {
         }
     }
 
+    /// Returns the identifier of the work request.
     const fn id(self) -> WorkId {
         match self {
             Self::Sent(id) | Self::Written(id) => id,
         }
     }
 
+    /// Returns the completion of the work request.
     const fn completion(self) -> Completion {
         match self {
             Self::Sent(id) => Completion::Sent { id },
@@ -105,11 +102,12 @@ impl Finished {
     }
 }
 
-/// The first sink STag of ours. They need no secrecy: responses are checked against the request
-/// they answer, and no table knows these STags.
+/// The first sink STag of this end. Sink STags need not be secret, because each response is checked
+/// against its request, and no memory table contains them.
 const FIRST_SINK_STAG: u32 = 0x100;
 
 impl Transmit {
+    /// Creates the sending direction of a new stream.
     pub(super) fn new(config: &StreamConfig) -> Self {
         Self {
             segments: Segments {
@@ -117,7 +115,7 @@ impl Transmit {
                 max_fpdu: config.max_fpdu,
                 next_send: 1,
             },
-            at_once: !config.one_fpdu_a_write,
+            frames_on_post: !config.one_fpdu_a_write,
             //= MPA-07
             held: !config.initiator,
             max_outbound_reads: config.max_outbound_reads as usize,
@@ -130,20 +128,20 @@ impl Transmit {
         }
     }
 
-    /// Begins a Send or a Write at once, if it would be next and there is room; tells whether all
-    /// of it is in FPDUs then. What is not has to be posted.
+    /// Makes FPDUs of a Send or a Write immediately, if it is next and there is room. Returns
+    /// whether all of it is in FPDUs. If not, the caller has to post it.
     #[inline(always)]
-    pub(super) fn begin_at_once(&mut self, work: &WorkRequest, shared: &Shared) -> bool {
-        let is_next = self.at_once
+    pub(super) fn try_begin(&mut self, work: &WorkRequest, shared: &Shared) -> bool {
+        let is_next = self.frames_on_post
             && !self.held
             && self.work.is_empty()
             && shared.inbound_reads.is_empty()
-            && self.backlog() < BACKLOG;
+            && self.backlog() < MAX_BACKLOG_BYTES;
         if !is_next {
             return false;
         }
         self.responded = false;
-        let rest = match self.segments.push_if_short(work) {
+        let rest = match self.segments.try_push_short(work) {
             true => None,
             false => self.segments.push_work(work, 0),
         };
@@ -157,49 +155,54 @@ impl Transmit {
         rest.is_none()
     }
 
+    /// Queues work.
     pub(super) fn post(&mut self, work: WorkRequest) {
         self.work.push_back(work);
     }
 
-    /// All of the work is in FPDUs.
+    /// Records that all of a work request is in FPDUs.
     fn finish_work(&mut self, finished: Finished) {
         self.finished
             .push_back((self.segments.outgoing.queued(), finished));
     }
 
-    /// Work posted and not completed, without the Reads that the peer has been asked for.
+    /// Returns the number of work requests that are posted and not completed, except for Reads
+    /// whose request is sent.
     pub(super) fn outstanding(&self) -> usize {
         self.work.len() + self.finished.len()
     }
 
-    /// Whether all that was posted is on its way.
+    /// Returns whether the socket has taken everything that was posted.
     pub(super) fn is_idle(&self) -> bool {
         !self.has_more() && self.segments.outgoing.backlog() == 0
     }
 
+    /// Returns the bytes that wait for the socket.
     pub(super) const fn backlog(&self) -> usize {
         self.segments.outgoing.backlog()
     }
 
+    /// Returns the bytes that the socket has taken so far.
     pub(super) const fn transmitted_bytes(&self) -> u64 {
         self.segments.outgoing.transmitted()
     }
 
+    /// Sets the longest FPDU to make from now on.
     pub(super) const fn set_max_fpdu(&mut self, max_fpdu: usize) {
         self.segments.max_fpdu = max_fpdu;
     }
 
-    /// The initiator has shown that it is ready.
+    /// Permits sending, because the initiator has shown that it is ready.
     pub(super) const fn release(&mut self) {
         self.held = false;
     }
 
-    /// The ready-to-receive frame, the first FPDU of an initiator that promised one.
+    /// Adds the ready-to-receive frame, the first FPDU of an initiator that agreed to send one.
     pub(super) fn ready_to_receive(&mut self, kind: Rtr, shared: &mut Shared) {
         //= EST-03
         //= EST-06
         match kind {
-            Rtr::Write => self.write_nothing(),
+            Rtr::Write => self.push_empty_write(),
             //= EST-07
             Rtr::Read => {
                 let from = RemoteAddress {
@@ -211,13 +214,13 @@ impl Transmit {
         }
     }
 
-    /// Whether the peer has every byte that there was to send so far, and there were some.
+    /// Returns whether bytes were sent and none are left to send.
     pub(super) fn is_all_sent(&self) -> bool {
         self.is_idle() && self.segments.outgoing.transmitted() > 0
     }
 
-    /// Sends an RDMA Write of length 0: every peer takes it, and nobody is told of it.
-    pub(super) fn write_nothing(&mut self) {
+    /// Adds an RDMA Write of length 0, which every peer accepts and no application notices.
+    pub(super) fn push_empty_write(&mut self) {
         assert!(self.current.is_none(), "messages never interleave");
         let header = Tagged {
             last: true,
@@ -228,14 +231,14 @@ impl Transmit {
         self.segments.outgoing.push_ulpdu([&header.encode(), &[]]);
     }
 
-    /// Whether a message is begun, or work waits to be.
+    /// Returns whether a message is partly in FPDUs, or work waits.
     pub(super) fn has_more(&self) -> bool {
         self.current.is_some() || !self.work.is_empty()
     }
 
-    /// Makes FPDUs until enough of them wait for the socket.
+    /// Makes FPDUs until [`MAX_BACKLOG_BYTES`] wait for the socket.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
-        while !self.held && self.segments.outgoing.backlog() < BACKLOG {
+        while !self.held && self.segments.outgoing.backlog() < MAX_BACKLOG_BYTES {
             if self.current.is_none() && !self.begin_message(shared) {
                 break;
             }
@@ -244,22 +247,23 @@ impl Transmit {
         Ok(())
     }
 
+    /// Fills `slices` with the next bytes to write and returns how many slices there are.
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         self.segments.outgoing.slices(slices)
     }
 
-    /// The socket took `count` bytes: the work they were the last of is done.
+    /// Records that the socket took `count` bytes, which finishes the work that ends with them.
     pub(super) fn transmitted(&mut self, count: usize) {
         self.segments.outgoing.advance(count);
     }
 
-    /// The oldest work that is done and was not told of.
+    /// Returns the completion of the oldest work that the socket has taken.
     pub(super) fn poll_finished(&mut self) -> Option<Completion> {
         //= RDMAP-15
         let transmitted = self.segments.outgoing.transmitted();
         let is_done = |(end, _): &mut (u64, Finished)| *end <= transmitted;
         let (_, mut finished) = self.finished.pop_front_if(is_done)?;
-        // The last Send of a row stands for all of it.
+        // Consecutive Sends are completed by the last of them.
         let is_sent =
             |next: &mut (u64, Finished)| is_done(next) && matches!(next.1, Finished::Sent(_));
         while let Finished::Sent(_) = finished
@@ -270,13 +274,13 @@ impl Transmit {
         Some(finished.completion())
     }
 
-    /// Whether [`poll_finished`](Self::poll_finished) has something to tell.
+    /// Returns whether [`poll_finished`](Self::poll_finished) has a completion.
     pub(super) fn has_finished(&self) -> bool {
         let oldest = self.finished.front();
         oldest.is_some_and(|&(end, _)| end <= self.segments.outgoing.transmitted())
     }
 
-    /// Begins the next message, of whichever source has its turn.
+    /// Begins the next message, alternately a Read Response and work.
     fn begin_message(&mut self, shared: &mut Shared) -> bool {
         let response_first = !self.responded;
         (response_first && self.begin_response(shared))
@@ -284,6 +288,7 @@ impl Transmit {
             || self.begin_response(shared)
     }
 
+    /// Begins the response to the oldest inbound read, if there is one.
     fn begin_response(&mut self, shared: &Shared) -> bool {
         //= RDMAP-06
         if shared.inbound_reads.is_empty() {
@@ -294,6 +299,7 @@ impl Transmit {
         true
     }
 
+    /// Sends the Read Requests that are next, and begins the next Send or Write, if there is one.
     fn begin_work(&mut self, shared: &mut Shared) -> bool {
         loop {
             match self.work.front() {
@@ -317,18 +323,20 @@ impl Transmit {
                 let sink_stag = self.next_sink_stag;
                 self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
                 self.request_read(Some(id), from, into, sink_stag, shared);
-                // A Read Request is one segment: there is nothing to go on with.
-                if self.segments.outgoing.backlog() >= BACKLOG {
+                // A Read Request is one segment, so there is no message to continue.
+                if self.segments.outgoing.backlog() >= MAX_BACKLOG_BYTES {
                     return false;
                 }
             }
         }
     }
 
+    /// Begins a message.
     fn begin(&mut self, body: Body) {
         self.current = Some(Message { body, sent: 0 });
     }
 
+    /// Adds a Read Request.
     fn request_read(
         &mut self,
         id: Option<WorkId>,
@@ -357,7 +365,7 @@ impl Transmit {
         });
     }
 
-    /// Makes one FPDU of the current message and finishes the message with the last.
+    /// Makes one FPDU of the current message, and finishes the message with its last FPDU.
     fn send_segment(&mut self, shared: &mut Shared) -> Result<(), Fault> {
         //= DDP-10
         //= DDP-11
@@ -366,7 +374,10 @@ impl Transmit {
         };
         let now_sent = match body {
             Body::Work => {
-                let work = self.work.front().expect("it stays until it is finished");
+                let work = self
+                    .work
+                    .front()
+                    .expect("work stays queued until it is finished");
                 self.segments.push_work(work, sent)
             }
             Body::ReadResponse => self.send_response(sent, shared)?,
@@ -377,7 +388,10 @@ impl Transmit {
         }
         match body {
             Body::Work => {
-                let work = self.work.pop_front().expect("it stays until now");
+                let work = self
+                    .work
+                    .pop_front()
+                    .expect("work stays queued until it is finished");
                 self.finish_work(Finished::of(&work));
             }
             Body::ReadResponse => drop(shared.inbound_reads.pop_front()),
@@ -385,8 +399,8 @@ impl Transmit {
         Ok(())
     }
 
-    /// Makes the next FPDU of the oldest Read Response, as
-    /// [`Segments::push_work`] does of work.
+    /// Makes the next FPDU of the oldest Read Response. Returns how many of its bytes are in FPDUs
+    /// then, or `None` if all are.
     fn send_response(&mut self, sent: u32, shared: &Shared) -> Result<Option<u32>, Fault> {
         let read = shared
             .inbound_reads
@@ -409,13 +423,13 @@ impl Transmit {
                 let range = 0..data.len();
                 self.segments.push(&header, &[], &data, range);
             }
-            // The peer may write there before the socket has it.
+            // The peer may overwrite these bytes before the socket takes them.
             Readable::Borrowed(data) => self.segments.outgoing.push_copied(&header, [data, &[]]),
         }
         Ok(rest)
     }
 
-    /// Drops all that is not yet FPDUs, and says goodbye behind those that are.
+    /// Drops everything that is not in FPDUs, and adds the Terminate after the FPDUs that remain.
     pub(super) fn fail(&mut self, terminate: Option<Terminate>, shared: &mut Shared) {
         self.flush(shared);
         match terminate {
@@ -426,7 +440,7 @@ impl Transmit {
         }
     }
 
-    /// Forgets all bytes that wait for the socket.
+    /// Drops all bytes that wait for the socket.
     pub(super) fn clear(&mut self) {
         self.segments.outgoing.clear();
     }
@@ -439,7 +453,7 @@ impl Transmit {
         for (_, finished) in std::mem::take(&mut self.finished) {
             shared.flush(finished.id(), None);
         }
-        // What was begun, which is behind no Read.
+        // Work that is partly in FPDUs was posted before any waiting Read.
         if let Some(Message {
             body: Body::Work, ..
         }) = self.current.take()
@@ -458,121 +472,8 @@ impl Transmit {
     }
 }
 
-impl Segments {
-    /// Makes the next FPDU of work; tells how much of it is sent then, if not all.
-    fn push_work(&mut self, work: &WorkRequest, sent: u32) -> Option<u32> {
-        let begin = sent as usize;
-        match work {
-            WorkRequest::Send {
-                header: inline,
-                payload,
-                invalidate,
-                ..
-            } => {
-                let inline = inline.as_slice();
-                let split = inline.len();
-                let (end, rest) = self.cut(begin, split + payload.len(), Untagged::LENGTH);
-                let header = self.send_header(*invalidate, sent, rest.is_none());
-                let first = &inline[begin.min(split)..end.min(split)];
-                let range = begin.max(split) - split..end.max(split) - split;
-                self.push(&header.encode(), first, payload, range);
-                rest
-            }
-            WorkRequest::Write { data, to, .. } => {
-                let (end, rest) = self.cut(begin, data.len(), Tagged::LENGTH);
-                let header = Tagged {
-                    last: rest.is_none(),
-                    rdmap_control: Opcode::RdmaWrite.control(),
-                    stag: to.token.0,
-                    // An address of the peer's that wraps is for the peer to refuse.
-                    tagged_offset: to.offset.wrapping_add(u64::from(sent)),
-                };
-                let range = begin..end;
-                self.push(&header.encode(), &[], data, range);
-                rest
-            }
-            WorkRequest::Receive { .. } | WorkRequest::Read { .. } => {
-                unreachable!("only Sends and Writes are cut into segments")
-            }
-        }
-    }
-
-    /// Makes a Send one FPDU, if it fits and is to be copied, as most are; tells whether it did.
-    #[inline(always)]
-    fn push_if_short(&mut self, work: &WorkRequest) -> bool {
-        let WorkRequest::Send {
-            header: inline,
-            payload,
-            invalidate,
-            ..
-        } = work
-        else {
-            return false;
-        };
-        let inline = inline.as_slice();
-        let length = inline.len() + payload.len();
-        let is_short = length <= self.capacity(Untagged::LENGTH) && payload.len() < COPY_BELOW;
-        if is_short {
-            let header = self.send_header(*invalidate, 0, true);
-            self.outgoing
-                .push_copied(&header.encode(), [inline, payload]);
-        }
-        is_short
-    }
-
-    /// The header of the next segment of a Send.
-    fn send_header(&mut self, invalidate: Option<Token>, sent: u32, last: bool) -> Untagged {
-        let opcode = match invalidate {
-            Some(_) => Opcode::SendInvalidate,
-            None => Opcode::Send,
-        };
-        let message_sequence_number = self.next_send;
-        //= DDP-04
-        if last {
-            self.next_send = self.next_send.wrapping_add(1);
-        }
-        Untagged {
-            last,
-            rdmap_control: opcode.control(),
-            rsvd_ulp: invalidate.map_or(0, |token| token.0),
-            queue_number: QUEUE_SEND,
-            message_sequence_number,
-            message_offset: sent,
-        }
-    }
-
-    /// Payload bytes of an FPDU at most.
-    const fn capacity(&self, header_length: usize) -> usize {
-        self.max_fpdu - Fpdu::HEADER_LENGTH - header_length - Fpdu::CRC_LENGTH
-    }
-
-    /// Where a segment ends that begins at `begin` of a message of `total` bytes, and that again
-    /// if the message goes on.
-    fn cut(&self, begin: usize, total: usize, header_length: usize) -> (usize, Option<u32>) {
-        let end = total.min(begin + self.capacity(header_length));
-        //= DDP-09
-        (end, (end < total).then_some(end as u32))
-    }
-
-    fn push<const N: usize>(
-        &mut self,
-        header: &[u8; N],
-        first: &[u8],
-        payload: &Bytes,
-        range: Range<usize>,
-    ) {
-        //= PERF-02
-        if range.len() < COPY_BELOW {
-            self.outgoing.push_copied(header, [first, &payload[range]]);
-        } else {
-            self.outgoing
-                .push_shared(header, first, payload.slice(range));
-        }
-    }
-}
-
-/// The bytes that a Read Response brings next. The right to read them is looked up again for
-/// each segment: it may have ended since the request came.
+/// Returns the next `length` bytes of a Read Response. The right to read them is checked again for
+/// each segment, because it may have ended since the request arrived.
 fn source_of<'a>(
     read: &InboundRead,
     sent: u32,
@@ -597,6 +498,7 @@ fn source_of<'a>(
     })
 }
 
+/// Returns the header of a Read Request.
 const fn read_request_header(message_sequence_number: u32) -> Untagged {
     Untagged {
         last: true,

@@ -1,0 +1,46 @@
+# The commands of CONTRIBUTING.md. `just` without arguments lists them.
+
+# List the commands
+default:
+    @just --list
+
+# Everything that a change has to pass; `just gate --install` installs missing tools
+gate *arguments:
+    .ci/run {{arguments}}
+
+# Format, lints, unit tests and the house tests
+quick:
+    .ci/run quick
+
+# All tests; with arguments, those of `cargo test`, as in `just test -p smbdirect --lib credits`
+test *arguments="--workspace":
+    cargo test {{arguments}}
+
+# Format and lint, with and without the feature `tokio`, and build the documentation
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy -p smbdirect --no-default-features --all-targets --locked -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+# Time and allocations of each part; `just bench --instructions` counts with callgrind
+bench *arguments:
+    cargo bench -p smbdirect -- {{arguments}}
+
+# Cases with Linux kernels and Samba (root and the lab): `just interop quick`, `just interop pair`
+interop *cases:
+    interop/run {{cases}}
+
+# Fuzz one target: `just fuzz wire_decode`
+fuzz target seconds="60":
+    cargo run -p smbdirect-fuzz --example corpora -- unpack {{target}}
+    cargo fuzz run -s none --features libfuzzer {{target}} -- -max_total_time={{seconds}}
+
+# Write docs/compliance.md and the committed instruction counts again
+bless:
+    SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements
+    SMBDIRECT_BLESS=1 cargo bench -p smbdirect -- --instructions
+
+# Check the licences and sources of the dependencies (cargo install cargo-deny)
+deny:
+    cargo deny check licenses bans sources

@@ -1,0 +1,96 @@
+//! The errors of [`Connection`](super::Connection).
+
+use bytes::BytesMut;
+use thiserror::Error;
+
+use crate::{
+    engine::{ConnectionError, Message, SendError, TransferFault},
+    rdma::{memory::RegisterFault, work::ProviderError},
+};
+
+/// Why [`Connection::connect`](super::Connection::connect) failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No RDMA connection to the peer was established.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    /// An RDMA connection was established, and the negotiation of SMB Direct on it failed.
+    #[error(transparent)]
+    Negotiation(#[from] ConnectionError),
+}
+
+/// Why [`Connection::try_send`](super::Connection::try_send) did not submit a message.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TrySendError {
+    /// The message would have to wait for credits or for earlier messages. The error returns it.
+    #[error("the message would have to wait")]
+    NotReady(Message),
+    /// The message can never be sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+}
+
+/// A read that failed, with its buffer.
+#[derive(Debug, Error)]
+#[error("{fault}")]
+pub struct ReadError {
+    /// Why the read failed.
+    pub fault: TransferFault,
+    /// The buffer, with unspecified contents, or `None` if it was lost when the runtime stopped.
+    pub buffer: Option<BytesMut>,
+}
+
+/// A registration that failed, with its buffer.
+#[derive(Debug, Error)]
+#[error("{reason}")]
+pub struct RegisterError {
+    /// The buffer, unchanged.
+    pub buffer: BytesMut,
+    /// Why the buffer was not registered.
+    pub reason: RegisterFault,
+}
+
+/// A registration of several buffers that failed at one of them. None of them is registered.
+#[derive(Debug, Error)]
+#[error("buffer {index} of those to register: {reason}")]
+pub struct RegisterAllError {
+    /// The buffers, unchanged and in order. A buffer whose registration the provider could not end
+    /// immediately is lost and missing here.
+    pub buffers: Vec<BytesMut>,
+    /// Index of the buffer that was not registered, counted from 0.
+    pub index: usize,
+    /// Why that buffer was not registered.
+    pub reason: RegisterFault,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+    use crate::{engine::Violation, rdma::work::ProviderErrorKind};
+
+    /// A printer of the whole chain prints each cause once.
+    #[test]
+    fn connect_error_displays_its_cause_and_is_no_link_of_the_chain() {
+        let provider = ProviderError::new(ProviderErrorKind::Refused, "connection refused");
+        let ended = ConnectionError::from(Violation::WithoutCredit);
+        for (error, cause, source) in [
+            (
+                ConnectError::from(provider.clone()),
+                provider.to_string(),
+                provider.source().map(ToString::to_string),
+            ),
+            (
+                ConnectError::from(ended.clone()),
+                ended.to_string(),
+                ended.source().map(ToString::to_string),
+            ),
+        ] {
+            assert_eq!(error.to_string(), cause);
+            assert_eq!(error.source().map(ToString::to_string), source);
+        }
+    }
+}

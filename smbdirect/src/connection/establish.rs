@@ -1,0 +1,140 @@
+//! Connecting to a peer, the negotiation in either role, and the read depths in the private data.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use tracing::{Instrument, field};
+
+use super::{ConnectError, Connection};
+use crate::{
+    driver::{Driver, Shared, State, now},
+    engine::{self, Config, ConnectionError},
+    rdma::{
+        provider::{ConnectRequest, Connected, Provider, connection_span},
+        work::{Limits, ProviderError, ProviderErrorKind},
+    },
+    wire::IrdOrd,
+};
+
+impl Connection {
+    /// Connects to a listening peer, and negotiates (3.1.4.1).
+    ///
+    /// Gives up after
+    /// [`active_negotiation_timeout`](crate::Settings::active_negotiation_timeout).
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the attempt. An RDMA connection that was established already is
+    /// closed in the background.
+    ///
+    /// # Errors
+    /// Returns whether RDMA or SMB Direct failed, and why.
+    pub async fn connect(
+        provider: &dyn Provider,
+        address: SocketAddr,
+        config: Config,
+    ) -> Result<Self, ConnectError> {
+        let span = connection_span(address);
+        let connecting = async {
+            let mut engine = engine::Connection::active(config.clone(), now());
+            let receive = engine.negotiate_receive();
+            let private_data = read_depths(provider).map_or_else(Bytes::new, encoded);
+            let request = ConnectRequest {
+                address,
+                private_data,
+                receive,
+            };
+            //= SMBD-3.1.4.1-06
+            let connecting = provider.connect(request);
+            let connected = tokio::time::timeout(config.active_negotiation_timeout, connecting)
+                .await
+                .unwrap_or_else(|_| Err(no_rdma_connection()))
+                //= SMBD-3.1.4.1-08
+                .map_err(ConnectError::Provider)?;
+            span.record("local", field::display(connected.local_address));
+            engine.handle_connected(limits(provider, &connected)?);
+            //= SMBD-3.1.4.1-10
+            Ok(Self::negotiate(engine, connected, &config).await?)
+        };
+        connecting.instrument(span.clone()).await
+    }
+
+    /// Negotiates on an established RDMA connection, in the role that `engine` has. The engine knows of
+    /// the connection already.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection in the background.
+    pub(crate) async fn negotiate(
+        engine: engine::Connection,
+        connected: Connected,
+        config: &Config,
+    ) -> Result<Self, ConnectionError> {
+        let Connected {
+            queue_pair,
+            remote_address,
+            local_address,
+            ..
+        } = connected;
+        let shared = Shared::new(engine, queue_pair, config);
+        let guard = CloseOnDrop(Some(shared.clone()));
+        Driver::spawn(shared.clone());
+        let negotiated = shared.wait(State::negotiation_result).await?;
+        guard.disarm();
+        Ok(Self::new(shared, local_address, remote_address, negotiated))
+    }
+}
+
+/// Returns the read depths of this end for the private data of iWARP (section 6), or `None` for other
+/// providers.
+pub(crate) fn read_depths(provider: &dyn Provider) -> Option<IrdOrd> {
+    let limits = provider.limits();
+    provider.is_iwarp().then(|| IrdOrd {
+        ird: limits.max_inbound_reads.max(1),
+        ord: limits.max_outbound_reads.max(1),
+    })
+}
+
+/// Encodes read depths as private data.
+pub(crate) fn encoded(depths: IrdOrd) -> Bytes {
+    let mut private_data = BytesMut::with_capacity(IrdOrd::LENGTH);
+    depths.encode(&mut private_data);
+    private_data.freeze()
+}
+
+/// Returns the error of an attempt whose Negotiation Timer ran out before RDMA was connected.
+fn no_rdma_connection() -> ProviderError {
+    let what = "no RDMA connection before the Negotiation Timer ran out";
+    ProviderError::new(ProviderErrorKind::TimedOut, what)
+}
+
+/// Returns the limits of a new connection, lowered to the read depths of the acceptor's answer
+/// (section 6).
+fn limits(provider: &dyn Provider, connected: &Connected) -> Result<Limits, ProviderError> {
+    let mut limits = connected.queue_pair.limits();
+    if !provider.is_iwarp() {
+        return Ok(limits);
+    }
+    let answer = IrdOrd::decode(&connected.private_data)
+        .map_err(|error| ProviderError::new(ProviderErrorKind::Protocol, error.to_string()))?;
+    // Acceptors differ in which of the two they mean for this end; see `IrdOrd::answer`.
+    if let Some(IrdOrd { ird, ord }) = answer {
+        limits.max_outbound_reads = limits.max_outbound_reads.min(ird).min(ord);
+    }
+    Ok(limits)
+}
+
+/// Closes a connection whose negotiation is abandoned or fails.
+struct CloseOnDrop(Option<Arc<Shared>>);
+
+impl CloseOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(shared) = &self.0 {
+            shared.with(State::close);
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! [`Connection`]: the handle to an established SMB Direct connection.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    net::SocketAddr,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{
+    MemoryRegion, Reading, RegisterAllError, RegisterError, Sending, TrySendError, Writing,
+};
+use crate::{
+    driver::{Shared, State, now},
+    engine::{ConnectionError, Credits, Message, Negotiated, SendError, Statistics},
+    inbox::Segment,
+    rdma::{
+        memory::Registration,
+        work::{Access, Token},
+    },
+    wire::BufferDescriptorV1,
+};
+
+/// An established SMB Direct connection.
+///
+/// Handles are cheap to clone, and all methods take `&self`. The connection ends when
+/// [`close`](Self::close) is called or the last handle is dropped. In both cases it sends the submitted
+/// messages first. Call every method within a tokio runtime. Handles may be dropped anywhere.
+///
+/// Every log line about a connection is in a [`tracing`] span that names the connection:
+/// `connection{peer=10.0.0.3:5445 local=10.0.0.1:33019}`. On the connecting side the span is a
+/// child of the span in which [`connect`](Self::connect) is first polled, and keeps that span open
+/// as long as a handle or the connection's task exists. To trace one connection of many, give
+/// `tracing_subscriber::EnvFilter` the filter `smbdirect[connection{peer=10.0.0.3:5445}]=trace`.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use smbdirect::{Config, Connection, Listener, rdma::loopback::Loopback};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let provider = Arc::new(Loopback::new());
+/// let address = "127.0.0.1:445".parse()?;
+/// let mut listener = Listener::bind(provider.clone(), address, Config::default()).await?;
+///
+/// let client = Connection::connect(&*provider, address, Config::default()).await?;
+/// let server = listener.accept().await?;
+///
+/// client.send("hello")?.await?;
+/// assert_eq!(server.recv().await?.into_bytes(), "hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Connection {
+    handle: Arc<Handle>,
+}
+
+/// What all clones of a connection share. Dropping it closes the connection.
+struct Handle {
+    shared: Arc<Shared>,
+    local_address: SocketAddr,
+    remote_address: SocketAddr,
+    negotiated: Negotiated,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.with(State::close_unread);
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("local_address", &self.handle.local_address)
+            .field("remote_address", &self.handle.remote_address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        local_address: SocketAddr,
+        remote_address: SocketAddr,
+        negotiated: Negotiated,
+    ) -> Self {
+        let handle = Handle {
+            shared,
+            local_address,
+            remote_address,
+            negotiated,
+        };
+        Self {
+            handle: Arc::new(handle),
+        }
+    }
+
+    // Sending
+
+    /// Sends a message (3.1.4.2). This call submits it, and messages are sent in the order of the calls.
+    /// The future resolves when the last segment was handed to the wire. An empty message is sent, but
+    /// the peer's upper layer does not see it.
+    ///
+    /// Messages wait in memory for the peer's credits. To bound that memory, await the future, or use
+    /// [`ready`](Self::ready) and [`try_send`](Self::try_send).
+    ///
+    /// The payload is dropped under the lock of the connection: a destructor of its memory
+    /// ([`Bytes::from_owner`]) that calls the connection deadlocks.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not recall the message.
+    ///
+    /// # Errors
+    /// Fails if the message is longer than the peer accepts, or the connection is over.
+    pub fn send(&self, message: impl Into<Message>) -> Result<Sending, SendError> {
+        let message = message.into();
+        self.shared()
+            .with(|state| self.submit(state, message, None, false))
+    }
+
+    /// Sends a message that also invalidates a registration of the peer on arrival (3.1.4.2).
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not recall the message.
+    ///
+    /// # Errors
+    /// Fails as [`send`](Self::send) does.
+    pub fn send_and_invalidate(
+        &self,
+        message: impl Into<Message>,
+        token: Token,
+    ) -> Result<Sending, SendError> {
+        let message = message.into();
+        self.shared()
+            .with(|state| self.submit(state, message, Some(token), false))
+    }
+
+    /// Sends messages in order, as calls of [`send`](Self::send) would, at less cost for each. Empties the
+    /// list and keeps its capacity. The future resolves when the last segment of the last message was
+    /// handed to the wire.
+    ///
+    /// # Cancel safety
+    /// Dropping the future recalls no message.
+    ///
+    /// # Errors
+    /// Fails if one of the messages cannot be sent. The messages before it are sent, and it is the first
+    /// that is left in the list.
+    pub fn send_many(&self, messages: &mut Vec<Message>) -> Result<Sending, SendError> {
+        self.shared().with(|state| {
+            let index = state.submit_many(messages)?;
+            Ok(Sending::new(self.shared().clone(), index))
+        })
+    }
+
+    /// Sends a message. With `prompt`, its last segment asks the peer for an answer.
+    pub(crate) fn send_and_prompt(
+        &self,
+        message: Message,
+        invalidate: Option<Token>,
+        prompt: bool,
+    ) -> Result<Sending, SendError> {
+        self.shared()
+            .with(|state| self.submit(state, message, invalidate, prompt))
+    }
+
+    /// Sends a message if it can start immediately.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not recall the message.
+    ///
+    /// # Errors
+    /// Returns the message in [`TrySendError::NotReady`] if it would have to wait. Otherwise fails as
+    /// [`send`](Self::send) does.
+    pub fn try_send(&self, message: impl Into<Message>) -> Result<Sending, TrySendError> {
+        let message = message.into();
+        self.shared().with(|state| {
+            if state.would_wait() {
+                return Err(TrySendError::NotReady(message));
+            }
+            Ok(self.submit(state, message, None, false)?)
+        })
+    }
+
+    /// Waits until a message can start immediately.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub async fn ready(&self) -> Result<(), ConnectionError> {
+        poll_fn(|context| self.poll_ready(context)).await
+    }
+
+    /// Polls for what [`ready`](Self::ready) waits for.
+    pub(crate) fn poll_ready(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), ConnectionError>> {
+        self.shared().poll(context, State::check_ready)
+    }
+
+    #[inline(always)]
+    fn submit(
+        &self,
+        state: &mut State,
+        message: Message,
+        invalidate: Option<Token>,
+        prompt: bool,
+    ) -> Result<Sending, SendError> {
+        let index = state.submit_send(message, invalidate, prompt)?;
+        Ok(Sending::new(self.shared().clone(), index))
+    }
+
+    /// Sends the peer an empty message with the credits that it can be granted, unless another message
+    /// is about to leave.
+    pub(crate) fn prompt(&self) {
+        self.shared().with(State::submit_prompt);
+    }
+
+    // Receiving
+
+    /// Receives the next message (3.1.5.8), with the token that it invalidated. Messages that arrived
+    /// before the connection ended are returned before its error.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no message.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub async fn recv(&self) -> Result<Message, ConnectionError> {
+        poll_fn(|context| self.poll_take(context, State::take_message)).await
+    }
+
+    /// Receives what has arrived of the next message, without waiting for the whole. After it,
+    /// [`recv`](Self::recv) returns the rest of that message.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
+        poll_fn(|context| self.poll_segment(context)).await
+    }
+
+    /// Polls for what [`recv_segment`](Self::recv_segment) waits for.
+    pub(crate) fn poll_segment(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Segment, ConnectionError>> {
+        self.poll_take(context, State::take_segment)
+    }
+
+    /// Receives the messages that have arrived, at most `limit` of them: waits for the first and for no
+    /// other. Appends them to `messages` and returns their number, which is 0 only for a limit of 0.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no message, and leaves `messages` unchanged.
+    ///
+    /// # Errors
+    /// Returns why the connection is over, after all messages that arrived before were taken.
+    pub async fn recv_many(
+        &self,
+        messages: &mut Vec<Message>,
+        limit: usize,
+    ) -> Result<usize, ConnectionError> {
+        if limit == 0 {
+            return Ok(0);
+        }
+        let before = messages.len();
+        poll_fn(|context| {
+            self.poll_take(context, |state| {
+                let arrived = std::iter::from_fn(|| state.take_message());
+                messages.extend(arrived.take(limit));
+                (messages.len() > before).then(|| messages.len() - before)
+            })
+        })
+        .await
+    }
+
+    /// Polls for what `take` takes from the inbox, or for the end of the connection.
+    fn poll_take<R>(
+        &self,
+        context: &mut Context<'_>,
+        mut take: impl FnMut(&mut State) -> Option<R>,
+    ) -> Poll<Result<R, ConnectionError>> {
+        self.shared().busy_poll(context, |state| {
+            if let Some(taken) = take(state) {
+                state.taken();
+                return Some(Ok(taken));
+            }
+            state.error().map(Err)
+        })
+    }
+
+    /// Sets how long [`recv`](Self::recv), [`recv_segment`](Self::recv_segment) and
+    /// [`recv_many`](Self::recv_many) poll for a message before they sleep. They may poll some
+    /// microseconds longer. The default is zero: they sleep immediately.
+    ///
+    /// A wake-up takes longer than many round trips, so polling shortens latency. It costs a core,
+    /// though: while a future polls, nothing else runs on its thread, and on a runtime with one thread
+    /// not even the connection's own task. A busy peer answers within some tens of microseconds.
+    pub fn set_busy_poll(&self, duration: Duration) {
+        self.shared().with(|state| state.set_spin_window(duration));
+    }
+
+    // Registered buffers
+
+    /// Registers `buffer` for the peer, with the rights in `access` (3.1.4.3).
+    ///
+    /// # Errors
+    /// Fails if the provider refuses the registration. The error returns the buffer.
+    pub fn register(
+        &self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<MemoryRegion, RegisterError> {
+        self.shared().with(|state| {
+            //= SMBD-3.1.4.3-03
+            let registration = state
+                .register(buffer, access)
+                .map_err(|error| RegisterError {
+                    buffer: error.buffer,
+                    reason: error.reason,
+                })?;
+            Ok(self.region(registration))
+        })
+    }
+
+    /// Registers buffers that form one range for the peer, either all or none of them (3.1.4.3). Each
+    /// becomes a region of its own, in order, and the list of their descriptors is the range. To register
+    /// a buffer of 4 GiB or more, split it and register the parts so.
+    ///
+    /// # Errors
+    /// Fails if one of the buffers cannot be registered. The error returns the buffers, and those that
+    /// were registered already are out of the peer's reach.
+    pub fn register_all(
+        &self,
+        buffers: impl IntoIterator<Item = BytesMut>,
+        access: Access,
+    ) -> Result<Vec<MemoryRegion>, RegisterAllError> {
+        // The iterator is the caller's code and may call the connection: run it without the lock.
+        let buffers: Vec<_> = buffers.into_iter().collect();
+        self.shared().with(|state| {
+            let mut rest = buffers.into_iter();
+            let mut registered: Vec<Registration> = Vec::new();
+            //= SMBD-3.1.4.3-02
+            while let Some(buffer) = rest.next() {
+                match state.register(buffer, access) {
+                    Ok(registration) => registered.push(registration),
+                    Err(error) => {
+                        let index = registered.len();
+                        //= SMBD-3.1.4.3-04
+                        let mut buffers: Vec<_> = registered
+                            .iter()
+                            .filter_map(|registration| state.withdraw(registration.address.token))
+                            .collect();
+                        buffers.push(error.buffer);
+                        buffers.extend(rest);
+                        return Err(RegisterAllError {
+                            buffers,
+                            index,
+                            reason: error.reason,
+                        });
+                    }
+                }
+            }
+            Ok(registered
+                .into_iter()
+                .map(|registration| self.region(registration))
+                .collect())
+        })
+    }
+
+    fn region(&self, registration: Registration) -> MemoryRegion {
+        MemoryRegion::new(self.shared().clone(), registration)
+    }
+
+    // Reads and writes of the peer's memory
+
+    /// Fills `into` by RDMA Read (3.1.4.6), from `offset` bytes into the range of the peer's descriptors.
+    /// This call submits the read, and reads finish in the order of the calls. The future resolves to the
+    /// filled buffer.
+    ///
+    /// A read that is longer than MaxReadWriteSize is done in several operations. A descriptor of memory
+    /// that the peer has not registered, or has deregistered, ends the connection, as RDMA requires. A
+    /// range outside the descriptors is refused here.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the buffer once the read is over. It does not recall the read.
+    ///
+    /// # Errors
+    /// The future resolves to the fault, with the buffer.
+    pub fn read(&self, from: &[BufferDescriptorV1], offset: u64, into: BytesMut) -> Reading {
+        self.shared().with(|state| {
+            let index = state.submit_read(from, offset, into);
+            Reading::new(self.shared().clone(), index)
+        })
+    }
+
+    /// Writes `data` by RDMA Write (3.1.4.5) into the peer's memory, from `offset` bytes into the range of
+    /// its descriptors. This call submits the write. When the future resolves, `data` was handed to the
+    /// wire. It is in place before the peer receives any message that is sent after this call.
+    ///
+    /// A write that is longer than MaxReadWriteSize is done in several operations. A descriptor of memory
+    /// that the peer has not registered, or has deregistered, ends the connection, as RDMA requires. The
+    /// future may have resolved by then: [`recv`](Self::recv) and [`closed`](Self::closed) return the
+    /// error.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not recall the write.
+    ///
+    /// # Errors
+    /// The future resolves to the fault.
+    pub fn write(&self, data: Bytes, to: &[BufferDescriptorV1], offset: u64) -> Writing {
+        self.shared().with(|state| {
+            let index = state.submit_write(to, offset, data);
+            Writing::new(self.shared().clone(), index)
+        })
+    }
+
+    // The state of the connection
+
+    /// Asks the peer for a keepalive, and waits until it answers. Returns the time that this took: one
+    /// round trip, or less if another message of the peer arrives first.
+    ///
+    /// # Cancel safety
+    /// A future that was never polled asks for nothing. After its first poll, dropping it does not recall
+    /// the keepalive.
+    ///
+    /// # Errors
+    /// Returns why the connection is over. It ends, too, if the peer does not answer within
+    /// [`keepalive_response_timeout`](crate::Settings::keepalive_response_timeout).
+    pub async fn keepalive(&self) -> Result<Duration, ConnectionError> {
+        let started = now();
+        let before = self.shared().with(|state| state.start_keepalive(started));
+        self.shared()
+            .wait(|state| state.keepalive_result(before))
+            .await?;
+        Ok(now() - started)
+    }
+
+    /// Returns what was negotiated with the peer (3.1.4.7).
+    pub fn negotiated(&self) -> Negotiated {
+        self.handle.negotiated
+    }
+
+    /// Returns the credits of both directions.
+    pub fn credits(&self) -> Credits {
+        self.shared().with(|state| state.credits())
+    }
+
+    /// Returns counters of what went over the connection, and of what is outstanding.
+    pub fn stats(&self) -> Statistics {
+        self.shared().with(|state| state.statistics())
+    }
+
+    /// Returns the address of the peer.
+    pub fn remote_address(&self) -> SocketAddr {
+        self.handle.remote_address
+    }
+
+    /// Returns the address of this end.
+    pub fn local_address(&self) -> SocketAddr {
+        self.handle.local_address
+    }
+
+    /// Returns whether the peer was asked for an answer that has not arrived.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.shared().with(|state| state.awaits_answer())
+    }
+
+    /// Runs `log` in the tracing span of the connection.
+    pub(crate) fn in_span(&self, log: impl FnOnce()) {
+        let span = self.shared().with(|state| state.span());
+        span.in_scope(log);
+    }
+
+    // The end of the connection
+
+    /// Closes the connection: sends the submitted messages, finishes reads and writes, disconnects, and
+    /// returns when the connection is over. If the peer lets none of that work complete for
+    /// [`keepalive_interval`](crate::Settings::keepalive_interval), the connection ends without it.
+    ///
+    /// Submitted messages need the peer's credits, and the last credit of this end is spent only together
+    /// with a grant. If messages that were not taken fill the receive buffer, no grant is possible: take
+    /// them, or drop all handles. Otherwise a timer ends the wait.
+    ///
+    /// # Cancel safety
+    /// A future that was never polled does nothing. After its first poll, dropping it does not stop the
+    /// close.
+    ///
+    /// # Errors
+    /// Returns the error that ended the connection, if it was not closed in good order by either end.
+    pub async fn close(&self) -> Result<(), ConnectionError> {
+        self.start_close();
+        match self.shared().wait(State::final_reason).await {
+            ConnectionError::Closed(_) => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    /// Starts what [`close`](Self::close) does, without waiting for its end.
+    pub(crate) fn start_close(&self) {
+        self.shared().with(State::close);
+    }
+
+    /// Ends the connection immediately. Submitted work that has not left is discarded, and every future
+    /// that waits returns [`ConnectionError::Aborted`]. Does nothing on a connection that is over.
+    pub fn abort(&self) {
+        self.shared().with(State::abort);
+    }
+
+    /// Waits for the end of the connection, and returns its reason.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn closed(&self) -> ConnectionError {
+        poll_fn(|context| self.poll_closed(context)).await
+    }
+
+    /// Polls for what [`closed`](Self::closed) waits for.
+    pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
+        self.shared().poll(context, State::final_reason)
+    }
+
+    /// Returns why the connection is over, if it is.
+    pub fn error(&self) -> Option<ConnectionError> {
+        self.shared().with(|state| state.error())
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+}

@@ -1,0 +1,13 @@
+//! The handle to an established SMB Direct connection, and what it returns.
+
+mod error;
+mod establish;
+mod handle;
+mod memory_region;
+mod transfer;
+
+pub use error::{ConnectError, ReadError, RegisterAllError, RegisterError, TrySendError};
+pub(crate) use establish::{encoded, read_depths};
+pub use handle::Connection;
+pub use memory_region::MemoryRegion;
+pub use transfer::{Reading, Sending, Writing};

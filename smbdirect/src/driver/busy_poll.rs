@@ -1,0 +1,134 @@
+//! Busy-polling: a receiving future polls the queue pair for a limited time before it sleeps, because
+//! a wake-up takes longer than many round trips.
+
+use std::{
+    hint::spin_loop,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use super::{clock::now, shared::Shared, state::State};
+
+/// Spins between two reads of the clock, which takes a quarter of the time of a spin.
+const SPINS_PER_CLOCK_READ: u32 = 16;
+
+impl Shared {
+    /// Returns the value of `poll`, as [`poll`](Self::poll) does. If it has none, drives the
+    /// connection and asks again until the spin window of the connection closes, and only then
+    /// registers `context` and returns `Pending`.
+    pub(crate) fn busy_poll<R>(
+        &self,
+        context: &mut Context<'_>,
+        mut poll: impl FnMut(&mut State) -> Option<R>,
+    ) -> Poll<R> {
+        let mut window: Option<SpinWindow> = None;
+        loop {
+            let polled = self.with(|state| {
+                if let Some(window) = &window {
+                    state.poll_once(window.now);
+                }
+                if let Some(result) = poll(state) {
+                    if state.deferred_work {
+                        state.wake_task();
+                    }
+                    return Some(Poll::Ready(result));
+                }
+                // Do not sleep while completions that were taken still ask for work.
+                if state.drain_deferred()
+                    && let Some(result) = poll(state)
+                {
+                    return Some(Poll::Ready(result));
+                }
+                if !state.spin_window.is_zero()
+                    && window
+                        .get_or_insert_with(|| SpinWindow::new(state.spin_window))
+                        .is_open()
+                {
+                    return None;
+                }
+                state.wait(context.waker());
+                Some(Poll::Pending)
+            });
+            if let Some(polled) = polled {
+                return polled;
+            }
+            spin_loop();
+        }
+    }
+}
+
+impl State {
+    /// Takes one completion, if there is one. `now` may be some spins old.
+    ///
+    /// A completed message usually has a reply, so the work that it asks for is deferred to leave
+    /// with the reply. Work that was gathered or deferred before is done now, because the driver task
+    /// may not run while a future spins.
+    fn poll_once(&mut self, now: Instant) {
+        self.budget.reset();
+        let found = self.queue_pair.busy_poll();
+        if !found && !self.deferred_work && self.gathered_count == 0 {
+            return;
+        }
+        let waker = self.task_waker.clone();
+        let context = &mut Context::from_waker(&waker);
+        let completed = found && self.take_completions(now, context, 1, false) > 0;
+        if self.deferred_work || self.gathered_count > 0 {
+            self.drive(now);
+        } else if completed {
+            self.deferred_work = true;
+        }
+    }
+}
+
+/// The time for which a future spins before it sleeps.
+#[derive(Debug)]
+pub(super) struct SpinWindow {
+    spins: u32,
+    opened: Instant,
+    length: Duration,
+    /// The time at the last read of the clock.
+    now: Instant,
+}
+
+impl SpinWindow {
+    pub(super) fn new(length: Duration) -> Self {
+        let now = now();
+        Self {
+            spins: 0,
+            opened: now,
+            length,
+            now,
+        }
+    }
+
+    /// Counts a spin and returns whether the window is still open.
+    pub(super) fn is_open(&mut self) -> bool {
+        if self.spins % SPINS_PER_CLOCK_READ == 1 {
+            self.now = now();
+        }
+        self.spins = self.spins.wrapping_add(1);
+        self.now.saturating_duration_since(self.opened) < self.length
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn spin_window_closes_at_its_deadline() {
+        let spins = |window: &mut SpinWindow| (0..1000).take_while(|_| window.is_open()).count();
+        assert_eq!(spins(&mut SpinWindow::new(Duration::ZERO)), 0);
+        assert_eq!(spins(&mut SpinWindow::new(Duration::MAX)), 1000);
+        let mut window = SpinWindow::new(Duration::from_micros(50));
+        assert_eq!(spins(&mut window), 1000);
+        tokio::time::advance(Duration::from_micros(49)).await;
+        assert_eq!(spins(&mut window), 1000);
+        tokio::time::advance(Duration::from_micros(1)).await;
+        assert!(spins(&mut window) < SPINS_PER_CLOCK_READ as usize);
+        // A window that is over after the first spin closes at the second.
+        let mut window = SpinWindow::new(Duration::from_nanos(1));
+        tokio::time::advance(Duration::from_micros(1)).await;
+        assert_eq!(spins(&mut window), 1);
+    }
+}

@@ -1,0 +1,128 @@
+//! The events of the engine: messages received and sent, finished reads and writes, and the end of the
+//! connection.
+
+use std::{
+    mem,
+    task::{Context, Waker},
+};
+
+use bytes::BytesMut;
+
+use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, state::State};
+use crate::{
+    engine::{ConnectionError, Event, Initiator},
+    rdma::{
+        provider::Teardown,
+        work::{Completion, Disconnect, ProviderError, ProviderErrorKind},
+    },
+};
+
+impl State {
+    /// Handles the events of the engine and collects the wakers of the futures that they complete.
+    // Part of where completions are taken.
+    #[inline(always)]
+    pub(super) fn take_events(&mut self) {
+        while let Some(event) = self.engine.poll_event() {
+            match event {
+                Event::Segment {
+                    payload,
+                    remaining,
+                    invalidated,
+                } => {
+                    let before = self.inbox.cost();
+                    self.inbox.push(payload, remaining, invalidated);
+                    if remaining == 0 {
+                        self.budget.message_bytes += self.inbox.cost() - before;
+                        // The next message may be the reply, which must not wait as part of a burst.
+                        self.last_flush = None;
+                    }
+                    if remaining == 0 || mem::take(&mut self.segment_waited) {
+                        self.wake_waiting();
+                    }
+                }
+                Event::MessageSent(id) => {
+                    if let Ok(waker) = self.sends.complete(id.0 as usize, Ok(())) {
+                        self.wakes.extend(waker);
+                    }
+                }
+                Event::TransferDone {
+                    id,
+                    buffer,
+                    completed,
+                } => {
+                    self.budget.read_bytes += buffer.as_ref().map_or(0, BytesMut::len);
+                    let result = if completed {
+                        Ok(())
+                    } else {
+                        Err(self.reason().into())
+                    };
+                    let waker = self.transfers.complete(id.0 as usize, (buffer, result));
+                    self.wakes.extend(waker.ok().flatten());
+                }
+                Event::Negotiated(negotiated) => {
+                    self.max_receive_size = negotiated.max_receive_size as usize;
+                    self.negotiated = Some(negotiated);
+                    self.wake_waiting();
+                }
+                Event::KeepaliveAnswered => {
+                    self.keepalives_answered += 1;
+                    self.wake_waiting();
+                }
+                Event::Closed(error) => self.end(error),
+            }
+        }
+    }
+
+    /// Does the same as [`take_events`](Self::take_events), out of line, where speed does not matter.
+    #[inline(never)]
+    pub(super) fn take_rare_events(&mut self) {
+        self.take_events();
+    }
+
+    /// Records why the connection ended, disconnects the queue pair, and fails every send that waits.
+    #[cold]
+    fn end(&mut self, error: ConnectionError) {
+        if !self.finished {
+            self.queue_pair.disconnect(match error {
+                ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_) => Teardown::Graceful,
+                _ => Teardown::Abort,
+            });
+            // The driver task polls the queue pair until it reports the disconnect.
+            self.wake_task();
+        }
+        //= SMBD-3.1.5.1-13b
+        self.sends
+            .complete_all(|| Err(error.clone()), &mut self.wakes);
+        self.closed = Some(error);
+        self.wake_waiting();
+    }
+
+    /// Ends the connection when its task is dropped first, because the runtime stops: aborts it, takes
+    /// back all posted work, and fails every future that waits.
+    pub(super) fn give_up(&mut self) {
+        let what = "the runtime stopped before the connection ended";
+        let error = ProviderError::new(ProviderErrorKind::Local, what);
+        let now = now();
+        self.engine
+            .handle_completion(now, Completion::Disconnected(Disconnect::Broken(error)));
+        self.take_rare_events();
+        self.queue_pair.disconnect(Teardown::Abort);
+        let context = &mut Context::from_waker(Waker::noop());
+        self.budget.reset();
+        while self.take_completions(now, context, COMPLETIONS_PER_ROUND, false) > 0 {
+            self.budget.reset();
+        }
+        self.finished = true;
+        let reason = self.reason();
+        self.transfers
+            .complete_all(|| (None, Err(reason.clone().into())), &mut self.wakes);
+        self.wake_waiting();
+    }
+
+    /// Returns why the connection is over: closed by this end, if the engine has given no other reason.
+    pub(super) fn reason(&self) -> ConnectionError {
+        self.closed
+            .clone()
+            .unwrap_or(ConnectionError::Closed(Initiator::Local))
+    }
+}

@@ -1,0 +1,37 @@
+//! The driver: one task for each connection, and the state that it shares with the handles.
+//!
+//! One mutex, held briefly, protects the engine and the queue pair. Any holder of the lock may call
+//! [`State::drive`]: it takes completions, passes them to the engine, posts the work that the engine
+//! wants and flushes. The driver makes no decision of the protocol.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `shared` | the mutex, and the wake-ups that follow its release |
+//! | `state` | what the mutex protects, and the operations that the handles call |
+//! | `registrations` | registered buffers, and the release of those that were dropped |
+//! | `gather` | when a message is flushed by its sender and when the task flushes it with others |
+//! | `rounds` | the poll rounds: completions, posts, flush |
+//! | `budget` | how much one turn moves before other tasks run |
+//! | `events` | what the engine reports, and the end of the connection |
+//! | `busy_poll` | polling without sleeping, for the time that the user allows |
+//! | `task` | the task itself, which the sockets and the timer wake |
+//! | `clock` | the time |
+
+mod budget;
+mod busy_poll;
+mod clock;
+mod events;
+mod gather;
+mod registrations;
+mod rounds;
+mod shared;
+mod state;
+mod task;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use clock::now;
+pub(crate) use shared::Shared;
+pub(crate) use state::{State, TransferResult};
+pub(crate) use task::Driver;

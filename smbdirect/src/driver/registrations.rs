@@ -1,0 +1,80 @@
+//! Registered buffers: how many there are, and the release of those whose owner has dropped them.
+
+use bytes::BytesMut;
+
+use super::state::State;
+use crate::rdma::{
+    memory::{DeregisterError, RegisterError, Registration},
+    work::{Access, Token},
+};
+
+impl State {
+    /// Registers a buffer for the peer.
+    pub(crate) fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        let registration = self.queue_pair.register(buffer, access)?;
+        self.regions += 1;
+        Ok(registration)
+    }
+
+    /// Ends a registration and returns its buffer. Returns `None` while queued work still reads from
+    /// the buffer; the futures that wait are then woken after the next drive.
+    pub(crate) fn deregister(&mut self, token: Token) -> Option<Result<BytesMut, DeregisterError>> {
+        match self.queue_pair.deregister(token) {
+            //= SMBD-3.1.4.4-01
+            //= SMBD-3.1.4.4-02
+            Err(DeregisterError::InUse) if !self.finished => {
+                self.release_waited = true;
+                None
+            }
+            result => {
+                self.regions -= 1;
+                Some(result)
+            }
+        }
+    }
+
+    /// Ends a registration whose token no peer was told, and returns its buffer. A peer may have
+    /// guessed the token and be reading from the buffer: it then loses its access, and the buffer is
+    /// dropped when that read is over.
+    pub(crate) fn withdraw(&mut self, token: Token) -> Option<BytesMut> {
+        match self.queue_pair.deregister(token) {
+            Ok(buffer) => {
+                self.regions -= 1;
+                Some(buffer)
+            }
+            Err(_) => {
+                self.orphan(token);
+                None
+            }
+        }
+    }
+
+    /// Ends a registration whose buffer is not wanted back.
+    pub(crate) fn orphan(&mut self, token: Token) {
+        if !self.reclaim(token) {
+            self.orphans.push(token);
+        }
+    }
+
+    /// Ends the orphaned registrations that queued work has released.
+    pub(super) fn reclaim_orphans(&mut self) {
+        let mut orphans = std::mem::take(&mut self.orphans);
+        orphans.retain(|&token| !self.reclaim(token));
+        self.orphans = orphans;
+    }
+
+    /// Ends a registration unless queued work still reads from its buffer, and returns whether it did.
+    fn reclaim(&mut self, token: Token) -> bool {
+        match self.queue_pair.deregister(token) {
+            Err(DeregisterError::InUse) => false,
+            _ => {
+                self.regions -= 1;
+                true
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Poll rounds: each posts and flushes the work that the engine wants, then takes completions.
+
+use std::{
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use super::state::State;
+use crate::rdma::work::{Completion, Room, WorkRequest};
+
+/// Completions that one round takes before it posts again.
+pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
+/// Rounds of one drive, after which other tasks run.
+const ROUNDS_PER_DRIVE: usize = 2;
+
+impl State {
+    /// Runs the engine and the queue pair until both have nothing to do or the turn budget is spent. In
+    /// the latter case the driver task continues after other tasks.
+    pub(super) fn drive(&mut self, now: Instant) {
+        self.budget.reset();
+        // The driver task has taken all earlier completions, or it is woken and will take them.
+        self.run_rounds(now, true);
+    }
+
+    /// Runs poll rounds. `drained` says that every completion before this call was taken, so that only
+    /// what the rounds post can complete.
+    #[inline(never)]
+    pub(super) fn run_rounds(&mut self, now: Instant, mut drained: bool) {
+        (self.gathered_bytes, self.gathered_count) = (0, 0);
+        self.deferred_work = false;
+        let waker = self.task_waker.clone();
+        let context = &mut Context::from_waker(&waker);
+        for _ in 0..ROUNDS_PER_DRIVE {
+            self.post_work(now, context);
+            if self.budget.is_spent() {
+                break;
+            }
+            // The flush may have completed work. If it did not, the engine wants no more than before.
+            let taken = self.take_completions(now, context, COMPLETIONS_PER_ROUND, drained);
+            if taken == 0 {
+                self.after_drive();
+                return;
+            }
+            drained = taken < COMPLETIONS_PER_ROUND;
+        }
+        self.after_drive();
+        self.yield_to_runtime(context);
+    }
+
+    /// Takes up to `limit` completions, stops early when the turn budget is spent, and returns how many
+    /// it took. If the queue pair is `drained`, only work that was posted since can have completed.
+    #[inline(never)]
+    pub(super) fn take_completions(
+        &mut self,
+        now: Instant,
+        context: &mut Context<'_>,
+        limit: usize,
+        drained: bool,
+    ) -> usize {
+        let mut taken = 0;
+        while taken < limit
+            && !self.budget.is_spent()
+            && (!drained || self.queue_pair.has_completion())
+        {
+            let polled = self.queue_pair.poll_completion(context);
+            match &polled {
+                // A header is not counted: its message follows and is.
+                Poll::Ready(Completion::Head(_)) => {}
+                Poll::Ready(completion) => {
+                    taken += 1;
+                    if matches!(completion, Completion::Disconnected(_)) {
+                        self.finished = true;
+                        self.wake_waiting();
+                    }
+                }
+                Poll::Pending => return taken,
+            }
+            if let Poll::Ready(completion) = polled {
+                self.engine.handle_completion(now, completion);
+            }
+            self.take_events();
+        }
+        taken
+    }
+
+    /// Posts the work that the engine wants, as far as there is room, and flushes it.
+    fn post_work(&mut self, now: Instant, context: &mut Context<'_>) {
+        if self.engine.is_idle() {
+            return;
+        }
+        let mut room = self.room();
+        loop {
+            let next = self.engine.poll_work(now, room);
+            match &next {
+                Some(WorkRequest::Receive { count, .. }) => room.receives -= *count as usize,
+                Some(_) => {
+                    room.sends -= 1;
+                    self.last_flush = Some(now);
+                }
+                None => break,
+            }
+            // A second match: to bind the request in the first one would move it twice.
+            if let Some(work) = next {
+                self.queue_pair.post(work);
+            }
+        }
+        self.take_rare_events();
+        self.queue_pair.flush(context);
+    }
+
+    /// Does what every drive ends with: releases orphaned registrations, and wakes the futures and the
+    /// driver task if they have to act.
+    fn after_drive(&mut self) {
+        self.starved = self.engine.wants_receives();
+        if !self.orphans.is_empty() {
+            self.reclaim_orphans();
+        }
+        // Credits may arrive without a message, and the last queued message may leave. Neither is an
+        // event of the engine.
+        let ready = self.ready_waited && self.engine.is_ready();
+        self.ready_waited &= !ready;
+        if std::mem::take(&mut self.release_waited) || ready {
+            self.wake_waiting();
+        }
+        let due = self.engine.poll_timeout();
+        if due.is_some_and(|due| self.armed.is_none_or(|armed| due < armed)) || self.finished {
+            self.wake_task();
+        }
+    }
+
+    /// Returns how much work may be posted: the room of the queue pair, with receives limited to the
+    /// part of the receive buffer that untaken messages leave free.
+    fn room(&self) -> Room {
+        let Room { sends, receives } = self.queue_pair.room();
+        let left = self.receive_buffer.saturating_sub(self.inbox.cost());
+        let posted = usize::from(self.engine.credits().receive_credits);
+        let affordable = (left / self.max_receive_size).saturating_sub(posted);
+        Room {
+            sends,
+            receives: receives.min(affordable),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The mutex around a connection's state, and the wake-ups that follow its release.
+
+use std::{
+    future::poll_fn,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+};
+
+use super::state::State;
+use crate::{engine, rdma::provider::QueuePair};
+
+/// What the handles and the driver task of one connection share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        engine: engine::Connection,
+        queue_pair: Box<dyn QueuePair>,
+        config: &engine::Config,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State::new(engine, queue_pair, config)),
+        })
+    }
+
+    /// Runs `action` under the lock, then wakes the futures and tasks that it affects.
+    pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = action(&mut state);
+        if state.wakes.is_empty() {
+            return result;
+        }
+        let mut wakes = std::mem::take(&mut state.wakes);
+        drop(state);
+        for waker in wakes.drain(..) {
+            waker.wake();
+        }
+        // Return the empty list for its capacity, unless the state has allocated another one.
+        if let Ok(mut state) = self.state.try_lock()
+            && state.wakes.capacity() == 0
+        {
+            state.wakes = wakes;
+        }
+        result
+    }
+
+    /// Takes the lock, poisoned or not: a panic under it is a bug of this crate, and must not make
+    /// every other handle of the connection panic too.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `poll` returns a value. `poll` runs under the lock, now and after each change.
+    pub(crate) async fn wait<R>(&self, mut poll: impl FnMut(&mut State) -> Option<R>) -> R {
+        poll_fn(|context| self.poll(context, &mut poll)).await
+    }
+
+    /// Returns the value of `poll`. If it has none, registers `context` to be woken at the next
+    /// change.
+    pub(crate) fn poll<R>(
+        &self,
+        context: &mut Context<'_>,
+        poll: impl FnOnce(&mut State) -> Option<R>,
+    ) -> Poll<R> {
+        self.with(|state| match poll(state) {
+            Some(result) => Poll::Ready(result),
+            None => {
+                state.wait(context.waker());
+                Poll::Pending
+            }
+        })
+    }
+}

@@ -1,0 +1,412 @@
+//! What the mutex of a connection protects, and the operations that the handles call under it.
+
+use std::{
+    mem,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use tracing::Span;
+
+use super::{budget::TurnBudget, clock::now};
+use crate::{
+    engine::{
+        self, ConnectionError, Credits, Message, MessageId, Negotiated, SendError, Statistics,
+        TransferFault, TransferId,
+    },
+    inbox::{Inbox, Segment},
+    rdma::{provider::QueuePair, work::Token},
+    waiters::Waiters,
+    wire::BufferDescriptorV1,
+};
+
+/// The outcome of a read or write: the buffer of a read, and the fault if it failed.
+pub(crate) type TransferResult = (Option<BytesMut>, Result<(), TransferFault>);
+
+/// Engine, queue pair and waiting futures of one connection.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(super) engine: engine::Connection,
+    pub(super) queue_pair: Box<dyn QueuePair>,
+    pub(super) inbox: Inbox,
+    pub(super) sends: Waiters<Result<(), ConnectionError>>,
+    pub(super) transfers: Waiters<TransferResult>,
+    /// Futures to wake at the next change that concerns all: a message, room to send, the end.
+    waiting: Vec<Waker>,
+    pub(super) negotiated: Option<Negotiated>,
+    /// Why the connection is over for the protocol.
+    pub(super) closed: Option<ConnectionError>,
+    /// The queue pair has reported its disconnect, after which it reports nothing.
+    pub(super) finished: bool,
+    pub(super) keepalives_answered: u64,
+    /// A future waits for a segment: the next segment wakes it, not only a whole message.
+    pub(super) segment_waited: bool,
+    /// Registered buffers.
+    pub(super) regions: u64,
+    /// Registrations that their owner dropped while queued work still read from the buffer.
+    pub(super) orphans: Vec<Token>,
+    /// A future waits for queued work to release a buffer: the end of the next drive wakes it.
+    pub(super) release_waited: bool,
+    /// A future waits until a message can start immediately.
+    pub(super) ready_waited: bool,
+    /// Wakers to call when the lock is released.
+    pub(super) wakes: Vec<Waker>,
+    pub(super) task_waker: Waker,
+    /// The driver task was woken and has not run since.
+    pub(super) wake_pending: bool,
+    pub(super) budget: TurnBudget,
+    /// Bytes of the work that was submitted and not flushed.
+    pub(super) gathered_bytes: usize,
+    /// Messages, reads and writes that were submitted and not flushed.
+    pub(super) gathered_count: usize,
+    /// A completion was taken, and the work that it asks for was deferred to leave with the reply.
+    pub(super) deferred_work: bool,
+    /// When the timer of the driver task fires.
+    pub(super) armed: Option<Instant>,
+    /// When work was last posted, or `None` if the next message is to be flushed immediately.
+    pub(super) last_flush: Option<Instant>,
+    /// Bytes that untaken messages and posted receives may occupy together.
+    pub(super) receive_buffer: usize,
+    pub(super) max_receive_size: usize,
+    /// The engine wants receives for which untaken messages leave no room.
+    pub(super) starved: bool,
+    /// How long a receiving future spins before it sleeps.
+    pub(super) spin_window: Duration,
+}
+
+impl State {
+    pub(super) fn new(
+        engine: engine::Connection,
+        queue_pair: Box<dyn QueuePair>,
+        config: &engine::Config,
+    ) -> Self {
+        Self {
+            engine,
+            inbox: Inbox::new(queue_pair.is_zero_copy()),
+            queue_pair,
+            sends: Waiters::default(),
+            transfers: Waiters::default(),
+            waiting: Vec::new(),
+            negotiated: None,
+            closed: None,
+            finished: false,
+            keepalives_answered: 0,
+            segment_waited: false,
+            regions: 0,
+            orphans: Vec::new(),
+            release_waited: false,
+            ready_waited: false,
+            wakes: Vec::new(),
+            task_waker: Waker::noop().clone(),
+            wake_pending: false,
+            budget: TurnBudget::default(),
+            gathered_bytes: 0,
+            gathered_count: 0,
+            deferred_work: false,
+            armed: None,
+            last_flush: None,
+            receive_buffer: config.receive_buffer(),
+            max_receive_size: config.max_receive_size as usize,
+            starved: false,
+            spin_window: Duration::ZERO,
+        }
+    }
+
+    // Sending
+
+    /// Submits a message, and returns the index of its waiter in [`poll_sent`](Self::poll_sent). With
+    /// `prompt`, the last segment of the message asks the peer for an answer.
+    #[inline(always)]
+    pub(crate) fn submit_send(
+        &mut self,
+        message: Message,
+        invalidate: Option<Token>,
+        prompt: bool,
+    ) -> Result<usize, SendError> {
+        let (index, length) = (self.sends.insert(), message.len());
+        if let Err(error) = self
+            .engine
+            .send(MessageId(index as u64), message, invalidate)
+        {
+            self.sends.remove(index);
+            return Err(error);
+        }
+        if prompt {
+            self.engine.prompt_answer();
+        }
+        self.flush_or_defer(1, length);
+        Ok(index)
+    }
+
+    /// Submits the messages of a list in order and removes them from it, and returns the index of the
+    /// waiter for the last. Stops at the first message that cannot be sent, which stays in the list
+    /// with all after it.
+    pub(crate) fn submit_many(&mut self, messages: &mut Vec<Message>) -> Result<usize, SendError> {
+        let index = self.sends.insert();
+        let (mut sent, mut length) = (0, 0);
+        let all = messages.len();
+        let result = messages.iter_mut().try_for_each(|place| {
+            let id = match sent + 1 == all {
+                true => MessageId(index as u64),
+                // Messages are sent in order: the waiter of the last one stands for all.
+                false => MessageId::UNWATCHED,
+            };
+            self.engine.check(place)?;
+            let message = mem::take(place);
+            (sent, length) = (sent + 1, length + message.len());
+            self.engine.send(id, message, None)
+        });
+        messages.drain(..sent);
+        if sent > 0 {
+            self.flush_or_defer(sent, length);
+        }
+        if let Err(error) = result {
+            self.sends.remove(index);
+            return Err(error);
+        }
+        if all == 0 {
+            let done = self.sends.complete(index, Ok(()));
+            done.expect("the place was just made");
+        }
+        Ok(index)
+    }
+
+    /// Returns whether a message could not start immediately, on a connection that is not over.
+    #[inline]
+    pub(crate) fn would_wait(&self) -> bool {
+        self.closed.is_none() && !self.engine.is_ready()
+    }
+
+    /// Returns `Ok` once a message can start immediately, or why the connection is over. Before that,
+    /// returns `None` and has the waiting futures woken when a message can start.
+    pub(crate) fn check_ready(&mut self) -> Option<Result<(), ConnectionError>> {
+        match &self.closed {
+            Some(error) => Some(Err(error.clone())),
+            None if self.engine.is_ready() => Some(Ok(())),
+            None => {
+                self.ready_waited = true;
+                None
+            }
+        }
+    }
+
+    /// Returns the result of a submitted message, once its last segment was handed to the wire.
+    #[inline]
+    pub(crate) fn poll_sent(
+        &mut self,
+        index: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), ConnectionError>> {
+        self.sends.poll(index, context)
+    }
+
+    /// Gives up the waiter of a submitted message, which is sent all the same.
+    #[inline]
+    pub(crate) fn abandon_sent(&mut self, index: usize) -> Option<Result<(), ConnectionError>> {
+        self.sends.abandon(index)
+    }
+
+    /// Sends the peer an empty message with the credits that it can be granted, unless another message
+    /// is about to leave.
+    pub(crate) fn submit_prompt(&mut self) {
+        self.engine.prompt();
+        self.flush_or_defer(1, 0);
+    }
+
+    // Reads and writes
+
+    /// Submits an RDMA Read, and returns the index of its waiter in
+    /// [`poll_transfer`](Self::poll_transfer).
+    pub(crate) fn submit_read(
+        &mut self,
+        from: &[BufferDescriptorV1],
+        offset: u64,
+        into: BytesMut,
+    ) -> usize {
+        let (index, length) = (self.transfers.insert(), into.len());
+        let id = TransferId(index as u64);
+        if let Err((fault, buffer)) = self.engine.read(id, from, offset, into) {
+            self.fail_transfer(index, (Some(buffer), Err(fault)));
+        }
+        self.flush_or_defer(1, length);
+        index
+    }
+
+    /// Submits an RDMA Write, and returns the index of its waiter in
+    /// [`poll_transfer`](Self::poll_transfer).
+    pub(crate) fn submit_write(
+        &mut self,
+        to: &[BufferDescriptorV1],
+        offset: u64,
+        data: Bytes,
+    ) -> usize {
+        let (index, length) = (self.transfers.insert(), data.len());
+        let id = TransferId(index as u64);
+        if let Err(fault) = self.engine.write(id, to, offset, data) {
+            self.fail_transfer(index, (None, Err(fault)));
+        }
+        self.flush_or_defer(1, length);
+        index
+    }
+
+    /// Completes a read or write that the engine did not take.
+    fn fail_transfer(&mut self, index: usize, result: TransferResult) {
+        self.transfers
+            .complete(index, result)
+            .expect("the place was just made");
+    }
+
+    /// Returns the result of a submitted read or write, once it is over.
+    #[inline]
+    pub(crate) fn poll_transfer(
+        &mut self,
+        index: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<TransferResult> {
+        self.transfers.poll(index, context)
+    }
+
+    /// Gives up the waiter of a submitted read or write, which is done all the same. Returns the result
+    /// if there is one, to be dropped outside the lock.
+    #[inline]
+    pub(crate) fn abandon_transfer(&mut self, index: usize) -> Option<TransferResult> {
+        self.transfers.abandon(index)
+    }
+
+    // Receiving
+
+    /// Takes the oldest whole message. Call [`taken`](Self::taken) after the last one.
+    #[inline]
+    pub(crate) fn take_message(&mut self) -> Option<Message> {
+        self.inbox.take()
+    }
+
+    /// Takes the oldest message, or what has arrived of it. If there is nothing, has the waiting futures
+    /// woken for the next segment.
+    #[inline]
+    pub(crate) fn take_segment(&mut self) -> Option<Segment> {
+        let segment = self.inbox.take_segment();
+        self.segment_waited |= segment.is_none();
+        segment
+    }
+
+    /// Posts the receives for which the messages that were just taken have made room.
+    #[inline]
+    pub(crate) fn taken(&mut self) {
+        if self.starved {
+            self.drive(now());
+        }
+    }
+
+    /// Sets how long a receiving future spins before it sleeps.
+    pub(crate) fn set_spin_window(&mut self, length: Duration) {
+        self.spin_window = length;
+    }
+
+    // The connection
+
+    /// Returns the outcome of the negotiation, once it has one.
+    pub(crate) fn negotiation_result(&mut self) -> Option<Result<Negotiated, ConnectionError>> {
+        match (self.negotiated, &self.closed) {
+            (Some(negotiated), _) => Some(Ok(negotiated)),
+            (None, Some(error)) => Some(Err(error.clone())),
+            (None, None) => None,
+        }
+    }
+
+    /// Asks the peer for a keepalive, and returns how many it has answered so far.
+    pub(crate) fn start_keepalive(&mut self, now: Instant) -> u64 {
+        let before = self.keepalives_answered;
+        self.engine.prompt_keepalive(now);
+        self.drive(now);
+        before
+    }
+
+    /// Returns the outcome of a keepalive, once more than `before` were answered or the connection is
+    /// over.
+    pub(crate) fn keepalive_result(&self, before: u64) -> Option<Result<(), ConnectionError>> {
+        match &self.closed {
+            _ if self.keepalives_answered != before => Some(Ok(())),
+            Some(error) => Some(Err(error.clone())),
+            None => None,
+        }
+    }
+
+    /// Returns whether the peer was asked for an answer that has not arrived.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.engine.awaits_answer()
+    }
+
+    pub(crate) fn credits(&self) -> Credits {
+        self.engine.credits()
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        let mut statistics = self.engine.statistics();
+        statistics.regions = self.regions;
+        statistics
+    }
+
+    /// Returns the tracing span of the connection.
+    pub(crate) fn span(&self) -> Span {
+        self.engine.span().clone()
+    }
+
+    /// Closes the connection after the work submitted so far. The driver task does it, because a handle
+    /// may be dropped outside its runtime, where there is no clock.
+    pub(crate) fn close(&mut self) {
+        self.engine.close();
+        self.wake_task();
+    }
+
+    /// Closes the connection when its last handle is dropped, and discards the messages that arrived:
+    /// a full inbox would withhold the credits that the last messages to the peer need.
+    pub(crate) fn close_unread(&mut self) {
+        self.inbox.discard_all();
+        self.close();
+    }
+
+    /// Ends the connection immediately. As for [`close`](Self::close), the driver task does it.
+    pub(crate) fn abort(&mut self) {
+        self.engine.abort();
+        self.take_rare_events();
+        self.wake_task();
+    }
+
+    /// Returns why the connection is over for the protocol, if it is. Its last work may still be under
+    /// way.
+    #[inline]
+    pub(crate) fn error(&self) -> Option<ConnectionError> {
+        self.closed.clone()
+    }
+
+    /// Returns why the connection is over, once its queue pair is disconnected too.
+    pub(crate) fn final_reason(&mut self) -> Option<ConnectionError> {
+        self.finished.then(|| self.reason())
+    }
+
+    // Wake-ups
+
+    /// Wakes `waker` at the next change.
+    pub(super) fn wait(&mut self, waker: &Waker) {
+        if !self.waiting.iter().any(|waiting| waiting.will_wake(waker)) {
+            self.waiting.push(waker.clone());
+        }
+    }
+
+    /// Wakes every future that waits for a change, once the lock is released.
+    #[inline]
+    pub(super) fn wake_waiting(&mut self) {
+        self.wakes.append(&mut self.waiting);
+    }
+
+    /// Wakes the driver task, once the lock is released, unless it was woken already.
+    #[inline]
+    pub(super) fn wake_task(&mut self) {
+        if !self.wake_pending {
+            self.wake_pending = true;
+            self.wakes.push(self.task_waker.clone());
+        }
+    }
+}

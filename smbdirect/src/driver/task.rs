@@ -1,0 +1,113 @@
+//! The driver task of a connection, which its socket and its timer wake.
+//!
+//! On a runtime with one thread, the task defers the work that a single message asks for until the
+//! futures that the message woke have run: usually they reply.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, shared::Shared};
+
+/// The driver task. It ends when the queue pair is disconnected and every orphaned registration is
+/// released.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    sleep: Pin<Box<Sleep>>,
+    /// The runtime has one thread. Tasks that this one wakes then run before it runs again, and not
+    /// before it returns. Tasks on other threads, and the future given to `block_on`, do not keep to
+    /// that order, and make the task run twice for a message.
+    current_thread: bool,
+}
+
+impl Driver {
+    /// Spawns the task on the current tokio runtime.
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime.
+    pub(crate) fn spawn(shared: Arc<Shared>) {
+        let sleep = Box::pin(sleep_until(Instant::now()));
+        let current_thread = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+        tokio::spawn(Self {
+            shared,
+            sleep,
+            current_thread,
+        });
+    }
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self {
+            shared,
+            sleep,
+            current_thread,
+        } = self.get_mut();
+        shared.with(|state| {
+            if !state.task_waker.will_wake(context.waker()) {
+                state.task_waker = context.waker().clone();
+            }
+            state.wake_pending = false;
+            loop {
+                let now = now();
+                if state.engine.poll_timeout().is_some_and(|due| due <= now) {
+                    state.engine.handle_timeout(now);
+                    state.take_rare_events();
+                }
+                // The task reads the engine's deadline before it returns, so no drive has to wake it
+                // for an earlier one.
+                state.armed = Some(now);
+                // Usually a message has arrived. The work that it asks for leaves with the work that
+                // was gathered for the task.
+                state.budget.reset();
+                let mut taken = state.take_completions(now, context, 1, false);
+                if *current_thread && state.defer_work_for_reply() {
+                    return Poll::Pending;
+                }
+                if taken > 0 {
+                    taken += state.take_completions(now, context, COMPLETIONS_PER_ROUND - 1, false);
+                }
+                state.run_rounds(now, taken < COMPLETIONS_PER_ROUND);
+                if state.finished && state.orphans.is_empty() {
+                    return Poll::Ready(());
+                }
+                state.armed = state.engine.poll_timeout();
+                let Some(due) = state.armed else {
+                    return Poll::Pending;
+                };
+                let due = Instant::from_std(due);
+                if sleep.deadline() > due || sleep.is_elapsed() {
+                    sleep.as_mut().reset(due);
+                } else {
+                    // The timer fires at an earlier deadline that no longer counts, and is set to the
+                    // current one then: to reset it for each message costs more.
+                    state.armed = Some(sleep.deadline().into_std());
+                }
+                if sleep.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.with(|state| {
+            if !state.finished {
+                state.give_up();
+            }
+        });
+    }
+}

@@ -1,0 +1,477 @@
+//! Tests of the driver over a queue pair whose completions the test scripts.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::task::yield_now;
+
+use super::{
+    Driver, Shared, State,
+    budget::{MESSAGE_BUDGET_BYTES, READ_BUDGET_BYTES},
+    gather::MAX_GATHERED_COUNT,
+    now,
+};
+use crate::{
+    engine::{self, Config, MessageId, TransferId},
+    rdma::{
+        memory::{DeregisterError, RegisterError, Registration},
+        provider::{QueuePair, Teardown},
+        work::{Access, Completion, Disconnect, Limits, Room, Token, WorkId, WorkRequest},
+    },
+    wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
+};
+
+/// A queue pair that records posted work and returns the completions that the test scripts.
+#[derive(Debug, Default)]
+struct Script(Arc<Mutex<Lists>>);
+
+#[derive(Debug, Default)]
+struct Lists {
+    posted: VecDeque<WorkRequest>,
+    done: VecDeque<Completion>,
+    /// Calls of `poll_completion`.
+    polls: usize,
+    /// `has_completion` and `busy_poll` return false.
+    denies: bool,
+}
+
+impl QueuePair for Script {
+    fn limits(&self) -> Limits {
+        Limits {
+            max_send_queue: 100,
+            max_receive_queue: 1000,
+            max_outbound_reads: 16,
+            max_inbound_reads: 0,
+            max_transfer: u32::MAX,
+            send_with_invalidate: false,
+        }
+    }
+
+    fn room(&self) -> Room {
+        Room {
+            sends: 100,
+            receives: 1000,
+        }
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        self.0.lock().unwrap().posted.push_back(work);
+    }
+
+    fn flush(&mut self, _: &mut Context<'_>) {}
+
+    fn poll_completion(&mut self, _: &mut Context<'_>) -> Poll<Completion> {
+        let mut lists = self.0.lock().unwrap();
+        lists.polls += 1;
+        lists.done.pop_front().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn has_completion(&self) -> bool {
+        !self.0.lock().unwrap().denies
+    }
+
+    fn busy_poll(&mut self) -> bool {
+        self.has_completion()
+    }
+
+    fn disconnect(&mut self, _: Teardown) {}
+
+    fn register(&mut self, _: BytesMut, _: Access) -> Result<Registration, RegisterError> {
+        unreachable!("nothing is registered")
+    }
+
+    fn deregister(&mut self, _: Token) -> Result<BytesMut, DeregisterError> {
+        unreachable!("nothing is registered")
+    }
+}
+
+/// Returns a negotiated connection, and the lists of its queue pair.
+fn established() -> (Arc<Shared>, Arc<Mutex<Lists>>) {
+    established_with(10)
+}
+
+/// Returns the same for a peer that asks for `credits_requested` credits.
+fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) {
+    let (config, script) = (Config::default(), Script::default());
+    let lists = script.0.clone();
+    let mut engine = engine::Connection::active(config.clone(), now());
+    let receive = engine.negotiate_receive().id();
+    engine.handle_connected(script.limits());
+    let mut message = Vec::new();
+    let response = NegotiateResponse {
+        min_version: VERSION_1_0,
+        max_version: VERSION_1_0,
+        negotiated_version: VERSION_1_0,
+        credits_requested,
+        credits_granted: 10,
+        status: Status::SUCCESS,
+        max_read_write_size: 1 << 20,
+        preferred_send_size: 1024,
+        max_receive_size: 1024,
+        max_fragmented_size: 131_072,
+    };
+    response.encode(&mut message);
+    let shared = Shared::new(engine, Box::new(script), &config);
+    shared.with(|state| state.drive(now()));
+    lists.lock().unwrap().done.extend([Completion::Received {
+        id: receive,
+        message: message.into(),
+        invalidated: None,
+    }]);
+    shared.with(|state| {
+        state.drive(now());
+        assert!(state.negotiated.is_some(), "{:?}", state.closed);
+    });
+    lists.lock().unwrap().posted.clear();
+    (shared, lists)
+}
+
+/// Queues a message in the engine without a flush.
+fn queue_message(state: &mut State, message: &'static str) {
+    let id = MessageId(state.sends.insert() as u64);
+    state.engine.send(id, message.into(), None).unwrap();
+}
+
+/// Sends a message, which gives the peer its credits.
+fn give_credits(shared: &Shared) {
+    shared.with(|state| {
+        queue_message(state, "credits");
+        state.drive(now());
+    });
+}
+
+fn is_receive(work: &WorkRequest) -> bool {
+    matches!(work, WorkRequest::Receive { .. })
+}
+
+/// A busy-poll returns a message before it posts the receives that the message asks for. They leave with
+/// the reply.
+#[test]
+fn reply_flushes_the_work_that_busy_poll_deferred() {
+    let (shared, lists) = established();
+    let send = || {
+        shared.with(|state| {
+            queue_message(state, "reply");
+            state.flush_or_defer(1, 5);
+        });
+        let posted = lists.lock().unwrap().posted.split_off(0);
+        let receives = posted.iter().filter(|work| is_receive(work)).count();
+        (receives, posted.len() - receives)
+    };
+    shared.with(|state| state.last_flush = None);
+    assert_eq!(send(), (0, 1), "the message gives the peer its credits");
+    lists.lock().unwrap().done.push_back(segment(0));
+    shared.with(|state| state.spin_window = Duration::from_secs(60));
+    let context = &mut Context::from_waker(Waker::noop());
+    let found = shared.busy_poll(context, State::take_message);
+    assert!(found.is_ready() && lists.lock().unwrap().posted.is_empty());
+    shared.with(|state| assert!(state.wake_pending, "there may be no reply"));
+    assert_eq!(send(), (1, 1));
+    shared.with(|state| assert!(!state.deferred_work));
+}
+
+/// On a runtime with one thread, the task lets the futures that it wakes run before it posts receives.
+#[tokio::test]
+async fn task_defers_work_until_the_woken_future_has_run() {
+    for there_is_more in [false, true] {
+        let (shared, lists) = established();
+        give_credits(&shared);
+        Driver::spawn(shared.clone());
+        yield_now().await;
+        let (receiver, told) = (shared.clone(), lists.clone());
+        let waiting = tokio::spawn(async move {
+            poll_fn(|context| receiver.busy_poll(context, State::take_message)).await;
+            told.lock().unwrap().posted.len()
+        });
+        yield_now().await;
+        *lists.lock().unwrap() = Lists {
+            done: [segment(0)].into(),
+            denies: !there_is_more,
+            ..Lists::default()
+        };
+        shared.with(State::wake_task);
+        let posted = waiting.await.unwrap();
+        assert_eq!(
+            posted,
+            usize::from(there_is_more),
+            "posted before the message was taken"
+        );
+        // There was no reply, so the task posts the receives.
+        yield_now().await;
+        let posted = lists.lock().unwrap().posted.split_off(0);
+        assert!(
+            posted.len() == 1 && posted.iter().all(is_receive),
+            "{posted:?}"
+        );
+    }
+}
+
+/// Takes a message, or notices the end of the connection.
+fn message_or_end(state: &mut State) -> Option<()> {
+    let message = state.take_message().map(|_| ());
+    message.or_else(|| state.error().map(|_| ()))
+}
+
+/// Returns a received segment of one byte.
+fn segment(remaining_data_length: u32) -> Completion {
+    segment_with(0, remaining_data_length)
+}
+
+fn segment_with(credits_granted: u16, remaining_data_length: u32) -> Completion {
+    let mut message = Vec::new();
+    DataTransfer {
+        data_offset: DataTransfer::PAYLOAD_OFFSET,
+        data_length: 1,
+        remaining_data_length,
+        ..DataTransfer::empty(10, credits_granted, Flags::empty())
+    }
+    .encode(&mut message);
+    message.push(b'?');
+    Completion::Received {
+        id: WorkId(0),
+        message: message.into(),
+        invalidated: None,
+    }
+}
+
+/// Work that was gathered for the task, or waited for credits, is posted before the woken future runs.
+#[tokio::test]
+async fn queued_work_is_not_deferred_for_a_reply() {
+    enum Queued {
+        Message,
+        Messages,
+        Write,
+    }
+    for what in [Queued::Message, Queued::Messages, Queued::Write] {
+        let (shared, lists) = established();
+        give_credits(&shared);
+        Driver::spawn(shared.clone());
+        let (receiver, told) = (shared.clone(), lists.clone());
+        let waiting = tokio::spawn(async move {
+            poll_fn(|context| receiver.busy_poll(context, message_or_end)).await;
+            told.lock().unwrap().posted.len()
+        });
+        yield_now().await;
+        shared.with(|state| {
+            // The last of the ten credits is spent only with a grant, so later messages wait.
+            let messages = match what {
+                Queued::Message => 1,
+                Queued::Messages => 20,
+                Queued::Write => 0,
+            };
+            for _ in 0..messages {
+                queue_message(state, "message");
+            }
+            if let Queued::Write = what {
+                let to = BufferDescriptorV1 {
+                    offset: 0,
+                    token: 7,
+                    length: 5,
+                };
+                let id = TransferId(state.transfers.insert() as u64);
+                state.engine.write(id, &[to], 0, "write".into()).unwrap();
+            }
+            match what {
+                Queued::Messages => state.drive(now()),
+                Queued::Message | Queued::Write => {
+                    state.last_flush = Some(now());
+                    state.flush_or_defer(1, 5);
+                }
+            }
+            state.last_flush = Some(now());
+        });
+        *lists.lock().unwrap() = Lists {
+            done: [segment_with(1, 0)].into(),
+            denies: true,
+            ..Lists::default()
+        };
+        shared.with(State::wake_task);
+        assert!(waiting.await.unwrap() > 0);
+    }
+}
+
+/// A budget that an earlier turn has spent does not keep a busy-poll from taking a message.
+#[test]
+fn busy_poll_starts_with_a_fresh_budget() {
+    let (shared, lists) = established();
+    give_credits(&shared);
+    shared.with(|state| {
+        state.budget.message_bytes = MESSAGE_BUDGET_BYTES;
+        state.spin_window = Duration::from_nanos(1);
+    });
+    lists.lock().unwrap().done.push_back(segment(0));
+    let context = &mut Context::from_waker(Waker::noop());
+    let found = shared.busy_poll(context, State::take_message);
+    assert!(found.is_ready());
+}
+
+/// The last spin of a window takes one completion, and the drive before the sleep takes the others: the
+/// rest of a message, or the end of the connection.
+#[test]
+fn busy_poll_takes_remaining_completions_before_it_sleeps() {
+    let flushed = Completion::Flushed {
+        id: WorkId(0),
+        buffer: None,
+    };
+    let ended = Completion::Disconnected(Disconnect::Remote);
+    for done in [[segment(1), segment(0)], [flushed, ended]] {
+        let (shared, lists) = established();
+        give_credits(&shared);
+        shared.with(|state| state.spin_window = Duration::from_nanos(1));
+        lists.lock().unwrap().done.extend(done);
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(shared.busy_poll(context, message_or_end).is_ready());
+    }
+}
+
+/// A spin does not poll for completions if the queue pair says that there are none.
+#[test]
+fn busy_poll_polls_only_if_something_may_have_completed() {
+    let (shared, lists) = established();
+    give_credits(&shared);
+    shared.with(|state| state.spin_window = Duration::from_nanos(1));
+    for (denies, polls) in [(true, 0), (false, 1)] {
+        *lists.lock().unwrap() = Lists {
+            denies,
+            ..Lists::default()
+        };
+        let context = &mut Context::from_waker(Waker::noop());
+        let found = shared.busy_poll(context, State::take_message);
+        assert!(found.is_pending());
+        assert_eq!(lists.lock().unwrap().polls, polls);
+    }
+}
+
+/// A sender does not poll for completions if the queue pair says that there are none: a poll in vain
+/// takes as long as sending a message.
+#[test]
+fn sender_polls_only_if_something_may_have_completed() {
+    let (shared, lists) = established();
+    for (denies, polls) in [(true, 0), (false, 1)] {
+        let mut told = lists.lock().unwrap();
+        (told.denies, told.polls) = (denies, 0);
+        drop(told);
+        shared.with(|state| {
+            state.last_flush = None;
+            queue_message(state, "message");
+            state.flush_or_defer(1, 7);
+        });
+        assert_eq!(lists.lock().unwrap().polls, polls);
+    }
+    // Completions are taken, and polled for once more after the work that they ask for.
+    let sent = |work: &WorkRequest| match work {
+        WorkRequest::Send { id, .. } => Some(Completion::Sent { id: *id }),
+        _ => None,
+    };
+    let mut told = lists.lock().unwrap();
+    let done: Vec<_> = told.posted.iter().filter_map(sent).collect();
+    assert_eq!(done.len(), 2);
+    told.done.extend(done);
+    told.polls = 0;
+    drop(told);
+    shared.with(|state| state.drive(now()));
+    let told = lists.lock().unwrap();
+    assert_eq!(
+        (told.polls, told.done.len()),
+        (4, 0),
+        "each round polls until there is nothing"
+    );
+}
+
+/// A sender that never pauses keeps the driver task from running, and takes completions itself.
+#[test]
+fn sender_that_never_pauses_takes_completions() {
+    let (shared, lists) = established();
+    let mut told = lists.lock().unwrap();
+    (told.denies, told.polls) = (true, 0);
+    drop(told);
+    shared.with(|state| {
+        for _ in 0..MAX_GATHERED_COUNT + 2 {
+            queue_message(state, "message");
+            state.flush_or_defer(1, 7);
+        }
+    });
+    assert!(lists.lock().unwrap().polls > 0);
+}
+
+/// Futures can take messages and return their memory before every arrived message is processed.
+#[test]
+fn drive_stops_at_the_message_budget() {
+    const LENGTH: usize = 1000;
+    let (shared, lists) = established_with(255);
+    give_credits(&shared);
+    let mut message = Vec::new();
+    DataTransfer {
+        data_offset: DataTransfer::PAYLOAD_OFFSET,
+        data_length: LENGTH as u32,
+        ..DataTransfer::empty(255, 0, Flags::empty())
+    }
+    .encode(&mut message);
+    message.resize(message.len() + LENGTH, b'?');
+    let message = Bytes::from(message);
+    let arrival = || Completion::Received {
+        id: WorkId(0),
+        message: message.clone(),
+        invalidated: None,
+    };
+    let arrivals = std::iter::repeat_with(arrival).take(255);
+    lists.lock().unwrap().done.extend(arrivals);
+    let cost = shared.with(|state| {
+        state.drive(now());
+        state.inbox.cost()
+    });
+    let left = lists.lock().unwrap().done.len();
+    let each = cost / (255 - left);
+    assert!(
+        (MESSAGE_BUDGET_BYTES..MESSAGE_BUDGET_BYTES + each).contains(&cost),
+        "{cost} in {each}"
+    );
+    shared.with(|state| state.drive(now()));
+    assert!(lists.lock().unwrap().done.is_empty());
+}
+
+/// Futures can start further reads before every finished read is processed.
+#[test]
+fn drive_stops_at_the_read_budget() {
+    for (length, taken) in [
+        (READ_BUDGET_BYTES, 1),
+        (READ_BUDGET_BYTES / 2, 2),
+        (READ_BUDGET_BYTES / 2 - 1, 3),
+        (1024, 10),
+    ] {
+        let (shared, lists) = established();
+        shared.with(|state| {
+            for _ in 0..10 {
+                let place = state.transfers.insert();
+                let from = BufferDescriptorV1 {
+                    offset: 0,
+                    token: 7,
+                    length: length as u32,
+                };
+                let into = BytesMut::zeroed(length);
+                let id = TransferId(place as u64);
+                state.engine.read(id, &[from], 0, into).unwrap();
+            }
+            state.drive(now());
+        });
+        let mut told = lists.lock().unwrap();
+        let Lists { posted, done, .. } = &mut *told;
+        for work in posted.drain(..) {
+            if let WorkRequest::Read { id, into, .. } = work {
+                done.push_back(Completion::Read { id, buffer: into });
+            }
+        }
+        assert_eq!(done.len(), 10);
+        drop(told);
+        for left in [10 - taken, 10_usize.saturating_sub(2 * taken)] {
+            shared.with(|state| state.drive(now()));
+            assert_eq!(lists.lock().unwrap().done.len(), left, "of {length} bytes");
+        }
+    }
+}

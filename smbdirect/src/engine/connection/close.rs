@@ -1,0 +1,107 @@
+//! The end of a connection: a close in good order, an abort, and the loss of the RDMA connection
+//! (3.1.4.3, 3.1.7.1).
+
+use bytes::BytesMut;
+
+use super::{Connection, Kind, Role};
+use crate::{
+    engine::{
+        error::{ConnectionError, Initiator},
+        event::Event,
+    },
+    rdma::work::{Disconnect, WorkId},
+};
+
+impl Connection {
+    /// Closes the connection in good order once all earlier messages, reads and writes are done.
+    /// New ones are refused from now on. The connection also ends if none of them completes for
+    /// [`keepalive_interval`](crate::engine::Settings::keepalive_interval), because a peer can
+    /// leave a read unanswered for ever and still answer keepalives.
+    pub fn close(&mut self) {
+        self.touch();
+        match self.role {
+            Role::Established(_) => self.closing = true,
+            _ => self.end(ConnectionError::Closed(Initiator::Local)),
+        }
+        self.end_if_drained();
+    }
+
+    /// Ends the connection immediately, with [`ConnectionError::Aborted`]. Requests that have not
+    /// been posted are dropped.
+    pub fn abort(&mut self) {
+        self.end(ConnectionError::Aborted);
+    }
+
+    /// Handles the loss of the RDMA connection (3.1.7.1).
+    #[cold]
+    pub(super) fn connection_loss(&mut self, how: Disconnect) {
+        // A peer may accept and then disconnect before this end has posted its receives. The owner
+        // still gets `Negotiated` first.
+        if let Role::Posting {
+            outcome,
+            passive: false,
+        } = self.role
+        {
+            self.events.push_back(Event::Negotiated(outcome.negotiated));
+        }
+        //= SMBD-3.1.7.1-01
+        self.end(match how {
+            Disconnect::Local => ConnectionError::Closed(Initiator::Local),
+            Disconnect::Remote => ConnectionError::Closed(Initiator::Remote),
+            Disconnect::Broken(error) => ConnectionError::Provider(error),
+        });
+    }
+
+    #[cold]
+    pub(super) fn flushed(&mut self, id: WorkId, buffer: Option<BytesMut>) {
+        self.flushing = true;
+        match Kind::of(id) {
+            Kind::Receive => {
+                self.statistics.receives_outstanding -= 1;
+                return;
+            }
+            // The message that the Send carried is not reported as sent.
+            Kind::Send => {
+                self.in_flight.complete(Kind::number(id));
+                while self.in_flight.pop_done().is_some() {}
+            }
+            Kind::Read => self.transfers.read_returned(buffer.unwrap_or_default()),
+            Kind::Write => self.transfers.write_returned(),
+        }
+        self.statistics.work_outstanding -= 1;
+        self.abandon_transfers();
+    }
+
+    pub(super) fn end_if_drained(&mut self) {
+        if self.closing
+            && !self.flushing
+            && self.send_queue.is_empty()
+            && self.in_flight.is_empty()
+            && self.transfers.is_idle()
+        {
+            self.end(ConnectionError::Closed(Initiator::Local));
+        }
+    }
+
+    /// Ends the connection. Only the first reason is reported; later ones are its consequences.
+    #[cold]
+    pub(super) fn end(&mut self, error: ConnectionError) {
+        if matches!(self.role, Role::Closed(_)) {
+            return;
+        }
+        self.log.ended(&error);
+        self.timers.stop_all();
+        self.send_queue.clear();
+        self.role = Role::Closed(error.clone());
+        self.events.push_back(Event::Closed(error));
+        self.events.extend(self.abandoned.drain(..));
+        self.abandon_transfers();
+    }
+
+    /// Returns the error for a command that a closing or ended connection refuses.
+    pub(super) fn unusable(&self) -> ConnectionError {
+        self.error()
+            .cloned()
+            .unwrap_or(ConnectionError::Closed(Initiator::Local))
+    }
+}

@@ -1,0 +1,235 @@
+//! The receiving half of a connection: posted receives, and what a received message does (3.1.5.5,
+//! 3.1.5.8, 3.1.5.9).
+
+use std::{hint::cold_path, iter::once_with, ops::Range, time::Instant};
+
+use bytes::{Buf, Bytes};
+
+use super::{Connection, Kind, Role, log::Log};
+use crate::{
+    engine::{
+        config::Revision,
+        error::{ConnectionError, Violation},
+        event::Event,
+        keepalive::KeepaliveRequested,
+        negotiation::{receive_negotiate_request, receive_negotiate_response},
+        reassembly::Part,
+        timer::Timer,
+    },
+    rdma::work::{Inline, Token, WorkRequest},
+    wire::{DataTransfer, Flags},
+};
+
+impl Connection {
+    pub(super) fn receive(&mut self, now: Instant, message: Bytes, invalidated: Option<Token>) {
+        //= SMBD-3.1.5.5-01
+        let result = match self.role {
+            Role::Passive => self.receive_negotiate(receive_negotiate_request, true, message),
+            Role::Active { request_sent: true } => {
+                self.receive_negotiate(receive_negotiate_response, false, message)
+            }
+            Role::Established(ref negotiated) => {
+                let max_fragmented_size = negotiated.max_fragmented_receive_size;
+                self.message_arrived(now);
+                self.receive_data_transfer(now, max_fragmented_size, message, invalidated)
+                    .map_err(ConnectionError::from)
+            }
+            Role::Closed(_) | Role::Refusing { .. } => Ok(()),
+            // The peer may send nothing else before the negotiation is over.
+            //= SMBD-2.2-06
+            Role::Connecting | Role::Active { .. } | Role::Posting { .. } => {
+                Err(Violation::WithoutCredit.into())
+            }
+        };
+        if let Err(error) = result {
+            self.end(error);
+        }
+    }
+
+    /// Checks a Data Transfer Message and takes in its credits, flags and payload (3.1.5.8,
+    /// Receiving a Data Transfer Message).
+    fn receive_data_transfer(
+        &mut self,
+        now: Instant,
+        max_fragmented_size: u32,
+        mut message: Bytes,
+        invalidated: Option<Token>,
+    ) -> Result<(), Violation> {
+        if (1..DataTransfer::HEADER_LENGTH).contains(&self.head.len()) {
+            cold_path();
+            message = joined(self.head.take(), message);
+        }
+        let head = match self.head.is_empty() {
+            true => &message[..],
+            false => self.head.as_slice(),
+        };
+        let length = self.head.len() + message.len();
+        let header =
+            DataTransfer::decode_head(head, length).map_err(Violation::of_data_transfer)?;
+        // The rest of the function needs only the payload. It is cut out here, long before the
+        // event is moved, because a processor stalls when it copies memory of which it has just
+        // written a part.
+        let payload = self.cut_payload(&header, message);
+        if Log::traces() {
+            self.log.received(header, invalidated);
+        }
+        //= SMBD-3.1.5.8-02
+        if header.credits_requested == 0 {
+            return Err(Violation::WithoutCreditsRequested);
+        }
+        let part = self.reassembly.receive(
+            &header,
+            invalidated,
+            max_fragmented_size,
+            self.config.policy.tolerate_empty_in_sequence,
+        )?;
+        let asks = header.flags.contains(Flags::RESPONSE_REQUESTED);
+        let quiet = header.data_length == 0 && header.remaining_data_length == 0 && !asks;
+        if !self.receive_credits.received(quiet) {
+            return Err(Violation::WithoutCredit);
+        }
+        self.receive_credits.set_target(header.credits_requested);
+        self.add_send_credits(header.credits_granted)?;
+        self.count_received(&header, asks);
+        //= SMBD-3.1.5.8-09
+        //= SMBD-3.1.5.8-09b
+        if asks {
+            cold_path();
+            self.send_immediate = true;
+            if self.config.policy.literal_keepalive_echo {
+                self.keepalive_requested = KeepaliveRequested::Pending;
+                let due = now + self.config.keepalive_response_timeout;
+                self.timers.set(Timer::IdleConnection, due);
+            }
+        }
+        //= SMBD-3.1.5.8-07b
+        if self.config.policy.revision == Revision::V2014 && !quiet && self.send_queue.is_empty() {
+            self.send_immediate = true;
+        }
+        self.deliver(part, &header, payload, invalidated.is_some());
+        Ok(())
+    }
+
+    /// Returns the payload of a message, whose first bytes may be in `head`.
+    #[inline]
+    fn cut_payload(&mut self, header: &DataTransfer, mut message: Bytes) -> Bytes {
+        let Range { mut start, mut end } = header.payload();
+        if !self.head.is_empty() {
+            let head = self.head.take();
+            let split = head.len();
+            if start >= split {
+                (start, end) = (start - split, end - split);
+            } else {
+                cold_path();
+                if start == end {
+                    return Bytes::new();
+                }
+                message = joined(head, message);
+            }
+        }
+        // Bytes after the payload are legal and rare.
+        if end < message.len() {
+            cold_path();
+            message.truncate(end);
+        }
+        message.advance(start);
+        message
+    }
+
+    fn add_send_credits(&mut self, granted: u16) -> Result<(), Violation> {
+        if granted == 0 {
+            return Ok(());
+        }
+        //= SMBD-3.1.5.8-10
+        //= SMBD-3.1.5.8-11
+        //= SMBD-3.1.5.8-12
+        let held = self.send_credits;
+        self.send_credits = held
+            .checked_add(granted)
+            .ok_or(Violation::TooManyCredits { held, granted })?;
+        self.timers.stop(Timer::SendCreditGrant);
+        Ok(())
+    }
+
+    fn count_received(&mut self, header: &DataTransfer, asks: bool) {
+        let statistics = &mut self.statistics;
+        if header.data_length > 0 {
+            statistics.segments_received += 1;
+        } else {
+            statistics.empty_received += 1;
+        }
+        // Every aligned offset below the usual one is inside the header.
+        let overlaps = header.data_length > 0 && header.data_offset < DataTransfer::PAYLOAD_OFFSET;
+        statistics.payloads_in_header += u64::from(overlaps);
+        statistics.bytes_received += u64::from(header.data_length);
+        statistics.credits_received += u64::from(header.credits_granted);
+        statistics.keepalives_received += u64::from(asks);
+    }
+
+    fn deliver(&mut self, part: Part, header: &DataTransfer, payload: Bytes, invalidated: bool) {
+        self.statistics.tokens_invalidated += u64::from(invalidated);
+        let invalidated = match part {
+            Part::Nothing => return,
+            Part::Middle => None,
+            Part::Last(token) => {
+                self.statistics.messages_received += 1;
+                token
+            }
+        };
+        //= SMBD-3.1.5.8-13
+        //= SMBD-3.1.5.8-17
+        let remaining = header.remaining_data_length;
+        // `extend` reserves first, so that the event is built in its final place.
+        self.events.extend(once_with(|| Event::Segment {
+            payload,
+            remaining,
+            invalidated,
+        }));
+    }
+
+    /// Returns whether receives shall be posted that there was no room for.
+    pub fn wants_receives(&self) -> bool {
+        matches!(self.role, Role::Posting { .. } | Role::Established(_))
+            && self.missing_receives() > 0
+    }
+
+    pub(super) fn post_receives(&mut self, room: usize) -> Option<WorkRequest> {
+        let count = self.missing_receives();
+        if count == 0 {
+            return None;
+        }
+        //= SMBD-3.1.5.9-07
+        let length = match &self.role {
+            Role::Posting { outcome, .. } => outcome.negotiated.max_receive_size,
+            Role::Established(negotiated) => negotiated.max_receive_size,
+            _ => return None,
+        };
+        let count = count.min(u16::try_from(room).unwrap_or(u16::MAX));
+        self.receive_credits.post(count);
+        self.statistics.receives_outstanding += u64::from(count);
+        Some(WorkRequest::Receive {
+            id: self.work_id(Kind::Receive),
+            length,
+            count: count.into(),
+        })
+    }
+
+    /// Returns the number of receives to post for the peer beyond those that are posted.
+    fn missing_receives(&self) -> u16 {
+        self.receive_credits.missing(self.spends_last_credit())
+    }
+
+    /// Returns whether a message waits to spend the last send credit, for which it has to carry a
+    /// grant.
+    fn spends_last_credit(&self) -> bool {
+        self.send_credits == 1 && (self.send_immediate || !self.send_queue.is_empty())
+    }
+}
+
+#[cold]
+pub(super) fn joined(head: Inline, rest: Bytes) -> Bytes {
+    match head.is_empty() {
+        true => rest,
+        false => [head.as_slice(), &rest].concat().into(),
+    }
+}

@@ -1,0 +1,110 @@
+use super::*;
+
+#[test]
+fn everything_is_counted_once() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 10);
+    let mut expected = Statistics {
+        credits_received: 10,
+        credits_granted: 10,
+        empty_sent: 1,
+        receives_outstanding: 10,
+        ..Statistics::default()
+    };
+    assert_eq!(bench.engine.statistics(), expected);
+
+    bench.send(1, 1500);
+    assert_eq!(bench.sent().len(), 2);
+    expected.segments_sent += 2;
+    expected.bytes_sent += 1500;
+    expected.messages_sent += 1;
+    expected.work_outstanding += 2;
+    assert_eq!(bench.engine.statistics(), expected);
+    bench.complete_sends();
+    expected.work_outstanding -= 2;
+
+    for (heard, header) in [
+        segment(3, 5, 7),
+        segment(0, 0, 7),
+        segment(0, 7, 0),
+        grant(2),
+        flagged(1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        bench.hear(header);
+        expected.receives_outstanding -= 1;
+        expected.credits_received += u64::from(header.credits_granted);
+        expected.bytes_received += u64::from(header.data_length);
+        match heard {
+            0 => expected.segments_received = 1,
+            1 => expected.empty_received = 1,
+            2 => (expected.segments_received, expected.messages_received) = (2, 1),
+            3 => expected.empty_received = 2,
+            _ => (expected.empty_received, expected.keepalives_received) = (3, 1),
+        }
+        assert_eq!(bench.engine.statistics(), expected, "{header:?}");
+    }
+    assert_eq!(bench.grants(), [5]);
+    bench.complete_sends();
+    expected.receives_outstanding += 5;
+    expected.credits_granted += 5;
+    expected.empty_sent += 1;
+    assert_eq!(bench.engine.statistics(), expected);
+
+    bench.engine.prompt_keepalive(bench.now);
+    assert_eq!(bench.grants(), [0]);
+    bench.complete_sends();
+    expected.keepalives_sent += 1;
+    expected.empty_sent += 1;
+    assert_eq!(bench.engine.statistics(), expected);
+}
+
+#[test]
+fn an_acceptor_counts_the_credits_of_its_response() {
+    let mut bench = Bench::passive(credits(10, 8), 20);
+    assert_eq!(bench.engine.statistics().credits_granted, 8);
+    bench.hear(segment(5, 1, 0));
+    assert_eq!(bench.engine.statistics().credits_received, 5);
+}
+
+#[test]
+fn a_payload_in_the_header_is_counted() {
+    for (data_offset, data_length, counted) in
+        [(0, 0, 0), (0, 1, 1), (8, 12, 1), (16, 4, 1), (24, 1, 0)]
+    {
+        let mut bench = Bench::settled(credits(10, 10), 10, 10);
+        let header = DataTransfer {
+            data_offset,
+            data_length,
+            ..grant(0)
+        };
+        // Built by hand, because the encoder refuses this offset.
+        let mut bytes = encoded(|out| grant(0).encode(out));
+        bytes[12..16].copy_from_slice(&header.data_offset.to_le_bytes());
+        bytes[16..20].copy_from_slice(&header.data_length.to_le_bytes());
+        bytes.resize(32, 0);
+        bench.hear_bytes(bytes);
+        let statistics = bench.engine.statistics();
+        assert_eq!(statistics.payloads_in_header, counted, "{data_offset}");
+    }
+}
+
+#[test]
+fn reads_and_writes_are_counted_by_their_operations() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 10);
+    bench.engine.limits.max_transfer = 600;
+    bench.read(1, 1000);
+    bench.write(2, 1000);
+    assert_eq!(bench.work().len(), 4);
+    assert_eq!(bench.engine.statistics().work_outstanding, 4);
+    for _ in 0..2 {
+        bench.complete_read();
+        bench.complete_write();
+    }
+    let statistics = bench.engine.statistics();
+    let operations = (statistics.reads, statistics.writes);
+    let bytes = (statistics.bytes_read, statistics.bytes_written);
+    assert_eq!((operations, bytes), ((2, 2), (1000, 1000)));
+    assert_eq!(statistics.work_outstanding, 0);
+}

@@ -1,0 +1,46 @@
+//! Errors of the operating system and of startup frames as errors of the provider.
+
+use std::io;
+
+use crate::rdma::{
+    iwarp::mpa::StartupError,
+    work::{ProviderError, ProviderErrorKind},
+};
+
+/// Converts an error of connecting TCP. A listener that is closed meanwhile resets the connection,
+/// which counts as a refusal.
+pub(super) fn not_connected(error: &io::Error) -> ProviderError {
+    let mut error = os_error("connecting", error);
+    if error.kind == ProviderErrorKind::Reset {
+        error.kind = ProviderErrorKind::Refused;
+    }
+    error
+}
+
+/// Converts an error of the operating system that occurred while `doing` something.
+#[cold]
+pub(super) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
+    use io::ErrorKind as Kind;
+    let kind = match error.kind() {
+        Kind::ConnectionRefused => ProviderErrorKind::Refused,
+        Kind::TimedOut => ProviderErrorKind::TimedOut,
+        Kind::ConnectionReset
+        | Kind::ConnectionAborted
+        | Kind::BrokenPipe
+        | Kind::NotConnected
+        | Kind::UnexpectedEof => ProviderErrorKind::Reset,
+        Kind::AddrInUse => ProviderErrorKind::InUse,
+        Kind::AddrNotAvailable
+        | Kind::HostUnreachable
+        | Kind::NetworkUnreachable
+        | Kind::NetworkDown
+        | Kind::InvalidInput => ProviderErrorKind::Address,
+        _ => ProviderErrorKind::Local,
+    };
+    ProviderError::new(kind, format!("{doing}: {error}"))
+}
+
+/// Converts an error of decoding a startup frame.
+pub(super) fn malformed(error: StartupError) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Protocol, error.to_string())
+}

@@ -1,0 +1,198 @@
+//! The responder's side of the startup: accept TCP connections, read Requests, send Replies.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
+    task::{AbortHandle, JoinSet},
+    time::{sleep, timeout},
+};
+use tracing::{Instrument, Span, debug, field, warn};
+
+use super::{
+    config::{IwarpConfig, check_private_data},
+    queue_pair::IwarpQueuePair,
+    socket::{FrameError, Socket},
+};
+use crate::rdma::{
+    iwarp::{
+        mpa::{FrameKind, StartupError, StartupFrame},
+        startup::{rejection, split_signature},
+    },
+    provider::{Answer, BoxFuture, Connected, Incoming, Listener, connection_span},
+    work::{ProviderError, ProviderErrorKind},
+};
+
+/// A listener that returns the peers whose Request has arrived.
+#[derive(Debug)]
+pub(super) struct IwarpListener {
+    pub(super) local_address: SocketAddr,
+    pub(super) incoming: mpsc::Receiver<Incoming>,
+    pub(super) task: AbortHandle,
+}
+
+impl Listener for IwarpListener {
+    fn local_address(&self) -> SocketAddr {
+        self.local_address
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+        Box::pin(async move {
+            self.incoming.recv().await.ok_or_else(|| {
+                ProviderError::new(ProviderErrorKind::Local, "the listener has stopped")
+            })
+        })
+    }
+}
+
+impl Drop for IwarpListener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Accepts TCP connections and reads their Requests concurrently.
+pub(super) async fn accept_all(
+    listener: TcpListener,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<Incoming>,
+) {
+    let mut half_open = JoinSet::new();
+    // Each peer that is refused holds a permit until it closes the connection.
+    let drain_permits = Arc::new(Semaphore::new(config.max_half_open));
+    loop {
+        tokio::select! {
+            Some(_) = half_open.join_next() => {}
+            //= MPA-31
+            //= SEC-07
+            accepted = listener.accept(), if half_open.len() < config.max_half_open.max(1) => {
+                match accepted {
+                    Ok((stream, peer)) => {
+                        let (incoming, drain_permits) = (incoming.clone(), drain_permits.clone());
+                        let reading = read_request(stream, config.clone(), incoming, drain_permits);
+                        half_open.spawn(reading.instrument(connection_span(peer)));
+                    }
+                    Err(error) => {
+                        // For example too many open files: the pause lets other connections end.
+                        warn!(%error, "accepting a TCP connection failed");
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads the Request of a peer and hands the peer to the listener.
+async fn read_request(
+    stream: TcpStream,
+    config: Arc<IwarpConfig>,
+    incoming: mpsc::Sender<Incoming>,
+    drain_permits: Arc<Semaphore>,
+) {
+    let Ok(socket) = Socket::new(stream, &config) else {
+        return;
+    };
+    let remote_address = socket.remote;
+    Span::current().record("local", field::display(socket.local));
+    //= MPA-30
+    let frame = timeout(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
+    let request = match frame {
+        Ok(Ok(request)) => request,
+        Ok(Err(error)) => {
+            debug!(error = %error.to_error(), "no MPA Request");
+            //= MPA-13
+            if let FrameError::Malformed(StartupError::EnhancedMissing) = error {
+                socket.try_send_frame(&rejection(None));
+                socket.drain_until_close(config.close_timeout).await;
+            }
+            return;
+        }
+        Err(_) => {
+            debug!("no MPA Request in time");
+            return;
+        }
+    };
+    //= MPA-16
+    if request.markers || request.rejected {
+        debug!("an MPA Request that cannot be granted");
+        socket.try_send_frame(&rejection(Some(&request)));
+        return socket.drain_until_close(config.close_timeout).await;
+    }
+    let (private_data, _) = split_signature(&request);
+    let knows_read_depths = request.enhanced.is_some();
+    let pending_reply = PendingReply {
+        socket: Some(socket),
+        request,
+        config,
+        drain_permits,
+    };
+    let request = Incoming {
+        remote_address,
+        private_data,
+        knows_read_depths,
+        answer: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
+    };
+    // If the listener is gone, the request is dropped here, which refuses the peer.
+    let _ = incoming.send(request).await;
+}
+
+/// A peer that waits for a Reply. Dropping this value refuses the peer.
+struct PendingReply {
+    socket: Option<Socket>,
+    request: StartupFrame,
+    config: Arc<IwarpConfig>,
+    /// Bounds how many refused peers of this listener are drained concurrently.
+    drain_permits: Arc<Semaphore>,
+}
+
+impl PendingReply {
+    /// Sends the Reply and returns the connection.
+    async fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
+        check_private_data(&answer.private_data)?;
+        let socket = self.socket.take().expect("a peer is answered only once");
+        let config = &self.config;
+        let (reply, agreement) = config.preferences().answer(
+            &self.request,
+            &answer.private_data,
+            answer.peer_serves_reads,
+        );
+        let timed_out =
+            |_| ProviderError::new(ProviderErrorKind::TimedOut, "the MPA Reply cannot be sent");
+        timeout(config.accept_timeout, socket.write_frame(&reply))
+            .await
+            .map_err(timed_out)?
+            .map_err(|error| error.to_error())?;
+        Ok(IwarpQueuePair::connected(
+            socket,
+            config,
+            false,
+            &agreement,
+            answer.receive,
+            Bytes::new(),
+        ))
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        socket.try_send_frame(&rejection(Some(&self.request)));
+        // Without a runtime, or with too many refused peers, TCP is closed immediately.
+        if let (Ok(runtime), Ok(permit)) = (
+            Handle::try_current(),
+            self.drain_permits.clone().try_acquire_owned(),
+        ) {
+            let close_timeout = self.config.close_timeout;
+            runtime.spawn(async move {
+                socket.drain_until_close(close_timeout).await;
+                drop(permit);
+            });
+        }
+    }
+}

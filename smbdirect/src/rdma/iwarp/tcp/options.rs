@@ -1,0 +1,104 @@
+//! Sockets before they have a peer, and the socket options that they need.
+
+#[cfg(any(target_os = "linux", target_os = "freebsd"))]
+use std::os::fd::AsFd;
+use std::{io, net::SocketAddr};
+
+#[cfg(target_os = "linux")]
+use nix::{libc, setsockopt_impl, sockopt_impl};
+#[cfg(any(target_os = "linux", target_os = "freebsd"))]
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpSocket};
+
+use super::config::IwarpConfig;
+
+/// Creates a listening socket. The sockets that it accepts inherit its congestion control.
+pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
+    let socket = new_socket(address, config)?;
+    // As tokio's own listeners do, so that a restarted server can bind while old connections
+    // linger.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(LISTEN_BACKLOG)
+}
+
+/// The most connections that wait to be accepted, equal to tokio's own default.
+const LISTEN_BACKLOG: u32 = 128;
+
+/// Creates a socket without a peer, for the address family of `address`.
+pub(super) fn new_socket(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpSocket> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    set_congestion_control(&socket, config)?;
+    Ok(socket)
+}
+
+/// Sets the congestion control of a socket, preferably before it has a peer. A connection keeps
+/// some traits of the algorithm that it started with: Linux keeps pacing a connection that started
+/// with bbr, with a timer for every few segments.
+#[cfg(any(target_os = "linux", target_os = "freebsd"))]
+pub(super) fn set_congestion_control(socket: &impl AsFd, config: &IwarpConfig) -> io::Result<()> {
+    let Some(algorithm) = &config.congestion_control else {
+        return Ok(());
+    };
+    let socket = SockRef::from(socket);
+    let current = socket.tcp_congestion()?;
+    let current = current.split(|&byte| byte == 0).next().unwrap_or_default();
+    if current == algorithm.as_bytes() {
+        return Ok(());
+    }
+    socket.set_tcp_congestion(algorithm.as_bytes())
+}
+
+/// Returns an error if a congestion control is configured, because this system offers no choice.
+#[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
+pub(super) fn set_congestion_control<S>(_: &S, config: &IwarpConfig) -> io::Result<()> {
+    match config.congestion_control {
+        Some(_) => Err(io::ErrorKind::Unsupported.into()),
+        None => Ok(()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+sockopt_impl!(
+    /// `SO_RCVLOWAT`: the bytes that must have arrived before the reader is woken.
+    ReceiveLowWater,
+    SetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_RCVLOWAT,
+    i32
+);
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use socket2::SockRef;
+
+    use super::*;
+
+    // A connection that starts with bbr and changes to another algorithm keeps pacing.
+    #[tokio::test]
+    async fn connections_start_with_the_configured_congestion_control() {
+        let congestion = |socket: SockRef<'_>| {
+            let name = socket.tcp_congestion().unwrap();
+            String::from_utf8(name).unwrap().replace('\0', "")
+        };
+        // Every user may select this algorithm.
+        let config = IwarpConfig {
+            congestion_control: Some("reno".into()),
+            ..IwarpConfig::default()
+        };
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bind(any, &config).unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = new_socket(address, &config).unwrap();
+        assert_eq!(congestion((&socket).into()), "reno");
+        let ours = socket.connect(address).await.unwrap();
+        let (theirs, _) = listener.accept().await.unwrap();
+        for stream in [&ours, &theirs] {
+            assert_eq!(congestion(stream.into()), "reno");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The iWARP provider: it connects and it listens.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use super::{
+    config::{IwarpConfig, check_private_data},
+    connect::{ConnectFailure, initiate},
+    error::os_error,
+    listen::{IwarpListener, accept_all},
+    options::bind,
+    queue_pair::IwarpQueuePair,
+};
+use crate::rdma::{
+    iwarp::stream::Stream,
+    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    work::{Limits, ProviderError},
+};
+
+/// The provider of iWARP in software, over TCP.
+#[derive(Clone, Debug, Default)]
+pub struct Iwarp {
+    config: Arc<IwarpConfig>,
+}
+
+impl Iwarp {
+    /// Creates a provider with the settings `config`.
+    pub fn new(config: IwarpConfig) -> Self {
+        Self {
+            config: Arc::new(config),
+        }
+    }
+}
+
+impl Provider for Iwarp {
+    fn name(&self) -> &'static str {
+        "iwarp"
+    }
+
+    fn default_port(&self) -> u16 {
+        5445
+    }
+
+    fn limits(&self) -> Limits {
+        // The private data of SMB Direct announces the same depths as the startup frames.
+        let preferences = self.config.preferences();
+        Stream::limits_of(preferences.ord().into(), preferences.ird().into())
+    }
+
+    fn is_iwarp(&self) -> bool {
+        true
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        Box::pin(async move {
+            check_private_data(&request.private_data)?;
+            let config = &self.config;
+            let first_attempt = initiate(config, &request, config.revision).await;
+            let (socket, agreement) = match first_attempt {
+                //= MPA-32
+                Err(ConnectFailure::MaybeRevision(error))
+                    if config.revision == 2 && config.fall_back =>
+                {
+                    debug!(%error, "trying MPA revision 1");
+                    initiate(config, &request, 1).await
+                }
+                other => other,
+            }
+            .map_err(ConnectFailure::into_error)?;
+            //= MPA-06
+            let private_data = agreement.private_data.clone();
+            Ok(IwarpQueuePair::connected(
+                socket,
+                config,
+                true,
+                &agreement,
+                request.receive,
+                private_data,
+            ))
+        })
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+        Box::pin(async move {
+            let failed = |error| os_error("listening", &error);
+            let listener = bind(address, &self.config).map_err(failed)?;
+            let local_address = listener.local_addr().map_err(failed)?;
+            let (sender, incoming) = mpsc::channel(16);
+            let task = tokio::spawn(accept_all(listener, self.config.clone(), sender));
+            let listener = IwarpListener {
+                local_address,
+                incoming,
+                task: task.abort_handle(),
+            };
+            Ok(Box::new(listener) as Box<dyn Listener>)
+        })
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::rdma::work::{ProviderErrorKind, WorkId, WorkRequest};
+
+    #[tokio::test]
+    async fn an_unknown_congestion_control_is_an_error() {
+        let config = IwarpConfig {
+            congestion_control: Some("telepathy".into()),
+            ..IwarpConfig::default()
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let other = Iwarp::default().listen(address).await.unwrap();
+        let iwarp = Iwarp::new(config);
+        assert!(iwarp.listen(address).await.is_err());
+        let request = ConnectRequest {
+            address: other.local_address(),
+            private_data: Bytes::new(),
+            receive: WorkRequest::Receive {
+                id: WorkId(0),
+                length: 1,
+                count: 1,
+            },
+        };
+        let error = iwarp.connect(request).await.unwrap_err();
+        assert_eq!(error.kind, ProviderErrorKind::Local);
+    }
+}

@@ -1,0 +1,517 @@
+//! The queue pair: one end of a connection, driven by the polls of its owner.
+
+use std::{
+    fmt,
+    future::Future,
+    io, mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::Interest,
+    time::{self, Sleep, sleep},
+};
+use tracing::{Span, debug};
+
+use super::{
+    config::IwarpConfig,
+    error::os_error,
+    socket::Socket,
+    wait::{ready, yield_to_runtime},
+};
+use crate::rdma::{
+    adaptive_spin::AdaptiveSpin,
+    iwarp::{
+        config::StreamConfig,
+        low_water::{self, LowWater},
+        mpa,
+        startup::Agreement,
+        stream::Stream,
+    },
+    memory::{DeregisterError, RegisterError, Registration},
+    provider::{Connected, QueuePair, Teardown},
+    work::{Access, Completion, Disconnect, Limits, ProviderError, Room, Token, WorkRequest},
+};
+
+/// One end of a connection.
+pub(super) struct IwarpQueuePair {
+    machine: Stream,
+    /// The socket; `None` once nothing can be sent or received any more.
+    socket: Option<Socket>,
+    /// Whether each FPDU is sent as a TCP segment of its own.
+    fpdu_per_segment: bool,
+    /// Whether the length of FPDUs follows the size of TCP segments.
+    follow_mss: bool,
+    /// The number of bytes sent at which the size of TCP segments is read again.
+    next_mss_check: u64,
+    /// Whether the next read is made without asking the runtime if the socket is ready.
+    skip_readiness_check: bool,
+    /// The number of bytes read so far.
+    received: u64,
+    /// The choice of how many bytes the socket collects before it wakes this end.
+    low_water: LowWater,
+    /// Bounds a sleep while the low-water mark is above one byte.
+    low_water_timer: Option<Pin<Box<Sleep>>>,
+    /// The choice between spinning and sleeping.
+    adaptive_spin: AdaptiveSpin,
+    /// How long to wait for an answer before each of the remaining startup probes.
+    probe_delays: &'static [Duration],
+    /// The timer of the next startup probe.
+    probe_timer: Option<Pin<Box<Sleep>>>,
+    /// The error of the last write, after which only reads are made: the last bytes of the peer may
+    /// still be there.
+    broken_pipe: Option<ProviderError>,
+    closing: Closing,
+    /// The longest duration of a graceful disconnect.
+    close_timeout: Duration,
+    /// The timer of a graceful disconnect.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// The tracing span of every log line.
+    span: Span,
+}
+
+/// The progress of a disconnect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    /// No disconnect was asked for.
+    No,
+    /// Posted work is being finished.
+    Draining,
+    /// FIN is sent, and the peer's FIN has not arrived.
+    Finished,
+    /// The stream broke, and a Terminate is sent.
+    Terminated,
+}
+
+/// The bytes that are sent between two reads of the size of TCP segments. It is not more than the
+/// backlog of a stream. With `fpdu_per_segment` the size is read before each round of writes
+/// instead.
+const MSS_CHECK_INTERVAL_BYTES: u64 = 256 * 1024;
+/// How long to wait for an answer to the first FPDU before each startup probe. A healthy peer
+/// answers sooner, and a Linux server gives up after 5 seconds.
+const STARTUP_PROBE_DELAYS: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(800),
+];
+/// The most writes in one call, so that other tasks can run.
+const MAX_WRITES_PER_CALL: usize = 16;
+/// The most writes in one call if each write is one FPDU.
+const MAX_SEGMENT_WRITES_PER_CALL: usize = 256;
+/// The most reads in one poll that yield no completion. One read can return ten thousand of the
+/// smallest FPDUs.
+const MAX_READS_PER_POLL: usize = 4;
+
+impl IwarpQueuePair {
+    /// Creates the connection that `socket` carries after the startup.
+    pub(super) fn connected(
+        socket: Socket,
+        config: &IwarpConfig,
+        initiator: bool,
+        agreement: &Agreement,
+        receive: WorkRequest,
+        private_data: Bytes,
+    ) -> Connected {
+        let (local_address, remote_address) = (socket.local, socket.remote);
+        //= MPA-35
+        let fpdu_per_segment = config
+            .fpdu_per_segment
+            .unwrap_or(agreement.crc && !agreement.peer_is_smbdirect);
+        //= MPA-27
+        let fixed = match config.max_fpdu {
+            _ if fpdu_per_segment => None,
+            None if agreement.peer_is_smbdirect => Some(u32::MAX),
+            chosen => chosen,
+        };
+        let mut machine = Stream::new(&StreamConfig {
+            initiator,
+            crc: agreement.crc,
+            max_fpdu: fixed.map_or_else(|| socket.max_fpdu(fpdu_per_segment), mpa::max_fpdu),
+            one_fpdu_a_write: fpdu_per_segment,
+            max_outbound_reads: agreement.ord,
+            max_inbound_reads: agreement.ird,
+            ready_to_receive: agreement.ready_to_receive,
+        });
+        machine.post(receive);
+        debug!(
+            %local_address, %remote_address, crc = agreement.crc, ird = agreement.ird,
+            ord = agreement.ord, "iWARP connection"
+        );
+        let queue_pair = Self {
+            machine,
+            socket: Some(socket),
+            fpdu_per_segment,
+            follow_mss: fixed.is_none(),
+            next_mss_check: 0,
+            skip_readiness_check: false,
+            received: 0,
+            low_water: LowWater::new(),
+            low_water_timer: None,
+            adaptive_spin: AdaptiveSpin::new(config.spin_window),
+            probe_delays: match config.startup_probe && initiator && !agreement.peer_is_smbdirect {
+                true => &STARTUP_PROBE_DELAYS,
+                false => &[],
+            },
+            probe_timer: None,
+            broken_pipe: None,
+            closing: Closing::No,
+            close_timeout: config.close_timeout,
+            deadline: None,
+            span: Span::current(),
+        };
+        Connected {
+            queue_pair: Box::new(queue_pair),
+            remote_address,
+            local_address,
+            private_data,
+        }
+    }
+
+    /// Writes what the stream has to send, until the socket is full or the limit of one call is
+    /// reached.
+    fn write(&mut self, context: &mut Context<'_>) {
+        let writes = if self.fpdu_per_segment {
+            MAX_SEGMENT_WRITES_PER_CALL
+        } else {
+            MAX_WRITES_PER_CALL
+        };
+        if let (true, Some(socket)) = (self.follow_mss, &self.socket)
+            && (self.fpdu_per_segment || self.machine.transmitted_bytes() >= self.next_mss_check)
+        {
+            self.next_mss_check = self.machine.transmitted_bytes() + MSS_CHECK_INTERVAL_BYTES;
+            self.machine
+                .set_max_fpdu(socket.max_fpdu(self.fpdu_per_segment));
+        }
+        for _ in 0..writes {
+            if self.machine.prepare() == 0 || self.machine.has_ended() {
+                return;
+            }
+            let (Some(socket), None) = (&self.socket, &self.broken_pipe) else {
+                return;
+            };
+            if !ready(&socket.stream, Interest::WRITABLE, context) {
+                return;
+            }
+            match socket.write_from(&self.machine, self.fpdu_per_segment) {
+                Ok(count) => self.machine.transmitted(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => self.broken_pipe = Some(os_error("sending", &error)),
+            }
+        }
+        if self.machine.prepare() > 0 {
+            yield_to_runtime(context);
+        }
+    }
+
+    /// Returns whether a startup probe remains and the peer has not answered the first FPDU.
+    fn awaits_first_fpdu(&self) -> bool {
+        !self.probe_delays.is_empty() && self.machine.is_unanswered()
+    }
+
+    /// Sends the startup probes that are due, so that a peer which overlooked the first FPDU finds
+    /// it.
+    #[cold]
+    fn startup_probe(&mut self, context: &mut Context<'_>) {
+        while let [after, later @ ..] = self.probe_delays
+            && self.machine.is_unanswered()
+        {
+            let timer = self
+                .probe_timer
+                .get_or_insert_with(|| Box::pin(sleep(*after)));
+            if timer.as_mut().poll(context).is_pending() {
+                return;
+            }
+            self.span
+                .in_scope(|| debug!("the peer is silent, and gets an RDMA Write of length 0"));
+            (self.probe_delays, self.probe_timer) = (later, None);
+            self.machine.startup_probe();
+            self.write(context);
+        }
+    }
+
+    /// Reads once, if the socket is ready or `skip_readiness_check` is set. Returns false if there
+    /// was nothing to read.
+    fn read(&mut self, context: &mut Context<'_>, skip_readiness_check: bool) -> bool {
+        let Some(socket) = &self.socket else {
+            return false;
+        };
+        if !skip_readiness_check && !ready(&socket.stream, Interest::READABLE, context) {
+            return false;
+        }
+        self.read_now(skip_readiness_check)
+    }
+
+    /// Reads once without waiting for readiness. Returns false if there was nothing to read.
+    fn read_now(&mut self, skip_readiness_check: bool) -> bool {
+        let Some(socket) = &self.socket else {
+            return false;
+        };
+        let slices = self.machine.receive_slices();
+        if slices.iter().all(|slice| slice.is_empty()) {
+            return false;
+        }
+        match socket.read(slices, skip_readiness_check) {
+            Ok(0) => self.end_of_file(),
+            Ok(count) => {
+                self.machine.received(count);
+                self.received += count as u64;
+            }
+            // The call returns the memory of the receive slices.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.machine.received(0);
+                // The readiness was cleared, so the caller has to ask for it again.
+                return !skip_readiness_check;
+            }
+            Err(error) => self.machine.handle_loss(os_error("receiving", &error)),
+        }
+        true
+    }
+
+    /// Sets how many bytes must arrive before the socket wakes this end.
+    fn update_low_water(&mut self, context: &mut Context<'_>) {
+        let before = self.low_water.mark();
+        let owed = self.machine.owed_bytes();
+        let arrived = self.low_water.record_sleep(self.received, owed);
+        let after = self.low_water.mark();
+        if before == 1 && after == 1 {
+            return;
+        }
+        let timer = self
+            .low_water_timer
+            .get_or_insert_with(|| Box::pin(sleep(low_water::MAX_SLEEP)));
+        if arrived || before == 1 {
+            timer
+                .as_mut()
+                .reset(time::Instant::now() + low_water::MAX_SLEEP);
+        }
+        if timer.as_mut().poll(context).is_ready() {
+            self.low_water.give_up();
+        }
+        let mark = self.low_water.mark();
+        if let Some(socket) = &self.socket
+            && mark != before
+        {
+            socket.set_low_water(mark);
+        }
+    }
+
+    /// Handles the end of file of a read.
+    #[cold]
+    fn end_of_file(&mut self) {
+        // If a write has failed with a reset, later reads report an end of file.
+        match self.broken_pipe.take() {
+            Some(error) => self.machine.handle_loss(error),
+            None => self.machine.handle_end(),
+        }
+    }
+
+    /// Sends the Terminate of a stream that has ended, if there is one, and closes the socket.
+    ///
+    /// A socket that sent a Terminate stays open until the queue pair is dropped, because TCP
+    /// discards sent data if it is closed with bytes unread.
+    fn close_if_ended(&mut self) {
+        if self.machine.has_ended() {
+            self.close_ended();
+        }
+    }
+
+    /// Does the work of [`close_if_ended`](Self::close_if_ended).
+    #[cold]
+    fn close_ended(&mut self) {
+        let Some(socket) = &self.socket else { return };
+        if self.machine.prepare() == 0 {
+            if self.closing != Closing::Terminated {
+                if self.machine.is_broken() {
+                    socket.reset();
+                }
+                self.socket = None;
+            }
+            return;
+        }
+        while self.machine.prepare() > 0 {
+            match socket.write_from(&self.machine, self.fpdu_per_segment) {
+                Ok(count) => self.machine.transmitted(count),
+                Err(_) => self.machine.give_up_transmitting(),
+            }
+        }
+        socket.shut_down();
+        self.closing = Closing::Terminated;
+    }
+
+    /// Takes the next step of a graceful disconnect.
+    #[cold]
+    fn close(&mut self, context: &mut Context<'_>) {
+        if self.closing == Closing::Draining && self.machine.is_drained() {
+            //= RDMAP-22
+            if let Some(socket) = &self.socket {
+                socket.shut_down();
+            }
+            self.machine.finish();
+            self.closing = Closing::Finished;
+        }
+        if matches!(self.closing, Closing::Draining | Closing::Finished) {
+            let deadline = self
+                .deadline
+                .get_or_insert_with(|| Box::pin(sleep(self.close_timeout)));
+            if deadline.as_mut().poll(context).is_ready() {
+                self.machine.end(Disconnect::Local);
+            }
+        }
+    }
+}
+
+impl QueuePair for IwarpQueuePair {
+    fn limits(&self) -> Limits {
+        self.machine.limits()
+    }
+
+    fn room(&self) -> Room {
+        self.machine.room()
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        self.machine.post(work);
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) {
+        self.write(context);
+        if self.awaits_first_fpdu() {
+            self.startup_probe(context);
+        }
+        self.close_if_ended();
+        let sent = self.machine.transmitted_bytes();
+        self.adaptive_spin.record_flush(sent, self.received);
+    }
+
+    fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
+        let mut reads = 0;
+        // The flag applies to this poll only: the next caller may not poll again.
+        let mut skip_readiness_check = mem::take(&mut self.skip_readiness_check);
+        loop {
+            self.close_if_ended();
+            if self.machine.has_completion() {
+                // Written this way, the completion is moved once, into the caller's place.
+                return match self.machine.poll_completion() {
+                    Some(completion) => Poll::Ready(completion),
+                    None => Poll::Pending,
+                };
+            }
+            if self.machine.has_ended() {
+                return Poll::Pending;
+            }
+            self.write(context);
+            if self.machine.has_completion() {
+                continue;
+            }
+            if reads == MAX_READS_PER_POLL {
+                yield_to_runtime(context);
+                return Poll::Pending;
+            }
+            let skip_readiness_check = mem::take(&mut skip_readiness_check);
+            if self.read(context, skip_readiness_check) {
+                reads += 1;
+                continue;
+            }
+            if skip_readiness_check && self.broken_pipe.is_none() && self.closing == Closing::No {
+                // A busy-polling caller polls again. The waker was registered when a poll last
+                // found nothing, and if the task was woken since, it registers again.
+                return Poll::Pending;
+            }
+            if let Some(error) = self.broken_pipe.take() {
+                self.machine.handle_loss(error);
+            }
+            if self.awaits_first_fpdu() {
+                self.startup_probe(context);
+            }
+            if self.closing != Closing::No {
+                self.close(context);
+            }
+            if !self.machine.has_ended() {
+                let sent = self.machine.transmitted_bytes();
+                if self
+                    .adaptive_spin
+                    .keep_spinning(sent, self.received, Instant::now)
+                {
+                    yield_to_runtime(context);
+                }
+                self.update_low_water(context);
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn has_completion(&self) -> bool {
+        let sent = self.machine.transmitted_bytes();
+        self.machine.has_completion()
+            || self.closing != Closing::No
+            || self.broken_pipe.is_some()
+            || self.machine.has_ended()
+            // A poll that finds nothing decides whether to spin.
+            || self.adaptive_spin.may_spin(sent, self.received)
+    }
+
+    fn busy_poll(&mut self) -> bool {
+        let quiet = !self.machine.has_completion()
+            && !self.machine.has_ended()
+            && self.closing == Closing::No
+            && self.broken_pipe.is_none()
+            && self.machine.prepare() == 0;
+        // Mostly there is nothing, and one read is enough to find out.
+        self.skip_readiness_check = !quiet || self.read_now(true);
+        self.skip_readiness_check
+    }
+
+    fn disconnect(&mut self, how: Teardown) {
+        match how {
+            Teardown::Graceful if self.closing == Closing::No => {
+                self.machine.close();
+                self.closing = Closing::Draining;
+            }
+            Teardown::Graceful => {}
+            Teardown::Abort => {
+                if let Some(socket) = &self.socket
+                    && !self.machine.has_ended()
+                {
+                    socket.reset();
+                }
+                self.machine.end(Disconnect::Local);
+            }
+        }
+    }
+
+    fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        self.machine.memory().register(buffer, access)
+    }
+
+    fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        self.machine.memory().deregister(token)
+    }
+}
+
+/// Dropping a queue pair without a disconnect aborts the connection.
+impl Drop for IwarpQueuePair {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.socket
+            && self.closing == Closing::No
+            && !self.machine.has_ended()
+        {
+            socket.reset();
+        }
+    }
+}
+
+impl fmt::Debug for IwarpQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IwarpQueuePair")
+            .field("remote", &self.socket.as_ref().map(|socket| socket.remote))
+            .field("limits", &self.machine.limits())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,387 @@
+//! A connected TCP socket: startup frames as futures, FPDUs without waiting.
+
+use std::{
+    hint::cold_path,
+    io::{self, IoSlice, IoSliceMut, Read},
+    net::{Shutdown, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+#[cfg(target_os = "linux")]
+use nix::sys::socket::setsockopt;
+use socket2::SockRef;
+use tokio::{io::Interest, net::TcpStream, time::timeout};
+
+#[cfg(target_os = "linux")]
+use super::options::ReceiveLowWater;
+use super::{
+    config::IwarpConfig,
+    error::{malformed, os_error},
+    options::set_congestion_control,
+    tap::{Direction, Tap},
+};
+use crate::rdma::{
+    iwarp::{
+        mpa::{self, FrameKind, StartupError, StartupFrame},
+        stream::Stream,
+    },
+    work::ProviderError,
+};
+
+/// The most reads from a refused peer before the connection is closed.
+const MAX_DRAIN_READS: usize = 64;
+/// The bytes that TCP options can take from a segment: selective acknowledgements of segments that
+/// arrived out of order are options of up to four blocks.
+const TCP_OPTION_RESERVE_BYTES: u32 = 36;
+/// The most slices in one write. A large FPDU takes two.
+const MAX_SLICES_PER_WRITE: usize = 256;
+/// The number of slices that is tried first, because preparing [`MAX_SLICES_PER_WRITE`] slices
+/// takes longer than sending a few small FPDUs.
+const SMALL_WRITE_SLICES: usize = 4;
+/// The flag that keeps Linux from appending later bytes to this segment, even when it retransmits
+/// the segment. Linux accepts data that fits a segment as a whole or not at all, unless the kernel
+/// runs out of memory.
+const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
+
+/// A TCP connection, its addresses and the observer of its bytes.
+pub(super) struct Socket {
+    pub(super) stream: TcpStream,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    tap: Option<Arc<dyn Tap>>,
+}
+
+/// The reason why no startup frame was exchanged.
+pub(super) enum FrameError {
+    /// The connection was lost before the peer sent a byte, or while this end sent a frame.
+    BeforeFirstByte(ProviderError),
+    /// The connection was lost within the frame.
+    Lost(ProviderError),
+    /// The bytes are not the expected frame.
+    Malformed(StartupError),
+}
+
+impl FrameError {
+    /// Returns the error for the caller of the provider.
+    pub(super) fn to_error(&self) -> ProviderError {
+        match self {
+            Self::BeforeFirstByte(error) | Self::Lost(error) => error.clone(),
+            Self::Malformed(error) => malformed(*error),
+        }
+    }
+}
+
+impl Socket {
+    /// Sets the options of a connected socket.
+    pub(super) fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
+        //= MPA-28
+        stream.set_nodelay(true)?;
+        // A route may set another algorithm, and on some systems accepted sockets do not inherit
+        // that of the listener.
+        set_congestion_control(&stream, config)?;
+        let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
+        config
+            .send_buffer
+            .apply(&SockRef::from(&stream), local, remote);
+        Ok(Self {
+            local,
+            remote,
+            stream,
+            tap: config.tap.clone(),
+        })
+    }
+
+    /// Reads a startup frame and no byte more, because later bytes belong to the stream.
+    pub(super) async fn read_frame(&self, kind: FrameKind) -> Result<StartupFrame, FrameError> {
+        //= MPA-08
+        //= SEC-06
+        let mut bytes = Vec::new();
+        loop {
+            let missing = match StartupFrame::decode(kind, &bytes) {
+                Ok(frame) => {
+                    self.tap_bytes(Direction::Received, &bytes);
+                    return Ok(frame);
+                }
+                Err(StartupError::Incomplete { needed }) => needed - bytes.len(),
+                Err(error) => return Err(FrameError::Malformed(error)),
+            };
+            let mut more = vec![0; missing];
+            let read = match self.stream.readable().await {
+                Ok(()) => self.stream.try_read(&mut more),
+                Err(error) => Err(error),
+            };
+            let lost = match read {
+                Ok(0) => os_error("the startup", &io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    bytes.extend_from_slice(&more[..count]);
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => os_error("the startup", &error),
+            };
+            return Err(match bytes.is_empty() {
+                true => FrameError::BeforeFirstByte(lost),
+                false => FrameError::Lost(lost),
+            });
+        }
+    }
+
+    /// Writes a startup frame.
+    pub(super) async fn write_frame(&self, frame: &StartupFrame) -> Result<(), FrameError> {
+        let mut bytes = Vec::with_capacity(frame.encoded_length());
+        frame.encode(&mut bytes);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let written = match self.stream.writable().await {
+                //= MPA-05
+                Ok(()) => self.stream.try_write(rest),
+                Err(error) => Err(error),
+            };
+            match written {
+                Ok(count) => {
+                    self.tap_bytes(Direction::Sent, &rest[..count]);
+                    rest = &rest[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    return Err(FrameError::BeforeFirstByte(os_error("the startup", &error)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes as much of a startup frame as the socket accepts without waiting.
+    pub(super) fn try_send_frame(&self, frame: &StartupFrame) {
+        let mut bytes = Vec::with_capacity(frame.encoded_length());
+        frame.encode(&mut bytes);
+        self.try_write(&bytes);
+    }
+
+    /// Reads from a refused peer until it closes the connection, or until `close_timeout` is over.
+    /// The peer must be able to read the refusal first: siw takes a FIN directly after a refusal
+    /// for a failure of its own, and TCP discards sent data if it is closed with bytes unread.
+    pub(super) async fn drain_until_close(self, close_timeout: Duration) {
+        //= MPA-37
+        let mut discarded = [0; 4096];
+        let until_peer_closes = async {
+            for _ in 0..MAX_DRAIN_READS {
+                match self
+                    .stream
+                    .readable()
+                    .await
+                    .map(|()| self.stream.try_read(&mut discarded))
+                {
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(Ok(1..)) => {}
+                    _ => return,
+                }
+            }
+        };
+        // A timeout closes the connection as well.
+        let _ = timeout(close_timeout, until_peer_closes).await;
+    }
+
+    /// Writes what the socket accepts without waiting, and sends FIN.
+    pub(super) fn write_and_shut_down(&self, bytes: &[u8]) {
+        self.try_write(bytes);
+        self.shut_down();
+    }
+
+    /// Writes what the socket accepts without waiting. Errors are ignored.
+    fn try_write(&self, bytes: &[u8]) {
+        if let Ok(count) = SockRef::from(&self.stream).send(bytes) {
+            self.tap_bytes(Direction::Sent, &bytes[..count]);
+        }
+    }
+
+    /// Sends FIN.
+    pub(super) fn shut_down(&self) {
+        // This fails only if the connection is gone already.
+        let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
+    }
+
+    /// Makes closing the socket send RST, which tells the peer that this is not a graceful end.
+    pub(super) fn reset(&self) {
+        // This fails only if the connection is gone already.
+        let _ = self.stream.set_zero_linger();
+    }
+
+    /// Makes the socket wake its reader only when `bytes` bytes have arrived. Lowering the value
+    /// wakes the reader if that many bytes are there already.
+    #[cfg(target_os = "linux")]
+    pub(super) fn set_low_water(&self, bytes: usize) {
+        // If this fails, the reader is woken as soon as any byte arrives.
+        let _ = setsockopt(&self.stream, ReceiveLowWater, &(bytes as i32));
+    }
+
+    /// Does nothing: on other systems a socket may report that it is readable before the low-water
+    /// mark is reached.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn set_low_water(&self, _bytes: usize) {}
+
+    /// Passes `bytes` to the tap, if there is one.
+    fn tap_bytes(&self, direction: Direction, bytes: &[u8]) {
+        if let Some(tap) = &self.tap
+            && !bytes.is_empty()
+        {
+            cold_path();
+            tap.bytes(direction, self.local, self.remote, bytes);
+        }
+    }
+
+    /// Reports one system call to the tap, if there is one.
+    fn tap_call(&self, direction: Direction, count: Option<usize>) {
+        if let Some(tap) = &self.tap {
+            cold_path();
+            tap.call(direction, count.unwrap_or(0));
+        }
+    }
+
+    /// Reads once into both slices and returns the number of bytes. A short read clears the
+    /// socket's readiness. That happens within `try_io`, so that bytes which arrive at this moment
+    /// set it again. With `skip_readiness_check` the readiness is neither checked nor cleared.
+    pub(super) fn read(
+        &self,
+        slices: [&mut [u8]; 2],
+        skip_readiness_check: bool,
+    ) -> io::Result<usize> {
+        let [first, second] = slices;
+        let room = first.len() + second.len();
+        let mut count = None;
+        let mut once = || {
+            let socket = SockRef::from(&self.stream);
+            let read = if first.is_empty() {
+                (&*socket).read(second)?
+            } else {
+                (&*socket).read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(second)])?
+            };
+            count = Some(read);
+            match read {
+                0 => Ok(()),
+                read if read < room => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Ok(()),
+            }
+        };
+        let outcome = match skip_readiness_check {
+            true => once(),
+            false => self.stream.try_io(Interest::READABLE, once),
+        };
+        self.tap_call(Direction::Received, count);
+        let Some(count) = count else {
+            return outcome.map(|()| 0);
+        };
+        let placed = count.min(first.len());
+        self.tap_bytes(Direction::Received, &first[..placed]);
+        self.tap_bytes(Direction::Received, &second[..count - placed]);
+        Ok(count)
+    }
+
+    /// Writes the next bytes of `machine` in one system call and returns how many were written.
+    pub(super) fn write_from(&self, machine: &Stream, fpdu_per_segment: bool) -> io::Result<usize> {
+        let mut first_slices = [IoSlice::new(&[]); SMALL_WRITE_SLICES];
+        let count = machine.transmit_slices(&mut first_slices);
+        if count < first_slices.len() {
+            return self.write(&first_slices[..count], fpdu_per_segment);
+        }
+        let mut slices = [IoSlice::new(&[]); MAX_SLICES_PER_WRITE];
+        let count = machine.transmit_slices(&mut slices);
+        self.write(&slices[..count], fpdu_per_segment)
+    }
+
+    /// Writes all slices in one system call and returns the number of bytes. A short write clears
+    /// the socket's readiness. With `fpdu_per_segment` the slices are one FPDU, which is sent as a
+    /// TCP segment of its own.
+    fn write(&self, slices: &[IoSlice<'_>], fpdu_per_segment: bool) -> io::Result<usize> {
+        //= MPA-35
+        let flags = if fpdu_per_segment { MSG_EOR } else { 0 };
+        let mut count = None;
+        let outcome = self.stream.try_io(Interest::WRITABLE, || {
+            let socket = SockRef::from(&self.stream);
+            let written = match slices {
+                [slice] => socket.send_with_flags(slice, flags)?,
+                slices => socket.send_vectored_with_flags(slices, flags)?,
+            };
+            count = Some(written);
+            if written < slices.iter().map(|slice| slice.len()).sum() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(())
+        });
+        self.tap_call(Direction::Sent, count);
+        let Some(count) = count else {
+            return outcome.map(|()| 0);
+        };
+        if self.tap.is_some() {
+            cold_path();
+            let mut rest = count;
+            for slice in slices {
+                let shown = slice.len().min(rest);
+                self.tap_bytes(Direction::Sent, &slice[..shown]);
+                rest -= shown;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Returns the longest FPDU, in bytes, that fits the current size of a TCP segment. With
+    /// `fpdu_per_segment` it fits even when TCP adds options.
+    pub(super) fn max_fpdu(&self, fpdu_per_segment: bool) -> usize {
+        // 1460 bytes is the segment size on Ethernet.
+        let mss = SockRef::from(&self.stream).tcp_mss().unwrap_or(1460);
+        //= MPA-35
+        let options = if fpdu_per_segment {
+            TCP_OPTION_RESERVE_BYTES
+        } else {
+            0
+        };
+        mpa::max_fpdu(mss.saturating_sub(options))
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::{super::options::bind, *};
+    use crate::rdma::iwarp::send_buffer::SendBuffer;
+
+    #[tokio::test]
+    async fn sockets_have_the_configured_send_buffer() {
+        const MIB: usize = 1024 * 1024;
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bind(any, &IwarpConfig::default()).unwrap();
+        let connect = async || {
+            TcpStream::connect(listener.local_addr().unwrap())
+                .await
+                .unwrap()
+        };
+        let size = |stream: &TcpStream| SockRef::from(stream).send_buffer_size().unwrap();
+        // Linux sets twice the requested size, and this is the maximum.
+        let stream = connect().await;
+        let system_default = size(&stream);
+        let largest = SockRef::from(&stream).set_send_buffer_size(i32::MAX as usize);
+        largest.unwrap();
+        let largest = size(&stream);
+        // `Auto` requests nothing if the system does not show how far buffers grow.
+        let grown = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
+        let grown = grown.split_whitespace().nth(2);
+        let grown: usize = grown.map_or(0, |most| most.parse().unwrap());
+        let bounded = largest >= 2 * MIB && grown > 2 * MIB;
+        for (send_buffer, expected) in [
+            (SendBuffer::Bytes(65_536), largest.min(131_072)),
+            (SendBuffer::Bytes(u32::MAX), largest),
+            (SendBuffer::System, system_default),
+            (
+                SendBuffer::Auto,
+                if bounded { 2 * MIB } else { system_default },
+            ),
+        ] {
+            let config = IwarpConfig {
+                send_buffer,
+                ..IwarpConfig::default()
+            };
+            let socket = Socket::new(connect().await, &config).unwrap();
+            assert_eq!(size(&socket.stream), expected, "{send_buffer:?}");
+        }
+    }
+}

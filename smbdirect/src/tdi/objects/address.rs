@@ -1,0 +1,344 @@
+//! [`Address`]: a local address with its client, its pending listens and its endpoints.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tracing::warn;
+
+use super::{
+    client::{Client, ConnectAnswer, Offer},
+    endpoint::{Endpoint, EndpointContext, Shared},
+};
+use crate::{
+    rdma::provider::Incoming,
+    tdi::{
+        device::Device,
+        port::{OfferTarget, Port},
+        status::Status,
+    },
+};
+
+/// A local address. Its client receives the events of all endpoints that are associated with it,
+/// and peers can connect to it.
+///
+/// Handles are cheap to clone. When the last one is dropped, pending listens are cancelled, no more
+/// handlers are called, and peers are refused; connections stay open without events.
+pub struct Address<C: EndpointContext = ()> {
+    handle: Arc<Handle<C>>,
+}
+
+/// Closes the address when the last [`Address`] drops it.
+struct Handle<C: EndpointContext> {
+    shared: Arc<AddressShared<C>>,
+}
+
+/// The state that the handles of an address, its endpoints and its port share.
+pub(crate) struct AddressShared<C: EndpointContext> {
+    device: Arc<Device>,
+    local_address: SocketAddr,
+    closed: AtomicBool,
+    state: Mutex<State<C>>,
+}
+
+struct State<C: EndpointContext> {
+    /// Upgrades until the last handle is dropped.
+    handle: Weak<Handle<C>>,
+    /// `None` if peers cannot connect to the address, and after it was closed.
+    port: Option<Arc<Port>>,
+    client: Option<Arc<dyn Client<C>>>,
+    listens: VecDeque<PendingListen<C>>,
+    endpoints: Vec<Weak<Shared<C>>>,
+}
+
+/// A pending listen and the peers that it accepts.
+pub(crate) struct PendingListen<C: EndpointContext> {
+    pub(crate) endpoint: Weak<Shared<C>>,
+    pub(crate) attempt: u64,
+    /// The address of the only host whose peers are accepted; `None` accepts all.
+    pub(crate) remote: Option<IpAddr>,
+    pub(crate) query_accept: bool,
+}
+
+impl<C: EndpointContext> PendingListen<C> {
+    fn accepts(&self, peer: SocketAddr) -> bool {
+        let peer = peer.ip().to_canonical();
+        //= TDI-CONN-04
+        self.remote
+            .is_none_or(|remote| remote.to_canonical() == peer)
+    }
+}
+
+impl<C: EndpointContext> Address<C> {
+    /// Opens an address on `port`. Without a port it can only be connected from.
+    pub(crate) fn open(
+        device: Arc<Device>,
+        local_address: SocketAddr,
+        port: Option<Arc<Port>>,
+    ) -> Self {
+        let shared = Arc::new(AddressShared {
+            device,
+            local_address,
+            closed: AtomicBool::new(false),
+            state: Mutex::new(State {
+                handle: Weak::new(),
+                port: port.clone(),
+                client: None,
+                listens: VecDeque::new(),
+                endpoints: Vec::new(),
+            }),
+        });
+        if let Some(port) = port {
+            let target: Weak<dyn OfferTarget> = Arc::downgrade(&shared) as Weak<dyn OfferTarget>;
+            port.add_target(target);
+        }
+        let handle = Arc::new(Handle { shared });
+        handle.shared.lock().handle = Arc::downgrade(&handle);
+        Self { handle }
+    }
+
+    /// Opens a connection endpoint that is associated with this address. The client identifies the
+    /// endpoint by `context`.
+    pub fn open_endpoint(&self, context: C) -> Endpoint<C> {
+        let shared = &self.handle.shared;
+        let endpoint = Endpoint::open(shared.device.clone(), context);
+        endpoint
+            .associate(self)
+            .expect("a new endpoint is idle, and of this transport");
+        endpoint
+    }
+
+    /// Returns the local address, with the port that was picked.
+    pub fn local_address(&self) -> SocketAddr {
+        self.handle.shared.local_address
+    }
+
+    /// Sets the handlers of all events, as TDI_SET_EVENT_HANDLER does for one; `None` removes them.
+    ///
+    /// Without handlers, peers are refused unless a listen is pending, and received data is held
+    /// for receives. Data that is held is indicated to new handlers. This method does not wait for
+    /// a handler of the previous client that is running on another thread.
+    pub fn set_client(&self, client: Option<Arc<dyn Client<C>>>) {
+        let shared = &self.handle.shared;
+        let mut state = shared.lock();
+        let has_client = client.is_some();
+        let before = std::mem::replace(&mut state.client, client);
+        let endpoints: Vec<_> = state.endpoints.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        // The client's destructor may call into this address, so it must not run under the lock.
+        drop(before);
+        if has_client {
+            for endpoint in endpoints.into_iter().map(Endpoint::from_shared) {
+                // An endpoint without a connection has no indications to resume.
+                let _ = endpoint.resume();
+            }
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<AddressShared<C>> {
+        &self.handle.shared
+    }
+}
+
+impl<C: EndpointContext> AddressShared<C> {
+    fn lock(&self) -> MutexGuard<'_, State<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn client(&self) -> Option<Arc<dyn Client<C>>> {
+        self.lock().client.clone()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Returns whether peers can connect to this address.
+    pub(crate) fn accepts_peers(&self) -> bool {
+        self.lock().port.is_some()
+    }
+
+    pub(crate) fn add_endpoint(&self, endpoint: Weak<Shared<C>>) {
+        self.lock().endpoints.push(endpoint);
+    }
+
+    pub(crate) fn remove_endpoint(&self, endpoint: &Weak<Shared<C>>) {
+        let is_other = |known: &Weak<_>| !Weak::ptr_eq(known, endpoint);
+        self.lock().endpoints.retain(is_other);
+    }
+
+    /// Removes the endpoints that are closed, and their listens.
+    pub(crate) fn remove_closed_endpoints(&self) {
+        let mut state = self.lock();
+        state.endpoints.retain(|known| known.strong_count() > 0);
+        state
+            .listens
+            .retain(|listen| listen.endpoint.strong_count() > 0);
+    }
+
+    /// Adds a listen after those that are pending.
+    pub(crate) fn listen(&self, listen: PendingListen<C>) {
+        self.insert_listen(listen, VecDeque::push_back);
+    }
+
+    /// Adds a listen before those that are pending, where it was before its peer failed to
+    /// negotiate.
+    pub(crate) fn listen_again(&self, listen: PendingListen<C>) {
+        self.insert_listen(listen, VecDeque::push_front);
+    }
+
+    /// Removes one listen of this endpoint, which may have submitted another since.
+    pub(crate) fn cancel_listen(&self, endpoint: &Weak<Shared<C>>, attempt: u64) {
+        let is_other = |listen: &PendingListen<C>| {
+            listen.attempt != attempt || !Weak::ptr_eq(&listen.endpoint, endpoint)
+        };
+        self.lock().listens.retain(is_other);
+    }
+
+    fn insert_listen(
+        &self,
+        listen: PendingListen<C>,
+        insert: fn(&mut VecDeque<PendingListen<C>>, PendingListen<C>),
+    ) {
+        let endpoint = listen.endpoint.clone();
+        //= TDI-CONN-05
+        insert(&mut self.lock().listens, listen);
+        let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
+            return;
+        };
+        // The address may have been closed, or its port have failed, before the listen was added.
+        if self.is_closed() {
+            endpoint.address_closed();
+        } else if !self.accepts_peers() {
+            endpoint.listen_failed(Status::INSUFFICIENT_RESOURCES);
+        }
+    }
+
+    /// Removes and returns the first pending listen that accepts this peer.
+    fn take_listen(&self, peer: SocketAddr) -> Option<PendingListen<C>> {
+        let listens = &mut self.lock().listens;
+        let index = listens.iter().position(|listen| listen.accepts(peer))?;
+        listens.remove(index)
+    }
+
+    /// Calls the connect handler. Returns the offer if the client refused it.
+    fn ask_client(
+        self: &Arc<Self>,
+        client: &dyn Client<C>,
+        incoming: Incoming,
+        refused: &mut bool,
+    ) -> Option<Incoming> {
+        let Some(handle) = self.lock().handle.upgrade() else {
+            return Some(incoming);
+        };
+        let address = Address { handle };
+        let offer = Offer {
+            remote_address: incoming.remote_address,
+        };
+        match catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer))) {
+            Ok(ConnectAnswer::Accept(endpoint)) => {
+                endpoint.accept_offer(self, incoming);
+                None
+            }
+            Ok(ConnectAnswer::Refuse) => {
+                *refused = true;
+                Some(incoming)
+            }
+            Ok(ConnectAnswer::NoResources) => {
+                self.device
+                    .count(|counters| counters.local_resource_failures += 1);
+                None
+            }
+            Err(_) => {
+                warn!("the connect handler panicked");
+                None
+            }
+        }
+    }
+}
+
+impl<C: EndpointContext> Drop for Handle<C> {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        //= TDI-CLOSE-02
+        shared.closed.store(true, Ordering::Release);
+        let mut state = shared.lock();
+        let port = state.port.take();
+        let client = state.client.take();
+        let listens = std::mem::take(&mut state.listens);
+        let endpoints: Vec<_> = state.endpoints.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        drop((port, client, listens));
+        for endpoint in endpoints {
+            Endpoint::from_shared(endpoint).address_closed();
+        }
+    }
+}
+
+impl<C: EndpointContext> OfferTarget for AddressShared<C> {
+    fn offer(self: Arc<Self>, mut incoming: Incoming, refused: &mut bool) -> Option<Incoming> {
+        if self.is_closed() {
+            return Some(incoming);
+        }
+        //= TDI-CONN-06
+        while let Some(listen) = self.take_listen(incoming.remote_address) {
+            let Some(endpoint) = listen.endpoint.upgrade().map(Endpoint::from_shared) else {
+                continue;
+            };
+            match endpoint.offer(&listen, incoming) {
+                Ok(()) => return None,
+                // The listen was cancelled.
+                Err(back) => incoming = back,
+            }
+        }
+        match self.client() {
+            Some(client) => self.ask_client(&*client, incoming, refused),
+            None => Some(incoming),
+        }
+    }
+
+    fn failed(&self, status: Status) {
+        let mut state = self.lock();
+        let port = state.port.take();
+        let listens = std::mem::take(&mut state.listens);
+        drop(state);
+        drop(port);
+        for listen in listens {
+            if let Some(endpoint) = listen.endpoint.upgrade() {
+                Endpoint::from_shared(endpoint).listen_failed(status);
+            }
+        }
+        if let Some(client) = self.client()
+            && catch_unwind(AssertUnwindSafe(|| client.error(status))).is_err()
+        {
+            warn!("the error handler panicked");
+        }
+    }
+}
+
+impl<C: EndpointContext> Clone for Address<C> {
+    fn clone(&self) -> Self {
+        Self {
+            handle: self.handle.clone(),
+        }
+    }
+}
+
+impl<C: EndpointContext> fmt::Debug for Address<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Address")
+            .field("local_address", &self.local_address())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,127 @@
+//! [`Client`]: the event handlers of the transport's user, one method for each event of TDI.
+//!
+//! These are the only callbacks of the library. The return value of a handler tells the transport
+//! what to do next. The default methods do what TDI does for an event without a handler.
+
+use std::net::SocketAddr;
+
+use super::{
+    address::Address,
+    endpoint::{Endpoint, EndpointContext},
+};
+use crate::{
+    rdma::work::Token,
+    tdi::{
+        cause::Cause,
+        chained::ChainedTsdu,
+        flags::DisconnectFlags,
+        receive::{Answer, Indication, ReceiveCompletion},
+        status::Status,
+    },
+};
+
+/// Handlers for the events of an address and its endpoints; see
+/// [`Address::set_client`](super::Address::set_client).
+///
+/// The handlers of one endpoint are called one at a time, on the task of its connection. They must
+/// not block, because they keep other tasks from running. They may submit requests, but must not
+/// wait for their completion. A handler that panics ends its connection and nothing else.
+///
+/// `C` is the context of the endpoints, which TDI calls ConnectionContext.
+pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
+    /// Handles TDI_EVENT_CONNECT: a peer wants to connect to `address`, and no pending listen
+    /// accepts it.
+    fn connect(&self, address: &Address<C>, offer: &Offer) -> ConnectAnswer<C> {
+        let _ = (address, offer);
+        ConnectAnswer::Refuse
+    }
+
+    /// Learns whether the connection of an offer that [`connect`](Self::connect) accepted was
+    /// established. After this call the endpoint is closed unless the client has kept a handle.
+    fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {
+        let _ = (endpoint, result);
+    }
+
+    /// Handles TDI_EVENT_RECEIVE: bytes of a TSDU have arrived.
+    fn receive(&self, endpoint: &Endpoint<C>, indication: Indication) -> Answer {
+        let _ = (endpoint, indication);
+        Answer::NotAccepted(0)
+    }
+
+    /// Returns whether [`chained_receive`](Self::chained_receive) is called for whole TSDUs. If it
+    /// is not, [`receive`](Self::receive) is. This method is called before each indication and must
+    /// be fast.
+    fn takes_chained(&self) -> bool {
+        false
+    }
+
+    /// Handles TDI_EVENT_CHAINED_RECEIVE: a whole TSDU has arrived and is lent to the client.
+    ///
+    /// The client returns the memory by dropping the TSDU, in the handler or later. A TSDU that the
+    /// handler returns as an error is held for a receive.
+    ///
+    /// # Errors
+    /// The TSDU, if it is not accepted.
+    fn chained_receive(
+        &self,
+        endpoint: &Endpoint<C>,
+        tsdu: ChainedTsdu,
+    ) -> Result<(), ChainedTsdu> {
+        let _ = endpoint;
+        Err(tsdu)
+    }
+
+    /// Learns the completion of the request that [`receive`](Self::receive) returned.
+    fn receive_completed(&self, endpoint: &Endpoint<C>, completion: ReceiveCompletion) {
+        let _ = (endpoint, completion);
+    }
+
+    /// Handles TDI_EVENT_SEND_POSSIBLE: after a refused non-blocking send, the send buffer has
+    /// `available` free bytes again. They are not reserved for this client.
+    fn send_possible(&self, endpoint: &Endpoint<C>, available: usize) {
+        let _ = (endpoint, available);
+    }
+
+    /// Learns that the peer has invalidated a registration of this end with a message without
+    /// payload. The token of a message with payload is reported with the end of its TSDU.
+    fn invalidated(&self, endpoint: &Endpoint<C>, token: Token) {
+        let _ = (endpoint, token);
+    }
+
+    /// Handles TDI_EVENT_DISCONNECT: the connection has ended, and not by a request of this end.
+    ///
+    /// This is the last event of the connection, and the endpoint can be connected again. Discard a
+    /// TSDU whose end was not indicated. Data that is held for receives can still be received.
+    ///
+    /// The flags are always [`ABORT`](DisconnectFlags::ABORT), because SMB Direct has no orderly
+    /// release.
+    fn disconnect(&self, endpoint: &Endpoint<C>, flags: DisconnectFlags, cause: &Cause) {
+        let _ = (endpoint, flags, cause);
+    }
+
+    /// Handles TDI_EVENT_ERROR: peers cannot connect to this address any more. The listens that
+    /// were pending have completed with `status`.
+    fn error(&self, status: Status) {
+        let _ = status;
+    }
+}
+
+/// A peer that wants to connect.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// The address of the peer.
+    pub remote_address: SocketAddr,
+}
+
+/// The answer of [`Client::connect`] to an [`Offer`].
+#[derive(Debug)]
+pub enum ConnectAnswer<C: EndpointContext = ()> {
+    /// MORE_PROCESSING_REQUIRED: this endpoint accepts the connection. It must be associated with
+    /// the address and have no connection; otherwise the peer is refused.
+    Accept(Endpoint<C>),
+    /// CONNECTION_REFUSED: the peer is refused, unless another client that shares the address
+    /// accepts it.
+    Refuse,
+    /// INSUFFICIENT_RESOURCES: the peer is refused.
+    NoResources,
+}

@@ -1,0 +1,311 @@
+//! [`Endpoint`]: the connection endpoint of TDI, with its state, its handlers and its end.
+//!
+//! The requests are in `requests` (association and connection) and `data` (sends, receives and
+//! queries), and the tasks that establish a connection are in `establish`. The table at
+//! [`EndpointState`] says which requests each state allows.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::{address::AddressShared, client::Client, phase::Phase};
+use crate::{
+    rdma::work::Token,
+    tdi::{
+        cause::Cause,
+        chained::ChainedTsdu,
+        device::Device,
+        flags::DisconnectFlags,
+        receive::{Answer, Indication, ReceiveCompletion},
+        session::{Called, Session, SessionOwner},
+        state::{EndpointState, Request},
+        status::Status,
+    },
+};
+
+/// The local end of a connection, which can be connected again after each connection has ended.
+///
+/// Handles are cheap to clone. When the last one is dropped, the connection is aborted and pending
+/// requests are cancelled. To have everything sent first, [`disconnect`](Self::disconnect) with
+/// [`RELEASE`](DisconnectFlags::RELEASE) before that. The table at [`EndpointState`] says which
+/// requests each state allows.
+///
+/// A request is submitted by the call, in the order of calls, and completes once. Its future only
+/// waits for the completion, and dropping the future does not cancel the request.
+///
+/// [`connect`](Self::connect), [`listen`](Self::listen), [`accept`](Self::accept) and their
+/// variants must be called within a tokio runtime.
+pub struct Endpoint<C: EndpointContext = ()> {
+    pub(super) shared: Arc<Shared<C>>,
+}
+
+/// The value by which the client identifies an endpoint, TDI's ConnectionContext: any type that
+/// threads can share.
+pub trait EndpointContext: Send + Sync + 'static {}
+
+impl<T: Send + Sync + 'static> EndpointContext for T {}
+
+/// The state that the handles of an endpoint and its tasks share.
+pub(crate) struct Shared<C: EndpointContext> {
+    pub(super) device: Arc<Device>,
+    context: C,
+    state: Mutex<State<C>>,
+    /// Held while a handler of this endpoint runs, so that its handlers run one at a time.
+    handler_lock: Mutex<()>,
+    /// The number of connections that have ended, and why the last one did.
+    pub(super) ended: watch::Sender<(u64, Option<Cause>)>,
+}
+
+pub(super) struct State<C: EndpointContext> {
+    pub(super) phase: Phase,
+    pub(super) address: Option<Arc<AddressShared<C>>>,
+    /// The session of the connection. After the connection has ended, it holds the data that the
+    /// client has not received yet.
+    pub(super) session: Option<Arc<Session>>,
+    /// The number of connects, listens and acceptances so far. A task compares it with the number
+    /// it was started with to see whether its attempt is still the current one.
+    pub(super) attempt: u64,
+    /// The number of connections that were established.
+    pub(super) established: u64,
+}
+
+impl<C: EndpointContext> Endpoint<C> {
+    pub(crate) fn open(device: Arc<Device>, context: C) -> Self {
+        device.endpoint_opened();
+        Self::from_shared(Arc::new(Shared {
+            device,
+            context,
+            state: Mutex::new(State {
+                phase: Phase::Idle,
+                address: None,
+                session: None,
+                attempt: 0,
+                established: 0,
+            }),
+            handler_lock: Mutex::new(()),
+            ended: watch::Sender::new((0, None)),
+        }))
+    }
+
+    pub(crate) const fn from_shared(shared: Arc<Shared<C>>) -> Self {
+        Self { shared }
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Shared<C>> {
+        Arc::downgrade(&self.shared)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<C>> {
+        self.shared.lock()
+    }
+
+    /// Returns the context with which the endpoint was opened.
+    pub fn context(&self) -> &C {
+        &self.shared.context
+    }
+
+    /// Returns the state of the endpoint.
+    pub fn state(&self) -> EndpointState {
+        self.lock().phase.state()
+    }
+
+    /// Returns the session of the connection if sends are allowed.
+    pub(crate) fn sending_session(&self) -> Result<Arc<Session>, Status> {
+        let state = self.lock();
+        state.phase.state().check(Request::Send)?;
+        state.session.clone().ok_or(Status::INVALID_CONNECTION)
+    }
+
+    /// Returns the session to receive from. A session that has ended still has the data that the
+    /// client has not received.
+    pub(crate) fn receiving_session(&self) -> Option<Arc<Session>> {
+        let state = self.lock();
+        match state.phase {
+            Phase::Connected | Phase::Releasing | Phase::Associated => state.session.clone(),
+            _ => None,
+        }
+    }
+
+    /// Disconnects with [`ABORT`](DisconnectFlags::ABORT).
+    pub(super) fn abort(&self) -> Result<(), Status> {
+        let mut state = self.lock();
+        state.phase.state().check(Request::Abort)?;
+        //= TDI-DISC-07
+        let phase = std::mem::replace(&mut state.phase, Phase::Associated);
+        let (session, address) = (state.session.clone(), state.address.clone());
+        let attempt = state.attempt;
+        drop(state);
+        if matches!(phase, Phase::Listening(_))
+            && let Some(address) = address
+        {
+            address.cancel_listen(&self.downgrade(), attempt);
+        }
+        if matches!(phase, Phase::Connected | Phase::Releasing)
+            && let Some(session) = session
+        {
+            session.abort(Status::LOCAL_DISCONNECT);
+            self.shared.report_end(&session, &Cause::LocalDisconnect);
+        }
+        if matches!(phase, Phase::Offered(..)) {
+            self.shared
+                .device
+                .count(|counters| counters.cancelled_connections += 1);
+        }
+        phase.cancel(Status::CANCELLED);
+        Ok(())
+    }
+
+    /// Calls a handler of the client when no other handler of this endpoint runs.
+    fn call<R>(&self, handler: impl FnOnce(&dyn Client<C>) -> R) -> Called<R> {
+        let client = self.shared.client()?;
+        let lock = self.shared.handler_lock.lock();
+        let _lock = lock.unwrap_or_else(PoisonError::into_inner);
+        //= TDI-EVENT-01
+        Some(catch_unwind(AssertUnwindSafe(|| handler(&*client))))
+    }
+
+    /// Calls a handler while there is no session that a panic could end.
+    pub(super) fn call_without_session(&self, handler: impl FnOnce(&dyn Client<C>)) {
+        if let Some(Err(_)) = self.call(handler) {
+            warn!("a handler panicked");
+            // The connection may have been established meanwhile.
+            let _ = self.abort();
+        }
+    }
+}
+
+impl<C: EndpointContext> State<C> {
+    pub(super) fn is_on(&self, session: &Arc<Session>) -> bool {
+        let current = self.session.as_ref();
+        current.is_some_and(|current| Arc::ptr_eq(current, session))
+    }
+
+    /// Starts a new attempt at a connection, and returns its number.
+    pub(super) const fn begin(&mut self) -> u64 {
+        self.attempt += 1;
+        self.attempt
+    }
+}
+
+impl<C: EndpointContext> Shared<C> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn client(&self) -> Option<Arc<dyn Client<C>>> {
+        let address = self.lock().address.clone();
+        address.and_then(|address| address.client())
+    }
+
+    /// Counts the end of a connection, and reports it to those that wait for it.
+    fn report_end(&self, session: &Session, cause: &Cause) {
+        self.device.session_ended(session, cause);
+        self.ended.send_modify(|(count, last)| {
+            *count += 1;
+            *last = Some(cause.clone());
+        });
+    }
+}
+
+impl<C: EndpointContext> SessionOwner for Shared<C> {
+    fn has_client(&self) -> bool {
+        self.client().is_some()
+    }
+
+    fn lendable(&self) -> usize {
+        self.device.settings.receive.lendable
+    }
+
+    /// Makes the endpoint ready for another connection, unless it has one already.
+    fn session_ended(&self, session: &Arc<Session>, cause: &Cause) {
+        let mut state = self.lock();
+        if !state.is_on(session) || !matches!(state.phase, Phase::Connected | Phase::Releasing) {
+            return;
+        }
+        //= TDI-CONN-10
+        state.phase = Phase::Associated;
+        drop(state);
+        self.report_end(session, cause);
+    }
+
+    fn takes_chained(self: Arc<Self>) -> Called<bool> {
+        Endpoint::from_shared(self).call(|client| client.takes_chained())
+    }
+
+    fn chained_receive(self: Arc<Self>, tsdu: ChainedTsdu) -> Called<Result<(), ChainedTsdu>> {
+        let endpoint = Endpoint::from_shared(self);
+        endpoint.call(|client| client.chained_receive(&endpoint, tsdu))
+    }
+
+    fn receive(self: Arc<Self>, indication: Indication) -> Called<Answer> {
+        let endpoint = Endpoint::from_shared(self);
+        endpoint.call(|client| client.receive(&endpoint, indication))
+    }
+
+    fn receive_completed(self: Arc<Self>, completion: ReceiveCompletion) -> Called<()> {
+        let endpoint = Endpoint::from_shared(self);
+        endpoint.call(|client| client.receive_completed(&endpoint, completion))
+    }
+
+    fn send_possible(self: Arc<Self>, available: usize) -> Called<()> {
+        let endpoint = Endpoint::from_shared(self);
+        endpoint.call(|client| client.send_possible(&endpoint, available))
+    }
+
+    fn invalidated(self: Arc<Self>, token: Token) -> Called<()> {
+        let endpoint = Endpoint::from_shared(self);
+        endpoint.call(|client| client.invalidated(&endpoint, token))
+    }
+
+    fn disconnect(self: Arc<Self>, flags: DisconnectFlags, cause: &Cause) -> Called<()> {
+        let endpoint = Endpoint::from_shared(self);
+        endpoint.call(|client| client.disconnect(&endpoint, flags, cause))
+    }
+}
+
+/// Aborts the connection and cancels pending requests, because the last handle was dropped.
+impl<C: EndpointContext> Drop for Shared<C> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let phase = std::mem::replace(&mut state.phase, Phase::Idle);
+        let (session, address) = (state.session.take(), state.address.take());
+        if let Some(session) = session {
+            let was_connected = matches!(phase, Phase::Connected | Phase::Releasing);
+            //= TDI-CLOSE-01
+            session.abort(Status::CANCELLED);
+            if was_connected {
+                self.report_end(&session, &Cause::LocalDisconnect);
+            }
+        }
+        phase.cancel(Status::CANCELLED);
+        if let Some(address) = address {
+            address.remove_closed_endpoints();
+        }
+        self.device.endpoint_closed();
+    }
+}
+
+impl<C: EndpointContext> Clone for Endpoint<C> {
+    fn clone(&self) -> Self {
+        Self::from_shared(self.shared.clone())
+    }
+}
+
+impl<C: EndpointContext> fmt::Debug for Endpoint<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: EndpointContext> fmt::Debug for Shared<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,287 @@
+//! The tasks that establish a connection for a connect, a listen, an acceptance or an offer, and
+//! what their results do to the endpoint.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::time::{sleep, timeout};
+use tracing::{Instrument, warn};
+
+use super::{
+    address::{AddressShared, PendingListen},
+    endpoint::{Endpoint, EndpointContext, Shared},
+    phase::{Attempt, Phase, Timer},
+};
+use crate::{
+    connection::{ConnectError, Connection},
+    engine::ConnectionError,
+    listener::{AcceptError, accept_incoming},
+    rdma::{
+        provider::{Incoming, connection_span},
+        work::{ProviderError, ProviderErrorKind},
+    },
+    tdi::{
+        cause::Cause,
+        device::TransportSettings,
+        flags::DisconnectFlags,
+        pending::complete,
+        session::{Session, Task},
+        state::EndpointState,
+        status::Status,
+    },
+};
+
+impl<C: EndpointContext> Endpoint<C> {
+    /// Offers a peer to a listen of this endpoint. Returns the offer if the listen is over.
+    pub(crate) fn offer(
+        &self,
+        listen: &PendingListen<C>,
+        incoming: Incoming,
+    ) -> Result<(), Incoming> {
+        let &PendingListen {
+            attempt,
+            remote,
+            query_accept,
+            ..
+        } = listen;
+        let mut state = self.lock();
+        if state.attempt != attempt {
+            return Err(incoming);
+        }
+        let completer = match std::mem::replace(&mut state.phase, Phase::Associated) {
+            Phase::Listening(completer) => completer,
+            phase => {
+                state.phase = phase;
+                return Err(incoming);
+            }
+        };
+        if query_accept {
+            //= TDI-CONN-03
+            let limit = self.shared.device.settings.offer_timeout;
+            let expiring = expire_offer(self.downgrade(), attempt, limit);
+            let timer = tokio::spawn(expiring.in_current_span());
+            state.phase = Phase::Offered(incoming, Timer(timer.abort_handle()));
+            drop(state);
+            complete(Some(completer), Ok(()));
+            return Ok(());
+        }
+        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming)).abort_handle();
+        state.phase = Phase::Accepting(Attempt {
+            listen: Some(remote),
+            ..Attempt::new(Some(completer), task)
+        });
+        Ok(())
+    }
+
+    /// Accepts a peer for which the connect handler has returned this endpoint.
+    pub(crate) fn accept_offer(&self, address: &Arc<AddressShared<C>>, incoming: Incoming) {
+        let mut state = self.lock();
+        let is_here = state
+            .address
+            .as_ref()
+            .is_some_and(|own| Arc::ptr_eq(own, address));
+        if !is_here || state.phase.state() != EndpointState::Associated {
+            warn!("the connect handler gave an endpoint that is not idle on this address");
+            return;
+        }
+        let attempt = state.begin();
+        let (weak, endpoint) = (self.downgrade(), self.clone());
+        let accepting = async move {
+            accept(weak, attempt, incoming).await;
+            // This keeps the endpoint open until `accept_completed` has given the client a handle
+            // that it can keep.
+            drop(endpoint);
+        };
+        let task = tokio::spawn(accepting).abort_handle();
+        state.phase = Phase::Accepting(Attempt::new(None, task));
+    }
+
+    /// Cancels a pending listen, because the address was closed.
+    pub(crate) fn address_closed(&self) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Listening(_) | Phase::Offered(..)) {
+            let phase = std::mem::replace(&mut state.phase, Phase::Associated);
+            drop(state);
+            phase.cancel(Status::CANCELLED);
+        }
+    }
+
+    /// Completes a pending listen with `status`, because the port of the address has failed.
+    pub(crate) fn listen_failed(&self, status: Status) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Listening(_)) {
+            let phase = std::mem::replace(&mut state.phase, Phase::Associated);
+            drop(state);
+            phase.cancel(status);
+        }
+    }
+
+    /// Handles the result of `attempt`: starts the session, or completes the request with an error.
+    fn attempt_done(&self, attempt: u64, result: Result<Connection, Status>) {
+        let mut state = self.lock();
+        if state.attempt != attempt {
+            return;
+        }
+        let Attempt {
+            mut completer,
+            listen,
+            ..
+        } = match std::mem::replace(&mut state.phase, Phase::Associated) {
+            Phase::Connecting(attempt) | Phase::Accepting(attempt) => attempt,
+            phase => {
+                state.phase = phase;
+                return;
+            }
+        };
+        let device = &self.shared.device;
+        let result = match result {
+            Ok(connection) => {
+                let TransportSettings { send, receive, .. } = &device.settings;
+                let session = Session::new(connection, send, receive);
+                device.session_started(&session);
+                let last = state.session.replace(session.clone());
+                state.phase = Phase::Connected;
+                state.established += 1;
+                drop(state);
+                drop(last);
+                Ok(session)
+            }
+            Err(status) => {
+                //= TDI-CONN-08
+                if let Some(remote) = listen
+                    && let Some(listening) = completer.take()
+                {
+                    state.phase = Phase::Listening(listening);
+                    let address = state.address.clone().expect("it is associated");
+                    drop(state);
+                    address.listen_again(PendingListen {
+                        endpoint: self.downgrade(),
+                        attempt,
+                        remote,
+                        query_accept: false,
+                    });
+                    return;
+                }
+                drop(state);
+                Err(status)
+            }
+        };
+        let (session, result) = match result {
+            Ok(session) => (Some(session), Ok(())),
+            Err(status) => (None, Err(status)),
+        };
+        device.count(|counters| counters.add_connect(result));
+        match completer {
+            Some(completer) => complete(Some(completer), result),
+            None => self.call_without_session(|client| client.accept_completed(self, result)),
+        }
+        // The task starts last, so that the client sees this result before events of the
+        // connection.
+        if let Some(session) = session {
+            let shared = self.downgrade();
+            Task::spawn(session, shared);
+        }
+    }
+}
+
+/// Establishes the connection of a connect.
+pub(super) async fn connect<C: EndpointContext>(
+    endpoint: Weak<Shared<C>>,
+    attempt: u64,
+    remote: SocketAddr,
+    limit: Duration,
+) {
+    let Some(device) = endpoint.upgrade().map(|shared| shared.device.clone()) else {
+        return;
+    };
+    let config = device.settings.config.clone();
+    let connecting = Connection::connect(&*device.provider, remote, config);
+    let result = match timeout(limit, connecting).await {
+        Ok(result) => result.map_err(|error| connect_status(&error)),
+        Err(_) => Err(Status::IO_TIMEOUT),
+    };
+    if let Some(shared) = endpoint.upgrade() {
+        Endpoint::from_shared(shared).attempt_done(attempt, result);
+    }
+}
+
+/// Establishes the connection of an offer, in the tracing span of the connection.
+pub(super) async fn accept<C: EndpointContext>(
+    endpoint: Weak<Shared<C>>,
+    attempt: u64,
+    incoming: Incoming,
+) {
+    let span = connection_span(incoming.remote_address);
+    accept_in_span(endpoint, attempt, incoming)
+        .instrument(span)
+        .await;
+}
+
+async fn accept_in_span<C: EndpointContext>(
+    endpoint: Weak<Shared<C>>,
+    attempt: u64,
+    incoming: Incoming,
+) {
+    let Some(device) = endpoint.upgrade().map(|shared| shared.device.clone()) else {
+        return;
+    };
+    let config = device.settings.config.clone();
+    let result = accept_incoming(&*device.provider, incoming, config).await;
+    let result = result.map_err(|error| match error {
+        AcceptError::TooLate | AcceptError::Negotiation(ConnectionError::TimedOut(_)) => {
+            Status::IO_TIMEOUT
+        }
+        _ => Status::CONNECTION_ABORTED,
+    });
+    if let Some(shared) = endpoint.upgrade() {
+        Endpoint::from_shared(shared).attempt_done(attempt, result);
+    }
+}
+
+/// Refuses a peer that the client has neither accepted nor rejected within `limit`.
+async fn expire_offer<C: EndpointContext>(
+    endpoint: Weak<Shared<C>>,
+    attempt: u64,
+    limit: Duration,
+) {
+    sleep(limit).await;
+    let Some(endpoint) = endpoint.upgrade().map(Endpoint::from_shared) else {
+        return;
+    };
+    let mut state = endpoint.lock();
+    if state.attempt == attempt && matches!(state.phase, Phase::Offered(..)) {
+        state.phase = Phase::Associated;
+        drop(state);
+        let device = &endpoint.shared.device;
+        device.count(|counters| counters.session_timeouts += 1);
+        endpoint.call_without_session(|client| {
+            client.disconnect(&endpoint, DisconnectFlags::ABORT, &Cause::OfferTimeout);
+        });
+    }
+}
+
+/// Returns the status with which a connect completes after `error`.
+fn connect_status(error: &ConnectError) -> Status {
+    //= TDI-CONN-00
+    match error {
+        ConnectError::Provider(ProviderError { kind, .. }) => match kind {
+            ProviderErrorKind::Address => Status::BAD_NETWORK_PATH,
+            ProviderErrorKind::Refused => Status::REMOTE_NOT_LISTENING,
+            ProviderErrorKind::TimedOut => Status::IO_TIMEOUT,
+            ProviderErrorKind::Reset => Status::CONNECTION_RESET,
+            ProviderErrorKind::Local => Status::INSUFFICIENT_RESOURCES,
+            _ => Status::CONNECTION_ABORTED,
+        },
+        ConnectError::Negotiation(error) => match error {
+            ConnectionError::TimedOut(_) => Status::IO_TIMEOUT,
+            ConnectionError::Violation(_) => Status::CONNECTION_ABORTED,
+            ConnectionError::Provider(error) if error.kind == ProviderErrorKind::Reset => {
+                Status::CONNECTION_RESET
+            }
+            _ => Status::CONNECTION_REFUSED,
+        },
+    }
+}

@@ -1,0 +1,83 @@
+//! [`Phase`]: the state of an endpoint, with the data that each state needs.
+
+use std::net::IpAddr;
+
+use tokio::task::AbortHandle;
+
+use crate::{
+    rdma::provider::Incoming,
+    tdi::{
+        pending::{Completer, complete},
+        state::EndpointState,
+        status::Status,
+    },
+};
+
+/// The state of an endpoint, with the data of that state; see [`EndpointState`].
+pub(super) enum Phase {
+    Idle,
+    Associated,
+    Connecting(Attempt),
+    Listening(Completer),
+    Offered(Incoming, Timer),
+    Accepting(Attempt),
+    Connected,
+    Releasing,
+}
+
+/// A task that waits for a timeout, and that is aborted when this is dropped.
+pub(super) struct Timer(pub(super) AbortHandle);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A connection that is being established.
+pub(super) struct Attempt {
+    /// Completes the request; `None` if the connect handler accepted the offer.
+    pub(super) completer: Option<Completer>,
+    pub(super) task: AbortHandle,
+    /// The remote filter of the listen that accepted the peer. The listen becomes pending again if
+    /// this peer fails to negotiate. `None` if it was no listen that accepted the peer.
+    pub(super) listen: Option<Option<IpAddr>>,
+}
+
+impl Attempt {
+    pub(super) const fn new(completer: Option<Completer>, task: AbortHandle) -> Self {
+        Self {
+            completer,
+            task,
+            listen: None,
+        }
+    }
+}
+
+impl Phase {
+    pub(super) const fn state(&self) -> EndpointState {
+        match self {
+            Self::Idle => EndpointState::Idle,
+            Self::Associated => EndpointState::Associated,
+            Self::Connecting(_) => EndpointState::Connecting,
+            Self::Listening(_) => EndpointState::Listening,
+            Self::Offered(..) => EndpointState::Offered,
+            Self::Accepting(_) => EndpointState::Accepting,
+            Self::Connected => EndpointState::Connected,
+            Self::Releasing => EndpointState::Releasing,
+        }
+    }
+
+    /// Completes the request that is pending in this phase with `status`.
+    pub(super) fn cancel(self, status: Status) {
+        match self {
+            Self::Connecting(attempt) | Self::Accepting(attempt) => {
+                attempt.task.abort();
+                complete(attempt.completer, Err(status));
+            }
+            Self::Listening(completer) => complete(Some(completer), Err(status)),
+            // Dropping an offer refuses the peer.
+            _ => {}
+        }
+    }
+}

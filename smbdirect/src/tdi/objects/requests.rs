@@ -1,0 +1,272 @@
+//! The requests of an [`Endpoint`] for its association and its connection: associate, connect,
+//! listen, accept and disconnect.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    address::{Address, PendingListen},
+    endpoint::{Endpoint, EndpointContext, State},
+    establish::{accept, connect},
+    phase::{Attempt, Phase},
+};
+use crate::{
+    driver::now,
+    tdi::{
+        cause::Cause,
+        flags::DisconnectFlags,
+        pending::{Requested, complete, done, requested},
+        state::Request,
+        status::Status,
+    },
+};
+
+impl<C: EndpointContext> Endpoint<C> {
+    /// Submits TDI_ASSOCIATE_ADDRESS: from now on the client of `address` receives the events of
+    /// this endpoint.
+    ///
+    /// # Errors
+    /// [`ADDRESS_ALREADY_ASSOCIATED`](Status::ADDRESS_ALREADY_ASSOCIATED): the endpoint is
+    /// associated. [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): the address belongs to another
+    /// transport.
+    pub fn associate(&self, address: &Address<C>) -> Result<(), Status> {
+        let address = address.shared();
+        let mut state = self.lock();
+        state.phase.state().check(Request::Associate)?;
+        if !Arc::ptr_eq(address.device(), &self.shared.device) {
+            return Err(Status::INVALID_PARAMETER);
+        }
+        address.add_endpoint(self.downgrade());
+        state.address = Some(address.clone());
+        state.phase = Phase::Associated;
+        Ok(())
+    }
+
+    /// Submits TDI_DISASSOCIATE_ADDRESS. Data that has not been received is discarded.
+    ///
+    /// # Errors
+    /// [`ADDRESS_NOT_ASSOCIATED`](Status::ADDRESS_NOT_ASSOCIATED): the endpoint is not associated.
+    /// [`CONNECTION_ACTIVE`](Status::CONNECTION_ACTIVE): it has a connection, or a request for one.
+    pub fn disassociate(&self) -> Result<(), Status> {
+        let mut state = self.lock();
+        state.phase.state().check(Request::Disassociate)?;
+        let address = state.address.take();
+        let session = state.session.take();
+        state.phase = Phase::Idle;
+        drop(state);
+        if let Some(address) = address {
+            address.remove_endpoint(&self.downgrade());
+        }
+        if let Some(session) = session {
+            session.receives.close(Status::CANCELLED);
+        }
+        Ok(())
+    }
+
+    /// Submits TDI_CONNECT: connects to `remote` and negotiates SMB Direct. `timeout` limits both
+    /// together; `None` means [`connect_timeout`](crate::tdi::TransportSettings::connect_timeout).
+    ///
+    /// # Errors
+    /// The future returns:
+    /// - [`BAD_NETWORK_PATH`](Status::BAD_NETWORK_PATH): there is no route to the address.
+    /// - [`REMOTE_NOT_LISTENING`](Status::REMOTE_NOT_LISTENING): nothing listens there, or the peer
+    ///   refused the offer, which looks the same on the wire.
+    /// - [`CONNECTION_REFUSED`](Status::CONNECTION_REFUSED): SMB Direct was not negotiated.
+    /// - [`IO_TIMEOUT`](Status::IO_TIMEOUT): the time-out expired.
+    /// - [`INSUFFICIENT_RESOURCES`](Status::INSUFFICIENT_RESOURCES): this end has no resources.
+    /// - [`CONNECTION_RESET`](Status::CONNECTION_RESET) or
+    ///   [`CONNECTION_ABORTED`](Status::CONNECTION_ABORTED): the peer disconnected, or violated the
+    ///   protocol.
+    /// - [`CANCELLED`](Status::CANCELLED): a disconnect cancelled the connect.
+    /// - [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED): no handle of the address is left.
+    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if the state does
+    ///   not allow a connect.
+    pub fn connect(&self, remote: SocketAddr, timeout: Option<Duration>) -> Requested {
+        let mut state = self.lock();
+        if let Err(status) = may_begin(&state, Request::Connect) {
+            return done(Err(status));
+        }
+        let (completer, requested) = requested();
+        let attempt = state.begin();
+        let limit = timeout.unwrap_or(self.shared.device.settings.connect_timeout);
+        let work = connect(self.downgrade(), attempt, remote, limit);
+        let task = tokio::spawn(work).abort_handle();
+        state.phase = Phase::Connecting(Attempt::new(Some(completer), task));
+        requested
+    }
+
+    /// Submits TDI_LISTEN: waits for a peer and accepts it. The listen completes when the
+    /// connection is established.
+    ///
+    /// With `remote`, the listen accepts only peers from that host. Peers are given to the listens
+    /// of an address in the order of submission. The connect handler is called only for a peer that
+    /// no pending listen accepts. A peer that connects and does not negotiate occupies the listen
+    /// for [`passive_negotiation_timeout`](crate::Settings::passive_negotiation_timeout), so submit
+    /// several listens if other peers are to be accepted meanwhile.
+    ///
+    /// # Errors
+    /// The future returns:
+    /// - [`CANCELLED`](Status::CANCELLED): a disconnect cancelled the listen, or the address was
+    ///   closed.
+    /// - [`INSUFFICIENT_RESOURCES`](Status::INSUFFICIENT_RESOURCES): the listener of the address
+    ///   failed.
+    /// - [`INVALID_ADDRESS`](Status::INVALID_ADDRESS): peers cannot connect to the address.
+    /// - [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED): no handle of the address is left.
+    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if the state does
+    ///   not allow a listen.
+    pub fn listen(&self, remote: Option<IpAddr>) -> Requested {
+        //= TDI-CONN-01
+        self.submit_listen(remote, false)
+    }
+
+    /// Submits TDI_LISTEN with TDI_QUERY_ACCEPT: waits for the offer of a peer, without accepting
+    /// it.
+    ///
+    /// After it completes, [`accept`](Self::accept) the offer, or reject it with
+    /// [`disconnect`](Self::disconnect). The transport refuses the peer after
+    /// [`offer_timeout`](crate::tdi::TransportSettings::offer_timeout), and the peer gives up after
+    /// a time of its own.
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen).
+    pub fn listen_and_query(&self, remote: Option<IpAddr>) -> Requested {
+        //= TDI-CONN-02
+        self.submit_listen(remote, true)
+    }
+
+    fn submit_listen(&self, remote: Option<IpAddr>, query_accept: bool) -> Requested {
+        let (completer, requested) = requested();
+        let mut state = self.lock();
+        if let Err(status) = may_begin(&state, Request::Listen) {
+            return done(Err(status));
+        }
+        let attempt = state.begin();
+        state.phase = Phase::Listening(completer);
+        let address = state.address.clone().expect("it is associated");
+        drop(state);
+        address.listen(PendingListen {
+            endpoint: self.downgrade(),
+            attempt,
+            remote,
+            query_accept,
+        });
+        requested
+    }
+
+    /// Submits TDI_ACCEPT: accepts the offer of [`listen_and_query`](Self::listen_and_query). It
+    /// completes when the connection is established.
+    ///
+    /// # Errors
+    /// The future returns:
+    /// - [`IO_TIMEOUT`](Status::IO_TIMEOUT): the peer did not negotiate in time.
+    /// - [`CONNECTION_ABORTED`](Status::CONNECTION_ABORTED): the peer disconnected, or the
+    ///   negotiation failed.
+    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if there is no
+    ///   offer.
+    pub fn accept(&self) -> Requested {
+        let mut state = self.lock();
+        if let Err(status) = state.phase.state().check(Request::Accept) {
+            return done(Err(status));
+        }
+        let (completer, requested) = requested();
+        let attempt = state.begin();
+        let Phase::Offered(incoming, _timer) =
+            std::mem::replace(&mut state.phase, Phase::Associated)
+        else {
+            unreachable!("the state was just checked to be `Offered`")
+        };
+        let task = tokio::spawn(accept(self.downgrade(), attempt, incoming)).abort_handle();
+        state.phase = Phase::Accepting(Attempt::new(Some(completer), task));
+        requested
+    }
+
+    /// Submits TDI_DISCONNECT.
+    ///
+    /// Without a flag, or with [`ABORT`](DisconnectFlags::ABORT), it disconnects immediately:
+    /// pending requests are cancelled, an offer is refused, and no more events are indicated.
+    ///
+    /// With [`RELEASE`](DisconnectFlags::RELEASE), it disconnects when all sends have left. Data is
+    /// received as before until then. SMB Direct cannot close one direction only, so the peer
+    /// cannot send after that. A release that takes longer than `timeout` becomes an abort; `None`
+    /// means no limit.
+    ///
+    /// # Errors
+    /// The future returns:
+    /// - [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): several flags are set, or a TSDU is
+    ///   incomplete at a release.
+    /// - [`NOT_SUPPORTED`](Status::NOT_SUPPORTED): [`WAIT`](DisconnectFlags::WAIT) is set; use
+    ///   [`disconnected`](Self::disconnected).
+    /// - [`IO_TIMEOUT`](Status::IO_TIMEOUT): the release took longer than `timeout`.
+    /// - The status of the cause that ended the connection before the release was done.
+    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if the state does
+    ///   not allow a disconnect.
+    pub fn disconnect(&self, flags: DisconnectFlags, timeout: Option<Duration>) -> Requested {
+        //= TDI-DISC-01
+        if !flags.is_one_choice() || !DisconnectFlags::all().contains(flags) {
+            return done(Err(Status::INVALID_PARAMETER));
+        }
+        if flags.contains(DisconnectFlags::WAIT) {
+            return done(Err(Status::NOT_SUPPORTED));
+        }
+        match flags.contains(DisconnectFlags::RELEASE) {
+            true => self.release(timeout),
+            false => done(self.abort()),
+        }
+    }
+
+    fn release(&self, timeout: Option<Duration>) -> Requested {
+        let state = self.lock();
+        if let Err(status) = state.phase.state().check(Request::Release) {
+            return done(Err(status));
+        }
+        let session = match (&state.phase, &state.session) {
+            (Phase::Connected, Some(session)) => session.clone(),
+            _ => {
+                drop(state);
+                return done(self.abort());
+            }
+        };
+        drop(state);
+        let (completer, requested) = requested();
+        let deadline = timeout.and_then(|timeout| now().checked_add(timeout));
+        //= TDI-DISC-03
+        if let Err((status, completer)) = session.release(deadline, completer) {
+            complete(Some(completer), Err(status));
+            return requested;
+        }
+        let mut state = self.lock();
+        // The connection may have ended meanwhile.
+        if state.is_on(&session) && matches!(state.phase, Phase::Connected) {
+            state.phase = Phase::Releasing;
+        }
+        requested
+    }
+
+    /// Waits until the connection has ended, by this end or by the peer, and returns why. It is the
+    /// counterpart of a disconnect with [`WAIT`](DisconnectFlags::WAIT).
+    ///
+    /// Without a connection it resolves immediately: to the cause of the last connection's end, or
+    /// to `None` if there was no connection yet.
+    pub async fn disconnected(&self) -> Option<Cause> {
+        let mut ended = self.shared.ended.subscribe();
+        // The state changes a moment before the cause is reported, so this counts the reports.
+        let established = self.lock().established;
+        let seen = ended.wait_for(|(count, _)| *count >= established).await;
+        seen.ok().and_then(|seen| seen.1.clone())
+    }
+}
+
+/// Checks whether the state and the address allow a connect or a listen.
+fn may_begin<C: EndpointContext>(state: &State<C>, request: Request) -> Result<(), Status> {
+    state.phase.state().check(request)?;
+    match &state.address {
+        Some(address) if address.is_closed() => Err(Status::ADDRESS_CLOSED),
+        Some(address) if request == Request::Listen && !address.accepts_peers() => {
+            Err(Status::INVALID_ADDRESS)
+        }
+        _ => Ok(()),
+    }
+}

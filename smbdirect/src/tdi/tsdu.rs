@@ -1,0 +1,201 @@
+//! [`Tsdu`]: the bytes of one received TSDU that have arrived and were not taken.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use super::{
+    chained::ChainedTsdu,
+    flags::IndicationFlags,
+    receive::{Indication, ReceiveRequest, ReceiveSettings},
+};
+use crate::{engine::Message, rdma::work::Token};
+
+/// Slices that one TSDU keeps as they arrived, whatever their length.
+const MAX_UNJOINED_SLICES: usize = 16;
+/// Slices shorter than this are joined after the first `MAX_UNJOINED_SLICES`, because a slice costs
+/// about as much memory as these bytes.
+const JOIN_THRESHOLD_BYTES: usize = 256;
+
+/// A received TSDU, without the bytes that were taken.
+#[derive(Debug, Default)]
+pub(crate) struct Tsdu {
+    /// The bytes that have arrived and were not taken. No slice is empty.
+    slices: VecDeque<Bytes>,
+    /// The total length of `slices`.
+    pub(crate) available: usize,
+    /// The number of bytes that were taken.
+    pub(crate) taken: usize,
+    /// The number of bytes that have not arrived.
+    pub(crate) remaining: usize,
+    pub(crate) invalidated_token: Option<Token>,
+    /// The handler to which the TSDU was shown; `None` before its first indication.
+    pub(crate) handler: Option<Handler>,
+    /// The value of `available` at an indication of which nothing was taken. It is not indicated
+    /// again until more has arrived.
+    pub(crate) declined_at: usize,
+}
+
+/// The two kinds of receive handlers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handler {
+    Copying,
+    Chained,
+}
+
+/// A receive that is pending, with the number of bytes placed in its buffer.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    pub(crate) request: ReceiveRequest,
+    pub(crate) placed: usize,
+}
+
+impl Posted {
+    /// Copies as many bytes as fit into the buffer, and returns how many did.
+    pub(crate) fn place(&mut self, bytes: &[u8]) -> usize {
+        let mut free = &mut self.request.buffer[self.placed..];
+        let count = bytes.len().min(free.len());
+        free.put_slice(&bytes[..count]);
+        self.placed += count;
+        count
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.placed == self.request.buffer.len()
+    }
+}
+
+impl Tsdu {
+    /// Restores a TSDU that the chained handler did not accept, including the bytes that it read.
+    pub(crate) fn from_chained(tsdu: ChainedTsdu) -> Self {
+        let mut whole = tsdu.into_message();
+        let mut tsdu = Self {
+            available: whole.len(),
+            invalidated_token: whole.invalidated_token(),
+            handler: Some(Handler::Chained),
+            ..Self::default()
+        };
+        while whole.has_remaining() {
+            let count = whole.chunk().len();
+            tsdu.slices.push_back(whole.copy_to_bytes(count));
+        }
+        tsdu
+    }
+
+    pub(crate) const fn length(&self) -> usize {
+        self.taken + self.available + self.remaining
+    }
+
+    pub(crate) const fn is_at_end(&self) -> bool {
+        self.available == 0 && self.remaining == 0
+    }
+
+    /// Returns the bytes that were not taken, in slices.
+    pub(crate) const fn slices(&self) -> &VecDeque<Bytes> {
+        &self.slices
+    }
+
+    /// Adds bytes. Small slices are joined like the carries of a binary counter, so that each byte
+    /// is copied only a few times.
+    pub(crate) fn append(&mut self, payload: Bytes) {
+        let mut last = payload;
+        while last.len() < JOIN_THRESHOLD_BYTES
+            && let Some(before) = self.slices.pop_back_if(|before| {
+                before.len() < JOIN_THRESHOLD_BYTES && before.len() <= 2 * last.len()
+            })
+        {
+            if self.slices.len() < MAX_UNJOINED_SLICES {
+                self.slices.push_back(before);
+                break;
+            }
+            let mut joined = BytesMut::with_capacity(before.len() + last.len());
+            joined.extend_from_slice(&before);
+            joined.extend_from_slice(&last);
+            last = joined.freeze();
+        }
+        self.slices.push_back(last);
+    }
+
+    /// Returns the next indication, if enough bytes have arrived for one.
+    pub(crate) fn indication(&mut self, settings: &ReceiveSettings) -> Option<Indication> {
+        let enough = settings
+            .minimum_lookahead
+            .min(self.available + self.remaining);
+        //= TDI-RECV-15
+        if self.available < enough || self.available == self.declined_at {
+            return None;
+        }
+        let data = self.lookahead(enough, settings.maximum_lookahead);
+        let mut flags = IndicationFlags::NORMAL | IndicationFlags::AT_DISPATCH_LEVEL;
+        flags.set(IndicationFlags::PEEK, self.remaining > 0);
+        flags.set(IndicationFlags::COPY_LOOKAHEAD, data.len() < self.available);
+        //= TDI-SEND-10
+        //= TDI-RECV-13
+        let ends = self.remaining == 0 && data.len() == self.available;
+        flags.set(IndicationFlags::ENTIRE_MESSAGE, ends);
+        Some(Indication {
+            flags,
+            available: self.available,
+            tsdu_length: self.length(),
+            tsdu_offset: self.taken,
+            invalidated_token: self.invalidated_token.filter(|_| ends),
+            data,
+        })
+    }
+
+    /// Returns the first bytes in one piece. They are copied only if the first slice is shorter
+    /// than `minimum`.
+    fn lookahead(&mut self, minimum: usize, maximum: usize) -> Bytes {
+        if self
+            .slices
+            .front()
+            .is_some_and(|first| first.len() < minimum)
+        {
+            let mut gathered = BytesMut::with_capacity(minimum);
+            while gathered.len() < minimum
+                && let Some(slice) = self.slices.front_mut()
+            {
+                let count = slice.len().min(minimum - gathered.len());
+                gathered.extend_from_slice(&slice.split_to(count));
+                if slice.is_empty() {
+                    self.slices.pop_front();
+                }
+            }
+            self.slices.push_front(gathered.freeze());
+        }
+        let first = self.slices.front().expect("something is available");
+        first.slice(..first.len().min(maximum))
+    }
+
+    /// Removes the first `count` bytes.
+    pub(crate) fn take(&mut self, mut count: usize) {
+        self.taken += count;
+        self.available -= count;
+        self.declined_at = 0;
+        while count > 0 {
+            let slice = self.slices.front_mut().expect("it has what is available");
+            let part = count.min(slice.len());
+            slice.advance(part);
+            count -= part;
+            if slice.is_empty() {
+                self.slices.pop_front();
+            }
+        }
+    }
+
+    /// Returns the bytes that were not taken.
+    pub(crate) fn into_message(self) -> Message {
+        let message: Message = self.slices.into_iter().collect();
+        message.invalidating(self.invalidated_token)
+    }
+
+    /// Moves bytes into a receive, and returns their number.
+    pub(crate) fn take_into(&mut self, posted: &mut Posted) -> usize {
+        let mut count = 0;
+        for slice in &self.slices {
+            count += posted.place(slice);
+        }
+        self.take(count);
+        count
+    }
+}
