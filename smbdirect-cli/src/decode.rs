@@ -1,12 +1,14 @@
-//! `smbdirect decode`: what a capture says, message by message, and which rules were broken.
+//! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
 mod analysis;
 mod json;
+mod summary;
 mod text;
 
 use std::{
     collections::BTreeMap,
     fs::File,
+    io::{IsTerminal, Read, stdin},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,26 +21,27 @@ use crate::{
     options::at_least_one,
     report::{self, Report, plain},
 };
-use analysis::{CaptureError, Counts, Event, Packets, Sender, Streams, What};
+use analysis::{CaptureError, Counts, Event, Packets, Streams, What};
+use summary::{MAX_SUMMARISED, Summary};
 
 /// Read a capture: SMB Direct messages, credits, and broken rules
 ///
-/// Reads pcap and pcapng files of iWARP on TCP, those of --pcap, tcpdump and Wireshark among them,
-/// and prints a line for each message with the specification's field names, the send credits that
-/// each end holds behind it, and every rule that was broken, by its id in `specs`. The status is 0
-/// only if the whole file was read, SMB Direct was found in it, and no rule was broken.
+/// Reads pcap and pcapng files of iWARP on TCP, including those of --pcap, tcpdump and Wireshark.
+/// Prints a line for each message with the field names of the specification, the send credits that
+/// each end holds after it, and each rule that it breaks, by its id in `specs`. The status is 0
+/// only if the whole file was read, it contains SMB Direct, and no rule was broken.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Decode {
-    /// The capture: pcap or pcapng
+    /// The capture: pcap or pcapng; `-` is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Print one JSON object a line, for programs
+    /// Print one JSON object per line, for programs
     #[arg(long)]
     json: bool,
 
-    /// Take TCP on this port for iWARP even where its beginning was not captured, like 5445
+    /// Treat TCP on this port as iWARP even if its beginning was not captured, as on 5445
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
 
@@ -50,7 +53,7 @@ pub(crate) struct Decode {
     #[arg(long)]
     broken: bool,
 
-    /// Tell what happens on stderr; twice for every message
+    /// Log to stderr; give it twice to log every message
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -61,11 +64,12 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect decode other-port.pcap --port 9000 --json
 
   tcpdump -i any -s 0 -w mount.pcap tcp port 5445      makes such a file
+  tcpdump -i any -s 0 -U -w - tcp port 5445 | smbdirect decode -      as packets are captured
 
 \x1b[1m\x1b[4mIn the lines:\x1b[0m
-  I> is said by the initiator, who connected, <R by the responder. Behind each message stand the
-  send credits that the initiator and the responder hold then; ? where the capture lacks something
-  that they depend on. Rules are not held against what was not captured.
+  I> is a message of the initiator, which connected, <R one of the responder. The last columns are
+  the send credits that the initiator and the responder hold then; ? if the capture lacks something
+  that they depend on. Rules are only checked where everything that they depend on was captured.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"stream\", stream, initiator, responder, from_start}
@@ -74,38 +78,13 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed
   {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}";
 
-/// What was shown, for the end.
-#[derive(Debug, Default)]
-struct Summary {
-    streams: u64,
-    /// The fewest send credits of the initiator and of the responder, by stream.
-    lowest_credits: BTreeMap<u32, [Option<u32>; 2]>,
-    /// By name.
-    messages: BTreeMap<&'static str, u64>,
-    /// Bytes that came as payload of Data Transfers, by RDMA Write, and by Read Response.
-    payload_bytes: u64,
-    written_bytes: u64,
-    read_bytes: u64,
-    missing_bytes: u64,
-    /// By rule, how often, and where first.
-    broken: BTreeMap<&'static str, BrokenRule>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct BrokenRule {
-    times: u64,
-    stream: u32,
-    frame: u64,
-    by: Sender,
-}
-
-/// Streams that are told of one by one at the end; a hostile capture has as many as it likes.
-const MAX_SUMMARISED: usize = 1000;
-
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
         let report = Report::new(self.json);
-        let name = self.file.display();
+        let name = match is_stdin(&self.file) {
+            true => "stdin".into(),
+            false => self.file.to_string_lossy(),
+        };
         let failed = || format!("cannot read the capture {name}");
         let file = open(&self.file).with_context(failed)?;
         let mut packets = Packets::new(file)
@@ -153,20 +132,31 @@ impl Decode {
     }
 }
 
-fn open(path: &Path) -> Result<File> {
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn open(path: &Path) -> Result<Box<dyn Read>> {
+    if is_stdin(path) {
+        let stdin = stdin();
+        if stdin.is_terminal() {
+            return Err(anyhow!("it is a terminal; pipe a capture into it"));
+        }
+        return Ok(Box::new(stdin.lock()));
+    }
     let file = File::open(path).map_err(|error| anyhow!(plain(&error)))?;
     let is_directory = file.metadata().is_ok_and(|metadata| metadata.is_dir());
     if is_directory {
         return Err(anyhow!("it is a directory"));
     }
-    Ok(file)
+    Ok(Box::new(file))
 }
 
 fn in_words(error: &CaptureError) -> anyhow::Error {
     anyhow!(plain(error))
 }
 
-/// Why there is no message, and what to try.
+/// Explains why there is no message, and what to try.
 fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
     if !decode.stream.is_empty() {
         return anyhow!("no such stream has messages of SMB Direct or iWARP; try without --stream");
@@ -184,13 +174,13 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
     )
 }
 
-/// Shows events, and counts them.
+/// Shows and counts events.
 struct Show<'a> {
     report: &'a Report,
     decode: &'a Decode,
     /// The time of the first packet.
     first: Duration,
-    /// The lines of streams of which nothing else has been shown.
+    /// Stream events of streams of which nothing else has been shown.
     waiting: BTreeMap<u32, Event>,
     summary: Summary,
 }
@@ -220,48 +210,5 @@ impl Show<'_> {
         let seconds = event.place.time.saturating_sub(self.first).as_secs_f64();
         text::event(self.report, event, seconds);
         self.report.event(&json::Line::of(event, seconds));
-    }
-}
-
-impl Summary {
-    fn count(&mut self, event: &Event) {
-        match &event.what {
-            What::Stream { .. } => self.streams += 1,
-            What::DataTransfer(transfer) => self.payload_bytes += u64::from(transfer.data_length),
-            What::Write(tagged) => self.written_bytes += tagged.length,
-            What::ReadResponse(tagged) => self.read_bytes += tagged.length,
-            What::Gap(bytes) => self.missing_bytes += bytes,
-            _ => {}
-        }
-        if let Some(name) = event.what.name() {
-            *self.messages.entry(name).or_default() += 1;
-        }
-        self.count_credits(event);
-        for broken in &event.broken {
-            let rule = self.broken.entry(broken.rule).or_insert(BrokenRule {
-                times: 0,
-                stream: event.stream,
-                frame: event.place.frame,
-                by: event.from,
-            });
-            rule.times += 1;
-        }
-    }
-
-    /// What its sender has left, where that is less than ever before.
-    fn count_credits(&mut self, event: &Event) {
-        let sender = match event.from {
-            Sender::Initiator => 0,
-            Sender::Responder => 1,
-            Sender::A | Sender::B => return,
-        };
-        let (What::DataTransfer(_), Some(credits)) = (&event.what, event.credits[sender]) else {
-            return;
-        };
-        let is_known = self.lowest_credits.contains_key(&event.stream);
-        if is_known || self.lowest_credits.len() < MAX_SUMMARISED {
-            let lowest = &mut self.lowest_credits.entry(event.stream).or_default()[sender];
-            *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
-        }
     }
 }

@@ -30,15 +30,15 @@ use crate::{
     transport,
 };
 
-/// Show SMB Direct on this machine: both ends, every way to move data, every byte checked
+/// Show SMB Direct on this machine: both ends, each way to move data, every byte checked
 ///
 /// Moves FILE over a real connection three times: as fragmented messages, by RDMA Read from the
-/// sender's memory, and by RDMA Write to the receiver's memory; the memory is advertised by
-/// buffer descriptors and taken back by Send with Invalidate.
+/// memory of the sender, and by RDMA Write to the memory of the receiver. Buffer descriptors
+/// advertise the memory, and Send with Invalidate ends its registration.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Demo {
-    /// What to move [default: this program]
+    /// File to move [default: this program]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -122,12 +122,12 @@ impl From<&Connection> for End {
     }
 }
 
-/// The ways, in the order they are shown.
+/// The methods, in the order in which they are shown.
 const METHODS: [Method; 3] = [Method::Messages, Method::RdmaRead, Method::RdmaWrite];
-/// How long nothing may move between the ends of one machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the end of the connection may take.
-const CLOSE: Duration = Duration::from_secs(5);
+/// Longest time without progress between the ends.
+const INACTIVITY_LIMIT: Duration = Duration::from_secs(30);
+/// Longest time for closing the connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Demo {
     pub(crate) async fn run(self) -> Result<bool> {
@@ -152,7 +152,7 @@ impl Demo {
     ) -> Result<bool> {
         let (active, passive) = self.connect(ends, config).await?;
         let name = ends.active.name();
-        // The first message brings the listening end its first credits.
+        // The first message gives the listening end its first credits.
         let round_trip = active.keepalive().await?;
         report_connection(report, [&active, &passive], name, &what, round_trip);
         what.hash(report).await?;
@@ -160,7 +160,7 @@ impl Demo {
         report.line(report.style.dim(LEGS_HEAD));
         let mut all_well = true;
         for method in METHODS {
-            // As in SMB: the listening end, the server, does the RDMA.
+            // As in SMB, the listening end is the server and does the RDMA.
             let (from, to) = match method {
                 Method::Messages | Method::RdmaRead => (&active, &passive),
                 Method::RdmaWrite => (&passive, &active),
@@ -177,7 +177,7 @@ impl Demo {
                 }
             }
         }
-        transport::close(&active, CLOSE).await;
+        transport::close(&active, CLOSE_TIMEOUT).await;
         report.line(format_args!(
             "\n{}, sha-256 {}",
             report.style.good("every byte arrived three times"),
@@ -216,18 +216,18 @@ impl Demo {
     }
 }
 
-/// A bar for a file that takes its time.
+/// Returns a progress bar, which is visible for long files only.
 fn progress(report: &Report, what: &WhatMoves, doing: &str) -> ProgressBar {
-    if what.length < LONG {
+    if what.length < LONG_FILE_BYTES {
         return ProgressBar::hidden();
     }
     report.progress(what.length, doing)
 }
 
-/// From here on a file takes long enough to watch.
-const LONG: u64 = 256 << 20;
+/// Least size in bytes of a file with a visible progress bar.
+const LONG_FILE_BYTES: u64 = 256 << 20;
 
-/// The file, hashed once so that the hashing at one end is not timed three times.
+/// The file, hashed once, so that hashing at one end is not timed three times.
 #[derive(Debug)]
 struct WhatMoves {
     path: PathBuf,
@@ -236,7 +236,7 @@ struct WhatMoves {
 }
 
 impl WhatMoves {
-    /// Finds the file and its length; the checksum is not known yet.
+    /// Finds the file and its length. The checksum is not known yet.
     fn find(path: PathBuf) -> Result<Self> {
         let source = Source::open(&path).map_err(|reason| unreadable(&path, &reason))?;
         let length = source.length;
@@ -249,7 +249,7 @@ impl WhatMoves {
 
     async fn hash(&mut self, report: &Report) -> Result<()> {
         let bar = progress(report, self, "hashing");
-        // The thread ends soon after nobody waits for it.
+        // The thread ends soon after the receiver is dropped.
         let (wanted, shown) = (Arc::new(()), bar.clone());
         let (is_wanted, path) = (Arc::downgrade(&wanted), self.path.clone());
         let goes_on = move |done| {
@@ -274,7 +274,7 @@ fn unreadable(path: &Path, reason: &str) -> anyhow::Error {
     anyhow!("cannot read {shown}: {reason}")
 }
 
-/// Hashes the file; `goes_on` is told how far it is, and says whether to continue.
+/// Hashes the file. `goes_on` gets the bytes done, and returns whether to continue.
 fn hash(path: &Path, goes_on: impl Fn(u64) -> bool) -> io::Result<Checksum> {
     let mut hasher = Sha256::new();
     let mut file = File::open(path)?;
@@ -289,18 +289,18 @@ fn hash(path: &Path, goes_on: impl Fn(u64) -> bool) -> io::Result<Checksum> {
             }
         }
         if !goes_on(done) {
-            return Err(io::Error::other("nobody waits for the checksum"));
+            return Err(io::Error::other("the checksum is not needed any more"));
         }
     }
 }
 
-/// A file that is there.
+/// A file that exists.
 struct Moved {
     checksum: Checksum,
     took: Duration,
 }
 
-/// Moves the file once, and says what the receiver made of it.
+/// Moves the file once, and returns what the receiver stored.
 async fn move_once(
     report: &Report,
     from: &Connection,
@@ -314,14 +314,14 @@ async fn move_once(
     let mut sender = Some(sender);
     let stored = |received: Received| {
         if let Some(sender) = sender.take() {
-            // Nobody waits for it if the sending end has failed.
+            // The receiver is gone if the sending end has failed.
             let _ = sender.send(received.result);
         }
     };
-    let receiving = receive_files(to, Arc::new(Nowhere), PATIENCE, stored);
+    let receiving = receive_files(to, Arc::new(Nowhere), INACTIVITY_LIMIT, stored);
     let sending = async {
         let bar = progress(report, what, &method.to_string());
-        let sent = send_file(from, source, method, PATIENCE, |done| {
+        let sent = send_file(from, source, method, INACTIVITY_LIMIT, |done| {
             bar.set_position(done);
         })
         .await?;
@@ -344,7 +344,7 @@ fn missing() -> TransferError {
     TransferError::Protocol("the receiving end stopped".into())
 }
 
-/// What both ends counted together.
+/// The statistics of both ends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     messages: u64,
@@ -442,19 +442,21 @@ fn report_connection(
 const ONE_MORE: &str =
     "* one more than the maximum is posted so that the last credit can always be answered";
 
-/// The credits to send, and the most there can be: what this end asks for and the other gives.
+/// Returns the send credits, and the most there can be: the smaller of what this end asks for and
+/// the other grants.
 fn send_credits(this: &Credits, other: &Credits) -> (u16, u16) {
     let most = this.send_credit_target.min(other.receive_credit_max);
     (this.send_credits, most)
 }
 
-/// The receives posted, and the most there should be: what the peer asks for and this end gives.
+/// Returns the posted receives, and the most there can be: the smaller of what the peer asks for
+/// and this end grants.
 fn receive_credits(this: Credits) -> (u16, u16) {
     let most = this.receive_credit_target.min(this.receive_credit_max);
     (this.receive_credits, most)
 }
 
-/// `255 of 255`; a star leads to the footnote.
+/// Returns text as `255 of 255`; a star refers to the footnote.
 fn of_most((now, most): (u16, u16)) -> String {
     let star = if now > most { "*" } else { "" };
     format!("{now}{star} of {most}")

@@ -3,18 +3,18 @@
 use anyhow::Result;
 use clap::{ArgAction, Args};
 
-/// List the RDMA adapters of this machine, and say whether SMB Direct can use them
+/// List the RDMA adapters of this machine, and whether SMB Direct can use them
 ///
-/// It looks through rdma-core's libraries, as `--transport verbs` does in the other commands. Ends
-/// with status 1 if there is no adapter that can be used, and says what to do about it.
+/// Uses the libraries of rdma-core, as `--transport verbs` does in the other commands. Ends with
+/// status 1 if no adapter can be used, and prints what to do about it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Devices {
-    /// Print one JSON object a line, for programs
+    /// Print one JSON object per line, for programs
     #[arg(long)]
     json: bool,
 
-    /// Tell what happens on stderr; twice for more
+    /// Log to stderr; give it twice for more
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -81,7 +81,7 @@ mod linux {
         "SMB DIRECT",
     ];
 
-    /// A row for each port, the first of them with what is the device's.
+    /// Returns a row for each port, the first with the fields of the device.
     pub(super) fn rows(device: &Device) -> Vec<[String; COLUMNS]> {
         let verdict = match &device.unusable {
             None => {

@@ -20,22 +20,19 @@ mod memory;
 mod peer;
 mod relay;
 mod requests;
+mod service;
 mod session;
 mod tcp;
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow};
-use clap::{Args, ValueEnum};
-use serde::Serialize;
-use smbdirect::{Config, Listener, rdma::provider::Provider};
+use clap::Args;
+use smbdirect::{Config, Listener};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -49,15 +46,16 @@ use crate::{
         AcceptOptions, Address, CommonOptions, ConnectOptions, at_least_one, large_size, seconds,
         usage, with_profiles,
     },
-    report::{self, NegotiatedReport, Report},
+    report::{self, Report},
     signals::Interrupted,
     transport,
 };
 
 use buffers::Buffers;
-use carried::{Carried, Counts};
+use carried::Counts;
 use memory::Memory;
-use peer::Peer;
+use peer::{CLOSE_TIMEOUT, Peer};
+use service::{Event, Kind, Service, Totals};
 use session::Session;
 
 /// Carry SMB between SMB Direct and TCP, for servers or clients that have only one of them
@@ -66,37 +64,38 @@ use session::Session;
 /// messages both ways until either side ends. Clients read and write by RDMA although the server has
 /// none, and a server with RDMA serves clients that have none. All other messages pass unchanged.
 ///
-/// Goes on until SIGINT or SIGTERM, and ends with status 0 and a summary.
+/// Runs until SIGINT or SIGTERM, and ends with status 0 and a summary.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Gateway {
-    /// Where clients connect: HOST[:PORT]; port 0 picks a free one, an empty HOST is every address
+    /// The address that clients connect to: HOST[:PORT]; port 0 picks a free one; without HOST it
+    /// is every address of the machine
     #[arg(value_name = "LISTEN")]
     listen: Address,
 
-    /// The server: HOST[:PORT]; the port is 5445 for SMB Direct and 445 for TCP if none is given
+    /// The server: HOST[:PORT]; the default port is 5445 for SMB Direct and 445 for TCP
     #[arg(value_name = "UPSTREAM")]
     upstream: Address,
 
-    /// What clients speak
+    /// Protocol of the clients
     #[arg(long, value_enum, value_name = "KIND", default_value = "smbdirect")]
     from: Kind,
 
-    /// What the server speaks
+    /// Protocol of the server
     #[arg(long, value_enum, value_name = "KIND", default_value = "tcp")]
     to: Kind,
 
-    /// Most connections to carry at once; more are closed as soon as they come
+    /// Most connections at the same time; further ones are closed at once
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 
-    /// Most memory for all connections: half of it for the buffers of connections, a quarter for
-    /// requests and a quarter for answers in flight. Where it is spent, clients wait. It does not
-    /// count the program, and up to 100 MiB that are kept to be used again
+    /// Most memory for all connections: half of it for their buffers, a quarter for requests and a
+    /// quarter for answers in flight. When it is used up, clients wait. It does not include the
+    /// program itself and up to 100 MiB of buffers kept for reuse
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = large_size)]
     memory: u64,
 
-    /// How long a TCP peer may take nothing, or leave a message unfinished
+    /// Longest time that a TCP peer may accept no data or leave a message unfinished
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_limit: Duration,
 
@@ -111,9 +110,9 @@ pub(crate) struct Gateway {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect gateway :5445 127.0.0.1                               SMB Direct for a Samba beside it
+  smbdirect gateway :5445 127.0.0.1                               SMB Direct for a Samba next to it
   smbdirect gateway 127.0.0.1:4450 nas --from tcp --to smbdirect  a TCP client to SMB Direct
-  smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     look at what goes by
+  smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     capture what passes
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
   READ and WRITE with a channel need no setting, on the client or on the server. They are
@@ -134,63 +133,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    reads_by_rdma, bytes_read_by_rdma, writes_by_rdma, bytes_written_by_rdma, requests_passed,
    requests_refused; bytes count the data of READ and WRITE however it went";
 
-/// How SMB messages travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// SMB Direct, [MS-SMBD]
-    Smbdirect,
-    /// SMB over TCP, as on port 445
-    Tcp,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-enum Event<'a> {
-    Listening {
-        address: String,
-    },
-    Opened {
-        id: u64,
-        peer: SocketAddr,
-        upstream: SocketAddr,
-        client: Option<NegotiatedReport>,
-        server: Option<NegotiatedReport>,
-        open: u64,
-        total: u64,
-    },
-    Refused {
-        id: u64,
-        peer: SocketAddr,
-        reason: &'a str,
-        cure: &'static str,
-    },
-    Closed {
-        id: u64,
-        peer: SocketAddr,
-        seconds: f64,
-        ok: bool,
-        ended: &'a str,
-        #[serde(flatten)]
-        carried: Carried,
-        open: u64,
-        total: u64,
-    },
-    TurnedAway {
-        peer: SocketAddr,
-        open: u64,
-    },
-    Summary {
-        total: u64,
-        failed: u64,
-        turned_away: u64,
-        #[serde(flatten)]
-        carried: Carried,
-    },
-}
-
-/// How long connections may take to end in good order.
-const SHUTDOWN: Duration = Duration::from_secs(3);
-/// Time to get well for a system that cannot accept connections: out of descriptors, for one.
+/// Pause after a TCP connection could not be accepted, because descriptors ran out for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Gateway {
@@ -217,84 +160,86 @@ impl Gateway {
         };
         let (provider, _capture) =
             transport::one_end(&self.options, Some(&self.connect), smbdirect)?;
-        // From here on a signal ends the command in good order.
+        // From here on a signal ends the command gracefully.
         let interrupted = Interrupted::new();
-        let door = match self.from {
+        let listener = match self.from {
             Kind::Smbdirect => {
                 let provider = provider.clone();
-                Door::SmbDirect(transport::listen(provider, &self.listen, &config).await?)
+                ClientListener::SmbDirect(transport::listen(provider, &self.listen, &config).await?)
             }
-            Kind::Tcp => Door::Tcp(transport::listen_tcp(&self.listen, tcp::PORT).await?),
+            Kind::Tcp => ClientListener::Tcp(transport::listen_tcp(&self.listen, tcp::PORT).await?),
         };
-        let address = door.address()?;
+        let address = listener.address()?;
         report.line(format_args!("listening on {address}"));
         report.event(&Event::Listening {
             address: address.to_string(),
         });
-        let in_hand = self.memory / 4;
-        let way = Way {
+        let in_flight = self.memory / 4;
+        let service = Service {
             upstream: self.upstream,
             to: self.to,
             provider,
             config,
             connect: self.connect,
             stall_limit: self.stall_limit,
-            requests: Memory::new(in_hand),
-            answers: Memory::new(in_hand),
-            // Most of them are used again where memory is spent.
-            buffers: Arc::new(Buffers::new(in_hand / 2)),
+            requests: Memory::new(in_flight),
+            answers: Memory::new(in_flight),
+            // Where memory is short, most buffers are used again.
+            buffers: Arc::new(Buffers::new(in_flight / 2)),
             report,
             totals: Totals::default(),
         };
-        serve(door, Arc::new(way), max_connections, interrupted).await?;
+        serve(listener, Arc::new(service), max_connections, interrupted).await?;
         Ok(true)
     }
 
-    /// Settings of both sides. Messages may be as long as the READs and WRITEs of a default Samba,
-    /// so that two gateways carry those of clients that sign or encrypt; and a connection buffers
-    /// little more than its credits need, because the session takes messages immediately.
+    /// Returns the settings of both sides.
+    ///
+    /// Messages may be as long as the READs and WRITEs of a default Samba, so that two gateways
+    /// carry those of clients that sign or encrypt. A connection buffers little more than its
+    /// credits need, because the session takes messages immediately.
     fn settings(&self) -> Result<Config> {
         let config = self
             .options
             .config(Some(&self.connect), Some(&self.accept))?;
         let mut settings = config.into_settings();
         if self.options.is_default_fragmented_size() {
-            settings.max_fragmented_receive_size = LONGEST_MESSAGE;
+            settings.max_fragmented_receive_size = MAX_MESSAGE_BYTES;
         }
         let credits = usize::from(settings.receive_credit_max) + 2;
-        let receive_buffer = credits * settings.max_receive_size as usize + BUFFERED_BEHIND;
+        let receive_buffer = credits * settings.max_receive_size as usize + BUFFERED_BEYOND_CREDITS;
         settings.receive_buffer = Some(receive_buffer);
         Ok(Config::new(settings)?)
     }
 
-    /// Connections whose buffers half of the memory is enough for.
+    /// Returns the number of connections for whose buffers half of --memory is enough.
     fn affordable_connections(&self, config: &Config) -> u64 {
         self.memory / 2 / self.memory_of_one(config)
     }
 
-    /// Most memory that the two connections of a session may buffer.
+    /// Returns the most bytes that the two connections of a session may buffer.
     fn memory_of_one(&self, config: &Config) -> u64 {
-        let smbdirect = config.receive_memory() as u64 + REQUESTS_REMEMBERED;
+        let smbdirect = config.receive_memory() as u64 + PENDING_REQUESTS_BYTES;
         let of = |kind| match kind {
             Kind::Smbdirect => smbdirect,
-            Kind::Tcp => BUFFERED_BY_TCP,
+            Kind::Tcp => TCP_BUFFER_BYTES,
         };
         of(self.from) + of(self.to)
     }
 }
 
-/// The longest message to take by SMB Direct: 8 MiB of data, and room for what goes with it.
-const LONGEST_MESSAGE: u32 = (8 << 20) + (64 << 10);
-/// Bytes of messages that an SMB Direct connection buffers besides what its credits allow.
-const BUFFERED_BEHIND: usize = 1 << 20;
-/// Most bytes to remember the requests of a client by that wait for their answer.
-const REQUESTS_REMEMBERED: u64 = 2 << 20;
-/// Most bytes that a TCP connection buffers, requests and answers in flight not counted.
-const BUFFERED_BY_TCP: u64 = 512 << 10;
+/// Longest message in bytes to take by SMB Direct: 8 MiB of data, and its headers.
+const MAX_MESSAGE_BYTES: u32 = (8 << 20) + (64 << 10);
+/// Bytes of messages that an SMB Direct connection buffers in addition to its credits.
+const BUFFERED_BEYOND_CREDITS: usize = 1 << 20;
+/// Most bytes that the record of a client's unanswered requests takes.
+const PENDING_REQUESTS_BYTES: u64 = 2 << 20;
+/// Most bytes that a TCP connection buffers, without requests and answers in flight.
+const TCP_BUFFER_BYTES: u64 = 512 << 10;
 
 async fn serve(
-    mut door: Door,
-    way: Arc<Way>,
+    mut listener: ClientListener,
+    service: Arc<Service>,
     max_connections: u64,
     mut interrupted: Interrupted,
 ) -> Result<()> {
@@ -302,47 +247,47 @@ async fn serve(
     let mut sessions = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = door.accept() => {
+            accepted = listener.accept() => {
                 let (peer, client) = accepted?;
                 let peer = report::peer(peer);
-                if way.totals.open.load(Relaxed) >= max_connections {
-                    way.turn_away(peer);
+                if service.totals.open.load(Relaxed) >= max_connections {
+                    service.turn_away(peer);
                     continue;
                 }
-                way.totals.open.fetch_add(1, Relaxed);
-                let id = way.totals.total.fetch_add(1, Relaxed) + 1;
+                service.totals.open.fetch_add(1, Relaxed);
+                let id = service.totals.total.fetch_add(1, Relaxed) + 1;
                 let session = Session {
                     id,
                     peer,
-                    way: way.clone(),
+                    service: service.clone(),
                     started: Instant::now(),
                     counts: Counts::default(),
                 };
                 sessions.spawn(session.run(client, ended.clone()));
             }
-            // Nothing is left of one that is done but its place in the set.
+            // A session that is done leaves only its place in the set.
             Some(_) = sessions.join_next() => {}
             () = interrupted.wait() => break,
         }
     }
-    drop(door);
+    drop(listener);
     end.send_replace(true);
     let all = async { while sessions.join_next().await.is_some() {} };
-    // Each of them has a limit of its own.
-    if timeout(SHUTDOWN * 2, all).await.is_err() {
+    // Each session has a time limit of its own.
+    if timeout(CLOSE_TIMEOUT * 2, all).await.is_err() {
         debug!("some connections did not end in time");
     }
-    way.report_summary();
+    service.report_summary();
     Ok(())
 }
 
-/// Where clients come in.
-enum Door {
+/// The listener that clients connect to.
+enum ClientListener {
     SmbDirect(Listener),
     Tcp(TcpListener),
 }
 
-impl Door {
+impl ClientListener {
     fn address(&self) -> Result<SocketAddr> {
         match self {
             Self::SmbDirect(listener) => Ok(listener.local_address()),
@@ -350,7 +295,7 @@ impl Door {
         }
     }
 
-    /// The next client. Dropping the future loses none.
+    /// Returns the next client. Dropping the future loses none.
     async fn accept(&mut self) -> Result<(SocketAddr, Peer)> {
         match self {
             Self::SmbDirect(listener) => {
@@ -369,92 +314,5 @@ impl Door {
                 }
             },
         }
-    }
-}
-
-/// The state of all sessions: the server, the settings, and the totals.
-struct Way {
-    upstream: Address,
-    to: Kind,
-    provider: Arc<dyn Provider>,
-    config: Config,
-    connect: ConnectOptions,
-    stall_limit: Duration,
-    /// Memory for requests in hand.
-    requests: Arc<Memory>,
-    /// Memory for answers in hand.
-    answers: Arc<Memory>,
-    buffers: Arc<Buffers>,
-    report: Report,
-    totals: Totals,
-}
-
-#[derive(Debug, Default)]
-struct Totals {
-    open: AtomicU64,
-    total: AtomicU64,
-    failed: AtomicU64,
-    turned_away: AtomicU64,
-    counts: Counts,
-}
-
-impl Way {
-    async fn connect(&self) -> Result<Peer> {
-        let upstream = &self.upstream;
-        Ok(match self.to {
-            Kind::Smbdirect => {
-                let provider = &*self.provider;
-                let connection =
-                    transport::connect(provider, upstream, &self.config, &self.connect).await?;
-                Peer::SmbDirect(connection)
-            }
-            Kind::Tcp => {
-                let limit = self.connect.connect_timeout;
-                let stream = transport::connect_tcp(upstream, tcp::PORT, limit).await?;
-                let address = stream.peer_addr().context("the server hung up at once")?;
-                Peer::Tcp(stream, address)
-            }
-        })
-    }
-
-    fn turn_away(&self, peer: SocketAddr) {
-        self.totals.turned_away.fetch_add(1, Relaxed);
-        let open = self.totals.open.load(Relaxed);
-        let why = format!(
-            "turned away: {} are open",
-            report::plural(open, "connection")
-        );
-        let why = self.report.style.bad(&why);
-        self.report.line(format_args!("{peer}  {why}"));
-        self.report.event(&Event::TurnedAway { peer, open });
-    }
-
-    fn report_summary(&self) {
-        let Totals {
-            total,
-            failed,
-            turned_away,
-            counts,
-            ..
-        } = &self.totals;
-        let [total, failed, turned_away] = [total, failed, turned_away].map(|n| n.load(Relaxed));
-        let carried = counts.carried();
-        let failures = match failed {
-            0 => "none failed".to_owned(),
-            failed => self
-                .report
-                .style
-                .bad(&format!("{} failed", report::count(failed))),
-        };
-        self.report.line(format_args!(
-            "\n{}, {failures}  {carried}",
-            report::plural(total, "connection"),
-        ));
-        self.report.event(&Event::Summary {
-            total,
-            failed,
-            turned_away,
-            carried,
-        });
     }
 }

@@ -1,4 +1,4 @@
-//! `smbdirect listen`: the passive side, for `ping --echo`, for tests, and for files.
+//! `smbdirect listen`: the accepting end, for `ping --echo`, for tests, and for files.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,11 @@ use crate::{
     options::{AcceptOptions, Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
     report::{self, Report},
     signals::Interrupted,
-    tdi::{self, TdiOptions, command::ScriptOptions, passive::Listening},
+    tdi::{
+        command::ScriptOptions,
+        options::{self as tdi_options, TdiOptions},
+        passive::Listening,
+    },
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method,
         receiving::{Received, receive_files},
@@ -29,15 +33,15 @@ use crate::{
     transport,
 };
 
-/// Wait for SMB Direct connections, and echo, drop, store or show what they bring
+/// Accept SMB Direct connections, and echo, drop, store or show what they send
 ///
-/// Says where it listens in the first line of output, then one line for each file and for each
-/// connection at its end. Goes on until SIGINT or SIGTERM, and ends with status 0; with --count
-/// or --once, the status is 0 only if every connection ended well.
+/// Prints the listening address in the first line, then one line for each file and one at the end
+/// of each connection. Runs until SIGINT or SIGTERM, and ends with status 0; with --count or
+/// --once, the status is 0 only if every connection ended gracefully.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES), group = ArgGroup::new("mode").required(true))]
 pub(crate) struct Listen {
-    /// Where to listen: HOST[:PORT]; port 0 picks a free one [default: 0.0.0.0:5445]
+    /// Address to listen on: HOST[:PORT]; port 0 picks a free one [default: :5445, every address]
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
 
@@ -45,18 +49,19 @@ pub(crate) struct Listen {
     #[arg(long, group = "mode")]
     echo: bool,
 
-    /// Count what comes, and drop it
+    /// Count messages, and drop them
     #[arg(long, group = "mode")]
     sink: bool,
 
-    /// Store the files that `smbdirect send` offers in DIR, checked and never overwriting
+    /// Store the files that `smbdirect send` offers in DIR; checks them and never overwrites
     #[arg(long, group = "mode", value_name = "DIR")]
     receive: Option<PathBuf>,
 
-    /// Accept peers on endpoints of the Transport Driver Interface, and show what happens on them
+    /// Accept peers on endpoints of the Transport Driver Interface, and show their events
     ///
-    /// Each has a session with the commands of `smbdirect tdi`: those of --script or --execute
-    /// for every peer, or those on stdin for the one that came last. `echo` sends every TSDU back.
+    /// Each peer has a session with the commands of `smbdirect tdi`: those of --script or --execute
+    /// for every peer, or those on stdin for the peer that connected last. `echo` sends every TSDU
+    /// back.
     #[arg(long, group = "mode")]
     pub(crate) tdi: bool,
 
@@ -74,7 +79,7 @@ pub(crate) struct Listen {
     #[arg(long, conflicts_with = "count")]
     once: bool,
 
-    /// With --receive, end connections on which nothing moves for so long [default: 30]
+    /// With --receive, end connections without progress for this time [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     inactivity_limit: Option<Duration>,
 
@@ -133,14 +138,14 @@ enum Event {
     },
 }
 
-/// Connections served at once; more are closed as soon as they come.
+/// Most connections at the same time; further ones are closed at once.
 const MAX_CONNECTIONS: usize = 64;
-/// How long connections may take to end once this process is told to.
-const SHUTDOWN: Duration = Duration::from_secs(3);
-/// Messages that may be on their way back before more are taken in.
+/// Longest time that connections may take to end after a signal.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most messages being sent back before no more are received.
 const MAX_ECHOES: usize = 16;
 
-/// What to do with connections.
+/// What to do with the messages of connections.
 #[derive(Clone)]
 enum Mode {
     Echo,
@@ -160,7 +165,7 @@ impl Listen {
         }
         let mode = self.mode()?;
         let (provider, _capture) = transport::one_end(&self.options, None, &self.address())?;
-        // From here on a signal ends the command in good order.
+        // From here on a signal ends the command gracefully.
         let interrupted = Interrupted::new();
         let listener = transport::listen(provider, &self.address(), &config).await?;
         let address = listener.local_address();
@@ -198,13 +203,13 @@ impl Listen {
         self.address.clone().unwrap_or_else(everywhere)
     }
 
-    /// How many connections there may be.
+    /// Returns the number of connections after which to end.
     const fn most(&self) -> Option<u64> {
         if self.once { Some(1) } else { self.count }
     }
 
     fn mode(&self) -> Result<Mode> {
-        if let Some(option) = tdi::passive::given(&self.tdi_options, &self.script) {
+        if let Some(option) = tdi_options::given(&self.tdi_options, &self.script) {
             return Err(usage(format!("{option} goes with --tdi")));
         }
         if self.receive.is_none() && self.inactivity_limit.is_some() {
@@ -243,7 +248,7 @@ async fn serve(
     let (mut accepted, mut all_well) = (0, true);
     let signalled = loop {
         if most.is_some_and(|most| accepted >= most) {
-            // Whoever comes now is refused rather than left waiting.
+            // Peers that connect from now on are refused instead of waiting.
             listener = None;
             if connections.is_empty() {
                 break false;
@@ -267,7 +272,7 @@ async fn serve(
     drop(listener);
     end.send_replace(true);
     let all = async { while connections.join_next().await.is_some() {} };
-    if timeout(SHUTDOWN, all).await.is_err() {
+    if timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
         debug!("some connections did not end in time");
     }
     Ok(signalled || all_well)
@@ -293,7 +298,7 @@ fn turn_away(report: Report, connection: &Connection) {
     ));
 }
 
-/// One connection and what is done with it.
+/// One connection, and what is done with its messages.
 struct One {
     connection: Connection,
     mode: Mode,
@@ -301,21 +306,21 @@ struct One {
 }
 
 impl One {
-    /// Says whether the connection ended well.
+    /// Serves the connection, and returns whether it ended gracefully.
     async fn serve(self, mut ended: watch::Receiver<bool>) -> bool {
         let started = Instant::now();
         let mut tally = Tally::default();
         let result = {
             let mut work = pin!(self.work(&mut tally));
             let told_to_end = async {
-                // The lock in the result is not to be kept.
+                // The result holds a lock, so it is dropped at once.
                 let _ = ended.wait_for(|&ended| ended).await;
             };
             tokio::select! {
                 result = &mut work => result,
                 () = told_to_end => {
-                    // Closing makes the work come to its own end.
-                    let (result, _) = tokio::join!(work, transport::close(&self.connection, SHUTDOWN));
+                    // Closing the connection ends the work too.
+                    let (result, _) = tokio::join!(work, transport::close(&self.connection, SHUTDOWN_TIMEOUT));
                     result
                 }
             }
@@ -326,7 +331,7 @@ impl One {
         };
         let statistics = self.connection.stats();
         self.report_end(started.elapsed(), &tally, &statistics, well, how);
-        transport::close(&self.connection, SHUTDOWN).await;
+        transport::close(&self.connection, SHUTDOWN_TIMEOUT).await;
         well
     }
 
@@ -479,14 +484,14 @@ impl One {
     }
 }
 
-/// Files of one connection.
+/// Counts the files of one connection.
 #[derive(Debug, Default)]
 struct Tally {
     files: u64,
     failed: u64,
 }
 
-/// A connection that was closed in good order, by whomever, ended well.
+/// Returns whether the connection was closed gracefully, by either end.
 fn well_ended(error: ConnectionError) -> Result<(), String> {
     match error {
         ConnectionError::Closed(_) => Ok(()),

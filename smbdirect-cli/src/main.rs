@@ -1,13 +1,12 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! One file a command: [`demo`], [`listen`], [`send`], [`ping`], [`bench`],
-//! [`gateway`], [`tdi`], [`decode`], [`devices`].
-//! What they share: [`options`] (the command line), [`transport`] (connecting, and why it failed),
-//! [`transfer`] (files over a connection), [`report`] (what is printed), [`signals`] and [`pcap`]
-//! (captures).
+//! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`gateway`],
+//! [`tdi`], [`decode`], [`devices`]. They share [`options`] (the command line), [`transport`]
+//! (connecting, and why it failed), [`transfer`] (files over a connection), [`report`] (output),
+//! [`signals`] and [`pcap`] (captures).
 //!
-//! The exit status is 0 only when what was asked for happened, 1 if it did not, and 2 if the
-//! command line asks for something that cannot be.
+//! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
+//! line asks for something impossible.
 
 mod bench;
 mod decode;
@@ -60,14 +59,14 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/in     on one machine
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?
-  smbdirect bench                        how fast, beside plain TCP
+  smbdirect bench                        how fast, compared with plain TCP
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
-  smbdirect decode traffic.pcap          what was said, and which rules were broken
+  smbdirect decode traffic.pcap          messages, and which rules they break
   smbdirect devices                      RDMA adapters, for --transport verbs";
 
 impl Command {
-    /// How often `-v` was said.
+    /// Returns how often `-v` was given.
     fn verbosity(&self) -> u8 {
         match self {
             Self::Demo(command) => command.options.verbose,
@@ -82,7 +81,8 @@ impl Command {
         }
     }
 
-    /// Whether it shows what happens in the order in which it does, and needs one thread for that.
+    /// Returns whether the command needs a single thread, because it shows events in the order in
+    /// which they happen.
     const fn is_one_thread(&self) -> bool {
         match self {
             Self::Listen(command) => command.tdi,
@@ -131,8 +131,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says whether what was asked for happened; where it did not, and no error says why, the command
-/// has reported it.
+/// Runs a command. Returns whether it did what was asked; if it did not and there is no error, the
+/// command has reported the reason.
 fn run(command: Command) -> Result<bool> {
     let mut runtime = match command.is_one_thread() {
         true => runtime::Builder::new_current_thread(),
@@ -143,9 +143,10 @@ fn run(command: Command) -> Result<bool> {
         .build()
         .context("the runtime does not start")?;
     let result = runtime.block_on(command.run());
-    // Threads that write files remove what is unfinished; a disk that hangs is not waited for.
-    runtime.shutdown_timeout(THREADS_MAY_TAKE);
+    // Threads that write files remove unfinished ones. A disk that hangs is not waited for.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     result
 }
 
-const THREADS_MAY_TAKE: Duration = Duration::from_secs(5);
+/// Longest time that blocking threads may take to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);

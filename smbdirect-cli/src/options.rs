@@ -1,5 +1,5 @@
-//! What the commands have in common on the command line: settings under the specification's
-//! names, addresses, units.
+//! The options that commands share: settings under the names of the specification, addresses,
+//! units.
 
 use std::{fmt, io::IsTerminal, net::Ipv6Addr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -11,12 +11,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::report;
 
-/// The command line asks for something that cannot be: exit status 2.
+/// The command line asks for something impossible: exit status 2.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
-/// A usage error for `?`.
+/// Returns a usage error, for `?`.
 pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
     UsageError(what.into()).into()
 }
@@ -24,12 +24,12 @@ pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CommonOptions {
-    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; verbs is RDMA adapters, by
-    /// rdma-core (see `smbdirect devices`); loopback stays in the process
+    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; verbs uses RDMA adapters through
+    /// rdma-core (see `smbdirect devices`); loopback stays within the process
     #[arg(long, value_enum, default_value_t, value_name = "KIND")]
     pub(crate) transport: Transport,
 
-    /// Print one JSON object a line, for programs
+    /// Print one JSON object per line, for programs
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -37,11 +37,11 @@ pub(crate) struct CommonOptions {
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 
-    /// Write what goes over the connection to FILE, as Wireshark reads it
+    /// Capture the connection to FILE, for Wireshark
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 
-    /// Known set of settings to begin with
+    /// Set of settings to start from
     #[arg(long, value_enum, default_value_t, help_heading = SETTINGS)]
     profile: Profile,
 
@@ -69,15 +69,15 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SIZE", help_heading = SETTINGS, value_parser = size)]
     max_read_write_size: Option<u32>,
 
-    /// Silence after which the peer is asked for a sign of life
+    /// Silence after which a keepalive is sent
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     keepalive_interval: Option<Duration>,
 
-    /// How long the peer may take for the sign of life
+    /// Longest time that the peer may take to answer a keepalive
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     keepalive_response_timeout: Option<Duration>,
 
-    /// How long messages may wait for a send credit
+    /// Longest time that messages may wait for a send credit
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     credit_grant_timeout: Option<Duration>,
 
@@ -85,20 +85,20 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_enum, default_value_t, value_name = "WORDING", help_heading = SETTINGS)]
     revision: Wording,
 
-    /// CRC32C in iWARP frames; auto uses it with peers of this kind and where the peer asks for it
+    /// CRC32C in iWARP frames; auto uses it with peers of this library and if the peer asks for it
     #[arg(long, visible_alias = "crc", value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
 
-    /// MPA revision to connect with, and no other [default: 2, or 1 where a peer hangs up on it]
+    /// MPA revision to connect with, and no other [default: 2, or 1 if the peer hangs up on it]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) mpa_revision: Option<u8>,
 
-    /// RDMA Reads of the peer's to serve at once; over iwarp rounded up to a power of two [default:
-    /// 32]
+    /// RDMA Reads of the peer to serve at the same time; iwarp rounds it up to a power of two
+    /// [default: 32]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ird: Option<u16>,
 
-    /// RDMA Reads to have outstanding at once, as far as the peer serves them [default: 32]
+    /// RDMA Reads to have outstanding, if the peer serves as many [default: 32]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ord: Option<u16>,
 }
@@ -108,7 +108,7 @@ const SETTINGS: &str = "Connection settings";
 /// Options of commands that connect.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConnectOptions {
-    /// How long connecting and negotiating may take
+    /// Longest time for connecting and negotiating
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub(crate) connect_timeout: Duration,
 }
@@ -116,7 +116,7 @@ pub(crate) struct ConnectOptions {
 /// Options of commands that accept connections.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AcceptOptions {
-    /// How long a peer that has connected may take to negotiate [default: 5]
+    /// Longest time for a peer that has connected to negotiate [default: 5]
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     negotiation_timeout: Option<Duration>,
 }
@@ -131,12 +131,12 @@ pub(crate) enum Transport {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Profile {
-    /// The fastest that every known peer accepts
+    /// The fastest settings that every known peer accepts
     #[default]
     Default,
-    /// What Windows uses
+    /// The settings of Windows
     Windows,
-    /// What the Linux client and ksmbd use
+    /// The settings of the Linux client and ksmbd
     Linux,
 }
 
@@ -150,10 +150,10 @@ pub(crate) enum Crc {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Wording {
-    /// Today's
+    /// The current wording
     #[default]
     Current,
-    /// That of 2014
+    /// The wording of 2014
     V2014,
 }
 
@@ -177,12 +177,12 @@ impl From<Crc> for MpaCrc {
 }
 
 impl CommonOptions {
-    /// Whether nothing was said of how long a message may be.
+    /// Returns whether --max-fragmented-size and --profile were not given.
     pub(crate) fn is_default_fragmented_size(&self) -> bool {
         self.max_fragmented_size.is_none() && matches!(self.profile, Profile::Default)
     }
 
-    /// The settings, checked.
+    /// Returns the settings.
     ///
     /// # Errors
     /// A usage error that names the option.
@@ -230,7 +230,7 @@ impl CommonOptions {
     }
 }
 
-/// Has the library's log go to stderr, as far as `-v` or `RUST_LOG` ask for it.
+/// Starts logging to stderr, as `-v` or `RUST_LOG` say.
 pub(crate) fn start_tracing(verbose: u8) {
     let filter = match verbose {
         0 => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
@@ -244,7 +244,7 @@ pub(crate) fn start_tracing(verbose: u8) {
         .init();
 }
 
-/// A library error in the words of the command line.
+/// Translates a library error to the names of the options.
 fn in_options(error: &ConfigError) -> String {
     let option = |setting: &str| match setting {
         "max_fragmented_receive_size" => "--max-fragmented-size".into(),
@@ -266,7 +266,7 @@ fn in_options(error: &ConfigError) -> String {
     }
 }
 
-/// `help`, and behind it what each profile sets.
+/// Returns `help`, followed by the settings of each profile.
 pub(crate) fn with_profiles(help: &str) -> String {
     let profiles = [Settings::default(), Settings::windows(), Settings::linux()];
     let mut text = format!(
@@ -289,7 +289,8 @@ pub(crate) fn with_profiles(help: &str) -> String {
     text
 }
 
-/// Where a peer is, or where to listen: `HOST[:PORT]`, with an empty host for every address.
+/// The address of a peer, or to listen on: `HOST[:PORT]`. An empty host is every address of the
+/// machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -369,7 +370,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A number that is not zero.
+/// Parses a number that is not zero.
 pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) => Err("at least 1".into()),
@@ -378,13 +379,13 @@ pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A size in bytes, with K, M or G behind it for the binary multiples.
+/// Parses a size in bytes, with K, M or G for the binary multiples.
 pub(crate) fn size(text: &str) -> Result<u32, String> {
     let bytes = large_size(text)?;
     u32::try_from(bytes).map_err(|_| "the most is 4294967295 bytes".into())
 }
 
-/// A size that may be 4 GiB and more.
+/// Parses a size that may be 4 GiB and more.
 pub(crate) fn large_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 10),
@@ -401,7 +402,7 @@ pub(crate) fn large_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("the most is {} bytes", u64::MAX))
 }
 
-/// A time in seconds, fractions allowed; not zero.
+/// Parses a time in seconds that is not zero; fractions are allowed.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match seconds_or_zero(text)? {
         Duration::ZERO => Err("it must be more than zero".into()),
@@ -409,21 +410,21 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A time in seconds, fractions allowed.
+/// Parses a time in seconds; fractions are allowed.
 pub(crate) fn seconds_or_zero(text: &str) -> Result<Duration, String> {
     let plain = text
         .bytes()
         .all(|byte| byte.is_ascii_digit() || byte == b'.');
     let seconds = text.parse::<f64>().ok().filter(|_| plain);
     let seconds = seconds.ok_or("a time is a number of seconds, as in 5 or 0.25")?;
-    if seconds > LONGEST_SECONDS {
-        return Err(format!("the most is {LONGEST_SECONDS} seconds"));
+    if seconds > MAX_SECONDS {
+        return Err(format!("the most is {MAX_SECONDS} seconds"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Ten years: beyond it, clocks wrap before anybody waits.
-const LONGEST_SECONDS: f64 = 315_360_000.0;
+/// Longest time in seconds, ten years; clocks overflow far beyond it.
+const MAX_SECONDS: f64 = 315_360_000.0;
 
 #[cfg(test)]
 mod tests {

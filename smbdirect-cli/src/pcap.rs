@@ -1,8 +1,8 @@
 //! `--pcap`: what an iWARP connection carried, as a capture of Ethernet, IP and TCP around it.
 //!
-//! The bytes are those of the socket; the packets around them are made up here, because what the
-//! network cut them into is not seen from a program. Wireshark finds MPA, DDP, RDMAP and SMB
-//! Direct in them by itself.
+//! The bytes are those of the socket. The packets around them are made here, because a program does
+//! not see into which packets the network cut them. Wireshark recognises MPA, DDP, RDMAP and SMB
+//! Direct in the file.
 
 use std::{
     collections::HashMap,
@@ -26,26 +26,26 @@ use smbdirect::rdma::iwarp::{Direction, Tap};
 
 use crate::report::plain;
 
-/// A capture that is being written; dropping it completes the file.
+/// A capture file being written. Dropping it completes the file.
 #[derive(Debug)]
 pub(crate) struct Capture {
     shared: Arc<Shared>,
     path: PathBuf,
 }
 
-/// What is wrong with the captures that have ended.
+/// The first failure of a capture that has ended.
 static INCOMPLETE: Mutex<Option<anyhow::Error>> = Mutex::new(None);
 
-/// Whether all captures that have ended are complete.
+/// Checks that all captures that have ended are complete.
 ///
 /// # Errors
-/// The first that is not, and why.
+/// The first incomplete one, with the reason.
 pub(crate) fn complete() -> Result<()> {
     let mut incomplete = INCOMPLETE.lock().unwrap_or_else(PoisonError::into_inner);
     incomplete.take().map_or(Ok(()), Err)
 }
 
-/// The file, and why writing to it failed at first: `pcap_file` does not pass that on.
+/// The file, and the first write error, which `pcap_file` does not pass on.
 struct Output {
     file: BufWriter<File>,
     failure: Option<io::Error>,
@@ -76,30 +76,30 @@ impl Write for Output {
 struct Shared(Mutex<State>);
 
 struct State {
-    /// `None` once writing has failed, or all is written.
+    /// The file; `None` after a failure or at the end.
     writer: Option<PcapWriter<Output>>,
-    /// Why writing has failed.
+    /// The first write error.
     failure: Option<String>,
     flows: HashMap<(SocketAddr, SocketAddr), Flow>,
 }
 
 /// One TCP connection, seen from its local end.
 struct Flow {
-    /// By direction, the next sequence number.
+    /// The next sequence number of each direction.
     sequence: [u32; 2],
-    /// By direction, the bytes of a frame of MPA that is not complete.
+    /// The bytes of the incomplete MPA frame of each direction.
     pending: [BytesMut; 2],
-    /// By direction, whether the startup frame has passed.
+    /// Whether the startup frame of each direction has passed.
     started: [bool; 2],
 }
 
-/// Fits an IP packet with its headers, in both versions of IP.
+/// Longest TCP payload in bytes that fits an IP packet with its headers, in both versions of IP.
 const MAX_SEGMENT: usize = 65_495;
-/// What the connecting end of MPA says first.
+/// The first bytes that the connecting end of MPA sends.
 const MPA_REQUEST: &[u8] = b"MPA ID Req Frame";
 
 impl Capture {
-    /// Begins the file, over what was there before.
+    /// Creates the file, and replaces an existing one.
     ///
     /// # Errors
     /// It cannot be written.
@@ -129,7 +129,7 @@ impl Capture {
         })
     }
 
-    /// What the provider shows its bytes to.
+    /// Returns the tap that the provider passes its bytes to.
     pub(crate) fn tap(&self) -> Arc<dyn Tap> {
         self.shared.clone()
     }
@@ -173,8 +173,8 @@ impl State {
         }
         let known = self.flows.remove(&ends);
         let mut flow = match known {
-            // The port was used before, by a connection that is over. In the middle of a frame
-            // the same bytes are somebody's file.
+            // An earlier connection used this port. In the middle of a frame the same bytes would
+            // be payload.
             Some(mut flow)
                 if flow.pending[direction as usize].is_empty()
                     && bytes.starts_with(MPA_REQUEST) =>
@@ -185,7 +185,7 @@ impl State {
             Some(flow) => flow,
             None => self.begin(ends, direction),
         };
-        // The peer acts upon whole frames only, so packets of whole frames are in true order.
+        // The peer acts on whole frames only, so packets of whole frames are in a true order.
         let way = direction as usize;
         flow.pending[way].extend_from_slice(bytes);
         while let Some(length) = frame_length(&flow.pending[way], flow.started[way]) {
@@ -196,7 +196,7 @@ impl State {
         self.flows.insert(ends, flow);
     }
 
-    /// The handshake of TCP; `first` is the direction of the end that connected.
+    /// Writes the TCP handshake; `first` is the direction of the end that connected.
     fn begin(&mut self, ends: (SocketAddr, SocketAddr), first: Direction) -> Flow {
         let mut flow = Flow {
             sequence: [1_000_000, 2_000_000],
@@ -259,19 +259,19 @@ impl State {
             .unwrap_or_default();
         let packet = PcapPacket::new(now, bytes.len() as u32, &bytes);
         if let Err(error) = writer.write_packet(&packet) {
-            // Its own words are for want of the true ones.
+            // The error of pcap_file says less than the write error.
             self.failure = Some(plain(&error));
             self.finish();
         }
     }
 
-    /// Writes what is buffered, and no more from here on.
+    /// Flushes the file, and writes nothing from now on.
     fn finish(&mut self) {
         let Some(writer) = self.writer.take() else {
             return;
         };
         let mut output = writer.into_writer();
-        // A failure is kept with the others.
+        // The failure is recorded with the others.
         let _ = output.flush();
         if let Some(error) = output.failure {
             self.failure = Some(plain(&error));
@@ -279,8 +279,8 @@ impl State {
     }
 }
 
-/// The length of the frame of MPA at the front of `bytes`, if all of it is there: a startup frame,
-/// or behind it an FPDU.
+/// Returns the length of the MPA frame at the front of `bytes`, if it is complete: a startup frame,
+/// or after it an FPDU.
 fn frame_length(bytes: &[u8], started: bool) -> Option<usize> {
     let length_at = |at: usize| {
         let field = bytes.get(at..at + 2)?;
@@ -306,7 +306,7 @@ const SYN: u8 = 0x02;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// A frame with its checksums.
+/// Builds an Ethernet frame with all checksums.
 fn ethernet(
     from: SocketAddr,
     to: SocketAddr,
@@ -316,7 +316,7 @@ fn ethernet(
 ) -> Vec<u8> {
     let mac = |address: SocketAddr| {
         let [high, low] = address.port().to_be_bytes();
-        // Locally administered, and different at the two ends.
+        // Locally administered addresses, different at the two ends.
         [0x02, 0, 0, 0, high, low]
     };
     let link = PacketBuilder::ethernet2(mac(from), mac(to));
@@ -358,7 +358,7 @@ mod tests {
 
     use super::*;
 
-    /// Sequence numbers and payloads by source port, each checksum checked.
+    /// Returns sequence numbers and payloads by source port, and checks each checksum.
     fn read_back(path: &Path) -> Vec<(u16, u32, u32, u8, Vec<u8>)> {
         let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
         let mut packets = Vec::new();
@@ -395,7 +395,7 @@ mod tests {
         packets
     }
 
-    /// An FPDU with `length` bytes in it.
+    /// Returns an FPDU with `length` bytes of payload.
     fn fpdu(length: u16) -> Vec<u8> {
         let mut bytes = length.to_be_bytes().to_vec();
         bytes.resize((2 + usize::from(length)).next_multiple_of(4) + 4, 7);

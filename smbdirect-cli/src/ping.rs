@@ -21,21 +21,21 @@ use crate::{
 
 /// Measure round trips over an SMB Direct connection
 ///
-/// Asks the peer for signs of life by keepalive (RESPONSE_REQUESTED), which works with every SMB
-/// Direct peer, Windows and Linux among them. With --echo it sends messages instead, which
+/// Asks the peer for a response by keepalive (RESPONSE_REQUESTED), which works with every SMB
+/// Direct peer, including Windows and Linux. With --echo it sends messages instead, which
 /// `smbdirect listen --echo` returns, and compares them.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Ping {
-    /// The peer: HOST[:PORT], the port of SMB Direct if none is given (5445)
+    /// The peer: HOST[:PORT], default port 5445
     #[arg(value_name = "ADDR")]
     address: Address,
 
-    /// How many; 0 goes on until interrupted
+    /// Number of round trips; 0 continues until interrupted
     #[arg(short, long, value_name = "N", default_value_t = 4)]
     count: u64,
 
-    /// Time from one to the next; 0 for none
+    /// Time from one round trip to the next; 0 for none
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds_or_zero)]
     interval: Duration,
 
@@ -43,11 +43,11 @@ pub(crate) struct Ping {
     #[arg(long)]
     echo: bool,
 
-    /// Bytes in a message; with --echo [default: 64]
+    /// With --echo, bytes in a message [default: 64]
     #[arg(short, long, value_name = "SIZE", value_parser = size)]
     size: Option<u32>,
 
-    /// How long to wait for a message to come back; with --echo [default: 5]
+    /// With --echo, longest time until a message comes back [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
 
@@ -126,8 +126,8 @@ impl Ping {
         self.report_connected(&report, &connection, provider.name());
         let tally = self.run_all(&report, &connection).await;
         tally.report(&report);
-        // Whether the end is a good one changes nothing of what was measured.
-        transport::close(&connection, CLOSE).await;
+        // How the connection ends does not change the measurement.
+        transport::close(&connection, CLOSE_TIMEOUT).await;
         Ok(tally.lost == 0 && tally.answered > 0)
     }
 
@@ -254,7 +254,7 @@ impl Ping {
             });
         };
         let (received, took) = (received?.into_bytes(), started.elapsed());
-        // This process may have been late itself.
+        // This process may have been delayed itself.
         if took > self.timeout() {
             return Err(Lost {
                 reason: format!("it came back after {}, too late", report::time(took)),
@@ -282,10 +282,10 @@ impl Ping {
     }
 }
 
-/// A round trip that was none.
+/// Why a round trip failed.
 struct Lost {
     reason: String,
-    /// No other can follow.
+    /// The connection is over, so no further round trip is possible.
     last: bool,
 }
 
@@ -307,18 +307,18 @@ impl From<ConnectionError> for Lost {
     }
 }
 
-/// Bytes that differ from one message to the next, and along each.
+/// Returns bytes that differ between messages and within each message.
 fn contents(sequence: u64, length: usize) -> Bytes {
     let mut bytes = vec![0; length];
     fastrand::Rng::with_seed(sequence).fill(&mut bytes);
     bytes.into()
 }
 
-/// How long the end of the connection may take.
-const CLOSE: Duration = Duration::from_secs(2);
-/// No round trip takes longer than a keepalive or an echo may.
-const LONGEST_NANOSECONDS: u64 = 3_600_000_000_000;
-/// Round trips that are kept one by one; a ping may go on for days.
+/// Longest time for closing the connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Upper bound of the histogram: an hour, more than a keepalive or an echo can take.
+const MAX_NANOSECONDS: u64 = 3_600_000_000_000;
+/// Most round trips that are kept individually; a ping may run for days.
 const MAX_SAMPLES: usize = 1 << 20;
 
 struct Tally {
@@ -326,9 +326,9 @@ struct Tally {
     answered: u64,
     lost: u64,
     interrupted: bool,
-    /// The first [`MAX_SAMPLES`]; sorted only in the end.
+    /// The first [`MAX_SAMPLES`] round trips, sorted at the end.
     samples: Vec<Duration>,
-    /// All of them, rounded.
+    /// All round trips, rounded.
     nanoseconds: Histogram<u64>,
     min: Duration,
     max: Duration,
@@ -336,7 +336,7 @@ struct Tally {
 
 impl Tally {
     fn new() -> Self {
-        let nanoseconds = Histogram::new_with_bounds(1, LONGEST_NANOSECONDS, 3);
+        let nanoseconds = Histogram::new_with_bounds(1, MAX_NANOSECONDS, 3);
         Self {
             sent: 0,
             answered: 0,
@@ -359,8 +359,8 @@ impl Tally {
         self.max = self.max.max(took);
     }
 
-    /// The sample that this share of them does not exceed. Of very many, the histogram has it
-    /// rounded to three digits.
+    /// Returns the quantile at `share`. Above [`MAX_SAMPLES`] round trips, it comes from the
+    /// histogram, with three digits.
     fn quantile(&self, quantile: f64) -> Duration {
         if self.answered as usize == self.samples.len() {
             let mut sorted = self.samples.clone();
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(tally.max, Duration::from_micros(1000));
         assert_eq!(tally.quantile(0.5), Duration::from_micros(500));
         assert_eq!(tally.quantile(0.99), Duration::from_micros(990));
-        // More than are kept.
+        // More than MAX_SAMPLES.
         tally.samples.pop();
         let median = tally.quantile(0.5).as_micros();
         assert!((499..=501).contains(&median), "{median}");

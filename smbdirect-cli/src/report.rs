@@ -1,4 +1,4 @@
-//! What is printed: lines for people, JSON objects for programs, and the units of both.
+//! Output: lines for people, JSON objects for programs, and the units of both.
 
 use std::{
     env,
@@ -14,20 +14,20 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use smbdirect::Negotiated;
 
-/// Where results go: stdout, in one of two languages.
+/// Prints results to stdout, as lines or as JSON.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
     json: bool,
     pub(crate) style: Style,
 }
 
-/// Colour, or none.
+/// Colours text, if stdout shows colours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
     colour: bool,
 }
 
-/// The first failure to write to stdout; commands go on, and the exit status tells.
+/// The first failure to write to stdout. Commands continue, and the exit status reports it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
 impl Report {
@@ -39,19 +39,19 @@ impl Report {
         }
     }
 
-    /// A line for people.
+    /// Prints a line for people.
     pub(crate) fn line(&self, line: impl Display) {
         if !self.json {
             print(&format!("{line}\n"));
         }
     }
 
-    /// Text for whoever is to type behind it.
+    /// Prints a prompt, without the end of a line.
     pub(crate) fn prompt(&self, text: &str) {
         print(text);
     }
 
-    /// An object for programs; each has its kind under `event`.
+    /// Prints an object for programs; `event` is its kind.
     pub(crate) fn event(&self, event: &impl Serialize) {
         if self.json {
             let object = serde_json::to_string(event).expect("keys are strings");
@@ -59,7 +59,8 @@ impl Report {
         }
     }
 
-    /// A bar on stderr for `length` bytes; invisible where stderr is not a terminal.
+    /// Returns a progress bar on stderr for `length` bytes, which is invisible unless stderr is a
+    /// terminal.
     pub(crate) fn progress(&self, length: u64, name: &str) -> ProgressBar {
         let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::hidden());
         if self.json || !io::stderr().is_terminal() {
@@ -71,7 +72,7 @@ impl Report {
             "{msg} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}"
         };
         let style = ProgressStyle::with_template(template).expect("the template is correct");
-        // Work that is dropped leaves no bar on the screen.
+        // A dropped bar leaves nothing on the screen.
         let bar = bar.with_finish(ProgressFinish::AndClear);
         bar.set_style(style.progress_chars("━╸─"));
         bar.set_message(printable(name));
@@ -81,7 +82,8 @@ impl Report {
 }
 
 impl Report {
-    /// A bar on stderr for `length` steps; invisible where stderr is not a terminal.
+    /// Returns a progress bar on stderr for `length` steps, which is invisible unless stderr is a
+    /// terminal.
     pub(crate) fn steps(&self, length: u64) -> ProgressBar {
         let bar = self.progress(length, "");
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta}  {msg}");
@@ -103,7 +105,8 @@ fn print(text: &str) {
     }
 }
 
-/// Whether everything reported so far could be written. That nobody reads it any more is fine.
+/// Checks that all output could be written. A reader that has closed its end of a pipe is no
+/// failure.
 ///
 /// # Errors
 /// The first failure.
@@ -116,22 +119,22 @@ pub(crate) fn written() -> Result<()> {
     }
 }
 
-/// Whether nobody reads what is printed any more.
+/// Returns whether the reader of stdout has closed its end.
 pub(crate) fn is_unread() -> bool {
     FAILURE.lock().expect("no panic under it").is_some()
 }
 
-/// An error, on stderr, in one line.
+/// Prints an error to stderr, in one line.
 pub(crate) fn error(error: &anyhow::Error) {
     let style = Style {
         colour: io::stderr().is_terminal() && colour_wanted(),
     };
     let text = printable(&format!("{error:#}"));
-    // If stderr is gone too, there is nobody left to tell.
+    // If stderr fails too, the error cannot be reported.
     let _ = writeln!(io::stderr(), "{} {text}", style.bad("error:"));
 }
 
-/// Whether the user has not asked for plain text (no-color.org).
+/// Returns whether colours are wanted (no-color.org).
 pub(crate) fn colour_wanted() -> bool {
     env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && env::var_os("TERM").is_none_or(|term| term != "dumb")
@@ -163,7 +166,7 @@ impl Style {
     }
 }
 
-/// Text of a peer's, or a file's name: nothing in it moves the cursor.
+/// Returns text of a peer, or the name of a file, without control characters.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| {
@@ -176,7 +179,7 @@ pub(crate) fn printable(text: &str) -> String {
         .collect()
 }
 
-/// What the operating system says, without its number and its capital.
+/// Returns an error of the operating system without its number and its capital letter.
 pub(crate) fn plain(error: &impl Display) -> String {
     let text = error.to_string();
     let end = text.find(" (os error").unwrap_or(text.len());
@@ -187,7 +190,7 @@ pub(crate) fn plain(error: &impl Display) -> String {
     text
 }
 
-/// What was agreed, in JSON.
+/// The result of a negotiation, in JSON.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct NegotiatedReport {
     /// `1.0`
@@ -214,7 +217,7 @@ impl From<Negotiated> for NegotiatedReport {
     }
 }
 
-/// The one version there is.
+/// The name of version 1.0, the only one.
 pub(crate) fn version(protocol: u16) -> &'static str {
     match protocol {
         0x0100 => "1.0",
@@ -222,22 +225,22 @@ pub(crate) fn version(protocol: u16) -> &'static str {
     }
 }
 
-/// An IPv4 peer of an IPv6 listener under its own address.
+/// Returns the IPv4 address of an IPv4 peer of an IPv6 listener; other addresses are unchanged.
 pub(crate) fn peer(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
-        // With its scope.
+        // An IPv6 address keeps its scope.
         IpAddr::V6(_) => address,
     }
 }
 
-/// `1 file`, `2 files`.
+/// Returns a count as `1 file` or `2 files`.
 pub(crate) fn plural(number: u64, what: &str) -> String {
     let s = if number == 1 { "" } else { "s" };
     format!("{} {what}{s}", count(number))
 }
 
-/// `12,345`
+/// Returns a number as `12,345`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -250,7 +253,7 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// `512 B`, `1.50 KiB`, `23.4 MiB`
+/// Returns bytes as `512 B`, `1.50 KiB` or `23.4 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     scaled(
         bytes as f64,
@@ -259,12 +262,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     )
 }
 
-/// `3.20 MiB of 64.0 MiB`
+/// Returns a part as `3.20 MiB of 64.0 MiB`.
 pub(crate) fn part(done: u64, whole: u64) -> String {
     format!("{} of {}", bytes(done), bytes(whole))
 }
 
-/// `750 MiB/s`, or `-` where no time passed.
+/// Returns a rate as `750 MiB/s`, or `-` for no time.
 pub(crate) fn rate(bytes: u64, time: Duration) -> String {
     match per_second(bytes, time) {
         Some(rate) if bytes > 0 => {
@@ -275,12 +278,12 @@ pub(crate) fn rate(bytes: u64, time: Duration) -> String {
     }
 }
 
-/// Bytes a second, unless no time passed.
+/// Returns bytes per second; `None` for no time.
 pub(crate) fn per_second(bytes: u64, time: Duration) -> Option<f64> {
     (!time.is_zero()).then(|| bytes as f64 / time.as_secs_f64())
 }
 
-/// `43.1 µs`, `1.20 ms`, `2.35 s`, `3 min 20 s`
+/// Returns a time as `43.1 µs`, `1.20 ms`, `2.35 s` or `3 min 20 s`.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     if seconds >= 3600 {
@@ -292,7 +295,7 @@ pub(crate) fn time(time: Duration) -> String {
     scaled(time.as_nanos() as f64, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
-/// Three digits and a unit.
+/// Returns a number with three digits and a unit.
 fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     let mut unit = 0;
     // 999.5 would be printed as 1000 of the smaller unit.
@@ -350,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_does_not_write_on_the_terminal() {
+    fn control_characters_of_a_peer_are_not_printed() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
     }
 }

@@ -1,4 +1,4 @@
-//! `smbdirect send`: files to a `listen --receive`.
+//! `smbdirect send`: sends files to a `listen --receive`.
 
 use std::{
     collections::VecDeque,
@@ -26,16 +26,16 @@ use crate::{
 
 /// Send files to a `smbdirect listen --receive`
 ///
-/// The far end checks each file by its SHA-256 before it gives it its name, and overwrites
-/// nothing. The exit status is 0 only if all files arrived.
+/// The listener checks the SHA-256 of each file before it gives it its name, and never overwrites.
+/// The exit status is 0 only if all files arrived.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Send {
-    /// The listener: HOST[:PORT], the port of SMB Direct if none is given (5445)
+    /// The listener: HOST[:PORT], default port 5445
     #[arg(value_name = "ADDR")]
     address: Address,
 
-    /// What to send
+    /// Files to send; `-` is stdin, which arrives as the file `stdin`
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
@@ -43,7 +43,7 @@ pub(crate) struct Send {
     #[arg(long)]
     rdma: bool,
 
-    /// Give up when nothing moves for so long [default: 30]
+    /// Give up after this time without progress [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     inactivity_limit: Option<Duration>,
 
@@ -58,6 +58,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect send fileserver big.iso
   smbdirect send 10.0.0.2:5445 --rdma *.img
   smbdirect send [fe80::1%eth0] log.txt --pcap send.pcap
+  journalctl | smbdirect send fileserver -
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"connected\", address, transport, negotiated}
@@ -96,10 +97,10 @@ enum Event {
     },
 }
 
-/// How long the end of the connection may take.
-const CLOSE: Duration = Duration::from_secs(5);
+/// Longest time for closing the connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What has been done so far.
+/// The totals so far.
 #[derive(Default)]
 struct Total {
     files: u64,
@@ -128,7 +129,7 @@ impl Send {
             transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let mut interrupted = Interrupted::new();
         let mut total = Total::default();
-        let mut files = self.openable(&report, &mut total);
+        let mut files = self.openable(&report, &mut interrupted, &mut total).await?;
         let result = if files.is_empty() {
             Ok(())
         } else {
@@ -143,7 +144,7 @@ impl Send {
             self.report_not_sent(&report, &path, source);
         }
         if let Some(connection) = total.connection.take() {
-            transport::close(&connection, CLOSE).await;
+            transport::close(&connection, CLOSE_TIMEOUT).await;
         }
         self.report_total(&report, &total);
         match result {
@@ -153,20 +154,40 @@ impl Send {
         }
     }
 
-    /// Opens what can be opened, and reports the others, before anything is moved.
-    fn openable(&self, report: &Report, total: &mut Total) -> VecDeque<(PathBuf, Source)> {
+    /// Opens the files that can be opened, and reports the others, before anything is sent.
+    ///
+    /// # Errors
+    /// A signal came while stdin was read.
+    async fn openable(
+        &self,
+        report: &Report,
+        interrupted: &mut Interrupted,
+        total: &mut Total,
+    ) -> Result<VecDeque<(PathBuf, Source)>> {
         let mut files = VecDeque::new();
+        let mut is_stdin_read = false;
         for path in &self.files {
             total.files += 1;
-            match Source::open(path) {
+            let source = if path != Path::new("-") {
+                Source::open(path)
+            } else if is_stdin_read {
+                Err("stdin can be sent once".into())
+            } else {
+                is_stdin_read = true;
+                tokio::select! {
+                    source = Source::stdin() => source,
+                    () = interrupted.wait() => return Err(anyhow!("interrupted")),
+                }
+            };
+            match source {
                 Ok(source) => files.push_back((path.clone(), source)),
                 Err(reason) => self.report_failure(report, path, None, &reason),
             }
         }
-        files
+        Ok(files)
     }
 
-    /// Connects and sends; whatever ends it, `files` has those that were not reached.
+    /// Connects and sends. When it ends, `files` has the files that were not reached.
     async fn send_all(
         &self,
         report: &Report,
@@ -196,7 +217,7 @@ impl Send {
             let limit = self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT);
             let result = send_file(&connection, source, self.method(), limit, progress).await;
             total.underway = None;
-            // Finishing a bar fills it.
+            // Finishing a bar fills it, so the position is read first.
             let moved = bar.position();
             bar.finish_and_clear();
             match result {
@@ -268,7 +289,7 @@ impl Send {
         self.failure_event(report, path, known, reason);
     }
 
-    /// A file whose sending a signal has stopped.
+    /// Reports the file that was being sent at a signal.
     fn report_stopped(&self, report: &Report, underway: Underway) {
         let Underway {
             path,
@@ -276,7 +297,7 @@ impl Send {
             length,
             bar,
         } = underway;
-        // Finishing a bar fills it.
+        // Finishing a bar fills it, so the position is read first.
         let moved = bar.position();
         bar.finish_and_clear();
         report.line(format_args!(
@@ -290,7 +311,7 @@ impl Send {
         self.failure_event(report, &path, Some((name, length, moved)), "interrupted");
     }
 
-    /// A file whose turn did not come.
+    /// Reports a file that was not reached.
     fn report_not_sent(&self, report: &Report, path: &Path, source: Source) {
         report.line(format_args!(
             "{}  {}  {}",

@@ -1,10 +1,10 @@
-//! SIGINT and SIGTERM: the polite ways to be told to end.
+//! Waits for SIGINT and SIGTERM, to end commands gracefully.
 
 use std::future::Future;
 
 use anyhow::{Result, bail};
 
-/// Waits for either signal. From its making on they no longer kill the process.
+/// Waits for either signal. While it exists, they do not kill the process.
 #[derive(Debug)]
 pub(crate) struct Interrupted {
     #[cfg(unix)]
@@ -13,7 +13,7 @@ pub(crate) struct Interrupted {
 
 impl Interrupted {
     /// # Panics
-    /// If the system takes no signal handlers, which no system does that runs this.
+    /// The system accepts no signal handlers, which no supported system does.
     pub(crate) fn new() -> Self {
         #[cfg(unix)]
         {
@@ -47,7 +47,7 @@ impl Interrupted {
     }
 }
 
-/// Why work did not come to its end.
+/// Why work did not complete.
 #[derive(Debug)]
 pub(crate) enum Stopped {
     Interrupted,
@@ -65,7 +65,7 @@ pub(crate) async fn unless<T>(
     }
 }
 
-/// The same for work that has nothing to report when it is interrupted.
+/// Runs `work` to its end, or drops it at a signal, for work that has nothing to report then.
 ///
 /// # Errors
 /// Those of the work, or that it was interrupted.

@@ -19,14 +19,14 @@
 //!                                     <-     STORED                       or FAILED
 //! ```
 //!
-//! One file goes after the other. Either side can give a file up and keep the connection: the
-//! receiver says FAILED, the sender CANCEL, each with a reason, and each is answered by the
-//! other; a side that has given up ignores what else comes until then. The receiver says FAILED
-//! only when it has no RDMA Read outstanding, and keeps the memory it advertised until the
-//! answer.
+//! Files go one after the other. Either side can give a file up and keep the connection: the
+//! receiver sends FAILED, the sender CANCEL, each with a reason, and the other side answers with
+//! the other message. A side that has given up ignores everything until that answer. The receiver
+//! sends FAILED only when it has no RDMA Read outstanding, and keeps the memory it advertised until
+//! the answer.
 //!
-//! The peer may be hostile: each field is checked, each count bounded, and a peer that moves
-//! nothing for the inactivity limit is given up. What breaks these rules ends the connection.
+//! The peer may be hostile: each field is checked, each count bounded, and a peer without progress
+//! for the inactivity limit is given up. A message that breaks these rules ends the connection.
 //!
 //! [`frame`] has the bytes of the messages, [`sending`] and [`receiving`] the two sides,
 //! [`store`] where received files go.
@@ -45,20 +45,20 @@ use thiserror::Error;
 
 use crate::{report, transport};
 
-/// Pieces of a file that may be on their way and not done.
+/// Most pieces of a file under way.
 pub(crate) const WINDOW: usize = 8;
-/// Most bytes in one piece; a piece by RDMA has as many, the last of a file fewer.
+/// Most bytes of a piece. Pieces by RDMA have exactly this many, except the last of a file.
 pub(crate) const MAX_PIECE: u32 = 1 << 20;
-/// How long a peer may move nothing, unless the command line has something else.
+/// Default of the longest time without progress.
 pub(crate) const INACTIVITY_LIMIT: Duration = Duration::from_secs(30);
-/// Messages that a peer may have on their way when it is told that a file is given up.
+/// Most messages that a peer may still have under way when a file is given up.
 const MAX_STALE: usize = 2 * WINDOW + 2;
 
-/// How the bytes of a file move.
+/// The method by which the bytes of a file move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Method {
-    /// In messages, fragmented.
+    /// In fragmented messages.
     Messages,
     /// The receiver reads them from the sender's memory.
     RdmaRead,
@@ -85,19 +85,19 @@ pub(crate) enum TransferError {
     /// The peer broke the rules of this protocol.
     #[error("the peer does not keep to the file protocol: {0}")]
     Protocol(String),
-    /// Nothing moved.
+    /// No progress for the inactivity limit.
     #[error("the peer moved nothing for {}", report::time(*.0))]
     Inactive(Duration),
-    /// The peer gave the file up, and said why. The connection is fine.
+    /// The peer gave the file up, with this reason. The connection can still be used.
     #[error("{}", report::printable(.0))]
     Peer(String),
-    /// This side gave the file up. The connection is fine.
+    /// This side gave the file up. The connection can still be used.
     #[error("{0}")]
     Here(String),
 }
 
 impl TransferError {
-    /// Whether the connection cannot be used any more.
+    /// Returns whether the connection cannot be used any more.
     pub(crate) const fn ends_connection(&self) -> bool {
         !matches!(self, Self::Peer(_) | Self::Here(_))
     }
@@ -123,7 +123,7 @@ impl From<TransferFault> for TransferError {
     }
 }
 
-/// A broken rule, for `?`.
+/// Returns a broken rule, for `?`.
 fn broken<T>(what: impl Into<String>) -> Result<T, TransferError> {
     Err(TransferError::Protocol(what.into()))
 }

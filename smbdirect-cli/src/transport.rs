@@ -1,8 +1,8 @@
-//! Providers by their names, and connecting: with an answer to "why not?".
+//! Makes providers, connects and listens, and explains why that failed.
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -19,6 +19,7 @@ use smbdirect::{
     },
 };
 
+use socket2::{Domain, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
@@ -31,22 +32,23 @@ use crate::{
     report,
 };
 
-/// Connections that wait to be accepted, as many as behind tokio's own listeners.
+/// Most connections that wait to be accepted, as tokio has.
 const BACKLOG: u32 = 1024;
 
-/// How long TCP may take to connect when it is asked why nothing came.
-const PROBE: Duration = Duration::from_secs(1);
+/// Longest time for the TCP connection that tells an unreachable host from another service.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Both ends of connections within this process. A capture sees the connecting end.
+/// The providers of both ends of a connection within this process. A capture records the connecting
+/// end.
 pub(crate) struct Ends {
     pub(crate) active: Arc<dyn Provider>,
     pub(crate) passive: Arc<dyn Provider>,
 }
 
-/// Providers for a command that is both ends.
+/// Returns the providers for a command that is both ends.
 ///
 /// # Errors
-/// A capture of what cannot be captured, or that cannot be written.
+/// The transport cannot be captured, or the capture cannot be written.
 pub(crate) fn both_ends(
     options: &CommonOptions,
     connect: &ConnectOptions,
@@ -75,11 +77,11 @@ pub(crate) fn both_ends(
     }
 }
 
-/// The provider of a command that is one end, at `address` or connecting to it. Where that has no port,
-/// an adapter's kind says which one it is.
+/// Returns the provider for a command that is one end, at `address` or connecting to it. Without a
+/// port in `address`, the kind of an adapter decides the port.
 ///
 /// # Errors
-/// A transport that does not leave the process, or is not there; a capture that cannot be written.
+/// The transport stays within the process or is missing, or the capture cannot be written.
 pub(crate) fn one_end(
     options: &CommonOptions,
     connect: Option<&ConnectOptions>,
@@ -102,10 +104,10 @@ pub(crate) fn one_end(
     }
 }
 
-/// RDMA adapters, for a command that knows where they are used.
+/// Returns the RDMA adapters.
 ///
 /// # Errors
-/// There are none, or what was asked for does not go with them.
+/// There are none, or the options do not go with them.
 pub(crate) fn adapters(
     options: &CommonOptions,
     connect: &ConnectOptions,
@@ -140,14 +142,14 @@ fn verbs(
     Ok(Arc::new(verbs))
 }
 
-/// Why there is no RDMA here, without the numbers of errors.
+/// Explains why there is no RDMA, without error numbers.
 #[cfg(target_os = "linux")]
 pub(crate) fn unavailable(why: &smbdirect_verbs::Unavailable) -> anyhow::Error {
     let text = why.to_string();
     let code = text.split_once(" (os error ");
     let rest = code.and_then(|(before, code)| Some((before, code.split_once(')')?.1)));
     match rest {
-        Some((before, behind)) => anyhow!("{before}{behind}"),
+        Some((before, after)) => anyhow!("{before}{after}"),
         None => anyhow!(text),
     }
 }
@@ -168,7 +170,7 @@ fn iwarp(
     Ok((Arc::new(Iwarp::new(config)), capture))
 }
 
-/// The embedded iWARP with what connecting and a capture ask for.
+/// Returns the configuration of iWARP, with the options for connecting and capturing.
 fn captured(
     options: &CommonOptions,
     connect: Option<&ConnectOptions>,
@@ -187,12 +189,12 @@ fn captured(
     Ok((config, capture))
 }
 
-/// Congestion control without pacing, for connections that stay within this machine.
+/// Congestion control without pacing, for connections within this machine.
 const UNPACED: &str = "reno";
 
-/// The congestion control of a connection that stays within this machine, where pacing by bbr would take
-/// more processor time than all else; `None` leaves it to the system, for other connections and where
-/// the system does not let a socket choose.
+/// Returns the congestion control of a connection within this machine, where pacing by bbr would
+/// take more CPU time than everything else. `None` leaves it to the system: for other connections,
+/// and where the system does not let a socket choose.
 fn local_congestion_control(address: &Address) -> Option<&'static str> {
     let ip = match address.host.as_str() {
         "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
@@ -214,25 +216,26 @@ fn set_congestion_control(_: &TcpSocket, _: &str) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// A socket to reach `address` or to listen there. One that stays within this machine is not paced.
+/// Creates a socket to connect to `address` or to listen on it. A connection within this machine is
+/// not paced.
 fn tcp_socket(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     if address.ip().is_loopback() {
-        // Where the system does not let it, it is slower and works.
+        // Where the system refuses, the connection is slower.
         let _ = set_congestion_control(&socket, UNPACED);
     }
     Ok(socket)
 }
 
-/// The embedded iWARP as the command line wants it.
+/// Returns the configuration of iWARP.
 pub(crate) fn iwarp_config(options: &CommonOptions) -> IwarpConfig {
     let default = IwarpConfig::default();
     IwarpConfig {
         crc: options.mpa_crc.into(),
-        // Whoever names a revision wants to see that one work.
+        // A revision that was asked for has no fallback.
         fall_back: options.mpa_revision.is_none(),
         revision: options.mpa_revision.unwrap_or(default.revision),
         ird: options.ird.unwrap_or(default.ird),
@@ -241,10 +244,10 @@ pub(crate) fn iwarp_config(options: &CommonOptions) -> IwarpConfig {
     }
 }
 
-/// Whether `address` can be one to connect to.
+/// Checks that `address` can be connected to.
 ///
 /// # Errors
-/// A usage error: what it lacks.
+/// A usage error that says what it lacks.
 pub(crate) fn check_connectable(address: &Address) -> Result<()> {
     if address.host.is_empty() {
         return Err(usage("the address to connect to has no host: HOST[:PORT]"));
@@ -258,7 +261,7 @@ pub(crate) fn check_connectable(address: &Address) -> Result<()> {
 /// Connects to the first address of `address` that answers.
 ///
 /// # Errors
-/// Why the last one did not, and what to try.
+/// The last address failed: the reason, and what to try.
 pub(crate) async fn connect(
     provider: &dyn Provider,
     address: &Address,
@@ -292,19 +295,17 @@ pub(crate) fn peer_span(peer: SocketAddr) -> Span {
     error_span!("connection", %peer, local = field::Empty)
 }
 
-/// Listens on `address`; an empty host is every address.
+/// Listens on `address`; without a host, on every address of the machine.
 ///
 /// # Errors
-/// Why it cannot be listened on, and what to try.
+/// The reason, and what to try.
 pub(crate) async fn listen(
     provider: Arc<dyn Provider>,
     address: &Address,
     config: &Config,
 ) -> Result<Listener> {
-    let resolved = resolve(address, provider.default_port()).await?;
-    let address = *resolved
-        .first()
-        .with_context(|| format!("{address} has no addresses"))?;
+    let families = Families::of(provider.name());
+    let address = resolve_listen(address, provider.default_port(), families).await?;
     Listener::bind(provider, address, config.clone())
         .await
         .map_err(|error| explain_listen(&in_short(&error), address))
@@ -313,7 +314,7 @@ pub(crate) async fn listen(
 /// Connects by plain TCP to the first address of `address` that answers.
 ///
 /// # Errors
-/// Why the last one did not, and what to try.
+/// The last address failed: the reason, and what to try.
 pub(crate) async fn connect_tcp(
     address: &Address,
     default_port: u16,
@@ -339,18 +340,15 @@ pub(crate) async fn connect_tcp(
     Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
 }
 
-/// Listens on `address` for plain TCP; an empty host is every address.
+/// Listens on `address` for plain TCP; without a host, on every address of the machine.
 ///
 /// # Errors
-/// Why it cannot be listened on, and what to try.
+/// The reason, and what to try.
 pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListener> {
-    let resolved = resolve(address, default_port).await?;
-    let address = *resolved
-        .first()
-        .with_context(|| format!("{address} has no addresses"))?;
+    let address = resolve_listen(address, default_port, Families::Both).await?;
     let bind = || {
         let socket = tcp_socket(address)?;
-        // As tokio binds: a server that starts again is not to wait for connections of its past.
+        // As tokio does, so that a server can start again while old connections are in TIME_WAIT.
         #[cfg(not(windows))]
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
@@ -359,16 +357,73 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
     bind().map_err(|error: io::Error| explain_listen(&report::plain(&error), address))
 }
 
-/// The addresses that `address` stands for; an empty host is every address.
+/// The address families that a listener without a host accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Families {
+    /// IPv6 and IPv4, by one IPv6 socket, where the system has IPv6.
+    Both,
+    /// IPv4 only.
+    Ipv4,
+}
+
+impl Families {
+    /// Returns the families that a listener of the provider called `provider` accepts.
+    ///
+    /// RDMA adapters stay with IPv4: some refuse IPv4 peers on an IPv6 listener.
+    pub(crate) fn of(provider: &str) -> Self {
+        match provider {
+            "verbs" => Self::Ipv4,
+            _ => Self::Both,
+        }
+    }
+
+    /// Returns the address to bind for every address of the machine.
+    fn every_address(self) -> IpAddr {
+        match self == Self::Both && is_dual_stack() {
+            true => Ipv6Addr::UNSPECIFIED.into(),
+            false => Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+}
+
+/// Returns whether an IPv6 listener of this system accepts IPv4 peers too.
+///
+/// The library binds its sockets as the system makes them, so the answer is the system's default
+/// of IPV6_V6ONLY (`net.ipv6.bindv6only` on Linux).
+fn is_dual_stack() -> bool {
+    let probe = || {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into())?;
+        Ok::<_, io::Error>(!socket.only_v6()?)
+    };
+    probe().unwrap_or(false)
+}
+
+/// Returns the address to listen on for `address`; without a host, every address of `families`.
+///
+/// # Errors
+/// A name that has no address.
+pub(crate) async fn resolve_listen(
+    address: &Address,
+    default_port: u16,
+    families: Families,
+) -> Result<SocketAddr> {
+    if address.host.is_empty() {
+        let port = address.port.unwrap_or(default_port);
+        return Ok(SocketAddr::new(families.every_address(), port));
+    }
+    let resolved = resolve(address, default_port).await?;
+    let first = resolved.first().copied();
+    first.with_context(|| format!("{address} has no addresses"))
+}
+
+/// Returns the addresses that `address` stands for.
 ///
 /// # Errors
 /// A name that has none.
 pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
     let port = address.port.unwrap_or(default_port);
-    let host = match address.host.as_str() {
-        "" => "0.0.0.0",
-        host => host,
-    };
+    let host = address.host.as_str();
     let addresses = tokio::net::lookup_host((host, port)).await;
     let addresses = addresses.map_err(|error| {
         let why = report::printable(&error.to_string());
@@ -411,7 +466,7 @@ async fn explain_connect(
     }
 }
 
-/// Why there is no connection by an adapter, of which TCP knows nothing.
+/// Explains why there is no connection through an adapter.
 fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
     match error {
         ConnectError::Provider(error) => {
@@ -452,7 +507,7 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
             anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
         }
         ProviderErrorKind::Reset => no_iwarp(address),
-        // Whatever it said, it was no Reply.
+        // The peer answered with something other than an MPA Reply.
         ProviderErrorKind::Protocol if what.contains("MPA frame") => no_iwarp(address),
         ProviderErrorKind::Protocol => {
             anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
@@ -461,7 +516,7 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
     }
 }
 
-/// A provider's words without what the sentence around them says.
+/// Returns the message of a provider without the words that the sentence around it repeats.
 fn in_short(error: &ProviderError) -> String {
     let what = &*error.what;
     let what = ["connecting: ", "listening: "]
@@ -475,9 +530,9 @@ fn no_iwarp(address: SocketAddr) -> anyhow::Error {
     anyhow!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
 }
 
-/// Nothing came in time: whether TCP connects tells an unreachable host from another service.
+/// Explains a timeout: whether TCP connects tells an unreachable host from another service.
 async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let probe = timeout(limit.min(PROBE), TcpStream::connect(address)).await;
+    let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
     if let Ok(Ok(_)) = probe {
         return no_iwarp(address);
     }
@@ -498,14 +553,14 @@ fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
     } else if text.contains("permission") {
         "ports below 1024 are the administrator's; give a higher one as ADDR"
     } else if text.contains("assign") {
-        "it is no address of this machine; 0.0.0.0 is all of them"
+        "it is no address of this machine; leave the host out to listen on all of them"
     } else {
         "give another address as ADDR"
     };
     anyhow!("cannot listen on {address}: {text}; {cure}")
 }
 
-/// Why a connection that was up is no more, and what to try.
+/// Explains why a connection ended, and what to try.
 pub(crate) fn explain_end(error: &ConnectionError) -> String {
     match error {
         ConnectionError::TimedOut(_) => {
@@ -515,7 +570,7 @@ pub(crate) fn explain_end(error: &ConnectionError) -> String {
     }
 }
 
-/// Ends a connection in good order, or leaves it to its fate after `limit`.
+/// Closes a connection gracefully, and stops waiting after `limit`.
 pub(crate) async fn close(connection: &Connection, limit: Duration) {
     let closed = timeout(limit, connection.close()).await;
     connection_span(connection).in_scope(|| match closed {

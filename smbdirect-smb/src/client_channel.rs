@@ -9,6 +9,9 @@
 //! whatever its status, invalidates the token of the request's first descriptor. All else passes
 //! byte for byte. A message whose translation could be wrong is a [`Refusal`] or a [`ServerFault`].
 
+mod checks;
+mod compound;
+
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
@@ -21,21 +24,24 @@ use crate::{
     fault::{Refusal, ServerFault},
     opaque::Opaque,
     smb2::{
-        Channel, Command, Element, Elements, Flags, Header, Malformed, Protocol, ReadRequest,
+        Channel, Command, Element, Elements, Header, Malformed, Protocol, ReadRequest,
         ReadResponse, WriteRequest, pad_to_element,
     },
 };
 
+use checks::{channel, check_length, check_unique, invalidated_token, malformed};
+use compound::{join_elements, set_next_command, single_message};
+
 /// Most bytes of a message to the server: SMB over TCP has three bytes for its length.
-const MAX_MESSAGE: usize = 0x00ff_ffff;
-/// Most requests with a channel that may wait for their answer: the credits that a server gives.
+const MAX_MESSAGE_BYTES: usize = 0x00ff_ffff;
+/// Most unanswered requests with a channel: the credits that a server gives.
 const MAX_PENDING: usize = 8192;
-/// Most descriptors that these may have together: 1 MiB of memory.
+/// Most descriptors of all unanswered requests: 1 MiB of memory.
 const MAX_DESCRIPTORS: usize = 65_536;
-/// Descriptors that one request can have at most, by the 16 bits of their length.
+/// Most descriptors of one request, by the 16 bits of their length.
 const MAX_DESCRIPTORS_PER_REQUEST: usize = u16::MAX as usize / BufferDescriptorV1::LENGTH;
 
-/// The requests of one client that wait for their answer.
+/// The unanswered requests of one client.
 #[derive(Debug, Default)]
 pub struct ClientChannel {
     pending: HashMap<u64, Pending>,
@@ -50,7 +56,7 @@ struct Pending {
     command: Command,
     /// Length of a READ.
     length: u32,
-    /// Where the data of a READ goes.
+    /// The memory of the client for the data of a READ.
     descriptors: Vec<BufferDescriptorV1>,
     /// The token that the final answer invalidates.
     invalidate: Option<Token>,
@@ -80,7 +86,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Bytes of the part.
+    /// Returns the bytes of the part.
     pub fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -88,13 +94,13 @@ impl Part {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether the part has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The parts of a translated request, as they come.
+/// Collects the parts of a translated request.
 #[derive(Debug, Default)]
 struct Translated {
     parts: Vec<Part>,
@@ -110,10 +116,10 @@ impl Translated {
     /// Checks that a message to the server can have `more` bytes on top of those so far.
     const fn check_length(&self, more: u64) -> Result<(), Refusal> {
         let length = self.length + more;
-        if length > MAX_MESSAGE as u64 {
+        if length > MAX_MESSAGE_BYTES as u64 {
             return Err(Refusal::TooLong {
                 length,
-                most: MAX_MESSAGE,
+                most: MAX_MESSAGE_BYTES,
             });
         }
         Ok(())
@@ -125,30 +131,30 @@ impl Translated {
     }
 }
 
-/// How an answer goes to the client.
+/// What to do with an answer of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It goes to the client unchanged, and may end a registration.
+    /// It passes unchanged, and may invalidate a token.
     Pass {
-        /// The client's token that goes with it.
+        /// The token of the client to invalidate with it.
         invalidate: Option<Token>,
     },
-    /// Its data goes to the client's memory, and then `reply` to the client in its place.
+    /// Write its data to the memory of the client, and then send `reply` in its place.
     Place(Placement),
-    /// It is a compound: have [`ClientChannel::compound_answer`] look at the whole.
+    /// It is a compound: call [`ClientChannel::compound_answer`] with all of it.
     Compound,
 }
 
 /// The data of a READ, and the answer without it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Where the data is in the answer; empty if there is none.
+    /// The place of the data in the answer; empty if there is none.
     pub data: Range<usize>,
-    /// Where it goes, by RDMA Write from the beginning of these on.
+    /// The memory of the client to write it to, from the beginning.
     pub to: Vec<BufferDescriptorV1>,
     /// The message for the client, to be sent after the data.
     pub reply: Bytes,
-    /// The client's token that goes with it.
+    /// The token of the client to invalidate with it.
     pub invalidate: Option<Token>,
 }
 
@@ -159,14 +165,14 @@ pub enum Step {
     Place {
         /// The data, at least one byte.
         data: Bytes,
-        /// Where it goes.
+        /// The memory of the client to write it to.
         to: Vec<BufferDescriptorV1>,
     },
     /// A message to the client.
     Send {
         /// The message.
         message: Message,
-        /// The client's token that goes with it.
+        /// The token of the client to invalidate with it.
         invalidate: Option<Token>,
     },
 }
@@ -175,28 +181,28 @@ impl ClientChannel {
     /// Bytes of an answer that [`answer`](Self::answer) needs to see, of answers that have them.
     pub const ANSWER_HEAD: usize = ReadResponse::FIXED;
 
-    /// A client that has asked for nothing.
+    /// Creates the state of a new client.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether another request can be taken. If not, an answer makes room.
+    /// Returns whether another request can be taken. If not, an answer makes room.
     pub fn has_room(&self) -> bool {
         self.pending.len() < MAX_PENDING
             && self.descriptors + MAX_DESCRIPTORS_PER_REQUEST <= MAX_DESCRIPTORS
     }
 
-    /// Requests with a channel that wait for their answer.
+    /// Returns the number of unanswered requests with a channel.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Takes a request of the client.
+    /// Translates a request of the client.
     ///
     /// # Errors
     /// It is not to be forwarded, and the connection is to end.
     pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
-        // Where the parts of a message begin and end means nothing; most messages are one part.
+        // The division of a message into parts has no meaning; most messages are one part.
         let seen = message.chunk().len();
         let message = match seen < message.len() && seen < ReadRequest::FIXED {
             true => message.into_bytes().into(),
@@ -210,7 +216,7 @@ impl ClientChannel {
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
-            // It has no command that could ask for anything.
+            // It has no command that could have a channel.
             Err(Malformed::TooShort { .. }) => return Ok(Request::Pass(message)),
             Err(fault) => return Err(Refusal::Header { fault }),
         };
@@ -260,7 +266,7 @@ impl ClientChannel {
         }
     }
 
-    /// Takes note of an element that goes to the server unchanged.
+    /// Records an element that is forwarded unchanged.
     fn pass(&mut self, element: &Element, bytes: &[u8]) -> Result<(), Refusal> {
         if element.header.command == Command::READ {
             self.opaque.read(ReadRequest::flags_of(bytes));
@@ -283,13 +289,13 @@ impl ClientChannel {
                 let mut request =
                     ReadRequest::decode(bytes).map_err(|fault| malformed(command, fault))?;
                 let (channel, length) = (request.channel, request.length);
-                check(command, length, &request.descriptors)?;
+                check_length(command, length, &request.descriptors)?;
                 let descriptors = std::mem::take(&mut request.descriptors);
                 translated.push(read_inline(&element.header, request, padding));
                 Pending {
                     command,
                     length,
-                    invalidate: invalidated(channel, &descriptors),
+                    invalidate: invalidated_token(channel, &descriptors),
                     descriptors,
                 }
             }
@@ -297,14 +303,14 @@ impl ClientChannel {
                 let request = WriteRequest::decode(bytes, bytes.len())
                     .map_err(|fault| malformed(command, fault))?;
                 let (channel, length) = (request.channel, request.remaining_bytes);
-                check(command, length, &request.descriptors)?;
+                check_length(command, length, &request.descriptors)?;
                 if !request.data.is_empty() {
                     let length = request.data.len();
                     return Err(Refusal::DataAndChannel { length });
                 }
-                // Before the sum of `usize` lengths, which 32 bits may not hold.
+                // Checked before the sum of `usize` lengths, which may exceed 32 bits.
                 translated.check_length((WriteRequest::FIXED as u64) + u64::from(length))?;
-                let invalidate = invalidated(channel, &request.descriptors);
+                let invalidate = invalidated_token(channel, &request.descriptors);
                 for part in write_inline(&element.header, request, padding) {
                     translated.push(part);
                 }
@@ -331,7 +337,8 @@ impl ClientChannel {
         Ok(())
     }
 
-    /// A MessageId belongs to one request at a time; CANCEL names that of another.
+    /// Checks that the MessageId is of no other unanswered request; CANCEL has that of the request
+    /// that it cancels.
     fn check_message_id(&self, header: &Header) -> Result<(), Refusal> {
         if header.command != Command::CANCEL && self.pending.contains_key(&header.message_id) {
             return Err(Refusal::Repeated {
@@ -377,8 +384,8 @@ impl ClientChannel {
         })
     }
 
-    /// Takes a compound answer that is there whole. Its data comes first, then one message, or
-    /// one for each element if more than one token is to be invalidated.
+    /// Translates a complete compound answer. Its data comes first, then one message, or one for
+    /// each element if more than one token is to be invalidated.
     ///
     /// # Errors
     /// The answer is not to be carried, and the connection is to end.
@@ -418,7 +425,7 @@ impl ClientChannel {
         if tokens > 1 {
             for (header, bytes, invalidate) in answers {
                 steps.push(Step::Send {
-                    message: alone(header, bytes)?.into(),
+                    message: single_message(header, bytes)?.into(),
                     invalidate,
                 });
             }
@@ -429,7 +436,7 @@ impl ClientChannel {
             });
         } else {
             let invalidate = answers.iter().find_map(|(.., token)| *token);
-            let message = together(answers).into();
+            let message = join_elements(answers).into();
             steps.push(Step::Send {
                 message,
                 invalidate,
@@ -438,14 +445,14 @@ impl ClientChannel {
         Ok(steps)
     }
 
-    /// The request that `header` is the final answer to. It need not have SMB2_FLAGS_SERVER_TO_REDIR,
-    /// for a client may not look at it.
+    /// Takes the request that `header` is the final answer to. SMB2_FLAGS_SERVER_TO_REDIR is not
+    /// required, because a client may ignore it.
     fn take_pending(&mut self, header: &Header) -> Option<Pending> {
         if header.is_interim() {
             return None;
         }
         let pending = self.pending.get(&header.message_id)?;
-        // An oplock break has no request's MessageId.
+        // The MessageId of an oplock break is that of no request.
         if pending.command != header.command {
             return None;
         }
@@ -455,69 +462,10 @@ impl ClientChannel {
     }
 }
 
-fn malformed(command: Command, fault: Malformed) -> Refusal {
-    Refusal::Malformed { command, fault }
-}
-
-/// The channel of an element, of which at least the fixed part of a READ or WRITE is in `head` if it
-/// is there. A channel where no byte may change is refused, and one that cannot be translated.
-fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
-    let command = element.header.command;
-    if !element.moves_data() {
-        return Ok(Channel::None);
-    }
-    let channel = Channel::of_request(command, head).map_err(|fault| malformed(command, fault))?;
-    if channel != Channel::None && element.header.is_signed() {
-        return Err(Refusal::Signed { command, channel });
-    }
-    // Its channel information need not be descriptors.
-    if let Channel::Other(_) = channel {
-        return Err(Refusal::Channel { command, channel });
-    }
-    Ok(channel)
-}
-
-/// Checks that no other request of a compound has the same MessageId. CANCEL names that of another
-/// request.
-fn check_unique(header: &Header, message_ids: &mut HashSet<u64>) -> Result<(), Refusal> {
-    if header.command != Command::CANCEL && !message_ids.insert(header.message_id) {
-        return Err(Refusal::Repeated {
-            command: header.command,
-            message_id: header.message_id,
-        });
-    }
-    Ok(())
-}
-
-/// Checks that the descriptors hold `length` bytes.
-fn check(command: Command, length: u32, descriptors: &[BufferDescriptorV1]) -> Result<(), Refusal> {
-    let described = descriptors
-        .iter()
-        .map(|descriptor| u64::from(descriptor.length))
-        .sum();
-    if u64::from(length) > described {
-        return Err(Refusal::BeyondDescriptors {
-            command,
-            length,
-            described,
-        });
-    }
-    Ok(())
-}
-
-/// The token that the final answer to a request invalidates.
-fn invalidated(channel: Channel, descriptors: &[BufferDescriptorV1]) -> Option<Token> {
-    match channel {
-        Channel::RdmaV1Invalidate => descriptors.first(),
-        _ => None,
-    }
-    .map(|descriptor| Token(descriptor.token))
-}
-
-/// A READ without its channel.
+/// Returns a READ without its channel.
 fn read_inline(header: &Header, request: ReadRequest, padding: usize) -> Part {
     let request = ReadRequest {
-        // A compressed answer could not be looked into.
+        // The data of a compressed answer could not be found.
         flags: request.flags & !ReadRequest::REQUEST_COMPRESSED,
         channel: Channel::None,
         remaining_bytes: 0,
@@ -534,7 +482,7 @@ fn read_inline(header: &Header, request: ReadRequest, padding: usize) -> Part {
     Part::Bytes(bytes.freeze())
 }
 
-/// A WRITE without its channel, followed by the data to be fetched.
+/// Returns a WRITE without its channel, followed by the data to be fetched.
 fn write_inline(header: &Header, request: WriteRequest, padding: usize) -> Vec<Part> {
     let length = request.remaining_bytes;
     let mut bytes = BytesMut::with_capacity(WriteRequest::FIXED + 8);
@@ -561,17 +509,8 @@ fn write_inline(header: &Header, request: WriteRequest, padding: usize) -> Vec<P
     parts
 }
 
-/// Writes the header again, with where the next element is.
-fn set_next_command(header: &Header, next_command: usize, element: &mut BytesMut) {
-    let header = Header {
-        next_command: next_command as u32,
-        ..*header
-    };
-    header.encode(&mut &mut element[..Header::LENGTH]);
-}
-
-/// Where the data of a successful READ is, and the answer without it. `None` if the answer goes
-/// as it is: to a WRITE, or an error.
+/// Returns where the data of a successful READ is, and the answer without it. `None` if the answer
+/// passes unchanged: an error, or the answer to a WRITE.
 fn placement(
     header: &Header,
     pending: &Pending,
@@ -599,43 +538,6 @@ fn placement(
     let placed = response.data.len() as u32;
     ReadResponse::encode(0, placed, response.flags, &mut reply);
     Ok(Some((response.data, reply.freeze())))
-}
-
-/// An element of a compound as a message of its own, which is related to no other element.
-fn alone(header: Header, element: Bytes) -> Result<Bytes, ServerFault> {
-    if header.next_command == 0 && !header.flags.contains(Flags::RELATED) {
-        return Ok(element);
-    }
-    if header.is_signed() {
-        return Err(ServerFault::Signed);
-    }
-    let header = Header {
-        flags: Flags(header.flags.0 & !Flags::RELATED.0),
-        ..header
-    };
-    let mut bytes = BytesMut::from(element);
-    set_next_command(&header, 0, &mut bytes);
-    Ok(bytes.freeze())
-}
-
-/// Elements as one compound.
-fn together(answers: Vec<(Header, Bytes, Option<Token>)>) -> Bytes {
-    let mut message = BytesMut::new();
-    let last = answers.len() - 1;
-    for (index, (header, bytes, _)) in answers.into_iter().enumerate() {
-        let start = message.len();
-        message.extend_from_slice(&bytes);
-        if index < last {
-            pad_to_element(&mut message);
-            let next_command = message.len() - start;
-            let mut element = message.split_off(start);
-            if header.next_command as usize != next_command {
-                set_next_command(&header, next_command, &mut element);
-            }
-            message.unsplit(element);
-        }
-    }
-    message.freeze()
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// The requests with a channel that wait for the server's answer.
+/// The unanswered requests with a channel.
 #[derive(Debug)]
 pub struct ServerChannel {
     settings: Settings,
@@ -33,14 +33,14 @@ pub struct ServerChannel {
     opaque: Opaque,
 }
 
-/// Most requests with a channel that wait for their answer: the credits that a server gives. Those
-/// of a client that sends more go to the server without a channel.
+/// Most unanswered requests with a channel: the credits that a server gives. Above that, requests
+/// go to the server without a channel.
 const MAX_PENDING: usize = 8192;
 
-/// Which requests become RDMA.
+/// The requests that become RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes from which on data goes by RDMA.
+    /// Least bytes of data that move by RDMA.
     pub threshold: u32,
     /// MaxReadWriteSize of the connection to the server: most bytes of one request by RDMA.
     pub max_read_write_size: u32,
@@ -52,12 +52,12 @@ struct Pending {
     length: u32,
 }
 
-/// How a request of the client goes to the server.
+/// What to do with a request of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// It goes to the server unchanged.
     Pass,
-    /// It is a compound that is not there whole: ask again with all of it.
+    /// It is a compound that is incomplete: call again with all of it.
     Incomplete,
     /// Register `length` bytes for the server to write to, and call
     /// [`ServerChannel::read_request`].
@@ -68,12 +68,12 @@ pub enum Offload {
     /// Register these bytes of the message for the server to read, and call
     /// [`ServerChannel::write_request`].
     Write {
-        /// Where the data is in the message.
+        /// The place of the data in the message.
         data: Range<usize>,
     },
 }
 
-/// How an answer of the server goes to the client.
+/// What to do with an answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It goes to the client unchanged.
@@ -99,7 +99,7 @@ impl ServerChannel {
     /// Bytes of a request that [`request`](Self::request) needs to see, of requests that have them.
     pub const REQUEST_HEAD: usize = WriteRequest::FIXED;
 
-    /// A connection on which nothing was asked for.
+    /// Creates the state of a new connection.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -109,7 +109,7 @@ impl ServerChannel {
         }
     }
 
-    /// Requests with a channel that wait for their answer.
+    /// Returns the number of unanswered requests with a channel.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
@@ -127,7 +127,7 @@ impl ServerChannel {
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
-            // It has no command that could ask for anything.
+            // It has no command that could have a channel.
             Err(Malformed::TooShort { .. }) => return Ok(Offload::Pass),
             Err(fault) => return Err(Refusal::Header { fault }),
         };
@@ -158,14 +158,14 @@ impl ServerChannel {
         Ok(offload)
     }
 
-    /// Takes note of an element that goes to the server unchanged.
+    /// Records an element that is forwarded unchanged.
     const fn pass(&mut self, element: &Element, bytes: &[u8]) {
         if element.header.command.0 == Command::READ.0 {
             self.opaque.read(ReadRequest::flags_of(bytes));
         }
     }
 
-    /// Returns the way of an element that may be changed and is no part of a compound.
+    /// Returns what to do with an element that may be changed and is no part of a compound.
     fn element(&self, element: &Element, head: &[u8], length: usize) -> Result<Offload, Refusal> {
         let command = element.header.command;
         let message_id = element.header.message_id;
@@ -179,7 +179,7 @@ impl ServerChannel {
             return Ok(Offload::Pass);
         }
         let malformed = |fault| malformed(command, fault);
-        // The descriptors need not be in `head`, so the channel is judged before they are read.
+        // The descriptors need not be in `head`, so the channel is checked before they are read.
         let channel = Channel::of_request(command, head).map_err(malformed)?;
         if channel != Channel::None {
             return Err(Refusal::NoRdma { command, channel });
@@ -269,7 +269,7 @@ impl ServerChannel {
             .insert(header.message_id, Pending { command, length });
     }
 
-    /// Takes a whole answer of the server.
+    /// Handles a complete answer of the server.
     ///
     /// # Errors
     /// The answer is not to be carried, and the connection is to end.
@@ -317,7 +317,7 @@ impl ServerChannel {
         let response = ReadResponse::decode(message, message.len()).map_err(malformed)?;
         let (inline, remaining) = (response.data.len(), response.data_remaining);
         if remaining == 0 {
-            // The server may have sent the data after all.
+            // The server may have sent the data in the message.
             return Ok(Answer::Done { message_id });
         }
         if inline > 0 {
@@ -342,8 +342,8 @@ impl ServerChannel {
         })
     }
 
-    /// The request that `header` is the final answer to. It need not have SMB2_FLAGS_SERVER_TO_REDIR,
-    /// for a client may not look at it.
+    /// Returns the request that `header` is the final answer to. SMB2_FLAGS_SERVER_TO_REDIR is not
+    /// required, because a client may ignore it.
     fn pending_for(&self, header: &Header) -> Option<Pending> {
         if header.is_interim() {
             return None;

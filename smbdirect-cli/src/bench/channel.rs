@@ -1,5 +1,6 @@
-//! A channel between two threads, for comparison with the provider that stays in the process: a
-//! buffer of a pool is filled by copying, handed over, and copied out of.
+//! A channel between two threads, to compare with the in-process provider. The sender copies each
+//! message into a pooled buffer and sends the buffer; the receiver copies the message out and
+//! returns the buffer.
 
 use std::{hint::black_box, time::Duration};
 
@@ -8,14 +9,14 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::work::{Burst, Kind, window};
 
-/// One end.
+/// One end of the channel.
 #[derive(Debug)]
 pub(crate) struct End {
     out: Sender<Vec<u8>>,
     into: Receiver<Vec<u8>>,
 }
 
-/// Both ends.
+/// Creates the two ends of a channel.
 pub(crate) fn pair() -> (End, End) {
     let ((there, to), (back, from)) = (unbounded(), unbounded());
     let near = End {
@@ -31,11 +32,12 @@ pub(crate) fn pair() -> (End, End) {
     )
 }
 
-/// How long nothing may move.
-const STUCK: Duration = Duration::from_secs(20);
+/// Time without a message after which the channel counts as stuck.
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl End {
-    /// One burst. What the active end gets back are the buffers that are free again.
+    /// Runs one burst. The active end gets the free buffers back, and returns the nanoseconds of
+    /// each round trip.
     pub(crate) fn burst(&self, burst: &Burst, active: bool) -> Result<Vec<u64>> {
         let mut memory = super::smb::source(burst.size).to_vec();
         let slots = match burst.kind {
@@ -79,7 +81,7 @@ impl End {
 
     fn next(&self) -> Result<Vec<u8>> {
         self.into
-            .recv_timeout(STUCK)
+            .recv_timeout(STALL_TIMEOUT)
             .context("the channel is stuck")
     }
 }

@@ -1,5 +1,5 @@
-//! Other programs that measure, where they are installed: run on the same sizes, by turns with
-//! our rows, on the same cores, with an end to every wait.
+//! Other benchmarks, if they are installed: run with the same sizes on the same cores, alternately
+//! with our rows. Each wait has a time limit.
 
 use std::{
     io::Read,
@@ -15,11 +15,11 @@ use serde_json::Value;
 
 use super::{
     machine::{self, Cores},
-    measure::Sample,
     plan::{Other, Row},
+    work::Sample,
 };
 
-/// The programs, and where they may run.
+/// The programs, and the cores that they run on.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     cores: Cores,
@@ -27,13 +27,14 @@ pub(crate) struct Programs {
     congestion_control: Option<String>,
 }
 
-/// How long one run of a program may take.
-const STUCK: Duration = Duration::from_secs(5);
-/// How long a server takes until it listens, and how often it is tried.
-const STARTING: Duration = Duration::from_millis(150);
-const TRIES: u32 = 3;
-/// Messages without which a program does not begin.
-const LEAST: u64 = 10;
+/// Longest time of one run of a program.
+const RUN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a server to start listening.
+const SERVER_START_TIME: Duration = Duration::from_millis(150);
+/// Most attempts of one run.
+const ATTEMPTS: u32 = 3;
+/// Fewest messages of a run.
+const MIN_MESSAGES: u64 = 10;
 
 impl Programs {
     pub(crate) const fn new(
@@ -48,7 +49,7 @@ impl Programs {
         }
     }
 
-    /// The rows for `sizes`, and which programs there are none of, with what to do about it.
+    /// Returns the rows for `sizes`, and for each missing program how to install it.
     pub(crate) fn rows(&self, sizes: &[u32]) -> (Vec<Row>, Vec<String>) {
         let (mut rows, mut missing) = (Vec::new(), Vec::new());
         for (program, package, others) in [
@@ -64,7 +65,7 @@ impl Programs {
                 missing.push(format!("{program} is not installed (package {package})"));
                 continue;
             }
-            if let Some(algorithm) = self.only_for_us() {
+            if let Some(algorithm) = self.unavailable_to_others() {
                 missing.push(format!(
                     "{program} would be paced by the system's bbr, and we are not: make \
                      {algorithm} the system's, in a network namespace for instance"
@@ -73,7 +74,9 @@ impl Programs {
             }
             for &other in others {
                 match other {
-                    Other::LibfabricLatency => rows.push(Row::Other(other, super::plan::RATE)),
+                    Other::LibfabricLatency => {
+                        rows.push(Row::Other(other, super::plan::RATE_BYTES));
+                    }
                     _ => rows.extend(sizes.iter().map(|&size| Row::Other(other, size))),
                 }
             }
@@ -81,21 +84,22 @@ impl Programs {
         (rows, missing)
     }
 
-    /// The congestion control, if the connections of other programs do not begin with it and are
-    /// paced for that: those that have an option for it change to it when they are connected.
-    fn only_for_us(&self) -> Option<&str> {
+    /// Returns the chosen congestion control if other programs would be measured with the bbr of
+    /// the system instead. Those with an option for it change only after they have connected, and
+    /// stay paced.
+    fn unavailable_to_others(&self) -> Option<&str> {
         let system = machine::congestion_control()?;
         let chosen = self.congestion_control.as_deref()?;
         (system.starts_with("bbr") && chosen != system).then_some(chosen)
     }
 
-    /// UCX over shared memory, if it is installed.
+    /// Returns the row for UCX over shared memory if UCX is installed.
     pub(crate) fn shared_memory(size: u32) -> Option<Row> {
         is_installed("ucx_perftest").then_some(Row::Other(Other::UcxMemory, size))
     }
 
-    /// The version of UCX, if `ucx_perftest` has its sister beside it: what versions move of 8 KiB
-    /// differs tenfold.
+    /// Returns the version of UCX, if `ucx_info` is next to `ucx_perftest`. It is part of the
+    /// result, because the rate for 8 KiB differs tenfold between versions.
     pub(crate) fn ucx_version() -> Option<String> {
         let sister = find("ucx_perftest")?.with_file_name("ucx_info");
         let mut command = Command::new(sister);
@@ -104,10 +108,10 @@ impl Programs {
         ucx_info(&text).map(str::to_owned)
     }
 
-    /// One run, of about `count` messages.
+    /// Runs a program once with about `count` messages.
     pub(crate) fn run(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
         let mut why = None;
-        for _ in 0..TRIES {
+        for _ in 0..ATTEMPTS {
             match self.try_once(other, size, count) {
                 Ok(sample) => return Ok(sample),
                 Err(error) => why = Some(error),
@@ -119,21 +123,23 @@ impl Programs {
     fn try_once(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
         let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let (server, mut client) = commands(other, size, count, &free.to_string());
-        // The only one that has an option for it.
+        // Only iperf3 has an option for it.
         if let (Other::Iperf3, Some(algorithm)) = (other, &self.congestion_control) {
             client.args(["-C", algorithm]);
         }
-        // Children run where the thread runs that starts them.
+        // A child starts on the core of the thread that starts it.
         self.pin(self.cores.far());
         let server = start(server);
         self.pin(self.cores.near());
         let _server = server?;
-        thread::sleep(STARTING);
+        thread::sleep(SERVER_START_TIME);
         let text = start(client)?.output()?;
         match other {
             Other::Iperf3 => iperf3(&text),
             Other::Ucx | Other::UcxMemory => ucx(&text, size),
-            Other::Libfabric | Other::LibfabricLatency => libfabric(&text, size, count.max(LEAST)),
+            Other::Libfabric | Other::LibfabricLatency => {
+                libfabric(&text, size, count.max(MIN_MESSAGES))
+            }
         }
     }
 
@@ -143,7 +149,7 @@ impl Programs {
 }
 
 fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Command) {
-    let (size, count) = (size.to_string(), count.max(LEAST).to_string());
+    let (size, count) = (size.to_string(), count.max(MIN_MESSAGES).to_string());
     let new = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
         command.args(arguments);
@@ -194,14 +200,14 @@ fn is_installed(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// The program that is run by this name.
+/// Returns the path of a program in PATH.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));
     places.find(|place| place.is_file())
 }
 
-/// A program that runs; dropping it ends it.
+/// A running program. Dropping it kills it.
 struct Running(Child);
 
 fn start(mut command: Command) -> Result<Running> {
@@ -217,11 +223,11 @@ fn start(mut command: Command) -> Result<Running> {
 }
 
 impl Running {
-    /// What it printed, once it has ended; it prints less than a pipe holds.
+    /// Waits for the end and returns what was printed, which fits into a pipe.
     fn output(mut self) -> Result<String> {
         let started = Instant::now();
         while self.0.try_wait()?.is_none() {
-            ensure!(started.elapsed() < STUCK, "it does not end");
+            ensure!(started.elapsed() < RUN_TIMEOUT, "it does not end");
             thread::sleep(Duration::from_millis(2));
         }
         let mut text = Vec::new();
@@ -234,7 +240,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -257,7 +263,8 @@ fn iperf3(text: &str) -> Result<Sample> {
 }
 
 fn ucx(text: &str, size: u32) -> Result<Sample> {
-    // iterations, latencies, bandwidths, message rates: the last of each pair is over all.
+    // The columns are iterations, latencies, bandwidths and message rates. The last of each pair is
+    // over the whole run.
     let line = text.lines().rev().find(|line| line.split(',').count() == 8);
     let numbers: Vec<f64> = line
         .context("ucx_perftest says nothing of use")?
@@ -277,7 +284,7 @@ fn libfabric(text: &str, size: u32, count: u64) -> Result<Sample> {
         .filter(|line| line.contains('='))
         .context("fi_pingpong did not come to its end")?
         .split_whitespace();
-    // The time of one way is the seventh column.
+    // The seventh column is the time of one direction.
     let microseconds = words.nth(6).and_then(|word| word.parse::<f64>().ok());
     let one_way = microseconds.filter(|time| *time > 0.0);
     let one_way = one_way.context("fi_pingpong says nothing of use")? / 1e6;
@@ -286,7 +293,7 @@ fn libfabric(text: &str, size: u32, count: u64) -> Result<Sample> {
 }
 
 fn ucx_info(text: &str) -> Option<&str> {
-    // Older ones said it in one word.
+    // Older versions print it in another form.
     let said = ["# Library version:", "# Version "];
     let version = |line| {
         said.iter()
@@ -301,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_programs_print_is_understood() {
+    fn output_of_each_program_is_parsed() {
         let sample = ucx("iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n 60000,10.387,19.495,18.165,400.75,430.09,51296,60000\n", 8192).unwrap();
         assert_eq!((sample.messages, sample.bytes), (60_000, 60_000 * 8192));
         assert_eq!(sample.seconds, 1.0);
@@ -330,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_ucx_is_its_librarys() {
+    fn ucx_version_is_that_of_the_library() {
         let text = "# Library version: 1.22.0\n# Library path: /usr/lib/libucs.so.0\n\
                     # API headers version: 1.13.1\n";
         assert_eq!(ucx_info(text), Some("1.22.0"));
@@ -346,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_result_is_none() {
+    fn incomplete_output_is_an_error() {
         for text in [
             "",
             "{}",

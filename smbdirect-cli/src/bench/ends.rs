@@ -1,9 +1,9 @@
 //! The two ends of a measurement, and the orders that one gives the other.
 //!
-//! Each end is a thread with a runtime of its own, pinned where the burst wants it. The end that
-//! connects gives the orders: one JSON object a line, over a TCP connection that is silent while
-//! a burst runs. Whether the other end is a thread of this process, another process or another
-//! machine makes no difference to either.
+//! Each end is a thread with a runtime of its own, pinned to the core that the burst says. The end
+//! that connects gives the orders: one JSON object per line, over a TCP connection that is silent
+//! while a burst runs. The protocol is the same whether the other end is a thread of this process,
+//! another process or another machine.
 
 use std::{
     collections::HashMap,
@@ -30,11 +30,14 @@ use tokio::runtime::{self, Runtime};
 use super::{
     channel, frames,
     machine::{self, Cores},
-    scale, smb, tcp,
-    work::{Burst, Half, Kind, Link, Means, Over, Placement, Smb},
+    smb, tcp,
+    work::{
+        Burst, Half, Kind, Link, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, MAX_OUTSTANDING, Means,
+        Over, Placement, Smb,
+    },
 };
 
-/// What the near end asks of the far one.
+/// An order of the near end to the far end.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
 enum Order {
@@ -42,22 +45,22 @@ enum Order {
     Open {
         id: u32,
         link: Link,
-        /// Of all TCP connections; the system's if there is none.
+        /// The congestion control of all TCP connections; `None` leaves it to the system.
         congestion_control: Option<String>,
     },
-    /// Do your part of a burst.
+    /// Do the passive part of a burst.
     Burst { id: u32, burst: Burst },
     /// End a link.
     Close { id: u32 },
-    /// Tell how much memory you have.
+    /// Report the resident memory.
     Resident,
 }
 
-/// What the far end answers.
+/// An answer of the far end.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 enum Answer {
-    /// The first word.
+    /// The greeting, before the first order.
     Hello {
         version: String,
         process: u32,
@@ -76,20 +79,20 @@ enum Answer {
     },
 }
 
-/// The connection that orders go over.
+/// The connection that carries orders and answers.
 #[derive(Debug)]
 struct Control {
     reader: BufReader<TcpStream>,
     writer: TcpStream,
 }
 
-/// No order or answer is as long: the longest has a number for each connection.
-const LONGEST_LINE: u64 = 1 << 20;
+/// Longest line in bytes; the longest answer has a number for each connection.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 impl Control {
     fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
+        stream.set_read_timeout(Some(SILENCE_TIMEOUT))?;
         Ok(Self {
             reader: BufReader::new(stream.try_clone()?),
             writer: stream,
@@ -104,11 +107,11 @@ impl Control {
             .context("the other end is gone")
     }
 
-    /// What the other end says; `None` at its end.
+    /// Returns what the other end says; `None` when it has closed the connection.
     fn hear<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = Vec::new();
         let read = (&mut self.reader)
-            .take(LONGEST_LINE)
+            .take(MAX_LINE_BYTES)
             .read_until(b'\n', &mut line)
             .context("the other end is silent")?;
         if read == 0 {
@@ -129,39 +132,39 @@ impl Control {
     }
 }
 
-/// How long the other end may be silent. Between two orders the near end may compare with
-/// programs that take their time.
-const SILENCE: Duration = Duration::from_secs(180);
+/// Longest time that the other end may be silent. Between two orders the near end may run other
+/// programs.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// What two ends in one process share.
 #[derive(Debug, Default)]
 pub(crate) struct InProcess {
     loopback: Arc<Loopback>,
-    /// Ends of channels that wait for the far thread.
+    /// Ends of channels that the far thread has not taken yet.
     channels: Mutex<HashMap<u32, channel::End>>,
 }
 
-/// What an end works with.
+/// The settings of an end.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) cores: Cores,
     pub(crate) iwarp: IwarpConfig,
-    /// The adapters of this machine, if they are what it is about.
+    /// The RDMA adapters of this machine; `None` for other transports.
     pub(crate) adapters: Option<Arc<dyn Provider>>,
-    /// If both ends are in this process.
+    /// What both ends share; `None` if the other end is another process.
     pub(crate) in_process: Option<Arc<InProcess>>,
-    /// Most connections of a link, most bytes of a message.
+    /// Most connections of a link, and most bytes of a message.
     pub(crate) limits: (u32, u32),
 }
 
-/// One end: a thread that works by itself.
+/// One end of the measurement, which runs in a thread of its own.
 struct End {
     setting: Setting,
     runtime: Runtime,
     links: HashMap<u32, Connections>,
-    /// About what each of them takes, at the end that obeys.
+    /// About how many bytes each link takes; kept by the far end only.
     memory: HashMap<u32, u64>,
-    /// Gives the orders.
+    /// Whether this is the near end, which gives the orders.
     active: bool,
 }
 
@@ -208,9 +211,9 @@ impl End {
         Ok(Arc::new(Iwarp::new(config)))
     }
 
-    /// The active connections of a link.
+    /// Connects the connections of a link.
     fn connect(&self, id: u32, link: &Link, address: SocketAddr) -> Result<Connections> {
-        scale::allow_files(link.connections);
+        machine::allow_sockets(link.connections);
         let all = 0..link.connections;
         Ok(match &link.means {
             Means::SmbDirect(smb) => {
@@ -237,7 +240,7 @@ impl End {
         })
     }
 
-    /// Gives a socket without a peer the congestion control of all.
+    /// Sets the congestion control of a socket that is not connected yet.
     fn control_congestion(&self, socket: SockRef<'_>) -> Result<()> {
         let Some(algorithm) = &self.setting.iwarp.congestion_control else {
             return Ok(());
@@ -246,7 +249,7 @@ impl End {
             .with_context(|| format!("congestion control {algorithm}"))
     }
 
-    /// A connection of plain TCP.
+    /// Connects a plain TCP connection.
     fn tcp(&self, address: SocketAddr) -> Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         self.control_congestion((&socket).into())?;
@@ -279,7 +282,7 @@ impl End {
                     half.round_trips.extend(done.round_trips);
                 }
             }
-            // It has threads of its own, and counts them.
+            // It runs threads of its own, and adds up their times.
             Connections::Tcp(streams) => return tcp::burst(streams, burst, active),
             Connections::Frames(all) => {
                 let burst = frames::burst(all, *burst, active);
@@ -294,13 +297,13 @@ impl End {
     }
 }
 
-/// The end that looks after the plan and gives the orders.
+/// The near end, which gives the orders.
 pub(crate) struct Near {
     end: End,
     control: Control,
-    /// Where the far end listens for links.
+    /// The address of the far end.
     far: IpAddr,
-    /// The far end's process, if it is on this machine.
+    /// The process id of the far end.
     process: u32,
     next: u32,
 }
@@ -310,7 +313,7 @@ pub(crate) struct Near {
 pub(crate) struct LinkId(u32);
 
 impl Near {
-    /// Takes the far end's orders from now on over `stream`.
+    /// Connects to the far end over `stream`, and checks that it is the same version.
     pub(crate) fn new(stream: TcpStream, setting: Setting) -> Result<Self> {
         let far = stream.peer_addr()?.ip();
         let mut control = Control::new(stream)?;
@@ -331,12 +334,12 @@ impl Near {
         })
     }
 
-    /// Whether both ends are one process.
+    /// Returns whether both ends are in this process.
     pub(crate) fn is_one_process(&self) -> bool {
         self.end.setting.in_process.is_some() && self.process == process::id()
     }
 
-    /// Whether both ends are on this machine, as far as addresses tell.
+    /// Returns whether both ends are on this machine, which the address shows.
     pub(crate) fn is_one_machine(&self) -> bool {
         self.far.is_loopback()
     }
@@ -348,7 +351,7 @@ impl Near {
     pub(crate) fn open(&mut self, link: Link) -> Result<LinkId> {
         let id = self.next;
         self.next += 1;
-        // A channel is there before anybody looks for it.
+        // The channel has to exist before the far end takes its end of it.
         let early = match link.means {
             Means::Channel => Some(self.end.connect(id, &link, (self.far, 0).into())?),
             _ => None,
@@ -382,12 +385,12 @@ impl Near {
             matches!(self.control.answer()?, Answer::Closed),
             "the other end answers something else"
         );
-        // Tasks of connections that ended go with their last turn.
+        // The tasks of closed connections end in one more turn of the runtime.
         self.end.runtime.block_on(tokio::task::yield_now());
         Ok(())
     }
 
-    /// Runs a burst; what this end did, and the far one.
+    /// Runs a burst, and returns what the near end and the far end did.
     pub(crate) fn burst(&mut self, id: LinkId, burst: &Burst) -> Result<(Half, Half)> {
         let order = Order::Burst {
             id: id.0,
@@ -395,7 +398,7 @@ impl Near {
         };
         self.control.say(&order)?;
         let near = self.end.burst(id.0, burst);
-        // The far end's reason is the better one.
+        // If both ends fail, the far end has the cause.
         let far = match (self.control.answer(), &near) {
             (Err(far), Err(near)) => return Err(anyhow!("{far:#} ({near:#})")),
             (far, _) => far?,
@@ -406,7 +409,7 @@ impl Near {
         Ok((near?, far))
     }
 
-    /// Memory of both ends; of one process once.
+    /// Returns the resident memory of both ends, counted once if they share a process.
     pub(crate) fn resident(&mut self) -> Result<Option<u64>> {
         let near = machine::resident();
         if self.is_one_process() {
@@ -420,11 +423,11 @@ impl Near {
     }
 }
 
-/// Does what is ordered over `stream` until its end.
+/// Serves the orders that come over `stream` until it ends.
 ///
 /// # Errors
-/// Those of the connection that orders go over. Work that fails is answered.
-pub(crate) fn obey(stream: TcpStream, setting: Setting) -> Result<()> {
+/// The connection fails. Work that fails is reported to the near end instead.
+pub(crate) fn serve_orders(stream: TcpStream, setting: Setting) -> Result<()> {
     let address = stream.local_addr()?.ip();
     let mut control = Control::new(stream)?;
     let mut end = End::new(setting, false)?;
@@ -463,14 +466,14 @@ pub(crate) fn obey(stream: TcpStream, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Links that one peer may have at once.
+/// Most links that one peer may have at the same time.
 const MAX_LINKS: usize = 256;
 
-/// Bytes that the links of one peer may take.
-const MOST_MEMORY: u64 = 4 << 30;
+/// Most bytes that the links of one peer may take.
+const MAX_MEMORY_BYTES: u64 = 4 << 30;
 
-/// About what a link takes: for each connection what is sent, read and written to, and the
-/// receives behind its credits.
+/// Returns about how many bytes a link takes: for each connection the buffers to send, read and
+/// write, and the receives of its credits.
 fn memory(link: &Link) -> u64 {
     let receives = match &link.means {
         Means::SmbDirect(smb) => u64::from(smb.segment) * u64::from(smb.receive_credit_max),
@@ -481,7 +484,7 @@ fn memory(link: &Link) -> u64 {
     each.saturating_mul(link.connections.into())
 }
 
-/// Listens, says where, and accepts.
+/// Listens for a link, reports the port, and accepts the connections.
 fn open(
     end: &mut End,
     control: &mut Control,
@@ -496,16 +499,16 @@ fn open(
         "at most {connections} connections and messages of {largest} bytes"
     );
     ensure!(
-        (1..=MOST_OUTSTANDING).contains(&link.places),
-        "at most {MOST_OUTSTANDING} places to write to"
+        (1..=MAX_OUTSTANDING).contains(&link.places),
+        "at most {MAX_OUTSTANDING} places to write to"
     );
     let taken: u64 = end.memory.values().sum();
     let after = taken.saturating_add(memory(link));
     ensure!(
-        after <= MOST_MEMORY,
-        "so many connections, with messages so long and so many credits, take too much memory"
+        after <= MAX_MEMORY_BYTES,
+        "the connections, with their message size and credits, would take too much memory"
     );
-    scale::allow_files(link.connections);
+    machine::allow_sockets(link.connections);
     let any = SocketAddr::new(address, 0);
     let connections = match &link.means {
         Means::SmbDirect(smb) => {
@@ -527,7 +530,7 @@ fn open(
                 .lock()
                 .expect("no panic under it")
                 .remove(&id);
-            Connections::Channel(waiting.context("nobody made the channel")?)
+            Connections::Channel(waiting.context("there is no such channel")?)
         }
         Means::Tcp | Means::Frames => {
             let listener = TcpListener::bind(any)?;
@@ -553,7 +556,7 @@ fn open(
     Ok(Answer::Opened)
 }
 
-/// Accepts so many connections, in bounded time.
+/// Accepts `connections` connections, in bounded time.
 fn accept(listener: &TcpListener, connections: u32) -> Result<Vec<TcpStream>> {
     listener.set_nonblocking(true)?;
     let started = Instant::now();
@@ -577,7 +580,7 @@ fn accept(listener: &TcpListener, connections: u32) -> Result<Vec<TcpStream>> {
     Ok(streams)
 }
 
-/// Whether a burst that the other end wants is one that it would want.
+/// Checks that a burst of the other end is within the limits.
 fn check(burst: &Burst, setting: &Setting) -> Result<()> {
     let (_, largest) = setting.limits;
     ensure!(
@@ -585,20 +588,14 @@ fn check(burst: &Burst, setting: &Setting) -> Result<()> {
         "messages have 1 to {largest} bytes"
     );
     ensure!(
-        burst.count <= MOST && (burst.kind != Kind::Echo || burst.count <= MOST_ROUND_TRIPS),
+        burst.count <= MAX_BURST_MESSAGES
+            && (burst.kind != Kind::Echo || burst.count <= MAX_BURST_ROUND_TRIPS),
         "a burst of {} is too long",
         burst.count
     );
     ensure!(
-        burst.outstanding <= MOST_OUTSTANDING,
-        "at most {MOST_OUTSTANDING} outstanding"
+        burst.outstanding <= MAX_OUTSTANDING,
+        "at most {MAX_OUTSTANDING} outstanding"
     );
     Ok(())
 }
-
-/// Operations under way.
-const MOST_OUTSTANDING: u32 = 1024;
-/// Messages of a burst.
-pub(crate) const MOST: u64 = 1 << 32;
-/// Round trips of a burst, each of which is kept.
-pub(crate) const MOST_ROUND_TRIPS: u64 = 1 << 20;

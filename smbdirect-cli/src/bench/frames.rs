@@ -1,5 +1,5 @@
-//! tokio with a length before each message, for comparison: what an author of an asynchronous
-//! program would write over TCP.
+//! tokio with a length before each message, for comparison: what an asynchronous program would use
+//! over TCP.
 
 use std::{future::poll_fn, pin::Pin, time::Instant};
 
@@ -17,18 +17,18 @@ use super::{
 
 pub(crate) type Frames = Framed<TcpStream, LengthDelimitedCodec>;
 
-/// A connection that gathers as many bytes for a system call as the batches of plain TCP have.
+/// Frames a connection with a write buffer as large as a batch of plain TCP.
 pub(crate) fn framed(stream: TcpStream, largest: u32) -> Frames {
     let codec = LengthDelimitedCodec::builder()
         .max_frame_length(largest.max(64) as usize)
         .new_codec();
-    let mut framed = Framed::with_capacity(stream, codec, tcp::BATCH);
-    framed.set_backpressure_boundary(tcp::BATCH);
+    let mut framed = Framed::with_capacity(stream, codec, tcp::BATCH_BYTES);
+    framed.set_backpressure_boundary(tcp::BATCH_BYTES);
     framed
 }
 
-/// One burst on the connection of a link, in a task as those of SMB Direct are; round trips are
-/// told in nanoseconds.
+/// Runs one burst on the connection of a link, in a task as SMB Direct bursts do. Returns the
+/// nanoseconds of each round trip.
 pub(crate) async fn burst(all: &mut Vec<Frames>, burst: Burst, active: bool) -> Result<Vec<u64>> {
     let (Some(mut frames), true) = (all.pop(), all.is_empty()) else {
         bail!("framed TCP is measured with one connection")

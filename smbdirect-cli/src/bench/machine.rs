@@ -1,5 +1,5 @@
-//! What the machine does to a measurement: cores to be pinned to, clocks of CPU time, how far
-//! two cores are from each other, load.
+//! The machine that a measurement runs on: cores to pin to, CPU clocks, the distance between two
+//! cores, load.
 
 use std::{
     fs, hint, io,
@@ -14,32 +14,32 @@ use std::{
 
 use socket2::SockRef;
 
-/// The cores that this process may run on, as they were when it started.
+/// The cores that this process could run on when it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
 
 impl Cores {
-    /// To be called before anything is pinned.
+    /// Returns the allowed cores. Call it before any thread is pinned.
     pub(crate) fn allowed() -> Self {
         Self(allowed())
     }
 
-    /// Whether there is a core for each end.
+    /// Returns whether each end can have a core of its own.
     pub(crate) fn are_two(&self) -> bool {
         self.0.len() > 1
     }
 
-    /// The core of the end that connects, which both ends get if they are to share one.
+    /// Returns the core of the end that connects, which is that of both ends if they share one.
     pub(crate) fn near(&self) -> Option<usize> {
         self.0.iter().take(2).next_back().copied()
     }
 
-    /// The core of the end that listens, where each has its own.
+    /// Returns the core of the end that listens, unless the ends share one.
     pub(crate) fn far(&self) -> Option<usize> {
         self.0.first().copied()
     }
 
-    /// Lets this thread run on `core`, or on all of them. Says whether that is how it is now.
+    /// Pins this thread to `core`, or lets it run on all cores. Returns whether that worked.
     pub(crate) fn pin(&self, core: Option<usize>) -> bool {
         match core {
             Some(core) => pin(&[core]),
@@ -77,9 +77,9 @@ fn pin(_: &[usize]) -> bool {
     false
 }
 
-/// Keeps the cores of the ends from halting: on each a thread spins that runs when nobody else
-/// wants to. A core that halts has to be woken, which takes a virtual machine anything from ten
-/// microseconds to milliseconds, and is then most of what is measured.
+/// Keeps the cores of the ends from halting: on each core a thread of idle priority spins. Waking a
+/// halted core of a virtual machine takes from 10 us to milliseconds, which would dominate what is
+/// measured.
 #[derive(Debug)]
 pub(crate) struct Awake {
     stop: Arc<AtomicBool>,
@@ -87,10 +87,10 @@ pub(crate) struct Awake {
 }
 
 impl Awake {
-    /// Keeps those of `cores` awake that `ends` have, of which two may have the same.
+    /// Keeps the cores of `ends` awake; both ends may have the same core.
     ///
     /// # Errors
-    /// The system has no such threads, or pins none.
+    /// The system has no idle priority, or pins no threads.
     pub(crate) fn start(cores: &Cores, ends: &[Option<usize>]) -> io::Result<Self> {
         let mut awake = Self {
             stop: Arc::default(),
@@ -107,7 +107,7 @@ impl Awake {
                     false => Err(io::Error::from(io::ErrorKind::Unsupported)),
                 };
                 let spins = ready.is_ok();
-                // Whoever started it waits for this.
+                // start() waits for this.
                 let _ = told.send(ready);
                 while spins && !stop.load(Ordering::Relaxed) {
                     hint::spin_loop();
@@ -130,7 +130,7 @@ impl Drop for Awake {
     }
 }
 
-/// From now on this thread runs when no other wants to.
+/// Gives this thread idle priority: it runs only when no other thread wants to.
 #[cfg(target_os = "linux")]
 fn run_when_idle() -> io::Result<()> {
     use thread_priority::{
@@ -139,8 +139,8 @@ fn run_when_idle() -> io::Result<()> {
     };
     let idle = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
     let set = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, idle);
-    // Behind the policy it sets how nice the thread is, which who is nice already may not do. Among
-    // idle threads that is nothing to us.
+    // After the policy it sets the nice value, which fails for a thread that is nice already. Among
+    // idle threads the nice value does not matter.
     match (set, thread_schedule_policy()) {
         (Ok(()), _) => Ok(()),
         (Err(_), Ok(policy)) if policy == idle => Ok(()),
@@ -154,13 +154,13 @@ fn run_when_idle() -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// CPU time of this thread so far; `None` where the system does not tell.
+/// Returns the CPU time of this thread so far; `None` where the system does not report it.
 #[cfg(target_os = "linux")]
 pub(crate) fn thread_cpu() -> Option<Duration> {
     use std::panic;
 
     use rustix::time::{ClockId, clock_gettime};
-    // It panics where the kernel's vDSO has no getcpu, as that of User Mode Linux has not.
+    // rustix panics where the vDSO of the kernel lacks getcpu, as in User Mode Linux.
     let time = panic::catch_unwind(|| clock_gettime(ClockId::ThreadCPUTime)).ok()?;
     Some(Duration::new(
         time.tv_sec.try_into().ok()?,
@@ -173,7 +173,7 @@ pub(crate) fn thread_cpu() -> Option<Duration> {
     None
 }
 
-/// Memory of this process that is there, in bytes.
+/// Returns the resident memory of this process in bytes.
 #[cfg(target_os = "linux")]
 pub(crate) fn resident() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/statm").ok()?;
@@ -186,37 +186,42 @@ pub(crate) fn resident() -> Option<u64> {
     None
 }
 
-/// Lets this process open `files` files, as far as it may.
+/// Raises the limit of open files for the sockets of both ends of `connections`, and 1024 others.
+pub(crate) fn allow_sockets(connections: u32) {
+    allow_files(u64::from(connections) * 2 + 1024);
+}
+
+/// Raises this process's limit of open files to `files`, or to the most that it may have.
 #[cfg(target_os = "linux")]
-pub(crate) fn allow_files(files: u64) {
+fn allow_files(files: u64) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < files) {
         limit.current = Some(limit.maximum.map_or(files, |maximum| maximum.min(files)));
-        // If it is not allowed, opening the files says so.
+        // If the limit cannot be raised, opening the files fails and says so.
         let _ = setrlimit(Resource::Nofile, limit);
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn allow_files(_: u64) {}
+fn allow_files(_: u64) {}
 
-/// Processes that wanted to run in the last minute.
+/// Returns the load average of the last minute.
 pub(crate) fn load() -> Option<f64> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// The congestion control that TCP connections begin with.
+/// Returns the default congestion control of TCP connections.
 pub(crate) fn congestion_control() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
     Some(text.trim().to_owned())
 }
 
-/// Gives a socket that has no peer yet the congestion control that its connections begin with.
+/// Sets the congestion control of a socket that is not connected yet.
 ///
 /// # Errors
-/// There is none of that name, or it is not allowed.
+/// The system does not have it, or does not allow it.
 #[cfg(target_os = "linux")]
 pub(crate) fn set_congestion_control(socket: SockRef<'_>, algorithm: &str) -> io::Result<()> {
     socket.set_tcp_congestion(algorithm.as_bytes())
@@ -227,11 +232,11 @@ pub(crate) fn set_congestion_control(_: SockRef<'_>, _: &str) -> io::Result<()> 
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
-/// How long a cache line takes from one core to the other and back; `None` if that cannot be
-/// told, because threads are not pinned or others keep the cores busy.
+/// Measures the round trip of a cache line between the two cores. Returns `None` where threads
+/// cannot be pinned, or other threads keep the cores busy.
 ///
-/// Virtual machines are moved about: the same two cores may share a cache in one minute and be
-/// far apart in the next, and everything that crosses them takes two or three times as long.
+/// The hypervisor moves virtual cores: the same two can share a cache in one minute and be far
+/// apart in the next, where everything that crosses them takes two or three times as long.
 pub(crate) fn cache_line_round_trip(cores: &Cores) -> Option<Duration> {
     let (near, far) = (cores.near()?, cores.far()?);
     if near == far || !cores.pin(Some(near)) {
@@ -258,43 +263,47 @@ pub(crate) fn cache_line_round_trip(cores: &Cores) -> Option<Duration> {
     })
 }
 
-/// The mean round trip of the fastest of some blocks: whatever disturbs does not make it faster.
+/// Returns the mean round trip of the fastest of several blocks: disturbances only make blocks
+/// slower.
 fn fastest_block(line: &AtomicU32) -> Option<Duration> {
     let started = Instant::now();
     let mut fastest: Option<Duration> = None;
     let mut next = 1;
     for _ in 0..BLOCKS {
         let block = Instant::now();
-        for _ in 0..BLOCK {
+        for _ in 0..BLOCK_ROUND_TRIPS {
             line.store(next, Ordering::Release);
             let mut turns = 0_u32;
             while line.load(Ordering::Acquire) != next + 1 {
                 turns = turns.wrapping_add(1);
-                if turns.is_multiple_of(4096) && started.elapsed() > PATIENCE {
+                if turns.is_multiple_of(4096) && started.elapsed() > CORE_TIMEOUT {
                     return fastest;
                 }
             }
             next += 2;
         }
-        let mean = block.elapsed() / BLOCK;
+        let mean = block.elapsed() / BLOCK_ROUND_TRIPS;
         fastest = Some(fastest.map_or(mean, |fastest| fastest.min(mean)));
     }
     fastest
 }
 
+/// Blocks of a measurement.
 const BLOCKS: u32 = 12;
-const BLOCK: u32 = 100;
-/// How long the other core may keep us waiting.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Round trips of a block.
+const BLOCK_ROUND_TRIPS: u32 = 100;
+/// Longest wait for the other core.
+const CORE_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Where two cores are, seen from the other.
+/// The distance between the two cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
     Near,
     Far,
 }
 
-/// One side of a measurement and the other: both near, both far, or mixed, which is no distance.
+/// Returns the distance during a measurement, from the round trips before and after it; `None` if
+/// they differ. `nearest` is the shortest round trip of the run.
 pub(crate) fn distance(before: Duration, after: Duration, nearest: Duration) -> Option<Distance> {
     let of = |time: Duration| {
         if time.as_nanos() * 10 > nearest.as_nanos() * FAR_IN_TENTHS {
@@ -306,7 +315,7 @@ pub(crate) fn distance(before: Duration, after: Duration, nearest: Duration) -> 
     (of(before) == of(after)).then(|| of(before))
 }
 
-/// So much longer than the shortest round trip of the run is another placement of the cores.
+/// A round trip above 1.8 times the shortest of the run means that the cores are far apart.
 const FAR_IN_TENTHS: u128 = 18;
 
 #[cfg(test)]
@@ -314,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_between_two_placements_has_none() {
+    fn distances_that_differ_before_and_after_are_none() {
         let at = Duration::from_nanos;
         assert_eq!(distance(at(120), at(130), at(118)), Some(Distance::Near));
         assert_eq!(distance(at(370), at(430), at(118)), Some(Distance::Far));
@@ -324,7 +333,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_pinned_thread_has_one_core_and_gets_the_others_back() {
+    fn pinning_a_thread_can_be_undone() {
         let cores = Cores::allowed();
         let near = cores.near().expect("this thread runs somewhere");
         assert!(cores.pin(Some(near)));
@@ -335,8 +344,8 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn cores_are_kept_awake_until_it_is_dropped() {
-        // The cores and the policies of the threads that spin.
+    fn awake_spins_at_idle_priority_until_dropped() {
+        // The cores and the scheduling policies of the spinning threads.
         let spinning = || {
             let mut all = Vec::new();
             for task in fs::read_dir("/proc/self/task").unwrap() {
@@ -346,7 +355,7 @@ mod tests {
                 };
                 if status.starts_with("Name:\tawake\n") {
                     let cores = status.split_once("Cpus_allowed_list:\t").unwrap().1;
-                    // Behind the name, which is the second.
+                    // After the name, which is the second field.
                     let policy = stat.rsplit(") ").next().unwrap().split(' ').nth(41 - 3);
                     all.push((
                         cores.lines().next().unwrap().to_owned(),
@@ -369,7 +378,7 @@ mod tests {
         assert_eq!(spinning(), expected.collect::<Vec<_>>());
         assert_eq!(Cores::allowed(), cores, "this thread goes where it will");
         drop(awake);
-        // The system may list a thread a moment longer than it runs.
+        // The system may list a thread for a moment after it has ended.
         let started = Instant::now();
         while !spinning().is_empty() {
             assert!(started.elapsed() < Duration::from_secs(10), "they spin on");
@@ -378,7 +387,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn clocks_and_counters_are_there() {
+    fn clocks_and_counters_return_values() {
         let before = thread_cpu().unwrap();
         let started = Instant::now();
         while thread_cpu().unwrap() == before {

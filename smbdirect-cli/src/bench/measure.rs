@@ -1,4 +1,4 @@
-//! Measuring: bursts of all rows by turns, and what they come to.
+//! Measuring: takes samples of all rows alternately, and summarises them.
 
 use std::{
     collections::HashMap,
@@ -13,53 +13,35 @@ use hdrhistogram::Histogram;
 
 use super::{
     compare::Programs,
-    ends::{LinkId, MOST, MOST_ROUND_TRIPS, Near},
+    ends::{LinkId, Near},
     machine::{self, Distance},
     plan::{self, Memory, Other, Row, Work},
-    work::{Kind, Means, Placement},
+    work::{Kind, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, Means, Placement, Sample},
 };
 
-/// One burst of one row.
-#[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) seconds: f64,
-    pub(crate) bytes: u64,
-    pub(crate) messages: u64,
-    /// CPU time of both ends.
-    pub(crate) cpu: Option<f64>,
-    pub(crate) round_trips: Vec<u64>,
-    /// Round trips of a cache line between the two cores, before and after.
-    between_cores: Option<(Duration, Duration)>,
-}
-
-impl Sample {
-    pub(crate) fn per_second(&self) -> f64 {
-        self.bytes as f64 / self.seconds
-    }
-}
-
-/// How long, how often.
+/// How often and how long to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) rounds: u32,
     pub(crate) time: Duration,
-    /// Rounds go on until each row has enough samples of one placement, but no longer than this.
+    /// Extra rounds are added until each row has enough samples at the usual core distance, but not
+    /// after this time.
     pub(crate) most: Duration,
 }
 
-/// What came of it.
+/// The samples of all rows.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) rows: Vec<(Row, Vec<Sample>)>,
     pub(crate) interrupted: bool,
-    /// Rows that could not be measured, and why.
+    /// Rows that could not be measured, with the reason.
     pub(crate) failed: Vec<(Row, String)>,
 }
 
-/// Tells how far it is: bursts done, bursts in all, what is measured now.
+/// Reports progress: bursts done, bursts in all, and the row that is measured now.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64, &str);
 
-/// Measures `rows` by turns, until enough rounds are done or `stop` is set.
+/// Measures `rows` alternately, until enough rounds are done or `stop` is set.
 ///
 /// # Errors
 /// The ends cannot work together any more.
@@ -129,20 +111,20 @@ struct Bench<'a> {
     near: &'a mut Near,
     programs: &'a Programs,
     links: HashMap<(Means, u32), LinkId>,
-    /// Messages of a burst of each row.
+    /// Number of messages in a burst of each row.
     counts: HashMap<Row, u64>,
     time: Duration,
-    /// Whether the distance between the cores can be told.
+    /// Whether the distance between the cores can be measured.
     watched: bool,
     before: Option<Duration>,
 }
 
 impl Bench<'_> {
-    /// Finds out how many messages make a burst of the wanted length.
+    /// Finds the number of messages that makes a burst of the wanted length.
     fn calibrate(&mut self, row: &Row) -> Result<u64> {
         let mut count = match row {
             Row::Work(work) if work.kind != Kind::Echo => (1 << 18) / u64::from(work.size) + 8,
-            // Starting a program takes longer than most of what it does.
+            // Starting a program takes longer than most runs.
             Row::Other(Other::Iperf3 | Other::Ucx | Other::UcxMemory, size) => {
                 (1 << 23) / u64::from(*size) + 100
             }
@@ -159,13 +141,13 @@ impl Bench<'_> {
         Ok(count)
     }
 
-    /// The number of messages that would have taken as long as a burst is to take.
+    /// Returns the number of messages that would have taken the wanted length of a burst.
     fn adjusted(&self, row: &Row, count: u64, seconds: f64) -> u64 {
         let factor = (self.time.as_secs_f64() / seconds.max(1e-9)).clamp(0.1, 16.0);
         let most = if row.is_latency() {
-            MOST_ROUND_TRIPS
+            MAX_BURST_ROUND_TRIPS
         } else {
-            MOST
+            MAX_BURST_MESSAGES
         };
         ((count as f64 * factor) as u64).clamp(1, most)
     }
@@ -178,7 +160,7 @@ impl Bench<'_> {
         let is_watched = self.watched && row.placement() == Some(Placement::TwoCores);
         let before = match self.before.take() {
             _ if !is_watched => None,
-            // That behind the burst before this one.
+            // The round trip after the previous burst.
             Some(before) => Some(before),
             None => machine::cache_line_round_trip(self.near.cores()),
         };
@@ -214,20 +196,6 @@ impl Bench<'_> {
             round_trips: near.round_trips,
             between_cores: None,
         })
-    }
-}
-
-impl Sample {
-    /// What another program reports.
-    pub(crate) const fn reported(seconds: f64, bytes: u64, messages: u64) -> Self {
-        Self {
-            seconds,
-            bytes,
-            messages,
-            cpu: None,
-            round_trips: Vec::new(),
-            between_cores: None,
-        }
     }
 }
 
@@ -267,11 +235,11 @@ impl Measured {
         times.map(|(before, after)| before.min(after)).min()
     }
 
-    /// The distance between the cores that most samples were taken at.
+    /// Returns the core distance of most samples, and the shortest round trip of a cache line.
     fn usual(&self) -> Option<(Distance, Duration)> {
         let nearest = self.nearest()?;
         let all = self.rows.iter().flat_map(|(_, samples)| samples);
-        let distances: Vec<_> = all.filter_map(|sample| sample.distance(nearest)).collect();
+        let distances: Vec<_> = all.filter_map(|sample| distance(sample, nearest)).collect();
         let near = distances
             .iter()
             .filter(|&&distance| distance == Distance::Near);
@@ -282,12 +250,16 @@ impl Measured {
         Some((usual, nearest))
     }
 
-    /// Whether a row has fewer than `rounds` samples of the usual distance.
+    /// Returns whether a row has fewer than `rounds` samples at the usual distance.
     fn lacks(&self, rounds: u32) -> bool {
         let usual = self.usual();
         self.rows.iter().any(|(row, samples)| {
             !self.failed.iter().any(|(failed, _)| failed == row)
-                && samples.iter().filter(|sample| sample.counts(usual)).count() < rounds as usize
+                && samples
+                    .iter()
+                    .filter(|sample| is_usual(sample, usual))
+                    .count()
+                    < rounds as usize
         })
     }
 
@@ -302,7 +274,7 @@ impl Measured {
         (!shares.is_empty()).then(|| quartiles(shares)[1])
     }
 
-    /// Samples taken while the cores were at the usual distance are kept, and compared.
+    /// Summarises the samples that were taken at the usual core distance.
     pub(crate) fn summarise(&self) -> Summary {
         let usual = self.usual();
         let mut results = Vec::new();
@@ -310,10 +282,10 @@ impl Measured {
         for (row, samples) in &self.rows {
             let counted: Vec<_> = samples
                 .iter()
-                .filter(|sample| sample.counts(usual))
+                .filter(|sample| is_usual(sample, usual))
                 .collect();
             let usual_distance = !counted.is_empty();
-            // What was asked for is told, if only with what there is.
+            // A row without samples at the usual distance shows the others.
             let counted = match usual_distance {
                 true => counted,
                 false => samples.iter().collect(),
@@ -329,7 +301,7 @@ impl Measured {
             .rows
             .iter()
             .flat_map(|(_, samples)| samples)
-            .filter(|sample| sample.counts(usual))
+            .filter(|sample| is_usual(sample, usual))
             .filter_map(|sample| sample.between_cores)
             .map(|(before, _)| before.as_secs_f64())
             .collect();
@@ -343,18 +315,17 @@ impl Measured {
     }
 }
 
-impl Sample {
-    fn distance(&self, nearest: Duration) -> Option<Distance> {
-        let (before, after) = self.between_cores?;
-        machine::distance(before, after, nearest)
-    }
+/// Returns where the cores were during `sample`, if they stayed there and the clock tells.
+fn distance(sample: &Sample, nearest: Duration) -> Option<Distance> {
+    let (before, after) = sample.between_cores?;
+    machine::distance(before, after, nearest)
+}
 
-    /// Whether it was taken at the usual distance, or where distance plays no part.
-    fn counts(&self, usual: Option<(Distance, Duration)>) -> bool {
-        match (usual, self.between_cores) {
-            (Some((usual, nearest)), Some(_)) => self.distance(nearest) == Some(usual),
-            _ => true,
-        }
+/// Returns whether `sample` was taken at the usual distance, or does not depend on it.
+fn is_usual(sample: &Sample, usual: Option<(Distance, Duration)>) -> bool {
+    match (usual, sample.between_cores) {
+        (Some((usual, nearest)), Some(_)) => distance(sample, nearest) == Some(usual),
+        _ => true,
     }
 }
 
@@ -362,32 +333,34 @@ impl Sample {
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) results: Vec<RowResult>,
-    /// Samples.
+    /// Number of samples that were used.
     pub(crate) kept: usize,
-    /// Samples taken at another distance between the cores than most, or at two.
+    /// Number of samples that were dropped: taken at another core distance than most, or while it
+    /// changed.
     pub(crate) dropped: usize,
-    /// The median round trip of a cache line between the cores, in seconds.
+    /// Median round trip of a cache line between the cores, in seconds.
     pub(crate) between_cores: Option<f64>,
-    /// The median of how much of a core both ends had, where they shared it.
+    /// Median share of a core that both ends had where they shared one.
     pub(crate) core_share: Option<f64>,
 }
 
-/// Medians over the rounds.
+/// The result of a row: medians over the rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct RowResult {
     pub(crate) row: Row,
-    /// Bytes a second: first quartile, median, third quartile.
+    /// Bytes per second: first quartile, median, third quartile.
     pub(crate) rate: [f64; 3],
     pub(crate) messages: f64,
-    /// Seconds of CPU for each GiB, both ends together.
+    /// CPU seconds per GiB, both ends together.
     pub(crate) cpu: Option<f64>,
     pub(crate) round_trips: Option<RoundTrips>,
     pub(crate) samples: usize,
-    /// Whether the cores were as far apart as during most of the samples of all rows. If they
-    /// never were while this one was measured, its samples are all there are.
+    /// Whether the samples were taken at the usual core distance. If none was, all samples of the
+    /// row are used.
     pub(crate) usual_distance: bool,
 }
 
+/// Bytes of a GiB.
 pub(crate) const GIB: f64 = (1_u64 << 30) as f64;
 
 impl RowResult {
@@ -401,7 +374,7 @@ impl RowResult {
             .collect();
         Self {
             row,
-            rate: of(Sample::per_second),
+            rate: of(Sample::bytes_per_second),
             messages: of(|sample| sample.messages as f64 / sample.seconds)[1],
             cpu: cpu.map(|cpu| quartiles(cpu)[1]),
             round_trips: RoundTrips::of(row, samples),
@@ -410,19 +383,19 @@ impl RowResult {
         }
     }
 
-    /// How far apart the quartiles are, in parts of the median.
+    /// Returns the distance of the quartiles as a fraction of the median.
     pub(crate) fn spread(&self) -> f64 {
         (self.rate[2] - self.rate[0]) / self.rate[1]
     }
 }
 
-/// Round trips of all bursts of a row, in seconds.
+/// The round trips of all bursts of a row, in seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct RoundTrips {
     pub(crate) min: f64,
-    /// Medians over the bursts of each one's.
+    /// Median over the medians of the bursts.
     pub(crate) median: f64,
-    /// `None` of a program that tells a mean only.
+    /// `None` for a program that reports only a mean.
     pub(crate) p99: Option<f64>,
     pub(crate) histogram: Histogram<u64>,
 }
@@ -442,7 +415,7 @@ impl RoundTrips {
                 one.saturating_record(time);
             }
             if one.is_empty() {
-                // A program that tells the mean only.
+                // The program reports only a mean.
                 one.saturating_record((sample.seconds * 1e9 / sample.messages as f64) as u64);
             }
             medians.push(one.value_at_quantile(0.5) as f64 / 1e9);
@@ -458,7 +431,7 @@ impl RoundTrips {
     }
 }
 
-/// First quartile, median, third quartile.
+/// Returns first quartile, median and third quartile.
 pub(crate) fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
     numbers.sort_by(f64::total_cmp);
     let at = |share: f64| {
@@ -477,7 +450,8 @@ impl Summary {
         self.results.iter().find(|result| result.row == *row)
     }
 
-    /// How this row does beside plain TCP: rates by rates, round trips by round trips.
+    /// Returns the result as a multiple of that of plain TCP: rate by rate, or round trip by round
+    /// trip.
     pub(crate) fn against_tcp(&self, result: &RowResult, batched: bool) -> Option<f64> {
         let tcp = self.result(&result.row.by_tcp(batched)?)?;
         Some(match (&result.round_trips, &tcp.round_trips) {
@@ -486,7 +460,7 @@ impl Summary {
         })
     }
 
-    /// The median of what the rows' rates spread.
+    /// Returns the median spread of all rows.
     pub(crate) fn spread(&self) -> Option<f64> {
         let spreads: Vec<_> = self.results.iter().map(RowResult::spread).collect();
         (!spreads.is_empty()).then(|| quartiles(spreads)[1])
@@ -506,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn quartiles_of_few_and_many() {
+    fn quartiles_of_few_and_many_numbers() {
         assert_eq!(quartiles(vec![5.0]), [5.0; 3]);
         assert_eq!(quartiles(vec![3.0, 1.0, 2.0]), [1.5, 2.0, 2.5]);
         assert_eq!(
@@ -516,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_another_placement_are_dropped() {
+    fn samples_at_another_core_distance_are_dropped() {
         let row = Row::Memory(Memory::Copy, 64);
         let measured = Measured {
             rows: vec![(
@@ -542,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_another_placement_is_told_all_the_same() {
+    fn a_row_without_usual_samples_shows_the_others() {
         let (usual, elsewhere) = (
             Row::Memory(Memory::Copy, 64),
             Row::Memory(Memory::Copy, 128),

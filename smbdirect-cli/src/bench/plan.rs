@@ -1,16 +1,16 @@
-//! What is measured: rows, each with the links it needs and what it is compared with.
+//! The plan of a measurement: its rows, the links that they need, and the rows to compare with.
 
 use std::time::Duration;
 
 use super::work::{Burst, Kind, Link, Means, Over, Placement, Smb};
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Row {
     Work(Work),
-    /// What one core does in memory, with blocks of so many bytes.
+    /// Work of one core in memory, on blocks of this many bytes.
     Memory(Memory, u32),
-    /// Another program.
+    /// A run of another program with messages of this many bytes.
     Other(Other, u32),
 }
 
@@ -32,12 +32,12 @@ pub(crate) enum Memory {
     Crc,
 }
 
-/// Programs that others measure with.
+/// Other benchmark programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Other {
     Iperf3,
     Ucx,
-    /// Within the machine, over shared memory.
+    /// UCX over shared memory.
     UcxMemory,
     Libfabric,
     LibfabricLatency,
@@ -58,7 +58,7 @@ impl Row {
         }
     }
 
-    /// Whether round trips are what counts, not bytes.
+    /// Returns whether the row measures round trips, not bytes.
     pub(crate) const fn is_latency(&self) -> bool {
         match self {
             Self::Work(work) => matches!(work.kind, Kind::Echo),
@@ -75,7 +75,7 @@ impl Row {
         }
     }
 
-    /// Without its size.
+    /// Returns the name of the row, without the message size.
     pub(crate) fn name(&self) -> String {
         let work = match self {
             Self::Work(work) => work,
@@ -130,7 +130,7 @@ impl Row {
         name
     }
 
-    /// The same work by plain TCP with one write a message, or batched: what to compare with.
+    /// Returns the row of plain TCP to compare with: one write per message, or batched.
     pub(crate) fn by_tcp(&self, batched: bool) -> Option<Self> {
         let work = self.work()?;
         let kind = match work.kind {
@@ -163,7 +163,7 @@ impl Work {
     }
 }
 
-/// The links that `rows` need, each as large as its largest row.
+/// Returns the links that `rows` need, each as large as its largest row.
 pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
     let mut links: Vec<Link> = Vec::new();
     for work in rows.iter().filter_map(Row::work) {
@@ -192,10 +192,10 @@ pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
     links
 }
 
-/// What the command line chose.
+/// What the command line chooses.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
-    /// The connection without its segments and CRC.
+    /// Connection settings; `segment` and `crc` are set by row.
     pub(crate) smb: Smb,
     pub(crate) crcs: Vec<bool>,
     pub(crate) segments: Vec<u32>,
@@ -206,7 +206,7 @@ pub(crate) struct Choice {
     pub(crate) busy: bool,
     pub(crate) connections: u32,
     pub(crate) placement: Placement,
-    /// Only ours.
+    /// Measure SMB Direct only.
     pub(crate) alone: bool,
 }
 
@@ -220,21 +220,21 @@ pub(crate) enum What {
     Read,
     /// Round trips of 64 B, sleeping and busy-polling
     Latency,
-    /// Messages of 64 B, by calls for many and by one call each
+    /// Messages of 64 B, several by one call and one by one call
     Rate,
-    /// What memory does: copies and checksums
+    /// Copies and checksums in memory
     Memory,
     /// A thousand idle connections, and 64 busy ones
     Connections,
 }
 
 impl Choice {
-    /// The rows, in the order of the table.
+    /// Returns the rows, in the order of the table.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for &both in &self.directions {
             for &crc in &self.crcs {
-                // Where there is so much to measure, what CRCs cost is seen one way.
+                // With --full, rows without CRC are measured in one direction only.
                 if both && !crc && self.crcs.len() > 1 {
                     continue;
                 }
@@ -267,7 +267,7 @@ impl Choice {
     }
 
     fn smb(&self, crc: bool, segment: u32) -> Means {
-        // Within a process nothing travels that could be damaged, and nothing is checked.
+        // The in-process provider has no frames to check.
         let crc = crc && self.smb.over == Over::Iwarp;
         Means::SmbDirect(Smb {
             crc,
@@ -286,7 +286,7 @@ impl Choice {
             What::Send | What::Rate => {
                 for &segment in &self.segments {
                     let sizes = match what {
-                        What::Rate => &[RATE][..],
+                        What::Rate => &[RATE_BYTES][..],
                         _ => &self.sizes,
                     };
                     for &size in sizes {
@@ -318,14 +318,14 @@ impl Choice {
             }
             What::Latency => {
                 for busy in [false, true] {
-                    // On one core, who spins keeps the other from running.
+                    // On one core, the end that spins keeps the other from running.
                     if busy && self.placement == Placement::SameCore {
                         continue;
                     }
                     rows.push(Row::Work(Work {
                         busy,
                         connections: 1,
-                        ..self.work(large, Kind::Echo, RATE)
+                        ..self.work(large, Kind::Echo, RATE_BYTES)
                     }));
                 }
             }
@@ -379,12 +379,12 @@ impl Choice {
     }
 }
 
-/// The size that rates and round trips are measured with.
-pub(crate) const RATE: u32 = 64;
+/// Message size in bytes for message rates and round trips.
+pub(crate) const RATE_BYTES: u32 = 64;
 
-/// How long a burst is to take where nobody says, so that all of them take `total`.
+/// Returns the length of a burst so that all of them take `total`.
 pub(crate) fn time_of_a_burst(rows: usize, rounds: u32, total: Duration) -> Duration {
-    // To find out how many messages a burst needs takes about another one.
+    // Calibrating a row takes about as long as one more burst.
     let bursts = (rows.max(1) as u32).saturating_mul(rounds + 1);
     (total / bursts).clamp(Duration::from_millis(20), Duration::from_millis(250))
 }

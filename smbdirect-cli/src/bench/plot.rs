@@ -1,4 +1,4 @@
-//! Sizes against rates, drawn.
+//! Draws rates by message size as SVG.
 
 use anyhow::{Result, anyhow};
 use plotters::{
@@ -15,7 +15,7 @@ use super::{
     work::{Kind, Means, Smb},
 };
 
-/// A curve: its name, and for each size its rate.
+/// A curve: its name, and the rate for each size.
 #[derive(Debug, PartialEq)]
 struct Curve {
     name: String,
@@ -23,10 +23,10 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-/// The rows of a summary as an SVG picture.
+/// Draws the rows of a summary as an SVG picture.
 ///
 /// # Errors
-/// There is no row with two sizes to draw a line between.
+/// No row has two sizes to draw a line between.
 pub(crate) fn draw(summary: &Summary) -> Result<String> {
     let curves = curves(summary);
     let points = || curves.iter().flat_map(|curve| &curve.points);
@@ -45,7 +45,7 @@ pub(crate) fn draw(summary: &Summary) -> Result<String> {
 
 fn curves(summary: &Summary) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
-    // Memory is so much faster that the rest would lie on the floor.
+    // Memory is so much faster that the other curves would be flat.
     let works = || {
         summary
             .results
@@ -76,8 +76,8 @@ fn curves(summary: &Summary) -> Vec<Curve> {
     curves
 }
 
-/// Whether `other` is drawn instead of `work`, so that there are few curves of each kind: one way
-/// rather than both, with CRC rather than without, and with most operations at once.
+/// Returns whether `other` is drawn instead of `work`, so that there are few curves: one direction
+/// rather than both, with CRC rather than without, with the most operations outstanding.
 fn stands_for(other: &Work, work: &Work) -> bool {
     let crc = |work: &Work| matches!(work.means, Means::SmbDirect(smb) if smb.crc);
     let rank = |work: &Work| (!work.both, crc(work), work.outstanding);
@@ -93,9 +93,11 @@ fn stands_for(other: &Work, work: &Work) -> bool {
     plain(other) == plain(work) && rank(other) > rank(work)
 }
 
+/// Width and height of the picture in pixels.
 const SIZE: (u32, u32) = (1100, 680);
-const ROOM: f64 = 1.3;
-/// Distinguishable, also without red and green.
+/// Factor between the highest rate and the top of the picture.
+const HEADROOM: f64 = 1.3;
+/// Colours that can be told apart without red and green.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 90, 181),
     RGBColor(220, 50, 32),
@@ -127,8 +129,8 @@ fn paint(
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(58)
-        // Room above the curves for their names.
-        .build_cartesian_2d(sizes.log_scale().base(2.0), 0.0..most * ROOM)?;
+        // Leave room above the curves for their names.
+        .build_cartesian_2d(sizes.log_scale().base(2.0), 0.0..most * HEADROOM)?;
     let text = TextStyle::from(("sans-serif", 14)).color(&BLACK);
     chart
         .configure_mesh()

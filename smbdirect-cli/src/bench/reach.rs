@@ -6,17 +6,18 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::{
-    Bench, REACH_TOTAL,
     compare::Programs,
     ends::Near,
     measure::{GIB, RowResult, Summary},
-    plan::{Choice, Other, RATE, Row, Work},
+    options::Bench,
+    output,
+    plan::{Choice, Other, RATE_BYTES, Row, Work},
     scale, table,
     work::{Kind, Means, Over, Placement, Smb},
 };
 use crate::report::Report;
 
-/// One goal: as many times something, or as little.
+/// One goal: a number to reach, or to stay below.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "reach")]
 struct Goal {
@@ -28,9 +29,9 @@ struct Goal {
     at_least: bool,
     must: f64,
     stretch: f64,
-    /// Reached the must.
+    /// Whether the must is met.
     ok: Option<bool>,
-    /// Reached the stretch goal.
+    /// Whether the stretch goal is met.
     stretch_ok: Option<bool>,
 }
 
@@ -87,7 +88,7 @@ impl Goal {
     }
 }
 
-/// The rows that the goals are about.
+/// Makes the rows that the goals compare.
 struct Rows {
     smb: Smb,
 }
@@ -119,13 +120,18 @@ impl Rows {
         self.work(self.smb(segment, crc), Kind::Send, size, placement)
     }
 
-    /// Small messages, many a call.
+    /// 64-byte messages, several by one call.
     fn rate(&self, placement: Placement) -> Row {
-        self.work(self.smb(LARGE, true), Kind::Batch, RATE, placement)
+        self.work(
+            self.smb(LARGE_SEGMENT, true),
+            Kind::Batch,
+            RATE_BYTES,
+            placement,
+        )
     }
 
     fn rdma(&self, kind: Kind, crc: bool, size: u32, placement: Placement) -> Row {
-        let means = self.smb(LARGE, crc);
+        let means = self.smb(LARGE_SEGMENT, crc);
         match self.work(means, kind, size, placement) {
             Row::Work(work) => Row::Work(Work {
                 outstanding: OUTSTANDING,
@@ -140,7 +146,7 @@ impl Rows {
     }
 
     fn echo(&self, means: Means, busy: bool) -> Row {
-        match self.work(means, Kind::Echo, RATE, Placement::TwoCores) {
+        match self.work(means, Kind::Echo, RATE_BYTES, Placement::TwoCores) {
             Row::Work(work) => Row::Work(Work { busy, ..work }),
             row => row,
         }
@@ -148,7 +154,7 @@ impl Rows {
 
     fn in_process(&self, kind: Kind, size: u32) -> Row {
         let means = Means::SmbDirect(Smb {
-            segment: LARGE,
+            segment: LARGE_SEGMENT,
             crc: false,
             over: Over::Loopback,
             ..self.smb
@@ -172,7 +178,7 @@ impl Rows {
                 _ => &[true],
             };
             for &crc in crcs {
-                for segment in [SMALL, LARGE] {
+                for segment in [SMALL_SEGMENT, LARGE_SEGMENT] {
                     for size in SIZES {
                         rows.push(self.send(segment, crc, size, placement));
                     }
@@ -183,8 +189,8 @@ impl Rows {
                 rows.push(self.rdma(Kind::Write, crc, SIZES[1], placement));
             }
             rows.push(self.rate(placement));
-            rows.push(self.send(LARGE, true, RATE, placement));
-            for size in [RATE, SMALL, 8 << 10, SIZES[0], SIZES[1]] {
+            rows.push(self.send(LARGE_SEGMENT, true, RATE_BYTES, placement));
+            for size in [RATE_BYTES, SMALL_SEGMENT, 8 << 10, SIZES[0], SIZES[1]] {
                 rows.push(self.tcp(size, placement));
             }
         }
@@ -192,13 +198,18 @@ impl Rows {
             for kind in [Kind::WriteApart, Kind::Read] {
                 rows.extend(SIZES.map(|size| self.rdma(kind, true, size, Placement::TwoCores)));
             }
-            rows.push(self.work(Means::Frames, Kind::Send, SMALL, Placement::TwoCores));
+            rows.push(self.work(
+                Means::Frames,
+                Kind::Send,
+                SMALL_SEGMENT,
+                Placement::TwoCores,
+            ));
             for busy in [false, true] {
-                rows.push(self.echo(self.smb(LARGE, true), busy));
+                rows.push(self.echo(self.smb(LARGE_SEGMENT, true), busy));
                 rows.push(self.echo(Means::Tcp, busy));
             }
             if one_process {
-                for size in [ONE_SEGMENT, RATE] {
+                for size in [ONE_SEGMENT, RATE_BYTES] {
                     rows.extend([Kind::Batch, Kind::Send].map(|kind| self.in_process(kind, size)));
                     rows.push(self.channel(size));
                 }
@@ -208,15 +219,18 @@ impl Rows {
     }
 }
 
-/// Segments of Windows and Linux as they are, and the largest that Windows takes.
-const SMALL: u32 = 1364;
-const LARGE: u32 = 8136;
-/// A message that fills a segment.
-const ONE_SEGMENT: u32 = LARGE - 24;
+/// Segment size in bytes that Windows and Linux use by default.
+const SMALL_SEGMENT: u32 = 1364;
+/// Largest segment size in bytes that Windows accepts.
+const LARGE_SEGMENT: u32 = 8136;
+/// Size in bytes of a message that fills a large segment.
+const ONE_SEGMENT: u32 = LARGE_SEGMENT - 24;
+/// Message sizes in bytes; for Sends the worse rate of the two counts.
 const SIZES: [u32; 2] = [64 << 10, 1 << 20];
+/// RDMA operations outstanding.
 const OUTSTANDING: u32 = 16;
 
-/// Measures, judges, and says whether every must is reached.
+/// Measures, judges, and returns whether every must is met.
 ///
 /// # Errors
 /// The ends cannot work together.
@@ -233,7 +247,7 @@ pub(crate) fn run(
     let two_cores = near.cores().are_two();
     let mut all = rows.all(two_cores, near.is_one_process());
     let (others, missing) = programs.rows(&[SIZES[1]]);
-    // The goals speak of iperf3; the other programs only if they are asked for.
+    // The goals need iperf3; the other programs run only with --compare.
     let wanted = |row: &Row| bench.compare || matches!(row, Row::Other(Other::Iperf3, _));
     if two_cores {
         all.extend(others.into_iter().filter(wanted));
@@ -241,21 +255,21 @@ pub(crate) fn run(
             all.extend(Programs::shared_memory(8 << 10));
         }
     }
-    bench.print_head(report, choice);
+    output::print_head(bench, report, choice);
     let idle = scale::idle(report, near, choice)?;
-    let mut effort = bench.effort(all.len(), REACH_TOTAL);
+    let mut effort = bench.effort(all.len(), MAX_TOTAL);
     effort.time = bench.time.unwrap_or(BURST);
-    let measured = bench.by_turns(report, near, programs, &all, effort, stop)?;
+    let measured = output::measure_rows(report, near, programs, &all, effort, stop)?;
     let summary = measured.summarise();
     table::print(report, &summary);
     for why in missing
         .into_iter()
         .filter(|why| bench.compare || why.contains("iperf3"))
     {
-        super::skipped(report, "a comparison", &why);
+        output::skipped(report, "a comparison", &why);
     }
     for (row, why) in &measured.failed {
-        super::skipped(report, &row.name(), why);
+        output::skipped(report, &row.name(), why);
     }
     let mut goals = judge(&rows, &summary);
     goals.extend(idle.map(|idle| {
@@ -281,11 +295,20 @@ pub(crate) fn run(
     for goal in &goals {
         goal.print(report);
     }
-    bench.finish(report, &measured, &summary, near.cores(), load_before);
+    output::finish(
+        bench,
+        report,
+        &measured,
+        &summary,
+        near.cores(),
+        load_before,
+    );
     Ok(!measured.interrupted && goals.iter().all(|goal| goal.ok == Some(true)))
 }
 
-/// How long a burst is unless somebody says.
+/// How long all goals may be measured.
+const MAX_TOTAL: std::time::Duration = std::time::Duration::from_secs(400);
+/// Duration of a burst without --time.
 const BURST: std::time::Duration = std::time::Duration::from_millis(200);
 
 fn active_goals(active: &scale::Active) -> [Goal; 2] {
@@ -308,96 +331,132 @@ fn active_goals(active: &scale::Active) -> [Goal; 2] {
     ]
 }
 
+/// Returns all goals, each with what was measured.
 fn judge(rows: &Rows, summary: &Summary) -> Vec<Goal> {
-    let rate = |row: Row| summary.result(&row).map(|result| result.rate[1]);
-    let over = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
-    // The worse of both sizes counts.
-    let worse = |row: &dyn Fn(u32) -> Row| {
-        let [one, other] = SIZES.map(|size| rate(row(size)));
-        Some(one?.min(other?))
-    };
-    let (two, one) = (Placement::TwoCores, Placement::SameCore);
-    let mut goals = Vec::new();
-    let mut at_least = |work: &str, measured, goal| {
-        goals.push(Goal::new(work, measured, " x", true, goal));
-    };
-    let small = worse(&|size| rows.send(SMALL, true, size, two));
-    at_least(
-        "Send, 1364 B segments, CRC, two cores / TCP, writes of 1364 B",
-        over(small, rate(rows.tcp(SMALL, two))),
-        [9.0; 2],
-    );
-    at_least(
-        "Send, 1364 B segments, CRC, two cores / tokio frames of 1364 B",
-        over(
-            small,
-            rate(rows.work(Means::Frames, Kind::Send, SMALL, two)),
-        ),
-        [0.6, 0.75],
-    );
-    let small = worse(&|size| rows.send(SMALL, true, size, one));
-    at_least(
-        "Send, 1364 B segments, CRC, one core / TCP, writes of 1364 B",
-        over(small, rate(rows.tcp(SMALL, one))),
-        [3.3, 4.0],
-    );
-    for (placement, name, goal) in [
-        (two, "two cores", [3.7, 4.8]),
-        (one, "one core", [2.3, 2.8]),
-    ] {
-        let large = worse(&|size| rows.send(LARGE, true, size, placement));
-        at_least(
-            &format!("Send, 8136 B segments, CRC, {name} / TCP, writes of 8 KiB"),
-            over(large, rate(rows.tcp(8 << 10, placement))),
-            goal,
-        );
-    }
-    at_least(
-        "Write 64 KiB, 16 at once, CRC, two cores / TCP, writes of 64 KiB",
-        over(
-            rate(rows.rdma(Kind::Write, true, SIZES[0], two)),
-            rate(rows.tcp(SIZES[0], two)),
-        ),
-        [1.4, 2.0],
-    );
-    let iperf3 = rate(Row::Other(Other::Iperf3, SIZES[1]));
-    for (crc, name, goal) in [(false, "no CRC", [1.0, 1.3]), (true, "CRC", [0.9, 1.1])] {
-        let ours = rate(rows.rdma(Kind::Write, crc, SIZES[1], two));
-        at_least(
-            &format!("Write 1 MiB, {name}, two cores / iperf3 -l 1M"),
-            over(ours, iperf3),
-            goal,
-        );
-    }
-    for (crc, name, goal) in [(false, "no CRC", [0.65, 0.75]), (true, "CRC", [0.52, 0.62])] {
-        let ours = rate(rows.rdma(Kind::Write, crc, SIZES[1], one));
-        at_least(
-            &format!("Write 1 MiB, {name}, one core / TCP, writes of 1 MiB"),
-            over(ours, rate(rows.tcp(SIZES[1], one))),
-            goal,
-        );
-    }
-    for (size, name) in SIZES.into_iter().zip(["64 KiB", "1 MiB"]) {
-        at_least(
-            &format!("Read {name}, 16 at once, two cores / our Write, apart"),
-            over(
-                rate(rows.rdma(Kind::Read, true, size, two)),
-                rate(rows.rdma(Kind::WriteApart, true, size, two)),
-            ),
-            [0.85, 0.95],
-        );
-    }
-    at_least(
-        "Send 64 B, many a call, two cores / TCP, writes of 64 B",
-        over(rate(rows.rate(two)), rate(rows.tcp(RATE, two))),
-        [6.0, 10.0],
-    );
+    let rates = Rates { rows, summary };
+    let mut goals = rates.send_goals();
+    goals.extend(rates.rdma_goals());
     goals.extend(absolute_goals(rows, summary));
     goals.extend(at_most_goals(rows, summary));
     goals
 }
 
-/// Goals that name a number, for the machine that they were set on.
+/// Goals for one rate as a multiple of another.
+struct Rates<'a> {
+    rows: &'a Rows,
+    summary: &'a Summary,
+}
+
+impl Rates<'_> {
+    /// Returns the rate of a row in bytes per second.
+    fn of(&self, row: Row) -> Option<f64> {
+        self.summary.result(&row).map(|result| result.rate[1])
+    }
+
+    /// Returns the smaller rate of the two rows that `row` makes for [`SIZES`].
+    fn worse(&self, row: impl Fn(u32) -> Row) -> Option<f64> {
+        let [one, other] = SIZES.map(|size| self.of(row(size)));
+        Some(one?.min(other?))
+    }
+
+    /// Returns the goal that `ours` is at least `[must, stretch]` times `theirs`.
+    fn at_least(
+        work: impl Into<String>,
+        ours: Option<f64>,
+        theirs: Option<f64>,
+        goal: [f64; 2],
+    ) -> Goal {
+        let ratio = ours.zip(theirs).map(|(ours, theirs)| ours / theirs);
+        Goal::new(work, ratio, " x", true, goal)
+    }
+
+    fn send_goals(&self) -> Vec<Goal> {
+        let rows = self.rows;
+        let (two, one) = (Placement::TwoCores, Placement::SameCore);
+        let small = |placement| self.worse(|size| rows.send(SMALL_SEGMENT, true, size, placement));
+        let large = |placement| self.worse(|size| rows.send(LARGE_SEGMENT, true, size, placement));
+        let tcp = |size, placement| self.of(rows.tcp(size, placement));
+        let frames = self.of(rows.work(Means::Frames, Kind::Send, SMALL_SEGMENT, two));
+        vec![
+            Self::at_least(
+                "Send, 1364 B segments, CRC, two cores / TCP, writes of 1364 B",
+                small(two),
+                tcp(SMALL_SEGMENT, two),
+                [9.0; 2],
+            ),
+            Self::at_least(
+                "Send, 1364 B segments, CRC, two cores / tokio frames of 1364 B",
+                small(two),
+                frames,
+                [0.6, 0.75],
+            ),
+            Self::at_least(
+                "Send, 1364 B segments, CRC, one core / TCP, writes of 1364 B",
+                small(one),
+                tcp(SMALL_SEGMENT, one),
+                [3.3, 4.0],
+            ),
+            Self::at_least(
+                "Send, 8136 B segments, CRC, two cores / TCP, writes of 8 KiB",
+                large(two),
+                tcp(8 << 10, two),
+                [3.7, 4.8],
+            ),
+            Self::at_least(
+                "Send, 8136 B segments, CRC, one core / TCP, writes of 8 KiB",
+                large(one),
+                tcp(8 << 10, one),
+                [2.3, 2.8],
+            ),
+        ]
+    }
+
+    fn rdma_goals(&self) -> Vec<Goal> {
+        let rows = self.rows;
+        let (two, one) = (Placement::TwoCores, Placement::SameCore);
+        let rdma = |kind, crc, size, placement| self.of(rows.rdma(kind, crc, size, placement));
+        let iperf3 = self.of(Row::Other(Other::Iperf3, SIZES[1]));
+        let mut goals = vec![Self::at_least(
+            "Write 64 KiB, 16 at once, CRC, two cores / TCP, writes of 64 KiB",
+            rdma(Kind::Write, true, SIZES[0], two),
+            self.of(rows.tcp(SIZES[0], two)),
+            [1.4, 2.0],
+        )];
+        for (crc, name, goal) in [(false, "no CRC", [1.0, 1.3]), (true, "CRC", [0.9, 1.1])] {
+            goals.push(Self::at_least(
+                format!("Write 1 MiB, {name}, two cores / iperf3 -l 1M"),
+                rdma(Kind::Write, crc, SIZES[1], two),
+                iperf3,
+                goal,
+            ));
+        }
+        for (crc, name, goal) in [(false, "no CRC", [0.65, 0.75]), (true, "CRC", [0.52, 0.62])] {
+            goals.push(Self::at_least(
+                format!("Write 1 MiB, {name}, one core / TCP, writes of 1 MiB"),
+                rdma(Kind::Write, crc, SIZES[1], one),
+                self.of(rows.tcp(SIZES[1], one)),
+                goal,
+            ));
+        }
+        for (size, name) in SIZES.into_iter().zip(["64 KiB", "1 MiB"]) {
+            goals.push(Self::at_least(
+                format!("Read {name}, 16 at once, two cores / our Write, apart"),
+                rdma(Kind::Read, true, size, two),
+                rdma(Kind::WriteApart, true, size, two),
+                [0.85, 0.95],
+            ));
+        }
+        goals.push(Self::at_least(
+            "Send 64 B, many a call, two cores / TCP, writes of 64 B",
+            self.of(rows.rate(two)),
+            self.of(rows.tcp(RATE_BYTES, two)),
+            [6.0, 10.0],
+        ));
+        goals
+    }
+}
+
+/// Returns the goals that name an absolute number, for the machine that they were set on.
 fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     let result = |row: Row| summary.result(&row);
     let millions = |row: Row| result(row).map(|result| result.messages / 1e6);
@@ -440,22 +499,22 @@ fn absolute_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
         in_process,
         Goal::new(
             "in process: Send 64 B, many a call",
-            millions(rows.in_process(Kind::Batch, RATE)),
+            millions(rows.in_process(Kind::Batch, RATE_BYTES)),
             " M/s",
             true,
             [
                 2.5,
-                stretch(rows.channel(RATE), |result| result.messages / 1e6),
+                stretch(rows.channel(RATE_BYTES), |result| result.messages / 1e6),
             ],
         ),
     ]
 }
 
-/// Goals for what is to be little: CPU time and round trips.
+/// Returns the goals with an upper limit: CPU time and round trips.
 fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     let one = Placement::SameCore;
     let cpu = |row: Row| summary.result(&row)?.cpu;
-    let worst = SIZES.map(|size| cpu(rows.send(SMALL, true, size, one)));
+    let worst = SIZES.map(|size| cpu(rows.send(SMALL_SEGMENT, true, size, one)));
     let worst = worst[0].zip(worst[1]).map(|(one, other)| one.max(other));
     let mut goals = vec![Goal::new(
         "Send, 1364 B segments, CRC, one core: CPU for a GiB",
@@ -467,10 +526,10 @@ fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
     for (name, row) in [
         (
             "Send, 1364 B segments",
-            &(|crc| rows.send(SMALL, crc, SIZES[0], one)) as &dyn Fn(bool) -> Row,
+            &(|crc| rows.send(SMALL_SEGMENT, crc, SIZES[0], one)) as &dyn Fn(bool) -> Row,
         ),
         ("Send, 8136 B segments", &|crc| {
-            rows.send(LARGE, crc, SIZES[0], one)
+            rows.send(LARGE_SEGMENT, crc, SIZES[0], one)
         }),
         ("Write 64 KiB", &|crc| {
             rows.rdma(Kind::Write, crc, SIZES[0], one)
@@ -486,7 +545,7 @@ fn at_most_goals(rows: &Rows, summary: &Summary) -> Vec<Goal> {
         ));
     }
     let trips = |row: Row| summary.result(&row)?.round_trips.as_ref();
-    let ours = |busy| trips(rows.echo(rows.smb(LARGE, true), busy));
+    let ours = |busy| trips(rows.echo(rows.smb(LARGE_SEGMENT, true), busy));
     let theirs = |busy| trips(rows.echo(Means::Tcp, busy));
     let sleeping = ours(false).zip(theirs(false));
     let busy = ours(true).zip(theirs(true));

@@ -1,4 +1,4 @@
-//! Many connections: what idle ones cost, and how fairly busy ones share.
+//! Many connections: the memory of idle ones, and the fairness between busy ones.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,31 +10,35 @@ use serde::Serialize;
 
 use super::{
     ends::{LinkId, Near},
-    machine, measure,
+    measure,
     plan::Choice,
     work::{Burst, Kind, Link, Means, Over, Placement, Smb},
 };
 use crate::report::{self, Report};
 
+/// Idle connections.
 const IDLE: u32 = 1000;
+/// Active connections.
 const ACTIVE: u32 = 64;
-/// Of idle connections: few, so that they do not hide the rest.
+/// Credits of an idle connection; few, so that their receives do not hide the rest.
 const CREDITS: u16 = 8;
-const SIZE: u32 = 64 << 10;
-/// Messages that each active connection has under way: a MiB.
+/// Message size in bytes of active connections.
+const MESSAGE_BYTES: u32 = 64 << 10;
+/// Messages that each active connection has under way, 1 MiB in all.
 const UNDER_WAY: u32 = 16;
+/// Samples of active connections.
 const ROUNDS: usize = 5;
-/// How long a burst of active connections is unless somebody says.
-const TIME: Duration = Duration::from_millis(500);
+/// Duration of a burst of active connections without --time.
+const DEFAULT_BURST: Duration = Duration::from_millis(500);
 
-/// What idle connections cost.
+/// The memory of idle connections.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "idle_connections")]
 pub(crate) struct Idle {
     pub(crate) connections: u32,
-    /// Resident bytes of each end.
+    /// Resident bytes of each end of a connection.
     bytes_each: f64,
-    /// Bytes that the receives behind its credits may fill.
+    /// Bytes of the receives that the credits of a connection need.
     credit_bytes: u32,
     pub(crate) beyond_credits: f64,
 }
@@ -44,9 +48,9 @@ pub(crate) struct Idle {
 #[serde(tag = "event", rename = "active_connections")]
 pub(crate) struct Active {
     pub(crate) connections: u32,
-    /// Messages of the fastest beside those of the slowest.
+    /// Messages of the fastest connection divided by those of the slowest.
     pub(crate) fastest_to_slowest: f64,
-    /// The rate of all together beside that of one alone.
+    /// Rate of all connections together divided by that of one alone.
     pub(crate) together_to_one: f64,
 }
 
@@ -59,11 +63,11 @@ fn smb(choice: &Choice) -> Smb {
     }
 }
 
-/// Makes idle connections and counts the memory; `None` where the system does not tell. It is to
-/// come before everything else: what others gave back would be taken without being counted.
+/// Makes idle connections and measures their memory; `None` where the system does not report it.
+/// Call this first: memory that earlier work has freed would be used again and not be counted.
 ///
 /// # Errors
-/// So many connections cannot be made.
+/// The connections cannot be made.
 pub(crate) fn idle(report: &Report, near: &mut Near, choice: &Choice) -> Result<Option<Idle>> {
     let few = Smb {
         segment: 1364,
@@ -71,12 +75,12 @@ pub(crate) fn idle(report: &Report, near: &mut Near, choice: &Choice) -> Result<
         receive_credit_max: CREDITS,
         ..smb(choice)
     };
-    // What the first one needs is not theirs.
+    // Memory that the first connection needs once is not counted.
     let first = near.open(link(few, 1, 1364))?;
     near.burst(first, &burst(64, choice.placement, 1, None))?;
     let before = near.resident()?;
     let id = near.open(link(few, IDLE, 1364))?;
-    // Everything that sets a connection up has happened once it has moved a message.
+    // A connection is completely set up after it has moved a message.
     near.burst(id, &burst(64, choice.placement, 1, None))?;
     let after = near.resident()?;
     near.close(id)?;
@@ -85,7 +89,7 @@ pub(crate) fn idle(report: &Report, near: &mut Near, choice: &Choice) -> Result<
         return Ok(None);
     };
     let each = after.saturating_sub(before) as f64 / f64::from(2 * IDLE);
-    // One more than the credits is posted, so that the last can be answered.
+    // One receive more than the credits is posted, so that the last credit can be answered.
     let credit_bytes = (u32::from(CREDITS) + 1) * few.segment;
     let idle = Idle {
         connections: IDLE,
@@ -125,10 +129,10 @@ fn burst(size: u32, placement: Placement, count: u64, seconds: Option<f64>) -> B
     }
 }
 
-/// Has many connections and one work by turns; `None` if it was interrupted.
+/// Runs many connections and a single one alternately; `None` if it was interrupted.
 ///
 /// # Errors
-/// So many connections cannot be made.
+/// The connections cannot be made.
 pub(crate) fn active(
     report: &Report,
     near: &mut Near,
@@ -138,13 +142,13 @@ pub(crate) fn active(
 ) -> Result<Option<Active>> {
     let smb = smb(choice);
     let (many, one) = (
-        near.open(link(smb, ACTIVE, SIZE))?,
-        near.open(link(smb, 1, SIZE))?,
+        near.open(link(smb, ACTIVE, MESSAGE_BYTES))?,
+        near.open(link(smb, 1, MESSAGE_BYTES))?,
     );
-    let seconds = time.unwrap_or(TIME).as_secs_f64();
+    let seconds = time.unwrap_or(DEFAULT_BURST).as_secs_f64();
     let (mut unfair, mut beside) = (Vec::new(), Vec::new());
     let mut timed = |id: LinkId| -> Result<(f64, f64)> {
-        let burst = burst(SIZE, choice.placement, 0, Some(seconds));
+        let burst = burst(MESSAGE_BYTES, choice.placement, 0, Some(seconds));
         let (near, far) = near.burst(id, &burst)?;
         let most = far.arrived.iter().max().copied().unwrap_or(0);
         let least = far.arrived.iter().min().copied().unwrap_or(0);
@@ -156,7 +160,7 @@ pub(crate) fn active(
             break;
         }
         let ((unfairness, together), (_, alone)) = (timed(many)?, timed(one)?);
-        // The first warms up.
+        // The first round warms up.
         if round > 0 {
             unfair.push(unfairness);
             beside.push(together / alone);
@@ -179,9 +183,4 @@ pub(crate) fn active(
     ));
     report.event(&active);
     Ok(Some(active))
-}
-
-/// Files for the sockets of a link's ends, and some to spare.
-pub(crate) fn allow_files(connections: u32) {
-    machine::allow_files(u64::from(connections) * 2 + 1024);
 }

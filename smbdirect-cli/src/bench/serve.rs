@@ -1,4 +1,5 @@
-//! Where the far end is: a thread here, a child process, or elsewhere; and being one.
+//! Starts the far end of a bench as a thread or a child process, finds one elsewhere, or serves as
+//! one.
 
 use std::{
     io::{BufRead, BufReader},
@@ -14,9 +15,9 @@ use serde::Serialize;
 use tracing::debug;
 
 use super::{
-    Bench,
     ends::{self, InProcess, Near, Setting},
     machine::Cores,
+    options::Bench,
 };
 use crate::{
     options::Address,
@@ -24,9 +25,10 @@ use crate::{
     signals, transport,
 };
 
-/// The port that orders go to.
+/// Default port for orders.
 const PORT: u16 = 5446;
-const STARTING: Duration = Duration::from_secs(10);
+/// Longest time for connecting to the far end.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -36,7 +38,7 @@ enum Event {
     Over { error: Option<String> },
 }
 
-/// The far end of a bench that was started here.
+/// The far end of the bench that runs here.
 pub(crate) struct Far {
     address: SocketAddr,
     in_process: Option<Arc<InProcess>>,
@@ -44,10 +46,10 @@ pub(crate) struct Far {
 }
 
 impl Far {
-    /// A thread, a process, or what listens at the address.
+    /// Starts a thread or a process, or resolves the address of a far end elsewhere.
     ///
     /// # Errors
-    /// It does not start, or there is none.
+    /// It does not start, or the address is unknown.
     pub(crate) fn start(bench: &Bench, setting: &Setting) -> Result<Self> {
         let far = |address, in_process, child| Self {
             address,
@@ -64,17 +66,19 @@ impl Far {
                     in_process: Some(shared.clone()),
                     ..setting.clone()
                 };
-                let obey = move || {
+                let serve_orders = move || {
                     let (stream, near) = match listener.accept() {
                         Ok(accepted) => accepted,
                         Err(error) => return debug!("the far end: {error}"),
                     };
-                    if let Err(error) = ends::obey(stream, setting) {
+                    if let Err(error) = ends::serve_orders(stream, setting) {
                         let span = transport::peer_span(near);
                         span.in_scope(|| debug!("the far end: {error:#}"));
                     }
                 };
-                thread::Builder::new().name("far".into()).spawn(obey)?;
+                thread::Builder::new()
+                    .name("far".into())
+                    .spawn(serve_orders)?;
                 Ok(far(address, Some(shared), None))
             }
             (None, _) => {
@@ -84,10 +88,10 @@ impl Far {
         }
     }
 
-    /// The near end of the same bench.
+    /// Connects the near end to it.
     pub(crate) fn near(&mut self, setting: Setting) -> Result<Near> {
         let address = self.address;
-        let stream = TcpStream::connect_timeout(&address, STARTING).map_err(|error| {
+        let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).map_err(|error| {
             anyhow!(
                 "{address} cannot be reached: {}; does `smbdirect bench --serve` run there?",
                 report::plain(&error)
@@ -107,9 +111,9 @@ impl Far {
 impl Drop for Far {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // It ends by itself when nobody gives it orders, unless it is stuck.
+            // The child ends by itself when its orders end, unless it is stuck.
             let started = Instant::now();
-            while matches!(child.try_wait(), Ok(None)) && started.elapsed() < GOODBYE {
+            while matches!(child.try_wait(), Ok(None)) && started.elapsed() < CHILD_EXIT_TIMEOUT {
                 thread::sleep(Duration::from_millis(5));
             }
             let _ = child.kill();
@@ -118,7 +122,8 @@ impl Drop for Far {
     }
 }
 
-const GOODBYE: Duration = Duration::from_millis(500);
+/// Longest time for the child process to end by itself.
+const CHILD_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn start_child() -> Result<(Child, SocketAddr)> {
     let program = std::env::current_exe().context("this program does not find itself")?;
@@ -145,10 +150,7 @@ fn start_child() -> Result<(Child, SocketAddr)> {
 
 fn resolve(address: &Address) -> Result<SocketAddr> {
     let port = address.port.unwrap_or(PORT);
-    let host = match address.host.as_str() {
-        "" => "0.0.0.0",
-        host => host,
-    };
+    let host = address.host.as_str();
     let mut found = (host, port)
         .to_socket_addrs()
         .map_err(|error| anyhow!("`{host}` has no address: {error}; check the name"))?;
@@ -157,10 +159,10 @@ fn resolve(address: &Address) -> Result<SocketAddr> {
         .with_context(|| format!("{address} has no addresses"))
 }
 
-/// Is the far end, for one bench after the other.
+/// Serves as the far end of one bench after the other.
 ///
 /// # Errors
-/// The address cannot be listened on.
+/// Listening fails.
 pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
     let report = Report::new(bench.options.json);
     let everywhere = Address {
@@ -184,10 +186,10 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         report.event(&Event::Bench { address: peer });
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        // Its links stay in the process, but none with this peer does.
+        // The setting has no shared part: no peer is in this process.
         let setting = bench.setting(cores, adapters.clone());
         let _awake = bench.keep_awake(cores, &[cores.far()])?;
-        let work = tokio::task::spawn_blocking(move || ends::obey(stream, setting));
+        let work = tokio::task::spawn_blocking(move || ends::serve_orders(stream, setting));
         let result = tokio::select! {
             result = work => result?,
             // The thread ends with the process.

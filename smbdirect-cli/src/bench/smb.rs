@@ -1,4 +1,4 @@
-//! Work over SMB Direct connections, as a program with this library would do it.
+//! Bursts over SMB Direct connections, written as a program that uses this library would be.
 
 use std::{
     collections::VecDeque,
@@ -24,33 +24,33 @@ use tokio::{
 
 use super::work::{Burst, Kind, Link, Smb, window};
 
-/// One end of one connection, with what its bursts need.
+/// One end of one connection, and the buffers for its bursts.
 #[derive(Debug)]
 pub(crate) struct End {
     connection: Connection,
-    /// What is sent and written: messages are slices of it, so that nothing is copied here.
+    /// The bytes to send and write. Messages are slices of it, so this end copies nothing.
     source: Bytes,
-    /// The same bytes, to send messages of by turns. Where the peer gets them as they are, it and
-    /// we count their readers, which would be the work of both if all messages were one buffer.
-    /// As many as a burst has messages.
+    /// Copies of these bytes, to send messages of alternately, as many as a burst has messages. The
+    /// in-process provider passes them without a copy, so both ends count references; with one
+    /// buffer for all messages, that shared counter would dominate.
     sources: Vec<Bytes>,
-    /// Kept registered for the peer.
+    /// Memory that is registered for the peer.
     _regions: Vec<MemoryRegion>,
-    /// The peer's memory.
+    /// The descriptors of the peer's memory.
     theirs: Option<Theirs>,
-    /// For reads.
+    /// Buffers to read into.
     buffers: Vec<BytesMut>,
 }
 
-/// Memory of the peer's. Each buffer is for one direction, as those that SMB registers are: what
-/// the peer may write to at any time has to be copied before it is sent.
+/// The memory of the peer. Each buffer is for one direction, as the buffers that SMB registers are,
+/// because memory that the peer may write to at any time has to be copied before it is sent.
 #[derive(Clone, Copy, Debug)]
 struct Theirs {
     to_read: BufferDescriptorV1,
     to_write: BufferDescriptorV1,
 }
 
-/// The settings of both ends of a link.
+/// Returns the settings of both ends of a link.
 pub(crate) fn config(smb: &Smb, link: &Link) -> Result<Config> {
     let settings = Settings {
         send_credit_target: smb.send_credit_target,
@@ -59,18 +59,18 @@ pub(crate) fn config(smb: &Smb, link: &Link) -> Result<Config> {
         max_receive_size: smb.segment,
         max_fragmented_receive_size: link.largest.max(1 << 17),
         max_read_write_size: smb.max_read_write_size,
-        // Between its bursts a link is left alone, and nothing is to disturb the others' bursts.
+        // Between bursts a link is idle, and its keepalives must not disturb the bursts of others.
         keepalive_interval: Duration::from_secs(3600),
         ..Settings::default()
     };
     Ok(Config::new(settings)?)
 }
 
-/// The passive ends of a link.
+/// Accepts the passive ends of a link.
 pub(crate) async fn accept(mut listener: Listener, link: &Link) -> Result<Vec<End>> {
     let mut ends = Vec::new();
     for _ in 0..link.connections {
-        let connection = timeout(PATIENCE, listener.accept())
+        let connection = timeout(STEP_TIMEOUT, listener.accept())
             .await
             .context("the other end does not connect")??;
         ends.push(End::new(connection, link).await?);
@@ -78,7 +78,7 @@ pub(crate) async fn accept(mut listener: Listener, link: &Link) -> Result<Vec<En
     Ok(ends)
 }
 
-/// The active ends of a link.
+/// Connects the active ends of a link.
 pub(crate) async fn connect(
     provider: &dyn Provider,
     address: SocketAddr,
@@ -96,10 +96,10 @@ pub(crate) async fn connect(
     Ok(ends)
 }
 
-/// Handles to what is sent: as many as messages can be on the way and not taken.
-const SOURCES: usize = 256;
+/// Most copies of the bytes to send: as many as messages can be under way.
+const MAX_SOURCES: usize = 256;
 
-/// Messages without end.
+/// Returns an endless iterator of messages.
 struct ToSend {
     messages: Vec<Message>,
     next: usize,
@@ -113,11 +113,11 @@ impl ToSend {
     }
 }
 
-/// The messages under way are so many batches, where a call sends many.
-const BATCHES: usize = 8;
+/// Batches under way where one call sends several messages.
+const BATCHES_UNDER_WAY: usize = 8;
 
-/// How long a step may take that takes microseconds.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest time of a step, which normally takes microseconds.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl End {
     async fn new(connection: Connection, link: &Link) -> Result<Self> {
@@ -144,7 +144,7 @@ impl End {
                 end._regions.push(region);
             }
             end.connection.send(ours.freeze())?.await?;
-            let message = timeout(PATIENCE, end.connection.recv()).await??;
+            let message = timeout(STEP_TIMEOUT, end.connection.recv()).await??;
             let message = message.into_bytes();
             let (to_read, to_write) = message
                 .split_at_checked(BufferDescriptorV1::LENGTH)
@@ -157,14 +157,14 @@ impl End {
         Ok(end)
     }
 
-    /// Does this end's part of a burst; round trips are told in nanoseconds.
+    /// Runs this end's part of a burst. Returns the nanoseconds of each round trip.
     async fn burst(&mut self, burst: &Burst, active: bool) -> Result<Done> {
         let mut done = Done::default();
         if matches!(burst.kind, Kind::Send | Kind::Batch) {
-            // An end that sends a single message and is idle from then on is to be small.
+            // An end that sends a single message and is idle afterwards must stay small.
             let most = match burst.seconds {
-                Some(_) => SOURCES,
-                None => SOURCES.min(burst.count.max(1) as usize),
+                Some(_) => MAX_SOURCES,
+                None => MAX_SOURCES.min(burst.count.max(1) as usize),
             };
             while self.sources.len() < most {
                 self.sources.push(Bytes::from_owner(self.source.clone()));
@@ -184,7 +184,8 @@ impl End {
         Ok(done)
     }
 
-    /// Messages one way or both; then the passive end, which has them all, says so.
+    /// Sends messages in one or both directions. The passive end says at the end that it has them
+    /// all.
     async fn messages(&self, burst: &Burst, active: bool) -> Result<()> {
         match (active, burst.both) {
             (true, false) => self.send_all(burst).await?,
@@ -194,14 +195,15 @@ impl End {
         self.settle(active).await
     }
 
-    /// RDMA one way or both. A message behind the writes arrives when they are in place.
+    /// RDMA in one or both directions. A message sent after the writes arrives when they are in
+    /// place.
     async fn transfers(&mut self, burst: &Burst, active: bool) -> Result<()> {
         if active || burst.both {
             match burst.kind {
                 Kind::Read => self.read_all(burst).await?,
                 _ => self.write_all(burst).await?,
             }
-            drop(self.connection.send(MARK)?);
+            drop(self.connection.send(END_MARK)?);
         }
         if !active || burst.both {
             self.marked().await?;
@@ -213,13 +215,13 @@ impl End {
         if active {
             return self.marked().await;
         }
-        // The runtime stands still once the burst is over, and what has not left would not leave.
-        Ok(self.connection.send(MARK)?.await?)
+        // The runtime stops after the burst, so everything has to be sent before.
+        Ok(self.connection.send(END_MARK)?.await?)
     }
 
     async fn marked(&self) -> Result<()> {
         let message = self.connection.recv().await?.into_bytes();
-        ensure!(message == MARK, "the other end said something else");
+        ensure!(message == END_MARK, "the other end said something else");
         Ok(())
     }
 
@@ -232,7 +234,7 @@ impl End {
         let mut sending = VecDeque::with_capacity(window);
         for _ in 0..burst.count {
             if sending.len() == window {
-                // Half of them at once: then many leave together again.
+                // Await half of them at once, so that many are sent together again.
                 finish(&mut sending, window / 2).await?;
             }
             sending.push_back(self.connection.send(messages.next())?);
@@ -241,7 +243,7 @@ impl End {
         finish(&mut sending, rest).await
     }
 
-    /// The messages of a burst.
+    /// Sends the messages of a burst.
     fn to_send(&self, burst: &Burst) -> ToSend {
         let slices = self.sources.iter();
         let slices = slices.map(|source| source.slice(..burst.size as usize).into());
@@ -251,17 +253,17 @@ impl End {
         }
     }
 
-    /// As `send_all`, with one call for many messages.
+    /// Sends the messages of a burst, several by one call.
     async fn send_batches(&self, burst: &Burst) -> Result<()> {
         let mut source = self.to_send(burst);
         let window = window(burst.size);
         let (mut sending, mut messages) = (VecDeque::new(), Vec::new());
         let mut left = burst.count;
         while left > 0 {
-            if sending.len() == BATCHES {
-                finish(&mut sending, BATCHES / 2).await?;
+            if sending.len() == BATCHES_UNDER_WAY {
+                finish(&mut sending, BATCHES_UNDER_WAY / 2).await?;
             }
-            let now = left.min((window / BATCHES) as u64);
+            let now = left.min((window / BATCHES_UNDER_WAY) as u64);
             messages.extend((0..now).map(|_| source.next()));
             sending.push_back(self.connection.send_many(&mut messages)?);
             left -= now;
@@ -293,13 +295,13 @@ impl End {
         Ok(())
     }
 
-    /// Sends for a while, and ends with a mark; or counts up to it.
+    /// Sends for the time of the burst and then a mark, or counts messages up to the mark.
     async fn timed(&self, burst: &Burst, active: bool) -> Result<u64> {
         let mut arrived = 0;
         if !active {
             loop {
                 let message = self.connection.recv().await?;
-                if message.chunk() == MARK {
+                if message.chunk() == END_MARK {
                     break;
                 }
                 check_length(message.len(), burst)?;
@@ -313,13 +315,13 @@ impl End {
         let window = burst.outstanding.max(2) as usize;
         let mut sending = VecDeque::with_capacity(window);
         let started = Instant::now();
-        while started.elapsed() < length.min(PATIENCE) {
+        while started.elapsed() < length.min(STEP_TIMEOUT) {
             if sending.len() == window {
                 finish(&mut sending, window / 2).await?;
             }
             sending.push_back(self.connection.send(messages.next())?);
         }
-        drop(self.connection.send(MARK)?);
+        drop(self.connection.send(END_MARK)?);
         self.settle(true).await?;
         Ok(arrived)
     }
@@ -366,7 +368,7 @@ impl End {
         Ok(())
     }
 
-    /// The peer's memory as far as a burst goes.
+    /// Returns the peer's memory that a burst uses.
     fn theirs(&self, burst: &Burst) -> Result<[BufferDescriptorV1; 1]> {
         let theirs = self
             .theirs
@@ -408,10 +410,10 @@ impl End {
     }
 }
 
-/// Says that a burst is over. What bursts are made of does not look like it.
-const MARK: &[u8] = b"over, and all of it is here";
+/// A message that ends a burst. No other message of a burst has these bytes.
+const END_MARK: &[u8] = b"over, and all of it is here";
 
-/// What a burst's messages are made of.
+/// Returns the bytes that the messages of a burst are made of.
 pub(crate) fn source(length: u32) -> Bytes {
     let mut bytes = vec![0; length as usize];
     fastrand::Rng::with_seed(u64::from(length)).fill(&mut bytes);
@@ -427,7 +429,7 @@ fn check_length(length: usize, burst: &Burst) -> Result<()> {
     Ok(())
 }
 
-/// Awaits the first `number` of what is under way, by waiting for the last of them.
+/// Awaits the first `number` operations under way, by waiting for the last of them.
 async fn finish<F, E>(under_way: &mut VecDeque<F>, number: usize) -> Result<()>
 where
     F: Future<Output = Result<(), E>> + Unpin,
@@ -436,14 +438,17 @@ where
     let Some(last) = number.checked_sub(1) else {
         return Ok(());
     };
-    let last = under_way.get_mut(last).expect("so many are under way");
+    let last = under_way
+        .get_mut(last)
+        .expect("there are that many under way");
     last.await?;
-    // They finish in order; one that failed has ended the connection, which the next call tells.
+    // Operations finish in order. A failed one has ended the connection, and the next call reports
+    // it.
     under_way.drain(..number);
     Ok(())
 }
 
-/// Sends and receives at the same time.
+/// Runs sending and receiving concurrently.
 async fn both(
     sending: impl Future<Output = Result<()>>,
     receiving: impl Future<Output = Result<()>>,
@@ -451,20 +456,24 @@ async fn both(
     tokio::try_join!(sending, receiving).map(|_| ())
 }
 
-/// What one connection did.
+/// The result of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) arrived: u64,
     pub(crate) round_trips: Vec<u64>,
 }
 
-/// One burst on all connections of a link, each in a task of its own: the future that a runtime
-/// is started with costs it two system calls whenever it is woken.
+/// Runs one burst on all connections of a link, each in a task of its own: waking the future that
+/// block_on() runs costs two system calls.
 pub(crate) async fn burst(ends: &mut Vec<End>, burst: &Burst, active: bool) -> Result<Vec<Done>> {
     let _spinning = burst.busy.then(Spinning::start);
-    // Who looks for one connection's messages keeps its thread from the others'.
+    // A task that busy-polls one connection keeps its thread from the others.
     let looks = burst.busy && ends.len() == 1;
-    let busy_poll = if looks { LOOKS } else { Duration::ZERO };
+    let busy_poll = if looks {
+        BUSY_POLL_TIME
+    } else {
+        Duration::ZERO
+    };
     let mut tasks = JoinSet::new();
     for mut end in ends.drain(..) {
         let burst = *burst;
@@ -483,21 +492,21 @@ pub(crate) async fn burst(ends: &mut Vec<End>, burst: &Burst, active: bool) -> R
     Ok(all)
 }
 
-/// How long a busy end looks for a message itself before the runtime has a turn; that one does
-/// not sleep either.
-const LOOKS: Duration = Duration::from_micros(30);
+/// Time that a busy end polls for a message itself before it yields to the runtime, which does not
+/// sleep either.
+const BUSY_POLL_TIME: Duration = Duration::from_micros(30);
 
-/// No burst takes so long that a user would wait for it.
+/// Longest time of a burst.
 async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    match timeout(STUCK, work).await {
+    match timeout(BURST_TIMEOUT, work).await {
         Ok(done) => done,
         Err(_) => bail!("a burst does not end"),
     }
 }
 
-const STUCK: Duration = Duration::from_secs(30);
+const BURST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Keeps the runtime from sleeping: its sockets are looked at again and again.
+/// Keeps the runtime from sleeping, so that it polls its sockets continuously.
 pub(crate) struct Spinning(Arc<AtomicBool>);
 
 impl Spinning {

@@ -1,4 +1,4 @@
-//! Results as a table for people and as objects for programs.
+//! Prints results as a table for people and as objects for programs.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::report::{self, Report};
 
-/// One row, for programs.
+/// The object of one row.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "row")]
 pub(crate) struct RowEvent {
@@ -48,7 +48,8 @@ struct LatencyEvent {
     median_seconds: f64,
     p99_seconds: Option<f64>,
     max_seconds: f64,
-    /// Upper bounds in seconds, and how many round trips were no longer, nor within the one before.
+    /// Upper bounds in seconds, and the number of round trips up to each that are above the one
+    /// before.
     histogram: Vec<(f64, u64)>,
 }
 
@@ -122,12 +123,12 @@ fn kind_and_means(row: &Row) -> (&'static str, Option<&'static str>) {
     (kind, Some(means))
 }
 
-/// A histogram in steps of a quarter of a power of two, without its empty ends.
+/// Returns a histogram in steps of a quarter of a power of two, without its empty ends.
 fn buckets(histogram: &Histogram<u64>) -> Vec<(f64, u64)> {
     let mut buckets = Vec::new();
     let mut counted = 0;
-    for step in 0..STEPS {
-        let bound = 2_f64.powf(f64::from(step) / 4.0 + SMALLEST);
+    for step in 0..HISTOGRAM_STEPS {
+        let bound = 2_f64.powf(f64::from(step) / 4.0 + MIN_EXPONENT);
         let below = histogram.count_between(0, bound as u64);
         if below > counted || (!buckets.is_empty() && counted < histogram.len()) {
             buckets.push((bound / 1e9, below - counted));
@@ -137,11 +138,12 @@ fn buckets(histogram: &Histogram<u64>) -> Vec<(f64, u64)> {
     buckets
 }
 
-/// From a quarter of a microsecond on, for twenty-nine doublings: two minutes.
-const SMALLEST: f64 = 8.0;
-const STEPS: u32 = 4 * 29;
+/// Lower end of the histogram, in powers of two of nanoseconds: a quarter of a microsecond.
+const MIN_EXPONENT: f64 = 8.0;
+/// Steps of the histogram: 29 doublings, up to two minutes.
+const HISTOGRAM_STEPS: u32 = 4 * 29;
 
-/// Prints everything that was measured.
+/// Prints the table.
 pub(crate) fn print(report: &Report, summary: &Summary) {
     let rates: Vec<_> = only(summary, false);
     let style = report.style;
@@ -210,7 +212,7 @@ fn print_latencies(report: &Report, summary: &Summary) {
     }
 }
 
-/// One line: where the round trips lie, up to one in a thousand.
+/// Returns one line that shows the distribution of round trips, up to one in a thousand.
 fn print_histogram(report: &Report, histogram: &Histogram<u64>) {
     let mut buckets = buckets(histogram);
     let all = histogram.len().max(1);
@@ -224,7 +226,7 @@ fn print_histogram(report: &Report, histogram: &Histogram<u64>) {
     else {
         return;
     };
-    // The first bound is that of a bucket, which is as wide as a quarter of a power of two.
+    // The first bound is that of a bucket, which is a quarter of a power of two wide.
     let [first, last] = [first / 2_f64.powf(0.25), last]
         .map(|seconds| report::time(Duration::from_secs_f64(seconds)));
     let line = format!("    {first} {bars} {last}");
@@ -233,7 +235,7 @@ fn print_histogram(report: &Report, histogram: &Histogram<u64>) {
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// `64 B`, `64 KiB`, and odd sizes to the byte.
+/// Returns a size as `64 B` or `64 KiB`; sizes that are no multiple are in bytes.
 pub(crate) fn size(bytes: u32) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
@@ -242,7 +244,7 @@ pub(crate) fn size(bytes: u32) -> String {
     }
 }
 
-/// Three digits.
+/// Returns a number with three digits.
 pub(crate) fn digits(number: f64) -> String {
     match number {
         _ if number >= 99.95 => format!("{number:.0}"),

@@ -1,4 +1,5 @@
-//! Plain TCP, for comparison: the same sizes by blocking system calls, or by spinning ones.
+//! Plain TCP, for comparison: the same sizes by blocking system calls, or by non-blocking ones that
+//! spin.
 
 use std::{
     hint,
@@ -15,25 +16,25 @@ use super::{
     work::{Burst, Half, Kind},
 };
 
-/// Bytes that one system call takes where messages are batched.
-pub(crate) const BATCH: usize = 256 << 10;
-/// Slices that one system call takes (IOV_MAX of Linux).
-const SLICES: usize = 1024;
-/// How long nothing may move.
-const STUCK: Duration = Duration::from_secs(20);
+/// Bytes of one system call where messages are batched.
+pub(crate) const BATCH_BYTES: usize = 256 << 10;
+/// Slices of one system call (IOV_MAX of Linux).
+const MAX_SLICES: usize = 1024;
+/// Time without progress after which a connection counts as stuck.
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Prepares a connection: what is written leaves at once, as every RDMA over TCP has it.
+/// Prepares a connection: TCP_NODELAY, as every RDMA over TCP has.
 ///
 /// # Errors
-/// Those of the system.
+/// The system refuses.
 pub(crate) fn prepare(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(STUCK))?;
-    stream.set_write_timeout(Some(STUCK))?;
+    stream.set_read_timeout(Some(STALL_TIMEOUT))?;
+    stream.set_write_timeout(Some(STALL_TIMEOUT))?;
     Ok(stream)
 }
 
-/// One burst on all connections of a link, each in a thread of its own if there are several.
+/// Runs one burst on all connections of a link, each in a thread of its own if there are several.
 pub(crate) fn burst(streams: &[TcpStream], burst: &Burst, active: bool) -> Result<Half> {
     for stream in streams {
         stream.set_nonblocking(burst.busy)?;
@@ -71,11 +72,11 @@ pub(crate) fn burst(streams: &[TcpStream], burst: &Burst, active: bool) -> Resul
     Ok(half)
 }
 
-/// What one connection did.
+/// The result of one connection.
 #[derive(Default)]
 struct One {
     round_trips: Vec<u64>,
-    /// CPU time of threads that this one started.
+    /// CPU time of threads that this thread started.
     others: Duration,
 }
 
@@ -111,6 +112,7 @@ fn one(stream: &TcpStream, burst: &Burst, active: bool, source: &[u8]) -> Result
     Ok(one)
 }
 
+/// The byte by which the passive end says that it has everything.
 const ACKNOWLEDGED: &[u8] = b"!";
 
 fn send_all(stream: &TcpStream, burst: &Burst, source: &[u8]) -> Result<()> {
@@ -120,11 +122,11 @@ fn send_all(stream: &TcpStream, burst: &Burst, source: &[u8]) -> Result<()> {
         }
         return Ok(());
     }
-    let slices = (BATCH / source.len().max(1)).clamp(1, SLICES);
+    let slices = (BATCH_BYTES / source.len().max(1)).clamp(1, MAX_SLICES);
     let mut left = burst.count;
     while left > 0 {
         let now = left.min(slices as u64);
-        let mut batch = [IoSlice::new(source); SLICES];
+        let mut batch = [IoSlice::new(source); MAX_SLICES];
         write_batch(stream, &mut batch[..now as usize], burst)?;
         left -= now;
     }
@@ -150,7 +152,7 @@ fn write_batch(mut stream: &TcpStream, mut batch: &mut [IoSlice<'_>], burst: &Bu
 }
 
 fn receive(mut stream: &TcpStream, bytes: u64, burst: &Burst) -> Result<()> {
-    let mut buffer = vec![0; BATCH.min(bytes as usize)];
+    let mut buffer = vec![0; BATCH_BYTES.min(bytes as usize)];
     let mut left = bytes;
     while left > 0 {
         let most = buffer.len().min(left as usize);
@@ -192,7 +194,7 @@ fn read_exactly(mut stream: &TcpStream, buffer: &mut [u8], burst: &Burst) -> Res
     Ok(())
 }
 
-/// A system call until it did something: at once if the ends are busy, and else it waited.
+/// Repeats a system call until it did something; it blocks unless the ends busy-poll.
 fn again(burst: &Burst, mut call: impl FnMut() -> io::Result<usize>) -> Result<usize> {
     let mut turns = 0_u32;
     let mut since = None;
@@ -204,7 +206,7 @@ fn again(burst: &Burst, mut call: impl FnMut() -> io::Result<usize>) -> Result<u
                 turns = turns.wrapping_add(1);
                 if turns.is_multiple_of(1 << 16) {
                     let since = since.get_or_insert_with(Instant::now);
-                    ensure!(since.elapsed() < STUCK, "a burst does not end");
+                    ensure!(since.elapsed() < STALL_TIMEOUT, "a burst does not end");
                 }
             }
             result => return result.context("plain TCP"),

@@ -1,38 +1,40 @@
-//! What two ends agree to do: links between them, and bursts of work on a link.
+//! The work that two ends agree on: links between them, and bursts of work on a link.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Connections of one kind, which stay up from one burst to the next.
+/// Connections of one kind, which stay open from one burst to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Link {
     pub(crate) means: Means,
     pub(crate) connections: u32,
-    /// The longest message on it, in bytes.
+    /// Longest message in bytes.
     pub(crate) largest: u32,
     /// Whether each end registers memory for the other.
     pub(crate) rdma: bool,
-    /// Places for the longest message in the memory that is written to.
+    /// Number of longest messages that the memory to write to has room for.
     pub(crate) places: u32,
 }
 
-/// By what data moves.
+/// The means by which data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Means {
     SmbDirect(Smb),
-    /// Plain TCP by blocking calls, or by spinning ones if the ends are to be busy.
+    /// Plain TCP by blocking calls, or by spinning ones in a busy burst.
     Tcp,
-    /// tokio with a length before each message, from tokio-util.
+    /// tokio with a length before each message (tokio-util).
     Frames,
-    /// Pooled buffers through a channel, copied in and out: what one process can do.
+    /// Pooled buffers through a channel, copied in and out, between threads of one process.
     Channel,
 }
 
-/// What SMB Direct connections are made with.
+/// The settings of SMB Direct connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Smb {
     pub(crate) over: Over,
-    /// Of software iWARP; adapters do as they do, and there is none within a process.
+    /// Whether software iWARP uses CRC; false for other providers.
     pub(crate) crc: bool,
     /// MaxSendSize and MaxReceiveSize of both ends.
     pub(crate) segment: u32,
@@ -41,15 +43,15 @@ pub(crate) struct Smb {
     pub(crate) max_read_write_size: u32,
 }
 
-/// What carries them.
+/// The provider of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Over {
-    /// Software iWARP, over TCP.
+    /// Software iWARP over TCP.
     Iwarp,
     /// RDMA adapters.
     Verbs,
-    /// Within the process.
+    /// The in-process provider.
     Loopback,
 }
 
@@ -67,11 +69,11 @@ impl Over {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
     Send,
-    /// Sends of several messages by one call.
+    /// Sends, several messages by one call.
     Batch,
     Write,
-    /// RDMA Writes that each have a place of their own in the peer's memory while they are under
-    /// way, as Reads have in ours.
+    /// RDMA Writes that each have their own place in the memory of the peer while under way, as
+    /// RDMA Reads have at this end.
     WriteApart,
     Read,
     Echo,
@@ -101,7 +103,7 @@ pub(crate) enum Placement {
     Free,
 }
 
-/// A burst of work: the end that connects is active, the other takes part or looks on.
+/// A burst of work. The end that connects is active, the other takes part or waits.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Burst {
     pub(crate) kind: Kind,
@@ -110,22 +112,22 @@ pub(crate) struct Burst {
     pub(crate) count: u64,
     /// Most operations that have been started and are not done.
     pub(crate) outstanding: u32,
-    /// Both ends are active.
+    /// Whether both ends are active.
     pub(crate) both: bool,
-    /// The ends never sleep.
+    /// Whether the ends busy-poll.
     pub(crate) busy: bool,
     pub(crate) placement: Placement,
-    /// Go on for so many seconds instead of counting.
+    /// Run for this many seconds instead of counting messages.
     pub(crate) seconds: Option<f64>,
 }
 
 impl Burst {
-    /// Bytes that each connection moves one way.
+    /// Returns the bytes that each connection moves in one direction.
     pub(crate) fn bytes(&self) -> u64 {
         self.count.saturating_mul(self.size.into())
     }
 
-    /// Places in the peer's memory that it goes to by turns.
+    /// Returns the number of places in the memory of the peer that are written to in turn.
     pub(crate) fn places(&self) -> u32 {
         match self.kind {
             Kind::WriteApart => self.outstanding.max(1),
@@ -134,20 +136,60 @@ impl Burst {
     }
 }
 
-/// What one end did in a burst.
+/// The result of one end in a burst.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Half {
     pub(crate) seconds: f64,
-    /// CPU time; `None` where the system does not tell.
+    /// CPU time in seconds; `None` where the system does not report it.
     pub(crate) cpu: Option<f64>,
-    /// Of a timed burst: messages that arrived, a number for each connection.
+    /// Messages that arrived on each connection, of a timed burst.
     pub(crate) arrived: Vec<u64>,
-    /// Nanoseconds of each round trip.
+    /// Each round trip in nanoseconds.
     #[serde(skip)]
     pub(crate) round_trips: Vec<u64>,
 }
 
-/// Messages to have under way: a MiB of them, and not fewer than sixteen.
+/// Returns the number of messages to have under way: 1 MiB of them, and at least 16.
 pub(crate) fn window(size: u32) -> usize {
     ((1 << 20) / size.max(1) as usize).clamp(16, 1024)
 }
+
+/// The result of one burst of one row of the table, both ends together.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) seconds: f64,
+    pub(crate) bytes: u64,
+    pub(crate) messages: u64,
+    /// CPU time of both ends in seconds; `None` where the system does not report it.
+    pub(crate) cpu: Option<f64>,
+    /// Each round trip in nanoseconds.
+    pub(crate) round_trips: Vec<u64>,
+    /// Round trip of a cache line between the two cores, before and after the burst.
+    pub(crate) between_cores: Option<(Duration, Duration)>,
+}
+
+impl Sample {
+    /// Creates the sample of another program, which reports these three numbers.
+    pub(crate) const fn reported(seconds: f64, bytes: u64, messages: u64) -> Self {
+        Self {
+            seconds,
+            bytes,
+            messages,
+            cpu: None,
+            round_trips: Vec::new(),
+            between_cores: None,
+        }
+    }
+
+    /// Returns the rate in bytes per second.
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+}
+
+/// Most operations of a connection that have been started and are not done.
+pub(crate) const MAX_OUTSTANDING: u32 = 1024;
+/// Most messages of a burst.
+pub(crate) const MAX_BURST_MESSAGES: u64 = 1 << 32;
+/// Most round trips of a burst; the duration of each one is kept.
+pub(crate) const MAX_BURST_ROUND_TRIPS: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Events as objects for programs.
+//! Prints events as objects for programs.
 
 use std::{collections::BTreeMap, fmt::Write, net::SocketAddr};
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 use smbdirect::rdma::iwarp::mpa::StartupFrame;
 
 use super::{
-    Summary,
     analysis::{ByRdma, Counts, Event, Payload, Sender, Tagged, What, text as rule_text},
+    summary::Summary,
     text::{channel_name, payload},
 };
 
-/// One object.
+/// The object of one line.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(super) enum Line<'a> {
@@ -19,7 +19,7 @@ pub(super) enum Line<'a> {
         stream: u32,
         initiator: SocketAddr,
         responder: SocketAddr,
-        /// Whether these two are known, or which of them connected is not.
+        /// Whether it is known which of the two connected.
         roles_known: bool,
         from_start: bool,
     },
@@ -69,7 +69,7 @@ pub(super) enum Line<'a> {
     },
 }
 
-/// Where a line stands in the capture.
+/// The place of a message in the capture.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     stream: u32,
@@ -101,7 +101,7 @@ pub(super) struct BrokenRule<'a> {
     by: &'a str,
 }
 
-/// A message, by its name, with its fields.
+/// A message, with its fields.
 #[derive(Debug, Serialize)]
 #[serde(tag = "message")]
 pub(super) enum Message<'a> {
@@ -164,7 +164,7 @@ pub(super) enum Message<'a> {
         data_offset: u32,
         data_length: u32,
         payload: Option<String>,
-        /// Of an SMB2 READ or WRITE request whose data goes by RDMA.
+        /// The channel of an SMB2 READ or WRITE request whose data moves by RDMA.
         channel: Option<String>,
         channel_bytes: Option<u32>,
         invalidated: Option<u32>,
@@ -185,7 +185,7 @@ pub(super) struct Startup {
     rtr_send: bool,
     rtr_write: bool,
     rtr_read: bool,
-    /// In hexadecimal digits, without the enhanced block.
+    /// Private data in hexadecimal digits, without the enhanced block.
     private_data: String,
 }
 
@@ -198,7 +198,7 @@ pub(super) struct Placed {
 }
 
 impl<'a> Line<'a> {
-    /// The object of an event.
+    /// Returns the object of an event.
     pub(super) fn of(event: &'a Event, seconds: f64) -> Self {
         let place = Place {
             stream: event.stream,
@@ -247,7 +247,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The last object.
+    /// Returns the last object.
     pub(super) fn summary(summary: &'a Summary, counts: &Counts) -> Self {
         let broken = summary.broken.iter().map(|(rule, broken)| BrokenRule {
             rule,

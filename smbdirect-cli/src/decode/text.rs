@@ -1,4 +1,4 @@
-//! Events as lines for people.
+//! Prints events as lines for people.
 
 use std::fmt::Write;
 
@@ -9,10 +9,10 @@ use smbdirect::{
 use smbdirect_smb::smb2::Channel;
 
 use super::{
-    Summary,
     analysis::{
         ByRdma, Counts, DataTransfer, Event, Payload, Sender, Tagged, What, text as rule_text,
     },
+    summary::Summary,
 };
 use crate::report::{self, Report, Style, count, plural};
 
@@ -22,7 +22,7 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
     if let What::Stream { ends, whole } = event.what {
         let [first, second] = ends;
         let (one, other) = match event.from {
-            Sender::A | Sender::B => ("one end", "the other; nobody saw who connected"),
+            Sender::A | Sender::B => ("one end", "the other; unknown which of them connected"),
             _ => ("initiator", "responder"),
         };
         let joined = if whole {
@@ -62,7 +62,7 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
     }
 }
 
-/// The columns of Data Transfers, under the specification's names, and what stands before them.
+/// The columns of Data Transfers under the names of the specification, and the columns before them.
 const HEADS: [[&str; 12]; 2] = [
     [
         "",
@@ -157,7 +157,7 @@ fn or(number: Option<u32>, unknown: &str) -> String {
     number.map_or_else(|| unknown.into(), |number| number.to_string())
 }
 
-/// A payload in words.
+/// Describes a payload.
 pub(super) fn payload(payload: Payload) -> Option<String> {
     Some(match payload {
         Payload::None | Payload::Other => return None,
@@ -175,7 +175,7 @@ pub(super) fn payload(payload: Payload) -> Option<String> {
     })
 }
 
-/// A channel by its name, or by its number.
+/// Returns the name of a channel, or its number.
 pub(super) fn channel_name(channel: Channel) -> String {
     match channel.name() {
         Some(name) => name.into(),
@@ -183,7 +183,7 @@ pub(super) fn channel_name(channel: Channel) -> String {
     }
 }
 
-/// What is no Data Transfer.
+/// Describes an event that is no Data Transfer.
 fn words(what: &What, style: Style) -> String {
     let said = match what {
         What::Startup(frame) => startup(frame),
@@ -231,6 +231,10 @@ fn words(what: &What, style: Style) -> String {
     format!("{:<18} {said}", what.name().unwrap_or_default())
 }
 
+/// The bytes that an end of this library appends to its MPA private data, so that another one
+/// recognises it.
+const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
+
 fn startup(frame: &StartupFrame) -> String {
     let mut text = format!("revision {}", frame.revision);
     for (is_set, word) in [
@@ -259,14 +263,18 @@ fn startup(frame: &StartupFrame) -> String {
     if length > 0 {
         let _ = write!(text, ", private data of {}", plural(length as u64, "byte"));
     }
-    match IrdOrd::decode(&frame.private_data) {
-        Ok(Some(IrdOrd { ird, ord })) => {
-            let _ = write!(text, ": IRD {ird}, ORD {ord}");
-        }
-        Err(error) => {
-            let _ = write!(text, ": {error}");
-        }
+    let unsigned = frame.private_data.strip_suffix(PEER_SIGNATURE);
+    let mut said = Vec::new();
+    match IrdOrd::decode(unsigned.unwrap_or(&frame.private_data)) {
+        Ok(Some(IrdOrd { ird, ord })) => said.push(format!("IRD {ird}, ORD {ord}")),
+        Err(error) => said.push(error.to_string()),
         Ok(None) => {}
+    }
+    if unsigned.is_some() {
+        said.push("the smbdirect signature".into());
+    }
+    if !said.is_empty() {
+        let _ = write!(text, ": {}", said.join(", "));
     }
     text
 }
@@ -312,10 +320,10 @@ fn negotiate_response(response: &NegotiateResponse) -> String {
     )
 }
 
-/// Rules that are told one by one at the end, and streams whose credits are.
+/// Most streams that the summary lists individually.
 const MAX_STREAMS: usize = 10;
 
-/// Prints what there was.
+/// Prints the summary.
 pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
     let style = report.style;
     report.line("");
@@ -372,7 +380,7 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
     }
 }
 
-/// What was seen besides, and what could not be read.
+/// Describes packets other than iWARP, and what could not be read.
 fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     if summary.missing_bytes > 0 {
         let bytes = report::bytes(summary.missing_bytes);
@@ -392,5 +400,32 @@ fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     for (link, packets) in &counts.unknown_links {
         let packets = plural(*packets, "packet");
         report.line(format_args!("{packets} of link type {link}, not read"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smbdirect::rdma::iwarp::mpa::FrameKind;
+
+    #[test]
+    fn signature_in_private_data_is_not_read_depths() {
+        let mut frame = StartupFrame::new(FrameKind::Reply, 2);
+        frame.private_data = PEER_SIGNATURE.to_vec().into();
+        assert_eq!(
+            startup(&frame),
+            "revision 2, private data of 8 bytes: the smbdirect signature"
+        );
+        let depths = [0, 0, 0, 32, 0, 0, 0, 16];
+        frame.private_data = [&depths, PEER_SIGNATURE].concat().into();
+        assert_eq!(
+            startup(&frame),
+            "revision 2, private data of 16 bytes: IRD 32, ORD 16, the smbdirect signature"
+        );
+        frame.private_data = depths.to_vec().into();
+        assert_eq!(
+            startup(&frame),
+            "revision 2, private data of 8 bytes: IRD 32, ORD 16"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! From the server to the client: answers, and those of their data that go by RDMA.
+//! From the server to the client: answers, and the data of answers that moves by RDMA.
 //!
 //! ```text
 //!   TCP ── ClientChannel ── RDMA Write, message ── SMB Direct       placed as it comes
@@ -26,7 +26,7 @@ use super::{
     tcp,
 };
 
-/// Carries answers until one side is over. All that was taken before has been handed over.
+/// Carries answers until one side ends. Everything taken from the server before has then been sent.
 pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
     let ended = match (from, to) {
         (Source::Tcp(server), Sink::SmbDirect(client)) => place(exchange, server, client).await,
@@ -42,14 +42,14 @@ pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut S
     }
 }
 
-/// Data that is on its way to the client's memory, oldest first.
+/// RDMA Writes under way to the memory of the client, oldest first.
 struct Placing<'a, 'b> {
     exchange: &'a Exchange<'b>,
     chunks: VecDeque<(Writing, Bytes, Grant)>,
 }
 
 impl Placing<'_, '_> {
-    /// Takes memory for another chunk. Where there is none, waits for chunks on their way first.
+    /// Takes memory for another chunk. If there is none, first waits for chunks under way.
     async fn take(&mut self, bytes: usize) -> Result<Grant, Stop> {
         loop {
             if let Some(grant) = self.exchange.answers.try_take(bytes) {
@@ -62,7 +62,7 @@ impl Placing<'_, '_> {
         }
     }
 
-    /// Writes a chunk to the client's memory, after those that are on their way.
+    /// Writes a chunk to the memory of the client, after the chunks under way.
     async fn write(
         &mut self,
         client: &Connection,
@@ -71,7 +71,7 @@ impl Placing<'_, '_> {
         offset: usize,
         grant: Grant,
     ) -> Result<(), Stop> {
-        if self.chunks.len() >= CHUNKS_ON_THE_WAY {
+        if self.chunks.len() >= MAX_CHUNKS_UNDER_WAY {
             self.finish_one().await?;
         }
         let writing = client.write(chunk.clone(), &placement.to, offset as u64);
@@ -95,10 +95,10 @@ impl Placing<'_, '_> {
     }
 }
 
-/// Most chunks on their way to the client's memory: one is read while others are sent.
-const CHUNKS_ON_THE_WAY: usize = 8;
+/// Most chunks under way to the memory of the client: one is read while others are sent.
+const MAX_CHUNKS_UNDER_WAY: usize = 8;
 
-/// From a server without RDMA to the memory of a client with it.
+/// Carries answers from a server without RDMA to a client with it.
 async fn place(
     exchange: &Exchange<'_>,
     server: &mut tcp::Source,
@@ -154,7 +154,8 @@ async fn place(
                     reply, invalidate, ..
                 } = placement;
                 send_reply(exchange, client, reply.into(), invalidate, data.len()).await?;
-                // They left before the reply. An idle session is not to keep their memory.
+                // The chunks were sent before the reply. An idle session must not keep their
+                // memory.
                 placing.finish_all().await?;
             }
             Answer::Compound => {
@@ -196,7 +197,7 @@ async fn take_steps(
     Ok(())
 }
 
-/// From memory that the server wrote to, to the client.
+/// Sends the client data from memory that the server wrote to.
 async fn from_memory(
     exchange: &Exchange<'_>,
     server: &Connection,
@@ -229,7 +230,8 @@ async fn from_memory(
     }
 }
 
-/// An answer to a client of either kind. With `counted`, its data has been counted as gone by RDMA.
+/// Sends an answer to a client of either kind. With `counted`, its data is counted as moved by
+/// RDMA.
 async fn deliver(
     exchange: &Exchange<'_>,
     to: &mut Sink,
@@ -293,7 +295,7 @@ async fn send(
     send_reply(exchange, client, message, invalidate, 0).await
 }
 
-/// Sends a message for which `placed` bytes went before it.
+/// Sends a message after `placed` bytes of its data were written by RDMA.
 async fn send_reply(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -307,7 +309,8 @@ async fn send_reply(
         None => client.send(message),
     };
     let sending = sending.map_err(|error| Stop::of_send(Side::Server, Side::Client, error))?;
-    // Before the wait: the client may have it, and end the session, before this task goes on.
+    // Count before the wait: the client may receive the message, and end the session, before this
+    // task continues.
     exchange.counters.to_client(length + placed);
     let sent = sending.await;
     sent.map_err(|error| Stop::of(Side::Client, &error))

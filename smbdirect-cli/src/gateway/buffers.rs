@@ -1,5 +1,5 @@
-//! Buffers that are used again: memory that was just given back is in a cache, and needs no page of
-//! the system's.
+//! A pool of buffers: memory that was just released is in a cache, and the system need not map new
+//! pages.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -8,34 +8,35 @@ use std::sync::{
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes that are read from a socket, or from a client's memory, in one go: small enough to stay
-/// in a core's cache until they are sent, large enough to make system calls few.
+/// Bytes of one read from a socket or from the memory of a client: small enough to stay in the
+/// cache of a core until they are sent, large enough to keep system calls few.
 pub(super) const CHUNK: usize = 256 << 10;
-/// Smallest class of memory to register; each class is twice as large as the one before.
+/// Smallest size class in bytes of memory to register; each class is twice as large as the one
+/// before.
 const SMALLEST_REGION: usize = 64 << 10;
-/// Largest class of memory to register; larger memory is not kept.
+/// Largest size class in bytes of memory to register; larger memory is not kept.
 const LARGEST_REGION: usize = 16 << 20;
-/// Classes of memory to register.
+/// Number of size classes.
 const CLASSES: usize = (LARGEST_REGION / SMALLEST_REGION).ilog2() as usize + 1;
-/// Most bytes of free buffers that are kept, however much memory there is.
-const MAX_KEPT: usize = 32 << 20;
+/// Most bytes of free buffers, however large --memory is.
+const MAX_KEPT_BYTES: usize = 32 << 20;
 
 /// Free buffers of all connections.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// Empty, with room for [`CHUNK`] bytes.
+    /// Empty buffers with room for [`CHUNK`] bytes.
     chunks: Mutex<Vec<BytesMut>>,
-    /// As long as their class says, with the session that had each.
+    /// Regions by size class, each with the session that used it.
     regions: [Mutex<Vec<(u64, BytesMut)>>; CLASSES],
-    /// Bytes of all of them.
+    /// Bytes of all free buffers.
     kept: AtomicUsize,
-    /// Most bytes of all of them.
+    /// Most bytes of all free buffers.
     max_kept: usize,
 }
 
 impl Default for Buffers {
     fn default() -> Self {
-        Self::new(MAX_KEPT as u64)
+        Self::new(MAX_KEPT_BYTES as u64)
     }
 }
 
@@ -44,17 +45,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Buffers {
-    /// Keeps at most `max_kept` bytes of free buffers.
+    /// Creates a pool that keeps at most `max_kept` bytes of free buffers.
     pub(super) fn new(max_kept: u64) -> Self {
         Self {
             chunks: Mutex::default(),
             regions: Default::default(),
             kept: AtomicUsize::new(0),
-            max_kept: max_kept.min(MAX_KEPT as u64) as usize,
+            max_kept: max_kept.min(MAX_KEPT_BYTES as u64) as usize,
         }
     }
 
-    /// An empty buffer with room for [`CHUNK`] bytes.
+    /// Returns an empty buffer with room for [`CHUNK`] bytes.
     pub(super) fn chunk(&self) -> BytesMut {
         let free = lock(&self.chunks).pop();
         match free {
@@ -66,7 +67,7 @@ impl Buffers {
         }
     }
 
-    /// Takes back the memory of a chunk that nobody else has.
+    /// Takes back the buffer of a chunk if this is the only handle to it.
     pub(super) fn give_chunk(&self, bytes: Bytes) {
         let Ok(mut chunk) = bytes.try_into_mut() else {
             return;
@@ -106,7 +107,7 @@ impl Buffers {
         region
     }
 
-    /// Takes back the memory of a region.
+    /// Takes back the buffer of a region.
     pub(super) fn give_region(&self, session: u64, mut region: BytesMut) {
         let capacity = region.capacity();
         let Some(class) = class(region.len()) else {
@@ -123,14 +124,14 @@ impl Buffers {
         }
     }
 
-    /// Takes back the memory of a region that was shared, if nobody else has it any more.
+    /// Takes back the buffer of a region that was shared, if this is the last handle to it.
     pub(super) fn give_shared_region(&self, session: u64, bytes: Bytes) {
         if let Ok(region) = bytes.try_into_mut() {
             self.give_region(session, region);
         }
     }
 
-    /// Whether there is room to keep a buffer of this size.
+    /// Returns whether a buffer of this size can be kept.
     fn keep(&self, size: usize) -> bool {
         let fits = self.kept.fetch_add(size, Relaxed) + size <= self.max_kept;
         if !fits {
@@ -140,12 +141,12 @@ impl Buffers {
     }
 }
 
-/// Bytes that a region of `length` bytes takes.
+/// Returns the bytes that a region of `length` bytes takes.
 pub(super) fn region_size(length: usize) -> usize {
     class(length).map_or(length, |class| SMALLEST_REGION << class)
 }
 
-/// Which regions have room for `length` bytes.
+/// Returns the size class for `length` bytes.
 fn class(length: usize) -> Option<usize> {
     let size = length.max(SMALLEST_REGION).checked_next_power_of_two()?;
     let class = (size / SMALLEST_REGION).ilog2() as usize;
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again() {
+    fn released_buffers_are_reused() {
         let buffers = Buffers::default();
         for length in [
             2,
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_has_nothing_of_another_session() {
+    fn a_region_holds_no_data_of_another_session() {
         let buffers = Buffers::default();
         let mut region = buffers.region(1, 100_000);
         region.fill(7);
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn kept_bytes_are_bounded() {
         let buffers = Buffers::default();
         for _ in 0..2 {
             let regions: Vec<_> = (0..10).map(|_| buffers.region(1, 8 << 20)).collect();
@@ -218,7 +219,10 @@ mod tests {
                 .for_each(|region| buffers.give_region(1, region));
         }
         let kept = class(8 << 20).unwrap();
-        assert_eq!(lock(&buffers.regions[kept]).len(), MAX_KEPT / (8 << 20));
+        assert_eq!(
+            lock(&buffers.regions[kept]).len(),
+            MAX_KEPT_BYTES / (8 << 20)
+        );
         let large = buffers.region(1, LARGEST_REGION + 1);
         assert_eq!(large.len(), LARGEST_REGION + 1);
         buffers.give_region(1, large);

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::report;
 
-/// Counters of one session, or of all.
+/// Counters of one session, or of all sessions.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) messages_to_server: AtomicU64,
@@ -31,7 +31,7 @@ pub(super) struct Counts {
 pub(super) struct Counters<'a>(pub(super) [&'a Counts; 2]);
 
 impl<'a> Counters<'a> {
-    /// Those of the session alone.
+    /// The counters of the session alone.
     pub(super) const fn of_session(self) -> &'a Counts {
         self.0[0]
     }
@@ -42,50 +42,51 @@ impl<'a> Counters<'a> {
         }
     }
 
-    /// A message went to the server. Its length is that on the way to the server.
+    /// Counts a message to the server, by its length as sent.
     pub(super) fn to_server(self, length: usize) {
         self.add(|counts| &counts.messages_to_server, 1);
         self.add(|counts| &counts.bytes_to_server, length as u64);
     }
 
-    /// A message went to the client. Its length includes the data that was placed for it.
+    /// Counts a message to the client, by its length and the data written by RDMA for it.
     pub(super) fn to_client(self, length: usize) {
         self.add(|counts| &counts.messages_to_client, 1);
         self.add(|counts| &counts.bytes_to_client, length as u64);
     }
 
-    /// The data of a READ went by RDMA, if there was any.
+    /// Counts the data of a READ that moved by RDMA, if there was any.
     pub(super) fn read_by_rdma(self, length: usize) {
         self.add(|counts| &counts.reads_by_rdma, u64::from(length > 0));
         self.add(|counts| &counts.bytes_read_by_rdma, length as u64);
     }
 
-    /// The data of a WRITE went by RDMA, if there was any.
+    /// Counts the data of a WRITE that moved by RDMA, if there was any.
     pub(super) fn written_by_rdma(self, length: usize) {
         self.add(|counts| &counts.writes_by_rdma, u64::from(length > 0));
         self.add(|counts| &counts.bytes_written_by_rdma, length as u64);
     }
 
-    /// A message of the client went on unchanged.
+    /// Counts a message of the client that was forwarded unchanged.
     pub(super) fn passed(self) {
         self.add(|counts| &counts.requests_passed, 1);
     }
 
-    /// A message of the client ended the connection.
+    /// Counts a message of the client that was refused.
     pub(super) fn refused(self) {
         self.add(|counts| &counts.requests_refused, 1);
     }
 }
 
-/// A TCP client that sends no more may still wait for answers. After this long without one, it does not.
-const LINGER: Duration = Duration::from_secs(2);
+/// Longest pause between answers to a TCP client that has finished sending, before the session
+/// ends.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Counts {
-    /// Waits until no message has gone to the client for [`LINGER`].
+    /// Waits until no message has gone to the client for [`ANSWER_TIMEOUT`].
     pub(super) async fn silence(&self) {
         loop {
             let before = self.messages_to_client.load(Relaxed);
-            sleep(LINGER).await;
+            sleep(ANSWER_TIMEOUT).await;
             if self.messages_to_client.load(Relaxed) == before {
                 return;
             }
@@ -109,8 +110,8 @@ impl Counts {
     }
 }
 
-/// The traffic in each direction. Bytes are those of SMB messages and of the data that went by RDMA
-/// in their place.
+/// The traffic in each direction. Bytes are those of SMB messages and of the data that moved by
+/// RDMA in their place.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Carried {
     messages_to_server: u64,

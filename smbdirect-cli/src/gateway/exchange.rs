@@ -1,5 +1,5 @@
-//! The state that both directions of a session share: the requests that wait for their answer, and
-//! the memory that they hold.
+//! The state that both directions of a session share: unanswered requests, and the memory that they
+//! hold.
 
 use std::{
     collections::HashMap,
@@ -26,10 +26,10 @@ use super::{
 pub(super) struct Exchange<'a> {
     pub(super) id: u64,
     client_channel: Mutex<ClientChannel>,
-    /// A request with a channel was answered.
+    /// Signals that a request with a channel was answered.
     answered: Notify,
     server_channel: Mutex<ServerChannel>,
-    /// Memory that the server may use, by the MessageId of its request.
+    /// Memory that the server may access, by the MessageId of its request.
     regions: Mutex<HashMap<u64, Region>>,
     pub(super) requests: Share,
     pub(super) answers: Share,
@@ -37,7 +37,7 @@ pub(super) struct Exchange<'a> {
     pub(super) counters: Counters<'a>,
 }
 
-/// Memory that the server may use.
+/// Memory that the server may access.
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) region: MemoryRegion,
@@ -70,25 +70,25 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The translator of a client with RDMA. Not to be held across a wait.
+    /// Locks the translator of a client with RDMA. Do not hold the guard across an await.
     pub(super) fn client_channel(&self) -> MutexGuard<'_, ClientChannel> {
         lock(&self.client_channel)
     }
 
-    /// The translator of a server with RDMA. Not to be held across a wait.
+    /// Locks the translator of a server with RDMA. Do not hold the guard across an await.
     pub(super) fn server_channel(&self) -> MutexGuard<'_, ServerChannel> {
         lock(&self.server_channel)
     }
 
-    /// Memory of `length` bytes, which holds nothing of another session's.
+    /// Returns memory of `length` bytes without data of another session.
     pub(super) fn region(&self, length: usize) -> BytesMut {
         self.buffers.region(self.id, length)
     }
 
-    /// Waits until another request with a channel can be remembered.
+    /// Waits until another request with a channel can be recorded.
     pub(super) async fn client_channel_room(&self) {
         loop {
-            // Created before the look, so that no answer in between is missed.
+            // Created before the check, so that an answer in between is not missed.
             let answered = self.answered.notified();
             if self.client_channel().has_room() {
                 return;
@@ -97,13 +97,13 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// An answer may have made room.
+    /// Wakes the task that waits for room after an answer.
     pub(super) fn answered(&self) {
         self.answered.notify_one();
     }
 
-    /// Remembers the memory of a request, and returns the request with the channel to it. `head` is
-    /// its beginning, and `length` that of all of it.
+    /// Records the memory of a request, and returns the request with the channel to it. `head` is
+    /// its beginning, and `length` its whole length.
     pub(super) fn expect_answer(&self, head: &[u8], length: usize, region: Region) -> Bytes {
         let descriptors = [region.region.descriptor()];
         let header = Header::decode(head).expect("the request was looked at before");
@@ -118,7 +118,7 @@ impl<'a> Exchange<'a> {
         request
     }
 
-    /// Ends the server's access to the memory of a request, and takes it back.
+    /// Ends the server's access to the memory of a request, and returns the memory.
     pub(super) async fn take_region(&self, message_id: u64) -> Result<(BytesMut, Grant), Stop> {
         let region = lock(&self.regions).remove(&message_id);
         let Region { region, grant } = region.expect("what is answered has its memory");
@@ -127,7 +127,7 @@ impl<'a> Exchange<'a> {
         Ok((buffer, grant))
     }
 
-    /// The same for memory whose content is not needed any more.
+    /// Ends the access to memory whose content is not needed any more.
     pub(super) async fn end_region(&self, message_id: u64) -> Result<(), Stop> {
         let (buffer, _grant) = self.take_region(message_id).await?;
         self.buffers.give_region(self.id, buffer);

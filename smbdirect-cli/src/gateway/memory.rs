@@ -1,10 +1,10 @@
-//! Memory for requests and answers in flight: bounded for all connections together, with a fair part
-//! for each.
+//! Memory for requests and answers in flight: bounded over all connections, with a fair part for
+//! each.
 //!
-//! Requests and answers have memory of their own, so that an answer, which lets go of what its
-//! request holds, never waits for a request. A connection takes no more than its part, unless it
-//! holds nothing: so any single request gets through, however many connections
-//! there are. Connections wait in the order in which they came.
+//! Requests and answers have separate memory, so an answer, which releases what its request holds,
+//! never waits for a request. A connection takes at most its part, unless it holds nothing: any
+//! single request passes, however many connections there are. Connections wait in the order in
+//! which they came.
 
 use std::sync::{
     Arc,
@@ -14,9 +14,10 @@ use std::sync::{
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Memory is counted in units of this many bytes.
-const UNIT: usize = 4 << 10;
-/// Most bytes that one connection holds, however much there is: enough to keep its peers busy.
-const MAX_PART: usize = 32 << 20;
+const UNIT_BYTES: usize = 4 << 10;
+/// Most bytes that one connection holds, however large the memory is; enough to keep its peers
+/// busy.
+const MAX_PART_BYTES: usize = 32 << 20;
 
 /// Memory that connections share.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(bytes: u64) -> Arc<Self> {
         let most = u64::from(u32::MAX).min(Semaphore::MAX_PERMITS as u64);
-        let units = (bytes / UNIT as u64).clamp(1, most) as u32;
+        let units = (bytes / UNIT_BYTES as u64).clamp(1, most) as u32;
         Arc::new(Self {
             free: Arc::new(Semaphore::new(units as usize)),
             units,
@@ -37,7 +38,7 @@ impl Memory {
         })
     }
 
-    /// A connection's share.
+    /// Returns a new share for a connection.
     pub(super) fn share(self: &Arc<Self>) -> Share {
         self.shares.fetch_add(1, Relaxed);
         Share {
@@ -60,7 +61,7 @@ struct Held {
     released: Notify,
 }
 
-/// Memory that a connection holds until this is dropped.
+/// Memory that a connection holds. Dropping it releases the memory.
 #[derive(Debug)]
 pub(super) struct Grant {
     _permit: OwnedSemaphorePermit,
@@ -69,12 +70,11 @@ pub(super) struct Grant {
 }
 
 impl Share {
-    /// Takes memory for `bytes`, and waits for it where there is none. To be called by one task at
-    /// a time.
+    /// Takes memory for `bytes`, and waits until there is some. Call it from one task at a time.
     pub(super) async fn take(&self, bytes: usize) -> Grant {
         let units = self.units(bytes);
         loop {
-            // Created before the look, so that no release in between is missed.
+            // Created before the check, so that a release in between is not missed.
             let released = self.held.released.notified();
             if self.has_room(units) {
                 break;
@@ -85,7 +85,7 @@ impl Share {
         self.granted(permit.expect("the semaphore is never closed"), units)
     }
 
-    /// Takes memory for `bytes` if there is some.
+    /// Takes memory for `bytes` if it is free.
     pub(super) fn try_take(&self, bytes: usize) -> Option<Grant> {
         let units = self.units(bytes);
         if !self.has_room(units) {
@@ -101,17 +101,17 @@ impl Share {
     }
 
     fn units(&self, bytes: usize) -> u32 {
-        let units = bytes.div_ceil(UNIT).max(1);
-        // One request may be larger than all that there is; it then goes alone.
+        let units = bytes.div_ceil(UNIT_BYTES).max(1);
+        // A request that is larger than all memory passes alone.
         u32::try_from(units)
             .unwrap_or(u32::MAX)
             .min(self.memory.units)
     }
 
     fn has_room(&self, units: u32) -> bool {
-        // One part is for the connection that comes next: this one may be stuck with all that it has.
+        // One part is left for the next connection: this one may be stuck with everything it holds.
         let parts = self.memory.shares.load(Relaxed) + 1;
-        let part = (self.memory.units as usize / parts).min(MAX_PART / UNIT);
+        let part = (self.memory.units as usize / parts).min(MAX_PART_BYTES / UNIT_BYTES);
         let held = self.held.units.load(Relaxed);
         held == 0 || held as usize + units as usize <= part
     }
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether there is memory now. A wait that began is given up.
+    /// Polls for memory once, and gives up the wait.
     fn takes(share: &Share, bytes: usize) -> Option<Grant> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()

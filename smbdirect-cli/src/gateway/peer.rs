@@ -1,4 +1,4 @@
-//! The two ends of a session, of either kind, and why a session is over.
+//! The two ends of a session, each by SMB Direct or TCP, and the reasons for its end.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -6,13 +6,16 @@ use smbdirect::{Config, Connection, ConnectionError, ReadError, SendError, Trans
 use smbdirect_smb::{Refusal, ServerFault};
 use tokio::net::TcpStream;
 
-use super::{SHUTDOWN, tcp};
+use super::tcp;
 use crate::{
     report::{self, NegotiatedReport},
     transport,
 };
 
-/// The two that a session is between.
+/// Longest time that the end of a connection may take before it is dropped.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The two sides of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Client,
@@ -28,12 +31,12 @@ impl fmt::Display for Side {
     }
 }
 
-/// Why a session, or one direction of it, is over.
+/// The reason for the end of a session, or of one direction of it.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// That side closed its connection in good order.
+    /// This side closed its connection gracefully.
     Closed(Side),
-    /// That side is at fault, and how.
+    /// This side failed, with the reason.
     Failed(Side, String),
     /// The client sent a request that cannot be translated.
     Refused(Refusal),
@@ -67,7 +70,7 @@ impl From<ServerFault> for Stop {
 }
 
 impl Stop {
-    /// The end of an SMB Direct connection.
+    /// Returns the reason for the end of an SMB Direct connection.
     pub(super) fn of(side: Side, error: &ConnectionError) -> Self {
         match error {
             ConnectionError::Closed(_) => Self::Closed(side),
@@ -75,7 +78,8 @@ impl Stop {
         }
     }
 
-    /// A message that could not be sent to `to`; one that is too long is the fault of `from`.
+    /// Returns the reason after a failed send to `to`. A message that is too long is the fault of
+    /// `from`.
     pub(super) fn of_send(from: Side, to: Side, error: SendError) -> Self {
         match error {
             SendError::Connection(error) => Self::of(to, &error),
@@ -84,7 +88,7 @@ impl Stop {
         }
     }
 
-    /// A message of `from` that the other side does not take.
+    /// Returns the reason for a message of `from` that the other side does not accept.
     pub(super) fn too_long(from: Side, length: usize, most: u32) -> Self {
         let fault = tcp::Fault::TooLong { length, most };
         let cure = match from {
@@ -94,17 +98,17 @@ impl Stop {
         Self::Failed(from, format!("{fault}; {cure}"))
     }
 
-    /// A fault of a TCP peer.
+    /// Returns the reason for a fault of a TCP peer.
     pub(super) fn of_tcp(side: Side, fault: &tcp::Fault) -> Self {
         Self::Failed(side, fault.to_string())
     }
 
-    /// A client whose memory could not be read.
+    /// Returns the reason after a failed read from the memory of the client.
     pub(super) fn of_read(error: &ReadError) -> Self {
         Self::of_transfer(&error.fault)
     }
 
-    /// A client whose memory could not be used.
+    /// Returns the reason after a failed access to the memory of the client.
     pub(super) fn of_transfer(fault: &TransferFault) -> Self {
         match fault {
             TransferFault::Connection(error) => Self::of(Side::Client, error),
@@ -113,7 +117,7 @@ impl Stop {
     }
 }
 
-/// A connection, of either kind, to either side.
+/// A connection to either side, by SMB Direct or TCP.
 pub(super) enum Peer {
     SmbDirect(Connection),
     Tcp(TcpStream, SocketAddr),
@@ -159,20 +163,20 @@ impl Peer {
     }
 }
 
-/// Where messages come from.
+/// The receiving half of a connection.
 pub(super) enum Source {
     SmbDirect(Connection),
     Tcp(tcp::Source),
 }
 
-/// Where messages go.
+/// The sending half of a connection.
 pub(super) enum Sink {
     SmbDirect(Connection),
     Tcp(tcp::Sink),
 }
 
 impl Sink {
-    /// Says that nothing else comes, where there is a way to say so and still listen.
+    /// Ends sending while receiving continues, where the protocol has a way.
     pub(super) async fn finish(&mut self) {
         if let Self::Tcp(sink) = self {
             sink.finish().await;
@@ -181,13 +185,13 @@ impl Sink {
 
     pub(super) async fn close(&mut self) {
         match self {
-            Self::SmbDirect(connection) => transport::close(connection, SHUTDOWN).await,
+            Self::SmbDirect(connection) => transport::close(connection, CLOSE_TIMEOUT).await,
             Self::Tcp(sink) => sink.finish().await,
         }
     }
 }
 
-/// The longest message that goes to the other side over this connection.
+/// Returns the longest message in bytes that both this connection and TCP carry.
 pub(super) fn longest(connection: &Connection) -> usize {
     let negotiated = connection.negotiated();
     negotiated.max_fragmented_send_size.min(tcp::MAX_MESSAGE) as usize

@@ -1,4 +1,4 @@
-//! Moving messages in the way that both directions share.
+//! Moves messages in the way that both directions share.
 
 use bytes::{Buf, Bytes};
 
@@ -8,10 +8,10 @@ use super::{
     tcp,
 };
 
-/// The result of a direction that only ends by a [`Stop`].
+/// The result of a direction, which ends only by a [`Stop`].
 pub(super) enum Never {}
 
-/// The rest of a message in one piece.
+/// Returns the rest of a message in one piece.
 pub(super) async fn whole(
     exchange: &Exchange<'_>,
     source: &mut tcp::Source,
@@ -26,7 +26,7 @@ pub(super) async fn whole(
     Ok(whole.freeze())
 }
 
-/// Messages from one TCP connection to another, in pieces.
+/// Carries messages from one TCP connection to another, in pieces.
 pub(super) async fn tcp_to_tcp(
     exchange: &Exchange<'_>,
     from: &mut tcp::Source,

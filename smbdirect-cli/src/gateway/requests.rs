@@ -1,4 +1,4 @@
-//! From the client to the server: requests, and what of their data goes by RDMA.
+//! From the client to the server: requests, and the data of requests that moves by RDMA.
 //!
 //! ```text
 //!   SMB Direct ── ClientChannel ── pieces ── TCP               fetched ahead, sent in order
@@ -7,8 +7,8 @@
 //!   TCP ── pieces ── TCP
 //! ```
 //!
-//! A message that is whole in hand, memory that data is read into and memory that is registered all
-//! count: where there is no memory left, no other request is taken from the client.
+//! Messages held whole, memory that data is read into and registered memory all count: when memory
+//! is used up, no further request is taken from the client.
 
 use std::{collections::VecDeque, pin::pin};
 
@@ -30,16 +30,18 @@ use super::{
     tcp,
 };
 
-/// Pieces that wait to be sent to a TCP server. What they may hold of memory is limited apart.
-const PIECES_AHEAD: usize = 64;
-/// Bytes of the client's memory that are fetched by one read.
-const FETCHED_AT_ONCE: usize = 2 * CHUNK;
-/// A piece up to this size goes with the one behind it: the head of a request with its data.
-const GATHERED: usize = 4 << 10;
-/// A request whose data cannot be put elsewhere is read whole, for as much as its header may say.
+/// Most pieces that wait to be sent to a TCP server. Their memory is limited separately.
+const MAX_QUEUED_PIECES: usize = 64;
+/// Bytes of one RDMA Read from the memory of the client.
+const FETCH_BYTES: usize = 2 * CHUNK;
+/// Largest piece in bytes that is sent together with the next one: the head of a request with its
+/// data.
+const MAX_GATHERED_BYTES: usize = 4 << 10;
+/// Largest data offset in bytes: a request whose data cannot be placed is read whole up to this
+/// offset.
 const MAX_DATA_OFFSET: usize = u16::MAX as usize;
 
-/// Carries requests until one side is over.
+/// Carries requests until one side ends.
 pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
     let ended = match (from, to) {
         (Source::SmbDirect(client), Sink::Tcp(server)) => {
@@ -64,17 +66,17 @@ pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut S
     }
 }
 
-/// A piece of what goes to a TCP server.
+/// A piece of the stream to a TCP server.
 enum Piece {
-    /// A message of so many bytes begins.
+    /// A message of this many bytes begins.
     Begin(usize),
     /// These bytes.
     Bytes(Message, Option<Grant>),
-    /// Bytes that are being read from the client's memory.
+    /// Bytes that an RDMA Read fetches from the memory of the client.
     Fetched(Reading, Grant),
 }
 
-/// The next request of an SMB Direct client, once there is room to remember it.
+/// Returns the next request of an SMB Direct client, once it can be recorded.
 async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Request, Stop> {
     unless_gone(gone(client), exchange.client_channel_room()).await?;
     let message = client.recv().await;
@@ -82,8 +84,8 @@ async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Re
     Ok(exchange.client_channel().request(message)?)
 }
 
-/// Waits for room that only the answers to earlier requests make. The server may never give them, so
-/// the wait ends with the client.
+/// Waits for room that only answers to earlier requests make. The server may never answer, so the
+/// wait ends with the client.
 async fn unless_gone<T>(
     gone: impl Future<Output = Stop>,
     room: impl Future<Output = T>,
@@ -100,38 +102,39 @@ async fn gone(client: &Connection) -> Stop {
     Stop::of(Side::Client, &client.closed().await)
 }
 
-/// Waits for the end of a TCP client: it sends no more, and no answer has gone to it for a while.
+/// Waits for the end of a TCP client: it has finished sending, and no answer has been sent to it
+/// for a while.
 async fn gone_silent(exchange: &Exchange<'_>, client: &tcp::Source) -> Stop {
     client.hung_up().await;
     exchange.counters.of_session().silence().await;
     Stop::Closed(Side::Client)
 }
 
-/// Takes requests and fetches their data, and sends what was taken before. At the end of the one,
-/// the other sends what is left.
+/// Takes requests and fetches their data, and sends what was taken. When taking ends, sending
+/// finishes what is left.
 async fn fetch_and_send(
     exchange: &Exchange<'_>,
     client: &Connection,
     server: &mut tcp::Sink,
 ) -> Result<Never, Stop> {
-    let (pieces, waiting) = mpsc::channel(PIECES_AHEAD);
+    let (pieces, waiting) = mpsc::channel(MAX_QUEUED_PIECES);
     let mut sending = pin!(send_pieces(exchange, waiting, server));
     let ended = tokio::select! {
         ended = fetch(exchange, client, pieces) => ended,
         sent = &mut sending => return Err(sent.err().unwrap_or(Stop::Here)),
     };
-    // Why no more is taken says more than why the rest cannot be sent.
+    // The reason why taking ended is more specific than the reason why sending fails.
     let _ = sending.await;
     ended
 }
 
-/// Takes requests, and begins to read what they have the server write.
+/// Takes requests, and starts to read the data that they have the server write.
 async fn fetch(
     exchange: &Exchange<'_>,
     client: &Connection,
     pieces: mpsc::Sender<Piece>,
 ) -> Result<Never, Stop> {
-    // The other end lives as long as this one.
+    // The receiver lives as long as this task.
     let put = async |piece| drop(pieces.send(piece).await);
     loop {
         match next_request(exchange, client).await? {
@@ -153,8 +156,8 @@ async fn fetch(
                         Part::Remote { from, length } => {
                             let length = length as usize;
                             exchange.counters.written_by_rdma(length);
-                            for offset in (0..length).step_by(FETCHED_AT_ONCE) {
-                                let size = FETCHED_AT_ONCE.min(length - offset);
+                            for offset in (0..length).step_by(FETCH_BYTES) {
+                                let size = FETCH_BYTES.min(length - offset);
                                 let grant = exchange.requests.take(region_size(size)).await;
                                 let into = exchange.region(size);
                                 let reading = client.read(&from, offset as u64, into);
@@ -168,15 +171,15 @@ async fn fetch(
     }
 }
 
-/// Sends pieces in order. A message whose data cannot be read stays unfinished, so that the server
-/// sees nothing of it.
+/// Sends pieces in order. A message whose data cannot be read stays unfinished, so the server
+/// ignores it.
 async fn send_pieces(
     exchange: &Exchange<'_>,
     mut pieces: mpsc::Receiver<Piece>,
     server: &mut tcp::Sink,
 ) -> Result<(), Stop> {
     let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Server, &fault);
-    // Small pieces go with what follows them, in one call.
+    // Small pieces are sent together with the next one.
     let mut small = VecDeque::new();
     let mut missing = 0;
     while let Some(piece) = pieces.recv().await {
@@ -189,7 +192,7 @@ async fn send_pieces(
             }
             Piece::Bytes(message, grant) => {
                 missing -= message.len();
-                let is_small = message.len() <= GATHERED && grant.is_none();
+                let is_small = message.len() <= MAX_GATHERED_BYTES && grant.is_none();
                 if is_small && missing > 0 {
                     small.push_back(message.into_bytes());
                 } else {
@@ -213,14 +216,15 @@ async fn send_pieces(
     Ok(())
 }
 
-/// From a client's memory to memory that the server reads, and the messages with it.
+/// Carries requests from a client with RDMA to a server with RDMA: data moves through memory that
+/// the server reads.
 async fn relay_rdma(
     exchange: &Exchange<'_>,
     client: &Connection,
     server: &Connection,
 ) -> Result<Never, Stop> {
     loop {
-        // Memory for what is fetched into a message, until that is sent.
+        // Memory for the fetched data of a message, until it is sent.
         let mut _fetched = None;
         let message = match next_request(exchange, client).await? {
             Request::Pass(message) => {
@@ -251,7 +255,7 @@ async fn relay_rdma(
                 whole.freeze().into()
             }
         };
-        // The parts of a message mean nothing to whoever looks into it.
+        // A translator expects a message in one part.
         let message = message.into_bytes();
         let length = message.len();
         let offload = exchange.server_channel().request(&message, length)?;
@@ -278,8 +282,8 @@ async fn relay_rdma(
     }
 }
 
-/// Has a WRITE go by RDMA on both sides, through the same memory. Returns false, and does nothing, if
-/// the parts are no such WRITE.
+/// Moves a WRITE by RDMA on both sides, through the same memory. Returns false, and does nothing,
+/// if the parts are no such WRITE.
 async fn relay_write(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -302,7 +306,7 @@ async fn relay_write(
     Ok(true)
 }
 
-/// Bytes of memory that a part is fetched to.
+/// Returns the bytes of memory that a part is fetched into.
 fn fetched_size(part: &Part) -> usize {
     match part {
         Part::Bytes(_) => 0,
@@ -310,7 +314,7 @@ fn fetched_size(part: &Part) -> usize {
     }
 }
 
-/// Reads the first bytes of a client's memory in one piece.
+/// Reads the first bytes of the memory of a client in one piece.
 async fn fetch_whole(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -323,7 +327,7 @@ async fn fetch_whole(
     read.map_err(|error| Stop::of_read(&error))
 }
 
-/// From a client without RDMA to a server with it.
+/// Carries requests from a client without RDMA to a server with it.
 async fn offload(
     exchange: &Exchange<'_>,
     client: &mut tcp::Source,
@@ -377,7 +381,7 @@ async fn offload(
     }
 }
 
-/// Sends a message, which with the data that is fetched for it has `length` bytes.
+/// Sends a message of `length` bytes, including the data that is fetched for it.
 async fn send(
     exchange: &Exchange<'_>,
     server: &Connection,
@@ -387,13 +391,14 @@ async fn send(
     let sending = server
         .send(message)
         .map_err(|error| Stop::of_send(Side::Client, Side::Server, error))?;
-    // Before the wait: the server may have it, and end the session, before this task goes on.
+    // Count before the wait: the server may receive the message, and end the session, before this
+    // task continues.
     exchange.counters.to_server(length);
     let sent = sending.await;
     sent.map_err(|error| Stop::of(Side::Server, &error))
 }
 
-/// Memory for the server to write to.
+/// Registers memory for the server to write to.
 fn register_read(
     exchange: &Exchange<'_>,
     server: &Connection,
@@ -416,8 +421,8 @@ fn register(
     Ok(Region { region, grant })
 }
 
-/// Sends a request with the channel to memory that was registered for it. `length` is that of the
-/// request with its data.
+/// Sends a request with the channel to memory that was registered for it. `length` is the length of
+/// the request with its data.
 async fn send_with_region(
     exchange: &Exchange<'_>,
     server: &Connection,

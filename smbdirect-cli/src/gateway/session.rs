@@ -1,4 +1,4 @@
-//! One accepted connection and what becomes of it.
+//! One accepted connection, and the connection to the server that belongs to it.
 
 use std::{
     net::SocketAddr,
@@ -12,28 +12,29 @@ use tokio::sync::watch;
 use tracing::{Instrument, info_span, warn};
 
 use super::{
-    Event, Totals, Way, answers,
+    answers,
     carried::{Counters, Counts},
     exchange::Exchange,
     peer::{Peer, Side, Stop},
     requests,
+    service::{Event, Service, Totals},
 };
 use crate::report;
 
-/// Bytes from which on the data of a client without RDMA goes to a server with it by RDMA.
+/// Least bytes of data that move by RDMA between a client without RDMA and a server with it.
 const RDMA_THRESHOLD: u32 = 16 << 10;
 
-/// One accepted connection and what becomes of it.
+/// One accepted connection, and the connection to the server that belongs to it.
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) peer: SocketAddr,
-    pub(super) way: Arc<Way>,
+    pub(super) service: Arc<Service>,
     pub(super) started: Instant,
     pub(super) counts: Counts,
 }
 
 impl Session {
-    /// Carries messages until the end of either side. Each line of the log names the session.
+    /// Carries messages until either side ends. Each line of the log names the session.
     pub(super) async fn run(self, client: Peer, told_to_end: watch::Receiver<bool>) {
         let span = info_span!("session", id = self.id, client = %self.peer);
         self.carry(client, told_to_end).instrument(span).await;
@@ -46,7 +47,7 @@ impl Session {
                 self.carry_both(client, server, &mut told_to_end).await
             }
             Err(stop) => {
-                let (_, mut to_client) = client.split(self.way.stall_limit);
+                let (_, mut to_client) = client.split(self.service.stall_limit);
                 to_client.close().await;
                 stop
             }
@@ -59,13 +60,13 @@ impl Session {
         client: &Peer,
         told_to_end: &mut watch::Receiver<bool>,
     ) -> Result<Peer, Stop> {
-        client.prepare(Side::Client, &self.way.config)?;
+        client.prepare(Side::Client, &self.service.config)?;
         let server = tokio::select! {
-            server = self.way.connect() => server,
+            server = self.service.connect() => server,
             () = told(told_to_end) => return Err(Stop::Here),
         };
         let server = server.map_err(|error| Stop::Failed(Side::Server, format!("{error:#}")))?;
-        server.prepare(Side::Server, &self.way.config)?;
+        server.prepare(Side::Server, &self.service.config)?;
         Ok(server)
     }
 
@@ -76,9 +77,9 @@ impl Session {
         told_to_end: &mut watch::Receiver<bool>,
     ) -> Stop {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
-        // A TCP server ends by itself when it is told that nothing else comes.
+        // A TCP server ends by itself when it is told that no more requests follow.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
-        let stall_limit = self.way.stall_limit;
+        let stall_limit = self.service.stall_limit;
         let exchange = self.exchange(&server);
         let (mut from_client, mut to_client) = client.split(stall_limit);
         let (mut from_server, mut to_server) = server.split(stall_limit);
@@ -110,8 +111,9 @@ impl Session {
         stop
     }
 
-    /// Whether the server has sent as many messages as it was sent. A client that hangs up then waits
-    /// for nothing, and one that connects again at once must find its files closed.
+    /// Returns whether the server has sent as many messages as it received. A client that closes
+    /// its connection then waits for nothing, and one that connects again immediately must find its
+    /// files closed.
     fn is_answered(&self) -> bool {
         let to_server = self.counts.messages_to_server.load(Relaxed);
         self.counts.messages_to_client.load(Relaxed) >= to_server
@@ -129,16 +131,16 @@ impl Session {
         Exchange::new(
             self.id,
             ServerChannel::new(settings),
-            self.way.requests.share(),
-            self.way.answers.share(),
-            self.way.buffers.clone(),
-            Counters([&self.counts, &self.way.totals.counts]),
+            self.service.requests.share(),
+            self.service.answers.share(),
+            self.service.buffers.clone(),
+            Counters([&self.counts, &self.service.totals.counts]),
         )
     }
 
     fn report_opened(&self, client: &Peer, server: &Peer) {
-        let Totals { open, total, .. } = &self.way.totals;
-        self.way.report.event(&Event::Opened {
+        let Totals { open, total, .. } = &self.service.totals;
+        self.service.report.event(&Event::Opened {
             id: self.id,
             peer: self.peer,
             upstream: server.address(),
@@ -150,9 +152,9 @@ impl Session {
     }
 
     fn report_refused(&self, refusal: &Refusal) {
-        Counters([&self.counts, &self.way.totals.counts]).refused();
+        Counters([&self.counts, &self.service.totals.counts]).refused();
         let (reason, cure) = (refusal.to_string(), refusal.cure());
-        self.way.report.event(&Event::Refused {
+        self.service.report.event(&Event::Refused {
             id: self.id,
             peer: self.peer,
             reason: &reason,
@@ -162,13 +164,13 @@ impl Session {
     }
 
     fn report_closed(&self, stop: &Stop) {
-        let report = self.way.report;
+        let report = self.service.report;
         let Totals {
             open,
             total,
             failed,
             ..
-        } = &self.way.totals;
+        } = &self.service.totals;
         let open = open.fetch_sub(1, Relaxed) - 1;
         let (ok, ended) = (
             !matches!(stop, Stop::Failed(..) | Stop::Refused(_)),
@@ -204,6 +206,6 @@ impl Session {
 
 /// Waits until this process is told to end.
 async fn told(told_to_end: &mut watch::Receiver<bool>) {
-    // The lock in the result is not to be kept.
+    // The result holds a lock, so it is dropped at once.
     let _ = told_to_end.wait_for(|&told| told).await;
 }

@@ -1,5 +1,5 @@
-//! SMB over TCP: each message behind a zero byte and three bytes of length, big-endian ([MS-SMB2]
-//! 2.1), and what else of NetBIOS (RFC 1002, 4.3) comes to such a port.
+//! SMB over TCP: each message follows a zero byte and three bytes of length, big-endian ([MS-SMB2]
+//! 2.1). Also the NetBIOS frames (RFC 1002, 4.3) that reach such a port.
 //!
 //! ```text
 //!   0x00  length (3)  message      carried
@@ -29,25 +29,26 @@ use crate::report;
 
 /// The port of SMB over TCP.
 pub(super) const PORT: u16 = 445;
-/// The longest message that three bytes can tell the length of.
+/// Longest message in bytes, by the three bytes of its length.
 pub(super) const MAX_MESSAGE: u32 = 0x00ff_ffff;
 
+/// Length in bytes of the header before each message.
 const HEADER: usize = 4;
 const MESSAGE: u8 = 0x00;
 const SESSION_REQUEST: u8 = 0x81;
 const KEEPALIVE: u8 = 0x85;
-/// Most bytes to read before it is known where they go.
-const READ_AHEAD: usize = 64 << 10;
-/// Questions that go unanswered before the system takes an idle peer for gone, and the time
-/// between them.
+/// Most bytes to read before the destination of a message is known.
+const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
+/// Number of unanswered TCP keepalive probes after which the system gives up an idle peer.
 const PROBES: u32 = 5;
+/// Interval of TCP keepalive probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two looks at whether a peer has hung up from which nothing is read.
+/// Interval at which a peer that nothing is read from is checked for its end.
 const HANG_UP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Linux refuses a longer silence than this before the first question.
+/// Longest idle time before the first keepalive probe that Linux accepts.
 const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
-/// Why no more messages come from a TCP peer, or go to it.
+/// The reason why no more messages can be received from a TCP peer or sent to it.
 #[derive(Debug, Error)]
 pub(super) enum Fault {
     #[error("{}", report::plain(.0))]
@@ -66,8 +67,8 @@ pub(super) enum Fault {
     NotSmb(u8),
 }
 
-/// Prepares a connection: nothing is held back to be gathered, and a peer that is gone is noticed
-/// in as much time as by SMB Direct's own keepalive.
+/// Prepares a connection: TCP_NODELAY, and TCP keepalive that detects a lost peer as fast as the
+/// keepalive of SMB Direct.
 pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive =
@@ -83,7 +84,7 @@ pub(super) struct Source {
     half: OwnedReadHalf,
     /// Bytes that were read and not taken.
     buffer: BytesMut,
-    /// Bytes of the message under way that were not taken, those in `buffer` included.
+    /// Bytes of the current message that were not taken, including those in `buffer`.
     remaining: usize,
     stall_limit: Duration,
 }
@@ -103,7 +104,7 @@ impl Source {
     /// future loses nothing.
     ///
     /// # Errors
-    /// Why there will be no other.
+    /// The reason why no further message can come.
     pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {
@@ -123,19 +124,20 @@ impl Source {
         &self.buffer[..self.buffer.len().min(self.remaining)]
     }
 
-    /// Bytes of the message under way that were not taken.
+    /// Returns the bytes of the current message that were not taken.
     pub(super) const fn remaining(&self) -> usize {
         self.remaining
     }
 
-    /// Takes the next bytes of the message as one piece, which is to be no more than a few KiB.
+    /// Takes the next bytes of the message as one piece of at most a few KiB.
     pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Fault> {
         self.buffered(length).await?;
         self.remaining -= length;
         Ok(self.buffer.split_to(length).freeze())
     }
 
-    /// Takes the buffered part of the next `most` bytes of the message, or reads a chunk if there is none.
+    /// Takes the buffered part of the next `most` bytes of the message, or reads a chunk if nothing
+    /// is buffered.
     pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Fault> {
         let most = most.min(self.remaining);
         let there = self.buffer.len().min(most);
@@ -148,7 +150,7 @@ impl Source {
         Ok(chunk.freeze())
     }
 
-    /// Takes the next `length` bytes of the message to the end of `into`.
+    /// Appends the next `length` bytes of the message to `into`.
     pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
         let there = self.buffer.len().min(length);
         into.extend_from_slice(&self.buffer.split_to(there));
@@ -166,7 +168,7 @@ impl Source {
         Ok(())
     }
 
-    /// Passes over the next bytes of the message.
+    /// Skips the next bytes of the message.
     pub(super) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
         let mut left = length;
         while left > 0 {
@@ -179,7 +181,7 @@ impl Source {
         Ok(())
     }
 
-    /// Waits until the peer says that it sends no more, whether or not all that it sent was read.
+    /// Waits until the peer ends its stream, even if not all of it was read.
     pub(super) async fn hung_up(&self) {
         // Unread bytes keep the socket ready, so the end has to be polled for.
         while matches!(self.half.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
@@ -200,9 +202,9 @@ impl Source {
 
     /// Reads the bytes that have arrived; returns false once the peer has hung up between messages.
     async fn read_more(&mut self) -> Result<bool, Fault> {
-        self.buffer.reserve(READ_AHEAD);
+        self.buffer.reserve(MAX_READ_AHEAD_BYTES);
         let begun = !self.buffer.is_empty() || self.remaining > 0;
-        let mut room = (&mut self.buffer).limit(READ_AHEAD);
+        let mut room = (&mut self.buffer).limit(MAX_READ_AHEAD_BYTES);
         let reading = self.half.read_buf(&mut room);
         let read = if begun {
             let limit = self.stall_limit;
@@ -220,8 +222,8 @@ impl Source {
     }
 }
 
-/// Takes the header of a message off the front of `buffer`, and what is to be dropped before it.
-/// `None` if it is not there whole.
+/// Takes the header of a message off the front of `buffer`, with the frames before it that are
+/// dropped. Returns `None` if it is incomplete.
 fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
     loop {
         let Some(&[kind, length @ ..]) = buffer.first_chunk::<HEADER>() else {
@@ -253,10 +255,11 @@ impl Sink {
         Self { half, stall_limit }
     }
 
-    /// Sends a message; done when the system has all of it.
+    /// Sends a message. Completes when the system has accepted all of it.
     ///
     /// # Errors
-    /// It is too long, or the peer is gone, or takes nothing. Part of it may be sent.
+    /// The message is too long, the peer is gone, or accepts nothing. Part of the message may be
+    /// sent.
     pub(super) async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
         self.write(Buf::chain(&header[..], message)).await
@@ -265,7 +268,7 @@ impl Sink {
     /// Sends a piece of a message, which begins with its [`header`].
     ///
     /// # Errors
-    /// The peer is gone, or takes nothing.
+    /// The peer is gone, or accepts nothing.
     pub(super) async fn write(&mut self, mut piece: impl Buf) -> Result<(), Fault> {
         let limit = self.stall_limit;
         while piece.has_remaining() {
@@ -277,9 +280,9 @@ impl Sink {
         Ok(())
     }
 
-    /// Says that nothing else comes; what the peer still sends can be read.
+    /// Ends sending. The peer can still send.
     pub(super) async fn finish(&mut self) {
-        // A peer that is gone already need not be told.
+        // If the peer is gone, it needs no notice.
         let _ = self.half.shutdown().await;
     }
 }
@@ -290,7 +293,7 @@ impl Sink {
 /// It is too long.
 pub(super) fn header(length: usize) -> Result<[u8; HEADER], Fault> {
     match u32::try_from(length) {
-        // The highest byte is zero then, and means that a message follows.
+        // The highest byte is then zero, which is the type of a message.
         Ok(short) if short <= MAX_MESSAGE => Ok(short.to_be_bytes()),
         _ => Err(Fault::TooLong {
             length,
@@ -305,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// A source of what is written to the other end.
+    /// Creates a source that reads what the test writes.
     async fn pair() -> (Source, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let connecting = TcpStream::connect(listener.local_addr().unwrap());
@@ -315,7 +318,7 @@ mod tests {
         (source, connected.unwrap())
     }
 
-    /// The messages that come out of `bytes`, written in pieces of `step`, and how it ends.
+    /// Returns the messages that come out of `bytes`, written in pieces of `step`, and the end.
     async fn all(bytes: &[u8], step: usize) -> (Vec<Vec<u8>>, Result<(), Fault>) {
         let (mut source, mut peer) = pair().await;
         let buffers = Buffers::default();
@@ -337,7 +340,7 @@ mod tests {
                     Ok(None) => break Ok(()),
                     Err(fault) => break Err(fault),
                 }
-                // Each way to take bytes, in turn.
+                // Alternate between the ways to take bytes.
                 let mut message = Vec::new();
                 let mut fault = None;
                 let first = source.remaining().min(5);
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_has_three_bytes() {
+    fn length_has_three_bytes() {
         assert_eq!(header(0xff_ffff).unwrap(), [0, 0xff, 0xff, 0xff]);
         assert!(header(0x100_0000).is_err());
         assert!(header(usize::MAX).is_err());

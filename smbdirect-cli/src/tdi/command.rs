@@ -1,7 +1,7 @@
-//! The language of a session: one command a line, or several with `;` between them.
+//! The command language of a session: one command per line, or several with `;` between them.
 //!
-//! A command that begins with `#` is a comment. Text in quotes, of either kind, is one word, and
-//! `;` in it is text.
+//! A command that begins with `#` is a comment. Text in quotes of either kind is one word, and may
+//! contain `;`.
 
 use std::{collections::VecDeque, fs, path::PathBuf, time::Duration};
 
@@ -26,64 +26,64 @@ struct Line {
     command: Command,
 }
 
-/// What a session can be told to do.
+/// A command of a session.
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum Command {
     /// TDI_SEND: a TSDU, or a part of one
     Send(SendCommand),
-    /// A plain write: as `send` without flags
+    /// Write: the same as `send` without flags
     Write {
-        /// What to write
+        /// Text to write
         #[arg(required = true)]
         text: Vec<String>,
     },
-    /// TDI_RECEIVE: fill a buffer, or up to the end of a TSDU; nothing is indicated before
+    /// TDI_RECEIVE: receive into a buffer, up to the end of a TSDU; nothing is indicated before
     Receive {
-        /// Size of the buffer; of 0, indications go on that were stopped
+        /// Size of the buffer; 0 resumes indications that were stopped
         #[arg(value_parser = length)]
         bytes: usize,
-        /// TDI_RECEIVE_PEEK: what is here now, which stays
+        /// TDI_RECEIVE_PEEK: return what is here now and keep it
         #[arg(long)]
         peek: bool,
     },
-    /// Have indications go on that `hold` has stopped
+    /// Resume indications that `hold` has stopped
     Resume,
-    /// Answer indications: taken, all or so many bytes of each
+    /// Answer indications: take all, or this many bytes of each
     Take {
-        /// At most so many
+        /// Most bytes to take
         #[arg(value_parser = length)]
         bytes: Option<usize>,
     },
-    /// Answer indications: not accepted, hold it until it is received
+    /// Answer indications: accept nothing, and hold the data until it is received
     #[command(visible_alias = "refuse")]
     Hold,
-    /// Answer indications: here is a receive request, of so many bytes
+    /// Answer indications: return a receive request of this many bytes
     Request {
         /// Size of its buffer
         #[arg(value_parser = length)]
         bytes: usize,
     },
-    /// Answer indications: taken; and send each TSDU back
+    /// Answer indications: take all, and send each TSDU back
     Echo,
-    /// Have whole TSDUs lent instead of shown in pieces
+    /// Lend whole TSDUs instead of showing them in pieces
     Chained {
-        /// From here on
+        /// From now on
         #[arg(value_enum)]
         switch: Switch,
     },
-    /// Throw away a TSDU of which only parts were sent
+    /// Discard a TSDU of which only parts were sent
     Discard {
-        /// That of the expedited sends
+        /// The TSDU of the expedited sends
         #[arg(short, long)]
         expedited: bool,
     },
     /// Cancel a request
     Cancel {
-        /// Its number
+        /// Number of the request
         #[arg(value_name = "ID", value_parser = number)]
         id: u64,
     },
-    /// One message without data: what a send of no bytes does elsewhere
+    /// Send one message without data, as a send of no bytes does elsewhere
     Poke,
     /// TDI_QUERY_PROVIDER_INFO
     Info,
@@ -91,27 +91,27 @@ pub(super) enum Command {
     Statistics,
     /// TDI_QUERY_CONNECTION_INFO, and the credits
     Connection,
-    /// Do nothing for a while
+    /// Pause
     Sleep {
-        /// So long
+        /// Length of the pause
         #[arg(value_name = "SECONDS", value_parser = seconds_or_zero)]
         time: Duration,
     },
     /// Wait until no request is pending
     Wait {
-        /// Wait instead until so many credits to send with are here
+        /// Wait instead until this many send credits are available
         #[arg(long, value_name = "N", conflicts_with = "disconnected")]
         credits: Option<u16>,
         /// Wait instead until the peer has disconnected, which is then no failure
         #[arg(long)]
         disconnected: bool,
-        /// At most so long
+        /// Longest time to wait
         #[arg(long, value_name = "SECONDS", value_parser = seconds)]
         timeout: Option<Duration>,
     },
-    /// TDI_DISCONNECT: at once, or when all sends have left
+    /// TDI_DISCONNECT: immediately, or after all sends
     Disconnect {
-        /// TDI_DISCONNECT_ABORT, which is also meant without a flag
+        /// TDI_DISCONNECT_ABORT, the default
         #[arg(long, conflicts_with = "release")]
         abort: bool,
         /// TDI_DISCONNECT_RELEASE
@@ -121,7 +121,7 @@ pub(super) enum Command {
         #[arg(long, value_name = "SECONDS", value_parser = seconds)]
         timeout: Option<Duration>,
     },
-    /// TDI_CONNECT, to where the session was connected before
+    /// TDI_CONNECT, to the same address again
     Connect {
         /// When to give up
         #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -131,7 +131,7 @@ pub(super) enum Command {
     Associate,
     /// TDI_DISASSOCIATE_ADDRESS
     Disassociate,
-    /// Run a command that is to end with STATUS, as in `expect DEVICE_NOT_READY send ...`
+    /// Run a command that must end with STATUS, as in `expect DEVICE_NOT_READY send ...`
     Expect {
         /// Name of a status, with or without STATUS_ before it
         #[arg(value_parser = status)]
@@ -146,7 +146,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Whether it says how indications are answered.
+    /// Returns whether the command says how indications are answered.
     pub(super) const fn is_answer(&self) -> bool {
         matches!(
             self,
@@ -163,28 +163,28 @@ impl Command {
 #[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("data").required(true))]
 pub(super) struct SendCommand {
-    /// TDI_SEND_EXPEDITED: ahead of normal sends that have not begun to leave
+    /// TDI_SEND_EXPEDITED: before normal sends that have not started
     #[arg(short, long)]
     pub(super) expedited: bool,
-    /// TDI_SEND_PARTIAL: the TSDU goes on with the next send
+    /// TDI_SEND_PARTIAL: the TSDU continues with the next send
     #[arg(short, long)]
     pub(super) partial: bool,
-    /// TDI_SEND_NON_BLOCKING: take what there is room for, and do not wait
+    /// TDI_SEND_NON_BLOCKING: take what fits, and do not wait
     #[arg(short, long)]
     pub(super) non_blocking: bool,
-    /// TDI_SEND_NO_RESPONSE_EXPECTED: the peer need not wait for something to answer with
+    /// TDI_SEND_NO_RESPONSE_EXPECTED: the peer need not wait for data to answer with
     #[arg(short = 'r', long)]
     pub(super) no_response_expected: bool,
     /// TDI_SEND_AND_DISCONNECT, which is not supported
     #[arg(long, hide = true)]
     pub(super) and_disconnect: bool,
-    /// End the peer's registration of this token as the TSDU arrives
+    /// Invalidate this token of the peer when the TSDU arrives
     #[arg(long, value_name = "TOKEN", value_parser = token)]
     pub(super) invalidate: Option<u32>,
-    /// When to give the send up
+    /// Time after which the send fails
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(super) timeout: Option<Duration>,
-    /// Send so many bytes
+    /// Send this many bytes
     #[arg(short, long, group = "data", value_parser = length)]
     pub(super) size: Option<usize>,
     /// Send this text; `""` has no bytes
@@ -198,12 +198,12 @@ pub(super) enum Switch {
     Off,
 }
 
-/// Buffers that a session makes are not longer than that.
-const LONGEST: u32 = 64 << 20;
+/// Most bytes of a buffer that a session allocates.
+const MAX_BUFFER_BYTES: u32 = 64 << 20;
 
 fn length(text: &str) -> Result<usize, String> {
     match size(text)? {
-        bytes if bytes > LONGEST => Err("the most is 64M".into()),
+        bytes if bytes > MAX_BUFFER_BYTES => Err("the most is 64M".into()),
         bytes => Ok(bytes as usize),
     }
 }
@@ -231,26 +231,26 @@ fn status(text: &str) -> Result<Status, String> {
         .ok_or_else(|| "no status of TDI has this name; DEVICE_NOT_READY is one".into())
 }
 
-/// A command, and what happens if it does not end as it should.
+/// A command, and the status that it must end with.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// As it was written.
+    /// The text of the command.
     pub(super) text: String,
     pub(super) command: Command,
-    /// What it is to end with, if not without an error.
+    /// The status to end with; `None` means without an error.
     pub(super) expected: Option<Status>,
 }
 
-/// Why a line is none of commands.
+/// Why a line was not parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unparsed {
-    /// Help was asked for, and this is it.
+    /// The help that was asked for.
     Help(String),
     /// What is wrong, and what to do about it.
     Wrong(String),
 }
 
-/// The commands in a line.
+/// Parses the commands in a line.
 pub(super) fn parse(line: &str) -> Result<Vec<Step>, Unparsed> {
     let commands = split(line).map_err(Unparsed::Wrong)?;
     commands.into_iter().map(step).collect()
@@ -287,7 +287,7 @@ fn parse_words(words: &[String]) -> Result<Command, Unparsed> {
     ) {
         return Err(Unparsed::Help(text.trim_end().to_owned()));
     }
-    // The first paragraph says it all; usage and hints follow.
+    // The first paragraph is the error; usage and hints follow.
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words_of = paragraph.split_whitespace();
     let what = words_of.collect::<Vec<_>>().join(" ");
@@ -299,7 +299,7 @@ fn parse_words(words: &[String]) -> Result<Command, Unparsed> {
     Err(Unparsed::Wrong(format!("{what}; {cure}")))
 }
 
-/// The commands of a line as they were written, and their words.
+/// Splits a line into its commands, each with its text and its words.
 fn split(line: &str) -> Result<Vec<(String, Vec<String>)>, String> {
     let (mut commands, mut words, mut word) = (Vec::new(), Vec::new(), None::<String>);
     let (mut quote, mut begin) = (None, 0);
@@ -334,21 +334,23 @@ fn split(line: &str) -> Result<Vec<(String, Vec<String>)>, String> {
     Ok(commands)
 }
 
+const SESSION: &str = "Session";
+
 /// Commands given on the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ScriptOptions {
     /// Take the commands of the session from FILE instead of stdin
-    #[arg(long, value_name = "FILE", help_heading = super::SESSION)]
+    #[arg(long, value_name = "FILE", help_heading = SESSION)]
     script: Option<PathBuf>,
 
     /// Run these commands of the session instead, with `;` between them
     #[arg(short, long, value_name = "COMMANDS", conflicts_with = "script")]
-    #[arg(help_heading = super::SESSION)]
+    #[arg(help_heading = SESSION)]
     execute: Option<String>,
 }
 
 impl ScriptOptions {
-    /// The option that was given first, if any.
+    /// Returns the first of these options that was given, if any.
     pub(crate) fn given(&self) -> Option<&'static str> {
         match self {
             Self {
@@ -358,10 +360,10 @@ impl ScriptOptions {
         }
     }
 
-    /// All commands, if they do not come from stdin.
+    /// Returns all commands, if they do not come from stdin.
     ///
     /// # Errors
-    /// A file that cannot be read, and a usage error for one that cannot be understood.
+    /// The file cannot be read; a usage error if a command cannot be parsed.
     pub(crate) fn load(&self) -> Result<Option<Script>> {
         if let Some(text) = &self.execute {
             return Script::parse("--execute", text).map(Some);
@@ -401,21 +403,21 @@ impl Script {
         self.0.pop_front()
     }
 
-    /// Adds a command for what comes before there is a connection. False if it is another.
+    /// Adds a command if it says how indications are answered. Returns whether it does.
     pub(super) fn push_answer(&mut self, step: Step) -> bool {
         let is_answer = step.command.is_answer();
         self.0.extend(is_answer.then_some(step));
         is_answer
     }
 
-    /// The next command, if it says how indications are answered: this can be said before there
-    /// is a connection.
+    /// Takes the next command if it says how indications are answered, which is possible before
+    /// there is a connection.
     pub(super) fn next_answer(&mut self) -> Option<Step> {
         self.0.pop_front_if(|step| step.command.is_answer())
     }
 }
 
-/// What is wrong with a line, which is counted from 0.
+/// Returns the usage error for a line, which is counted from 0.
 pub(super) fn wrong(name: &str, number: usize, what: &str) -> anyhow::Error {
     UsageError(format!("{name}:{}: {what}", number + 1)).into()
 }
@@ -427,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_language_is_consistent() {
+    fn clap_accepts_the_language() {
         Line::command().debug_assert();
     }
 
@@ -455,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_said_in_one_line_with_a_cure() {
+    fn errors_are_one_line_with_a_cure() {
         for (line, says) in [
             (
                 "sned x",

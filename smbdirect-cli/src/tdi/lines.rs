@@ -1,4 +1,4 @@
-//! What a session shows: a line for each thing that happens, as text or as a JSON object.
+//! The lines that a session shows, one for each event, as text or as a JSON object.
 
 use std::{
     fmt,
@@ -6,13 +6,10 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use bitflags::Flags;
 use serde::Serialize;
-use smbdirect::{
-    Connection,
-    tdi::{ConnectionInfo, EndpointState, ProviderInfo, ProviderStatistics, Status},
-};
+use smbdirect::tdi::Status;
 
+use super::queries;
 use crate::report::{self, NegotiatedReport, Report};
 
 /// Something that happened.
@@ -29,12 +26,12 @@ pub(super) enum Event {
         max_tsdu: usize,
         negotiated: NegotiatedReport,
     },
-    /// An offer that was accepted came to nothing.
+    /// An offer that was accepted, and whose connection failed.
     NotConnected {
         address: SocketAddr,
         status: Name,
     },
-    /// A command, where nobody has typed it.
+    /// A command that was not typed.
     Command {
         command: String,
     },
@@ -52,7 +49,7 @@ pub(super) enum Event {
         #[serde(flatten)]
         result: Outcome,
     },
-    /// A request that is done by the call.
+    /// A request without a completion.
     Done {
         request: &'static str,
         #[serde(flatten)]
@@ -83,55 +80,16 @@ pub(super) enum Event {
         status: Name,
         cause: String,
     },
-    /// Nothing will be offered on the address any more.
+    /// The address failed, and gets no more offers.
     Error {
         status: Name,
     },
-    Info {
-        version: u32,
-        max_send_size: usize,
-        service_flags: String,
-        local_priority_sends: bool,
-        minimum_lookahead_data: usize,
-        maximum_lookahead_data: usize,
-    },
-    Statistics {
-        open_connections: u64,
-        local_disconnects: u64,
-        remote_disconnects: u64,
-        link_failures: u64,
-        session_timeouts: u64,
-        packets_sent: u64,
-        packets_received: u64,
-        data_frames_sent: u64,
-        data_frame_bytes_sent: u64,
-        data_frames_received: u64,
-        data_frame_bytes_received: u64,
-        send_buffer_maximum_used: u64,
-        send_buffer_exhausted: u64,
-        receive_buffer_maximum_used: u64,
-        receive_buffer_exhausted: u64,
-    },
-    Connection {
-        state: String,
-        transmitted_tsdus: u64,
-        transmitted_bytes: u64,
-        received_tsdus: u64,
-        received_bytes: u64,
-        send_buffer_size: usize,
-        send_buffer_available: usize,
-        receive_buffer_size: usize,
-        receive_buffer_held: usize,
-        unreliable: bool,
-        /// None without a connection, as those below.
-        send_credits: Option<u16>,
-        granted_credits: Option<u16>,
-        /// How often the peer was asked for a sign of life, which brings credits.
-        keepalives_sent: Option<u64>,
-    },
+    Info(queries::Info),
+    Statistics(queries::Statistics),
+    Connection(queries::Connection),
 }
 
-/// A status by its name.
+/// A status, shown by its name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Name(pub(super) Status);
 
@@ -147,19 +105,19 @@ impl Serialize for Name {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) status: Name,
-    /// Bytes taken from, or put into, its buffer.
+    /// Bytes taken from its buffer, or put into it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) information: Option<usize>,
-    /// What was received.
+    /// The beginning of what was received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) data: Option<Data>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) invalidated_token: Option<u32>,
-    /// With an expectation: whether it was met.
+    /// With an expectation, whether it was met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) expected: Option<bool>,
 }
@@ -201,16 +159,20 @@ impl fmt::Display for Outcome {
 pub(super) struct Data(String);
 
 /// Characters that are shown.
-const SHOWN: usize = 32;
+const MAX_CHARACTERS: usize = 32;
 
 impl Data {
-    /// More bytes than that are not looked at.
-    pub(super) const ENOUGH: usize = SHOWN + 1;
+    /// Bytes that [`Data::new`] reads at most.
+    pub(super) const MAX_BYTES: usize = MAX_CHARACTERS + 1;
 
     pub(super) fn new(bytes: &[u8]) -> Self {
-        let beginning = &bytes[..bytes.len().min(SHOWN)];
+        let beginning = &bytes[..bytes.len().min(MAX_CHARACTERS)];
         let text = report::printable(&String::from_utf8_lossy(beginning));
-        let dots = if bytes.len() > SHOWN { "..." } else { "" };
+        let dots = if bytes.len() > MAX_CHARACTERS {
+            "..."
+        } else {
+            ""
+        };
         Self(format!("{text}{dots}"))
     }
 }
@@ -219,72 +181,6 @@ impl fmt::Display for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.0)
     }
-}
-
-/// The names of flags, `0` if there are none.
-pub(super) fn names<F: Flags<Bits = u32>>(flags: F) -> String {
-    let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
-    match names.is_empty() {
-        true => "0".into(),
-        false => names.join("|"),
-    }
-}
-
-impl Event {
-    pub(super) fn info(info: &ProviderInfo) -> Self {
-        Self::Info {
-            version: info.version,
-            max_send_size: info.max_send_size,
-            service_flags: names(info.service_flags),
-            local_priority_sends: info.local_priority_sends,
-            minimum_lookahead_data: info.minimum_lookahead_data,
-            maximum_lookahead_data: info.maximum_lookahead_data,
-        }
-    }
-
-    pub(super) const fn statistics(statistics: &ProviderStatistics) -> Self {
-        let [send, receive] = &statistics.resources;
-        Self::Statistics {
-            open_connections: statistics.open_connections,
-            local_disconnects: statistics.local_disconnects,
-            remote_disconnects: statistics.remote_disconnects,
-            link_failures: statistics.link_failures,
-            session_timeouts: statistics.session_timeouts,
-            packets_sent: statistics.packets_sent,
-            packets_received: statistics.packets_received,
-            data_frames_sent: statistics.data_frames_sent,
-            data_frame_bytes_sent: statistics.data_frame_bytes_sent,
-            data_frames_received: statistics.data_frames_received,
-            data_frame_bytes_received: statistics.data_frame_bytes_received,
-            send_buffer_maximum_used: send.maximum_used,
-            send_buffer_exhausted: send.exhausted,
-            receive_buffer_maximum_used: receive.maximum_used,
-            receive_buffer_exhausted: receive.exhausted,
-        }
-    }
-
-    pub(super) fn connection(info: &ConnectionInfo, connection: Option<&Connection>) -> Self {
-        let credits = connection.map(Connection::credits);
-        Self::Connection {
-            state: state(info.state),
-            transmitted_tsdus: info.transmitted_tsdus,
-            transmitted_bytes: info.transmitted_bytes,
-            received_tsdus: info.received_tsdus,
-            received_bytes: info.received_bytes,
-            send_buffer_size: info.send_buffer_size,
-            send_buffer_available: info.send_buffer_available,
-            receive_buffer_size: info.receive_buffer_size,
-            receive_buffer_held: info.receive_buffer_held,
-            unreliable: info.unreliable,
-            send_credits: credits.map(|credits| credits.send_credits),
-            granted_credits: credits.map(|credits| credits.granted),
-            keepalives_sent: connection.map(|connection| connection.stats().keepalives_sent),
-        }
-    }
-}
-
-fn state(state: EndpointState) -> String {
-    format!("{state:?}").to_lowercase()
 }
 
 impl fmt::Display for Event {
@@ -331,7 +227,7 @@ impl fmt::Display for Event {
                 data,
                 answer,
             } => {
-                // That one is in all of them.
+                // Every indication has this flag.
                 let flags = flags.replace("|AT_DISPATCH_LEVEL", "");
                 let end = tsdu_offset + indicated;
                 write!(f, "indicated {indicated} of {available} B ({flags}), ")?;
@@ -351,128 +247,22 @@ impl fmt::Display for Event {
                 write!(f, "event: disconnected ({flags}): {cause}")
             }
             Self::Error { status } => write!(f, "event: error {status}"),
-            Self::Info { .. } | Self::Statistics { .. } | Self::Connection { .. } => {
-                self.fmt_query(f)
-            }
+            Self::Info(info) => info.fmt(f),
+            Self::Statistics(statistics) => statistics.fmt(f),
+            Self::Connection(connection) => connection.fmt(f),
         }
     }
 }
 
-impl Event {
-    /// The answers to queries, several lines each.
-    fn fmt_query(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Info {
-                version,
-                max_send_size,
-                service_flags,
-                local_priority_sends,
-                minimum_lookahead_data,
-                maximum_lookahead_data,
-            } => {
-                let expedited = match local_priority_sends {
-                    true => "overtake at this end",
-                    false => "are normal sends",
-                };
-                writeln!(
-                    f,
-                    "provider   version {version:#06x}, MaxSendSize {max_send_size} B"
-                )?;
-                writeln!(f, "services   {service_flags}")?;
-                writeln!(f, "expedited  sends {expedited}")?;
-                write!(
-                    f,
-                    "look-ahead {minimum_lookahead_data} B to {maximum_lookahead_data} B"
-                )
-            }
-            Self::Statistics {
-                open_connections,
-                local_disconnects,
-                remote_disconnects,
-                link_failures,
-                session_timeouts,
-                packets_sent,
-                packets_received,
-                data_frames_sent,
-                data_frame_bytes_sent,
-                data_frames_received,
-                data_frame_bytes_received,
-                send_buffer_maximum_used,
-                send_buffer_exhausted,
-                receive_buffer_maximum_used,
-                receive_buffer_exhausted,
-            } => {
-                writeln!(
-                    f,
-                    "endpoints  {open_connections} open; disconnects: {local_disconnects} local, \
-                     {remote_disconnects} remote, {link_failures} by the link, {session_timeouts} \
-                     by time"
-                )?;
-                writeln!(
-                    f,
-                    "sent       {packets_sent} messages, {data_frames_sent} of them with \
-                     {data_frame_bytes_sent} B; buffer: {send_buffer_maximum_used} B at most, full \
-                     {send_buffer_exhausted} times"
-                )?;
-                write!(
-                    f,
-                    "received   {packets_received} messages, {data_frames_received} of them with \
-                     {data_frame_bytes_received} B; buffer: {receive_buffer_maximum_used} B at \
-                     most, full {receive_buffer_exhausted} times"
-                )
-            }
-            Self::Connection {
-                state,
-                transmitted_tsdus,
-                transmitted_bytes,
-                received_tsdus,
-                received_bytes,
-                send_buffer_size,
-                send_buffer_available,
-                receive_buffer_size,
-                receive_buffer_held,
-                unreliable,
-                send_credits,
-                keepalives_sent,
-                ..
-            } => {
-                let unreliable = match unreliable {
-                    true => ", unreliable",
-                    false => "",
-                };
-                writeln!(f, "connection {state}{unreliable}")?;
-                writeln!(
-                    f,
-                    "sent       {transmitted_tsdus} TSDUs, {transmitted_bytes} B; buffer: \
-                     {send_buffer_available} of {send_buffer_size} B free"
-                )?;
-                write!(
-                    f,
-                    "received   {received_tsdus} TSDUs, {received_bytes} B; buffer: \
-                     {receive_buffer_held} of {receive_buffer_size} B held"
-                )?;
-                if let (Some(credits), Some(asked)) = (send_credits, keepalives_sent) {
-                    write!(
-                        f,
-                        "\ncredits    {credits} to send with; answers asked for: {asked}"
-                    )?;
-                }
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Where the lines of a session go.
+/// Prints the lines of a session.
 #[derive(Debug)]
 pub(super) struct Lines {
     report: Report,
-    /// Number of the peer, where there can be several.
+    /// The number of the peer, if there can be several.
     peer: Option<u64>,
-    /// Somebody types commands, and is to see where.
+    /// Whether to print a prompt.
     prompts: bool,
-    /// The prompt stands on the line that is to be written.
+    /// Whether the current line is a prompt.
     prompted: AtomicBool,
 }
 
@@ -513,19 +303,19 @@ impl Lines {
         }
     }
 
-    /// Help, which is for people only.
+    /// Prints help, as text only.
     pub(super) fn help(&self, text: &str) {
         self.report.line(text);
     }
 
-    /// Asks for a command, if somebody types them.
+    /// Prints the prompt, if commands are typed.
     pub(super) fn prompt(&self) {
         if self.prompts && !self.prompted.swap(true, Ordering::Relaxed) {
             self.report.prompt(PROMPT);
         }
     }
 
-    /// A command was typed.
+    /// Notes that a line was typed, which ends the prompt.
     pub(super) fn typed(&self) {
         self.prompted.store(false, Ordering::Relaxed);
     }
@@ -537,7 +327,7 @@ const PROMPT: &str = "> ";
 mod tests {
     use smbdirect::tdi::{SendFlags, ServiceFlags};
 
-    use super::*;
+    use super::{super::queries::names, *};
 
     #[test]
     fn flags_have_their_names() {

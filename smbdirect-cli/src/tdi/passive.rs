@@ -21,10 +21,12 @@ use tokio::{
 };
 
 use super::{
-    Commands, Handlers, TdiOptions, Typed,
-    command::{Script, ScriptOptions, Step},
+    command::{Script, Step},
+    handlers::{Acceptor, Handlers},
+    input::{Commands, Typed},
     lines::{Event, Lines, Name},
-    session::{Runner, Session, SessionEndpoint},
+    runner::Runner,
+    session::{Session, SessionEndpoint},
 };
 use crate::{
     options::Address,
@@ -33,28 +35,28 @@ use crate::{
     transport,
 };
 
-/// Sessions at once; more peers are turned away.
+/// Most sessions at once; further peers are refused.
 const MAX_SESSIONS: usize = 64;
-/// How long sessions may take to end once this process is told to.
-const SHUTDOWN: Duration = Duration::from_secs(3);
+/// Longest time that sessions may take to end after a signal.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What `listen` was told.
+/// The options of `listen --tdi`.
 pub(crate) struct Listening {
     pub(crate) report: Report,
     pub(crate) address: Address,
     pub(crate) provider: Arc<dyn Provider>,
     pub(crate) settings: TransportSettings,
-    /// For each peer. Without one, commands come from stdin.
+    /// The commands of each session. Without a script, commands come from stdin.
     pub(crate) script: Option<Script>,
-    /// End after so many connections.
+    /// Number of connections after which to end.
     pub(crate) most: Option<u64>,
     pub(crate) interrupted: Interrupted,
 }
 
-/// The part of the handlers that peers come to.
+/// Accepts peers, one session each.
 pub(super) struct Passive {
     report: Report,
-    /// There is only one peer, and no need to say which.
+    /// At most one peer connects, so lines do not name it.
     is_only: bool,
     is_typed: bool,
     most: Option<u64>,
@@ -63,39 +65,31 @@ pub(super) struct Passive {
 }
 
 struct State {
-    /// Before each session.
+    /// Commands that each session begins with.
     first: Script,
-    /// Peers accepted, those not counted that did not make it.
+    /// Number of peers accepted, without those whose connection failed.
     accepted: u64,
     last_number: u64,
     open: usize,
-    /// Accepted and not connected, by their numbers.
+    /// Peers that are accepted and not yet connected, by their numbers.
     coming: HashMap<u64, Coming>,
 }
 
 struct Coming {
     runner: Runner,
-    /// What is left of the script.
+    /// The commands that have not been run.
     script: Script,
     address: SocketAddr,
 }
 
 enum News {
     Connected(Coming),
-    /// Nobody can come any more.
+    /// The address failed: no further peer can connect.
     Failed(Status),
 }
 
-impl Passive {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic under it")
-    }
-
-    pub(super) fn offered(
-        &self,
-        handlers: &Arc<Handlers>,
-        offer: &Offer,
-    ) -> ConnectAnswer<Arc<Session>> {
+impl Acceptor for Passive {
+    fn offered(&self, handlers: &Arc<Handlers>, offer: &Offer) -> ConnectAnswer<Arc<Session>> {
         let mut state = self.lock();
         if self.most.is_some_and(|most| state.accepted >= most) {
             return ConnectAnswer::Refuse;
@@ -132,7 +126,7 @@ impl Passive {
         ConnectAnswer::Accept(endpoint)
     }
 
-    pub(super) fn accepted(
+    fn accepted(
         &self,
         endpoint: &SessionEndpoint,
         result: Result<(), Status>,
@@ -145,7 +139,7 @@ impl Passive {
         match result {
             Ok(()) => {
                 session.connected(endpoint, transport);
-                // Nobody listens any more if this fails, and the connection ends.
+                // If the receiver is gone, the listener has ended, and the connection ends too.
                 let _ = self.news.send(News::Connected(coming));
             }
             Err(status) => {
@@ -157,27 +151,35 @@ impl Passive {
         }
     }
 
-    pub(super) fn failed(&self, status: Status) {
-        // Nobody listens any more if this fails.
+    fn failed(&self, status: Status) {
+        // If the receiver is gone, the listener has ended.
         let _ = self.news.send(News::Failed(status));
     }
+}
 
-    /// A command that was typed while nobody was there is for those who come, if it can be.
+impl Passive {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under it")
+    }
+
+    /// Keeps a command that was typed while no peer was connected for the peers that come, if it
+    /// says how indications are answered. Returns whether it does.
     fn keep(&self, step: Step) -> bool {
         self.lock().first.push_answer(step)
     }
 }
 
 impl Listening {
-    /// Serves peers until it is told to end, or enough have come.
+    /// Serves peers until a signal, or until enough sessions have ended. Returns whether all ended
+    /// as asked.
     ///
     /// # Errors
-    /// It cannot listen, or a command cannot be understood.
-    pub(crate) async fn serve(mut self) -> Result<bool> {
-        let (news, mut arrivals) = mpsc::unbounded_channel();
+    /// It cannot listen, or a command cannot be parsed.
+    pub(crate) async fn serve(self) -> Result<bool> {
+        let (news, arrivals) = mpsc::unbounded_channel();
         let is_typed = self.script.is_none() && stdin().is_terminal();
-        let mut typed = self.script.is_none().then(|| Typed::new(is_typed));
-        let passive = Passive {
+        let typed = self.script.is_none().then(|| Typed::new(is_typed));
+        let passive = Arc::new(Passive {
             report: self.report,
             is_only: self.most == Some(1),
             is_typed,
@@ -190,75 +192,119 @@ impl Listening {
                 coming: HashMap::new(),
             }),
             news,
-        };
+        });
         let default_port = self.provider.default_port();
-        let handlers = Handlers::new(self.provider, self.settings, Some(passive))?;
-        let passive = handlers.passive.as_ref().expect("it was just put there");
+        let handlers = Handlers::new(self.provider, self.settings, Some(passive.clone()))?;
         let lines = Lines::new(self.report, None, false);
         let opened = open(&handlers, &self.address, default_port).await?;
         lines.show(&Event::Listening {
             address: opened.to_string(),
         });
-        let (end, ended) = watch::channel(false);
-        let (mut sessions, mut all_well, mut served) = (JoinSet::new(), true, 0);
-        // Where commands from stdin go: to the peer that came last.
-        let mut talking: Vec<mpsc::UnboundedSender<Step>> = Vec::new();
-        let signalled = loop {
-            if self.most.is_some_and(|most| served >= most) {
-                break false;
+        let mut server = Server {
+            passive,
+            handlers,
+            lines,
+            typed,
+            arrivals,
+            sessions: JoinSet::new(),
+            end: watch::Sender::new(false),
+            talking: Vec::new(),
+            all_well: true,
+            served: 0,
+        };
+        let worked = server.serve(self.interrupted).await;
+        if worked.is_ok() {
+            server.end_sessions().await;
+        }
+        server.handlers.close();
+        Ok(worked? || server.all_well)
+    }
+}
+
+/// A listener that is open, and its sessions.
+struct Server {
+    passive: Arc<Passive>,
+    handlers: Arc<Handlers>,
+    lines: Lines,
+    /// Commands from stdin, until its end.
+    typed: Option<Typed>,
+    arrivals: mpsc::UnboundedReceiver<News>,
+    sessions: JoinSet<bool>,
+    /// Tells the sessions to end.
+    end: watch::Sender<bool>,
+    /// Where commands from stdin go: to the peer that connected last.
+    talking: Vec<mpsc::UnboundedSender<Step>>,
+    /// Whether all sessions so far ended as asked.
+    all_well: bool,
+    /// Number of sessions that ended.
+    served: u64,
+}
+
+impl Server {
+    /// Serves peers. Returns true at a signal, false when enough sessions have ended.
+    ///
+    /// # Errors
+    /// The address failed, or a command cannot be parsed.
+    async fn serve(&mut self, mut interrupted: Interrupted) -> Result<bool> {
+        loop {
+            if self.passive.most.is_some_and(|most| self.served >= most) {
+                return Ok(false);
             }
             tokio::select! {
-                Some(news) = arrivals.recv() => match news {
-                    News::Connected(coming) => {
-                        let Coming { runner, script, .. } = coming;
-                        let commands = match &typed {
-                            Some(_) => {
-                                let (sender, steps) = mpsc::unbounded_channel();
-                                talking.push(sender);
-                                Commands::Sent(steps)
-                            }
-                            None => Commands::Script(script),
-                        };
-                        sessions.spawn(attend(runner, commands, ended.clone()));
-                    }
+                Some(news) = self.arrivals.recv() => match news {
+                    News::Connected(coming) => self.start_session(coming),
                     News::Failed(status) => {
-                        lines.show(&Event::Error { status: Name(status) });
-                        handlers.close();
+                        self.lines.show(&Event::Error { status: Name(status) });
                         return Err(anyhow!("cannot listen any longer: {status}"));
                     }
                 },
-                Some(well) = sessions.join_next() => {
-                    all_well &= well.unwrap_or(false);
-                    served += 1;
-                    passive.lock().open -= 1;
+                Some(well) = self.sessions.join_next() => {
+                    self.all_well &= well.unwrap_or(false);
+                    self.served += 1;
+                    self.passive.lock().open -= 1;
                 }
-                step = next(&mut typed, &lines) => match step {
-                    Ok(Some(step)) => {
-                        talking.retain(|sender| !sender.is_closed());
-                        let sent = talking.last().map(|sender| sender.send(step.clone()));
-                        if !matches!(sent, Some(Ok(()))) && !passive.keep(step) {
-                            report::error(&anyhow!("no peer is connected; wait for one"));
-                        }
-                    }
-                    Ok(None) => {
-                        typed = None;
-                        talking.clear();
-                    }
-                    Err(error) => {
-                        handlers.close();
-                        return Err(error);
+                step = next(&mut self.typed, &self.lines) => match step? {
+                    Some(step) => self.pass_on(step),
+                    None => {
+                        self.typed = None;
+                        self.talking.clear();
                     }
                 },
-                () = self.interrupted.wait() => break true,
+                () = interrupted.wait() => return Ok(true),
             }
+        }
+    }
+
+    fn start_session(&mut self, coming: Coming) {
+        let Coming { runner, script, .. } = coming;
+        let commands = match &self.typed {
+            Some(_) => {
+                let (sender, steps) = mpsc::unbounded_channel();
+                self.talking.push(sender);
+                Commands::Sent(steps)
+            }
+            None => Commands::Script(script),
         };
-        end.send_replace(true);
-        let all = async { while sessions.join_next().await.is_some() {} };
-        if timeout(SHUTDOWN, all).await.is_err() {
+        let session = attend(runner, commands, self.end.subscribe());
+        self.sessions.spawn(session);
+    }
+
+    /// Passes a command from stdin to the peer that connected last.
+    fn pass_on(&mut self, step: Step) {
+        self.talking.retain(|sender| !sender.is_closed());
+        let sent = self.talking.last().map(|sender| sender.send(step.clone()));
+        if !matches!(sent, Some(Ok(()))) && !self.passive.keep(step) {
+            report::error(&anyhow!("no peer is connected; wait for one"));
+        }
+    }
+
+    /// Tells all sessions to end, and waits for them.
+    async fn end_sessions(&mut self) {
+        self.end.send_replace(true);
+        let all = async { while self.sessions.join_next().await.is_some() {} };
+        if timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
             tracing::debug!("some sessions did not end in time");
         }
-        handlers.close();
-        Ok(signalled || all_well)
     }
 }
 
@@ -270,10 +316,8 @@ async fn next(typed: &mut Option<Typed>, lines: &Lines) -> Result<Option<Step>> 
 }
 
 async fn open(handlers: &Arc<Handlers>, name: &Address, default_port: u16) -> Result<SocketAddr> {
-    let resolved = transport::resolve(name, default_port).await?;
-    let Some(&address) = resolved.first() else {
-        return Err(anyhow!("{name} has no addresses"));
-    };
+    let families = transport::Families::of(handlers.transport_name);
+    let address = transport::resolve_listen(name, default_port, families).await?;
     let opened = handlers.transport.open_address(address, Share::Exclusive);
     let opened = opened.await.map_err(|status| {
         let cure = match status {
@@ -281,7 +325,7 @@ async fn open(handlers: &Arc<Handlers>, name: &Address, default_port: u16) -> Re
                 "another program listens there; stop it, or give another port as ADDR"
             }
             Status::INVALID_ADDRESS_COMPONENT => {
-                "it is no address of this machine; 0.0.0.0 is all of them"
+                "it is no address of this machine; leave the host out to listen on all of them"
             }
             _ => "give another address as ADDR",
         };
@@ -292,7 +336,7 @@ async fn open(handlers: &Arc<Handlers>, name: &Address, default_port: u16) -> Re
     Ok(address)
 }
 
-/// One session, from its beginning to its end. Says whether all went well.
+/// Runs one session from its beginning to its end. Returns whether it went as asked.
 async fn attend(runner: Runner, mut commands: Commands, mut ended: watch::Receiver<bool>) -> bool {
     let endpoint = runner.endpoint.clone();
     let are_sent = matches!(commands, Commands::Sent(_));
@@ -300,28 +344,28 @@ async fn attend(runner: Runner, mut commands: Commands, mut ended: watch::Receiv
         endpoint.disconnected().await;
     };
     let talk = async {
-        // What can be understood was told apart from what cannot before it came here.
+        // Commands were parsed before they came here.
         let goes_on = runner.converse(&mut commands).await.unwrap_or(false);
         if goes_on {
             endpoint.disconnected().await;
         }
     };
     let told_to_end = async {
-        // The lock in the result is not to be kept.
+        // The result holds a lock, so it is dropped at once.
         let _ = ended.wait_for(|&ended| ended).await;
     };
     let whole = async {
         tokio::select! {
             () = talk => {}
-            // A script goes on to its end; whoever types finds nobody.
+            // A script goes on to its end; commands from stdin have no peer any more.
             () = over, if are_sent => {}
             () = told_to_end => {}
         }
-        runner.release(Some(SHUTDOWN)).await;
+        runner.release(Some(SHUTDOWN_TIMEOUT)).await;
     };
     runner.driven(whole).await;
     let session = &runner.session;
-    // An event has told of a connection that was lost.
+    // An event has reported a connection that was lost.
     match session.verdict() {
         Ok(()) => true,
         Err(_) if session.is_lost() => false,
@@ -330,9 +374,4 @@ async fn attend(runner: Runner, mut commands: Commands, mut ended: watch::Receiv
             false
         }
     }
-}
-
-/// Which of the options that go with `--tdi` was given, if any was.
-pub(crate) fn given(tdi: &TdiOptions, script: &ScriptOptions) -> Option<&'static str> {
-    tdi.given().or_else(|| script.given())
 }

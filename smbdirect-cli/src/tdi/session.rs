@@ -1,191 +1,85 @@
-//! [`Session`]: one endpoint as a person sees it: its requests by number, what handlers are told,
-//! and what they answer.
+//! [`Session`]: one endpoint as its user sees it: requests by number, events, and how indications
+//! are answered.
 //!
-//! All of it happens on one thread, so what a call answers at once stands before what comes of it
-//! later, in every run. Completions are shown in the order in which they came, and before events
-//! that came after them.
+//! All of it happens on one thread, so the answer of a call is always shown before its completion.
+//! Completions are shown in the order in which they came, and before events that came after them.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    future::{Future, poll_fn},
+    collections::BTreeMap,
+    future::poll_fn,
     net::SocketAddr,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
-    task::{Context, Poll, Wake, Waker},
-    time::{Duration, Instant},
+    task::{Poll, Waker},
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use smbdirect::{
     Message, Token,
     tdi::{
-        Answer, Cause, ChainedTsdu, DisconnectFlags, Endpoint, EndpointState, Indication,
-        IndicationFlags, ReceiveCompletion, ReceiveFlags, ReceiveRequest, Receiving, RequestId,
-        Requested, SendCompletion, SendFlags, SendOptions, Sending, Status,
+        Answer, Cause, ChainedTsdu, DisconnectFlags, Endpoint, Indication, IndicationFlags,
+        ReceiveCompletion, ReceiveFlags, ReceiveRequest, RequestId, SendFlags, Status,
     },
 };
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::sync::watch;
 
 use super::{
-    Handlers,
-    command::{Command, SendCommand, Step, Switch},
-    lines::{Data, Event, Lines, Name, Outcome, names},
+    lines::{Data, Event, Lines, Name, Outcome},
+    pending::{Bell, Bells, Completion, Pending, Submitted},
+    queries::names,
 };
 
-/// An endpoint that its client knows by the session.
+/// An endpoint whose client context is its session.
 pub(super) type SessionEndpoint = Endpoint<Arc<Session>>;
 
 /// What handlers and the commands of one endpoint share.
 pub(super) struct Session {
     pub(super) lines: Lines,
-    /// Its number among the peers of a listener.
+    /// The number of the peer, counted by the listener.
     pub(super) number: u64,
-    /// What goes wrong counts, since nobody sits there to judge it.
+    /// A failure fails the command, because no user at a terminal judges it.
     pub(super) is_scripted: bool,
     state: Mutex<State>,
-    /// Counts what has happened, for those who wait for something.
+    /// Counts completions and events; [`Session::until`] checks its condition at each.
     changes: watch::Sender<u64>,
 }
 
 struct State {
     handling: Handling,
     last_number: u64,
-    /// Under way, by their numbers.
+    /// Requests under way, by their numbers.
     pending: BTreeMap<u64, Pending>,
     bells: Arc<Bells>,
-    /// Requests that a handler has returned, and which are under way.
+    /// Number of receive requests under way that a handler returned.
     supplied: u64,
-    /// Of a TSDU that is to be sent back, what was indicated.
+    /// What was indicated so far of a TSDU that is to be sent back.
     gathered: BytesMut,
-    /// A TSDU was not accepted because too many are on their way back.
+    /// A TSDU was not accepted because MAX_ECHOES are being sent back.
     echo_stalled: bool,
-    /// Requests and commands that ended as they should not.
+    /// Requests and commands that failed, or did not end with the status that was expected.
     failures: Vec<String>,
-    /// The session ends, and receives with it.
+    /// The session ends, so receives may end without data.
     is_closing: bool,
     /// The peer may end the connection.
     end_expected: bool,
-    /// The connection is over, and not by this end.
+    /// Why the connection ended, if this end did not end it.
     lost: Option<Cause>,
 }
 
-/// What to do with what is indicated.
+/// How indications are answered.
 #[derive(Clone, Copy, Debug)]
-enum Handling {
-    /// So many bytes at a time, or all.
+pub(super) enum Handling {
+    /// Take this many bytes of each, or all.
     Take(Option<usize>),
+    /// Accept nothing.
     Hold,
+    /// Return a receive request of this many bytes.
     Request(usize),
+    /// Send each TSDU back.
     Echo,
 }
 
-/// TSDUs that may be on their way back before more are taken in.
+/// Most TSDUs that are being sent back before the next one is not accepted.
 const MAX_ECHOES: usize = 16;
-
-struct Pending {
-    request: Submitted,
-    expected: Option<Status>,
-    /// It sends back what came.
-    is_echo: bool,
-    waker: Waker,
-}
-
-/// A request under way.
-pub(super) enum Submitted {
-    Send(Sending),
-    Receive(Receiving),
-    Other(Requested),
-}
-
-/// A request that is over.
-enum Completion {
-    Send(SendCompletion),
-    Receive(ReceiveCompletion),
-    Other(Status),
-}
-
-impl Submitted {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
-        match self {
-            Self::Send(sending) => Pin::new(sending).poll(context).map(Completion::Send),
-            Self::Receive(receiving) => Pin::new(receiving).poll(context).map(Completion::Receive),
-            Self::Other(requested) => Pin::new(requested).poll(context).map(|result| {
-                let status = result.err().unwrap_or(Status::SUCCESS);
-                Completion::Other(status)
-            }),
-        }
-    }
-}
-
-impl Completion {
-    const fn status(&self) -> Status {
-        match self {
-            Self::Send(completion) => completion.status,
-            Self::Receive(completion) => completion.status,
-            Self::Other(status) => *status,
-        }
-    }
-
-    fn outcome(self) -> Outcome {
-        let outcome = Outcome::new(self.status());
-        if outcome.status.0.is_error() {
-            return outcome;
-        }
-        match self {
-            Self::Send(completion) => Outcome {
-                information: Some(completion.information),
-                ..outcome
-            },
-            Self::Receive(completion) => Outcome {
-                information: Some(completion.information),
-                data: Some(Data::new(&completion.buffer[..completion.information])),
-                invalidated_token: completion.invalidated_token.map(|token| token.0),
-                ..outcome
-            },
-            Self::Other(_) => outcome,
-        }
-    }
-}
-
-/// Where requests say that they have something to say.
-struct Bells {
-    /// Those that did, in that order.
-    rung: Mutex<VecDeque<u64>>,
-    /// The task that looks after the session.
-    task: Mutex<Waker>,
-}
-
-/// That of one request.
-struct Bell {
-    number: u64,
-    bells: Arc<Bells>,
-}
-
-impl Bells {
-    fn next(&self) -> Option<u64> {
-        self.rung.lock().expect("no panic under it").pop_front()
-    }
-
-    fn watch(&self, task: &Waker) {
-        self.task
-            .lock()
-            .expect("no panic under it")
-            .clone_from(task);
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        let mut rung = self.bells.rung.lock().expect("no panic under it");
-        rung.push_back(self.number);
-        drop(rung);
-        let task = self.bells.task.lock().expect("no panic under it").clone();
-        task.wake();
-    }
-}
 
 impl Session {
     pub(super) fn new(lines: Lines, number: u64, is_scripted: bool) -> Arc<Self> {
@@ -197,10 +91,7 @@ impl Session {
                 handling: Handling::Take(None),
                 last_number: 0,
                 pending: BTreeMap::new(),
-                bells: Arc::new(Bells {
-                    rung: Mutex::default(),
-                    task: Mutex::new(Waker::noop().clone()),
-                }),
+                bells: Bells::new(),
                 supplied: 0,
                 gathered: BytesMut::new(),
                 echo_stalled: false,
@@ -223,8 +114,8 @@ impl Session {
 
     // Requests
 
-    /// Shows a request, and looks after it until it is over.
-    fn submit(
+    /// Shows a request, and polls it until it is complete.
+    pub(super) fn submit(
         &self,
         request: &'static str,
         flags: String,
@@ -233,10 +124,7 @@ impl Session {
     ) {
         let mut state = self.lock();
         let id = state.next_number();
-        pending.waker = Waker::from(Arc::new(Bell {
-            number: id,
-            bells: state.bells.clone(),
-        }));
+        pending.waker = Waker::from(Bell::new(id, &state.bells));
         let result = match pending.poll() {
             Poll::Pending => {
                 state.pending.insert(id, pending);
@@ -254,7 +142,7 @@ impl Session {
         });
     }
 
-    /// Shows what has been completed.
+    /// Shows the requests that have completed since the last call.
     pub(super) fn sweep(&self) {
         loop {
             let mut state = self.lock();
@@ -273,7 +161,7 @@ impl Session {
         }
     }
 
-    /// What became of a request, which is remembered if it is not what should.
+    /// Returns the outcome of a request, and records a failure.
     fn judge(
         &self,
         state: &mut State,
@@ -281,7 +169,7 @@ impl Session {
         expected: Option<Status>,
         id: u64,
     ) -> Outcome {
-        // Receives that wait for nothing are no failures.
+        // Receives that end because the session does are no failures.
         let ends_by_itself = state.is_closing && matches!(completion, Completion::Receive(_));
         let mut result = completion.outcome();
         if !ends_by_itself {
@@ -308,8 +196,13 @@ impl Session {
         }
     }
 
-    /// Shows a request that is done by the call.
-    fn done(&self, request: &'static str, result: Result<(), Status>, expected: Option<Status>) {
+    /// Shows a request that has no completion.
+    pub(super) fn done(
+        &self,
+        request: &'static str,
+        result: Result<(), Status>,
+        expected: Option<Status>,
+    ) {
         let mut result = Outcome::new(result.err().unwrap_or(Status::SUCCESS));
         let what = || format!("`{request}`");
         self.check(&mut self.lock(), &mut result, expected, what);
@@ -323,7 +216,7 @@ impl Session {
         let _ = changes.wait_for(|_| condition(&self.lock())).await;
     }
 
-    /// Shows completions as they come, until it is dropped.
+    /// Shows completions as they come. Never returns; drop the future to stop.
     pub(super) async fn drive(&self, endpoint: &SessionEndpoint) {
         poll_fn(|context| {
             self.lock().bells.watch(context.waker());
@@ -350,7 +243,7 @@ impl Session {
             endpoint.max_tsdu(),
             endpoint.connection(),
         ) else {
-            // It has just ended, which is told by itself.
+            // The connection has just ended, and the disconnect event says so.
             return;
         };
         self.lock().lost = None;
@@ -424,7 +317,7 @@ impl Session {
         answer
     }
 
-    /// A TSDU that is lent, which comes back if it is not accepted.
+    /// Handles a TSDU that is lent, and returns it if it is not accepted.
     pub(super) fn lent(
         &self,
         endpoint: &SessionEndpoint,
@@ -444,7 +337,7 @@ impl Session {
             Handling::Hold | Handling::Request(_) => "not accepted",
             Handling::Take(_) => "taken",
         };
-        let beginning = tsdu.clone().copy_to_bytes(tsdu.len().min(Data::ENOUGH));
+        let beginning = tsdu.clone().copy_to_bytes(tsdu.len().min(Data::MAX_BYTES));
         self.lines.show(&Event::Chained {
             tsdu_length: tsdu.len(),
             data: Data::new(&beginning),
@@ -479,7 +372,7 @@ impl Session {
         self.changed();
     }
 
-    /// Something that handlers are told.
+    /// Shows an event, after the completions before it.
     pub(super) fn event(&self, event: &Event) {
         self.sweep();
         self.lines.show(event);
@@ -504,9 +397,45 @@ impl Session {
         self.changed();
     }
 
+    /// Answers indications by `handling` from now on.
+    pub(super) fn handle(&self, handling: Handling) {
+        self.lock().handling = handling;
+    }
+
+    /// Waits until no request is under way.
+    pub(super) async fn until_idle(&self) {
+        let is_idle = |state: &State| state.pending.is_empty() && state.supplied == 0;
+        self.until(is_idle).await;
+    }
+
+    /// Waits until all requests but receives have completed.
+    pub(super) async fn until_sent(&self) {
+        let is_sent = |state: &State| {
+            let mut pending = state.pending.values();
+            pending.all(|pending| matches!(pending.request, Submitted::Receive(_)))
+        };
+        self.until(is_sent).await;
+    }
+
+    /// Cancels a request.
+    ///
+    /// # Errors
+    /// INVALID_DEVICE_STATE if it has completed, or cannot be cancelled any more.
+    pub(super) fn cancel(&self, id: u64) -> Result<(), Status> {
+        let state = self.lock();
+        let cancelled = state
+            .pending
+            .get(&id)
+            .map(|pending| pending.request.cancel());
+        match cancelled {
+            Some(true) => Ok(()),
+            Some(false) | None => Err(Status::INVALID_DEVICE_STATE),
+        }
+    }
+
     // The end
 
-    /// The peer may end the connection, or have ended it.
+    /// Allows the peer to end the connection, from now on and before.
     pub(super) fn expect_end(&self) {
         let mut state = self.lock();
         state.end_expected = true;
@@ -515,8 +444,8 @@ impl Session {
             .take_if(|cause| matches!(cause, Cause::RemoteDisconnect));
     }
 
-    /// Receives may end without having got anything.
-    fn close(&self) {
+    /// Allows receives to end without data.
+    pub(super) fn close(&self) {
         self.lock().is_closing = true;
     }
 
@@ -524,7 +453,10 @@ impl Session {
         self.lock().lost.is_some()
     }
 
-    /// What did not go as it should.
+    /// Returns whether the session went as asked.
+    ///
+    /// # Errors
+    /// What did not.
     pub(super) fn verdict(&self) -> Result<(), String> {
         let state = self.lock();
         if let Some(cause) = &state.lost {
@@ -558,306 +490,14 @@ impl State {
         self.echoes() >= MAX_ECHOES
     }
 
-    /// Keeps what is to be sent back.
+    /// Appends indicated bytes to the TSDU that is to be sent back.
     fn gather(&mut self, indication: &Indication) {
         if indication.tsdu_offset == 0 {
             self.gathered.clear();
         }
-        // One that began before echoes were asked for is not sent back.
+        // A TSDU that began before `echo` was run is not sent back.
         if indication.tsdu_offset == self.gathered.len() {
             self.gathered.extend_from_slice(&indication.data);
         }
-    }
-}
-
-impl Pending {
-    fn poll(&mut self) -> Poll<Completion> {
-        self.request.poll(&mut Context::from_waker(&self.waker))
-    }
-
-    fn new(request: Submitted, expected: Option<Status>) -> Self {
-        Self {
-            request,
-            expected,
-            is_echo: false,
-            waker: Waker::noop().clone(),
-        }
-    }
-}
-
-/// Runs the commands of a session.
-pub(super) struct Runner {
-    pub(super) handlers: Arc<Handlers>,
-    pub(super) session: Arc<Session>,
-    pub(super) endpoint: SessionEndpoint,
-    /// Where `connect` connects to.
-    pub(super) remote: Option<SocketAddr>,
-}
-
-/// How often credits are looked at by those who wait for some.
-const GLANCE: Duration = Duration::from_millis(5);
-
-impl Runner {
-    /// Runs one command. False if it was the last.
-    pub(super) async fn run(&self, step: Step) -> bool {
-        let goes_on = self.execute(step).await;
-        self.session.sweep();
-        goes_on
-    }
-
-    async fn execute(&self, step: Step) -> bool {
-        let Step {
-            command, expected, ..
-        } = step;
-        let (session, endpoint) = (&self.session, &self.endpoint);
-        match command {
-            _ if command.is_answer() => self.answer(&command),
-            Command::Send(command) => self.send(command, expected),
-            Command::Write { text } => {
-                let text = text.join(" ");
-                let sending = endpoint.write(text.as_bytes());
-                self.submit("write", "0".into(), Some(text.len()), sending, expected);
-            }
-            Command::Receive { bytes, peek } => {
-                let mut flags = ReceiveFlags::empty();
-                flags.set(ReceiveFlags::PEEK, peek);
-                let receiving = endpoint.receive(BytesMut::zeroed(bytes), flags);
-                self.submit("receive", names(flags), Some(bytes), receiving, expected);
-            }
-            Command::Resume => session.done("resume", endpoint.resume(), expected),
-            Command::Discard { expedited } => {
-                let mut flags = SendFlags::empty();
-                flags.set(SendFlags::EXPEDITED, expedited);
-                let result = match endpoint.discard_partial(flags) {
-                    true => Ok(()),
-                    false => Err(Status::INVALID_DEVICE_STATE),
-                };
-                session.done("discard", result, expected);
-            }
-            Command::Cancel { id } => {
-                let result = self.cancel(id);
-                session.done("cancel", result, expected);
-            }
-            Command::Poke => session.done("poke", endpoint.force_send(), expected),
-            Command::Info => session
-                .lines
-                .show(&Event::info(&self.handlers.transport.info())),
-            Command::Statistics => {
-                let statistics = self.handlers.transport.statistics();
-                session.lines.show(&Event::statistics(&statistics));
-            }
-            Command::Connection => self.query_connection(expected),
-            Command::Sleep { time } => sleep(time).await,
-            Command::Wait {
-                credits,
-                disconnected,
-                timeout,
-            } => {
-                let result = self.wait(credits, disconnected, timeout).await;
-                // That it is done is to be seen above.
-                if result.is_err() || expected.is_some() {
-                    session.done("wait", result, expected);
-                }
-            }
-            Command::Disconnect {
-                release, timeout, ..
-            } => {
-                let flags = match release {
-                    true => DisconnectFlags::RELEASE,
-                    false => DisconnectFlags::ABORT,
-                };
-                self.disconnect(flags, timeout, expected);
-            }
-            Command::Connect { timeout } => self.connect(timeout, expected),
-            Command::Associate => {
-                let result = self.handlers.associate(endpoint);
-                session.done("associate", result, expected);
-            }
-            Command::Disassociate => {
-                session.done("disassociate", endpoint.disassociate(), expected);
-            }
-            Command::Take { .. }
-            | Command::Hold
-            | Command::Request { .. }
-            | Command::Echo
-            | Command::Chained { .. }
-            | Command::Expect { .. } => unreachable!("told apart above, or when it was parsed"),
-            Command::Quit => return false,
-        }
-        true
-    }
-
-    /// Has indications answered as one of the commands for that says.
-    pub(super) fn answer(&self, command: &Command) {
-        let handling = match *command {
-            Command::Take { bytes } => Handling::Take(bytes),
-            Command::Hold => Handling::Hold,
-            Command::Request { bytes } => Handling::Request(bytes),
-            Command::Echo => Handling::Echo,
-            Command::Chained { switch } => {
-                return self.handlers.take_chained(switch == Switch::On);
-            }
-            _ => return,
-        };
-        self.session.lock().handling = handling;
-    }
-
-    /// Does `work` while completions are shown as they come.
-    pub(super) async fn driven<T>(&self, work: impl Future<Output = T>) -> T {
-        tokio::select! {
-            biased;
-            () = self.session.drive(&self.endpoint) => unreachable!("it goes on until it is dropped"),
-            done = work => done,
-        }
-    }
-
-    fn submit(
-        &self,
-        request: &'static str,
-        flags: String,
-        bytes: Option<usize>,
-        submitted: impl Into<Submitted>,
-        expected: Option<Status>,
-    ) {
-        let pending = Pending::new(submitted.into(), expected);
-        self.session.submit(request, flags, bytes, pending);
-    }
-
-    fn send(&self, command: SendCommand, expected: Option<Status>) {
-        let mut flags = SendFlags::empty();
-        flags.set(SendFlags::EXPEDITED, command.expedited);
-        flags.set(SendFlags::PARTIAL, command.partial);
-        flags.set(SendFlags::NON_BLOCKING, command.non_blocking);
-        flags.set(
-            SendFlags::NO_RESPONSE_EXPECTED,
-            command.no_response_expected,
-        );
-        flags.set(SendFlags::AND_DISCONNECT, command.and_disconnect);
-        let data: Bytes = match command.size {
-            Some(size) => (b'a'..=b'z').cycle().take(size).collect::<Vec<_>>().into(),
-            None => command.text.join(" ").into(),
-        };
-        let options = SendOptions {
-            deadline: command
-                .timeout
-                .and_then(|timeout| Instant::now().checked_add(timeout)),
-            invalidate: command.invalidate.map(Token),
-        };
-        let bytes = data.len();
-        let sending = self.endpoint.send_with(data, flags, options);
-        self.submit("send", names(flags), Some(bytes), sending, expected);
-    }
-
-    /// Cancels a request. One that is over, or cannot be cancelled any more, is in the wrong state.
-    fn cancel(&self, id: u64) -> Result<(), Status> {
-        let state = self.session.lock();
-        let cancelled = match state.pending.get(&id).map(|pending| &pending.request) {
-            Some(Submitted::Send(sending)) => sending.cancel(),
-            Some(Submitted::Receive(receiving)) => receiving.cancel(),
-            // TDI has no such thing: a disconnect ends them.
-            Some(Submitted::Other(_)) | None => false,
-        };
-        match cancelled {
-            true => Ok(()),
-            false => Err(Status::INVALID_DEVICE_STATE),
-        }
-    }
-
-    fn query_connection(&self, expected: Option<Status>) {
-        let connection = self.endpoint.connection().ok();
-        match self.endpoint.query_connection() {
-            Ok(info) => {
-                let event = Event::connection(&info, connection.as_ref());
-                self.session.lines.show(&event);
-            }
-            Err(status) => self.session.done("connection", Err(status), expected),
-        }
-    }
-
-    async fn wait(
-        &self,
-        credits: Option<u16>,
-        disconnected: bool,
-        limit: Option<Duration>,
-    ) -> Result<(), Status> {
-        let waiting = async {
-            if let Some(credits) = credits {
-                self.wait_for_credits(credits).await
-            } else if disconnected {
-                self.session.expect_end();
-                self.endpoint.disconnected().await;
-                Ok(())
-            } else {
-                let is_idle = |state: &State| state.pending.is_empty() && state.supplied == 0;
-                self.session.until(is_idle).await;
-                Ok(())
-            }
-        };
-        match limit {
-            Some(limit) => match timeout(limit, waiting).await {
-                Ok(result) => result,
-                Err(_) => Err(Status::IO_TIMEOUT),
-            },
-            None => waiting.await,
-        }
-    }
-
-    async fn wait_for_credits(&self, credits: u16) -> Result<(), Status> {
-        while self.endpoint.connection()?.credits().send_credits < credits {
-            sleep(GLANCE).await;
-        }
-        Ok(())
-    }
-
-    fn connect(&self, limit: Option<Duration>, expected: Option<Status>) {
-        let Some(remote) = self.remote else {
-            // The passive end knows nobody to connect to.
-            return self
-                .session
-                .done("connect", Err(Status::INVALID_ADDRESS), expected);
-        };
-        let requested = self.endpoint.connect(remote, limit);
-        self.submit("connect", "0".into(), None, requested, expected);
-    }
-
-    pub(super) fn disconnect(
-        &self,
-        flags: DisconnectFlags,
-        limit: Option<Duration>,
-        expected: Option<Status>,
-    ) {
-        let requested = self.endpoint.disconnect(flags, limit);
-        self.submit("disconnect", names(flags), None, requested, expected);
-    }
-
-    /// Ends the connection in good order, if there is one: what was sent is to leave first.
-    pub(super) async fn release(&self, limit: Option<Duration>) {
-        if self.endpoint.state() == EndpointState::Connected {
-            self.disconnect(DisconnectFlags::RELEASE, limit, None);
-        }
-        self.session.close();
-        let is_sending = |state: &State| {
-            let mut pending = state.pending.values();
-            pending.any(|pending| !matches!(pending.request, Submitted::Receive(_)))
-        };
-        self.session.until(|state| !is_sending(state)).await;
-    }
-}
-
-impl From<Sending> for Submitted {
-    fn from(sending: Sending) -> Self {
-        Self::Send(sending)
-    }
-}
-
-impl From<Receiving> for Submitted {
-    fn from(receiving: Receiving) -> Self {
-        Self::Receive(receiving)
-    }
-}
-
-impl From<Requested> for Submitted {
-    fn from(requested: Requested) -> Self {
-        Self::Other(requested)
     }
 }

@@ -24,12 +24,12 @@ use super::{Checksum, MAX_PIECE, Method, TransferError, broken};
 
 const VERSION: u8 = 1;
 const HEADER_LENGTH: usize = 4;
-/// Bytes in front of the payload of a DATA message.
+/// Bytes before the payload of a DATA message.
 pub(super) const DATA_OVERHEAD: usize = HEADER_LENGTH + 8;
-const MAX_REASON: usize = 512;
+const MAX_REASON_BYTES: usize = 512;
 
-/// A message of the file protocol. Its fields are checked as far as they can be alone, but for the
-/// name: that is answered rather than punished.
+/// A message of the file protocol. Each field is checked on its own, except the name: a bad name is
+/// answered and does not end the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Offer {
@@ -70,7 +70,7 @@ impl Frame {
         }
     }
 
-    /// The message; the payload of DATA is not copied.
+    /// Encodes the message without copying the payload of DATA.
     pub(super) fn into_message(self) -> Message {
         let kind = match &self {
             Self::Offer { .. } => 1,
@@ -109,7 +109,7 @@ impl Frame {
             Self::Done { offset } => out.put_u64_le(offset),
             Self::Finish(Checksum(checksum)) => out.put_slice(&checksum),
             Self::Failed(reason) | Self::Cancel(reason) => {
-                let end = reason.floor_char_boundary(MAX_REASON);
+                let end = reason.floor_char_boundary(MAX_REASON_BYTES);
                 out.put_slice(&reason.as_bytes()[..end]);
             }
             Self::Accept | Self::Stored => {}
@@ -204,7 +204,7 @@ impl Frame {
 }
 
 fn reason(bytes: &[u8]) -> Result<String, TransferError> {
-    if bytes.len() > MAX_REASON {
+    if bytes.len() > MAX_REASON_BYTES {
         return broken(format!("a reason of {} bytes", bytes.len()));
     }
     Ok(String::from_utf8_lossy(bytes).into_owned())
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_both_ways() {
+    fn every_message_is_encoded_and_decoded() {
         for frame in examples() {
             assert_eq!(Frame::decode(encoded(frame.clone())).unwrap(), frame);
         }
@@ -261,14 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn no_truncation_is_taken_for_the_message() {
+    fn truncated_messages_are_refused() {
         for frame in examples() {
             let bytes = encoded(frame.clone());
             for length in 0..bytes.len() {
                 match Frame::decode(bytes.slice(..length)) {
                     Err(TransferError::Protocol(_)) => {}
                     Err(error) => panic!("{frame:?} at {length}: {error:?}"),
-                    // Text to the end of the message is shorter when cut.
+                    // Text that runs to the end of the message is shorter when cut.
                     Ok(cut) => assert!(
                         cut != frame && matches!(cut, Frame::Offer { .. } | Frame::Failed(_)),
                         "{cut:?}"
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_may_follow_a_fixed_message() {
+    fn bytes_after_a_fixed_message_are_refused() {
         for frame in examples() {
             let open = matches!(
                 frame,

@@ -28,24 +28,24 @@ use super::{
     store::{Store, Target, check_name},
 };
 
-/// A file that was offered, and what became of it.
+/// A file that was offered, and the result.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) name: String,
     pub(crate) length: u64,
-    /// Bytes that came and were written, whether the file was stored or not.
+    /// Bytes received and written, whether the file was stored or not.
     pub(crate) moved: u64,
     pub(crate) method: Method,
     pub(crate) took: Duration,
-    /// Why it was not stored, in words.
+    /// The reason why it was not stored.
     pub(crate) result: Result<Checksum, String>,
 }
 
 /// Stores the files that the peer offers, one after the other, until it closes the connection.
-/// `report` is told of each.
+/// Calls `report` for each.
 ///
 /// # Errors
-/// Why the connection cannot go on, or did not end well.
+/// The connection cannot continue, or did not end gracefully.
 pub(crate) async fn receive_files(
     connection: &Connection,
     store: Arc<dyn Store>,
@@ -87,9 +87,9 @@ pub(crate) async fn receive_files(
         };
         let result = receiver.receive().await;
         let (writer, moved) = (receiver.writer, receiver.stored);
-        // The file has its name, or is gone, before anybody hears of it.
+        // The file has its name, or is removed, before it is reported.
         writer.end().await;
-        let name = name.chars().take(MAX_REPORTED_NAME).collect();
+        let name = name.chars().take(MAX_REPORTED_NAME_BYTES).collect();
         let received = |result| Received {
             name,
             length,
@@ -110,38 +110,38 @@ pub(crate) async fn receive_files(
     }
 }
 
-/// Why a file was not stored, and why the connection cannot go on if it cannot.
+/// The reason why a file was not stored, and why the connection cannot continue if it cannot.
 struct Failure {
     reason: String,
     ends: Option<TransferError>,
 }
 
-/// Names that are refused can be long.
-const MAX_REPORTED_NAME: usize = 255;
+/// Most bytes of a refused name that are reported.
+const MAX_REPORTED_NAME_BYTES: usize = 255;
 
 struct Receiver<'a> {
     connection: &'a Connection,
     inactivity_limit: Duration,
     method: Method,
     length: u64,
-    /// Where the next piece of the peer's begins, or the next that it is given memory for.
+    /// The offset of the next piece from the peer, or of the next piece that it gets memory for.
     offset: u64,
-    /// What the writer has done.
+    /// The results of the writer.
     stored: u64,
     /// Pieces that are not stored yet.
     waiting: VecDeque<Waiting>,
     /// RDMA Reads of the oldest of those pieces that the writer does not have.
     reads: VecDeque<Reading>,
-    /// Memory that the peer was given to write to, and where its piece ends.
+    /// Memory that the peer may write to, with the end of its piece.
     memory: VecDeque<(u64, MemoryRegion)>,
     writer: Writer,
-    /// FINISH has come.
+    /// FINISH was received.
     finishing: bool,
 }
 
 struct Waiting {
     end: u64,
-    /// The peer's memory, invalidated when the piece is stored.
+    /// The memory of the peer, which is invalidated when the piece is stored.
     token: Option<Token>,
 }
 
@@ -208,7 +208,7 @@ impl Receiver<'_> {
         let frame = Frame::decode(message.into_bytes())?;
         match (frame, self.method) {
             (Frame::Cancel(reason), _) => {
-                // It is answered, like every other reason to give up.
+                // The peer is told, as with every other reason to give up.
                 self.finish_reads().await;
                 self.say(Frame::Failed(String::new()))?;
                 let reason = if reason.is_empty() {
@@ -218,7 +218,7 @@ impl Receiver<'_> {
                 };
                 Err(TransferError::Peer(format!("the sender gave up: {reason}")))
             }
-            (frame, _) if self.finishing => broken(format!("{} behind FINISH", frame.kind())),
+            (frame, _) if self.finishing => broken(format!("{} after FINISH", frame.kind())),
             (Frame::Data { offset, payload }, Method::Messages) => {
                 self.expect_piece(offset, payload.len() as u64, None)?;
                 self.writer.write(payload);
@@ -254,7 +254,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// A piece comes: it has to be the next, within the file and the window.
+    /// Handles a piece, which has to be the next, within the file and the window.
     fn expect_piece(
         &mut self,
         offset: u64,
@@ -278,7 +278,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// The writer has done a piece: makes room for another.
+    /// Handles a piece that the writer has stored, and makes room for another.
     fn stored(&mut self, bytes: u64) -> Result<(), TransferError> {
         self.stored += bytes;
         if self.method == Method::RdmaWrite {
@@ -296,7 +296,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Gives the sender memory to write to, as far as the window goes.
+    /// Gives the sender memory to write to, within the window.
     fn give_memory(&mut self) -> Result<(), TransferError> {
         if self.method != Method::RdmaWrite {
             return Ok(());
@@ -327,7 +327,7 @@ impl Receiver<'_> {
         let Some((end, region)) = self.memory.pop_front() else {
             return broken("DONE for memory that was not given");
         };
-        // An adapter may keep to itself what was invalidated; the memory closes here too.
+        // An adapter may not report the invalidation, so the registration is ended here too.
         if end != offset || invalidated.is_some_and(|token| token != region.token()) {
             return broken(format!(
                 "DONE at {offset} does not give back the memory up to {end}"
@@ -341,7 +341,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Tells the sender, and ignores what it sent before it heard of it.
+    /// Gives the file up: tells the sender, and ignores what it sent before it knew.
     async fn give_up(&mut self, reason: String) -> Result<(), TransferError> {
         self.finish_reads().await;
         self.say(Frame::Failed(reason))?;
@@ -354,22 +354,22 @@ impl Receiver<'_> {
         broken("a file goes on that was given up")
     }
 
-    /// The sender's memory is not to vanish under a read.
+    /// Waits for all RDMA Reads, because the memory of the sender must not vanish under them.
     async fn finish_reads(&mut self) {
         while !self.reads.is_empty() {
-            // Should one fail, the connection is over, and the next message says so.
+            // If one fails, the connection is over, and the next message reports it.
             let _ = front(&mut self.reads).await;
         }
     }
 
     fn say(&self, frame: Frame) -> Result<(), TransferError> {
-        // Nobody waits for it to leave: the window bounds what is on its way.
+        // The send is not awaited: the window bounds the messages under way.
         drop(self.connection.send(frame.into_message())?);
         Ok(())
     }
 }
 
-/// A thread that hashes and writes one file. What it is given is bounded by the window.
+/// A thread that hashes and writes one file. The window bounds its queue.
 struct Writer {
     jobs: mpsc::UnboundedSender<Job>,
     says: mpsc::UnboundedReceiver<WriterSays>,
@@ -406,7 +406,7 @@ impl Writer {
     }
 
     fn write(&self, bytes: Bytes) {
-        // If the thread is gone, it has said why.
+        // If the thread is gone, it has reported the reason.
         let _ = self.jobs.send(Job::Write(bytes));
     }
 
@@ -414,14 +414,14 @@ impl Writer {
         let _ = self.jobs.send(Job::Finish(checksum));
     }
 
-    /// Has the thread stop and remove what is unfinished.
+    /// Stops the thread, which removes the unfinished file.
     async fn end(self) {
         drop((self.jobs, self.says));
         let _ = self.thread.await;
     }
 }
 
-/// Runs in the thread. `None` if the jobs ended before the file.
+/// Runs in the thread. Returns `None` if the queue ended before the file.
 fn write_file(
     store: &dyn Store,
     name: &str,

@@ -3,8 +3,9 @@
 use std::{
     collections::VecDeque,
     fs::File,
-    io::{self, Read},
+    io::{self, IsTerminal, Read, Seek, stdin},
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,11 @@ use bytes::BytesMut;
 use sha2::{Digest as _, Sha256};
 use smbdirect::rdma::work::Token;
 use smbdirect::{Access, BufferDescriptorV1, Connection, MemoryRegion, Message, Writing};
-use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::spawn_blocking,
+    time::timeout,
+};
 
 use crate::report::plain;
 
@@ -28,17 +33,17 @@ pub(crate) struct Source {
     file: File,
     pub(crate) name: String,
     pub(crate) length: u64,
-    /// If it is known already, the file is not hashed on the way.
+    /// The checksum if it is known; otherwise the file is hashed while it is sent.
     pub(crate) checksum: Option<Checksum>,
 }
 
 impl Source {
-    /// Opens a regular file whose name a receiver can use.
+    /// Opens a regular file with a name that a receiver accepts.
     ///
     /// # Errors
-    /// Why it cannot be sent.
+    /// The reason why it cannot be sent.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        // Opening a pipe would wait for somebody to write to it.
+        // Opening a pipe would block until it has a writer.
         let metadata = std::fs::metadata(path).map_err(|error| plain(&error))?;
         if !metadata.is_file() {
             return Err("it is not a regular file".into());
@@ -55,6 +60,36 @@ impl Source {
             checksum: None,
         })
     }
+
+    /// Copies stdin to a temporary file without a name, because an offer states the length.
+    ///
+    /// The file is offered under the name `stdin`. Dropping the future leaves the copying thread
+    /// to end with the process.
+    ///
+    /// # Errors
+    /// The reason why stdin cannot be sent.
+    pub(crate) async fn stdin() -> Result<Self, String> {
+        if stdin().is_terminal() {
+            return Err("stdin is a terminal; pipe something into it".into());
+        }
+        let (sender, copied) = oneshot::channel();
+        // Reading stdin cannot be interrupted, so no task of the runtime does it.
+        thread::spawn(move || sender.send(copy_stdin()));
+        let copied = copied.await.map_err(|_| "stdin was not read")?;
+        copied.map_err(|error| plain(&error))
+    }
+}
+
+fn copy_stdin() -> io::Result<Source> {
+    let mut file = tempfile::tempfile()?;
+    let length = io::copy(&mut stdin().lock(), &mut file)?;
+    file.rewind()?;
+    Ok(Source {
+        file,
+        name: "stdin".into(),
+        length,
+        checksum: None,
+    })
 }
 
 /// A file that arrived.
@@ -64,11 +99,11 @@ pub(crate) struct Sent {
     pub(crate) took: Duration,
 }
 
-/// Sends one file and returns when the receiver has checked and stored it. `progress` is told
-/// how many bytes are there.
+/// Sends one file, and returns when the receiver has checked and stored it. Calls `progress` with
+/// the bytes done.
 ///
 /// # Errors
-/// Why it did not arrive; see [`TransferError::ends_connection`].
+/// The file did not arrive; see [`TransferError::ends_connection`].
 pub(crate) async fn send_file(
     connection: &Connection,
     source: Source,
@@ -117,14 +152,14 @@ pub(crate) async fn send_file(
     }
 }
 
-/// Bytes in each piece but the last.
+/// Returns the bytes of each piece except the last.
 fn piece_size(connection: &Connection, method: Method) -> usize {
     let limit = connection.negotiated().max_fragmented_send_size;
     let size = match method {
         Method::Messages => MAX_PIECE.min(limit.saturating_sub(DATA_OVERHEAD as u32)),
         Method::RdmaRead | Method::RdmaWrite => MAX_PIECE,
     };
-    // Whole pages where there is more than one.
+    // Pieces of more than one page are whole pages.
     (if size >= 4096 {
         size - size % 4096
     } else {
@@ -137,22 +172,22 @@ struct Sender<'a> {
     inactivity_limit: Duration,
     method: Method,
     length: u64,
-    /// Where the next piece begins.
+    /// The offset of the next piece.
     offset: u64,
     pieces: mpsc::Receiver<Piece>,
-    /// Sent, and not yet done at the receiver.
+    /// Pieces that were sent and are not done at the receiver.
     on_their_way: VecDeque<OnItsWay>,
-    /// Memory of the receiver's to write to.
+    /// Memory of the receiver to write to.
     memory: VecDeque<BufferDescriptorV1>,
-    /// Writes that may still fail.
+    /// RDMA Writes that have not completed.
     writes: VecDeque<Writing>,
-    /// Known when the whole file was read.
+    /// The checksum, once the whole file was read.
     checksum: Option<Checksum>,
 }
 
 struct OnItsWay {
     end: u64,
-    /// Memory for the receiver to read from; it lives as long as this.
+    /// Memory that the receiver reads from, registered until this is dropped.
     region: Option<MemoryRegion>,
 }
 
@@ -245,7 +280,8 @@ impl Sender<'_> {
                     return broken(format!("DONE at {offset}, the next is {}", done.end));
                 }
                 let token = done.region.as_ref().map(MemoryRegion::token);
-                // An adapter may keep to itself what was invalidated; the memory closes here too.
+                // An adapter may not report the invalidation, so the registration is ended here
+                // too.
                 if invalidated.is_some() && invalidated != token {
                     return broken("DONE that invalidates other memory than that of its piece");
                 }
@@ -284,7 +320,7 @@ impl Sender<'_> {
         self.on_their_way.is_empty() && self.writes.is_empty() && self.offset == self.length
     }
 
-    /// Gives the file up, and waits until the receiver has let go of it.
+    /// Gives the file up, and waits for the answer of the receiver.
     async fn cancel(&mut self, reason: String) -> Result<(), TransferError> {
         self.say(Frame::Cancel(reason.clone()))?;
         for _ in 0..MAX_STALE {
@@ -295,7 +331,7 @@ impl Sender<'_> {
         broken("a cancelled file goes on")
     }
 
-    /// What comes instead of what should: the receiver may have given the file up.
+    /// Handles an unexpected message: the receiver may have given the file up.
     fn unexpected(&self, frame: Frame) -> TransferError {
         match frame {
             Frame::Failed(reason) => match self.say(Frame::Cancel(String::new())) {
@@ -308,7 +344,7 @@ impl Sender<'_> {
     }
 
     fn say(&self, frame: Frame) -> Result<(), TransferError> {
-        // Nobody waits for it to leave: the window bounds what is on its way.
+        // The send is not awaited: the window bounds the messages under way.
         drop(self.connection.send(frame.into_message())?);
         Ok(())
     }
@@ -318,7 +354,7 @@ impl Sender<'_> {
     }
 }
 
-/// The next message, with the token it invalidated.
+/// Returns the next message, with the token that it invalidated.
 pub(super) async fn next_frame(
     connection: &Connection,
     inactivity_limit: Duration,
@@ -330,7 +366,7 @@ pub(super) async fn next_frame(
     Ok((Frame::decode(message.into_bytes())?, invalidated))
 }
 
-/// The result of the oldest future, which leaves the queue with it; never, if there is none.
+/// Returns the result of the oldest future and removes it; waits forever if there is none.
 pub(super) async fn front<F: Future + Unpin>(queue: &mut VecDeque<F>) -> F::Output {
     match queue.front_mut() {
         Some(first) => {
@@ -348,14 +384,15 @@ enum Step {
     Piece(Piece),
 }
 
-/// What the reading thread brings.
+/// The output of the reading thread.
 enum Piece {
     Bytes(BytesMut),
     End(Checksum),
     Failed(String),
 }
 
-/// Reads and hashes in a thread of its own, a few pieces ahead. It ends when nobody listens.
+/// Reads and hashes the file in a thread of its own, a few pieces ahead. The thread ends when the
+/// receiver of its output is dropped.
 fn spawn_reader(source: Source, piece_size: usize) -> mpsc::Receiver<Piece> {
     let (pieces, receiver) = mpsc::channel(2);
     spawn_blocking(move || {

@@ -1,8 +1,8 @@
-//! Where received files go: to a directory, without a name or under a temporary one until they are
-//! whole and checked, and never over a file that is there.
+//! Stores received files in a directory, without a name or under a temporary one until they are
+//! complete and checked, and never over an existing file.
 //!
-//! Linux makes files without a name, of which nothing is left however the receiver ends. Where
-//! that cannot be, a temporary name is used, and the next receiver removes what a killed one left.
+//! On Linux, files without a name leave nothing however the receiver ends. Where they are not
+//! supported, a temporary name is used, and the next receiver removes those of killed ones.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,22 +14,22 @@ use std::{
 use thiserror::Error;
 use tracing::{debug, warn};
 
-/// Takes files.
+/// A destination for received files.
 pub(crate) trait Store: Send + Sync {
-    /// Begins a file. The name has been checked.
+    /// Starts a file. The name has been checked.
     fn create(&self, name: &str) -> io::Result<Box<dyn Target>>;
 }
 
-/// A file that is being received; dropping it leaves nothing behind.
+/// A file that is being received. Dropping it leaves nothing.
 pub(crate) trait Target: Send {
-    /// Appends.
+    /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
 
     /// Gives the file its name.
     fn publish(self: Box<Self>) -> io::Result<()>;
 }
 
-/// Forgets what it takes; the checksum has been made by then.
+/// A destination that stores nothing; the checksum is computed before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nowhere;
 
@@ -49,12 +49,12 @@ impl Target for Nowhere {
     }
 }
 
-/// Why a name is not the plain name of a file.
+/// The reason why a name is not a plain file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NameFault {
     #[error("it is empty")]
     Empty,
-    #[error("it is longer than {MAX_NAME} bytes")]
+    #[error("it is longer than {MAX_NAME_BYTES} bytes")]
     TooLong,
     #[error("it names a directory")]
     Directory,
@@ -68,21 +68,22 @@ pub(crate) enum NameFault {
     Reserved,
 }
 
-const MAX_NAME: usize = 255;
-/// What names of files begin with while they are received.
+const MAX_NAME_BYTES: usize = 255;
+/// Prefix of temporary file names.
 const PREFIX: &str = ".smbdirect-";
-/// Temporary files are locked right after they are made; this is for "right after".
-const YOUNG: Duration = Duration::from_secs(10);
+/// Age up to which a temporary file without a lock is kept, because its receiver may not have
+/// locked it yet.
+const LOCK_GRACE_TIME: Duration = Duration::from_secs(10);
 
-/// Whether `name` is the plain name of a file: no path, nothing special.
+/// Checks that `name` is a plain file name: no path, nothing special.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why it is not.
 pub(crate) fn check_name(name: &str) -> Result<(), NameFault> {
     if name.is_empty() {
         return Err(NameFault::Empty);
     }
-    if name.len() > MAX_NAME {
+    if name.len() > MAX_NAME_BYTES {
         return Err(NameFault::TooLong);
     }
     if name == "." || name == ".." {
@@ -91,7 +92,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), NameFault> {
     if name.contains('/') {
         return Err(NameFault::Path);
     }
-    // The backslash separates on other systems, and copies of the directory may go there.
+    // The backslash is a separator on other systems, to which the directory may be copied.
     if name.contains('\\') {
         return Err(NameFault::Backslash);
     }
@@ -111,10 +112,10 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Opens an existing directory, and removes what receivers left there that were killed.
+    /// Opens an existing directory, and removes the files of killed receivers.
     ///
     /// # Errors
-    /// It is not there, is no directory, or cannot be written to.
+    /// It does not exist, is no directory, or cannot be written to.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
@@ -130,7 +131,7 @@ impl Directory {
             }
         }
         let directory = Self { path };
-        // Better to hear now that nothing can be stored than with the first file.
+        // This fails now instead of with the first file.
         if nameless::create(&directory.path).is_none() {
             let (path, file) = directory.create_temporary()?;
             drop((Temporary(path), file));
@@ -139,9 +140,9 @@ impl Directory {
     }
 }
 
-/// A receiver holds a lock on its file; a file without one has no receiver any more.
+/// Removes temporary files without a lock: their receivers have ended.
 fn remove_if_orphaned(path: &Path) {
-    // Opening something that is no file may take for ever.
+    // Opening something that is not a regular file may block forever.
     if !fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file()) {
         return;
     }
@@ -151,7 +152,7 @@ fn remove_if_orphaned(path: &Path) {
     let young = file
         .metadata()
         .and_then(|metadata| metadata.modified())
-        .map(|modified| modified.elapsed().unwrap_or_default() < YOUNG);
+        .map(|modified| modified.elapsed().unwrap_or_default() < LOCK_GRACE_TIME);
     if young.unwrap_or(true) || file.try_lock().is_err() {
         return;
     }
@@ -163,14 +164,14 @@ fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        warn!(path = %path.display(), %error, "a temporary file stays behind");
+        warn!(path = %path.display(), %error, "a temporary file cannot be removed");
     }
 }
 
 impl Store for Directory {
     fn create(&self, name: &str) -> io::Result<Box<dyn Target>> {
         let destination = self.path.join(name);
-        // Early, so that nothing is moved in vain; `publish` is what makes sure.
+        // This early check saves a transfer; `publish` makes sure.
         if fs::symlink_metadata(&destination).is_ok() {
             return Err(exists());
         }
@@ -198,7 +199,7 @@ impl Directory {
             let path = self.path.join(name);
             match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(file) => {
-                    // File systems without locks have no killed receivers tidied away.
+                    // On file systems without locks, files of killed receivers are not removed.
                     let _ = file.try_lock();
                     return Ok((path, file));
                 }
@@ -248,10 +249,10 @@ mod nameless {
 
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
 
-    /// Where the kernel shows what a process has open, by which a file can be named later.
+    /// The directory of open files of the process, by which an unnamed file can be linked.
     const OPEN_FILES: &str = "/proc/self/fd";
 
-    /// A file in `directory` that has no name, where the file system can do it.
+    /// Creates a file without a name in `directory`, if the file system supports it.
     pub(super) fn create(directory: &Path) -> Option<File> {
         if fs::metadata(OPEN_FILES).is_err() {
             return None;
@@ -262,7 +263,7 @@ mod nameless {
             .map(File::from)
     }
 
-    /// Gives the file its name, if nobody has it.
+    /// Gives the file its name if the name is free.
     pub(super) fn name(file: &File, name: &Path) -> io::Result<()> {
         let opened = format!("{OPEN_FILES}/{}", file.as_raw_fd());
         Ok(linkat(CWD, opened, CWD, name, AtFlags::SYMLINK_FOLLOW)?)
@@ -309,7 +310,7 @@ impl Target for Unfinished {
             destination,
             ..
         } = &*self;
-        // A second name for the file, if nobody has it; the first goes with `temporary`.
+        // A second link to the file if the name is free; the first link goes with `temporary`.
         match fs::hard_link(&temporary.0, destination) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists()),
@@ -321,8 +322,8 @@ impl Target for Unfinished {
     }
 }
 
-/// For file systems without hard links: takes the name with an empty file, which is ours, and
-/// then replaces that.
+/// For file systems without hard links: takes the name with an empty file of our own, and then
+/// replaces that file.
 fn publish_by_placeholder(temporary: &Path, destination: &Path) -> io::Result<()> {
     let placeholder = OpenOptions::new()
         .write(true)
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_when_it_is_whole() {
+    fn a_file_appears_when_it_is_complete() {
         let directory = tempfile::tempdir().unwrap();
         let store = Directory::open(directory.path()).unwrap();
         let mut target = store.create("a").unwrap();
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn temporary_names_do_where_files_need_names() {
+    fn temporary_names_are_used_without_unnamed_files() {
         let directory = tempfile::tempdir().unwrap();
         let store = Directory::open(directory.path()).unwrap();
         for publish in [false, true] {
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_whenever_it_appeared() {
+    fn existing_files_are_never_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let store = Directory::open(directory.path()).unwrap();
         let early = store.create("a").unwrap();
@@ -447,7 +448,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_dangling_link_is_somebodys_too() {
+    fn a_dangling_link_is_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let store = Directory::open(directory.path()).unwrap();
         std::os::unix::fs::symlink("nowhere", directory.path().join("a")).unwrap();
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_work_and_go() {
+    fn placeholders_are_replaced_or_removed() {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("from"), directory.path().join("to"));
         fs::write(&from, "x").unwrap();
@@ -468,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_receivers_left_is_removed_and_what_living_ones_write_is_not() {
+    fn files_of_killed_receivers_are_removed_and_of_running_ones_kept() {
         let directory = tempfile::tempdir().unwrap();
         let old = SystemTime::now() - Duration::from_secs(60);
         let orphan = directory.path().join(".smbdirect-1-2-0.part");

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -19,8 +19,8 @@ use smbdirect::{
 use tokio::time::timeout;
 
 use crate::support::{
-    Listening, PATIENCE, PROGRAM, command, eventually, listen, listening, names_in, run, start,
-    write_noise,
+    Listening, PATIENCE, PROGRAM, Running, command, eventually, listen, listening, names_in, noise,
+    run, start, write_noise,
 };
 
 const SIZES: [usize; 6] = [0, 1, 4095, 131_072, (1 << 20) + 1, 5_242_917];
@@ -95,7 +95,7 @@ fn files_arrive_byte_for_byte() {
         if rdma {
             send.arg("--rdma");
         }
-        let done = crate::support::Running::new(send).finish().succeeded();
+        let done = Running::new(send).finish().succeeded();
         assert_eq!(
             done.stdout.matches("arrived").count(),
             SIZES.len() + 1,
@@ -197,7 +197,7 @@ fn the_listener_tells_programs_too() {
     let place = Place::new();
     let mut arguments = command(&["listen", "127.0.0.1:0", "--json", "--receive"]);
     arguments.arg(&place.into);
-    let mut running = crate::support::Running::new(arguments);
+    let mut running = Running::new(arguments);
     let first: serde_json::Value = serde_json::from_str(&running.line()).unwrap();
     let address = first["address"].as_str().unwrap();
     let file = write_noise(&place.from, "file", 200_000);
@@ -353,7 +353,7 @@ fn every_file_is_accounted_for() {
         let files = [empty.to_str().unwrap(), &huge, last.to_str().unwrap()];
         let mut send = command(&["send", &listening.address, "--json"]);
         send.args(files);
-        let sender = crate::support::Running::new(send);
+        let sender = Running::new(send);
         eventually("receiving", || place.is_receiving(&listening));
         let interrupted = signal == "INT";
         if interrupted {
@@ -402,7 +402,7 @@ fn what_was_not_reached_is_said_in_words_too() {
     let huge = place.huge();
     let mut send = command(&["send", &listening.address]);
     send.arg(&empty).arg(huge).arg(&last);
-    let sender = crate::support::Running::new(send);
+    let sender = Running::new(send);
     eventually("receiving", || place.is_receiving(&listening));
     sender.signal("INT");
     let done = sender.finish();
@@ -483,8 +483,8 @@ fn a_full_disk_is_reported_on_both_sides() {
         ])
         .args(["listen", "127.0.0.1:0", "--receive"])
         .arg(&place.into)
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let listening = listening(limited);
     let big = write_noise(&place.from, "big", 40 << 20);
     let small = write_noise(&place.from, "small", 1000);
@@ -726,4 +726,35 @@ async fn a_sender_notices_a_listener_that_breaks_the_rules() {
             .unwrap();
         finished.failed(1, "does not keep to the file protocol");
     }
+}
+
+#[test]
+fn stdin_arrives_as_a_file() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let mut command = command(&["send", &listening.address, "-", "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::new(command);
+    let bytes = noise(100_000, 3);
+    running.write(&bytes);
+    running.close_stdin();
+    let done = running.finish();
+    done.failed(1, "stdin can be sent once");
+    assert!(done.stdout.contains("1 of 2 files arrived"), "{done:?}");
+    assert_eq!(names_in(&place.into), ["stdin"]);
+    assert_eq!(fs::read(place.into.join("stdin")).unwrap(), bytes);
+}
+
+#[test]
+fn a_signal_while_stdin_is_read_ends_send() {
+    let place = Place::new();
+    let listening = place.listen(&[]);
+    let mut command = command(&["send", &listening.address, "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::new(command);
+    running.write(b"some");
+    // Until it handles signals, one kills it.
+    std::thread::sleep(Duration::from_millis(300));
+    running.signal("INT");
+    running.finish().failed(1, "interrupted");
 }

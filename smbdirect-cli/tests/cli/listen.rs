@@ -2,13 +2,13 @@
 
 use std::{
     io::{Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
-use crate::support::{command, listen, run, start};
+use crate::support::{command, listen, listening, run, start};
 
 #[test]
 fn the_first_line_says_where() {
@@ -25,6 +25,65 @@ fn the_first_line_says_where() {
         format!("{{\"event\":\"listening\",\"address\":\"{address}\"}}\n")
     );
     assert!(address.starts_with("127.0.0.1:"));
+}
+
+/// Whether IPv6 listeners of this system accept IPv4 peers, as they do unless it is set up otherwise.
+fn has_both_families() -> bool {
+    let dual = TcpListener::bind("[::]:0").and_then(|listener| listener.local_addr());
+    dual.is_ok_and(|address| TcpStream::connect(("127.0.0.1", address.port())).is_ok())
+}
+
+#[test]
+fn without_a_host_both_families_can_connect() {
+    if !has_both_families() {
+        return;
+    }
+    let listens: [&[&str]; 2] = [
+        &["listen", ":0", "--echo"],
+        &["listen", ":0", "--tdi", "-e", "echo"],
+    ];
+    for arguments in listens {
+        let listening = listening(command(arguments));
+        let port = listening.address.strip_prefix("[::]:").unwrap();
+        for host in ["127.0.0.1", "[::1]"] {
+            let address = format!("{host}:{port}");
+            run(&["ping", &address, "--count", "1"]).succeeded();
+        }
+    }
+    let plain: [&[&str]; 2] = [
+        &["bench", "--serve", ":0"],
+        &[
+            "gateway",
+            ":0",
+            "127.0.0.1:1",
+            "--from",
+            "tcp",
+            "--to",
+            "smbdirect",
+        ],
+    ];
+    for arguments in plain {
+        let listening = listening(command(arguments));
+        let port = listening.address.strip_prefix("[::]:").unwrap();
+        for host in ["127.0.0.1", "[::1]"] {
+            TcpStream::connect(format!("{host}:{port}")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_ipv4_peer_of_both_families_has_its_own_address() {
+    if !has_both_families() {
+        return;
+    }
+    let mut listening = listening(command(&["listen", ":0", "--echo"]));
+    let port = listening.address.strip_prefix("[::]:").unwrap();
+    run(&["ping", &format!("127.0.0.1:{port}"), "--count", "1"]).succeeded();
+    let line = listening.running.line();
+    assert!(
+        line.contains("127.0.0.1:") && !line.contains("ffff"),
+        "{line}"
+    );
 }
 
 #[test]

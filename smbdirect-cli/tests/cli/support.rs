@@ -118,6 +118,17 @@ impl Running {
         writeln!(stdin, "{line}").unwrap();
     }
 
+    /// Writes bytes to stdin, which is a pipe.
+    #[track_caller]
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let stdin = self.child.stdin.as_mut().expect("stdin is a pipe");
+        stdin.write_all(bytes).unwrap();
+    }
+
+    pub(crate) fn close_stdin(&mut self) {
+        self.child.stdin = None;
+    }
+
     pub(crate) fn close_stdout(&mut self) {
         self.stdout = None;
     }

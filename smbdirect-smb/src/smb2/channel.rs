@@ -1,4 +1,4 @@
-//! How the data of a READ or WRITE travels: its Channel, and the descriptors that go with it.
+//! The Channel of a READ or WRITE, by which its data moves, and the descriptors of its memory.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum Channel {
 }
 
 impl Channel {
-    /// The channel with this number.
+    /// Returns the channel with this number.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::None,
@@ -60,7 +60,7 @@ impl Channel {
         field(head, at)
     }
 
-    /// The name in the specification, without SMB2_CHANNEL_, if the number has one.
+    /// Returns the name in the specification without SMB2_CHANNEL_, if the number has one.
     pub const fn name(self) -> Option<&'static str> {
         match self {
             Self::None => Some("NONE"),
@@ -71,7 +71,7 @@ impl Channel {
         }
     }
 
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub const fn number(self) -> u32 {
         match self {
             Self::None => 0,

@@ -17,12 +17,12 @@ const ALIGNMENT: usize = 8;
 pub struct Element {
     /// Its header.
     pub header: Header,
-    /// Where it is in the message.
+    /// Its place in the message.
     pub place: Range<usize>,
 }
 
 impl Element {
-    /// Whether it is a READ or a WRITE.
+    /// Returns whether it is a READ or a WRITE.
     pub fn moves_data(&self) -> bool {
         matches!(self.header.command, Command::READ | Command::WRITE)
     }

@@ -4,7 +4,7 @@ use std::{fmt, ops::BitOr};
 
 use bytes::BufMut;
 
-use super::reader::{Malformed, Reader};
+use super::reader::{HEADER_LENGTH, Malformed, Reader};
 
 /// Status of an interim answer (STATUS_PENDING): the final one follows under the same MessageId.
 pub const STATUS_PENDING: u32 = 0x0000_0103;
@@ -107,7 +107,7 @@ impl Flags {
     /// SMB2_FLAGS_SIGNED: no byte of the element may change.
     pub const SIGNED: Self = Self(0x0000_0008);
 
-    /// Whether all of `other` are set.
+    /// Returns whether all flags of `other` are set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -148,7 +148,7 @@ pub struct Header {
 
 impl Header {
     /// Bytes on the wire.
-    pub const LENGTH: usize = 64;
+    pub const LENGTH: usize = HEADER_LENGTH;
 
     const STRUCTURE: &str = "SMB2 header";
 
@@ -214,12 +214,12 @@ impl Header {
         out.put_slice(&self.signature);
     }
 
-    /// Whether the element is a response.
+    /// Returns whether the element is a response.
     pub const fn is_response(&self) -> bool {
         self.flags.contains(Flags::RESPONSE)
     }
 
-    /// Whether the element is signed.
+    /// Returns whether the element is signed.
     pub const fn is_signed(&self) -> bool {
         self.flags.contains(Flags::SIGNED)
     }

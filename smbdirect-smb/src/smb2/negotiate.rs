@@ -1,6 +1,9 @@
 //! NEGOTIATE response ([MS-SMB2] 2.2.4): which dialect a connection speaks.
 
-use super::{header::Header, reader::Reader};
+use super::{
+    header::{Command, Header},
+    reader::Reader,
+};
 
 /// Dialect 3.0, the first with RDMA.
 pub const DIALECT_3_0: u16 = 0x0300;
@@ -14,7 +17,7 @@ const STRUCTURE_SIZE: u16 = 65;
 /// Returns DialectRevision of a successful NEGOTIATE response, and `None` for any other message
 /// and for the wildcard, after which the client negotiates again.
 pub fn negotiated_dialect(header: &Header, element: &[u8]) -> Option<u16> {
-    if header.command != super::Command::NEGOTIATE || !header.is_response() || header.status != 0 {
+    if header.command != Command::NEGOTIATE || !header.is_response() || header.status != 0 {
         return None;
     }
     let minimum = Header::LENGTH + 6;

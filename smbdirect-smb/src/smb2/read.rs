@@ -26,11 +26,11 @@ pub struct ReadRequest {
     pub file_id: [u8; 16],
     /// Fewer bytes than this are an error.
     pub minimum_count: u32,
-    /// How the data is to travel.
+    /// The channel by which the data moves.
     pub channel: Channel,
     /// RemainingBytes: a hint.
     pub remaining_bytes: u32,
-    /// Where the data is to go; empty without a channel.
+    /// The memory for the data; empty without a channel.
     pub descriptors: Vec<BufferDescriptorV1>,
 }
 
@@ -105,7 +105,7 @@ pub(super) fn descriptors_length(descriptors: &[BufferDescriptorV1]) -> u16 {
 /// A successful READ response, without its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadResponse {
-    /// Where the data is in the element.
+    /// The place of the data in the element.
     pub data: Range<usize>,
     /// DataRemaining: bytes that went by RDMA.
     pub data_remaining: u32,

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why bytes are not the SMB2 structure that they claim to be.
+/// The reason why bytes are not the SMB2 structure that they claim to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -55,6 +55,9 @@ pub enum Malformed {
     },
 }
 
+/// Length in bytes of the SMB2 header, after which the body of an element begins.
+pub(super) const HEADER_LENGTH: usize = 64;
+
 /// Reads little-endian fields off the front of a slice whose length has been checked.
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -85,7 +88,7 @@ impl<'a> Reader<'a> {
         minimum: usize,
         structure_size: u16,
     ) -> Result<Self, Malformed> {
-        let mut reader = Self::new(structure, element, super::Header::LENGTH, minimum)?;
+        let mut reader = Self::new(structure, element, HEADER_LENGTH, minimum)?;
         let found = reader.u16();
         if found != structure_size {
             return Err(Malformed::StructureSize {

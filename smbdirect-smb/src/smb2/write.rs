@@ -14,19 +14,19 @@ use super::{
 /// A WRITE request, without its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteRequest {
-    /// Where the data is in the element; empty if it goes by RDMA.
+    /// The place of the data in the element; empty if it moves by RDMA.
     pub data: Range<usize>,
     /// Offset in the file.
     pub offset: u64,
     /// FileId.
     pub file_id: [u8; 16],
-    /// How the data is to travel.
+    /// The channel by which the data moves.
     pub channel: Channel,
     /// RemainingBytes: with a channel, the bytes to write.
     pub remaining_bytes: u32,
     /// Flags.
     pub flags: u32,
-    /// Where the data is to come from; empty without a channel.
+    /// The memory of the data; empty without a channel.
     pub descriptors: Vec<BufferDescriptorV1>,
 }
 

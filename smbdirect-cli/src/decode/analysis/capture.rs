@@ -1,10 +1,13 @@
-//! Files of packets: pcap and pcapng, read a piece at a time.
+//! Capture files: pcap and pcapng, read piece by piece.
 //!
-//! `pcap_file` finds the records; what stands in the head of a packet is read here, because that
-//! crate takes a packet that a snap length has cut for an error, and every clock for one of
-//! nanoseconds.
+//! `pcap_file` finds the records. The head of a packet is read here, because that crate refuses a
+//! packet that a snap length has cut, and takes every clock for one of nanoseconds.
 
-use std::{io::Read, ops::Range, time::Duration};
+use std::{
+    io::{ErrorKind, Read},
+    ops::Range,
+    time::Duration,
+};
 
 use pcap_file::{
     PcapError, TsResolution,
@@ -19,19 +22,19 @@ use thiserror::Error;
 /// One packet of a capture.
 #[derive(Debug)]
 pub(crate) struct Packet<'a> {
-    /// Its place in the file, from 1.
+    /// The number of the packet in the file, from 1.
     pub(crate) frame: u64,
-    /// Since 1970; 0 where the file does not say.
+    /// The time since 1970; 0 if the file does not say.
     pub(crate) time: Duration,
     /// The number of its link layer in the registry of tcpdump.org.
     pub(crate) link: u32,
-    /// What was captured of it.
+    /// The captured bytes.
     pub(crate) data: &'a [u8],
-    /// Bytes that were on the wire and are not in the file.
+    /// Bytes on the wire that are not in the file.
     pub(crate) missing: u32,
 }
 
-/// Why a file cannot be read, or not to its end.
+/// The reason why a file cannot be read, or not to its end.
 #[derive(Debug, Error)]
 pub(crate) enum CaptureError {
     #[error("it is empty")]
@@ -40,9 +43,9 @@ pub(crate) enum CaptureError {
     Unknown,
     #[error("it is compressed; unpack it first")]
     Compressed,
-    #[error("it is cut short behind packet {frame}")]
+    #[error("it is cut short after packet {frame}")]
     Cut { frame: u64 },
-    #[error("it is damaged behind packet {frame}: {why}")]
+    #[error("it is damaged after packet {frame}: {why}")]
     Damaged { frame: u64, why: PcapError },
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -52,7 +55,7 @@ pub(crate) enum CaptureError {
 pub(crate) struct Packets<R> {
     input: R,
     buffer: Vec<u8>,
-    /// Where in the buffer the next record begins.
+    /// The offset in the buffer of the next record.
     start: usize,
     ended: bool,
     format: Format,
@@ -64,7 +67,7 @@ enum Format {
     PcapNg(Box<PcapNgParser>),
 }
 
-/// Where in the buffer a packet is, and what is known of it.
+/// The place of a packet in the buffer, and its metadata.
 struct Found {
     time: Duration,
     link: u32,
@@ -72,14 +75,14 @@ struct Found {
     missing: u32,
 }
 
-/// The longest record that is taken: packets of 64 KiB and more with their options.
-const MAX_RECORD: usize = 16 << 20;
-/// How much is read at once.
-const PIECE: usize = 256 << 10;
-/// Most interfaces of a section; a real capture has a handful.
+/// Most bytes of a record: packets of 64 KiB and more with their options.
+const MAX_RECORD_BYTES: usize = 16 << 20;
+/// Most bytes of one read.
+const READ_BYTES: usize = 256 << 10;
+/// Most interfaces of a section; real captures have a handful.
 const MAX_INTERFACES: usize = 1024;
 /// Most bytes of the description of a section or an interface.
-const MAX_DESCRIPTION: usize = 8192;
+const MAX_DESCRIPTION_BYTES: usize = 8192;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -118,7 +121,7 @@ impl<R: Read> Packets<R> {
         Ok(reader)
     }
 
-    /// Reads the head of the file as soon as all of it is there.
+    /// Reads the head of the file when it is complete.
     fn parsed<T>(
         &mut self,
         parse: impl Fn(&[u8]) -> Result<(&[u8], T), PcapError>,
@@ -130,7 +133,7 @@ impl<R: Read> Packets<R> {
                     return Ok(parser);
                 }
                 Err(PcapError::IncompleteBuffer)
-                    if !self.ended && self.buffer.len() < MAX_RECORD =>
+                    if !self.ended && self.buffer.len() < MAX_RECORD_BYTES =>
                 {
                     self.more()?;
                 }
@@ -139,10 +142,10 @@ impl<R: Read> Packets<R> {
         }
     }
 
-    /// The next packet; `None` at the end of the file.
+    /// Returns the next packet; `None` at the end of the file.
     ///
     /// # Errors
-    /// The file ends within a packet, or holds what cannot be read.
+    /// The file ends within a packet, or contains what cannot be read.
     pub(crate) fn next(&mut self) -> Result<Option<Packet<'_>>, CaptureError> {
         loop {
             let rest = &self.buffer[self.start..];
@@ -167,7 +170,7 @@ impl<R: Read> Packets<R> {
                         missing: found.missing,
                     }));
                 }
-                Err(PcapError::IncompleteBuffer) if rest.len() < MAX_RECORD => {
+                Err(PcapError::IncompleteBuffer) if rest.len() < MAX_RECORD_BYTES => {
                     if self.ended {
                         return Err(CaptureError::Cut { frame: self.frame });
                     }
@@ -188,19 +191,25 @@ impl<R: Read> Packets<R> {
         }
     }
 
-    /// Reads another piece behind what is there.
+    /// Appends the bytes that one read returns, so that a pipe delivers packets as they come.
     fn more(&mut self) -> Result<(), CaptureError> {
         self.buffer.drain(..self.start);
         self.start = 0;
         let had = self.buffer.len();
-        let mut piece = (&mut self.input).take(PIECE as u64);
-        piece.read_to_end(&mut self.buffer)?;
-        self.ended = self.buffer.len() - had < PIECE;
+        self.buffer.resize(had + READ_BYTES, 0);
+        let read = loop {
+            match self.input.read(&mut self.buffer[had..]) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
+        self.buffer.truncate(had + *read.as_ref().unwrap_or(&0));
+        self.ended = read? == 0;
         Ok(())
     }
 }
 
-/// A capture of nothing.
+/// An empty capture.
 const EMPTY_PCAP: &[u8] = &[
     0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0,
 ];
@@ -216,7 +225,7 @@ fn pcap_record(parser: &PcapParser, rest: &[u8]) -> Result<(usize, Option<Found>
     let length = rest.len() - behind.len();
     let found = Found {
         time,
-        // The upper half may tell the length of a checksum behind the frames.
+        // The upper half may contain the length of a checksum after the frames.
         link: u32::from(header.datalink) & 0xffff,
         data: length - packet.data.len()..length,
         missing: packet.orig_len.saturating_sub(packet.incl_len),
@@ -229,7 +238,7 @@ fn pcapng_head(bytes: &[u8]) -> Result<(&[u8], PcapNgParser), PcapError> {
     PcapNgParser::new(bytes)
 }
 
-/// The length of the next block, and the packet in it.
+/// Returns the length of the next block, and the packet in it.
 fn pcapng_record(
     parser: &mut PcapNgParser,
     rest: &[u8],
@@ -293,10 +302,10 @@ const INTERFACE: u32 = 1;
 const OLD_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
-/// Type and length in front of a block's body.
+/// Bytes of type and length before the body of a block.
 const BLOCK_HEAD: usize = 8;
 
-/// What the parser keeps of a file is bounded by how much of it there is.
+/// Checks a block, so that the state of the parser stays bounded.
 fn check_block(rest: &[u8], is_big: bool, interfaces: usize) -> Result<(), PcapError> {
     let Some((head, _)) = rest.split_first_chunk::<12>() else {
         return Ok(());
@@ -306,12 +315,12 @@ fn check_block(rest: &[u8], is_big: bool, interfaces: usize) -> Result<(), PcapE
         number(bytes, is_big)
     };
     let (length, is_interface) = match word(0, is_big) {
-        // A section may have an order of its own.
+        // A section has a byte order of its own.
         SECTION => (word(4, word(8, true) == BYTE_ORDER_MAGIC), false),
         INTERFACE => (word(4, is_big), true),
         _ => return Ok(()),
     };
-    if length as usize > MAX_DESCRIPTION {
+    if length as usize > MAX_DESCRIPTION_BYTES {
         return Err(PcapError::InvalidField("a description that is too long"));
     }
     if is_interface && interfaces >= MAX_INTERFACES {
@@ -327,7 +336,7 @@ const fn number(bytes: [u8; 4], is_big: bool) -> u32 {
     }
 }
 
-/// The time of a stamp by the clock of its interface; microseconds where it does not say.
+/// Returns the time of a timestamp by the clock of its interface; microseconds if it does not say.
 fn time(interface: &InterfaceDescriptionBlock<'_>, stamp: u64) -> Duration {
     let (mut units_per_second, mut offset) = (1_000_000_u64, 0);
     for option in &interface.options {

@@ -1,4 +1,4 @@
-//! What is told of a capture.
+//! The events of a capture.
 
 use std::net::SocketAddr;
 
@@ -13,33 +13,33 @@ use smbdirect_smb::smb2::{Channel, Command};
 
 use super::tcp::Place;
 
-/// Something that was said on a stream.
+/// An event of a stream.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// Streams are counted from 1, as they begin.
+    /// The number of the stream; streams are counted from 1, in the order in which they begin.
     pub(crate) stream: u32,
-    /// Of the packet that completed it.
+    /// The packet that completed it.
     pub(crate) place: Place,
     pub(crate) from: Sender,
     pub(crate) what: What,
-    /// The send credits that the initiator and the responder hold behind it; `None` where the
-    /// capture does not have all that they depend on.
+    /// The send credits that the initiator and the responder hold after it; `None` if the capture
+    /// lacks something that they depend on.
     pub(crate) credits: [Option<u32>; 2],
     /// The rules that its sender broke by it.
     pub(crate) broken: Vec<Broken>,
 }
 
-/// Who said something.
+/// The sender of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sender {
     Initiator,
     Responder,
-    /// One end, and the other: nobody knows which of them connected.
+    /// One end, and the other, if it is unknown which of them connected.
     A,
     B,
 }
 
-/// A rule that was broken, and how.
+/// A broken rule, and how it was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
     /// Its id in `specs`.
@@ -47,13 +47,13 @@ pub(crate) struct Broken {
     pub(crate) how: String,
 }
 
-/// What was said.
+/// The content of an event.
 #[derive(Debug)]
 pub(crate) enum What {
-    /// A stream begins here, between the initiator and the responder, or A and B.
+    /// A stream begins, between the initiator and the responder, or A and B.
     Stream {
         ends: [SocketAddr; 2],
-        /// Its beginning is in the capture.
+        /// Whether its beginning is in the capture.
         whole: bool,
     },
     Startup(StartupFrame),
@@ -61,11 +61,11 @@ pub(crate) enum What {
         kind: FrameKind,
         error: StartupError,
     },
-    /// An FPDU in which nothing else is to be seen.
+    /// An FPDU that cannot be decoded.
     BadFpdu {
         ulpdu_length: u16,
     },
-    /// A frame that only tells that its sender is ready.
+    /// A Ready to Receive frame.
     ReadyToReceive(&'static str),
     Write(Tagged),
     ReadRequest(ReadRequest),
@@ -74,14 +74,14 @@ pub(crate) enum What {
     NegotiateRequest(NegotiateRequest),
     NegotiateResponse(NegotiateResponse),
     DataTransfer(DataTransfer),
-    /// A Send that is too short for what it should be, or of which the head is not there.
+    /// A Send that is too short for its kind, or whose head is not in the capture.
     Headless {
         name: &'static str,
         length: u64,
     },
-    /// So many bytes are not in the capture.
+    /// This many bytes are not in the capture.
     Gap(u64),
-    /// So many bytes were passed over until the boundaries of FPDUs were found again.
+    /// This many bytes were skipped until the next FPDU was found.
     InStep(u64),
     Note(&'static str),
     Closed {
@@ -90,7 +90,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// What it is called, if it is a message.
+    /// Returns the name of a message; `None` if it is no message.
     pub(crate) fn name(&self) -> Option<&'static str> {
         let of_kind = |kind: &FrameKind| match kind {
             FrameKind::Request => "MPA Request",
@@ -118,7 +118,7 @@ impl What {
     }
 }
 
-/// The fields of a Data Transfer as they stand on the wire, right or wrong.
+/// The fields of a Data Transfer as on the wire, valid or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataTransfer {
     pub(crate) credits_requested: u16,
@@ -129,7 +129,7 @@ pub(crate) struct DataTransfer {
     pub(crate) data_offset: u32,
     pub(crate) data_length: u32,
     pub(crate) payload: Payload,
-    /// The token of the receiver's that came with it.
+    /// The token of the receiver that it invalidates.
     pub(crate) invalidated: Option<u32>,
 }
 
@@ -142,11 +142,11 @@ pub(crate) struct Tagged {
     pub(crate) segments: u64,
 }
 
-/// What a payload is by its first bytes.
+/// The kind of a payload, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
     None,
-    /// Bytes of a message that began earlier.
+    /// A continuation of a message that began earlier.
     Continued,
     Smb2 {
         command: Command,
@@ -161,7 +161,7 @@ pub(crate) enum Payload {
     Other,
 }
 
-/// How the data of a READ or WRITE request travels if it is not in the message.
+/// How the data of a READ or WRITE request moves if it is not in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByRdma {
     pub(crate) channel: Channel,
@@ -169,7 +169,7 @@ pub(crate) struct ByRdma {
     pub(crate) length: u32,
 }
 
-/// A broken rule.
+/// Returns a broken rule.
 pub(super) fn broken(rule: &'static str, how: impl Into<String>) -> Broken {
     let how = how.into();
     Broken { rule, how }

@@ -1,8 +1,9 @@
-//! One direction of an iWARP connection: startup frame and FPDUs out of bytes that may have gaps.
+//! One direction of an iWARP connection: makes startup frame and FPDUs from bytes that may have
+//! gaps.
 //!
-//! Within an FPDU a gap costs its tail only: the length in front tells where the next one begins.
-//! Anywhere else the boundaries are lost, and found again where a header of DDP and RDMAP makes
-//! sense and the CRC behind it is right, or is zero in a stream without CRCs.
+//! A gap within an FPDU costs only its tail: the length at its front says where the next one
+//! begins. Anywhere else the boundaries are lost, until a DDP and RDMAP header is plausible and the
+//! CRC after it is right, or zero in a stream without CRCs.
 
 use smbdirect::rdma::iwarp::{
     ddp::{Header, Tagged, Untagged},
@@ -12,19 +13,19 @@ use smbdirect::rdma::iwarp::{
 
 use super::tcp::Piece;
 
-/// What comes next in a direction.
+/// The next item of a direction.
 #[derive(Debug)]
 pub(crate) enum Frame<'a> {
     /// The direction does not begin with a startup frame.
     Foreign,
     Startup {
         kind: FrameKind,
-        /// As they stand on the wire, the undefined ones too.
+        /// The flags as on the wire, including undefined ones.
         flags: u8,
         result: Result<StartupFrame, StartupError>,
     },
     Fpdu(Fpdu<'a>),
-    /// The boundaries were lost, and are known again behind so many bytes.
+    /// The boundaries were lost, and were found again after this many bytes.
     InStep {
         skipped: u64,
     },
@@ -34,13 +35,13 @@ pub(crate) enum Frame<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fpdu<'a> {
     pub(crate) ulpdu: &'a [u8],
-    /// ULPDU_Length; if not all of it is in the capture, `ulpdu` is shorter.
+    /// ULPDU_Length; if it is not all in the capture, `ulpdu` is shorter.
     pub(crate) ulpdu_length: u16,
     pub(crate) padding_is_zero: bool,
     pub(crate) crc: Crc,
 }
 
-/// What the CRC field of an FPDU holds.
+/// The CRC field of an FPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Crc {
     Right,
@@ -50,23 +51,23 @@ pub(crate) enum Crc {
     Unseen,
 }
 
-/// What is kept of a direction.
+/// The state of a direction.
 #[derive(Debug, Default)]
 pub(crate) struct Framer {
-    /// Bytes not yet told, from `start` on.
+    /// Bytes that have not been decoded, from `start` on.
     buffer: Vec<u8>,
     start: usize,
     /// Bytes of the stream before `start`.
     position: u64,
     phase: Phase,
-    /// The head of an FPDU of which a later part is not in the capture.
+    /// The head of an FPDU whose later part is not in the capture.
     cut: Option<Vec<u8>>,
-    /// How many bytes behind the gap still belong to it.
+    /// Number of bytes after the gap that still belong to it.
     skip: u64,
-    /// Where FPDUs begin, modulo 4, if that is known.
+    /// The offset of FPDUs modulo 4, if it is known.
     alignment: Option<u64>,
-    /// Bytes of which the CRC may still be computed in search of a boundary, so that bytes that
-    /// look like headers everywhere do not take the time of their square.
+    /// Bytes whose CRC may still be computed in search of a boundary. The budget keeps the search
+    /// linear in bytes that look like headers everywhere.
     budget: usize,
 }
 
@@ -75,14 +76,14 @@ enum Phase {
     #[default]
     Start,
     Frames,
-    /// The boundaries are not known.
+    /// The boundaries are unknown.
     Lost {
         skipped: u64,
     },
     Stopped,
 }
 
-/// CRCs that are computed in search of a boundary, in bytes for each byte that is looked at.
+/// Budget of the search for a boundary: bytes of CRC for each byte searched.
 const BUDGET_PER_BYTE: usize = 16;
 const BUDGET: usize = 1 << 20;
 
@@ -109,7 +110,7 @@ impl Framer {
         }
     }
 
-    /// Gives up: what comes from here on cannot be read.
+    /// Gives up: the rest of the direction cannot be read.
     pub(crate) fn stop(&mut self) {
         *self = Self {
             phase: Phase::Stopped,
@@ -117,13 +118,13 @@ impl Framer {
         };
     }
 
-    /// Looks for boundaries in a direction of which the beginning is not there.
+    /// Searches for boundaries in a direction whose beginning is not in the capture.
     pub(crate) fn search(&mut self) {
         self.phase = Phase::Lost { skipped: 0 };
         self.budget = BUDGET;
     }
 
-    /// Whether all that came has been told.
+    /// Returns whether all bytes have been decoded.
     pub(crate) fn is_between_frames(&self) -> bool {
         self.start == self.buffer.len() && self.cut.is_none()
     }
@@ -149,7 +150,7 @@ impl Framer {
         };
         self.position += have + gap;
         self.skip = 0;
-        // The head of an FPDU is worth telling even if its length is all that is known.
+        // The head of an FPDU is reported even if only its length is known.
         if matches!(self.phase, Phase::Frames) && self.cut.is_none() && have > 0 {
             self.cut = Some(std::mem::take(&mut self.buffer));
         }
@@ -160,18 +161,18 @@ impl Framer {
         };
     }
 
-    /// The length of the FPDU at the front, if that much of it is there.
+    /// Returns the length of the FPDU at the front, if it is there.
     fn fpdu_length(&self) -> Option<usize> {
         let bytes = self.buffer.get(self.start..)?.first_chunk::<2>()?;
         Some(mpa::fpdu_length(u16::from_be_bytes(*bytes)))
     }
 
-    /// The next frame; `crc` tells whether CRCs are in use, if that is known.
+    /// Returns the next frame; `crc` says whether CRCs are in use, if that is known.
     pub(crate) fn next(&mut self, crc: Option<bool>) -> Option<Frame<'_>> {
         if self.skip == 0
             && let Some(cut) = self.cut.take()
         {
-            // It stays in front of the buffer for as long as it is looked at.
+            // The frame stays in the buffer while it is examined.
             self.start = cut.len();
             let rest = std::mem::replace(&mut self.buffer, cut);
             self.buffer.extend_from_slice(&rest);
@@ -201,7 +202,7 @@ impl Framer {
             )
         });
         let Some(kind) = kind else {
-            // What it is decides somebody else.
+            // The caller decides what it is.
             self.phase = Phase::Stopped;
             return Some(Frame::Foreign);
         };
@@ -231,7 +232,7 @@ impl Framer {
         )))
     }
 
-    /// Looks for the next boundary.
+    /// Searches for the next boundary.
     fn find(&mut self, mut skipped: u64, crc: Option<bool>) -> Option<Frame<'_>> {
         loop {
             let bytes = &self.buffer[self.start..];
@@ -298,11 +299,11 @@ fn cut_fpdu(bytes: &[u8]) -> Fpdu<'_> {
 enum Verdict {
     Yes,
     No,
-    /// Not enough is there to tell.
+    /// There are too few bytes to decide.
     Unknown,
 }
 
-/// Whether an FPDU begins here.
+/// Returns whether an FPDU begins here.
 fn boundary(bytes: &[u8], crc: Option<bool>, budget: &mut usize) -> Verdict {
     let strong = match plausible(bytes) {
         Some(Some(strong)) => strong,
@@ -315,7 +316,7 @@ fn boundary(bytes: &[u8], crc: Option<bool>, budget: &mut usize) -> Verdict {
     };
     let (covered, field) = fpdu.split_at(length - CRC_LENGTH);
     if *field == [0; CRC_LENGTH] && crc != Some(true) {
-        // Without a CRC the header is all there is, and that of the next FPDU.
+        // Without a CRC, only this header and that of the next FPDU can be checked.
         let followed = match plausible(behind) {
             Some(verdict) => verdict.is_some(),
             None => strong || behind.is_empty(),
@@ -335,8 +336,8 @@ fn boundary(bytes: &[u8], crc: Option<bool>, budget: &mut usize) -> Verdict {
     }
 }
 
-/// Whether bytes look like the head of an FPDU, and like one that is hard to mistake; `None` where
-/// there are too few of them.
+/// Returns whether bytes look like the head of an FPDU, and whether they are hard to mistake for
+/// one; `None` if there are too few.
 fn plausible(bytes: &[u8]) -> Option<Option<bool>> {
     let (length, ulpdu) = bytes.split_first_chunk::<LENGTH_LENGTH>()?;
     let length = usize::from(u16::from_be_bytes(*length));

@@ -1,11 +1,12 @@
-//! An iWARP connection: startup, and the messages that the segments of DDP make up.
+//! An iWARP connection: startup, and the messages that DDP segments make up.
 
 mod startup;
+mod tagged;
 
 use std::collections::VecDeque;
 
 use smbdirect::rdma::iwarp::{
-    ddp::{self, DdpError, Header, Untagged},
+    ddp::{DdpError, Header, Untagged},
     mpa::{Enhanced, StartupFrame},
     rdmap::{
         Opcode, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, RdmapError, ReadRequest, Terminate,
@@ -19,15 +20,15 @@ use super::{
     tcp::Piece,
 };
 
-/// Takes what was said, its direction, and the rules that were broken by it.
+/// Receives an event, its direction, and the broken rules.
 pub(super) type Said<'a> = &'a mut dyn FnMut(usize, What, Vec<Broken>, &Known);
 
-/// What is known of the connection as a whole.
+/// The state of the connection as a whole.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// The direction of the end that connected.
     pub(super) initiator: Option<usize>,
-    /// Its first packets are in the capture.
+    /// Whether its first packets are in the capture.
     pub(super) from_start: bool,
     pub(super) smb: SmbDirect,
 }
@@ -46,55 +47,55 @@ struct State {
     /// Whether CRCs are in use.
     crc: Option<bool>,
     refused: bool,
-    /// It is iWARP, by its port or by what was said.
+    /// It is expected to be iWARP, by its port or its content.
     expected: bool,
-    /// It has been seen to be, and is told of.
+    /// It has been confirmed to be iWARP, and is reported.
     confirmed: bool,
 }
 
-/// What is known of a direction.
+/// The state of a direction.
 #[derive(Debug, Default)]
 struct Way {
-    /// Its first packet is in the capture.
+    /// Whether its first packet is in the capture.
     from_start: bool,
-    /// All of it so far is in the capture, from the startup frame on.
+    /// Whether all of it so far is in the capture, from the startup frame on.
     whole: bool,
     startup: Option<StartupFrame>,
     has_fpdus: bool,
-    /// The next message of each queue, where it is known.
+    /// The next message number of each queue, if it is known.
     next: [Option<u32>; 3],
     sending: Option<Sending>,
     placing: Option<Placing>,
-    /// The Reads that it asked for and that have not been answered; `None` if some were not seen.
+    /// Unanswered Reads; `None` if some were not captured.
     reads: Option<VecDeque<ReadRequest>>,
     terminated: bool,
 }
 
-/// A Send of which the last segment is still to come.
+/// A Send without its last segment so far.
 #[derive(Debug, Default)]
 struct Sending {
     send: Send,
-    /// All of it so far is in the capture.
+    /// Whether all of it so far is in the capture.
     whole: bool,
 }
 
-/// A Write or Read Response of which the last segment is still to come.
+/// A Write or Read Response without its last segment so far.
 #[derive(Clone, Copy, Debug)]
 struct Placing {
     opcode: Opcode,
     tagged: Tagged,
-    /// Its first segment is in the capture.
+    /// Whether its first segment is in the capture.
     whole: bool,
 }
 
-/// What is kept of a Send: headers, and the beginning of a payload behind any sane DataOffset.
-const MAX_HEAD: usize = 4096;
-/// Reads outstanding in one direction; 14 bits are all that can be agreed.
+/// Most bytes that are kept of a Send: headers, and the beginning of the payload.
+const MAX_HEAD_BYTES: usize = 4096;
+/// Most Reads outstanding in one direction, the largest depth of 14 bits.
 const MAX_READS: usize = 1 << 14;
 const DDP_RESERVED: u8 = 0x3c;
 
 impl Iwarp {
-    /// The first packet of a direction has been seen.
+    /// Handles the first packet of a direction.
     pub(super) fn begins(&mut self, way: usize, is_initiator: bool) {
         let state = &mut self.state;
         state.ways[way].from_start = true;
@@ -102,13 +103,14 @@ impl Iwarp {
         state.known.initiator = Some(if is_initiator { way } else { 1 - way });
     }
 
-    /// It is iWARP, and `initiator` connected, even if the beginning is not in the capture.
+    /// Treats the connection as iWARP that `initiator` opened, even if its beginning is not in the
+    /// capture.
     pub(super) fn expect(&mut self, initiator: usize) {
         self.state.expected = true;
         self.state.known.initiator.get_or_insert(initiator);
     }
 
-    /// Takes the next piece of a direction. `false` if it is no iWARP at all.
+    /// Handles the next piece of a direction. Returns false if it is not iWARP.
     pub(super) fn piece(&mut self, way: usize, piece: &Piece<'_>, said: Said<'_>) -> bool {
         let Self { framers, state } = self;
         framers[way].take(piece);
@@ -139,7 +141,7 @@ impl Iwarp {
                 }
                 Frame::Fpdu(fpdu) => state.fpdu(way, &fpdu, said),
                 Frame::InStep { skipped } => {
-                    // What stood before the gap says nothing about what stands behind it.
+                    // Bytes before the gap say nothing about those after it.
                     state.lost(way, said);
                     state.confirmed = true;
                     if skipped > 0 {
@@ -158,13 +160,13 @@ impl Iwarp {
 
 impl State {
     fn say(&self, way: usize, what: What, faults: Vec<Broken>, said: Said<'_>) {
-        // What is not known to be iWARP is not worth a word.
+        // A connection that is not known to be iWARP is not reported.
         if self.confirmed {
             said(way, what, faults, &self.known);
         }
     }
 
-    /// Something of this direction was not seen, or not understood.
+    /// Handles a loss, or bytes that were not understood, in this direction.
     fn lost(&mut self, way: usize, said: Said<'_>) {
         self.finish_placing(way, Vec::new(), said);
         let this = &mut self.ways[way];
@@ -186,7 +188,7 @@ impl State {
             faults.push(broken("MPA-23", how));
         }
         if !self.check_crc(fpdu, &mut faults) {
-            // Nothing in it can be believed.
+            // Nothing in it can be trusted.
             self.undecoded(way, fpdu, faults, said);
             return;
         }
@@ -230,21 +232,21 @@ impl State {
         self.lost(way, said);
     }
 
-    /// Whether FPDUs may be sent in this direction now.
+    /// Returns whether FPDUs may be sent in this direction now.
     fn check_moment(&self, way: usize, faults: &mut Vec<Broken>) {
         let mut fault = |rule, how: &str| faults.push(broken(rule, how));
         let (this, other) = (&self.ways[way], &self.ways[1 - way]);
         if this.terminated {
-            fault("RDMAP-18", "an FPDU behind the Terminate");
+            fault("RDMAP-18", "an FPDU after the Terminate");
         }
         if self.refused {
-            fault("MPA-29", "an FPDU behind a Reply that refuses");
+            fault("MPA-29", "an FPDU after a Reply that refuses");
         }
         if this.has_fpdus {
             return;
         }
         if self.known.initiator == Some(way) {
-            // The other direction has said nothing, and would have been seen.
+            // The other direction is empty, and its bytes would have been captured.
             if other.from_start && other.startup.is_none() && !other.has_fpdus && this.whole {
                 fault("MPA-06", "an FPDU before the Reply");
             }
@@ -253,7 +255,7 @@ impl State {
         }
     }
 
-    /// Checks the CRC, or learns whether there are any; `false` if it is wrong.
+    /// Checks the CRC, or learns whether CRCs are in use. Returns false if it is wrong.
     fn check_crc(&mut self, fpdu: &Fpdu<'_>, faults: &mut Vec<Broken>) -> bool {
         let mut fault = |rule, how: &str| faults.push(broken(rule, how));
         match (self.crc, fpdu.crc) {
@@ -270,7 +272,7 @@ impl State {
         self.crc != Some(true) || !matches!(fpdu.crc, Crc::Zero | Crc::Wrong)
     }
 
-    /// The first FPDU of the initiator may only say that it is ready.
+    /// The first FPDU of the initiator may be a Ready to Receive frame.
     fn ready_to_receive(
         &mut self,
         way: usize,
@@ -314,113 +316,6 @@ impl State {
         let faults = std::mem::take(faults);
         self.say(way, What::ReadyToReceive(name), faults, said);
         true
-    }
-
-    fn tagged(
-        &mut self,
-        way: usize,
-        header: ddp::Tagged,
-        segment: Segment<'_>,
-        mut faults: Vec<Broken>,
-        said: Said<'_>,
-    ) {
-        if let Some(sending) = &self.ways[way].sending {
-            let number = sending.send.message_sequence_number;
-            let how = format!("a tagged segment within message {number} of queue 0");
-            faults.push(broken("DDP-10", how));
-        }
-        let (stag, offset) = (header.stag, header.tagged_offset);
-        if offset.checked_add(segment.length.into()).is_none() {
-            let how = format!("tagged offset 0x{offset:x} and {} bytes", segment.length);
-            faults.push(broken("DDP-14", how));
-        }
-        let mut placing = Placing {
-            opcode: segment.opcode,
-            tagged: Tagged {
-                stag,
-                tagged_offset: offset,
-                length: 0,
-                segments: 0,
-            },
-            whole: self.ways[way].whole,
-        };
-        if let Some(before) = self.ways[way].placing {
-            let is_same = before.opcode == segment.opcode && before.tagged.stag == stag;
-            let next = before
-                .tagged
-                .tagged_offset
-                .wrapping_add(before.tagged.length);
-            if is_same && next == offset {
-                placing = before;
-            } else {
-                let (rule, how) = match is_same {
-                    true => (
-                        "DDP-11",
-                        format!("offset 0x{offset:x} where 0x{next:x} is next"),
-                    ),
-                    false => ("DDP-10", "a segment of another message".to_owned()),
-                };
-                faults.push(broken(rule, how));
-                self.finish_placing(way, Vec::new(), said);
-            }
-        }
-        placing.tagged.length += u64::from(segment.length);
-        placing.tagged.segments += 1;
-        self.ways[way].placing = Some(placing);
-        if header.last {
-            self.check_response(way, &placing, &mut faults);
-            self.finish_placing(way, faults, said);
-        } else if !faults.is_empty() {
-            let note = "a segment of a message that goes on";
-            self.say(way, What::Note(note), faults, said);
-        }
-    }
-
-    /// Tells the Write or Read Response under way.
-    fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, said: Said<'_>) {
-        let Some(placing) = self.ways[way].placing.take() else {
-            return;
-        };
-        let what = match placing.opcode {
-            Opcode::RdmaReadResponse => What::ReadResponse(placing.tagged),
-            _ => What::Write(placing.tagged),
-        };
-        self.say(way, what, faults, said);
-    }
-
-    /// A Read Response answers the oldest Read of the other end.
-    fn check_response(&mut self, way: usize, placing: &Placing, faults: &mut Vec<Broken>) {
-        if placing.opcode != Opcode::RdmaReadResponse {
-            return;
-        }
-        let Some(reads) = &mut self.ways[1 - way].reads else {
-            return;
-        };
-        let Some(request) = reads.pop_front() else {
-            faults.push(broken("RDMAP-09", "no Read is outstanding"));
-            return;
-        };
-        let found = placing.tagged;
-        let (stag, offset) = (request.sink_stag, request.sink_tagged_offset);
-        // Where a Read brings nothing, its sink is of no account.
-        let is_empty = request.read_message_size == 0 && found.length == 0;
-        if !placing.whole || is_empty {
-            return;
-        }
-        if (found.stag, found.tagged_offset) != (stag, offset) {
-            let how = format!(
-                "STag 0x{:08x} and offset 0x{:x}, the Read names 0x{stag:08x} and 0x{offset:x}",
-                found.stag, found.tagged_offset
-            );
-            faults.push(broken("RDMAP-08", how));
-        }
-        if found.length != u64::from(request.read_message_size) {
-            let how = format!(
-                "{} bytes, the Read asks for {}",
-                found.length, request.read_message_size
-            );
-            faults.push(broken("RDMAP-06", how));
-        }
     }
 
     fn untagged(
@@ -520,7 +415,7 @@ impl State {
                 }
                 let expected = self.ways[way].next[QUEUE_SEND as usize];
                 self.check_number(way, header, &mut faults);
-                // Joined in the middle of a message, nobody knows what was before.
+                // The capture begins within the message, so its earlier part is unknown.
                 let whole = header.message_offset == 0 || expected.is_some();
                 let mut sending = Sending {
                     whole,
@@ -539,7 +434,7 @@ impl State {
             let how = format!("message offset {offset} where {} is next", send.length);
             faults.push(broken("DDP-05", how));
         }
-        let room = MAX_HEAD.saturating_sub(send.head.len());
+        let room = MAX_HEAD_BYTES.saturating_sub(send.head.len());
         if sending.whole && send.head.len() as u64 == send.length {
             let kept = segment.payload.len().min(room);
             send.head.extend_from_slice(&segment.payload[..kept]);
@@ -569,7 +464,7 @@ impl State {
         self.say(way, what, faults, said);
     }
 
-    /// The messages of a queue are counted.
+    /// Checks the message number of a queue.
     fn check_number(&mut self, way: usize, header: &Untagged, faults: &mut Vec<Broken>) {
         let number = header.message_sequence_number;
         let queue = header.queue_number;
@@ -585,7 +480,7 @@ impl State {
         }
     }
 
-    /// TCP has ended in this direction.
+    /// Handles the end of TCP in this direction.
     fn end(&mut self, way: usize, reset: bool, between: bool, said: Said<'_>) {
         let mut faults = Vec::new();
         let this = &self.ways[way];
@@ -604,16 +499,16 @@ impl State {
     }
 }
 
-/// A segment behind its DDP header.
+/// A segment after its DDP header.
 #[derive(Clone, Copy, Debug)]
 struct Segment<'a> {
     opcode: Opcode,
-    /// As far as it is in the capture.
+    /// The part in the capture.
     payload: &'a [u8],
     length: u32,
 }
 
-/// What the control bytes say that a segment is, if they make sense.
+/// Returns the kind of a segment by its control bytes, if they make sense.
 fn check_control(header: &Header, ulpdu: &[u8], faults: &mut Vec<Broken>) -> Option<Opcode> {
     let control = ulpdu.first().copied().unwrap_or_default();
     if control & DDP_RESERVED != 0 {
@@ -633,13 +528,13 @@ fn check_control(header: &Header, ulpdu: &[u8], faults: &mut Vec<Broken>) -> Opt
     }
 }
 
-/// How many Reads the other end may have outstanding, if a startup frame says so.
+/// Returns how many Reads the other end may have outstanding, if a startup frame says so.
 fn granted_reads(frame: &StartupFrame) -> Option<u16> {
     let ird = frame.enhanced?.ird;
     (ird != Enhanced::NOT_NEGOTIATED && ird != 0).then_some(ird)
 }
 
-/// A code that has a meaning only with its halves swapped was written that way.
+/// Checks for a code that was written with its halves swapped: it has a meaning only in that order.
 fn check_terminate(terminate: &Terminate, faults: &mut Vec<Broken>) {
     let (code, swapped) = (terminate.code(), terminate.code_of_siw());
     if code.meaning().is_none() && swapped.meaning().is_some() {

@@ -1,19 +1,19 @@
-//! What a capture says: packets, the TCP connections in them, iWARP and SMB Direct on those, and
-//! which rules were broken.
+//! The analysis of a capture: packets, their TCP connections, iWARP and SMB Direct on those, and
+//! broken rules.
 //!
 //! ```text
 //! capture   pcap, pcapng            -> packets
 //! packet    link, IP, TCP           -> segments
 //! tcp       both directions         -> bytes and gaps, in a possible order
-//! framing   MPA                     -> startup frames and FPDUs, in step again behind a gap
+//! framing   MPA                     -> startup frames and FPDUs, in step again after a gap
 //! messages  DDP, RDMAP              -> Sends, Writes, Reads, Terminates
 //! smb       [MS-SMBD]               -> negotiation, Data Transfers, credits
 //! streams   all of it, in one order -> events
 //! ```
 //!
-//! A capture says what it likes: nothing here panics on it, and what is kept of a connection, and
-//! of all of them, is bounded. A rule is held against a peer only where all that it depends on was
-//! seen.
+//! A capture can contain anything: nothing here panics on it, and the state of each connection and
+//! of all together is bounded. A rule is only checked where everything that it depends on was
+//! captured.
 
 mod capture;
 mod event;

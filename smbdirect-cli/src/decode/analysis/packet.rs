@@ -12,25 +12,25 @@ pub(crate) struct Segment<'a> {
     pub(crate) from: SocketAddr,
     pub(crate) to: SocketAddr,
     pub(crate) sequence: u32,
-    /// What its sender has seen of the other direction.
+    /// The acknowledgement number: what its sender has seen of the other direction.
     pub(crate) acknowledged: Option<u32>,
     pub(crate) syn: bool,
     pub(crate) fin: bool,
     pub(crate) rst: bool,
     pub(crate) payload: &'a [u8],
-    /// Bytes of the payload that were on the wire and are not in the file.
+    /// Payload bytes on the wire that are not in the file.
     pub(crate) missing: u32,
 }
 
-/// What a packet is, as far as it matters here.
+/// The kind of a packet.
 #[derive(Debug)]
 pub(crate) enum Content<'a> {
     Tcp(Segment<'a>),
     /// InfiniBand in UDP.
     RoceV2,
-    /// A part of an IP packet; nothing puts those together here.
+    /// A fragment of an IP packet; fragments are not reassembled.
     Fragment,
-    /// A link layer that is not known here.
+    /// An unknown link layer.
     UnknownLink(u32),
     Other,
 }
@@ -53,7 +53,7 @@ mod link {
     pub(super) const LINUX_SLL2: u32 = 276;
 }
 
-/// Looks for a piece of a TCP stream in a packet.
+/// Finds the piece of a TCP stream in a packet.
 pub(crate) fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
     let data = packet.data;
     let ether_type = |at: usize| {
@@ -65,7 +65,7 @@ pub(crate) fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
         link::ETHERNET => parts(ether_type(12), behind(14)),
         link::LINUX_SLL => parts(ether_type(14), behind(16)),
         link::LINUX_SLL2 => parts(ether_type(0), behind(20)),
-        // A family of addresses in the byte order of some machine; IP tells itself.
+        // The address family is in the byte order of some machine, so the IP header decides.
         link::NULL | link::LOOP => ip(behind(4)),
         link::RAW | link::RAW_BSD | link::RAW_OPENBSD | link::IPV4 | link::IPV6 => ip(Some(data)),
         other => return Content::UnknownLink(other),
@@ -108,7 +108,7 @@ fn found<'a>(packet: &Packet<'a>, sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
             fin: tcp.fin(),
             rst: tcp.rst(),
             payload: tcp.payload(),
-            // What the file lacks of a whole packet may be the filling behind it.
+            // Bytes that the file lacks of a whole packet may be padding after it.
             missing: if payload.incomplete {
                 packet.missing
             } else {

@@ -1,6 +1,6 @@
-//! The rules that a capture can be held against, in the words of `specs`.
+//! The rules that a capture is checked against, in the words of `specs`.
 
-/// The text of a rule; empty if it is none of those below.
+/// Returns the text of a rule; empty if it is none of these.
 pub(crate) fn text(rule: &str) -> &'static str {
     let found = RULES.iter().find(|(id, _)| *id == rule);
     found.map_or("", |(_, text)| text)

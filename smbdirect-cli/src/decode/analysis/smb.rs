@@ -1,25 +1,25 @@
-//! SMB Direct: what a Send says by its place in the connection, and which rules it breaks.
+//! SMB Direct: decodes a Send by its place in the connection, and checks the rules.
 //!
-//! Credits are counted from the negotiation on. A count is never less than what the sender had:
-//! all that it can have seen has been counted before. So a last credit that is spent, or a message
-//! without one, is what it seems.
+//! Credits are counted from the negotiation on. A count is never less than what the sender had,
+//! because everything that it can have seen was counted before. So a spent last credit, or a
+//! message without a credit, is certain.
 
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};
 
 use super::event::{Broken, ByRdma, DataTransfer, Payload, What, broken};
 
-/// A whole Send, or what the capture has of it.
+/// A complete Send, or the part in the capture.
 #[derive(Debug, Default)]
 pub(super) struct Send {
-    /// Its first bytes; all of them if there are not many.
+    /// Its first bytes; all of them if it is short.
     pub(super) head: Vec<u8>,
     pub(super) length: u64,
     pub(super) message_sequence_number: u32,
     pub(super) invalidated: Option<u32>,
 }
 
-/// What is known of a connection.
+/// The state of a connection.
 #[derive(Debug, Default)]
 pub(super) struct SmbDirect {
     request: Option<NegotiateRequest>,
@@ -27,26 +27,26 @@ pub(super) struct SmbDirect {
     ways: [Way; 2],
 }
 
-/// What is known of an end, as a sender.
+/// The state of an end, as a sender.
 #[derive(Debug, Default)]
 struct Way {
-    /// Sends so far, if all were seen.
+    /// Sends so far, if all were captured.
     has_negotiated: bool,
-    /// The credits it holds, if all that they depend on was seen.
+    /// The credits it holds, if everything that they depend on was captured.
     credits: Option<u32>,
-    /// Bytes that are missing of the message under way, if that is known.
+    /// Bytes that the current message lacks, if that is known.
     remaining: Option<u32>,
-    /// A token has gone with the message under way.
+    /// The current message has carried a token.
     invalidates: bool,
 }
 
-/// What a Send is judged by.
+/// What a Send is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
     pub(super) way: usize,
     /// The direction of the end that connected.
     pub(super) initiator: Option<usize>,
-    /// Of each direction, whether all of it was seen.
+    /// Whether each direction was captured completely.
     pub(super) whole: [bool; 2],
 }
 
@@ -56,12 +56,12 @@ const RESPONSE_REQUESTED: u16 = 1;
 const HEADER_LENGTH: usize = 20;
 
 impl SmbDirect {
-    /// The send credits of both directions.
+    /// Returns the send credits of both directions.
     pub(super) fn credits(&self) -> [Option<u32>; 2] {
         [self.ways[0].credits, self.ways[1].credits]
     }
 
-    /// Something of a direction was not seen.
+    /// Handles a loss in a direction.
     pub(super) fn lost(&mut self, way: usize) {
         for side in &mut self.ways {
             side.credits = None;
@@ -70,7 +70,7 @@ impl SmbDirect {
         self.ways[way].invalidates = false;
     }
 
-    /// Takes the next Send, and says whose direction is the initiator's if it tells.
+    /// Handles the next Send, and returns the direction of the initiator if it reveals it.
     pub(super) fn message(
         &mut self,
         send: &Send,
@@ -80,7 +80,7 @@ impl SmbDirect {
         let way = context.way;
         let is_first = match context.whole[way] {
             true => !self.ways[way].has_negotiated,
-            // A stream that was joined later, but not too late.
+            // The capture begins within the stream, but before this message.
             false => send.message_sequence_number == 1 && !self.ways[way].has_negotiated,
         };
         if !is_first {
@@ -230,13 +230,13 @@ impl SmbDirect {
         What::DataTransfer(transfer)
     }
 
-    /// A Data Transfer belongs behind the negotiation.
+    /// Checks that a Data Transfer comes after the negotiation.
     fn check_established(&self, context: &Context, faults: &mut Vec<Broken>) {
         let refused = self
             .response
             .filter(|response| response.status != Status::SUCCESS);
         if let Some(response) = refused {
-            let how = format!("a message behind a refusal with {}", response.status);
+            let how = format!("a message after a refusal with {}", response.status);
             faults.push(broken("SMBD-3.1.5.1-01", how));
         } else if context.whole == [true; 2] && self.response.is_none() {
             let how = "a message before the negotiation was over";
@@ -244,7 +244,7 @@ impl SmbDirect {
         }
     }
 
-    /// The sizes that were agreed.
+    /// Checks the negotiated sizes.
     fn check_sizes(
         &self,
         send: &Send,
@@ -278,7 +278,7 @@ impl SmbDirect {
                 ),
             ));
         }
-        // 128 bytes are always taken, whatever was agreed.
+        // Messages of 128 bytes are always accepted.
         let max_send = preferred.min(max_receive).max(MIN_MAX_RECEIVE_SIZE);
         if send.length > max_send.into() {
             faults.push(broken(
@@ -288,7 +288,7 @@ impl SmbDirect {
         }
     }
 
-    /// The message costs its sender a credit, and gives the other end some.
+    /// Charges the sender a credit, and adds the granted ones to the other end.
     fn spend(&mut self, way: usize, credits_granted: u16, faults: &mut Vec<Broken>) {
         let mut fault = |rule, how| faults.push(broken(rule, how));
         if let Some(credits) = &mut self.ways[way].credits {
@@ -315,7 +315,7 @@ impl SmbDirect {
         }
     }
 
-    /// The segments of a message go on where the last one stopped.
+    /// Checks that the segments of a message follow each other.
     fn reassemble(&mut self, way: usize, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
         let remaining = &mut self.ways[way].remaining;
         let expected = remaining.replace(transfer.remaining_data_length);
@@ -354,18 +354,18 @@ impl SmbDirect {
 }
 
 impl DataTransfer {
-    /// Where the payload ends.
+    /// Returns where the payload ends.
     fn end(&self) -> u64 {
         u64::from(self.data_offset) + u64::from(self.data_length)
     }
 
-    /// What there was of the message before this segment.
+    /// Returns the bytes that the message lacks before this segment.
     fn claimed(&self) -> u64 {
         u64::from(self.data_length) + u64::from(self.remaining_data_length)
     }
 }
 
-/// What the fields may be on every connection.
+/// Checks the fields that are the same on every connection.
 fn check_fields(transfer: &DataTransfer, faults: &mut Vec<Broken>) {
     let mut fault = |rule, how| faults.push(broken(rule, how));
     if transfer.credits_requested == 0 {
@@ -380,7 +380,7 @@ fn check_fields(transfer: &DataTransfer, faults: &mut Vec<Broken>) {
     }
 }
 
-/// Where the payload stands.
+/// Checks the place of the payload.
 fn check_place(send: &Send, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
     let mut fault = |rule, how| faults.push(broken(rule, how));
     let (data_offset, data_length) = (transfer.data_offset, transfer.data_length);
@@ -409,7 +409,7 @@ fn check_place(send: &Send, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
     }
 }
 
-/// What a response says about the request that it answers.
+/// Checks a response against its request.
 fn against_request(
     request: &NegotiateRequest,
     response: &NegotiateResponse,
@@ -441,7 +441,7 @@ fn against_request(
     }
 }
 
-/// A message of which the fields are not there: its sender's fault, unless it is the capture's.
+/// Handles a message without its fields: the fault of its sender, unless the capture lacks them.
 fn too_short(
     name: &'static str,
     send: &Send,
@@ -456,7 +456,7 @@ fn too_short(
     What::Headless { name, length }
 }
 
-/// What a payload is; `missing` are the bytes that its message lacked before.
+/// Returns the kind of a payload; `missing` are the bytes that its message lacked before.
 fn payload(head: &[u8], transfer: &DataTransfer, missing: Option<u32>) -> Payload {
     if transfer.data_length == 0 {
         return Payload::None;
@@ -487,7 +487,7 @@ fn payload(head: &[u8], transfer: &DataTransfer, missing: Option<u32>) -> Payloa
     }
 }
 
-/// The channel of a READ or WRITE request that has one, if its fixed part is in the capture.
+/// Returns the channel of a READ or WRITE request, if its fixed part is in the capture.
 fn by_rdma(command: Command, response: bool, message: &[u8]) -> Option<ByRdma> {
     if response || !matches!(command, Command::READ | Command::WRITE) {
         return None;
@@ -497,7 +497,7 @@ fn by_rdma(command: Command, response: bool, message: &[u8]) -> Option<ByRdma> {
     (channel != Channel::None).then_some(ByRdma { channel, length })
 }
 
-/// A little-endian field; 0 where the bytes do not reach.
+/// Reads a little-endian field; 0 beyond the end of the bytes.
 fn short(bytes: &[u8], at: usize) -> u16 {
     let field = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
     field.map_or(0, |&field| u16::from_le_bytes(field))

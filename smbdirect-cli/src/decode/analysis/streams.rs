@@ -1,4 +1,4 @@
-//! All streams of a capture, and what was seen in it besides.
+//! All streams of a capture, and counts of everything else in it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,13 +14,13 @@ use super::{
     tcp::{Connection, Piece, Place},
 };
 
-/// Takes what is told.
+/// Receives events.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(Event);
 
 /// The TCP connections of a capture.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    /// Ports on which streams are iWARP even if their beginning is not in the capture.
+    /// Ports whose streams are iWARP even if their beginning is not in the capture.
     ports: Vec<u16>,
     entries: HashMap<[SocketAddr; 2], Entry>,
     held_bytes: usize,
@@ -28,14 +28,14 @@ pub(crate) struct Streams {
     counts: Counts,
 }
 
-/// What was seen.
+/// Counts over the capture.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) packets: u64,
     pub(crate) tcp: u64,
     pub(crate) roce_v2: u64,
     pub(crate) fragments: u64,
-    /// Packets by link layers that are not known here.
+    /// Packets of unknown link layers.
     pub(crate) unknown_links: BTreeMap<u32, u64>,
     /// Packets of which a part is not in the file.
     pub(crate) cut: u64,
@@ -60,13 +60,14 @@ enum Upper {
         stream: u32,
         iwarp: Box<Iwarp>,
     },
-    /// Something else, or it has ended.
+    /// Another protocol, or a stream that has ended.
     Nothing,
 }
 
-/// Connections that are followed at once; beyond, those that lie longest are given up.
+/// Most connections that are followed at the same time; above, those without packets for longest
+/// are given up.
 const MAX_CONNECTIONS: usize = 2048;
-/// What may wait for missing bytes in all of them.
+/// Most bytes of all streams that wait for missing bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 /// The port of SMB Direct over iWARP.
 pub(crate) const PORT: u16 = 5445;
@@ -102,7 +103,7 @@ impl Streams {
             Content::RoceV2 => counts.roce_v2 += 1,
             Content::Fragment => counts.fragments += 1,
             Content::UnknownLink(link) => {
-                // A file has a few; more would be made up.
+                // A real file has few streams; more would be made up.
                 if counts.unknown_links.len() < 64 || counts.unknown_links.contains_key(&link) {
                     *counts.unknown_links.entry(link).or_default() += 1;
                 }
@@ -111,7 +112,7 @@ impl Streams {
         }
     }
 
-    /// Tells what is left when the capture ends.
+    /// Reports what is left when the capture ends.
     pub(crate) fn finish(&mut self, sink: Sink<'_>) {
         let mut entries: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
         entries.sort_by_key(|entry| entry.seen);
@@ -128,7 +129,7 @@ impl Streams {
         if let Some(entry) = self.entries.get_mut(&key)
             && entry.connection.is_another(entry.way(segment), segment)
         {
-            // The ports were used before.
+            // The ports were used before by another connection.
             let mut entry = self.entries.remove(&key).expect("it was just there");
             self.held_bytes -= entry.connection.held_bytes();
             entry.finish(&mut self.streams, sink);
@@ -150,7 +151,8 @@ impl Streams {
         self.held_bytes = self.held_bytes + entry.connection.held_bytes() - before;
     }
 
-    /// Gives up what is over or no iWARP, and if that is not enough what lies longest.
+    /// Gives up streams that have ended or are not iWARP, and if that is not enough, those without
+    /// packets for longest.
     fn make_room(&mut self, sink: Sink<'_>) {
         self.entries
             .retain(|_, entry| !matches!(entry.upper, Upper::Nothing));
@@ -215,7 +217,7 @@ impl Entry {
         }
     }
 
-    /// Tells what waits for bytes that will not come.
+    /// Reports what waits for bytes that will not come.
     fn flush(&mut self, streams: &mut u32, sink: Sink<'_>) {
         let (ends, upper) = (self.ends, &mut self.upper);
         self.connection.flush(&mut |way, piece, place| {
@@ -273,7 +275,7 @@ impl Upper {
     }
 }
 
-/// Something of both directions, that of the initiator first.
+/// Values of both directions, that of the initiator first.
 fn in_order<T: Copy>(both: [T; 2], initiator: Option<usize>) -> [T; 2] {
     match initiator {
         Some(1) => [both[1], both[0]],
@@ -281,7 +283,7 @@ fn in_order<T: Copy>(both: [T; 2], initiator: Option<usize>) -> [T; 2] {
     }
 }
 
-/// Who sends in a direction.
+/// Returns the sender of a direction.
 fn sender(way: usize, initiator: Option<usize>) -> Sender {
     match (initiator, way) {
         (Some(initiator), way) if initiator == way => Sender::Initiator,

@@ -1,42 +1,42 @@
-//! One TCP connection of a capture: the bytes of both directions, in an order that was possible.
+//! One TCP connection of a capture: the bytes of both directions, in a possible order.
 //!
-//! A direction is put together by its sequence numbers: what came twice counts once, what came
-//! early waits for what is before it. Between the directions the acknowledgements decide: bytes
-//! whose sender had already seen some of the other direction wait until those have been told, so
-//! an answer never comes before what it answers, however the packets stand in the file.
+//! A direction is reassembled by its sequence numbers: repeated bytes count once, early bytes wait
+//! for those before them. Acknowledgements order the two directions: bytes whose sender had seen
+//! some of the other direction wait until those have been reported, so an answer never comes before
+//! what it answers, whatever the order of the packets in the file.
 //!
-//! What never comes is a gap. It is told when the peer has acknowledged the missing bytes and
-//! they still have not shown up, when too much waits behind them, or when the capture ends.
+//! Bytes that never come are a gap. It is reported when the peer has acknowledged the missing bytes
+//! and they still have not appeared, when too much waits for them, or when the capture ends.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::packet::Segment;
 
-/// Where in the file something stands.
+/// A place in the capture file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
     /// The number of the packet.
     pub(crate) frame: u64,
-    /// Its time, since 1970.
+    /// The time of the packet since 1970.
     pub(crate) time: Duration,
 }
 
-/// What comes next in a direction.
+/// The next item of a direction.
 #[derive(Debug)]
 pub(crate) enum Piece<'a> {
     Bytes(&'a [u8]),
-    /// So many bytes are not in the capture.
+    /// This many bytes are not in the capture.
     Gap(u64),
-    /// Nothing more: TCP was closed, or reset.
+    /// The end: TCP was closed or reset.
     End {
         reset: bool,
     },
 }
 
-/// Takes what comes next: the direction, what, and where it stands.
+/// Receives the next item, with its direction and place.
 pub(crate) type Told<'a> = &'a mut dyn FnMut(usize, Piece<'_>, Place);
 
-/// What is kept of a connection.
+/// The state of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
     ways: [Way; 2],
@@ -48,16 +48,16 @@ pub(crate) struct Connection {
 struct Way {
     /// The sequence number of the byte at place 0.
     base: Option<u32>,
-    /// The place of the next byte to tell.
+    /// The place of the next byte to report.
     next: i64,
-    /// The place behind the last byte that the peer has acknowledged.
+    /// The place after the last byte that the peer has acknowledged.
     acknowledged: i64,
-    /// What waits, by its place.
+    /// Bytes that wait, by their place.
     held: BTreeMap<i64, Held>,
     held_bytes: usize,
-    /// Packets of the connection since something waits.
+    /// Packets of the connection since the first byte waits.
     waited: u32,
-    /// Where the direction ends, once a FIN has been seen.
+    /// The place where the direction ends, once a FIN was seen.
     fin: Option<(i64, Place)>,
     ended: bool,
 }
@@ -70,15 +70,16 @@ struct Held {
     place: Place,
 }
 
-/// How long bytes that the peer has acknowledged may be late, in packets of the connection: what
-/// two processors, or two network cards, may put into the wrong order.
+/// Number of packets of the connection that acknowledged bytes may be late, because two processors
+/// or network cards can put packets into the wrong order.
 const LATE_PACKETS: u32 = 64;
-/// What may wait behind a hole in one direction.
+/// Most bytes that wait after a gap in one direction.
 const MAX_HELD_BYTES: usize = 4 << 20;
-const MAX_HELD: usize = 4096;
+/// Most packets that wait after a gap in one direction.
+const MAX_HELD_PACKETS: usize = 4096;
 
 impl Connection {
-    /// Takes the next packet; `way` is its direction.
+    /// Handles the next packet; `way` is its direction.
     pub(crate) fn segment(
         &mut self,
         way: usize,
@@ -112,14 +113,14 @@ impl Connection {
         self.ended = self.ways.iter().all(|way| way.ended);
     }
 
-    /// Tells what waits, with the gaps before it.
+    /// Reports what waits, with the gaps before it.
     pub(crate) fn flush(&mut self, told: Told<'_>) {
         while self.ways.iter().any(|way| !way.held.is_empty()) {
             self.force(told);
         }
     }
 
-    /// Nobody wants the rest of it.
+    /// Discards the rest of the connection.
     pub(crate) fn forget(&mut self) {
         self.ended = true;
         for way in &mut self.ways {
@@ -128,28 +129,28 @@ impl Connection {
         }
     }
 
-    /// Bytes that wait.
+    /// Returns the number of bytes that wait.
     pub(crate) fn held_bytes(&self) -> usize {
         self.ways.iter().map(|way| way.held_bytes).sum()
     }
 
-    /// Whether nothing more can come of it.
+    /// Returns whether the connection has ended.
     pub(crate) const fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Whether a SYN is that of another connection between the same ends.
+    /// Returns whether a SYN begins another connection between the same ends.
     pub(crate) fn is_another(&self, way: usize, segment: &Segment<'_>) -> bool {
         let first = segment.sequence.wrapping_add(1);
         segment.syn && self.ways[way].base.is_some_and(|base| base != first)
     }
 
-    /// Tells what can be told.
+    /// Reports everything that is in order.
     fn drain(&mut self, told: Told<'_>) {
         while (0..2).any(|way| self.advance(way, told)) {}
     }
 
-    /// Tells the next piece of a direction, if it is there and its time has come.
+    /// Reports the next piece of a direction, if it is in order.
     fn advance(&mut self, way: usize, told: Told<'_>) -> bool {
         let Some((&at, held)) = self.ways[way].held.first_key_value() else {
             return self.advance_to_end(way, told);
@@ -169,7 +170,7 @@ impl Connection {
             told(way, Piece::Bytes(bytes), held.place);
         }
         let end = at + held.bytes.len() as i64 + i64::from(held.missing);
-        // A packet that was cut; the missing part may come again, whole.
+        // The packet was cut; the missing part may come again in another packet.
         if held.missing > 0 && end > this.next && !this.covers(this.next) {
             let gap = end - this.next;
             this.next = end;
@@ -195,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// Declares lost what the packet waits for that has waited longest.
+    /// Declares lost what the packet that has waited longest waits for.
     fn force(&mut self, told: Told<'_>) {
         let first = |way: &usize| {
             let held = self.ways[*way].held.first_key_value();
@@ -207,7 +208,7 @@ impl Connection {
         if at > self.ways[way].next {
             self.lose(way, at, told);
         } else {
-            // It waits for the other direction.
+            // The packet waits for the other direction.
             let held = self.ways[way].held.get_mut(&at).expect("it is there");
             let acknowledged = held.acknowledged.take();
             let place = held.place;
@@ -217,7 +218,7 @@ impl Connection {
                 Some((&at, _)) => at.min(seen),
                 None => seen,
             };
-            // One less may be a FIN, which is no byte.
+            // The last place may be a FIN, which is no byte.
             if until > other.next + 1 {
                 let gap = until - other.next;
                 other.next = until;
@@ -227,7 +228,7 @@ impl Connection {
         self.drain(told);
     }
 
-    /// What is before the place `until` is lost.
+    /// Declares lost everything before the place `until`.
     fn lose(&mut self, way: usize, until: i64, told: Told<'_>) {
         let this = &mut self.ways[way];
         let gap = until - this.next;
@@ -238,14 +239,14 @@ impl Connection {
 }
 
 impl Way {
-    /// The first packet of a direction says where its bytes begin.
+    /// Sets the first place of a direction by its first packet.
     fn begin(&mut self, segment: &Segment<'_>) {
         let syn = u32::from(segment.syn);
         self.base
             .get_or_insert_with(|| segment.sequence.wrapping_add(syn));
     }
 
-    /// The place of a sequence number, which is near the next byte.
+    /// Returns the place of a sequence number, which is near the next byte.
     fn place(&self, sequence: u32) -> i64 {
         let Some(base) = self.base else {
             return 0;
@@ -254,16 +255,17 @@ impl Way {
         self.next + i64::from(sequence.wrapping_sub(next) as i32)
     }
 
-    /// Whether all that a packet of the other direction acknowledges has been told.
+    /// Returns whether everything that a packet of the other direction acknowledges has been
+    /// reported.
     fn has_told(&self, acknowledged: Option<u32>) -> bool {
         match (self.base, acknowledged) {
-            // A FIN counts as a byte.
+            // A FIN counts as one byte.
             (Some(_), Some(acknowledged)) => self.place(acknowledged) <= self.next + 1,
             _ => true,
         }
     }
 
-    /// Keeps what a packet carries, as far as it is new.
+    /// Keeps the new bytes of a packet.
     fn take(&mut self, segment: &Segment<'_>, place: Place) {
         let first = segment.sequence.wrapping_add(u32::from(segment.syn));
         let at = self.place(first);
@@ -298,22 +300,22 @@ impl Way {
         }
     }
 
-    /// Whether what waits has the byte at this place.
+    /// Returns whether the byte at this place waits.
     fn covers(&self, place: i64) -> bool {
         let before = self.held.range(..=place).next_back();
         before.is_some_and(|(&at, held)| at + held.bytes.len() as i64 > place)
     }
 
-    /// Whether what waits has waited long enough.
+    /// Returns whether the bytes have waited long enough.
     fn gives_up(&self) -> bool {
         let Some((&at, _)) = self.held.first_key_value() else {
             return false;
         };
-        // Either the peer has got what is missing here, or it has been sent to somebody who is
-        // known to have got what is missing there.
+        // Either the peer has acknowledged the bytes that are missing in this direction, or the
+        // bytes that wait answer bytes that are missing in the other direction.
         let lost = at <= self.next || self.acknowledged > self.next;
         (lost && self.waited > LATE_PACKETS)
             || self.held_bytes > MAX_HELD_BYTES
-            || self.held.len() > MAX_HELD
+            || self.held.len() > MAX_HELD_PACKETS
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    process::Stdio,
     time::Duration,
 };
 
@@ -15,7 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::talk::{FIN, I, R, RST, Talk, Transfer, broken, decode, events, names, write_pcap};
-use crate::support::{Done, run};
+use crate::support::{Done, Running, command, listen, run};
 
 /// Startup, negotiation, messages both ways, and a good end.
 fn conversation() -> Talk {
@@ -478,15 +479,15 @@ fn what_cannot_be_read_is_an_error_in_one_line() {
     );
     check(&good[..20], "neither pcap nor pcapng");
     check(&[0x1f, 0x8b, 8, 0], "it is compressed; unpack it first");
-    let cut = check(&good[..good.len() - 5], "it is cut short behind packet");
+    let cut = check(&good[..good.len() - 5], "it is cut short after packet");
     assert!(cut.stdout.contains("Data Transfer"), "{cut:?}");
     let mut damaged = good.clone();
     damaged[24 + 8..][..4].copy_from_slice(&[0xff; 4]);
-    check(&damaged, "behind packet 0");
+    check(&damaged, "after packet 0");
     let mut ng = pcapng(&talk.frames(), false, 6);
     let length = ng.len();
     ng[length - 1] ^= 1;
-    check(&ng, "it is damaged behind packet");
+    check(&ng, "it is damaged after packet");
     check(&good[..24], "no packet of TCP");
     decode(folder.path(), &[])
         .failed(1, "it is a directory")
@@ -561,4 +562,51 @@ fn its_help_explains_it() {
     assert!(done.stdout.lines().all(short), "{}", done.stdout);
     let all = run(&["--help"]).succeeded();
     assert!(all.stdout.contains("\n  decode "), "{}", all.stdout);
+}
+
+#[test]
+fn packets_from_stdin_are_shown_as_they_come() {
+    let (_folder, path) = folder();
+    write_pcap(&path, DataLink::ETHERNET, &conversation().frames());
+    let expected = decode(&path, &[]).succeeded().stdout;
+    let bytes = fs::read(&path).unwrap();
+    let mut command = command(&["decode", "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::new(command);
+    let (first, rest) = bytes.split_at(bytes.len() / 2);
+    running.write(first);
+    // The stream, and the messages of the startup and the negotiation.
+    let mut shown = String::new();
+    for _ in 0..5 {
+        shown += &running.line();
+    }
+    running.write(rest);
+    running.close_stdin();
+    let done = running.finish().succeeded();
+    assert_eq!(shown + &done.stdout, expected);
+}
+
+#[test]
+fn stdin_that_is_no_capture_is_refused() {
+    run(&["decode", "-"]).failed(1, "cannot read the capture stdin: it is empty");
+}
+
+#[test]
+fn our_signature_is_named_in_a_capture_of_our_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ping.pcap");
+    let listening = listen(&["--echo"]);
+    let (address, pcap) = (listening.address.as_str(), path.to_str().unwrap());
+    run(&["ping", address, "--count", "1", "--pcap", pcap]).succeeded();
+    let done = decode(&path, &[]).succeeded();
+    let replies = done
+        .stdout
+        .lines()
+        .filter(|line| line.contains("<R MPA Reply"));
+    let replies: Vec<_> = replies.collect();
+    assert_eq!(replies.len(), 1, "{done:?}");
+    assert!(
+        replies[0].ends_with(": the smbdirect signature"),
+        "{done:?}"
+    );
 }

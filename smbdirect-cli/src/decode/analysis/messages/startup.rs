@@ -1,4 +1,4 @@
-//! The startup of a connection: the two frames of MPA, and what they agree on.
+//! The startup of a connection: the two MPA frames, and what they agree on.
 
 use std::collections::VecDeque;
 
@@ -9,11 +9,11 @@ use super::{
     Said, State,
 };
 
-/// Flags of a startup frame that have no meaning.
+/// Undefined flags of a startup frame.
 const RESERVED_FLAGS: u8 = 0x0f;
 
 impl State {
-    /// The direction begins with something else than a startup frame.
+    /// Handles a direction that does not begin with a startup frame.
     pub(super) fn foreign(&mut self, way: usize, said: Said<'_>) {
         self.confirmed = true;
         let kind = match self.known.initiator == Some(way) {
@@ -25,7 +25,7 @@ impl State {
         self.say(way, What::BadStartup { kind, error }, faults, said);
     }
 
-    /// Takes a startup frame, and says which directions cannot be read behind it.
+    /// Handles a startup frame, and returns which directions cannot be read after it.
     pub(super) fn startup(
         &mut self,
         way: usize,
@@ -90,7 +90,7 @@ impl State {
         }
         let note = "with markers, which are not read: nothing more of such a direction is shown";
         self.say(way, What::Note(note), Vec::new(), said);
-        // An end asks for markers in what it receives.
+        // An end asks for markers in the direction that it receives.
         let mut stopped = [false; 2];
         stopped[1 - initiator] = markers[0];
         stopped[initiator] = markers[1];

@@ -1,0 +1,414 @@
+//! The options of `smbdirect bench`, and what they choose to measure.
+
+use std::{net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use smbdirect::{
+    Config,
+    rdma::{
+        iwarp::{IwarpConfig, MpaCrc},
+        provider::Provider,
+    },
+};
+
+use super::{
+    ends::Setting,
+    machine::{self, Awake, Cores},
+    measure::Effort,
+    plan::{self, Choice, What},
+    work::{Over, Placement, Smb},
+};
+use crate::{
+    options::{
+        Address, CommonOptions, ConnectOptions, Transport, at_least_one, seconds, size, usage,
+        with_profiles,
+    },
+    report, transport,
+};
+
+/// Measure bandwidth, message rate and round trips, compared with plain TCP and memory
+///
+/// Without ADDR both ends are on this machine, each in a thread that is pinned to a core. With ADDR
+/// the other end is a `smbdirect bench --serve` there. All rows are measured alternately, in short
+/// bursts, on the same cores, and the table shows medians. A message counts when it was received
+/// whole, as scattered parts; a write counts when the far end has received a message that was sent
+/// after it.
+#[derive(Debug, Args)]
+#[command(after_help = with_profiles(EXAMPLES))]
+pub(crate) struct Bench {
+    /// The other end: HOST[:PORT], default port 5446; with --serve the address to listen on
+    #[arg(value_name = "ADDR")]
+    pub(super) address: Option<Address>,
+
+    /// Serve as the other end for a bench that runs elsewhere
+    #[arg(long, conflicts_with_all = ["what", "full", "reach", "compare", "svg"])]
+    pub(super) serve: bool,
+
+    /// With --serve, end after the first bench
+    #[arg(long, requires = "serve")]
+    pub(super) once: bool,
+
+    /// What to measure [default: all but connections]
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    pub(super) what: Vec<What>,
+
+    /// Sizes of messages, up to 8M [default: 64,1K,8K,64K,1M]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
+    pub(super) sizes: Vec<u32>,
+
+    /// Sizes of segments: MaxSendSize and MaxReceiveSize of both ends [default: 8136,1364]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
+    pub(super) segment: Vec<u32>,
+
+    /// RDMA operations to have outstanding [default: 16]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub(super) outstanding: Vec<u32>,
+
+    /// Move data in both directions at the same time
+    #[arg(long)]
+    pub(super) both: bool,
+
+    /// Connections that work at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(super) connections: u32,
+
+    /// Where the ends run [default: two-cores, or same-core where there is one; free with ADDR]
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub(super) placement: Option<Placement>,
+
+    /// Number of processes for the two ends on this machine
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(super) processes: u32,
+
+    /// Congestion control of all TCP connections [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    pub(super) congestion_control: Option<String>,
+
+    /// Busy-poll: the ends never sleep
+    #[arg(long)]
+    pub(super) busy_poll: bool,
+
+    /// Keep the cores of the ends from halting, by idle-priority threads that spin
+    #[arg(long)]
+    pub(super) keep_awake: bool,
+
+    /// Measure SMB Direct only, without TCP and others to compare with
+    #[arg(long)]
+    pub(super) alone: bool,
+
+    /// Samples of each row
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub(super) rounds: u64,
+
+    /// Length of a burst [default: at most 0.25, and so that all ends within half a minute]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(super) time: Option<Duration>,
+
+    /// Measure more sizes, both directions, and with and without CRC; takes minutes
+    #[arg(long, conflicts_with_all = ["sizes", "both", "reach"])]
+    pub(super) full: bool,
+
+    /// Check the speed goals of this project on this machine; takes minutes; for developers
+    #[arg(long, conflicts_with_all = ["what", "sizes", "segment", "outstanding", "placement", "both", "connections", "busy_poll", "alone", "svg"])]
+    pub(super) reach: bool,
+
+    /// Also run iperf3, ucx_perftest and fi_pingpong if they are installed
+    #[arg(long)]
+    pub(super) compare: bool,
+
+    /// Draw the rates by size to FILE as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(super) svg: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(super) connect: ConnectOptions,
+
+    #[command(flatten)]
+    pub(crate) options: CommonOptions,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect bench
+  smbdirect bench --what write,read --sizes 64K,1M --outstanding 1,8,32
+  smbdirect bench --what send --segment 1364 --placement same-core --mpa-crc off
+  smbdirect bench --svg rates.svg
+  smbdirect bench --serve :5446            on one machine
+  smbdirect bench HOST                     on another
+  smbdirect bench --serve --transport verbs, and there
+  smbdirect bench --transport verbs HOST   over RDMA adapters: HOST is an address of one
+
+  Where the system's congestion control is bbr, which costs much on one machine:
+  smbdirect bench --congestion-control reno
+
+  Where to wake a core that has nothing to do takes long, as in many virtual machines:
+  smbdirect bench --keep-awake
+
+\x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"row\", name, kind, means, transport, size, segment, crc, outstanding, both, busy_poll,
+   connections, placement, gib_per_second, gib_per_second_p25, gib_per_second_p75,
+   cpu_seconds_per_gib, messages_per_second, ratio_to_tcp, ratio_to_tcp_batched, latency, samples,
+   usual_distance}
+  {\"event\":\"idle_connections\", connections, bytes_each, credit_bytes, beyond_credits}
+  {\"event\":\"active_connections\", connections, fastest_to_slowest, together_to_one}
+  {\"event\":\"reach\", work, measured, unit, at_least, must, stretch, ok, stretch_ok}
+  {\"event\":\"skipped\", what, why}
+  {\"event\":\"summary\", rows, samples, dropped, between_cores_seconds, core_share, load_before,
+   load_after, spread, congestion_control, kept_awake, two_cores, interrupted}";
+
+/// Longest message in bytes.
+const MAX_MESSAGE_BYTES: u32 = 8 << 20;
+/// Most connections of a link.
+const MAX_CONNECTIONS: u32 = 16_384;
+
+impl Bench {
+    /// Returns what the options choose to measure.
+    ///
+    /// # Errors
+    /// A usage error: options that contradict each other, the system or this machine.
+    pub(super) fn choice(&self, cores: &Cores) -> Result<Choice> {
+        let config = self.options.config(Some(&self.connect), None)?;
+        let over = match self.options.transport {
+            Transport::Iwarp => Over::Iwarp,
+            Transport::Loopback => Over::Loopback,
+            Transport::Verbs => Over::Verbs,
+        };
+        self.check_transport(over)?;
+        self.check_congestion_control()?;
+        let placement = self.placement(cores)?;
+        self.check_sleep(placement)?;
+        Ok(Choice {
+            smb: Smb {
+                over,
+                crc: true,
+                segment: 0,
+                send_credit_target: config.send_credit_target,
+                receive_credit_max: config.receive_credit_max,
+                max_read_write_size: config.max_read_write_size,
+            },
+            crcs: self.crcs(over),
+            segments: self.segments(&config)?,
+            sizes: self.sizes()?,
+            what: self.what(),
+            outstanding: match (&self.outstanding[..], self.full) {
+                ([], false) => vec![16],
+                ([], true) => vec![1, 4, 16, 32],
+                (outstanding, _) => outstanding.to_vec(),
+            },
+            directions: match (self.full, self.both) {
+                (true, _) => vec![false, true],
+                (false, both) => vec![both],
+            },
+            busy: self.busy_poll,
+            connections: self.connections,
+            placement,
+            alone: self.alone,
+        })
+    }
+
+    /// Checks that the transport goes with where the other end is.
+    fn check_transport(&self, over: Over) -> Result<()> {
+        if over == Over::Verbs && self.address.is_none() {
+            return Err(usage(
+                "--transport verbs needs ADDR: an address of an adapter, where \
+                 `smbdirect bench --serve --transport verbs` runs, on this machine or another",
+            ));
+        }
+        if over == Over::Verbs && (self.reach || self.compare) {
+            return Err(usage(
+                "--reach and --compare are about this machine alone, without --transport verbs",
+            ));
+        }
+        if over == Over::Loopback && (self.address.is_some() || self.processes > 1) {
+            return Err(usage("--transport loopback stays within one process"));
+        }
+        if self.address.is_some() && self.processes > 1 {
+            return Err(usage("--processes goes without ADDR"));
+        }
+        if let Some(address) = &self.address {
+            transport::check_connectable(address)?;
+        }
+        if self.options.pcap.is_some() {
+            return Err(usage("--pcap is not for bench: writing would be measured"));
+        }
+        Ok(())
+    }
+
+    /// Checks that cores can be kept awake, and ends can spin, where they run.
+    fn check_sleep(&self, placement: Placement) -> Result<()> {
+        if self.keep_awake && placement == Placement::Free {
+            return Err(usage(
+                "--keep-awake is for ends that have their cores: --placement two-cores",
+            ));
+        }
+        if self.busy_poll && self.both {
+            return Err(usage("--busy-poll does not go with --both"));
+        }
+        if self.busy_poll && placement == Placement::SameCore {
+            return Err(usage(
+                "--busy-poll does not go with --placement same-core: the end that spins keeps the \
+                 other end from running",
+            ));
+        }
+        Ok(())
+    }
+
+    fn crcs(&self, over: Over) -> Vec<bool> {
+        match (MpaCrc::from(self.options.mpa_crc), self.full) {
+            _ if over == Over::Verbs => vec![false],
+            (MpaCrc::Auto, true) => vec![true, false],
+            (MpaCrc::Off, _) => vec![false],
+            _ => vec![true],
+        }
+    }
+
+    fn segments(&self, config: &Config) -> Result<Vec<u32>> {
+        let segments = match &self.segment[..] {
+            [] => vec![config.max_send_size.min(config.max_receive_size), 1364],
+            segments => segments.to_vec(),
+        };
+        match segments.iter().find(|&&segment| segment < 128) {
+            Some(segment) => Err(usage(format!(
+                "--segment {segment} is too small, the least is 128"
+            ))),
+            None => Ok(segments),
+        }
+    }
+
+    /// Checks that the system has the congestion control and lets this user choose it.
+    fn check_congestion_control(&self) -> Result<()> {
+        let Some(algorithm) = &self.congestion_control else {
+            return Ok(());
+        };
+        let socket = TcpListener::bind("127.0.0.1:0")?;
+        machine::set_congestion_control((&socket).into(), algorithm).map_err(|error| {
+            usage(format!(
+                "--congestion-control {algorithm}: {}; see net.ipv4.tcp_allowed_congestion_control",
+                report::plain(&error)
+            ))
+        })
+    }
+
+    fn placement(&self, cores: &Cores) -> Result<Placement> {
+        let placement = match self.placement {
+            Some(placement) => placement,
+            None if self.address.is_some() || cores.near().is_none() => Placement::Free,
+            None if cores.are_two() => Placement::TwoCores,
+            None => Placement::SameCore,
+        };
+        if placement != Placement::Free && cores.near().is_none() {
+            return Err(usage("--placement: this system pins no threads; use free"));
+        }
+        if placement == Placement::TwoCores && self.address.is_none() && !cores.are_two() {
+            return Err(usage(
+                "--placement two-cores: this process may use one core only; use same-core",
+            ));
+        }
+        if placement == Placement::SameCore && self.address.is_some() {
+            return Err(usage(
+                "--placement same-core: the other end is not on this machine",
+            ));
+        }
+        Ok(placement)
+    }
+
+    fn sizes(&self) -> Result<Vec<u32>> {
+        let sizes = match (&self.sizes[..], self.full) {
+            ([], false) => vec![64, 1 << 10, 8 << 10, 64 << 10, 1 << 20],
+            ([], true) => vec![
+                64,
+                256,
+                1 << 10,
+                4 << 10,
+                16 << 10,
+                64 << 10,
+                256 << 10,
+                1 << 20,
+                2 << 20,
+                8 << 20,
+            ],
+            (sizes, _) => sizes.to_vec(),
+        };
+        let wrong = |&&size: &&u32| size == 0 || size > MAX_MESSAGE_BYTES;
+        match sizes.iter().find(wrong) {
+            Some(size) => Err(usage(format!("--sizes {size} is not within 1 to 8M"))),
+            None => Ok(sizes),
+        }
+    }
+
+    fn what(&self) -> Vec<What> {
+        match (&self.what[..], self.full) {
+            ([], false) => vec![
+                What::Send,
+                What::Write,
+                What::Read,
+                What::Latency,
+                What::Memory,
+            ],
+            ([], true) => vec![
+                What::Send,
+                What::Write,
+                What::Read,
+                What::Latency,
+                What::Memory,
+                What::Connections,
+            ],
+            (what, _) => what.to_vec(),
+        }
+    }
+
+    /// Returns the adapters of this machine for --transport verbs.
+    ///
+    /// # Errors
+    /// There are none.
+    pub(super) fn adapters(&self) -> Result<Option<Arc<dyn Provider>>> {
+        if self.options.transport != Transport::Verbs {
+            return Ok(None);
+        }
+        let adapters = transport::adapters(&self.options, &self.connect)?;
+        Ok(Some(adapters))
+    }
+
+    pub(super) fn setting(&self, cores: &Cores, adapters: Option<Arc<dyn Provider>>) -> Setting {
+        Setting {
+            cores: cores.clone(),
+            iwarp: IwarpConfig {
+                congestion_control: self.congestion_control.clone(),
+                ..transport::iwarp_config(&self.options)
+            },
+            adapters,
+            in_process: None,
+            limits: (MAX_CONNECTIONS, MAX_MESSAGE_BYTES),
+        }
+    }
+
+    /// With --keep-awake, keeps the cores of `ends` from halting until the result is dropped.
+    ///
+    /// # Errors
+    /// The system cannot.
+    pub(super) fn keep_awake(
+        &self,
+        cores: &Cores,
+        ends: &[Option<usize>],
+    ) -> Result<Option<Awake>> {
+        let awake = self.keep_awake.then(|| Awake::start(cores, ends));
+        awake.transpose().context("--keep-awake")
+    }
+
+    /// Returns how often and how long to measure `rows` rows, so that all takes about `total`.
+    pub(super) fn effort(&self, rows: usize, total: Duration) -> Effort {
+        let rounds = self.rounds.min(1000) as u32;
+        let time = self.time;
+        Effort {
+            rounds,
+            time: time.unwrap_or_else(|| plan::time_of_a_burst(rows, rounds, total)),
+            most: total,
+        }
+    }
+
+    /// Returns the congestion control of the TCP connections of all rows.
+    pub(super) fn used_congestion_control(&self) -> Option<String> {
+        let chosen = self.congestion_control.clone();
+        chosen.or_else(machine::congestion_control)
+    }
+}

@@ -1,0 +1,177 @@
+//! What `smbdirect bench` prints around its table: what is measured, progress, noise, the summary.
+
+use std::{sync::atomic::AtomicBool, time::Duration};
+
+use anyhow::Result;
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use super::{
+    compare::Programs,
+    ends::Near,
+    machine::{self, Cores},
+    measure::{self, Effort, Measured, Summary},
+    options::Bench,
+    plan::{Choice, Row},
+    table,
+    work::Placement,
+};
+use crate::report::{self, Report};
+
+/// The events besides those of the rows.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Skipped {
+        what: &'a str,
+        why: &'a str,
+    },
+    Summary {
+        rows: usize,
+        samples: usize,
+        dropped: usize,
+        between_cores_seconds: Option<f64>,
+        core_share: Option<f64>,
+        load_before: Option<f64>,
+        load_after: Option<f64>,
+        spread: Option<f64>,
+        congestion_control: Option<String>,
+        kept_awake: bool,
+        two_cores: bool,
+        interrupted: bool,
+    },
+}
+
+/// Prints what is compared, and where the ends run.
+pub(super) fn print_head(bench: &Bench, report: &Report, choice: &Choice) {
+    let transport = choice.smb.over.name();
+    let ends = match (&bench.address, bench.processes) {
+        (Some(address), _) => format!("this machine and {address}"),
+        (None, 1) => "both ends in this process".into(),
+        (None, _) => "an end in each of two processes".into(),
+    };
+    let placement = match choice.placement {
+        Placement::TwoCores => "each on a core of its own",
+        Placement::SameCore => "on one core",
+        Placement::Free => "on any core",
+    };
+    let awake = match bench.keep_awake {
+        true => ", kept awake",
+        false => "",
+    };
+    let congestion = bench.used_congestion_control();
+    report.line(format_args!(
+        "SMB Direct over {}, {ends}, {placement}{awake}; TCP congestion control of all: {}",
+        report.style.bold(transport),
+        congestion.unwrap_or_else(|| "unknown".into()),
+    ));
+}
+
+/// Measures `rows` alternately, and shows how far it is.
+///
+/// # Errors
+/// The ends cannot work together any more.
+pub(super) fn measure_rows(
+    report: &Report,
+    near: &mut Near,
+    programs: &Programs,
+    rows: &[Row],
+    effort: Effort,
+    stop: &AtomicBool,
+) -> Result<Measured> {
+    let bar = report.steps(rows.len() as u64);
+    let mut progress = |done, all, what: &str| show(&bar, done, all, what);
+    let measured = measure::measure(near, programs, rows, effort, stop, &mut progress);
+    bar.finish_and_clear();
+    measured
+}
+
+fn show(bar: &ProgressBar, done: u64, all: u64, what: &str) {
+    bar.set_length(all);
+    bar.set_message(what.to_owned());
+    bar.set_position(done);
+}
+
+/// Prints how steady the machine was, and the summary.
+pub(super) fn finish(
+    bench: &Bench,
+    report: &Report,
+    measured: &Measured,
+    summary: &Summary,
+    cores: &Cores,
+    load_before: Option<f64>,
+) {
+    let load_after = machine::load();
+    let style = report.style;
+    // Threads that keep cores awake are load as well.
+    let load = load_before.zip(load_after).filter(|_| !bench.keep_awake);
+    let noise = noise(summary, load);
+    report.line(style.dim(&format!("\nnoise: {}", noise.join("; "))));
+    if measured.interrupted {
+        report.line(style.bad("interrupted: these are the results until then"));
+    }
+    report.event(&Event::Summary {
+        rows: summary.results.len(),
+        samples: summary.kept,
+        dropped: summary.dropped,
+        between_cores_seconds: summary.between_cores,
+        core_share: summary.core_share,
+        load_before,
+        load_after,
+        spread: summary.spread(),
+        congestion_control: bench.used_congestion_control(),
+        kept_awake: bench.keep_awake,
+        two_cores: cores.are_two(),
+        interrupted: measured.interrupted,
+    });
+}
+
+/// Returns what disturbed the measurement, a phrase each. `load` is that before and after it.
+fn noise(summary: &Summary, load: Option<(f64, f64)>) -> Vec<String> {
+    let mut noise = Vec::new();
+    if let Some(spread) = summary.spread() {
+        noise.push(format!(
+            "half of a row's samples lie within {:.0} % of each other",
+            spread * 100.0
+        ));
+    }
+    if let Some(seconds) = summary.between_cores {
+        noise.push(format!(
+            "a cache line goes from core to core and back in {}",
+            report::time(Duration::from_secs_f64(seconds))
+        ));
+    }
+    if let Some(share) = summary.core_share {
+        noise.push(format!(
+            "where they shared a core, the ends had {:.0} % of it",
+            share * 100.0
+        ));
+    }
+    if summary.dropped > 0 {
+        noise.push(format!(
+            "{} of {} samples dropped: the cores were at another distance",
+            summary.dropped,
+            summary.dropped + summary.kept
+        ));
+    }
+    let elsewhere = summary.results.iter().filter(|row| !row.usual_distance);
+    let elsewhere: Vec<_> = elsewhere
+        .map(|row| format!("{} {}", row.row.name(), table::size(row.row.size())))
+        .collect();
+    if !elsewhere.is_empty() {
+        noise.push(format!(
+            "measured at another distance than the others, and not comparable: {}",
+            elsewhere.join(", ")
+        ));
+    }
+    if let Some((before, after)) = load {
+        noise.push(format!("load {before:.1} before, {after:.1} after"));
+    }
+    noise
+}
+
+/// Reports that something was asked for and not done.
+pub(super) fn skipped(report: &Report, what: &str, why: &str) {
+    report.line(report.style.dim(&format!("skipped: {what}: {why}")));
+    report.event(&Event::Skipped { what, why });
+}

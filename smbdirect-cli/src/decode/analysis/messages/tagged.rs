@@ -1,0 +1,118 @@
+//! Tagged segments of DDP: RDMA Writes and Read Responses.
+
+use smbdirect::rdma::iwarp::{ddp, rdmap::Opcode};
+
+use super::{
+    super::event::{Broken, Tagged, What, broken},
+    Placing, Said, Segment, State,
+};
+
+impl State {
+    /// Handles a segment of an RDMA Write or a Read Response.
+    pub(super) fn tagged(
+        &mut self,
+        way: usize,
+        header: ddp::Tagged,
+        segment: Segment<'_>,
+        mut faults: Vec<Broken>,
+        said: Said<'_>,
+    ) {
+        if let Some(sending) = &self.ways[way].sending {
+            let number = sending.send.message_sequence_number;
+            let how = format!("a tagged segment within message {number} of queue 0");
+            faults.push(broken("DDP-10", how));
+        }
+        let (stag, offset) = (header.stag, header.tagged_offset);
+        if offset.checked_add(segment.length.into()).is_none() {
+            let how = format!("tagged offset 0x{offset:x} and {} bytes", segment.length);
+            faults.push(broken("DDP-14", how));
+        }
+        let mut placing = Placing {
+            opcode: segment.opcode,
+            tagged: Tagged {
+                stag,
+                tagged_offset: offset,
+                length: 0,
+                segments: 0,
+            },
+            whole: self.ways[way].whole,
+        };
+        if let Some(before) = self.ways[way].placing {
+            let is_same = before.opcode == segment.opcode && before.tagged.stag == stag;
+            let next = before
+                .tagged
+                .tagged_offset
+                .wrapping_add(before.tagged.length);
+            if is_same && next == offset {
+                placing = before;
+            } else {
+                let (rule, how) = match is_same {
+                    true => (
+                        "DDP-11",
+                        format!("offset 0x{offset:x} where 0x{next:x} is next"),
+                    ),
+                    false => ("DDP-10", "a segment of another message".to_owned()),
+                };
+                faults.push(broken(rule, how));
+                self.finish_placing(way, Vec::new(), said);
+            }
+        }
+        placing.tagged.length += u64::from(segment.length);
+        placing.tagged.segments += 1;
+        self.ways[way].placing = Some(placing);
+        if header.last {
+            self.check_response(way, &placing, &mut faults);
+            self.finish_placing(way, faults, said);
+        } else if !faults.is_empty() {
+            let note = "a segment of a message that goes on";
+            self.say(way, What::Note(note), faults, said);
+        }
+    }
+
+    /// Reports the Write or Read Response under way.
+    pub(super) fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, said: Said<'_>) {
+        let Some(placing) = self.ways[way].placing.take() else {
+            return;
+        };
+        let what = match placing.opcode {
+            Opcode::RdmaReadResponse => What::ReadResponse(placing.tagged),
+            _ => What::Write(placing.tagged),
+        };
+        self.say(way, what, faults, said);
+    }
+
+    /// Matches a Read Response with the oldest Read of the other end.
+    fn check_response(&mut self, way: usize, placing: &Placing, faults: &mut Vec<Broken>) {
+        if placing.opcode != Opcode::RdmaReadResponse {
+            return;
+        }
+        let Some(reads) = &mut self.ways[1 - way].reads else {
+            return;
+        };
+        let Some(request) = reads.pop_front() else {
+            faults.push(broken("RDMAP-09", "no Read is outstanding"));
+            return;
+        };
+        let found = placing.tagged;
+        let (stag, offset) = (request.sink_stag, request.sink_tagged_offset);
+        // The sink of a Read of length 0 is not checked.
+        let is_empty = request.read_message_size == 0 && found.length == 0;
+        if !placing.whole || is_empty {
+            return;
+        }
+        if (found.stag, found.tagged_offset) != (stag, offset) {
+            let how = format!(
+                "STag 0x{:08x} and offset 0x{:x}, the Read names 0x{stag:08x} and 0x{offset:x}",
+                found.stag, found.tagged_offset
+            );
+            faults.push(broken("RDMAP-08", how));
+        }
+        if found.length != u64::from(request.read_message_size) {
+            let how = format!(
+                "{} bytes, the Read asks for {}",
+                found.length, request.read_message_size
+            );
+            faults.push(broken("RDMAP-06", how));
+        }
+    }
+}

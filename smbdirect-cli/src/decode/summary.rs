@@ -1,0 +1,81 @@
+//! What the events of a capture add up to: the counts of the last line.
+
+use std::collections::BTreeMap;
+
+use super::analysis::{Event, Sender, What};
+
+/// What all events that were shown add up to.
+#[derive(Debug, Default)]
+pub(super) struct Summary {
+    pub(super) streams: u64,
+    /// The fewest send credits of the initiator and of the responder, by stream.
+    pub(super) lowest_credits: BTreeMap<u32, [Option<u32>; 2]>,
+    /// How many messages of each name.
+    pub(super) messages: BTreeMap<&'static str, u64>,
+    /// Payload bytes of Data Transfers.
+    pub(super) payload_bytes: u64,
+    /// Bytes of RDMA Writes.
+    pub(super) written_bytes: u64,
+    /// Bytes of RDMA Read Responses.
+    pub(super) read_bytes: u64,
+    /// Bytes that the capture lacks.
+    pub(super) missing_bytes: u64,
+    /// For each broken rule, how often, and where first.
+    pub(super) broken: BTreeMap<&'static str, BrokenRule>,
+}
+
+/// How often a rule was broken, and where first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BrokenRule {
+    pub(super) times: u64,
+    pub(super) stream: u32,
+    pub(super) frame: u64,
+    pub(super) by: Sender,
+}
+
+/// Most streams that the summary lists; a hostile capture can have any number of them.
+pub(super) const MAX_SUMMARISED: usize = 1000;
+
+impl Summary {
+    /// Counts one event.
+    pub(super) fn count(&mut self, event: &Event) {
+        match &event.what {
+            What::Stream { .. } => self.streams += 1,
+            What::DataTransfer(transfer) => self.payload_bytes += u64::from(transfer.data_length),
+            What::Write(tagged) => self.written_bytes += tagged.length,
+            What::ReadResponse(tagged) => self.read_bytes += tagged.length,
+            What::Gap(bytes) => self.missing_bytes += bytes,
+            _ => {}
+        }
+        if let Some(name) = event.what.name() {
+            *self.messages.entry(name).or_default() += 1;
+        }
+        self.count_credits(event);
+        for broken in &event.broken {
+            let rule = self.broken.entry(broken.rule).or_insert(BrokenRule {
+                times: 0,
+                stream: event.stream,
+                frame: event.place.frame,
+                by: event.from,
+            });
+            rule.times += 1;
+        }
+    }
+
+    /// Keeps the send credits that the sender has left, if it never had fewer.
+    fn count_credits(&mut self, event: &Event) {
+        let sender = match event.from {
+            Sender::Initiator => 0,
+            Sender::Responder => 1,
+            Sender::A | Sender::B => return,
+        };
+        let (What::DataTransfer(_), Some(credits)) = (&event.what, event.credits[sender]) else {
+            return;
+        };
+        let is_known = self.lowest_credits.contains_key(&event.stream);
+        if is_known || self.lowest_credits.len() < MAX_SUMMARISED {
+            let lowest = &mut self.lowest_credits.entry(event.stream).or_default()[sender];
+            *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What all sessions of a gateway share, and the events that it reports.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::Serialize;
+use smbdirect::{Config, rdma::provider::Provider};
+
+use super::{
+    buffers::Buffers,
+    carried::{Carried, Counts},
+    memory::Memory,
+    peer::Peer,
+    tcp,
+};
+use crate::{
+    options::{Address, ConnectOptions},
+    report::{self, NegotiatedReport, Report},
+    transport,
+};
+
+/// The protocol that carries SMB messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    /// SMB Direct, [MS-SMBD]
+    Smbdirect,
+    /// SMB over TCP, as on port 445
+    Tcp,
+}
+
+/// An object of --json.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Event<'a> {
+    Listening {
+        address: String,
+    },
+    Opened {
+        id: u64,
+        peer: SocketAddr,
+        upstream: SocketAddr,
+        client: Option<NegotiatedReport>,
+        server: Option<NegotiatedReport>,
+        open: u64,
+        total: u64,
+    },
+    Refused {
+        id: u64,
+        peer: SocketAddr,
+        reason: &'a str,
+        cure: &'static str,
+    },
+    Closed {
+        id: u64,
+        peer: SocketAddr,
+        seconds: f64,
+        ok: bool,
+        ended: &'a str,
+        #[serde(flatten)]
+        carried: Carried,
+        open: u64,
+        total: u64,
+    },
+    TurnedAway {
+        peer: SocketAddr,
+        open: u64,
+    },
+    Summary {
+        total: u64,
+        failed: u64,
+        turned_away: u64,
+        #[serde(flatten)]
+        carried: Carried,
+    },
+}
+
+/// What all sessions of a gateway share: the server, the settings, and the totals.
+pub(super) struct Service {
+    pub(super) upstream: Address,
+    pub(super) to: Kind,
+    pub(super) provider: Arc<dyn Provider>,
+    pub(super) config: Config,
+    pub(super) connect: ConnectOptions,
+    pub(super) stall_limit: Duration,
+    /// Bounds the bytes of requests in flight.
+    pub(super) requests: Arc<Memory>,
+    /// Bounds the bytes of answers in flight.
+    pub(super) answers: Arc<Memory>,
+    pub(super) buffers: Arc<Buffers>,
+    pub(super) report: Report,
+    pub(super) totals: Totals,
+}
+
+/// Counts over all sessions.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    /// Connections that are open now.
+    pub(super) open: AtomicU64,
+    /// Connections accepted so far.
+    pub(super) total: AtomicU64,
+    /// Connections that ended by a fault.
+    pub(super) failed: AtomicU64,
+    /// Connections closed at once because too many were open.
+    pub(super) turned_away: AtomicU64,
+    pub(super) counts: Counts,
+}
+
+impl Service {
+    /// Connects to the server.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub(super) async fn connect(&self) -> Result<Peer> {
+        let upstream = &self.upstream;
+        Ok(match self.to {
+            Kind::Smbdirect => {
+                let provider = &*self.provider;
+                let connection =
+                    transport::connect(provider, upstream, &self.config, &self.connect).await?;
+                Peer::SmbDirect(connection)
+            }
+            Kind::Tcp => {
+                let limit = self.connect.connect_timeout;
+                let stream = transport::connect_tcp(upstream, tcp::PORT, limit).await?;
+                let address = stream.peer_addr().context("the server hung up at once")?;
+                Peer::Tcp(stream, address)
+            }
+        })
+    }
+
+    /// Reports a client that is not accepted because too many are open.
+    pub(super) fn turn_away(&self, peer: SocketAddr) {
+        self.totals.turned_away.fetch_add(1, Relaxed);
+        let open = self.totals.open.load(Relaxed);
+        let why = format!(
+            "turned away: {} are open",
+            report::plural(open, "connection")
+        );
+        let why = self.report.style.bad(&why);
+        self.report.line(format_args!("{peer}  {why}"));
+        self.report.event(&Event::TurnedAway { peer, open });
+    }
+
+    /// Prints the totals.
+    pub(super) fn report_summary(&self) {
+        let Totals {
+            total,
+            failed,
+            turned_away,
+            counts,
+            ..
+        } = &self.totals;
+        let [total, failed, turned_away] = [total, failed, turned_away].map(|n| n.load(Relaxed));
+        let carried = counts.carried();
+        let failures = match failed {
+            0 => "none failed".to_owned(),
+            failed => self
+                .report
+                .style
+                .bad(&format!("{} failed", report::count(failed))),
+        };
+        self.report.line(format_args!(
+            "\n{}, {failures}  {carried}",
+            report::plural(total, "connection"),
+        ));
+        self.report.event(&Event::Summary {
+            total,
+            failed,
+            turned_away,
+            carried,
+        });
+    }
+}
