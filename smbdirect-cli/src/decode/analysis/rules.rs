@@ -8,14 +8,17 @@ pub(crate) fn text(rule: &str) -> &'static str {
 
 /// Id and text, in the order of the documents.
 const RULES: &[(&str, &str)] = &[
-    ("SMBD-2.2-04", "Reserved fields carry nothing of our own."),
+    (
+        "SMBD-2.2-04",
+        "Reserved fields carry no data of the implementation.",
+    ),
     (
         "SMBD-2.2.1-01",
-        "A request names a version range that its sender supports in full, lowest first; for us 0x0100 to 0x0100.",
+        "A request names a range of versions, lowest first, that its sender supports in full; ours is 0x0100 to 0x0100.",
     ),
     (
         "SMBD-2.2.2-01",
-        "The version that a response chooses lies within the range that the request offered.",
+        "The version that a response chooses is within the range that the request offered.",
     ),
     (
         "SMBD-2.2.3-01",
@@ -23,15 +26,15 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "SMBD-2.2.3-02",
-        "A Data Transfer without payload leaves with DataOffset 0.",
+        "A Data Transfer without payload is sent with DataOffset 0.",
     ),
     (
         "SMBD-3.1.5.1-01",
-        "Upper-layer messages are sent in the role ESTABLISHED only.",
+        "Upper-layer messages are sent only in the role ESTABLISHED.",
     ),
     (
         "SMBD-3.1.5.1-04",
-        "Without a send credit nothing leaves, and what waits stays in order.",
+        "Without a send credit nothing is sent, and the waiting messages keep their order.",
     ),
     (
         "SMBD-3.1.5.1-06",
@@ -43,11 +46,11 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "SMBD-3.1.5.3-01",
-        "A response has versions 0x0100 to 0x0100, Reserved 0, and the Status it was made for.",
+        "A response has versions 0x0100 to 0x0100, Reserved 0, and the Status of the negotiation.",
     ),
     (
         "SMBD-3.1.5.3-02",
-        "A response that refuses has 0 in all fields but Status and the version range, in NegotiatedVersion too.",
+        "A response that refuses has 0 in all fields except Status and the version range, also in NegotiatedVersion.",
     ),
     (
         "SMBD-3.1.5.4-03",
@@ -59,27 +62,27 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "SMBD-3.1.5.4-08",
-        "Between header and payload there are zeros.",
+        "The bytes between header and payload are 0.",
     ),
     (
         "SMBD-3.1.5.4-09",
-        "The token to invalidate goes with exactly one segment of its message.",
+        "The token to invalidate is sent with exactly one segment of its message.",
     ),
     (
         "SMBD-3.1.5.6-01",
-        "A request shorter than 20 bytes ends the connection unanswered; a longer one is read as far as its fields go.",
+        "A request shorter than 20 bytes ends the connection without a response; bytes after the 20 are ignored.",
     ),
     (
         "SMBD-3.1.5.6-04",
-        "A request for no credits ends the connection unanswered.",
+        "A request for no credits ends the connection without a response.",
     ),
     (
         "SMBD-3.1.5.6-05",
-        "A request with a MaxReceiveSize below 128 ends the connection unanswered.",
+        "A request with a MaxReceiveSize below 128 ends the connection without a response.",
     ),
     (
         "SMBD-3.1.5.6-06",
-        "A request with a MaxFragmentedSize below 131072 ends the connection unanswered.",
+        "A request with a MaxFragmentedSize below 131072 ends the connection without a response.",
     ),
     (
         "SMBD-3.1.5.7-01",
@@ -119,15 +122,15 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "SMBD-3.1.5.8-03",
-        "A DataOffset that is no multiple of 8 ends the connection.",
+        "A DataOffset that is not a multiple of 8 ends the connection.",
     ),
     (
         "SMBD-3.1.5.8-04",
-        "A payload that ends beyond the message ends the connection, and a length of 0 is no excuse.",
+        "A payload that ends beyond the message ends the connection, even if its length is 0.",
     ),
     (
         "SMBD-3.1.5.8-05",
-        "DataLength and RemainingDataLength together above MaxFragmentedRecvSize end the connection, in an empty message too.",
+        "A sum of DataLength and RemainingDataLength above MaxFragmentedRecvSize ends the connection, in an empty message too.",
     ),
     (
         "SMBD-3.1.5.8-11",
@@ -139,15 +142,15 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "SMBD-3.1.5.8-18",
-        "A segment that claims more than what is missing ends the connection.",
+        "A segment that announces more bytes than are missing ends the connection.",
     ),
     (
         "SMBD-3.1.5.8-19",
-        "A last segment whose length is not what is missing ends the connection.",
+        "A last segment whose length differs from the number of missing bytes ends the connection.",
     ),
     (
         "SMBD-3.1.5.8-20",
-        "Payload and rest of a segment are together exactly what was missing before it.",
+        "DataLength and RemainingDataLength of a segment add up to exactly the number of bytes that were missing before it.",
     ),
     (
         "SMBD-3.1.5.9-08",
@@ -163,15 +166,15 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "MPA-07",
-        "The responder sends nothing behind its Reply until one valid FPDU has come.",
+        "The responder sends nothing after its Reply until it has received one valid FPDU.",
     ),
     (
         "MPA-09",
-        "An unknown key, or that of the other role, ends the connection.",
+        "An unknown key, or the key of the other role, ends the connection.",
     ),
     (
         "MPA-10",
-        "A responder takes revisions 1 and 2, and closes on higher ones.",
+        "A responder accepts revisions 1 and 2, and closes on higher ones.",
     ),
     (
         "MPA-11",
@@ -179,7 +182,7 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "MPA-13",
-        "A Request with the S flag and fewer than 4 bytes of private data is refused, and no byte beyond them is read.",
+        "A Request with the S flag and fewer than 4 bytes of private data is refused, and no byte after them is read.",
     ),
     (
         "MPA-19",
@@ -187,7 +190,7 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "MPA-20",
-        "The 4 bytes of the CRC are always sent: zeros while CRCs are off, and then not looked at.",
+        "The 4 bytes of the CRC are always sent; while CRCs are off they are zeros and ignored on receipt.",
     ),
     (
         "MPA-21",
@@ -195,31 +198,31 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "MPA-23",
-        "An FPDU is padded with zeros to a multiple of 4; on arrival padding may be anything, and counts for the CRC.",
+        "An FPDU is padded with zeros to a multiple of 4; received padding may have any value, and counts for the CRC.",
     ),
     (
         "MPA-25",
-        "An FPDU too short for its headers, or a Read Request of another length than 46, is refused before any memory is touched.",
+        "An FPDU that is too short for its headers, or a Read Request whose length is not 46, is refused before any memory is touched.",
     ),
     (
         "MPA-29",
-        "A refusing Reply is reported as such, with its private data; no FPDU is sent, and TCP is closed.",
+        "A refusing Reply is reported as a refusal, with its private data; no FPDU is sent, and TCP is closed.",
     ),
     (
         "MPA-33",
-        "Reserved flags leave as 0 and are ignored on arrival.",
+        "Reserved flags are sent as 0 and ignored on receipt.",
     ),
     (
         "MPA-34",
-        "The end of the TCP stream within an FPDU is an error; at a boundary it is an ending in good order.",
+        "The end of the TCP stream within an FPDU is an error; at an FPDU boundary it is a graceful end.",
     ),
     (
         "EST-03",
-        "With A in the Reply the first FPDU of the initiator is the ready-to-receive frame that was chosen, a Write if both were.",
+        "If the Reply has A, the first FPDU of the initiator is the chosen ready-to-receive frame, a Write if both were chosen.",
     ),
     (
         "EST-04",
-        "A Request with A is answered with A and one of C and D, preferring the Write; where it offers only a Send, with C.",
+        "A Request with A is answered with A and one of C and D: with the Write where it is offered, else with C for the Send.",
     ),
     (
         "EST-05",
@@ -227,31 +230,31 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "DDP-01",
-        "DDP version 1 is sent; any other is answered with 1/1/4 or 1/2/6.",
+        "DDP version 1 is sent; any other received version is answered with 1/1/4 or 1/2/6.",
     ),
     (
         "DDP-02",
-        "Reserved bits leave as 0 and are ignored on arrival.",
+        "Reserved bits are sent as 0 and ignored on receipt.",
     ),
     (
         "DDP-03",
-        "Tagged and untagged segments have the opcodes that go with them; others are answered with 0/2/6.",
+        "Tagged and untagged segments have the opcodes that belong to them; others are answered with 0/2/6.",
     ),
     (
         "DDP-04",
-        "Message sequence numbers count the messages of their queue from 1 and wrap; another one is answered with 1/2/3.",
+        "Message sequence numbers count the messages of their queue from 1 and wrap; a wrong one is answered with 1/2/3.",
     ),
     (
         "DDP-05",
-        "A message offset is the bytes of its message that came before; another one is answered with 1/2/4.",
+        "A message offset is the number of bytes of its message in earlier segments; a wrong one is answered with 1/2/4.",
     ),
     (
         "DDP-06",
-        "Sends go to queue 0, Read Requests to 1, the Terminate to 2; anything else is answered with 1/2/1.",
+        "Sends use queue 0, Read Requests queue 1, the Terminate queue 2; any other queue is answered with 1/2/1.",
     ),
     (
         "DDP-09",
-        "The last segment of a message, and no other, has the L flag; a stream that ends before it is broken.",
+        "The last segment of a message, and no other, has the L flag; a stream that ends in the middle of a message is broken.",
     ),
     (
         "DDP-10",
@@ -267,9 +270,12 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "RDMAP-01",
-        "RDMAP version 1 is sent; any other is answered with 0/2/5.",
+        "RDMAP version 1 is sent; any other received version is answered with 0/2/5.",
     ),
-    ("RDMAP-02", "Opcodes from 8 on are answered with 0/2/6."),
+    (
+        "RDMAP-02",
+        "Opcodes of 8 and above are answered with 0/2/6.",
+    ),
     (
         "RDMAP-03",
         "A Read Request is a single segment at offset 0 with the L flag and 46 bytes of ULPDU.",
@@ -280,7 +286,7 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "RDMAP-06",
-        "Read Responses come in the order of their Requests, with exactly the bytes asked for and the sink that was named.",
+        "Read Responses are sent in the order of their Requests, with exactly the requested bytes and the sink that the Request named.",
     ),
     (
         "RDMAP-08",
@@ -288,7 +294,7 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "RDMAP-09",
-        "A Response that no Read asked for ends the connection.",
+        "A Response without an outstanding Read ends the connection.",
     ),
     (
         "RDMAP-18",
@@ -296,6 +302,6 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "RDMAP-19",
-        "A Terminate has layer and error type in its first byte, the code in its second, and says in the third what it copies.",
+        "A Terminate has layer and error type in its first byte and the error code in its second; the third says what the Terminate copies.",
     ),
 ];
