@@ -1,10 +1,10 @@
 //! The inbox of a connection: assembles segments to messages, and keeps the messages until they are
 //! taken.
 //!
-//! A message shares the memory that the provider received it in, unless that would keep much more memory
-//! than the message has bytes: a slice keeps its whole block in use, and a peer can arrange for the block
-//! to have nothing else in it. Such messages are copied next to each other into arenas. So the memory of
-//! all messages in the inbox is bounded by their cost: see [`Config::receive_memory`].
+//! A message is usually a slice of the block of memory that the provider received it in. A slice keeps its
+//! whole block in use, and a hostile peer can send short messages each of which is alone in its block. Such
+//! messages are copied into arenas, one after the other. The cost of the messages in the inbox therefore
+//! bounds the memory that they use; see [`Config::receive_memory`].
 
 use std::{collections::VecDeque, hint::cold_path, mem};
 
@@ -20,10 +20,10 @@ use crate::{
 const MESSAGE_OVERHEAD_BYTES: usize = 128;
 /// Largest gap between the bytes of two messages that belong to one run.
 const ADJACENT_BYTES: usize = 256;
-/// Runs that may exist whatever the messages in them cost. A run is a sequence of messages whose bytes
-/// are adjacent in memory, and one byte of it keeps a whole block of the provider in use. Each further run
-/// needs as many bytes of messages in the inbox as a block has. A message that would begin a run beyond
-/// that limit is copied.
+/// Number of runs that are allowed for any cost of the messages in the inbox. A run is a sequence of
+/// messages whose bytes are adjacent in memory, and a single byte of it keeps a whole block of the provider
+/// in use. One more run is allowed for each [`LARGEST_BLOCK`] bytes of cost. A message that would begin a
+/// run beyond this limit is copied.
 const MAX_UNCHARGED_RUNS: usize = 8;
 /// Messages of several segments that are shorter than this are copied, so that each is one slice.
 const MIN_SHARED_MESSAGE_BYTES: usize = 16 << 10;
@@ -35,7 +35,7 @@ const ARENA_BYTES: usize = 64 << 10;
 /// The arenas of all connections.
 static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
-/// What has arrived of a message; [`recv_segment`](crate::Connection::recv_segment) returns it.
+/// A part of a message that has arrived; [`recv_segment`](crate::Connection::recv_segment) returns it.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// The bytes of the message that have arrived and were not taken before.
@@ -175,7 +175,7 @@ impl Inbox {
         self.last_run_end = bytes.as_ptr_range().end.addr();
     }
 
-    /// Copies a message to memory that only messages of this inbox use.
+    /// Copies a message to memory that holds only messages of this inbox.
     #[cold]
     fn copy_message(&mut self, bytes: &[u8]) -> Bytes {
         if bytes.len() >= MIN_SHARED_MESSAGE_BYTES {
@@ -222,7 +222,7 @@ impl Inbox {
     }
 
     /// Returns empty memory for `length` bytes, at most [`ARENA_BYTES`]. If the rest of the current arena
-    /// is too small, the rest is lost: fewer than [`MIN_SHARED_MESSAGE_BYTES`].
+    /// is too small, that rest, fewer than [`MIN_SHARED_MESSAGE_BYTES`] bytes, stays unused.
     fn allocate(&mut self, length: usize) -> BytesMut {
         if self.arena.capacity() < length {
             self.arena = ARENAS.take_to_cut();
@@ -249,7 +249,7 @@ impl Inbox {
         if self.complete.len() == 1 && self.arena.capacity() > 0 {
             self.arena = BytesMut::new();
         }
-        // Last, so that the message is moved once, to the place where the caller wants it.
+        // Last, so that the message is moved only once, directly to the caller.
         self.complete.pop_front()
     }
 
@@ -268,7 +268,7 @@ impl Inbox {
         }
     }
 
-    /// Takes the oldest message, or what has arrived of it.
+    /// Takes the oldest message, or the part of it that has arrived.
     pub(crate) fn take_segment(&mut self) -> Option<Segment> {
         if let Some(message) = self.take() {
             let invalidated_token = message.invalidated_token();

@@ -1,8 +1,8 @@
-//! Pools of buffers for received bytes, which are used again when their last reader drops them.
+//! Pools of buffers for received bytes. A buffer is reused after its last reader drops it.
 //!
 //! Readers may keep the [`Bytes`] that they get for as long as they like. A pool keeps a handle to each
 //! buffer that it lent, and takes the buffer back when that handle is the only one. All connections share
-//! the pools, so that a thousand idle connections hold nothing and a busy one allocates nothing.
+//! the pools, so that idle connections hold no buffers and a busy connection reuses those of others.
 
 use std::{
     collections::VecDeque,
@@ -16,25 +16,26 @@ use bytes::{Bytes, BytesMut};
 pub(crate) struct Pool {
     /// Bytes of each buffer.
     size: usize,
-    /// Most handles to keep.
+    /// Largest number of handles that the pool keeps.
     max_handles: usize,
     /// Handles to lent buffers, oldest first, whether or not they still have readers.
     lent: Mutex<VecDeque<Bytes>>,
 }
 
-/// Size in bytes of the largest blocks that a provider receives into. A slice of received bytes keeps at
-/// most this much memory from being used again.
+/// Size in bytes of the largest block that a provider receives into. A slice of received bytes holds at
+/// most this much memory in use.
 pub(crate) const LARGEST_BLOCK: usize = 256 << 10;
 
-/// Oldest handles that [`Pool::take`] checks for a free buffer before it allocates a new one, in addition
-/// to those that its binary search checks.
+/// Number of the oldest handles that [`Pool::take`] checks for a free buffer before it allocates a new
+/// one. Its binary search checks further handles.
 const CHECKED_OLDEST_HANDLES: usize = 4;
 
-/// Smallest buffer that messages of several segments are assembled in. The others are powers of two.
+/// Size of the smallest buffers that messages of several segments are assembled in.
 const SMALLEST_MESSAGE_BYTES: usize = 2 << 10;
-/// Largest buffer that messages of several segments are assembled in.
+/// Size of the largest buffers that messages of several segments are assembled in.
 const LARGEST_MESSAGE_BYTES: usize = 1 << 20;
-/// One pool for each of those sizes, of at most 2 MiB.
+/// The pools for messages of several segments, one for each power of two from [`SMALLEST_MESSAGE_BYTES`] to
+/// [`LARGEST_MESSAGE_BYTES`]. Each holds at most 2 MiB.
 static MESSAGE_POOLS: [Pool; 10] = [
     messages(0),
     messages(1),
@@ -76,12 +77,12 @@ impl Pool {
         }
     }
 
-    /// Returns a buffer with at least the size of the pool as its capacity. A buffer that was lent before
-    /// has its length then; a new buffer is empty.
+    /// Returns a buffer whose capacity is at least the size of the pool. A new buffer is empty. A reused
+    /// buffer keeps the length that it had when it was lent.
     pub(crate) fn take(&self) -> BytesMut {
         let mut lent = self.lock();
-        // Buffers are mostly released in the order in which they were lent. Of the free buffers at the
-        // front, the last was then released most recently, and is the likeliest to be in a cache.
+        // Buffers are mostly released in the order in which they were lent. The last of the free buffers
+        // at the front was then released most recently, and is the most likely to be in a cache.
         let busy = lent.partition_point(Bytes::is_unique);
         let first = (0..CHECKED_OLDEST_HANDLES.min(lent.len())).find(|&at| lent[at].is_unique());
         let free = busy
@@ -95,13 +96,13 @@ impl Pool {
         {
             return buffer;
         }
-        // The split allocates the reference count of the buffer once, and the count is kept when the
-        // buffer is used again.
+        // The split allocates the reference count of the buffer once, and the buffer keeps it when it is
+        // reused.
         BytesMut::with_capacity(self.size).split_off(0)
     }
 
-    /// Returns an empty buffer, which the pool takes back when everything that was split off it is
-    /// dropped.
+    /// Returns an empty buffer, which the pool takes back when it and every part that was split off it
+    /// are dropped.
     pub(crate) fn take_to_cut(&self) -> BytesMut {
         let mut buffer = self.take();
         buffer.clear();

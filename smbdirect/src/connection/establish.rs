@@ -58,8 +58,8 @@ impl Connection {
         connecting.instrument(span.clone()).await
     }
 
-    /// Negotiates on an established RDMA connection, in the role that `engine` has. The engine knows of
-    /// the connection already.
+    /// Negotiates on an established RDMA connection, in the role that `engine` has. The caller has passed
+    /// the limits of the connection to the engine.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection in the background.
@@ -115,7 +115,7 @@ fn limits(provider: &dyn Provider, connected: &Connected) -> Result<Limits, Prov
     }
     let answer = IrdOrd::decode(&connected.private_data)
         .map_err(|error| ProviderError::new(ProviderErrorKind::Protocol, error.to_string()))?;
-    // Acceptors differ in which of the two they mean for this end; see `IrdOrd::answer`.
+    // Acceptors differ in which of the two depths limits this end; see `IrdOrd::answer`.
     if let Some(IrdOrd { ird, ord }) = answer {
         limits.max_outbound_reads = limits.max_outbound_reads.min(ird).min(ord);
     }

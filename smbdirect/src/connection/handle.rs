@@ -142,16 +142,16 @@ impl Connection {
             .with(|state| self.submit(state, message, Some(token), false))
     }
 
-    /// Sends messages in order, as calls of [`send`](Self::send) would, at less cost for each. Empties the
-    /// list and keeps its capacity. The future resolves when the last segment of the last message was
+    /// Sends messages in order, as calls of [`send`](Self::send) would, at a lower cost per message. Empties
+    /// the list and keeps its capacity. The future resolves when the last segment of the last message was
     /// handed to the wire.
     ///
     /// # Cancel safety
     /// Dropping the future recalls no message.
     ///
     /// # Errors
-    /// Fails if one of the messages cannot be sent. The messages before it are sent, and it is the first
-    /// that is left in the list.
+    /// Fails if one of the messages cannot be sent. The messages before it are sent. That message and all
+    /// after it stay in the list.
     pub fn send_many(&self, messages: &mut Vec<Message>) -> Result<Sending, SendError> {
         self.shared().with(|state| {
             let index = state.submit_many(messages)?;
@@ -199,7 +199,7 @@ impl Connection {
         poll_fn(|context| self.poll_ready(context)).await
     }
 
-    /// Polls for what [`ready`](Self::ready) waits for.
+    /// The poll function of [`ready`](Self::ready).
     pub(crate) fn poll_ready(
         &self,
         context: &mut Context<'_>,
@@ -239,8 +239,8 @@ impl Connection {
         poll_fn(|context| self.poll_take(context, State::take_message)).await
     }
 
-    /// Receives what has arrived of the next message, without waiting for the whole. After it,
-    /// [`recv`](Self::recv) returns the rest of that message.
+    /// Receives the part of the next message that has arrived, and waits only if nothing of it has.
+    /// Afterwards, [`recv`](Self::recv) returns the rest of that message.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -251,7 +251,7 @@ impl Connection {
         poll_fn(|context| self.poll_segment(context)).await
     }
 
-    /// Polls for what [`recv_segment`](Self::recv_segment) waits for.
+    /// The poll function of [`recv_segment`](Self::recv_segment).
     pub(crate) fn poll_segment(
         &self,
         context: &mut Context<'_>,
@@ -259,8 +259,8 @@ impl Connection {
         self.poll_take(context, State::take_segment)
     }
 
-    /// Receives the messages that have arrived, at most `limit` of them: waits for the first and for no
-    /// other. Appends them to `messages` and returns their number, which is 0 only for a limit of 0.
+    /// Receives up to `limit` messages that have arrived, and waits only if there is none. Appends them to
+    /// `messages` and returns their number, which is 0 only if `limit` is 0.
     ///
     /// # Cancel safety
     /// Dropping the future loses no message, and leaves `messages` unchanged.
@@ -286,7 +286,7 @@ impl Connection {
         .await
     }
 
-    /// Polls for what `take` takes from the inbox, or for the end of the connection.
+    /// Polls until `take` returns a value from the inbox, or the connection ends.
     fn poll_take<R>(
         &self,
         context: &mut Context<'_>,
@@ -337,11 +337,11 @@ impl Connection {
 
     /// Registers buffers that form one range for the peer, either all or none of them (3.1.4.3). Each
     /// becomes a region of its own, in order, and the list of their descriptors is the range. To register
-    /// a buffer of 4 GiB or more, split it and register the parts so.
+    /// a buffer of 4 GiB or more, split it and pass the parts to this method.
     ///
     /// # Errors
-    /// Fails if one of the buffers cannot be registered. The error returns the buffers, and those that
-    /// were registered already are out of the peer's reach.
+    /// Fails if one of the buffers cannot be registered. The registrations made by this call are then
+    /// ended, and the error returns the buffers.
     pub fn register_all(
         &self,
         buffers: impl IntoIterator<Item = BytesMut>,
@@ -458,7 +458,7 @@ impl Connection {
         self.shared().with(|state| state.credits())
     }
 
-    /// Returns counters of what went over the connection, and of what is outstanding.
+    /// Returns the counters of completed and outstanding work.
     pub fn stats(&self) -> Statistics {
         self.shared().with(|state| state.statistics())
     }
@@ -490,9 +490,10 @@ impl Connection {
     /// returns when the connection is over. If the peer lets none of that work complete for
     /// [`keepalive_interval`](crate::Settings::keepalive_interval), the connection ends without it.
     ///
-    /// Submitted messages need the peer's credits, and the last credit of this end is spent only together
-    /// with a grant. If messages that were not taken fill the receive buffer, no grant is possible: take
-    /// them, or drop all handles. Otherwise a timer ends the wait.
+    /// Sending the submitted messages takes credits from the peer, and this end spends its last credit only
+    /// on a message that grants credits to the peer. If received messages that were not taken fill the
+    /// receive buffer, this end cannot grant any. Take the messages or drop all handles; otherwise only a
+    /// timer ends the close.
     ///
     /// # Cancel safety
     /// A future that was never polled does nothing. After its first poll, dropping it does not stop the
@@ -527,7 +528,7 @@ impl Connection {
         poll_fn(|context| self.poll_closed(context)).await
     }
 
-    /// Polls for what [`closed`](Self::closed) waits for.
+    /// The poll function of [`closed`](Self::closed).
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
         self.shared().poll(context, State::final_reason)
     }

@@ -1,4 +1,4 @@
-//! The handle to an established SMB Direct connection, and what it returns.
+//! The handle to an established SMB Direct connection, with its futures, memory regions and errors.
 
 mod error;
 mod establish;

@@ -155,7 +155,7 @@ fn poll_transfer(
     result
 }
 
-/// Gives up the waiter of a read or write that is not over.
+/// Abandons the waiter of a read or write that is not over.
 fn abandon_transfer(shared: &Shared, place: Option<usize>) {
     if let Some(index) = place {
         drop(shared.with(|state| state.abandon_transfer(index)));

@@ -17,7 +17,7 @@ pub(super) const MESSAGE_BUDGET_BYTES: usize = 256 * 1024;
 /// system call.
 const MAX_TURNS_WITHOUT_IO: u32 = 8;
 
-/// What the current turn has moved.
+/// Bytes that the current turn has moved, which the two budgets limit.
 #[derive(Debug, Default)]
 pub(super) struct TurnBudget {
     /// Bytes of the reads that finished in this turn.
@@ -41,8 +41,9 @@ impl TurnBudget {
         self.read_bytes >= READ_BUDGET_BYTES || self.message_bytes >= MESSAGE_BUDGET_BYTES
     }
 
-    /// Ends a turn that does not end the work. Returns whether the next turn may begin before the runtime
-    /// polls its sockets: usually after a turn that its budget ended, and never after another.
+    /// Ends a turn that leaves work to do. Returns whether the next turn may begin before the runtime polls
+    /// its sockets: the budget ended this turn, and fewer than [`MAX_TURNS_WITHOUT_IO`] turns have ended
+    /// since the last such poll.
     pub(super) fn may_skip_io_poll(&mut self) -> bool {
         self.turns += 1;
         if self.is_spent() && self.turns < MAX_TURNS_WITHOUT_IO {

@@ -9,7 +9,7 @@ use std::{
 
 use super::{clock::now, shared::Shared, state::State};
 
-/// Spins between two reads of the clock, which takes a quarter of the time of a spin.
+/// Spins between two reads of the clock. A read takes about a quarter of the time of a spin.
 const SPINS_PER_CLOCK_READ: u32 = 16;
 
 impl Shared {
@@ -60,9 +60,9 @@ impl Shared {
 impl State {
     /// Takes one completion, if there is one. `now` may be some spins old.
     ///
-    /// A completed message usually has a reply, so the work that it asks for is deferred to leave
-    /// with the reply. Work that was gathered or deferred before is done now, because the driver task
-    /// may not run while a future spins.
+    /// The upper layer usually replies to a received message, so the work that the message causes is
+    /// deferred and leaves with the reply. Work that was gathered or deferred earlier is done in this
+    /// call, because the driver task may not run while a future spins.
     fn poll_once(&mut self, now: Instant) {
         self.budget.reset();
         let found = self.queue_pair.busy_poll();

@@ -19,7 +19,7 @@ use crate::{
 
 impl State {
     /// Handles the events of the engine and collects the wakers of the futures that they complete.
-    // Part of where completions are taken.
+    // Inlined into `take_completions`, which calls it after each completion.
     #[inline(always)]
     pub(super) fn take_events(&mut self) {
         while let Some(event) = self.engine.poll_event() {

@@ -4,8 +4,8 @@
 //! A flush costs a system call. A caller that submits to a quiet connection drives it immediately,
 //! because to wake another task takes longer than the whole path to the wire. Work that is submitted
 //! within the gather window after a flush is queued for the driver task, so that a burst of messages
-//! shares few system calls. It waits until the task runs, or until so much is queued that waiting gains
-//! nothing.
+//! takes few system calls. Queued work waits until the task runs, or until the caller that submits more
+//! work reaches one of the limits below and flushes.
 
 use std::time::Duration;
 
@@ -25,12 +25,13 @@ pub(super) const MAX_GATHERED_COUNT: usize = 256;
 /// A flush of this many bytes can take [`MAX_GATHER_DELAY`] by itself, so the clock is read again after
 /// it.
 const SLOW_FLUSH_BYTES: usize = 16 * 1024;
-/// Messages that cost less than this, in bytes, are taken for requests that are soon replied to.
+/// A received message that costs less than this, in bytes, is assumed to be a request that the upper layer
+/// answers soon.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
 impl State {
-    /// Drives the connection for `count` messages, reads and writes of `length` bytes together that
-    /// were just submitted, or leaves them to the driver task.
+    /// Flushes the `count` messages, reads and writes that were just submitted, or leaves them to the
+    /// driver task. `length` is the sum of their bytes.
     pub(super) fn flush_or_defer(&mut self, count: usize, length: usize) {
         let (bytes, queued) = (self.gathered_bytes + length, self.gathered_count);
         (self.gathered_bytes, self.gathered_count) = (bytes, queued + count);
@@ -62,9 +63,10 @@ impl State {
         }
     }
 
-    /// Defers the work that a short message asks for until the future that it woke has run, and returns
-    /// whether it did: usually that future sends a reply, and the work leaves with the reply. The
-    /// driver task is woken again to run after that future, and sees to sockets and timers then.
+    /// Defers the work that a short received message causes until the future that the message woke has
+    /// run, and returns whether the work was deferred. Usually that future sends a reply, and the work
+    /// leaves with the reply. The driver task is woken again, runs after that future, and then handles
+    /// sockets and timers.
     ///
     /// Work is deferred only if there is no other completion to take and nothing waits to be sent.
     #[inline]

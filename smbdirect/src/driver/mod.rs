@@ -2,9 +2,9 @@
 //!
 //! One mutex, held briefly, protects the engine and the queue pair. Any holder of the lock may call
 //! [`State::drive`]: it takes completions, passes them to the engine, posts the work that the engine
-//! wants and flushes. The driver makes no decision of the protocol.
+//! wants and flushes. The engine makes all protocol decisions; the driver makes none.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
 //! | `shared` | the mutex, and the wake-ups that follow its release |
 //! | `state` | what the mutex protects, and the operations that the handles call |
@@ -15,7 +15,7 @@
 //! | `events` | what the engine reports, and the end of the connection |
 //! | `busy_poll` | polling without sleeping, for the time that the user allows |
 //! | `task` | the task itself, which the sockets and the timer wake |
-//! | `clock` | the time |
+//! | `clock` | tokio's clock, which tests can stop |
 
 mod budget;
 mod busy_poll;

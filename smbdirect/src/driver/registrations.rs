@@ -21,7 +21,7 @@ impl State {
     }
 
     /// Ends a registration and returns its buffer. Returns `None` while queued work still reads from
-    /// the buffer; the futures that wait are then woken after the next drive.
+    /// the buffer, and then has the waiting futures woken after the next drive.
     pub(crate) fn deregister(&mut self, token: Token) -> Option<Result<BytesMut, DeregisterError>> {
         match self.queue_pair.deregister(token) {
             //= SMBD-3.1.4.4-01
@@ -37,9 +37,9 @@ impl State {
         }
     }
 
-    /// Ends a registration whose token no peer was told, and returns its buffer. A peer may have
-    /// guessed the token and be reading from the buffer: it then loses its access, and the buffer is
-    /// dropped when that read is over.
+    /// Ends a registration whose token was never sent to the peer, and returns its buffer. If the peer
+    /// has guessed the token and is reading from the buffer, it loses its access, `None` is returned,
+    /// and the buffer is dropped when that read is over.
     pub(crate) fn withdraw(&mut self, token: Token) -> Option<BytesMut> {
         match self.queue_pair.deregister(token) {
             Ok(buffer) => {

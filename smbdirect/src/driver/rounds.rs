@@ -22,8 +22,8 @@ impl State {
         self.run_rounds(now, true);
     }
 
-    /// Runs poll rounds. `drained` says that every completion before this call was taken, so that only
-    /// what the rounds post can complete.
+    /// Runs poll rounds. `drained` is true if the caller has taken all earlier completions, so that only
+    /// work that these rounds post can complete.
     #[inline(never)]
     pub(super) fn run_rounds(&mut self, now: Instant, mut drained: bool) {
         (self.gathered_bytes, self.gathered_count) = (0, 0);
@@ -35,7 +35,7 @@ impl State {
             if self.budget.is_spent() {
                 break;
             }
-            // The flush may have completed work. If it did not, the engine wants no more than before.
+            // The flush may have completed work. If it did not, the engine has no new work to post.
             let taken = self.take_completions(now, context, COMPLETIONS_PER_ROUND, drained);
             if taken == 0 {
                 self.after_drive();

@@ -32,7 +32,8 @@ pub(crate) struct State {
     pub(super) inbox: Inbox,
     pub(super) sends: Waiters<Result<(), ConnectionError>>,
     pub(super) transfers: Waiters<TransferResult>,
-    /// Futures to wake at the next change that concerns all: a message, room to send, the end.
+    /// Wakers of the futures to wake at the next change of any kind: a message has arrived, there is
+    /// room to send, or the connection has ended.
     waiting: Vec<Waker>,
     pub(super) negotiated: Option<Negotiated>,
     /// Why the connection is over for the protocol.
@@ -60,7 +61,7 @@ pub(crate) struct State {
     pub(super) gathered_bytes: usize,
     /// Messages, reads and writes that were submitted and not flushed.
     pub(super) gathered_count: usize,
-    /// A completion was taken, and the work that it asks for was deferred to leave with the reply.
+    /// A completion was taken, and the work that it causes was deferred to leave with the reply.
     pub(super) deferred_work: bool,
     /// When the timer of the driver task fires.
     pub(super) armed: Option<Instant>,
@@ -172,7 +173,8 @@ impl State {
         Ok(index)
     }
 
-    /// Returns whether a message could not start immediately, on a connection that is not over.
+    /// Returns whether a message would have to wait: the connection is open, and no message can start
+    /// immediately.
     #[inline]
     pub(crate) fn would_wait(&self) -> bool {
         self.closed.is_none() && !self.engine.is_ready()
@@ -201,7 +203,7 @@ impl State {
         self.sends.poll(index, context)
     }
 
-    /// Gives up the waiter of a submitted message, which is sent all the same.
+    /// Abandons the waiter of a submitted message. The message is still sent.
     #[inline]
     pub(crate) fn abandon_sent(&mut self, index: usize) -> Option<Result<(), ConnectionError>> {
         self.sends.abandon(index)
@@ -267,8 +269,8 @@ impl State {
         self.transfers.poll(index, context)
     }
 
-    /// Gives up the waiter of a submitted read or write, which is done all the same. Returns the result
-    /// if there is one, to be dropped outside the lock.
+    /// Abandons the waiter of a submitted read or write, which still completes. Returns the result if
+    /// there is one, for the caller to drop outside the lock.
     #[inline]
     pub(crate) fn abandon_transfer(&mut self, index: usize) -> Option<TransferResult> {
         self.transfers.abandon(index)
@@ -360,8 +362,8 @@ impl State {
         self.wake_task();
     }
 
-    /// Closes the connection when its last handle is dropped, and discards the messages that arrived:
-    /// a full inbox would withhold the credits that the last messages to the peer need.
+    /// Closes the connection when its last handle is dropped, and discards the messages that arrived. A
+    /// full inbox would keep this end from granting credits, and so from sending its last messages.
     pub(crate) fn close_unread(&mut self) {
         self.inbox.discard_all();
         self.close();

@@ -1,7 +1,7 @@
 //! The driver task of a connection, which its socket and its timer wake.
 //!
-//! On a runtime with one thread, the task defers the work that a single message asks for until the
-//! futures that the message woke have run: usually they reply.
+//! On a runtime with one thread, the task defers the work that a single message causes until the
+//! futures that the message woke have run, because they usually send a reply.
 
 use std::{
     future::Future,
@@ -23,9 +23,9 @@ use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, shared::Shared};
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     sleep: Pin<Box<Sleep>>,
-    /// The runtime has one thread. Tasks that this one wakes then run before it runs again, and not
-    /// before it returns. Tasks on other threads, and the future given to `block_on`, do not keep to
-    /// that order, and make the task run twice for a message.
+    /// The runtime has one thread, so that a task that this one wakes runs after this one returns and
+    /// before this one runs again. Tasks on other threads and the future given to `block_on` do not
+    /// follow that order. Deferring work for them only makes this task run twice for a message.
     current_thread: bool,
 }
 
@@ -68,8 +68,8 @@ impl Future for Driver {
                 // The task reads the engine's deadline before it returns, so no drive has to wake it
                 // for an earlier one.
                 state.armed = Some(now);
-                // Usually a message has arrived. The work that it asks for leaves with the work that
-                // was gathered for the task.
+                // Usually a message has arrived. The work that it causes leaves with the work that was
+                // gathered for the task.
                 state.budget.reset();
                 let mut taken = state.take_completions(now, context, 1, false);
                 if *current_thread && state.defer_work_for_reply() {
@@ -90,8 +90,8 @@ impl Future for Driver {
                 if sleep.deadline() > due || sleep.is_elapsed() {
                     sleep.as_mut().reset(due);
                 } else {
-                    // The timer fires at an earlier deadline that no longer counts, and is set to the
-                    // current one then: to reset it for each message costs more.
+                    // The timer stays set to an earlier deadline that no longer counts, and is set to
+                    // the current one when it fires. Resetting it for each message would cost more.
                     state.armed = Some(sleep.deadline().into_std());
                 }
                 if sleep.as_mut().poll(context).is_pending() {

@@ -150,8 +150,8 @@ fn is_receive(work: &WorkRequest) -> bool {
     matches!(work, WorkRequest::Receive { .. })
 }
 
-/// A busy-poll returns a message before it posts the receives that the message asks for. They leave with
-/// the reply.
+/// A busy-poll returns a message before it posts the receives that replace those the message consumed.
+/// The receives are posted with the reply.
 #[test]
 fn reply_flushes_the_work_that_busy_poll_deferred() {
     let (shared, lists) = established();
@@ -330,7 +330,7 @@ fn busy_poll_takes_remaining_completions_before_it_sleeps() {
     }
 }
 
-/// A spin does not poll for completions if the queue pair says that there are none.
+/// A spin does not poll for completions if the queue pair reports that there are none.
 #[test]
 fn busy_poll_polls_only_if_something_may_have_completed() {
     let (shared, lists) = established();
@@ -348,8 +348,8 @@ fn busy_poll_polls_only_if_something_may_have_completed() {
     }
 }
 
-/// A sender does not poll for completions if the queue pair says that there are none: a poll in vain
-/// takes as long as sending a message.
+/// A sender does not poll for completions if the queue pair reports that there are none, because an empty
+/// poll takes as long as sending a message.
 #[test]
 fn sender_polls_only_if_something_may_have_completed() {
     let (shared, lists) = established();
@@ -364,7 +364,7 @@ fn sender_polls_only_if_something_may_have_completed() {
         });
         assert_eq!(lists.lock().unwrap().polls, polls);
     }
-    // Completions are taken, and polled for once more after the work that they ask for.
+    // Completions are taken, and polled for once more after the work that they cause is posted.
     let sent = |work: &WorkRequest| match work {
         WorkRequest::Send { id, .. } => Some(Completion::Sent { id: *id }),
         _ => None,

@@ -1,4 +1,4 @@
-//! [`PartList`]: the further parts of a message, in a list whose memory is reused by later messages.
+//! [`PartList`]: the parts of a message after its first, in a list whose memory later messages reuse.
 //!
 //! The unused lists are shared by all connections of the process, like the buffers of a
 //! [`Pool`](super::Pool): an idle connection holds none, and a busy one allocates none.
@@ -10,14 +10,14 @@ use std::{
 
 use bytes::Bytes;
 
-/// The parts of a message after its first, in order. Moving a message without further parts moves
-/// eight bytes for this, instead of the thirty-two of a `VecDeque`.
+/// The parts of a message after its first, in order. This type has 8 bytes instead of the 32 of a
+/// `VecDeque`, which makes a message cheaper to move.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PartList(Option<List>);
 
 type List = Box<VecDeque<Bytes>>;
 
-/// Lists that no message uses.
+/// Unused lists, kept for later messages.
 static UNUSED: Mutex<Vec<List>> = Mutex::new(Vec::new());
 /// Largest number of unused lists that are kept.
 const MAX_UNUSED_LISTS: usize = 64;
