@@ -1,4 +1,5 @@
-//! The house rules that a compiler does not check: who may import whom, and where tokio lives.
+//! Rules about the source that the compiler does not check: which modules each file may import, which files
+//! may use tokio, and that no files import each other in a circle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,7 +7,8 @@ use std::{
     path::Path,
 };
 
-/// For a part of the source: the crate's modules it may name.
+/// The modules of this crate that each file or folder may import. The first entry whose path is a prefix of
+/// the file's name applies.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("wire/", &[]),
     ("rdma/work.rs", &[]),
@@ -67,7 +69,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The files that may know a runtime.
+/// The files and folders that may use tokio.
 const TOKIO: &[&str] = &[
     "connection/establish.rs",
     "driver/budget.rs",
@@ -91,12 +93,12 @@ fn sources() -> Vec<(String, String)> {
     found
 }
 
-/// The files under `root` with their text, without their tests.
+/// Returns the names and the text of the source files under `root`, without tests.
 fn sources_of(root: &Path) -> Vec<(String, String)> {
     fn walk(directory: &Path, root: &Path, found: &mut Vec<(String, String)>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
-            // A file of tests may import what a test needs.
+            // Test files are exempt from the rules.
             let of_tests = ["tests", "tests.rs", "shuttled.rs"];
             if of_tests.iter().any(|name| path.ends_with(name)) {
                 continue;
@@ -125,12 +127,12 @@ fn sources_of(root: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// What a source imports from the crate, `rdma::work` before `rdma`.
+/// Returns the paths that a source imports from this crate.
 fn imports(source: &str) -> Vec<String> {
     imports_after("crate::", source)
 }
 
-/// The paths that follow `root` in the code of a source.
+/// Returns the paths that follow `root`, such as `crate::`, in a source without its comments.
 fn imports_after(root: &str, source: &str) -> Vec<String> {
     let code: String = source
         .lines()
@@ -153,7 +155,8 @@ fn imports_after(root: &str, source: &str) -> Vec<String> {
     found
 }
 
-/// `a::{b, c::d}, e` up to its closing brace, as `a::b`, `a::c`, `e`, two levels deep.
+/// Splits a list of imports at its top-level commas, up to the closing brace of the list, and expands nested
+/// braces: `a::{b, c::d}, e` becomes `a::b`, `a::c::d`, `e`.
 fn top_level(list: &str) -> Vec<String> {
     let (mut depth, mut item, mut items) = (0_i32, String::new(), Vec::new());
     for character in list.chars() {
@@ -206,10 +209,11 @@ fn the_table_of_imports_holds() {
     }
 }
 
-/// The modules of `tdi`, bottom up: each imports only modules before it.
+/// The modules of `tdi` from the lowest to the highest layer. Each module may import only modules that are
+/// listed before it.
 ///
-/// `objects` has the one circle of `tdi`, between its address, its client and its endpoint, because
-/// the handlers of a client receive the other two.
+/// The files of the folder `objects` may import each other, because the handlers of a client take addresses
+/// and endpoints as arguments.
 const TDI_LAYERS: &[&str] = &[
     "sync",
     "status",
@@ -263,7 +267,7 @@ fn tdi_modules_import_only_lower_layers() {
     }
 }
 
-/// `engine/credits.rs` is part of `engine`, and may import what is beside it.
+/// Returns the module whose contents a file may import freely: for `engine/credits.rs`, `engine`.
 fn part_of(name: &str) -> String {
     match name.rsplit_once('/') {
         Some((folder, _)) if folder != "rdma" => folder.replace('/', "::"),
@@ -277,7 +281,7 @@ fn tokio_stays_above_the_engine() {
         let code = source
             .lines()
             .filter(|line| !line.trim_start().starts_with("//"));
-        // What is there for those above need not know them.
+        // A `cfg` that only names the feature `tokio` is not a use of the crate.
         let names = |line: &str| line.replace("feature = \"tokio\"", "").contains("tokio");
         let uses = code.into_iter().any(names);
         let may = TOKIO.iter().any(|part| name.starts_with(part));
@@ -305,7 +309,7 @@ fn faces_define_nothing() {
     }
 }
 
-/// The packages of the workspace that have sources of their own, where they are.
+/// The folders of the packages of the workspace that have a folder `src`.
 const PACKAGES: &[&str] = &[
     "smbdirect",
     "smbdirect-cli",
@@ -314,7 +318,7 @@ const PACKAGES: &[&str] = &[
     "fuzz",
 ];
 
-/// Files of one package that may import each other in a circle, each with its reason.
+/// The folders whose files may import each other in a circle, each with the reason.
 const CIRCLES: &[(&str, &str)] = &[(
     "smbdirect/src/tdi/objects/",
     "the callbacks of a client name the objects that call them",
@@ -325,7 +329,7 @@ fn no_files_import_each_other_in_a_circle() {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for package in PACKAGES {
         let root = workspace.join(package).join("src");
-        // The library is also tested from its package, which has no others beside it.
+        // The published package of the library is tested alone, without the other packages.
         if !root.exists() {
             continue;
         }
@@ -349,7 +353,8 @@ fn no_files_import_each_other_in_a_circle() {
     }
 }
 
-/// `engine/credits.rs` is the module `engine::credits`; `lib.rs` and `main.rs` are the root, ``.
+/// Returns the module path of a file: `engine::credits` for `engine/credits.rs`, and the empty string for
+/// `lib.rs` and `main.rs`.
 fn module_of(name: &str) -> String {
     let path = name.trim_end_matches(".rs");
     let path = path.trim_end_matches("mod").trim_end_matches('/');
@@ -359,8 +364,8 @@ fn module_of(name: &str) -> String {
     }
 }
 
-/// The files that a source imports something from. A module and those within it count as one: it is
-/// how a folder is divided, and each of them may name the others' parent.
+/// Returns the files from which a source imports something. Imports between a module and the modules inside
+/// it are left out, because a module and its submodules form one unit.
 fn imported_files(
     name: &str,
     source: &str,
@@ -396,7 +401,7 @@ fn imported_files(
     found
 }
 
-/// The paths that code names: those of `use`, and those that begin with `crate`, `super` or `self`.
+/// Returns the paths in code: those of `use` items, and those that begin with `crate`, `super` or `self`.
 fn paths(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("use ") {
@@ -418,7 +423,8 @@ fn paths(code: &str) -> Vec<String> {
     found
 }
 
-/// The leaves of a tree of imports, each with all that is before it.
+/// Appends the full path of each leaf of an import tree to `found`. `before` is the path that precedes the
+/// tree.
 fn leaves(tree: &str, before: &str, found: &mut Vec<String>) {
     match tree.split_once('{') {
         Some((head, _)) if head.contains(',') => {}
@@ -446,7 +452,8 @@ fn leaves(tree: &str, before: &str, found: &mut Vec<String>) {
     }
 }
 
-/// A path from the root of the package; `None` for another package's.
+/// Converts a path in the module `own` to a path from the root of the package. Returns `None` for a path
+/// into another package.
 fn absolute(path: &str, own: &str, modules: &BTreeMap<String, String>) -> Option<String> {
     let mut segments = path.split("::").peekable();
     let mut base: Vec<&str> = own.split("::").filter(|part| !part.is_empty()).collect();
@@ -469,7 +476,7 @@ fn absolute(path: &str, own: &str, modules: &BTreeMap<String, String>) -> Option
     Some(base.join("::"))
 }
 
-/// A way from a file back to itself, if there is one.
+/// Returns a chain of imports from a file back to itself, if there is one.
 fn circle_through(start: &str, graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     let mut ways = vec![vec![start.to_owned()]];
     let mut seen = BTreeSet::new();

@@ -80,10 +80,10 @@ pub struct Policy {
 /// A published wording of 3.1.5.1, Sending Upper Layer Messages, and 3.1.5.8, Receiving a Data
 /// Transfer Message.
 ///
-/// The two differ in the moment when credits are counted and flags are cleared, which is not
-/// visible on the wire: the engine builds header and grant at the moment of sending, which
-/// satisfies both. Visible is the answer to a message that arrives while no message waits to be
-/// sent:
+/// The two wordings differ in the moment at which credits are counted and flags are cleared. That is
+/// not visible on the wire, and the engine satisfies both by building header and grant when it
+/// sends. The only visible difference is the answer to a message that arrives while no message waits
+/// to be sent:
 ///
 /// | received message | `Current` | `V2014` |
 /// |---|---|---|
@@ -103,11 +103,12 @@ pub enum Revision {
 }
 
 /// The condition on which an end with nothing to send grants credits by an empty message. 3.1.5.9
-/// leaves it open.
+/// does not specify it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GrantPolicy {
-    /// Grants when the peer holds a quarter or less of its target, or when 64 credits can be
-    /// granted.
+    /// Grants when the peer holds no credit, when it holds a quarter or less of its target and
+    /// another quarter can be granted, when 64 credits can be granted, or after the peer has raised
+    /// its target.
     #[default]
     Hysteresis,
     /// Grants after each message that used a credit.
@@ -284,8 +285,8 @@ impl Config {
     }
 }
 
-/// Returns the bytes of the most receives that can be posted: the largest number of granted
-/// credits, one more for the rule of the last credit, and one in reserve.
+/// Returns the bytes of the largest number of receives that can be posted: one for each credit that
+/// can be granted, one for the rule of the last credit, and one in reserve.
 fn needed_for_credits(settings: &Settings) -> usize {
     (usize::from(settings.receive_credit_max) + 2) * settings.max_receive_size as usize
 }

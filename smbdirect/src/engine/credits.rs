@@ -7,8 +7,9 @@
 
 use super::config::GrantPolicy;
 
-/// Number of credits that is granted by an empty message however many the peer still holds, so that
-/// a sender with a target of 255 does not run out of credits while the receiver keeps pace with it.
+/// Number of grantable credits at which an empty message grants them, regardless of how many the
+/// peer still holds. A sender with a target of 255 then does not run out of credits while the
+/// receiver keeps pace with it.
 const GRANT_BATCH: u16 = 64;
 
 /// The credit counters of a connection.
@@ -40,8 +41,8 @@ pub(super) struct ReceiveCredits {
     max: u16,
     /// The peer has raised its target and has been granted no credit since.
     target_rose: bool,
-    /// The last received message was empty and requested no response. Two ends that answer such a
-    /// message with such a message never stop.
+    /// The last received message was empty and requested no response. Two ends that answered such
+    /// messages with such messages would never stop.
     quiet: bool,
 }
 
@@ -103,7 +104,7 @@ impl ReceiveCredits {
         self.target = target;
     }
 
-    /// Returns how many more receives shall be posted. `last_credit` says that a message waits to
+    /// Returns how many more receives shall be posted. `last_credit` is true if a message waits to
     /// spend the last send credit.
     pub(super) fn missing(&self, last_credit: bool) -> u16 {
         if self.target == 0 {
@@ -188,11 +189,12 @@ impl ReceiveCredits {
         }
     }
 
-    /// Returns whether the peer shall be granted two credits although its target may be 1. With
-    /// targets of 1 on both sides a single credit would be passed back and forth without end, or be
-    /// withheld until a timer of the peer ends the connection. 3.1.5.9 sets no upper limit to the
-    /// receives for the last credit: this end grants two, the peer returns one, and both ends rest
-    /// with one credit each.
+    /// Returns whether the peer shall be granted two credits even if its target is 1.
+    ///
+    /// With targets of 1 on both sides, the two ends would pass a single credit back and forth without
+    /// end, or one would withhold it until a timer of the peer ends the connection. With two credits,
+    /// the peer returns one, and each end keeps one. 3.1.5.9 permits this: it sets no upper limit to
+    /// the receives for the last credit.
     fn returns_token(&self) -> bool {
         self.quiet && self.granted == 0
     }

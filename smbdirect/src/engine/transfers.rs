@@ -250,7 +250,7 @@ impl Transfers {
         Some((piece.at, into))
     }
 
-    /// Returns the number of the next write to post in the common sequence of messages and writes.
+    /// Returns the sequence number of the next write to post. Messages and writes share one sequence.
     pub(super) fn write_sequence(&mut self) -> Option<u64> {
         while self.writes.get(self.writes_posted)?.pieces.is_empty() {
             self.writes_posted += 1;

@@ -4,17 +4,17 @@
 //! microseconds in some virtual machines. In a steady stream the next bytes mostly arrive sooner
 //! than that: an end that spins a little longer receives them awake, and its peer does not have to
 //! wake it. But spinning is useless if the peer is slow, and harmful if the peer waits for the same
-//! core. So an end spins only after it has moved many bytes, only while many bytes keep arriving,
-//! and ever more rarely after spins that found nothing.
+//! core. An end therefore spins only after it has moved many bytes, and only while many bytes keep
+//! arriving. After each spin that found nothing, it skips more opportunities to spin.
 
 use std::time::{Duration, Instant};
 
 /// The bytes that must have moved since the last sleep before an end starts to spin.
 const MIN_BYTES_TO_SPIN: u64 = 16 * 1024;
-/// The bytes that must move within a spin to restart its time limit. It is lower than
-/// [`MIN_BYTES_TO_SPIN`], because a small message with credits lets much be sent.
+/// The bytes that must be received within a spin to restart its time limit. It is lower than
+/// [`MIN_BYTES_TO_SPIN`], because a small message can grant the credits for many bytes to send.
 const MIN_BYTES_TO_EXTEND: u64 = 4 * 1024;
-/// The consecutive fruitless spins after which spins do not become rarer.
+/// The number of consecutive fruitless spins after which the back-off stops growing.
 const MAX_COUNTED_FRUITLESS: u32 = 6;
 
 /// Decides between spinning and sleeping each time there is nothing to do.

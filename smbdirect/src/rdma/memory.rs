@@ -1,4 +1,4 @@
-//! The table of registered buffers, which decides all accesses of the peer.
+//! The table of registered buffers, which permits or refuses each access of the peer.
 //!
 //! Each connection has its own table, which is its protection domain: a token is not valid on
 //! another connection. The table owns a buffer from [`register`](MemoryTable::register) to

@@ -28,7 +28,7 @@ use super::{
 /// A boxed future, which keeps the traits object-safe.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A kind of RDMA, which creates connections and listeners.
+/// An implementation of RDMA, which creates connections and listeners.
 pub trait Provider: Send + Sync + fmt::Debug {
     /// Returns the name for logs and reports: `iwarp`, `loopback` or `verbs`.
     fn name(&self) -> &'static str;
@@ -101,7 +101,8 @@ pub struct Incoming {
     /// The private data of the peer's request.
     pub private_data: Bytes,
     /// Whether the handshake itself negotiated the read depths. If it did not (MPA revision 1), the
-    /// private data of the request may contain them, and that of the answer has to.
+    /// private data of the request may contain them, and the private data of the answer must then
+    /// contain them too.
     pub knows_read_depths: bool,
     /// Accepts the connection with the given answer.
     pub answer:
@@ -213,8 +214,9 @@ pub enum Teardown {
 /// Creates the span of all log lines about one connection. Its field `local` is recorded once the
 /// local address is known.
 ///
-/// The span has the level of errors, so that a filter which passes a line also passes its span. So
-/// most subscribers enable it, and entering it takes time: enter it to log, not for each message.
+/// The span has the level `ERROR`, so that a filter by level that passes a line also passes its
+/// span. Most subscribers therefore enable the span, and entering it takes time: enter it only to
+/// log, not for each message.
 #[cfg(feature = "tokio")]
 pub(crate) fn connection_span(peer: SocketAddr) -> Span {
     error_span!("connection", %peer, local = field::Empty)

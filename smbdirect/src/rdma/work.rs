@@ -40,7 +40,7 @@ pub struct RemoteAddress {
 }
 
 bitflags! {
-    /// The rights of the peer to registered memory. A right that is not listed is not granted.
+    /// The access rights that a registration gives to the peer. A flag that is not set grants nothing.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
         /// The peer may read the memory by RDMA Read.
@@ -148,8 +148,8 @@ pub enum WorkRequest {
     },
     /// Sends `header` followed by `payload` as one message.
     Send {
-        /// The identifier, which [`Completion::Sent`] repeats, unless it repeats that of a later
-        /// Send.
+        /// The identifier, which [`Completion::Sent`] repeats. A completion with the identifier of a
+        /// later Send can complete this Send too.
         id: WorkId,
         /// The first bytes of the message.
         header: Inline,
@@ -309,7 +309,7 @@ pub struct Limits {
     pub max_outbound_reads: u32,
     /// IRD: the most Reads of the peer that are served concurrently.
     pub max_inbound_reads: u32,
-    /// The most bytes in one Read or Write.
+    /// The largest number of bytes in one Read or Write.
     pub max_transfer: u32,
     /// Whether a Send can carry a token to invalidate.
     pub send_with_invalidate: bool,

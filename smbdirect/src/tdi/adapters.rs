@@ -29,11 +29,11 @@ use crate::{engine::Message, rdma::work::Token};
 
 impl<C: EndpointContext> Endpoint<C> {
     /// Returns the TSDUs of this connection as a stream. While the stream exists, no data is
-    /// indicated to handlers. Pending receives are filled before it.
+    /// indicated to handlers. Data fills pending receives before it reaches the stream.
     ///
     /// # Errors
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): there is no connection to receive from.
-    /// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): the connection has such a stream.
+    /// [`INVALID_DEVICE_STATE`](Status::INVALID_DEVICE_STATE): the connection already has a stream.
     pub fn tsdus(&self) -> Result<Tsdus, Status> {
         let session = self.receiving_session();
         let session = session.ok_or(Status::INVALID_CONNECTION)?;
@@ -64,8 +64,8 @@ impl<C: EndpointContext> Endpoint<C> {
     }
 
     /// Starts a TSDU that is assembled from parts. Nothing is submitted before the TSDU is
-    /// complete, so others can send and assemble TSDUs concurrently. `flags` are those of
-    /// [`sink`](Self::sink).
+    /// complete, so other tasks can send and assemble TSDUs concurrently. `flags` can have the same
+    /// flags as those of [`sink`](Self::sink).
     ///
     /// # Errors
     /// [`INVALID_PARAMETER`](Status::INVALID_PARAMETER): `flags` has another flag.
@@ -133,7 +133,7 @@ pub struct TsduSink<C: EndpointContext = ()> {
 }
 
 impl<C: EndpointContext> TsduSink<C> {
-    /// Waits until fewer than `limit` bytes are outstanding, or none.
+    /// Waits until fewer than `limit` bytes, or no bytes, are outstanding.
     fn poll_drain(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         while let Some((sending, length)) = self.outstanding.front_mut() {
             let Poll::Ready(completion) = Pin::new(sending).poll(context) else {

@@ -1,4 +1,4 @@
-//! [`ChainedTsdu`]: a received TSDU that is lent to the client, and the account of what is lent.
+//! [`ChainedTsdu`]: a received TSDU that is lent to the client, and the count of the bytes lent.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,7 +18,7 @@ pub struct ChainedTsdu {
     loan: Arc<Loan>,
 }
 
-/// The account of what one connection has lent, shared by all threads that hold a TSDU.
+/// The bytes that one connection has lent, counted under a lock that all threads with a TSDU share.
 #[derive(Debug, Default)]
 pub(crate) struct Loans {
     lent: usize,
@@ -69,8 +69,8 @@ impl ChainedTsdu {
 }
 
 //= TDI-CHN-02
-/// Reads the TSDU in place. Reading does not change what a handler returns when it does not accept
-/// the TSDU.
+/// Reads the TSDU in place. A handler that has read a part and then does not accept the TSDU still
+/// returns all of it.
 impl Buf for ChainedTsdu {
     fn remaining(&self) -> usize {
         self.rest.remaining()

@@ -97,7 +97,7 @@ pub struct Inbound {
 
 #[derive(Debug)]
 enum Offered {
-    /// This many bytes of the first TSDU.
+    /// The copying handler was shown this many bytes of the first TSDU.
     Copied(usize),
     Chained(Arc<Loan>),
 }
@@ -262,7 +262,7 @@ impl Inbound {
         self.complete(posted, status, None);
     }
 
-    /// Returns the next event; no indication while another is unanswered.
+    /// Returns the next event. It is not an indication while another one is unanswered.
     pub fn poll_event(&mut self) -> Option<ReceiveEvent> {
         //= TDI-RECV-14
         if let Some(event) = self.events.pop_front() {

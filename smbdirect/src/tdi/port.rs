@@ -29,7 +29,7 @@ pub enum Share {
 pub(crate) trait OfferTarget: Send + Sync {
     /// Accepts the offer, or returns it. Sets `refused` if a client has refused it.
     fn offer(self: Arc<Self>, incoming: Incoming, refused: &mut bool) -> Option<Incoming>;
-    /// Learns that the port has failed and accepts no more peers.
+    /// Handles the failure of the port, which accepts no more peers.
     fn failed(&self, status: Status);
 }
 
@@ -62,7 +62,7 @@ impl Port {
         port
     }
 
-    /// Adds an address to those that peers are offered to.
+    /// Adds an address to which peers are offered.
     pub(crate) fn add_target(&self, target: Weak<dyn OfferTarget>) {
         self.lock_targets().push(target);
     }

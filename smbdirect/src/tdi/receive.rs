@@ -13,8 +13,8 @@ use crate::rdma::work::Token;
 /// The settings of the receives of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiveSettings {
-    /// The fewest bytes that are indicated while the TSDU has at least this many left. TDI requires
-    /// 128.
+    /// The smallest number of bytes in an indication, unless the TSDU has fewer bytes left. TDI
+    /// requires 128.
     pub minimum_lookahead: usize,
     /// The most bytes that one indication carries.
     pub maximum_lookahead: usize,

@@ -56,7 +56,7 @@ pub(crate) trait SessionOwner: Send + Sync {
     fn has_client(&self) -> bool;
     /// Returns the number of bytes that may be lent to the client at one time.
     fn lendable(&self) -> usize;
-    /// Learns that the session has ended.
+    /// Handles the end of the session.
     fn session_ended(&self, session: &Arc<Session>, cause: &Cause);
 
     fn takes_chained(self: Arc<Self>) -> Called<bool>;

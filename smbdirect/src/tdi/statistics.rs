@@ -27,7 +27,7 @@ pub struct ProviderInfo {
     /// Whether expedited sends overtake normal ones at this end. The service flag for expedited
     /// data promises more than this and is not set.
     pub local_priority_sends: bool,
-    /// The fewest bytes that are indicated while the TSDU has at least this many left.
+    /// The smallest number of bytes in an indication, unless the TSDU has fewer bytes left.
     pub minimum_lookahead_data: usize,
     /// The most bytes that one indication carries.
     pub maximum_lookahead_data: usize,
@@ -139,7 +139,7 @@ impl Counters {
         add(&mut self.lock());
     }
 
-    /// Returns the counts of now.
+    /// Returns the current counts.
     pub(crate) fn get(&self) -> ProviderStatistics {
         *self.lock()
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{engine::Message, rdma::work::Token};
 
-/// Slices that one TSDU keeps as they arrived, whatever their length.
+/// Number of slices that a TSDU keeps as they arrived, regardless of their length.
 const MAX_UNJOINED_SLICES: usize = 16;
 /// Slices shorter than this are joined after the first `MAX_UNJOINED_SLICES`, because a slice costs
 /// about as much memory as these bytes.
@@ -95,8 +95,9 @@ impl Tsdu {
         &self.slices
     }
 
-    /// Adds bytes. Small slices are joined like the carries of a binary counter, so that each byte
-    /// is copied only a few times.
+    /// Adds bytes. A short slice is joined with the slice before it if that one is at most twice as
+    /// long, and the result is joined in the same way. Each join about doubles a slice, so each byte is
+    /// copied only a few times.
     pub(crate) fn append(&mut self, payload: Bytes) {
         let mut last = payload;
         while last.len() < JOIN_THRESHOLD_BYTES

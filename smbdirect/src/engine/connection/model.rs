@@ -68,7 +68,7 @@ enum Rule {
     MessagesArrive,
     /// No deadlock occurs with work pending, and every keepalive is answered.
     WorkGetsDone,
-    /// Two idle ends stop exchanging messages.
+    /// Two idle ends eventually stop exchanging messages.
     IdleIsSilent,
     /// Every buffer is returned, the end is reported once, and nothing is posted after it.
     BuffersComeBack,
@@ -217,7 +217,7 @@ struct End {
     over: bool,
     /// The end has no room for receives.
     held_up: bool,
-    /// The owner has yet to poll the engine for work.
+    /// The owner has not polled the engine for work since the last input.
     put_off: bool,
     /// The sabotage has been done.
     tampered: bool,

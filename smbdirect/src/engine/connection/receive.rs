@@ -187,7 +187,7 @@ impl Connection {
         }));
     }
 
-    /// Returns whether receives shall be posted that there was no room for.
+    /// Returns whether receives are still to be posted because there was no room for them.
     pub fn wants_receives(&self) -> bool {
         matches!(self.role, Role::Posting { .. } | Role::Established(_))
             && self.missing_receives() > 0

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-/// The bytes from which a wake-up counts as large.
+/// The fewest bytes with which a wake-up counts as large.
 const MIN_WAKE_UP_BYTES: usize = 16 * 1024;
 /// The highest low-water mark, in bytes.
 const MAX_MARK_BYTES: usize = 256 * 1024;

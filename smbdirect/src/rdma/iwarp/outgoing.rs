@@ -42,7 +42,8 @@ pub(super) struct Outgoing {
     digest: Crc32c,
 }
 
-/// The sent bytes in front of the staged ones from which the staged bytes are moved to the front.
+/// The number of sent bytes before the staged bytes at which the staged bytes are moved to the front
+/// of their memory.
 const COMPACTION_THRESHOLD_BYTES: usize = 128 * 1024;
 /// The size of the small buffer that a stream keeps from its first short FPDU on.
 const SMALL_BUFFER_BYTES: usize = 1024;

@@ -23,9 +23,11 @@ use super::{
     receive_buffer::{ARENA_BYTES, Arena, Block, ZERO_COPY_THRESHOLD_BYTES},
     shared::{Fault, Shared},
 };
-/// The unread bytes of a tagged payload from which direct placement is worth its bookkeeping.
+/// The rest of a tagged payload is read directly to its destination if at least this many bytes of
+/// it are unread. For fewer bytes, the bookkeeping costs more than the copy.
 const DIRECT_PLACEMENT_BYTES: usize = 16 * 1024;
-/// The size of the buffer for the read after a small read, in bytes. A stream keeps this buffer.
+/// The size in bytes of the buffer that is read into after a read that returned fewer bytes than
+/// this. A stream keeps this buffer.
 const SMALL_READ_BUFFER: usize = 2 * 1024;
 
 /// The receiving direction.
@@ -261,7 +263,7 @@ impl Receive {
         Ok(())
     }
 
-    /// Checks a placed FPDU once its trailer has arrived. Returns whether it has.
+    /// Checks a placed FPDU once its trailer has arrived. Returns whether the trailer has arrived.
     fn finish_placement(&mut self, trailer: &[u8], shared: &mut Shared) -> Result<bool, Fault> {
         let Some(placing) = &mut self.placing else {
             return Ok(false);
@@ -297,7 +299,7 @@ impl Placing {
         )
     }
 
-    /// Records those of `count` bytes that went to the destination, and returns how many they are.
+    /// Records how many of `count` bytes went to the destination, and returns that number.
     fn received(
         &mut self,
         count: usize,

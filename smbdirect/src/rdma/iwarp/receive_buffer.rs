@@ -18,10 +18,12 @@ pub(super) const ARENA_BYTES: usize = 16 * 1024;
 /// The arenas of all streams.
 static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
-/// Buffers for reads that fill more than half an arena and are too short to share the block.
+/// Buffers for copies of reads that are longer than half an arena and shorter than
+/// [`ZERO_COPY_THRESHOLD_BYTES`].
 static SMALL_BLOCKS: Pool = Pool::new(ZERO_COPY_THRESHOLD_BYTES, 64);
 
-/// The unprocessed bytes in a block from which messages become slices of the block.
+/// If a block holds at least this many unprocessed bytes, messages are slices of the block.
+/// Otherwise the bytes are copied first.
 pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = BLOCK_BYTES / 4;
 
 /// The memory for bytes from the socket.
@@ -33,7 +35,7 @@ pub(super) enum Block {
     Owned(BytesMut),
     /// A block that was read into, of which messages may be slices.
     Shared(Bytes),
-    /// A copy of the few bytes that waited in a block, which is back in the pool.
+    /// A copy of the few bytes that were left in a block. The block is back in the pool.
     Remainder(BytesMut),
 }
 

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::rdma::work::{Token, WorkRequest};
 
-/// The length from which payloads are shared instead of copied after their header: a slice of its
-/// own costs about as much as copying this many bytes.
+/// Payloads of at least this length are sent as slices of their own, and shorter ones are copied
+/// after their header. A slice of its own costs about as much as copying this many bytes.
 const COPY_THRESHOLD_BYTES: usize = 2048;
 
 /// Cuts messages into segments and frames them.
@@ -27,8 +27,8 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Makes the next FPDU of `work`. Returns how many of its bytes are in FPDUs then, or `None` if
-    /// all are.
+    /// Makes the next FPDU of `work`. Returns how many bytes of the work are then in FPDUs, or `None`
+    /// if all are.
     pub(super) fn push_work(&mut self, work: &WorkRequest, sent: u32) -> Option<u32> {
         let begin = sent as usize;
         match work {
@@ -66,7 +66,8 @@ impl Segments {
         }
     }
 
-    /// Makes one FPDU of a Send that fits and is copied, as most do. Returns whether it did.
+    /// Makes one FPDU of a Send if it fits one and is short enough to be copied, as most Sends are.
+    /// Returns whether it made one.
     #[inline(always)]
     pub(super) fn try_push_short(&mut self, work: &WorkRequest) -> bool {
         let WorkRequest::Send {

@@ -20,20 +20,20 @@ use crate::rdma::{
     work::{Completion, RemoteAddress, Token, WorkId, WorkRequest},
 };
 
-/// The bytes that wait for the socket from which no more FPDUs are made.
+/// The backlog, in bytes that wait for the socket, at which no more FPDUs are made.
 ///
-/// It is the most that one write takes, and it bounds the bytes that precede a Terminate and the
-/// time during which requests of the peer stay unread. Measured between two cores: RDMA Writes of 1
-/// MiB were 1.5 times as fast with 1 MiB as with 256 KiB, and RDMA Reads of 64 KiB were 1.14 times
-/// as fast with 512 KiB as with 1 MiB.
+/// It limits the bytes of one write, the bytes that precede a Terminate, and the time during which
+/// requests of the peer stay unread. Measured between two cores: RDMA Writes of 1 MiB were 1.5 times
+/// as fast with 1 MiB as with 256 KiB, and RDMA Reads of 64 KiB were 1.14 times as fast with 512 KiB
+/// as with 1 MiB.
 const MAX_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmit {
     segments: Segments,
-    /// Whether work becomes FPDUs when it is posted. If each FPDU is one write, it does not,
-    /// because the longest FPDU is known only at the write.
+    /// Whether work becomes FPDUs when it is posted. This is false if each FPDU is one write, because
+    /// the largest FPDU length is then known only at the write.
     frames_on_post: bool,
     /// Whether nothing may be sent yet, because the initiator's first FPDU has not arrived.
     held: bool,
@@ -56,7 +56,7 @@ pub(super) struct Transmit {
 #[derive(Clone, Copy, Debug)]
 struct Message {
     body: Body,
-    /// The bytes of it that are in FPDUs.
+    /// The number of bytes of the message that are in FPDUs.
     sent: u32,
 }
 
@@ -128,8 +128,8 @@ impl Transmit {
         }
     }
 
-    /// Makes FPDUs of a Send or a Write immediately, if it is next and there is room. Returns
-    /// whether all of it is in FPDUs. If not, the caller has to post it.
+    /// Makes FPDUs of a Send or a Write immediately, if no other work precedes it and there is room.
+    /// Returns whether all of it is in FPDUs. If not, the caller has to post it.
     #[inline(always)]
     pub(super) fn try_begin(&mut self, work: &WorkRequest, shared: &Shared) -> bool {
         let is_next = self.frames_on_post
@@ -399,8 +399,8 @@ impl Transmit {
         Ok(())
     }
 
-    /// Makes the next FPDU of the oldest Read Response. Returns how many of its bytes are in FPDUs
-    /// then, or `None` if all are.
+    /// Makes the next FPDU of the oldest Read Response. Returns how many bytes of the response are
+    /// then in FPDUs, or `None` if all are.
     fn send_response(&mut self, sent: u32, shared: &Shared) -> Result<Option<u32>, Fault> {
         let read = shared
             .inbound_reads

@@ -38,8 +38,8 @@ pub(super) struct SharedPair {
 #[repr(align(128))]
 pub(super) struct CachePadded<T>(pub(super) T);
 
-/// The attempts to take the lock before the thread sleeps for it. A wake-up takes longer than a
-/// flush, which is what the other end mostly holds the lock for.
+/// The attempts to take the lock before the thread sleeps for it. The other end mostly holds the
+/// lock for a flush, which is shorter than a wake-up.
 const LOCK_ATTEMPTS: u32 = 32;
 
 /// The spin hints between two attempts, each of which takes the cache line from the other end.
@@ -60,7 +60,7 @@ impl SharedPair {
         lock(&self.pair.0)
     }
 
-    /// Tells the end of `side` that it has something to take.
+    /// Rings the doorbell of the end of `side`, which then takes what was delivered to it.
     pub(super) fn ring(&self, side: usize) {
         let CachePadded(doorbell) = &self.doorbells[side];
         if !doorbell.load(Ordering::Relaxed) {
@@ -158,8 +158,8 @@ impl Pair {
         self.end(side, Disconnect::Broken(here), Disconnect::Broken(there));
     }
 
-    /// Ends the connection, unless it has ended already. `side` is told `here`, and the other end
-    /// `there`.
+    /// Ends the connection, unless it has ended already. The end of `side` reports `here`, and the
+    /// other end reports `there`.
     pub(super) fn end(&mut self, side: usize, here: Disconnect, there: Disconnect) {
         if mem::replace(&mut self.ended, true) {
             return;

@@ -1,4 +1,4 @@
-//! The way from a connection request to a connection.
+//! The handshake: from a connection request to a connection.
 
 use std::{
     future::Future,

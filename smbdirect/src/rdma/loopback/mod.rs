@@ -6,9 +6,9 @@
 //!
 //! The state that both ends share is guarded by one lock. An end takes the lock once for everything
 //! that it flushes and once for everything that has arrived, because between two cores a lock costs
-//! more than a message. Messages are assembled before, in a box that only changes hands under the
-//! lock. There is no task and no thread: the end that flushes does the work and wakes the other
-//! end, unless that end is spinning.
+//! more than a message. Messages are assembled before the lock is taken, in a box that is then only
+//! handed over under the lock. There is no task and no thread: the end that flushes does the work
+//! and wakes the other end, unless that end is spinning.
 //!
 //! A payload shorter than 2 KiB is copied. A longer one is handed over without a copy: the receiver
 //! reads the sender's own memory, and keeping a slice of such a message keeps the whole allocation

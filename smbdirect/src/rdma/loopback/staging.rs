@@ -108,7 +108,8 @@ fn append<T>(to: &mut VecDeque<T>, from: &mut VecDeque<T>) {
     }
 }
 
-/// The work that waits for a flush. Whatever needs no state of the other end is prepared before.
+/// The work that waits for a flush. Everything that needs no state of the other end is prepared
+/// before the lock is taken.
 #[derive(Default)]
 pub(super) struct Staging {
     /// The posted receives, and the messages of the Sends that have found a receive.
@@ -125,12 +126,12 @@ pub(super) struct Staging {
     pub(super) receives: ReceiveQueue,
 }
 
-/// The size of a chunk: room for several of the longest copied messages, and small enough that a
-/// chunk which is soon used again is still in the cache of a core.
+/// The size of a chunk. It has room for several of the longest copied messages, and is small enough
+/// to stay in the cache of a core until it is reused.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// The length from which a payload is handed over without a copy, because sharing it costs less
-/// than copying it.
+/// Payloads of at least this length are handed over without a copy, because sharing them costs less
+/// than copying them.
 pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = 2048;
 
 /// The chunks of all connections.

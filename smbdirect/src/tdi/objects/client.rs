@@ -36,8 +36,9 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         ConnectAnswer::Refuse
     }
 
-    /// Learns whether the connection of an offer that [`connect`](Self::connect) accepted was
-    /// established. After this call the endpoint is closed unless the client has kept a handle.
+    /// Handles the result of an acceptance: whether the connection of an offer that
+    /// [`connect`](Self::connect) accepted was established. After this call the endpoint is closed
+    /// unless the client has kept a handle.
     fn accept_completed(&self, endpoint: &Endpoint<C>, result: Result<(), Status>) {
         let _ = (endpoint, result);
     }
@@ -71,7 +72,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         Err(tsdu)
     }
 
-    /// Learns the completion of the request that [`receive`](Self::receive) returned.
+    /// Handles the completion of the request that [`receive`](Self::receive) returned.
     fn receive_completed(&self, endpoint: &Endpoint<C>, completion: ReceiveCompletion) {
         let _ = (endpoint, completion);
     }
@@ -82,13 +83,13 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         let _ = (endpoint, available);
     }
 
-    /// Learns that the peer has invalidated a registration of this end with a message without
+    /// Handles the invalidation of a registration of this end by a message of the peer without
     /// payload. The token of a message with payload is reported with the end of its TSDU.
     fn invalidated(&self, endpoint: &Endpoint<C>, token: Token) {
         let _ = (endpoint, token);
     }
 
-    /// Handles TDI_EVENT_DISCONNECT: the connection has ended, and not by a request of this end.
+    /// Handles TDI_EVENT_DISCONNECT: the connection has ended without a request of this client.
     ///
     /// This is the last event of the connection, and the endpoint can be connected again. Discard a
     /// TSDU whose end was not indicated. Data that is held for receives can still be received.

@@ -149,8 +149,8 @@ impl<C: EndpointContext> Endpoint<C> {
         credits * session.connection.negotiated().max_payload()
     }
 
-    /// Sends an empty SMB Direct message, which carries the credits that can be granted. It is what
-    /// a send of no bytes does on other transports. The client of the peer is not told about it.
+    /// Sends an empty SMB Direct message, which carries the credits that can be granted. On other
+    /// transports a send of no bytes does this. The client of the peer does not see the message.
     ///
     /// # Errors
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): the endpoint is not connected.

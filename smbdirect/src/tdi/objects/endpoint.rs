@@ -31,9 +31,9 @@ use crate::{
 /// The local end of a connection, which can be connected again after each connection has ended.
 ///
 /// Handles are cheap to clone. When the last one is dropped, the connection is aborted and pending
-/// requests are cancelled. To have everything sent first, [`disconnect`](Self::disconnect) with
-/// [`RELEASE`](DisconnectFlags::RELEASE) before that. The table at [`EndpointState`] says which
-/// requests each state allows.
+/// requests are cancelled. To send everything first, call [`disconnect`](Self::disconnect) with
+/// [`RELEASE`](DisconnectFlags::RELEASE) and await it before you drop the last handle. The table at
+/// [`EndpointState`] lists the requests that each state allows.
 ///
 /// A request is submitted by the call, in the order of calls, and completes once. Its future only
 /// waits for the completion, and dropping the future does not cancel the request.

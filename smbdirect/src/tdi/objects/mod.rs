@@ -1,9 +1,8 @@
 //! The objects of TDI that a client opens: [`Address`] and [`Endpoint`], and the [`Client`] whose
 //! handlers they call.
 //!
-//! These three name each other: an address opens endpoints, an endpoint belongs to an address, and
-//! the handlers of a client receive both. They are therefore the one circle of imports in `tdi`,
-//! and this folder holds all of it. `phase` has no part in it.
+//! An address opens endpoints, an endpoint belongs to an address, and the handlers of a client take
+//! both as arguments. These files therefore import each other, which no other files of `tdi` do.
 
 mod address;
 mod client;

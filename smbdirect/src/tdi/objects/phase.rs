@@ -40,7 +40,7 @@ pub(super) struct Attempt {
     pub(super) completer: Option<Completer>,
     pub(super) task: AbortHandle,
     /// The remote filter of the listen that accepted the peer. The listen becomes pending again if
-    /// this peer fails to negotiate. `None` if it was no listen that accepted the peer.
+    /// this peer fails to negotiate. `None` if the peer was not accepted by a listen.
     pub(super) listen: Option<Option<IpAddr>>,
 }
 

@@ -7,8 +7,8 @@ use crate::rdma::{
     work::{ProviderError, ProviderErrorKind},
 };
 
-/// Converts an error of connecting TCP. A listener that is closed meanwhile resets the connection,
-/// which counts as a refusal.
+/// Converts an error of connecting TCP. If the listener is closed during the attempt, its system
+/// resets the connection, which counts as a refusal.
 pub(super) fn not_connected(error: &io::Error) -> ProviderError {
     let mut error = os_error("connecting", error);
     if error.kind == ProviderErrorKind::Reset {

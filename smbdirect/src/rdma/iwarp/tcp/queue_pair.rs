@@ -43,26 +43,26 @@ pub(super) struct IwarpQueuePair {
     socket: Option<Socket>,
     /// Whether each FPDU is sent as a TCP segment of its own.
     fpdu_per_segment: bool,
-    /// Whether the length of FPDUs follows the size of TCP segments.
+    /// Whether the FPDU length is adjusted when the size of TCP segments (MSS) changes.
     follow_mss: bool,
-    /// The number of bytes sent at which the size of TCP segments is read again.
+    /// The total number of sent bytes at which the MSS is read again.
     next_mss_check: u64,
     /// Whether the next read is made without asking the runtime if the socket is ready.
     skip_readiness_check: bool,
     /// The number of bytes read so far.
     received: u64,
-    /// The choice of how many bytes the socket collects before it wakes this end.
+    /// Chooses how many bytes the socket collects before it wakes this end.
     low_water: LowWater,
     /// Bounds a sleep while the low-water mark is above one byte.
     low_water_timer: Option<Pin<Box<Sleep>>>,
-    /// The choice between spinning and sleeping.
+    /// Chooses between spinning and sleeping.
     adaptive_spin: AdaptiveSpin,
     /// How long to wait for an answer before each of the remaining startup probes.
     probe_delays: &'static [Duration],
     /// The timer of the next startup probe.
     probe_timer: Option<Pin<Box<Sleep>>>,
-    /// The error of the last write, after which only reads are made: the last bytes of the peer may
-    /// still be there.
+    /// The error of the last write. After it the queue pair only reads, because the last bytes of the
+    /// peer may still be in the receive buffer of the socket.
     broken_pipe: Option<ProviderError>,
     closing: Closing,
     /// The longest duration of a graceful disconnect.
@@ -86,9 +86,8 @@ enum Closing {
     Terminated,
 }
 
-/// The bytes that are sent between two reads of the size of TCP segments. It is not more than the
-/// backlog of a stream. With `fpdu_per_segment` the size is read before each round of writes
-/// instead.
+/// The bytes that are sent between two reads of the MSS. It is not more than the backlog of a
+/// stream. With `fpdu_per_segment` the MSS is read before each round of writes instead.
 const MSS_CHECK_INTERVAL_BYTES: u64 = 256 * 1024;
 /// How long to wait for an answer to the first FPDU before each startup probe. A healthy peer
 /// answers sooner, and a Linux server gives up after 5 seconds.

@@ -14,8 +14,8 @@ use tokio::{
 
 /// Returns whether the socket is ready or in error. If not, the context is woken when it is.
 ///
-/// The check is exempt from tokio's cooperative budget: a task that sends without a pause would use
-/// its budget up and then find no socket ready. The queue pair has limits of its own for the work
+/// The check is exempt from tokio's cooperative budget. A task that sends without a pause would
+/// otherwise use up its budget and then find no socket ready. The queue pair itself limits the work
 /// of one call.
 pub(super) fn ready(stream: &TcpStream, interest: Interest, context: &mut Context<'_>) -> bool {
     // The socket is mostly known to be ready, and no waker has to be registered.
