@@ -1,4 +1,4 @@
-//! [`Listener`]: accepts peers, and negotiates with each in a task of its own.
+//! [`Listener`]: accepts peers, and runs the negotiation with each peer in a separate task.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -22,9 +22,9 @@ use crate::{
     wire::{IrdOrd, ZeroDepth},
 };
 
-/// Peers that may negotiate concurrently. Further peers wait until one of them is done.
+/// Largest number of peers that negotiate concurrently. Further peers wait until a negotiation is over.
 const MAX_NEGOTIATING: usize = 256;
-/// Negotiated connections that may wait for [`Listener::accept`].
+/// Largest number of negotiated connections that wait for [`Listener::accept`].
 const BACKLOG: usize = 256;
 
 /// Accepts SMB Direct connections.

@@ -53,7 +53,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `poll` returns a value. `poll` runs under the lock, now and after each change.
+    /// Waits until `poll` returns a value. `poll` runs under the lock, at the first poll of the future and
+    /// after each change of the state.
     pub(crate) async fn wait<R>(&self, mut poll: impl FnMut(&mut State) -> Option<R>) -> R {
         poll_fn(|context| self.poll(context, &mut poll)).await
     }

@@ -180,8 +180,8 @@ impl State {
         self.closed.is_none() && !self.engine.is_ready()
     }
 
-    /// Returns `Ok` once a message can start immediately, or why the connection is over. Before that,
-    /// returns `None` and has the waiting futures woken when a message can start.
+    /// Returns `Ok` if a message can start immediately, or the reason if the connection is over.
+    /// Otherwise returns `None`, and the waiting futures are woken when a message can start.
     pub(crate) fn check_ready(&mut self) -> Option<Result<(), ConnectionError>> {
         match &self.closed {
             Some(error) => Some(Err(error.clone())),
@@ -284,8 +284,8 @@ impl State {
         self.inbox.take()
     }
 
-    /// Takes the oldest message, or what has arrived of it. If there is nothing, has the waiting futures
-    /// woken for the next segment.
+    /// Takes the oldest message, or the part of it that has arrived. If there is none, the next segment
+    /// wakes the waiting futures.
     #[inline]
     pub(crate) fn take_segment(&mut self) -> Option<Segment> {
         let segment = self.inbox.take_segment();
@@ -355,8 +355,8 @@ impl State {
         self.engine.span().clone()
     }
 
-    /// Closes the connection after the work submitted so far. The driver task does it, because a handle
-    /// may be dropped outside its runtime, where there is no clock.
+    /// Closes the connection after the work submitted so far. The driver task is woken to do this,
+    /// because a handle may be dropped outside its runtime, where there is no clock.
     pub(crate) fn close(&mut self) {
         self.engine.close();
         self.wake_task();
@@ -369,7 +369,8 @@ impl State {
         self.close();
     }
 
-    /// Ends the connection immediately. As for [`close`](Self::close), the driver task does it.
+    /// Ends the connection immediately. As in [`close`](Self::close), the driver task is woken to finish
+    /// this.
     pub(crate) fn abort(&mut self) {
         self.engine.abort();
         self.take_rare_events();

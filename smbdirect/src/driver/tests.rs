@@ -91,12 +91,13 @@ impl QueuePair for Script {
     }
 }
 
-/// Returns a negotiated connection, and the lists of its queue pair.
+/// Returns a negotiated connection whose peer requests 10 credits, and the lists of its queue pair.
 fn established() -> (Arc<Shared>, Arc<Mutex<Lists>>) {
     established_with(10)
 }
 
-/// Returns the same for a peer that asks for `credits_requested` credits.
+/// Returns a negotiated connection whose peer requests `credits_requested` credits, and the lists of its
+/// queue pair.
 fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) {
     let (config, script) = (Config::default(), Script::default());
     let lists = script.0.clone();
@@ -132,7 +133,7 @@ fn established_with(credits_requested: u16) -> (Arc<Shared>, Arc<Mutex<Lists>>) 
     (shared, lists)
 }
 
-/// Queues a message in the engine without a flush.
+/// Submits a message to the engine without flushing it.
 fn queue_message(state: &mut State, message: &'static str) {
     let id = MessageId(state.sends.insert() as u64);
     state.engine.send(id, message.into(), None).unwrap();

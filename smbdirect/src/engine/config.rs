@@ -43,11 +43,13 @@ pub struct Settings {
     /// credit before the connection ends. With `None` only the keepalive ends it.
     pub credit_grant_timeout: Option<Duration>,
     /// Limit, in bytes, of the memory for messages that have arrived and wait for the application,
-    /// and for messages that may still arrive on the granted credits. While the limit is reached no
-    /// credits are granted; sending then stops as well, because the last send credit is never spent
-    /// on a message without a grant. `None` means twice the memory that the credits need plus four
-    /// messages of the largest size. An incomplete message is counted in addition, up to
-    /// `max_fragmented_receive_size`.
+    /// and for messages that may still arrive on the granted credits. `None` means twice the memory
+    /// that the credits need plus four messages of the largest size. An incomplete message is not
+    /// part of this limit, and uses up to `max_fragmented_receive_size` more.
+    ///
+    /// While the limit is reached, no credits are granted. Sending then stops as well, because this
+    /// end does not spend its last send credit on a message without a grant; see
+    /// [`strict_last_credit`](Policy::strict_last_credit).
     pub receive_buffer: Option<usize>,
     /// Choices where the specification is silent or contradicts itself.
     pub policy: Policy,

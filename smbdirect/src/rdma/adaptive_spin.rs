@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 /// The bytes that must have moved since the last sleep before an end starts to spin.
 const MIN_BYTES_TO_SPIN: u64 = 16 * 1024;
-/// The bytes that must be received within a spin to restart its time limit. It is lower than
-/// [`MIN_BYTES_TO_SPIN`], because a small message can grant the credits for many bytes to send.
+/// The bytes, sent and received together, that must move within a spin to restart its time limit. At
+/// least one of them must be received. The value is lower than [`MIN_BYTES_TO_SPIN`], because a small
+/// message can grant the credits for many bytes to send.
 const MIN_BYTES_TO_EXTEND: u64 = 4 * 1024;
 /// The number of consecutive fruitless spins after which the back-off stops growing.
 const MAX_COUNTED_FRUITLESS: u32 = 6;
@@ -84,7 +85,7 @@ impl AdaptiveSpin {
     ) -> bool {
         let moved = sent + received != self.moved;
         self.moved = sent + received;
-        // Only received bytes show that spinning pays, not what this end sends.
+        // Spinning pays only if bytes are received: those that this end sends do not show that.
         let is_extended =
             |mark: Mark| received > mark.received && self.moved - mark.moved >= MIN_BYTES_TO_EXTEND;
         match self.since {

@@ -291,10 +291,10 @@ impl Outbound {
         self.settle();
     }
 
-    /// Cancels a pending request, and returns whether it did. It does not if there is no such
-    /// request, if its TSDU has started to leave, or if the last request of its TSDU has completed.
+    /// Cancels a pending request. Returns false and changes nothing if there is no such request, if
+    /// its TSDU has started to leave, or if the last request of its TSDU has completed.
     ///
-    /// The other parts of its TSDU are not sent either.
+    /// The other parts of the TSDU of a cancelled request are not sent either.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let withdrawn = self.withdraw(Status::CANCELLED, |pending| pending.id == id);
         self.settle();

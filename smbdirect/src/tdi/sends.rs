@@ -54,7 +54,7 @@ struct State {
 /// An event of the sends for the connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendNews {
-    /// The send buffer has this many free bytes, of which the client is told.
+    /// The client is to be notified that the send buffer has this many free bytes.
     SendPossible(usize),
     /// A send has timed out, and the connection must be aborted.
     Abort(Status),
@@ -105,7 +105,8 @@ impl Sends {
     /// Submits a request that is a whole TSDU, and returns the slot of its completion.
     ///
     /// # Errors
-    /// [`Status::INVALID_DEVICE_STATE`]: a TSDU of its class is open, and it would continue it.
+    /// [`Status::INVALID_DEVICE_STATE`]: a TSDU of its class is open, which the request would
+    /// continue.
     pub(crate) fn submit_whole(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         self.with(|state| match state.outbound.is_open(request.flags) {
             true => Err(Status::INVALID_DEVICE_STATE),
@@ -118,7 +119,7 @@ impl Sends {
         let length = request.buffer.len();
         let completion = self.with(|state| {
             let slot = state.submit(now, request);
-            // Only without a send buffer, where the flag has no effect, is it not complete yet.
+            // Without a send buffer the flag has no effect, and the request is still pending.
             state.waiters.abandon(slot)
         });
         completion.map_or(Ok(length), |completion| completion.result())
@@ -136,8 +137,8 @@ impl Sends {
         drop(completion);
     }
 
-    /// Cancels the request of `slot` if its TSDU has not started to leave, and returns whether it
-    /// did.
+    /// Cancels the request of `slot` if its TSDU has not started to leave. Returns whether the
+    /// request was cancelled.
     pub(crate) fn cancel(&self, slot: usize) -> bool {
         self.with(|state| {
             let cancelled = state.outbound.cancel(RequestId(slot as u64));

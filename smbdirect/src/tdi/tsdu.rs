@@ -31,8 +31,8 @@ pub(crate) struct Tsdu {
     pub(crate) invalidated_token: Option<Token>,
     /// The handler to which the TSDU was shown; `None` before its first indication.
     pub(crate) handler: Option<Handler>,
-    /// The value of `available` at an indication of which nothing was taken. It is not indicated
-    /// again until more has arrived.
+    /// The value of `available` at the last indication, if the handler took nothing of it. The TSDU
+    /// is not indicated again until more bytes have arrived.
     pub(crate) declined_at: usize,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Posted {
 }
 
 impl Posted {
-    /// Copies as many bytes as fit into the buffer, and returns how many did.
+    /// Copies as many bytes as fit into the buffer, and returns their number.
     pub(crate) fn place(&mut self, bytes: &[u8]) -> usize {
         let mut free = &mut self.request.buffer[self.placed..];
         let count = bytes.len().min(free.len());

@@ -123,9 +123,8 @@ impl Connection {
         }
     }
 
-    /// Reports as failed the transfers that can no longer complete and have no work request posted.
-    /// A transfer of which one Read was flushed is one of them, even if no other Read is left of
-    /// it.
+    /// Reports as failed the transfers that can no longer complete and have no work request posted,
+    /// including those whose last Read was flushed.
     pub(super) fn abandon_transfers(&mut self) {
         while let Some(done) = self.transfers.poll_abandoned() {
             self.transfer_done(done, false);

@@ -108,7 +108,8 @@ pub enum StreamError {
 }
 
 impl StreamError {
-    /// Returns the code of the Terminate to send, or `None` if the peer cannot or need not be told.
+    /// Returns the code of the Terminate to send, or `None` if no Terminate can reach the peer or
+    /// none is needed.
     pub fn terminate_code(&self) -> Option<TerminateCode> {
         let tagged = |fault: &AccessFault| match fault {
             // DDP has no code for missing rights.

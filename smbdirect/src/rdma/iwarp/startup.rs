@@ -18,8 +18,9 @@ use super::{
     rdmap::TerminateCode,
 };
 
-/// The signature by which two ends of this library recognise each other, and with it their support
-/// for any segmentation. Private data does not end with these eight bytes by chance.
+/// The signature by which two ends of this library recognise each other. It shows that the peer
+/// accepts FPDUs that TCP splits at any byte. Other private data is very unlikely to end with these
+/// eight bytes.
 pub(super) const PEER_SIGNATURE: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
 
 /// Selects the connections whose FPDUs carry a CRC.
@@ -101,7 +102,7 @@ impl ReplyFault {
     }
 }
 
-/// The assumed depth of peers that cannot announce theirs.
+/// The read depth that is assumed for peers that cannot announce theirs.
 const UNKNOWN_DEPTH: u16 = 16;
 /// The greatest depth that network cards and siw accept.
 const MAX_DEPTH: u16 = 128;

@@ -12,9 +12,9 @@ use crate::{
     },
 };
 
-/// What one end delivers to the other.
-// Three boxes rotate: one is filled, one is between the ends, and one is emptied. So the contents
-// are not moved, and neither end works in cache lines that the other needs.
+/// The messages and receives that one end delivers to the other.
+// Three boxes rotate: the sender fills one, one is delivered, and the receiver empties one. The
+// contents are therefore not moved, and neither end works in cache lines that the other needs.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Messages, oldest first.
@@ -144,8 +144,8 @@ impl Staging {
     }
 
     /// Assembles the oldest Sends, as long as the other end is known to have receives for them.
-    // All Sends are assembled in one go: consecutive writes to cache lines that the other core had
-    // wait for that core once. With other work in between, each write waits.
+    // All Sends are assembled in one loop. Consecutive writes to cache lines that the other core
+    // holds wait for that core only once; with other work in between, each write waits.
     pub(super) fn prepare(&mut self) {
         while self.has_receive_for_first() {
             if let Some(WorkRequest::Send {

@@ -49,7 +49,7 @@ pub(crate) struct AddressShared<C: EndpointContext> {
 }
 
 struct State<C: EndpointContext> {
-    /// Upgrades until the last handle is dropped.
+    /// A weak reference that can be upgraded until the last handle is dropped.
     handle: Weak<Handle<C>>,
     /// `None` if peers cannot connect to the address, and after it was closed.
     port: Option<Arc<Port>>,
