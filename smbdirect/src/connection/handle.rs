@@ -239,8 +239,8 @@ impl Connection {
         poll_fn(|context| self.poll_take(context, State::take_message)).await
     }
 
-    /// Receives the part of the next message that has arrived, and waits only if nothing of it has.
-    /// Afterwards, [`recv`](Self::recv) returns the rest of that message.
+    /// Receives the part of the next message that has arrived, and waits only if no part of it has
+    /// arrived. Afterwards, [`recv`](Self::recv) returns the rest of that message.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.

@@ -35,7 +35,7 @@ impl TurnBudget {
         (self.read_bytes, self.message_bytes) = (0, 0);
     }
 
-    /// Returns whether the turn has moved enough.
+    /// Returns whether one of the two budgets of the turn is spent.
     #[inline]
     pub(super) fn is_spent(&self) -> bool {
         self.read_bytes >= READ_BUDGET_BYTES || self.message_bytes >= MESSAGE_BUDGET_BYTES

@@ -218,8 +218,9 @@ impl Connection {
         self.statistics
     }
 
-    /// Returns whether a message sent now would leave without waiting for another message or a
-    /// credit.
+    /// Returns whether the connection is open, no message is queued and this end has a send credit. A
+    /// message sent now then leaves immediately, unless that credit is the last one and this end has
+    /// no credit to grant with it.
     pub fn is_ready(&self) -> bool {
         self.negotiated().is_some()
             && !self.closing

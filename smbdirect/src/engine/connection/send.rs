@@ -77,8 +77,10 @@ impl Connection {
         self.mark_idle()
     }
 
-    /// Returns the next request while there are reads or writes: an empty message that is due, then
-    /// messages and writes in the order of their calls, then reads.
+    /// Returns the next request while there are reads or writes: messages and writes in the order of
+    /// their calls, then reads. An empty message that is due precedes the writes if no message is
+    /// queued. It is also sent while the next write is older than every queued message and cannot be
+    /// posted yet.
     #[inline(never)]
     fn next_of_all(&mut self, now: Instant, max_payload: usize) -> Option<WorkRequest> {
         let write_first = match (
@@ -91,7 +93,8 @@ impl Connection {
         if write_first && let Some(write) = self.post_write() {
             return Some(write);
         }
-        // A write may wait for a long time. The peer needs credits and keepalives meanwhile.
+        // A write may wait for a long time. Until it is posted, the peer still needs credits and
+        // keepalives.
         let waiting = !write_first && !self.send_queue.is_empty();
         if (waiting || self.empty_message_is_due())
             && let Some(grant) = self.next_grant(now, waiting)

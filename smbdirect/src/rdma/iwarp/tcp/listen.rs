@@ -61,7 +61,8 @@ pub(super) async fn accept_all(
     incoming: mpsc::Sender<Incoming>,
 ) {
     let mut half_open = JoinSet::new();
-    // Each peer that is refused holds a permit until it closes the connection.
+    // A peer that is refused after its Request was passed on holds a permit until it closes the
+    // connection or `close_timeout` has passed.
     let drain_permits = Arc::new(Semaphore::new(config.max_half_open));
     loop {
         tokio::select! {
@@ -76,7 +77,7 @@ pub(super) async fn accept_all(
                         half_open.spawn(reading.instrument(connection_span(peer)));
                     }
                     Err(error) => {
-                        // For example too many open files: the pause lets other connections end.
+                        // The cause may be too many open files. The pause lets other connections end.
                         warn!(%error, "accepting a TCP connection failed");
                         sleep(Duration::from_millis(100)).await;
                     }

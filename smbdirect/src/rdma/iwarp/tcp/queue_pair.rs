@@ -231,8 +231,8 @@ impl IwarpQueuePair {
         }
     }
 
-    /// Reads once, if the socket is ready or `skip_readiness_check` is set. Returns false if there
-    /// was nothing to read.
+    /// Reads once, if the socket is ready or `skip_readiness_check` is set. Returns whether the caller
+    /// should call this again before it returns `Pending`, as [`read_now`](Self::read_now) does.
     fn read(&mut self, context: &mut Context<'_>, skip_readiness_check: bool) -> bool {
         let Some(socket) = &self.socket else {
             return false;
@@ -243,7 +243,9 @@ impl IwarpQueuePair {
         self.read_now(skip_readiness_check)
     }
 
-    /// Reads once without waiting for readiness. Returns false if there was nothing to read.
+    /// Reads once without waiting for readiness. Returns false if there was nothing to read. If the
+    /// socket was reported ready and had no bytes, returns true, so that the caller checks the
+    /// readiness again and registers its waker.
     fn read_now(&mut self, skip_readiness_check: bool) -> bool {
         let Some(socket) = &self.socket else {
             return false;
@@ -261,7 +263,7 @@ impl IwarpQueuePair {
             // The call returns the memory of the receive slices.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.machine.received(0);
-                // The readiness was cleared, so the caller has to ask for it again.
+                // The readiness was cleared, so the caller has to check it again.
                 return !skip_readiness_check;
             }
             Err(error) => self.machine.handle_loss(os_error("receiving", &error)),
@@ -387,12 +389,12 @@ impl QueuePair for IwarpQueuePair {
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
         let mut reads = 0;
-        // The flag applies to this poll only: the next caller may not poll again.
+        // The flag applies to this poll only, because the next caller may be one that sleeps.
         let mut skip_readiness_check = mem::take(&mut self.skip_readiness_check);
         loop {
             self.close_if_ended();
             if self.machine.has_completion() {
-                // Written this way, the completion is moved once, into the caller's place.
+                // In this form the completion is moved only once, directly to the caller.
                 return match self.machine.poll_completion() {
                     Some(completion) => Poll::Ready(completion),
                     None => Poll::Pending,
@@ -415,8 +417,8 @@ impl QueuePair for IwarpQueuePair {
                 continue;
             }
             if skip_readiness_check && self.broken_pipe.is_none() && self.closing == Closing::No {
-                // A busy-polling caller polls again. The waker was registered when a poll last
-                // found nothing, and if the task was woken since, it registers again.
+                // This caller busy-polls, so it polls again. The waker was registered when a poll
+                // last found nothing. If the task was woken since then, it registers again.
                 return Poll::Pending;
             }
             if let Some(error) = self.broken_pipe.take() {
