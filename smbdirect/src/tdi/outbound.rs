@@ -302,7 +302,7 @@ impl Outbound {
     }
 
     /// Discards the open TSDU of the class that `flags` select, and cancels its pending requests.
-    /// Returns whether there was one.
+    /// Returns whether a TSDU was open.
     pub fn discard_partial(&mut self, flags: SendFlags) -> bool {
         match std::mem::take(&mut self.class_mut(flags).open) {
             Slot::Empty => return false,
@@ -318,9 +318,10 @@ impl Outbound {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Ends the requests that have reached their deadlines. A TSDU that has not started to leave is
-    /// withdrawn. Otherwise the connection must be aborted, because a message cannot end in the
-    /// middle.
+    /// Ends the requests that have reached their deadlines. Their TSDU is withdrawn if it has not
+    /// started to leave and its last request has not completed. Otherwise [`SendEvent::Abort`] is
+    /// reported and the connection must be aborted, because a message cannot end in the middle, and
+    /// because the client relies on a send that has completed.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.poll_timeout().is_none_or(|due| due > now) {
             return;
@@ -390,8 +391,8 @@ impl Outbound {
         self.events.pop_front()
     }
 
-    /// Returns the number of bytes that a non-blocking send would take now; 0 while other requests
-    /// wait for room.
+    /// Returns the number of bytes that a non-blocking send would take now. It is 0 while other
+    /// requests wait for room, and if there is no send buffer.
     pub fn available(&self) -> usize {
         let waits = |class: &Class| match &class.open {
             Slot::Open(tsdu) => tsdu.pending().next().is_some(),
@@ -409,7 +410,7 @@ impl Outbound {
     }
 
     /// Returns whether a TSDU of the class that `flags` select is open, so that the next send of
-    /// that class continues it.
+    /// that class continues it. A TSDU that was withdrawn stays open until its last send was refused.
     pub fn is_open(&self, flags: SendFlags) -> bool {
         let class = match self.settings.expedited {
             Expedited::LocalPriority if flags.contains(SendFlags::EXPEDITED) => &self.expedited,

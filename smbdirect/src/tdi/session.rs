@@ -244,7 +244,7 @@ impl Task {
         });
     }
 
-    /// Passes to the connection the TSDUs that it can start to send now.
+    /// Passes to the connection the TSDUs that it can start to send now. Returns whether there was one.
     fn start_sends(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         //= TDI-SEND-04
@@ -269,7 +269,7 @@ impl Task {
         busy
     }
 
-    /// Completes the TSDUs that the connection has sent.
+    /// Completes the TSDUs that the connection has sent. Returns whether there was one.
     fn complete_sent(&mut self, context: &mut Context<'_>) -> bool {
         let mut busy = false;
         while let Some(sending) = self.sending.front_mut()
@@ -284,7 +284,8 @@ impl Task {
         busy
     }
 
-    /// Takes received segments while there is room for them, or all of them if `all` is set.
+    /// Takes up to [`MAX_SEGMENTS_PER_ROUND`] received segments, and without `all` only while there is
+    /// room for them. Returns whether it took one.
     fn take_segments(&self, context: &mut Context<'_>, all: bool) -> bool {
         let receives = &self.session.receives;
         for taken in 0..MAX_SEGMENTS_PER_ROUND {
@@ -376,7 +377,8 @@ impl Task {
         result.ok()
     }
 
-    /// Handles the deadlines that have passed, and sets the timer to the next one.
+    /// Handles the deadlines that have passed, or sets the timer to the next one. Returns whether a
+    /// deadline has passed.
     fn handle_timers(&mut self, context: &mut Context<'_>) -> bool {
         let control = self.session.control();
         let release = control
