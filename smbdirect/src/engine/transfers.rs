@@ -14,7 +14,7 @@ use crate::{
     wire::BufferDescriptorV1,
 };
 
-/// Largest number of bytes in outstanding Writes.
+/// Largest number of bytes in outstanding Writes. A single Write may be longer.
 const WRITE_WINDOW_BYTES: u64 = 8 << 20;
 
 /// A contiguous range of the peer's memory.
@@ -260,7 +260,7 @@ impl Transfers {
             .map(|write| write.sequence)
     }
 
-    /// Returns the next Write to post, if it fits in the write window.
+    /// Returns the next Write to post, if it fits in the write window or no Write is outstanding.
     pub(super) fn next_write(&mut self) -> Option<(RemoteAddress, Bytes)> {
         self.write_sequence()?;
         let write = self.writes.get_mut(self.writes_posted)?;

@@ -159,9 +159,10 @@ impl Socket {
         self.try_write(&bytes);
     }
 
-    /// Reads from a refused peer until it closes the connection, or until `close_timeout` is over.
-    /// The peer must be able to read the refusal first: siw takes a FIN directly after a refusal
-    /// for a failure of its own, and TCP discards sent data if it is closed with bytes unread.
+    /// Reads from a refused peer until it closes the connection, until `close_timeout` is over, or
+    /// [`MAX_DRAIN_READS`] times. The peer must be able to read the refusal before this end closes:
+    /// siw treats a FIN directly after a refusal as a failure of its own, and TCP discards sent data
+    /// if it is closed with bytes unread.
     pub(super) async fn drain_until_close(self, close_timeout: Duration) {
         //= MPA-37
         let mut discarded = [0; 4096];
@@ -209,7 +210,7 @@ impl Socket {
     }
 
     /// Makes the socket wake its reader only when `bytes` bytes have arrived. Lowering the value
-    /// wakes the reader if that many bytes are there already.
+    /// wakes the reader if that many bytes have arrived already.
     #[cfg(target_os = "linux")]
     pub(super) fn set_low_water(&self, bytes: usize) {
         // If this fails, the reader is woken as soon as any byte arrives.
@@ -356,7 +357,7 @@ mod tests {
                 .unwrap()
         };
         let size = |stream: &TcpStream| SockRef::from(stream).send_buffer_size().unwrap();
-        // Linux sets twice the requested size, and this is the maximum.
+        // Linux sets twice the requested size, up to a maximum, which the largest request yields.
         let stream = connect().await;
         let system_default = size(&stream);
         let largest = SockRef::from(&stream).set_send_buffer_size(i32::MAX as usize);
