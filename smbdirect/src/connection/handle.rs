@@ -220,7 +220,7 @@ impl Connection {
     }
 
     /// Sends the peer an empty message with the credits that it can be granted, unless another message
-    /// is about to leave.
+    /// is about to be sent.
     pub(crate) fn prompt(&self) {
         self.shared().with(State::submit_prompt);
     }

@@ -210,7 +210,7 @@ impl State {
     }
 
     /// Sends the peer an empty message with the credits that it can be granted, unless another message
-    /// is about to leave.
+    /// is about to be sent.
     pub(crate) fn submit_prompt(&mut self) {
         self.engine.prompt();
         self.flush_or_defer(1, 0);

@@ -21,7 +21,7 @@ pub enum Cause {
     IdleTimeout,
     /// The peer granted no credits in time while TSDUs waited for them.
     CreditTimeout,
-    /// A TSDU that had started to leave, or whose sends had completed, was not sent in time.
+    /// A TSDU that was passed to the connection, or whose sends had completed, was not sent in time.
     SendTimeout,
     /// The client neither accepted nor rejected an offer in time.
     OfferTimeout,

@@ -97,7 +97,7 @@ bitflags! {
         const WAIT = 0x0001;
         /// The endpoint disconnects immediately, and outstanding requests are cancelled.
         const ABORT = 0x0002;
-        /// The endpoint disconnects when all earlier sends have left.
+        /// The endpoint disconnects when the TSDUs of all earlier sends have been sent.
         const RELEASE = 0x0004;
     }
 }

@@ -75,7 +75,7 @@
 //! [service flags](ServiceFlags::SMB_DIRECT) do not include them:
 //!
 //! - EXPEDITED sends overtake normal sends at this end only. The peer receives a normal TSDU.
-//! - The parts of PARTIAL sends leave together, when the TSDU is complete.
+//! - The parts of PARTIAL sends are sent together, when the TSDU is complete.
 //! - An empty TSDU is refused; [`Endpoint::force_send`] sends an empty SMB Direct message.
 //! - There is no half-close, and no user data with connect and disconnect.
 //!

@@ -292,7 +292,8 @@ impl Outbound {
     }
 
     /// Cancels a pending request. Returns false and changes nothing if there is no such request, if
-    /// its TSDU has started to leave, or if the last request of its TSDU has completed.
+    /// its TSDU was taken by [`poll_tsdu`](Self::poll_tsdu), or if the last request of its TSDU has
+    /// completed.
     ///
     /// The other parts of the TSDU of a cancelled request are not sent either.
     pub fn cancel(&mut self, id: RequestId) -> bool {
@@ -318,10 +319,10 @@ impl Outbound {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Ends the requests that have reached their deadlines. Their TSDU is withdrawn if it has not
-    /// started to leave and its last request has not completed. Otherwise [`SendEvent::Abort`] is
-    /// reported and the connection must be aborted, because a message cannot end in the middle, and
-    /// because the client relies on a send that has completed.
+    /// Ends the requests that have reached their deadlines. Their TSDU is withdrawn if it was not
+    /// taken by [`poll_tsdu`](Self::poll_tsdu) and its last request has not completed. Otherwise
+    /// [`SendEvent::Abort`] is reported and the connection must be aborted, because a message cannot
+    /// end in the middle, and because the client relies on a send that has completed.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.poll_timeout().is_none_or(|due| due > now) {
             return;

@@ -101,7 +101,8 @@ impl Sending {
         }
     }
 
-    /// Cancels the send if its TSDU has not started to leave. Returns whether the send was cancelled.
+    /// Cancels the send if its TSDU has not been passed to the connection. Returns whether the send
+    /// was cancelled.
     ///
     /// A cancelled send completes with [`CANCELLED`](Status::CANCELLED), and the parts of its TSDU
     /// that were submitted before it are not sent. Otherwise nothing changes, and the completion

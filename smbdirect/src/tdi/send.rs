@@ -30,8 +30,8 @@ pub struct SendSettings {
 /// The effect of [`SendFlags::EXPEDITED`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Expedited {
-    /// The TSDU overtakes normal TSDUs that have not started to leave. The peer cannot see this. A
-    /// steady flow of expedited TSDUs keeps normal ones from being sent.
+    /// The TSDU overtakes normal TSDUs that were not passed to the connection yet. The peer cannot
+    /// see this. A steady flow of expedited TSDUs keeps normal ones from being sent.
     #[default]
     LocalPriority,
     /// No effect.
@@ -168,8 +168,8 @@ pub enum SendEvent {
         /// The bytes that a non-blocking send would take now. They are not reserved.
         available: usize,
     },
-    /// A TSDU reached its deadline after it had started to leave, or after its last request had
-    /// completed. It cannot be withdrawn, so the connection must be aborted.
+    /// A TSDU reached its deadline after it was passed to the connection, or after its last request
+    /// had completed. It cannot be withdrawn, so the connection must be aborted.
     Abort(Status),
     /// Everything was sent after [`Outbound::release`](super::Outbound::release).
     Drained,

@@ -137,8 +137,8 @@ impl Sends {
         drop(completion);
     }
 
-    /// Cancels the request of `slot` if its TSDU has not started to leave. Returns whether the
-    /// request was cancelled.
+    /// Cancels the request of `slot` if its TSDU has not been passed to the connection. Returns
+    /// whether the request was cancelled.
     pub(crate) fn cancel(&self, slot: usize) -> bool {
         self.with(|state| {
             let cancelled = state.outbound.cancel(RequestId(slot as u64));

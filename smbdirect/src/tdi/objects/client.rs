@@ -89,7 +89,8 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
         let _ = (endpoint, token);
     }
 
-    /// Handles TDI_EVENT_DISCONNECT: the connection has ended without a request of this client.
+    /// Handles TDI_EVENT_DISCONNECT: the connection has ended without a request of this client, or an
+    /// offer was not accepted in time ([`OfferTimeout`](crate::tdi::Cause::OfferTimeout)).
     ///
     /// This is the last event of the connection, and the endpoint can be connected again. Discard a
     /// TSDU whose end was not indicated. Data that is held for receives can still be received.

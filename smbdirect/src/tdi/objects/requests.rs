@@ -188,10 +188,10 @@ impl<C: EndpointContext> Endpoint<C> {
     /// Without a flag, or with [`ABORT`](DisconnectFlags::ABORT), it disconnects immediately:
     /// pending requests are cancelled, an offer is refused, and no more events are indicated.
     ///
-    /// With [`RELEASE`](DisconnectFlags::RELEASE), it disconnects when all sends have left. Data is
-    /// received as before until then. SMB Direct cannot close one direction only, so the peer
-    /// cannot send after that. A release that takes longer than `timeout` becomes an abort; `None`
-    /// means no limit.
+    /// With [`RELEASE`](DisconnectFlags::RELEASE), it disconnects when the TSDUs of all earlier sends
+    /// have been sent. Data is received as before until then. SMB Direct cannot close one direction
+    /// only, so the peer cannot send after that. A release that takes longer than `timeout` becomes
+    /// an abort; `None` means no limit. For an offer, a release refuses the peer as an abort does.
     ///
     /// # Errors
     /// The future returns:
@@ -238,7 +238,7 @@ impl<C: EndpointContext> Endpoint<C> {
             return requested;
         }
         let mut state = self.lock();
-        // The connection may have ended meanwhile.
+        // The connection may have ended since the state was checked.
         if state.is_on(&session) && matches!(state.phase, Phase::Connected) {
             state.phase = Phase::Releasing;
         }
