@@ -45,8 +45,8 @@ const SEND_QUEUE_LENGTH: u8 = 2;
 const RECEIVE_QUEUE_LENGTH: u8 = 8;
 /// Largest number of consecutive messages without payload while neither upper layer does anything.
 /// Each end may send one keepalive and one answer. Otherwise an empty message is answered only if
-/// two or more credits can be granted, so each answer leaves one credit less, and each end has
-/// three.
+/// two or more credits can be granted. Each such answer leaves one credit less to grant, and each end
+/// has three credits.
 const MAX_IDLE_MESSAGES: u8 = 10;
 
 const RULES: &str = "every rule holds";

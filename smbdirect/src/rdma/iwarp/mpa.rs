@@ -122,9 +122,9 @@ impl StartupFrame {
     /// [`encoded_length`](Self::encoded_length) bytes long.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not a frame of `kind`. A wrong key is reported at its
-    /// first wrong byte, so a peer of another protocol is recognised before a whole frame has
-    /// arrived.
+    /// Returns [`StartupError::Incomplete`] if the frame has not arrived in full, and another error
+    /// if the bytes are not a frame of `kind`. A wrong key is reported at its first wrong byte, so a
+    /// peer of another protocol is recognised before a whole frame has arrived.
     pub fn decode(kind: FrameKind, bytes: &[u8]) -> Result<Self, StartupError> {
         //= MPA-01
         //= MPA-09

@@ -244,8 +244,8 @@ impl fmt::Display for TerminateCode {
 
 /// The payload of a Terminate, as it is on the wire.
 ///
-/// Linux siw writes the control word with its nibbles and bits swapped. So there are two readings
-/// of a code, and neither is reliable: this library reports a Terminate and ends the stream, but
+/// Linux siw writes the control word with its nibbles and bits swapped. A code can therefore be read
+/// in two ways, and neither is reliable: this library reports a Terminate and ends the stream, but
 /// makes no decision based on its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {

@@ -6,8 +6,8 @@
 //! alive. If much of a tagged payload is still to be read, the next read goes directly to its
 //! destination, so that the kernel makes the only copy of those bytes.
 //!
-//! A stream holds a block only while more bytes wait in it than an arena holds. So a few blocks,
-//! which stay in a cache, serve many streams.
+//! A stream holds a block only while more unprocessed bytes are in it than fit an arena. A few
+//! blocks, which stay in a cache, therefore serve many streams.
 
 use std::mem;
 

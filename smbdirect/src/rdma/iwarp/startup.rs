@@ -5,10 +5,11 @@
 //!
 //! CRCs are on if either frame has the C flag. With [`MpaCrc::Auto`] a Request does not set it,
 //! because the peer may be Linux siw, which reports a broken FPDU if the CRC field is split between
-//! two TCP segments. But a Request of revision 2 carries [`PEER_SIGNATURE`] after the private data
-//! of the upper layer, where other implementations ignore it. A responder of this library that
-//! finds the signature sets C and puts the signature into its Reply, which tells the initiator. So
-//! CRCs are on between two ends of this library, and otherwise if the peer asks for them.
+//! two TCP segments. A Request of revision 2 instead carries [`PEER_SIGNATURE`] after the private
+//! data of the upper layer, where other implementations ignore it. A responder of this library that
+//! finds the signature sets C in its Reply and adds the signature, by which the initiator recognises
+//! it. CRCs are therefore on between two ends of this library, and otherwise if the peer asks for
+//! them.
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
