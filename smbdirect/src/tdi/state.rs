@@ -14,7 +14,7 @@ use super::status::Status;
 /// | connect, listen | NOT_ASSOCIATED | yes | CONNECTION_ACTIVE | the same | the same | the same |
 /// | accept | NOT_ASSOCIATED | INVALID_CONNECTION | INVALID_DEVICE_STATE | yes | CONNECTION_ACTIVE | the same |
 /// | send | INVALID_CONNECTION | the same | the same | the same | yes | INVALID_CONNECTION |
-/// | receive | INVALID_CONNECTION | yes, of data left by the last connection | INVALID_CONNECTION | the same | yes | yes |
+/// | receive | INVALID_CONNECTION | yes, if data is left | INVALID_CONNECTION | the same | yes | yes |
 /// | disconnect: abort | INVALID_CONNECTION | the same | yes | yes | yes | yes |
 /// | disconnect: release | INVALID_CONNECTION | the same | INVALID_DEVICE_STATE | yes | yes | INVALID_DEVICE_STATE |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
