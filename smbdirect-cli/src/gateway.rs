@@ -1,4 +1,4 @@
-//! `smbdirect gateway`: SMB between SMB Direct and SMB over TCP, with RDMA on the side that has it.
+//! `smbdirect gateway`: forwards SMB between SMB Direct and TCP, with RDMA on each side that has it.
 //!
 //! ```text
 //!   client ── accepted connection ──  one session  ── upstream connection ── server
@@ -7,10 +7,11 @@
 //!                 Sink    <──────── answers::carry  ─────────  Source
 //! ```
 //!
-//! `smbdirect_smb` decides how a message is translated; this module moves it. Messages pass whole and
-//! unchanged, but for READ and WRITE where one side has RDMA and the other has not. A slow side
-//! stops the other, by TCP's window or by SMB Direct's credits, and memory is bounded: see
-//! [`memory`] for requests and answers in flight, and [`Gateway::settings`] for connection buffers.
+//! `smbdirect_smb` decides how a message is translated; this module does the I/O. The gateway forwards
+//! messages whole and unchanged, except READ and WRITE where only one side has RDMA. Backpressure
+//! passes from one side to the other by TCP's window or SMB Direct's credits. Memory is bounded:
+//! [`memory`] limits requests and answers in flight, and [`Gateway::settings`] limits connection
+//! buffers.
 
 mod answers;
 mod buffers;
@@ -133,7 +134,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    reads_by_rdma, bytes_read_by_rdma, writes_by_rdma, bytes_written_by_rdma, requests_passed,
    requests_refused; bytes count the data of READ and WRITE however it went";
 
-/// Pause after a TCP connection could not be accepted, because descriptors ran out for example.
+/// Pause after a failure to accept a TCP connection, for example because file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Gateway {
@@ -184,7 +185,7 @@ impl Gateway {
             stall_limit: self.stall_limit,
             requests: Memory::new(in_flight),
             answers: Memory::new(in_flight),
-            // Where memory is short, most buffers are used again.
+            // Half of the memory for one direction, so that a small --memory also limits free buffers.
             buffers: Arc::new(Buffers::new(in_flight / 2)),
             report,
             totals: Totals::default(),
@@ -195,9 +196,9 @@ impl Gateway {
 
     /// Returns the settings of both sides.
     ///
-    /// Messages may be as long as the READs and WRITEs of a default Samba, so that two gateways
-    /// carry those of clients that sign or encrypt. A connection buffers little more than its
-    /// credits need, because the session takes messages immediately.
+    /// The longest message holds a READ or WRITE of Samba's default size, so that two gateways in a
+    /// row can forward those of clients that sign or encrypt. The receive buffer of a connection is
+    /// little larger than its credits need, because the session takes messages immediately.
     fn settings(&self) -> Result<Config> {
         let config = self
             .options
@@ -212,12 +213,12 @@ impl Gateway {
         Ok(Config::new(settings)?)
     }
 
-    /// Returns the number of connections for whose buffers half of --memory is enough.
+    /// Returns the number of connections whose buffers fit in half of --memory.
     fn affordable_connections(&self, config: &Config) -> u64 {
         self.memory / 2 / self.memory_of_one(config)
     }
 
-    /// Returns the most bytes that the two connections of a session may buffer.
+    /// Returns the maximum number of bytes that the two connections of a session buffer.
     fn memory_of_one(&self, config: &Config) -> u64 {
         let smbdirect = config.receive_memory() as u64 + PENDING_REQUESTS_BYTES;
         let of = |kind| match kind {
@@ -228,13 +229,13 @@ impl Gateway {
     }
 }
 
-/// Longest message in bytes to take by SMB Direct: 8 MiB of data, and its headers.
+/// Length in bytes of the longest message to receive by SMB Direct: 8 MiB of data and the headers.
 const MAX_MESSAGE_BYTES: u32 = (8 << 20) + (64 << 10);
-/// Bytes of messages that an SMB Direct connection buffers in addition to its credits.
+/// Bytes of messages that an SMB Direct connection buffers in addition to the receives of its credits.
 const BUFFERED_BEYOND_CREDITS: usize = 1 << 20;
-/// Most bytes that the record of a client's unanswered requests takes.
+/// Maximum number of bytes in the table of a client's unanswered requests.
 const PENDING_REQUESTS_BYTES: u64 = 2 << 20;
-/// Most bytes that a TCP connection buffers, without requests and answers in flight.
+/// Maximum number of bytes that a TCP connection buffers, in addition to requests and answers in flight.
 const TCP_BUFFER_BYTES: u64 = 512 << 10;
 
 async fn serve(
@@ -265,7 +266,7 @@ async fn serve(
                 };
                 sessions.spawn(session.run(client, ended.clone()));
             }
-            // A session that is done leaves only its place in the set.
+            // Removes a finished session from the set; it has already reported its result.
             Some(_) = sessions.join_next() => {}
             () = interrupted.wait() => break,
         }
@@ -295,7 +296,7 @@ impl ClientListener {
         }
     }
 
-    /// Returns the next client. Dropping the future loses none.
+    /// Returns the next client. Cancel-safe: dropping the future loses no client.
     async fn accept(&mut self) -> Result<(SocketAddr, Peer)> {
         match self {
             Self::SmbDirect(listener) => {

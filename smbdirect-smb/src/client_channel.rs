@@ -1,13 +1,14 @@
-//! Takes RDMA off the requests of a client whose server has none.
+//! Removes the RDMA channel from requests of a client whose server has no RDMA.
 //!
-//! * READ: the request goes to the server without its channel. The data of the answer is written
-//!   into the client's memory by RDMA, and the answer goes without it.
-//! * WRITE: the data is fetched from the client's memory by RDMA, and the request goes to the
-//!   server with it.
+//! * READ: the gateway sends the request to the server without its channel. It writes the data of the
+//!   answer to the client's memory by RDMA, and sends the client the answer without the data.
+//! * WRITE: the gateway reads the data from the client's memory by RDMA, and sends the request with the
+//!   data to the server.
 //!
-//! Interim answers pass. The final answer to a request with SMB2_CHANNEL_RDMA_V1_INVALIDATE,
-//! whatever its status, invalidates the token of the request's first descriptor. All else passes
-//! byte for byte. A message whose translation could be wrong is a [`Refusal`] or a [`ServerFault`].
+//! Interim answers are forwarded unchanged. The final answer to a request with
+//! SMB2_CHANNEL_RDMA_V1_INVALIDATE, whatever its status, invalidates the token of the request's first
+//! descriptor. All other messages are forwarded byte for byte. If a translation could be wrong, the
+//! result is a [`Refusal`] or a [`ServerFault`].
 
 mod checks;
 mod compound;
@@ -32,20 +33,20 @@ use crate::{
 use checks::{channel, check_length, check_unique, invalidated_token, malformed};
 use compound::{join_elements, set_next_command, single_message};
 
-/// Most bytes of a message to the server: SMB over TCP has three bytes for its length.
+/// Maximum length in bytes of a message to the server: the length field of SMB over TCP has three bytes.
 const MAX_MESSAGE_BYTES: usize = 0x00ff_ffff;
-/// Most unanswered requests with a channel: the credits that a server gives.
+/// Maximum number of unanswered requests with a channel. Servers grant no more SMB2 credits than this.
 const MAX_PENDING: usize = 8192;
-/// Most descriptors of all unanswered requests: 1 MiB of memory.
+/// Maximum number of descriptors of all unanswered requests, which take 1 MiB of memory.
 const MAX_DESCRIPTORS: usize = 65_536;
-/// Most descriptors of one request, by the 16 bits of their length.
+/// Maximum number of descriptors of one request, whose length in bytes is a field of 16 bits.
 const MAX_DESCRIPTORS_PER_REQUEST: usize = u16::MAX as usize / BufferDescriptorV1::LENGTH;
 
-/// The unanswered requests of one client.
+/// The translator for one client with RDMA, which records the client's unanswered requests.
 #[derive(Debug, Default)]
 pub struct ClientChannel {
     pending: HashMap<u64, Pending>,
-    /// Descriptors in `pending`.
+    /// Number of descriptors in `pending`.
     descriptors: usize,
     opaque: Opaque,
 }
@@ -65,28 +66,28 @@ struct Pending {
 /// The message that goes to the server for a request.
 #[derive(Debug)]
 pub enum Request {
-    /// The message, unchanged.
+    /// The message is forwarded unchanged.
     Pass(Message),
-    /// A message made of these parts, in order.
+    /// The message to send consists of these parts, in order.
     Translated(Vec<Part>),
 }
 
 /// A part of a translated request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// These bytes.
+    /// Bytes to send.
     Bytes(Bytes),
     /// The first `length` bytes of the memory in the client's descriptors, to be read by RDMA.
     Remote {
         /// The client's memory.
         from: Vec<BufferDescriptorV1>,
-        /// Bytes, not 0 and no more than the descriptors hold.
+        /// Number of bytes: at least 1, and at most as many as the descriptors hold.
         length: u32,
     },
 }
 
 impl Part {
-    /// Returns the bytes of the part.
+    /// Returns the number of bytes of the part.
     pub fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -113,7 +114,7 @@ impl Translated {
         self.parts.push(part);
     }
 
-    /// Checks that a message to the server can have `more` bytes on top of those so far.
+    /// Checks that the message to the server is not too long with `more` additional bytes.
     const fn check_length(&self, more: u64) -> Result<(), Refusal> {
         let length = self.length + more;
         if length > MAX_MESSAGE_BYTES as u64 {
@@ -134,51 +135,51 @@ impl Translated {
 /// What to do with an answer of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It passes unchanged, and may invalidate a token.
+    /// Send the answer unchanged, and invalidate a token with it if there is one.
     Pass {
-        /// The token of the client to invalidate with it.
+        /// The client's token that this message invalidates.
         invalidate: Option<Token>,
     },
-    /// Write its data to the memory of the client, and then send `reply` in its place.
+    /// Write the data of the answer to the client's memory, and then send `reply` in place of the answer.
     Place(Placement),
-    /// It is a compound: call [`ClientChannel::compound_answer`] with all of it.
+    /// The answer is a compound: call [`ClientChannel::compound_answer`] with the complete message.
     Compound,
 }
 
-/// The data of a READ, and the answer without it.
+/// The placement of a READ's data in the client's memory, and the answer without the data.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The place of the data in the answer; empty if there is none.
+    /// The range of the data in the answer; empty if there is none.
     pub data: Range<usize>,
-    /// The memory of the client to write it to, from the beginning.
+    /// The client's memory to write the data to, from its beginning.
     pub to: Vec<BufferDescriptorV1>,
     /// The message for the client, to be sent after the data.
     pub reply: Bytes,
-    /// The token of the client to invalidate with it.
+    /// The client's token that `reply` invalidates.
     pub invalidate: Option<Token>,
 }
 
-/// A step of carrying a compound answer to the client.
+/// A step in the translation of a compound answer.
 #[derive(Debug)]
 pub enum Step {
-    /// RDMA Write.
+    /// Write data to the client's memory by RDMA.
     Place {
         /// The data, at least one byte.
         data: Bytes,
-        /// The memory of the client to write it to.
+        /// The client's memory to write the data to.
         to: Vec<BufferDescriptorV1>,
     },
-    /// A message to the client.
+    /// Send a message to the client.
     Send {
         /// The message.
         message: Message,
-        /// The token of the client to invalidate with it.
+        /// The client's token that this message invalidates.
         invalidate: Option<Token>,
     },
 }
 
 impl ClientChannel {
-    /// Bytes of an answer that [`answer`](Self::answer) needs to see, of answers that have them.
+    /// Number of bytes of an answer that [`answer`](Self::answer) needs, if the answer is that long.
     pub const ANSWER_HEAD: usize = ReadResponse::FIXED;
 
     /// Creates the state of a new client.
@@ -186,7 +187,7 @@ impl ClientChannel {
         Self::default()
     }
 
-    /// Returns whether another request can be taken. If not, an answer makes room.
+    /// Returns whether another request can be recorded. If not, wait for an answer, which frees room.
     pub fn has_room(&self) -> bool {
         self.pending.len() < MAX_PENDING
             && self.descriptors + MAX_DESCRIPTORS_PER_REQUEST <= MAX_DESCRIPTORS
@@ -200,9 +201,9 @@ impl ClientChannel {
     /// Translates a request of the client.
     ///
     /// # Errors
-    /// It is not to be forwarded, and the connection is to end.
+    /// The request must not be forwarded, and the caller must end the connection.
     pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
-        // The division of a message into parts has no meaning; most messages are one part.
+        // A message can consist of several slices. Joins them only if the first is too short to decode.
         let seen = message.chunk().len();
         let message = match seen < message.len() && seen < ReadRequest::FIXED {
             true => message.into_bytes().into(),
@@ -216,7 +217,7 @@ impl ClientChannel {
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
-            // It has no command that could have a channel.
+            // A message without a complete header has no command, so it has no channel.
             Err(Malformed::TooShort { .. }) => return Ok(Request::Pass(message)),
             Err(fault) => return Err(Refusal::Header { fault }),
         };
@@ -274,7 +275,7 @@ impl ClientChannel {
         self.check_message_id(&element.header)
     }
 
-    /// Translates a READ or WRITE with a channel. With `padding` another element follows.
+    /// Translates a READ or WRITE with a channel. `padding` is not 0 if another element follows.
     fn element(
         &mut self,
         element: &Element,
@@ -308,7 +309,7 @@ impl ClientChannel {
                     let length = request.data.len();
                     return Err(Refusal::DataAndChannel { length });
                 }
-                // Checked before the sum of `usize` lengths, which may exceed 32 bits.
+                // Checked before the lengths are added as `usize`, which may have only 32 bits.
                 translated.check_length((WriteRequest::FIXED as u64) + u64::from(length))?;
                 let invalidate = invalidated_token(channel, &request.descriptors);
                 for part in write_inline(&element.header, request, padding) {
@@ -337,8 +338,8 @@ impl ClientChannel {
         Ok(())
     }
 
-    /// Checks that the MessageId is of no other unanswered request; CANCEL has that of the request
-    /// that it cancels.
+    /// Checks that no other unanswered request has the same MessageId. CANCEL is exempt, because it has
+    /// the MessageId of the request that it cancels.
     fn check_message_id(&self, header: &Header) -> Result<(), Refusal> {
         if header.command != Command::CANCEL && self.pending.contains_key(&header.message_id) {
             return Err(Refusal::Repeated {
@@ -349,11 +350,11 @@ impl ClientChannel {
         Ok(())
     }
 
-    /// Takes an answer of the server of `length` bytes, of which `head` has the first
-    /// [`ANSWER_HEAD`](Self::ANSWER_HEAD), or all.
+    /// Decides how to translate an answer of the server. The answer has `length` bytes, and `head` has
+    /// the first [`ANSWER_HEAD`](Self::ANSWER_HEAD) of them, or all.
     ///
     /// # Errors
-    /// The answer is not to be carried, and the connection is to end.
+    /// The answer must not be forwarded, and the caller must end the connection.
     pub fn answer(&mut self, head: &[u8], length: usize) -> Result<Answer, ServerFault> {
         let pass = Answer::Pass { invalidate: None };
         if self.pending.is_empty() {
@@ -384,11 +385,11 @@ impl ClientChannel {
         })
     }
 
-    /// Translates a complete compound answer. Its data comes first, then one message, or one for
-    /// each element if more than one token is to be invalidated.
+    /// Translates a complete compound answer. The steps first place all data, and then send one message,
+    /// or one message per element if several tokens have to be invalidated.
     ///
     /// # Errors
-    /// The answer is not to be carried, and the connection is to end.
+    /// The answer must not be forwarded, and the caller must end the connection.
     pub fn compound_answer(&mut self, message: Bytes) -> Result<Vec<Step>, ServerFault> {
         let fault = |fault| ServerFault::Malformed {
             command: Header::decode(&message).map_or(Command(0), |header| header.command),
@@ -445,14 +446,14 @@ impl ClientChannel {
         Ok(steps)
     }
 
-    /// Takes the request that `header` is the final answer to. SMB2_FLAGS_SERVER_TO_REDIR is not
-    /// required, because a client may ignore it.
+    /// Removes and returns the request whose final answer has this header. The flag
+    /// SMB2_FLAGS_SERVER_TO_REDIR is not required, because a client may ignore it.
     fn take_pending(&mut self, header: &Header) -> Option<Pending> {
         if header.is_interim() {
             return None;
         }
         let pending = self.pending.get(&header.message_id)?;
-        // The MessageId of an oplock break is that of no request.
+        // An oplock break is not an answer, and its MessageId belongs to no request.
         if pending.command != header.command {
             return None;
         }
@@ -465,7 +466,7 @@ impl ClientChannel {
 /// Returns a READ without its channel.
 fn read_inline(header: &Header, request: ReadRequest, padding: usize) -> Part {
     let request = ReadRequest {
-        // The data of a compressed answer could not be found.
+        // The gateway could not find the data in a compressed answer.
         flags: request.flags & !ReadRequest::REQUEST_COMPRESSED,
         channel: Channel::None,
         remaining_bytes: 0,
@@ -482,7 +483,7 @@ fn read_inline(header: &Header, request: ReadRequest, padding: usize) -> Part {
     Part::Bytes(bytes.freeze())
 }
 
-/// Returns a WRITE without its channel, followed by the data to be fetched.
+/// Returns a WRITE without its channel, followed by the data to fetch.
 fn write_inline(header: &Header, request: WriteRequest, padding: usize) -> Vec<Part> {
     let length = request.remaining_bytes;
     let mut bytes = BytesMut::with_capacity(WriteRequest::FIXED + 8);
@@ -509,8 +510,8 @@ fn write_inline(header: &Header, request: WriteRequest, padding: usize) -> Vec<P
     parts
 }
 
-/// Returns where the data of a successful READ is, and the answer without it. `None` if the answer
-/// passes unchanged: an error, or the answer to a WRITE.
+/// Returns the range of the data in the answer to a successful READ, and the answer without the data.
+/// Returns `None` if the answer is forwarded unchanged: an error, or the answer to a WRITE.
 fn placement(
     header: &Header,
     pending: &Pending,

@@ -1,15 +1,15 @@
-//! Faults of a client or of a server for which a gateway ends a connection instead of translating.
+//! Faults of a client or server after which a gateway ends the connection, because it cannot translate.
 
 use thiserror::Error;
 
 use crate::smb2::{Channel, Command, Malformed};
 
-/// A request that is never forwarded, because a translation could be wrong. It ends the
-/// connection; [`cure`](Self::cure) names the setting to change.
+/// The reason why a request is not forwarded: its translation could be wrong. The connection must end;
+/// [`cure`](Self::cure) names the setting to change.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Its bytes must not change, so that its channel cannot be taken off.
+    /// The request is signed. Its bytes must not change, so its channel cannot be removed.
     #[error("a signed {command} with {channel}")]
     Signed {
         /// READ or WRITE.
@@ -17,7 +17,7 @@ pub enum Refusal {
         /// Its channel.
         channel: Channel,
     },
-    /// A channel that is neither RDMA_V1 nor RDMA_V1_INVALIDATE.
+    /// The channel is neither RDMA_V1 nor RDMA_V1_INVALIDATE.
     #[error("a {command} with {channel}")]
     Channel {
         /// READ or WRITE.
@@ -25,7 +25,7 @@ pub enum Refusal {
         /// Its channel.
         channel: Channel,
     },
-    /// A client that came without RDMA asks for it.
+    /// A client that is connected by TCP sent a request with a channel.
     #[error("a {command} with {channel} over TCP")]
     NoRdma {
         /// READ or WRITE.
@@ -33,21 +33,21 @@ pub enum Refusal {
         /// Its channel.
         channel: Channel,
     },
-    /// The structure is broken, so that its channel cannot be read.
+    /// The request is malformed, so its channel cannot be decoded.
     #[error("a malformed {command}: {fault}")]
     Malformed {
-        /// The command, or that of the first element of a broken compound.
+        /// The command of the request, or of the first element if a compound is malformed.
         command: Command,
-        /// How it is broken.
+        /// What is malformed.
         fault: Malformed,
     },
-    /// A message that has the protocol identifier of SMB2 and is none.
+    /// The message has the protocol identifier of SMB2, but its header is malformed.
     #[error("a malformed message: {fault}")]
     Header {
-        /// How its header is broken.
+        /// What is malformed in the header.
         fault: Malformed,
     },
-    /// More bytes than the descriptors hold.
+    /// The request moves more bytes than its descriptors hold.
     #[error("a {command} of {length} bytes with descriptors for {described}")]
     BeyondDescriptors {
         /// READ or WRITE.
@@ -57,13 +57,13 @@ pub enum Refusal {
         /// Bytes that the descriptors hold.
         described: u64,
     },
-    /// A WRITE with a channel that also has data in the message.
+    /// A WRITE has a channel and also data in the message.
     #[error("a WRITE with a channel and with {length} bytes in the message")]
     DataAndChannel {
         /// Bytes in the message.
         length: usize,
     },
-    /// A WRITE that, with its data, is longer than a message to the server can be.
+    /// A WRITE with its data is longer than a message to the server can be.
     #[error(
         "a WRITE that takes a message of {length} bytes, a message over TCP has at most {most}"
     )]
@@ -73,17 +73,17 @@ pub enum Refusal {
         /// Most bytes of a message.
         most: usize,
     },
-    /// A compound with more channels or descriptors than there is room for.
+    /// A compound has more requests with a channel, or more descriptors, than can be recorded.
     #[error(
         "a compound with more than {requests} requests or {descriptors} descriptors to wait for"
     )]
     TooMany {
-        /// Most requests with a channel that may wait for their answer.
+        /// Maximum number of unanswered requests with a channel.
         requests: usize,
-        /// Most descriptors that these may have together.
+        /// Maximum number of descriptors of all these requests together.
         descriptors: usize,
     },
-    /// A MessageId that is in use by a request with a channel.
+    /// An unanswered request with a channel has the same MessageId.
     #[error("a {command} with MessageId {message_id}, which another request still has")]
     Repeated {
         /// The command.
@@ -116,37 +116,38 @@ impl Refusal {
     }
 }
 
-/// An answer that cannot be carried, because a translation could be wrong. It ends the connection.
+/// The reason why an answer is not forwarded: its translation could be wrong. The connection must end.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ServerFault {
-    /// A message that has the protocol identifier of SMB2 and is none. It can be the answer to a
-    /// request with a channel.
+    /// The message has the protocol identifier of SMB2, but its header is malformed. It could be the
+    /// answer to a request with a channel.
     #[error("a malformed answer: {fault}")]
     Header {
-        /// How its header is broken.
+        /// What is malformed in the header.
         fault: Malformed,
     },
-    /// The structure is broken.
+    /// The answer to a request with a channel is malformed.
     #[error("a malformed answer to {command}: {fault}")]
     Malformed {
         /// The command that was answered.
         command: Command,
-        /// How the answer is broken.
+        /// What is malformed.
         fault: Malformed,
     },
-    /// A signed answer that would have to change: the data of a READ, or its place in a compound.
+    /// The answer is signed, but the translation would have to change it: remove or add the data of a
+    /// READ, or move the answer out of a compound.
     #[error("a signed answer to requests that were not signed")]
     Signed,
-    /// An encrypted answer to a client that has encrypted nothing. It can be the answer to a
+    /// The answer is encrypted, but the client has sent no encrypted message. It could be the answer to a
     /// request with a channel.
     #[error("an encrypted answer to a client that does not encrypt")]
     Encrypted,
-    /// A compressed answer to a client that has neither compressed a message nor asked for such an
-    /// answer. It can be the answer to a request with a channel.
+    /// The answer is compressed, but the client has neither sent a compressed message nor asked for a
+    /// compressed answer. It could be the answer to a request with a channel.
     #[error("a compressed answer to a client that did not ask for one")]
     Compressed,
-    /// More data than was asked for.
+    /// The answer to a READ has more data than the client asked for.
     #[error("{length} bytes of data for a READ of {requested}")]
     TooMuch {
         /// Bytes that the server sent.
@@ -154,7 +155,7 @@ pub enum ServerFault {
         /// Bytes that the client asked for.
         requested: u32,
     },
-    /// Data in the message and by RDMA at the same time.
+    /// The answer to a READ has data in the message although data also moved by RDMA.
     #[error("a READ answered with {inline} bytes in the message and {remaining} by RDMA")]
     InlineAndRdma {
         /// DataLength.
@@ -162,7 +163,7 @@ pub enum ServerFault {
         /// DataRemaining.
         remaining: u32,
     },
-    /// An answer to a single request in a compound with others.
+    /// The answer to a request that was not in a compound arrived in a compound.
     #[error("the answer to a {command} that was no compound came in one")]
     Compounded {
         /// The command that was answered.

@@ -1,16 +1,17 @@
-//! SMB2 as far as an SMB Direct gateway needs it. No I/O, no clock, no task.
+//! The part of SMB2 that an SMB Direct gateway needs, and the gateway's translation. This crate does no
+//! I/O and has no clock and no task.
 //!
-//! * [`smb2`]: the messages, from bytes to values and back.
-//! * [`client_channel`]: takes RDMA off the requests of a client whose server has none.
-//! * [`server_channel`]: puts RDMA onto the requests of a client that has none.
+//! * [`smb2`]: decodes and encodes the messages.
+//! * [`client_channel`]: removes the RDMA channel from requests of a client whose server has no RDMA.
+//! * [`server_channel`]: adds an RDMA channel to requests of a client that has no RDMA.
 //!
 //! ```text
 //!   client with RDMA ── ClientChannel ── plain SMB2 ── ServerChannel ── server with RDMA
 //!         READ, WRITE with channel      data inline        READ, WRITE with channel
 //! ```
 //!
-//! A gateway uses one of them, or both in a row. They take messages and return messages and the
-//! RDMA work that goes with them; the caller does the work.
+//! A gateway uses one of the translators, or both in a row. A translator takes a message and returns the
+//! messages to send and the RDMA operations to perform; the caller sends and performs them.
 #![forbid(unsafe_code)]
 
 pub mod client_channel;

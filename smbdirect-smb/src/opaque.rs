@@ -1,15 +1,16 @@
 //! Answers that the gateway cannot read, because they are encrypted or compressed.
 //!
-//! One of them could be the answer to a request whose channel the gateway changed. The client would
-//! then look for the data of a READ where it is not, and find an empty file. Such an answer passes
-//! only if the client has done something on this connection that can have led to it.
+//! Such an answer could belong to a request whose channel the gateway changed. If it were forwarded, the
+//! client would look for the data of a READ in the wrong place and find an empty file. An opaque answer
+//! is therefore forwarded only if the client encrypts, compresses or asked for compression on this
+//! connection.
 
 use crate::{
     fault::ServerFault,
     smb2::{Protocol, ReadRequest},
 };
 
-/// Which answers the client can have asked for.
+/// The kinds of opaque answers that the client's requests on this connection allow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Opaque {
     encrypted: bool,
@@ -17,7 +18,7 @@ pub(crate) struct Opaque {
 }
 
 impl Opaque {
-    /// Notes whether a request is encrypted, compressed or asks for compression.
+    /// Records whether a request is encrypted or compressed.
     pub(crate) const fn request(&mut self, protocol: Protocol) {
         match protocol {
             Protocol::Encrypted => self.encrypted = true,
@@ -26,12 +27,12 @@ impl Opaque {
         }
     }
 
-    /// Notes the Flags of a READ that goes to the server unchanged.
+    /// Records whether a READ that is forwarded unchanged asks for a compressed answer.
     pub(crate) const fn read(&mut self, flags: u8) {
         self.compressed |= flags & ReadRequest::REQUEST_COMPRESSED != 0;
     }
 
-    /// Checks an answer that arrives while requests with a channel wait for theirs.
+    /// Checks an answer that arrives while requests with a channel are unanswered.
     pub(crate) const fn answer(self, protocol: Protocol) -> Result<(), ServerFault> {
         match protocol {
             Protocol::Encrypted if !self.encrypted => Err(ServerFault::Encrypted),

@@ -1,14 +1,14 @@
-//! Puts RDMA onto the requests of a client that has none.
+//! Adds an RDMA channel to requests of a client that has no RDMA.
 //!
-//! * READ: the request goes to the server with a channel to memory of the gateway's. The answer
-//!   goes to the client with the data that the server has written there.
-//! * WRITE: the data is put into such memory, and the request goes to the server with a channel
-//!   to it.
+//! * READ: the gateway registers memory and sends the request to the server with a channel to it. It
+//!   sends the client the answer with the data that the server has written to the memory.
+//! * WRITE: the gateway copies the data to registered memory, and sends the request to the server with a
+//!   channel to it.
 //!
-//! That is done for single requests that are neither signed nor encrypted, from a threshold on and
-//! up to the server's MaxReadWriteSize, on dialect 3.0 and later. All else passes byte for byte. A
-//! client that asks for a channel by itself is refused: the server would move data to and from
-//! memory that is not the client's.
+//! This applies to single requests that are neither signed nor encrypted, whose data is between a
+//! threshold and the server's MaxReadWriteSize, on dialect 3.0 and later. All other messages are
+//! forwarded byte for byte. A request that already has a channel is refused, because the server would
+//! access memory that is not the client's.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// The unanswered requests with a channel.
+/// The translator for a server with RDMA, which records the unanswered requests with a channel.
 #[derive(Debug)]
 pub struct ServerChannel {
     settings: Settings,
@@ -33,16 +33,16 @@ pub struct ServerChannel {
     opaque: Opaque,
 }
 
-/// Most unanswered requests with a channel: the credits that a server gives. Above that, requests
-/// go to the server without a channel.
+/// Maximum number of unanswered requests with a channel. Servers grant no more SMB2 credits than this.
+/// Further requests are forwarded without a channel.
 const MAX_PENDING: usize = 8192;
 
-/// The requests that become RDMA.
+/// The range of data lengths that move by RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Least bytes of data that move by RDMA.
+    /// Minimum number of data bytes that move by RDMA.
     pub threshold: u32,
-    /// MaxReadWriteSize of the connection to the server: most bytes of one request by RDMA.
+    /// MaxReadWriteSize of the connection to the server: the maximum number of data bytes of one request.
     pub max_read_write_size: u32,
 }
 
@@ -55,20 +55,20 @@ struct Pending {
 /// What to do with a request of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// It goes to the server unchanged.
+    /// Forward the request unchanged.
     Pass,
-    /// It is a compound that is incomplete: call again with all of it.
+    /// The request is a compound and `head` is not all of it: call again with the complete message.
     Incomplete,
     /// Register `length` bytes for the server to write to, and call
     /// [`ServerChannel::read_request`].
     Read {
-        /// Bytes to register.
+        /// Number of bytes to register.
         length: u32,
     },
     /// Register these bytes of the message for the server to read, and call
     /// [`ServerChannel::write_request`].
     Write {
-        /// The place of the data in the message.
+        /// The range of the data in the message.
         data: Range<usize>,
     },
 }
@@ -76,27 +76,27 @@ pub enum Offload {
 /// What to do with an answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It goes to the client unchanged.
+    /// Forward the answer unchanged.
     Pass,
-    /// It goes to the client unchanged, and the memory of this request is done with.
+    /// Forward the answer unchanged, and deregister the memory of the request.
     Done {
         /// The MessageId of the request.
         message_id: u64,
     },
-    /// `head` goes to the client, followed by the first `length` bytes of the memory of this
-    /// request, which is done with.
+    /// Deregister the memory of the request, and send the client `head` followed by the first `length`
+    /// bytes of that memory.
     Data {
         /// The MessageId of the request.
         message_id: u64,
         /// The answer up to its data.
         head: Bytes,
-        /// Bytes of data.
+        /// Number of data bytes.
         length: u32,
     },
 }
 
 impl ServerChannel {
-    /// Bytes of a request that [`request`](Self::request) needs to see, of requests that have them.
+    /// Number of bytes of a request that [`request`](Self::request) needs, if the request is that long.
     pub const REQUEST_HEAD: usize = WriteRequest::FIXED;
 
     /// Creates the state of a new connection.
@@ -114,11 +114,11 @@ impl ServerChannel {
         self.pending.len()
     }
 
-    /// Looks at a request of the client of `length` bytes, of which `head` has the first
-    /// [`REQUEST_HEAD`](Self::REQUEST_HEAD), or all.
+    /// Decides how to translate a request of the client. The request has `length` bytes, and `head` has
+    /// the first [`REQUEST_HEAD`](Self::REQUEST_HEAD) of them, or all.
     ///
     /// # Errors
-    /// It is not to be forwarded, and the connection is to end.
+    /// The request must not be forwarded, and the caller must end the connection.
     pub fn request(&mut self, head: &[u8], length: usize) -> Result<Offload, Refusal> {
         let protocol = Protocol::of(head);
         self.opaque.request(protocol);
@@ -127,7 +127,7 @@ impl ServerChannel {
         }
         let header = match Header::decode(head) {
             Ok(header) => header,
-            // It has no command that could have a channel.
+            // A message without a complete header has no command, so it has no channel.
             Err(Malformed::TooShort { .. }) => return Ok(Offload::Pass),
             Err(fault) => return Err(Refusal::Header { fault }),
         };
@@ -165,7 +165,7 @@ impl ServerChannel {
         }
     }
 
-    /// Returns what to do with an element that may be changed and is no part of a compound.
+    /// Returns how the element could be translated if it may be changed and is not part of a compound.
     fn element(&self, element: &Element, head: &[u8], length: usize) -> Result<Offload, Refusal> {
         let command = element.header.command;
         let message_id = element.header.message_id;
@@ -179,7 +179,7 @@ impl ServerChannel {
             return Ok(Offload::Pass);
         }
         let malformed = |fault| malformed(command, fault);
-        // The descriptors need not be in `head`, so the channel is checked before they are read.
+        // The descriptors may be beyond `head`, so the channel is checked before they are decoded.
         let channel = Channel::of_request(command, head).map_err(malformed)?;
         if channel != Channel::None {
             return Err(Refusal::NoRdma { command, channel });
@@ -206,10 +206,11 @@ impl ServerChannel {
         })
     }
 
-    /// Returns the READ for which memory was registered, with the channel to it.
+    /// Returns a READ with a channel to the memory that was registered for it.
     ///
     /// # Panics
-    /// If the request is not the one that was to become [`Offload::Read`].
+    /// Panics if `request` cannot be decoded. It must be the one for which
+    /// [`request`](Self::request) returned [`Offload::Read`].
     pub fn read_request(&mut self, request: &[u8], descriptors: &[BufferDescriptorV1]) -> Bytes {
         let (header, channel) = self.start(request);
         let read = ReadRequest::decode(request).expect("the request was looked at before");
@@ -227,11 +228,12 @@ impl ServerChannel {
         bytes.freeze()
     }
 
-    /// Returns the WRITE of which the data was registered, with the channel to it. `head` has at
-    /// least the first [`REQUEST_HEAD`](Self::REQUEST_HEAD) bytes of the request of `length` bytes.
+    /// Returns a WRITE with a channel to the registered memory that holds its data. The request has
+    /// `length` bytes, and `head` has at least the first [`REQUEST_HEAD`](Self::REQUEST_HEAD) of them.
     ///
     /// # Panics
-    /// If the request is not the one that was to become [`Offload::Write`].
+    /// Panics if `head` cannot be decoded. It must be the beginning of the request for which
+    /// [`request`](Self::request) returned [`Offload::Write`].
     pub fn write_request(
         &mut self,
         head: &[u8],
@@ -269,10 +271,10 @@ impl ServerChannel {
             .insert(header.message_id, Pending { command, length });
     }
 
-    /// Handles a complete answer of the server.
+    /// Decides how to translate a complete answer of the server.
     ///
     /// # Errors
-    /// The answer is not to be carried, and the connection is to end.
+    /// The answer must not be forwarded, and the caller must end the connection.
     pub fn answer(&mut self, message: &[u8]) -> Result<Answer, ServerFault> {
         let protocol = Protocol::of(message);
         if !self.pending.is_empty() {
@@ -317,7 +319,7 @@ impl ServerChannel {
         let response = ReadResponse::decode(message, message.len()).map_err(malformed)?;
         let (inline, remaining) = (response.data.len(), response.data_remaining);
         if remaining == 0 {
-            // The server may have sent the data in the message.
+            // No data moved by RDMA. The message has the data, if there is any.
             return Ok(Answer::Done { message_id });
         }
         if inline > 0 {
@@ -342,7 +344,7 @@ impl ServerChannel {
         })
     }
 
-    /// Returns the request that `header` is the final answer to. SMB2_FLAGS_SERVER_TO_REDIR is not
+    /// Returns the request whose final answer has this header. The flag SMB2_FLAGS_SERVER_TO_REDIR is not
     /// required, because a client may ignore it.
     fn pending_for(&self, header: &Header) -> Option<Pending> {
         if header.is_interim() {

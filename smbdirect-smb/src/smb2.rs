@@ -1,7 +1,7 @@
-//! SMB2 messages ([MS-SMB2] 2.2), from bytes to values and back. All fields are little-endian.
+//! Decodes and encodes SMB2 messages ([MS-SMB2] 2.2). All fields are little-endian.
 //!
-//! A message is one element or, if compounded, several: each has a [`Header`] whose NextCommand
-//! leads to the next. Offsets within an element count from its header.
+//! A message is one element, or a compound of several. Each element has a [`Header`], whose NextCommand
+//! is the distance to the next element. Offsets within an element count from its header.
 
 mod channel;
 mod element;

@@ -1,7 +1,7 @@
-//! From the server to the client: answers, and the data of answers that moves by RDMA.
+//! Forwards answers from the server to the client, and moves the data of READs by RDMA.
 //!
 //! ```text
-//!   TCP ── ClientChannel ── RDMA Write, message ── SMB Direct       placed as it comes
+//!   TCP ── ClientChannel ── RDMA Write, message ── SMB Direct       written by RDMA as it arrives
 //!   SMB Direct ── ServerChannel ── ClientChannel ── SMB Direct
 //!   SMB Direct ── ServerChannel ── message with data ── TCP
 //!   TCP ── pieces ── TCP
@@ -26,7 +26,8 @@ use super::{
     tcp,
 };
 
-/// Carries answers until one side ends. Everything taken from the server before has then been sent.
+/// Forwards answers until one side ends. Every complete answer that the server sent before its end is
+/// sent to the client first.
 pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
     let ended = match (from, to) {
         (Source::Tcp(server), Sink::SmbDirect(client)) => place(exchange, server, client).await,
@@ -42,14 +43,14 @@ pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut S
     }
 }
 
-/// RDMA Writes under way to the memory of the client, oldest first.
+/// RDMA Writes in flight to the memory of the client, oldest first.
 struct Placing<'a, 'b> {
     exchange: &'a Exchange<'b>,
     chunks: VecDeque<(Writing, Bytes, Grant)>,
 }
 
 impl Placing<'_, '_> {
-    /// Takes memory for another chunk. If there is none, first waits for chunks under way.
+    /// Takes a grant for another chunk. If no memory is free, waits for the oldest chunks in flight.
     async fn take(&mut self, bytes: usize) -> Result<Grant, Stop> {
         loop {
             if let Some(grant) = self.exchange.answers.try_take(bytes) {
@@ -62,7 +63,7 @@ impl Placing<'_, '_> {
         }
     }
 
-    /// Writes a chunk to the memory of the client, after the chunks under way.
+    /// Starts the RDMA Write of a chunk to the memory of the client, after the chunks in flight.
     async fn write(
         &mut self,
         client: &Connection,
@@ -95,10 +96,10 @@ impl Placing<'_, '_> {
     }
 }
 
-/// Most chunks under way to the memory of the client: one is read while others are sent.
+/// Maximum number of chunks in flight to the client, so that one is read while others are sent.
 const MAX_CHUNKS_UNDER_WAY: usize = 8;
 
-/// Carries answers from a server without RDMA to a client with it.
+/// Forwards answers from a server on TCP to a client with RDMA.
 async fn place(
     exchange: &Exchange<'_>,
     server: &mut tcp::Source,
@@ -154,8 +155,8 @@ async fn place(
                     reply, invalidate, ..
                 } = placement;
                 send_reply(exchange, client, reply.into(), invalidate, data.len()).await?;
-                // The chunks were sent before the reply. An idle session must not keep their
-                // memory.
+                // The chunks were sent before the reply, so this wait is short. An idle session must
+                // not hold their memory.
                 placing.finish_all().await?;
             }
             Answer::Compound => {
@@ -168,7 +169,7 @@ async fn place(
     }
 }
 
-/// Carries a compound answer to the client.
+/// Executes the steps that translate a compound answer to the client.
 async fn take_steps(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -197,7 +198,7 @@ async fn take_steps(
     Ok(())
 }
 
-/// Sends the client data from memory that the server wrote to.
+/// Forwards answers of a server with RDMA, with the data that it wrote to registered memory.
 async fn from_memory(
     exchange: &Exchange<'_>,
     server: &Connection,
@@ -230,8 +231,8 @@ async fn from_memory(
     }
 }
 
-/// Sends an answer to a client of either kind. With `counted`, its data is counted as moved by
-/// RDMA.
+/// Sends an answer to a client on SMB Direct or TCP. `counted` says whether its data has
+/// already been counted as moved by RDMA.
 async fn deliver(
     exchange: &Exchange<'_>,
     to: &mut Sink,
@@ -295,7 +296,7 @@ async fn send(
     send_reply(exchange, client, message, invalidate, 0).await
 }
 
-/// Sends a message after `placed` bytes of its data were written by RDMA.
+/// Sends a message whose `placed` bytes of data were written by RDMA before it.
 async fn send_reply(
     exchange: &Exchange<'_>,
     client: &Connection,

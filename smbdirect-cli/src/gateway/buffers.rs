@@ -1,5 +1,5 @@
-//! A pool of buffers: memory that was just released is in a cache, and the system need not map new
-//! pages.
+//! A pool of buffers. A buffer that was just released is still in a CPU cache, and its reuse saves the
+//! page faults of new memory.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -8,17 +8,16 @@ use std::sync::{
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes of one read from a socket or from the memory of a client: small enough to stay in the
-/// cache of a core until they are sent, large enough to keep system calls few.
+/// Bytes of one read from a socket or from the memory of a client: few enough to stay in a core's cache
+/// until they are sent, and enough to need few system calls.
 pub(super) const CHUNK: usize = 256 << 10;
-/// Smallest size class in bytes of memory to register; each class is twice as large as the one
-/// before.
+/// Bytes of the smallest size class of regions. Each class is twice as large as the one before.
 const SMALLEST_REGION: usize = 64 << 10;
-/// Largest size class in bytes of memory to register; larger memory is not kept.
+/// Bytes of the largest size class of regions. Larger regions are not kept.
 const LARGEST_REGION: usize = 16 << 20;
 /// Number of size classes.
 const CLASSES: usize = (LARGEST_REGION / SMALLEST_REGION).ilog2() as usize + 1;
-/// Most bytes of free buffers, however large --memory is.
+/// Maximum number of bytes in free buffers, whatever the value of --memory.
 const MAX_KEPT_BYTES: usize = 32 << 20;
 
 /// Free buffers of all connections.
@@ -30,7 +29,7 @@ pub(super) struct Buffers {
     regions: [Mutex<Vec<(u64, BytesMut)>>; CLASSES],
     /// Bytes of all free buffers.
     kept: AtomicUsize,
-    /// Most bytes of all free buffers.
+    /// Maximum number of bytes in all free buffers.
     max_kept: usize,
 }
 
@@ -67,7 +66,7 @@ impl Buffers {
         }
     }
 
-    /// Takes back the buffer of a chunk if this is the only handle to it.
+    /// Returns the buffer of a chunk to the pool if this is the only handle to it.
     pub(super) fn give_chunk(&self, bytes: Bytes) {
         let Ok(mut chunk) = bytes.try_into_mut() else {
             return;
@@ -107,7 +106,7 @@ impl Buffers {
         region
     }
 
-    /// Takes back the buffer of a region.
+    /// Returns the buffer of a region to the pool.
     pub(super) fn give_region(&self, session: u64, mut region: BytesMut) {
         let capacity = region.capacity();
         let Some(class) = class(region.len()) else {
@@ -117,21 +116,21 @@ impl Buffers {
         if capacity < size {
             return;
         }
-        // Only the bytes that `region` had cut off are written.
+        // Writes only the bytes beyond `length` that `region` cut off.
         region.resize(size, 0);
         if self.keep(size) {
             lock(&self.regions[class]).push((session, region));
         }
     }
 
-    /// Takes back the buffer of a region that was shared, if this is the last handle to it.
+    /// Returns the buffer of a shared region to the pool if this is the only handle to it.
     pub(super) fn give_shared_region(&self, session: u64, bytes: Bytes) {
         if let Ok(region) = bytes.try_into_mut() {
             self.give_region(session, region);
         }
     }
 
-    /// Returns whether a buffer of this size can be kept.
+    /// Reserves room for a free buffer of `size` bytes, and returns whether there was enough.
     fn keep(&self, size: usize) -> bool {
         let fits = self.kept.fetch_add(size, Relaxed) + size <= self.max_kept;
         if !fits {
@@ -141,12 +140,12 @@ impl Buffers {
     }
 }
 
-/// Returns the bytes that a region of `length` bytes takes.
+/// Returns the number of bytes that a region of `length` bytes occupies.
 pub(super) fn region_size(length: usize) -> usize {
     class(length).map_or(length, |class| SMALLEST_REGION << class)
 }
 
-/// Returns the size class for `length` bytes.
+/// Returns the size class for `length` bytes, or `None` if it is larger than all classes.
 fn class(length: usize) -> Option<usize> {
     let size = length.max(SMALLEST_REGION).checked_next_power_of_two()?;
     let class = (size / SMALLEST_REGION).ilog2() as usize;

@@ -31,7 +31,7 @@ pub(super) struct Counts {
 pub(super) struct Counters<'a>(pub(super) [&'a Counts; 2]);
 
 impl<'a> Counters<'a> {
-    /// The counters of the session alone.
+    /// Returns the counters of the session alone.
     pub(super) const fn of_session(self) -> &'a Counts {
         self.0[0]
     }
@@ -77,8 +77,7 @@ impl<'a> Counters<'a> {
     }
 }
 
-/// Longest pause between answers to a TCP client that has finished sending, before the session
-/// ends.
+/// Time without an answer after which the session of a TCP client that has finished sending ends.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Counts {
@@ -110,8 +109,7 @@ impl Counts {
     }
 }
 
-/// The traffic in each direction. Bytes are those of SMB messages and of the data that moved by
-/// RDMA in their place.
+/// A snapshot of [`Counts`], as reported. Bytes include the SMB messages and the data that moved by RDMA.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Carried {
     messages_to_server: u64,

@@ -26,7 +26,7 @@ use super::{
 pub(super) struct Exchange<'a> {
     pub(super) id: u64,
     client_channel: Mutex<ClientChannel>,
-    /// Signals that a request with a channel was answered.
+    /// Notified when a request with a channel has been answered.
     answered: Notify,
     server_channel: Mutex<ServerChannel>,
     /// Memory that the server may access, by the MessageId of its request.
@@ -80,7 +80,7 @@ impl<'a> Exchange<'a> {
         lock(&self.server_channel)
     }
 
-    /// Returns memory of `length` bytes without data of another session.
+    /// Returns a buffer of `length` bytes that contains no data of another session.
     pub(super) fn region(&self, length: usize) -> BytesMut {
         self.buffers.region(self.id, length)
     }
@@ -102,8 +102,8 @@ impl<'a> Exchange<'a> {
         self.answered.notify_one();
     }
 
-    /// Records the memory of a request, and returns the request with the channel to it. `head` is
-    /// its beginning, and `length` its whole length.
+    /// Records the memory for a request, and returns the request with a channel to that memory. `head`
+    /// is the beginning of the request, and `length` is its total length.
     pub(super) fn expect_answer(&self, head: &[u8], length: usize, region: Region) -> Bytes {
         let descriptors = [region.region.descriptor()];
         let header = Header::decode(head).expect("the request was looked at before");
@@ -118,7 +118,7 @@ impl<'a> Exchange<'a> {
         request
     }
 
-    /// Ends the server's access to the memory of a request, and returns the memory.
+    /// Deregisters the memory of a request, which ends the server's access, and returns the memory.
     pub(super) async fn take_region(&self, message_id: u64) -> Result<(BytesMut, Grant), Stop> {
         let region = lock(&self.regions).remove(&message_id);
         let Region { region, grant } = region.expect("what is answered has its memory");
@@ -127,7 +127,7 @@ impl<'a> Exchange<'a> {
         Ok((buffer, grant))
     }
 
-    /// Ends the access to memory whose content is not needed any more.
+    /// Deregisters the memory of a request whose content is no longer needed.
     pub(super) async fn end_region(&self, message_id: u64) -> Result<(), Stop> {
         let (buffer, _grant) = self.take_region(message_id).await?;
         self.buffers.give_region(self.id, buffer);

@@ -1,10 +1,11 @@
-//! Memory for requests and answers in flight: bounded over all connections, with a fair part for
-//! each.
+//! The memory budget for requests and answers in flight: bounded over all connections, with a fair part
+//! for each.
 //!
-//! Requests and answers have separate memory, so an answer, which releases what its request holds,
-//! never waits for a request. A connection takes at most its part, unless it holds nothing: any
-//! single request passes, however many connections there are. Connections wait in the order in
-//! which they came.
+//! Requests and answers have separate budgets, so an answer never waits for a request. (It must not,
+//! because the answer releases the memory of its request.) A connection that holds memory can hold at
+//! most its part. A connection that holds none can take a grant of any size, so every single request
+//! succeeds, however many connections there are. Connections wait for the shared budget in the order in
+//! which they asked.
 
 use std::sync::{
     Arc,
@@ -15,11 +16,11 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Memory is counted in units of this many bytes.
 const UNIT_BYTES: usize = 4 << 10;
-/// Most bytes that one connection holds, however large the memory is; enough to keep its peers
-/// busy.
+/// Maximum number of bytes that one connection holds, however large the budget is. This is enough to
+/// keep both of its peers busy.
 const MAX_PART_BYTES: usize = 32 << 20;
 
-/// Memory that connections share.
+/// A memory budget that connections share.
 #[derive(Debug)]
 pub(super) struct Memory {
     free: Arc<Semaphore>,
@@ -48,7 +49,7 @@ impl Memory {
     }
 }
 
-/// The memory that one connection holds, and the limit for it.
+/// One connection's part of a [`Memory`], with a count of what it holds.
 #[derive(Debug)]
 pub(super) struct Share {
     memory: Arc<Memory>,
@@ -61,7 +62,7 @@ struct Held {
     released: Notify,
 }
 
-/// Memory that a connection holds. Dropping it releases the memory.
+/// A part of the budget that a connection holds. Dropping the grant releases it.
 #[derive(Debug)]
 pub(super) struct Grant {
     _permit: OwnedSemaphorePermit,
@@ -70,7 +71,7 @@ pub(super) struct Grant {
 }
 
 impl Share {
-    /// Takes memory for `bytes`, and waits until there is some. Call it from one task at a time.
+    /// Waits until `bytes` are free, and takes them. Call it from one task at a time.
     pub(super) async fn take(&self, bytes: usize) -> Grant {
         let units = self.units(bytes);
         loop {
@@ -85,7 +86,7 @@ impl Share {
         self.granted(permit.expect("the semaphore is never closed"), units)
     }
 
-    /// Takes memory for `bytes` if it is free.
+    /// Takes `bytes` if they are free, without waiting.
     pub(super) fn try_take(&self, bytes: usize) -> Option<Grant> {
         let units = self.units(bytes);
         if !self.has_room(units) {
@@ -102,14 +103,14 @@ impl Share {
 
     fn units(&self, bytes: usize) -> u32 {
         let units = bytes.div_ceil(UNIT_BYTES).max(1);
-        // A request that is larger than all memory passes alone.
+        // A request that is larger than the whole budget takes all of it.
         u32::try_from(units)
             .unwrap_or(u32::MAX)
             .min(self.memory.units)
     }
 
     fn has_room(&self, units: u32) -> bool {
-        // One part is left for the next connection: this one may be stuck with everything it holds.
+        // One part stays free for the next connection, because this one may hold its part for long.
         let parts = self.memory.shares.load(Relaxed) + 1;
         let part = (self.memory.units as usize / parts).min(MAX_PART_BYTES / UNIT_BYTES);
         let held = self.held.units.load(Relaxed);

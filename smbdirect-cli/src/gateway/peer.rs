@@ -1,4 +1,4 @@
-//! The two ends of a session, each by SMB Direct or TCP, and the reasons for its end.
+//! The two peers of a session, each on SMB Direct or TCP, and the reasons why a session ends.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     transport,
 };
 
-/// Longest time that the end of a connection may take before it is dropped.
+/// Time limit for closing a connection gracefully. After it, the connection is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The two sides of a session.
@@ -40,7 +40,7 @@ pub(super) enum Stop {
     Failed(Side, String),
     /// The client sent a request that cannot be translated.
     Refused(Refusal),
-    /// This process was told to end.
+    /// A signal told this process to end.
     Here,
 }
 
@@ -78,8 +78,8 @@ impl Stop {
         }
     }
 
-    /// Returns the reason after a failed send to `to`. A message that is too long is the fault of
-    /// `from`.
+    /// Returns the reason after a failed send from `from` to `to`. If the message is too long, `from`
+    /// is the side at fault.
     pub(super) fn of_send(from: Side, to: Side, error: SendError) -> Self {
         match error {
             SendError::Connection(error) => Self::of(to, &error),
@@ -117,7 +117,7 @@ impl Stop {
     }
 }
 
-/// A connection to either side, by SMB Direct or TCP.
+/// A connection to the client or the server, on SMB Direct or TCP.
 pub(super) enum Peer {
     SmbDirect(Connection),
     Tcp(TcpStream, SocketAddr),
@@ -176,7 +176,7 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// Ends sending while receiving continues, where the protocol has a way.
+    /// Ends sending while receiving continues. SMB Direct has no half-close, so this affects TCP only.
     pub(super) async fn finish(&mut self) {
         if let Self::Tcp(sink) = self {
             sink.finish().await;
@@ -191,7 +191,7 @@ impl Sink {
     }
 }
 
-/// Returns the longest message in bytes that both this connection and TCP carry.
+/// Returns the length in bytes of the longest message that fits both this connection and TCP.
 pub(super) fn longest(connection: &Connection) -> usize {
     let negotiated = connection.negotiated();
     negotiated.max_fragmented_send_size.min(tcp::MAX_MESSAGE) as usize

@@ -1,4 +1,4 @@
-//! Moves messages in the way that both directions share.
+//! Functions that both directions use to forward messages.
 
 use bytes::{Buf, Bytes};
 
@@ -8,7 +8,7 @@ use super::{
     tcp,
 };
 
-/// The result of a direction, which ends only by a [`Stop`].
+/// The success value of a direction's result: it has none, because a direction ends only with a [`Stop`].
 pub(super) enum Never {}
 
 /// Returns the rest of a message in one piece.
@@ -26,7 +26,7 @@ pub(super) async fn whole(
     Ok(whole.freeze())
 }
 
-/// Carries messages from one TCP connection to another, in pieces.
+/// Forwards messages from one TCP connection to another, in pieces.
 pub(super) async fn tcp_to_tcp(
     exchange: &Exchange<'_>,
     from: &mut tcp::Source,

@@ -1,4 +1,4 @@
-//! From the client to the server: requests, and the data of requests that moves by RDMA.
+//! Forwards requests from the client to the server, and moves the data of WRITEs by RDMA.
 //!
 //! ```text
 //!   SMB Direct ── ClientChannel ── pieces ── TCP               fetched ahead, sent in order
@@ -7,8 +7,8 @@
 //!   TCP ── pieces ── TCP
 //! ```
 //!
-//! Messages held whole, memory that data is read into and registered memory all count: when memory
-//! is used up, no further request is taken from the client.
+//! Buffered messages, memory that data is read into, and registered memory all count towards the memory
+//! for requests. When it is used up, the gateway receives no further request from the client.
 
 use std::{collections::VecDeque, pin::pin};
 
@@ -30,18 +30,17 @@ use super::{
     tcp,
 };
 
-/// Most pieces that wait to be sent to a TCP server. Their memory is limited separately.
+/// Maximum number of pieces queued for a TCP server. Their memory is limited separately.
 const MAX_QUEUED_PIECES: usize = 64;
 /// Bytes of one RDMA Read from the memory of the client.
 const FETCH_BYTES: usize = 2 * CHUNK;
-/// Largest piece in bytes that is sent together with the next one: the head of a request with its
-/// data.
+/// Bytes of the largest piece that is sent together with the next one, so that the head of a request
+/// leaves with its data.
 const MAX_GATHERED_BYTES: usize = 4 << 10;
-/// Largest data offset in bytes: a request whose data cannot be placed is read whole up to this
-/// offset.
+/// Maximum length in bytes of a READ request that is sent with a channel, because it is buffered whole.
 const MAX_DATA_OFFSET: usize = u16::MAX as usize;
 
-/// Carries requests until one side ends.
+/// Forwards requests until one side ends.
 pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
     let ended = match (from, to) {
         (Source::SmbDirect(client), Sink::Tcp(server)) => {
@@ -70,13 +69,13 @@ pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut S
 enum Piece {
     /// A message of this many bytes begins.
     Begin(usize),
-    /// These bytes.
+    /// Bytes of the message, with the memory that they hold.
     Bytes(Message, Option<Grant>),
     /// Bytes that an RDMA Read fetches from the memory of the client.
     Fetched(Reading, Grant),
 }
 
-/// Returns the next request of an SMB Direct client, once it can be recorded.
+/// Waits until another request can be recorded, and returns the next request of an SMB Direct client.
 async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Request, Stop> {
     unless_gone(gone(client), exchange.client_channel_room()).await?;
     let message = client.recv().await;
@@ -84,8 +83,8 @@ async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Re
     Ok(exchange.client_channel().request(message)?)
 }
 
-/// Waits for room that only answers to earlier requests make. The server may never answer, so the
-/// wait ends with the client.
+/// Waits for `room`, which only answers to earlier requests free. The server may never answer, so the
+/// wait also ends when the client is gone.
 async fn unless_gone<T>(
     gone: impl Future<Output = Stop>,
     room: impl Future<Output = T>,
@@ -97,21 +96,21 @@ async fn unless_gone<T>(
     }
 }
 
-/// Waits for the end of an SMB Direct client.
+/// Waits until the connection of an SMB Direct client ends.
 async fn gone(client: &Connection) -> Stop {
     Stop::of(Side::Client, &client.closed().await)
 }
 
-/// Waits for the end of a TCP client: it has finished sending, and no answer has been sent to it
-/// for a while.
+/// Waits until a TCP client has finished sending and no answer has been sent to it for
+/// `ANSWER_TIMEOUT`.
 async fn gone_silent(exchange: &Exchange<'_>, client: &tcp::Source) -> Stop {
     client.hung_up().await;
     exchange.counters.of_session().silence().await;
     Stop::Closed(Side::Client)
 }
 
-/// Takes requests and fetches their data, and sends what was taken. When taking ends, sending
-/// finishes what is left.
+/// Receives requests and fetches their data, and concurrently sends them to the server. When receiving
+/// ends, the queued pieces are still sent.
 async fn fetch_and_send(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -123,18 +122,18 @@ async fn fetch_and_send(
         ended = fetch(exchange, client, pieces) => ended,
         sent = &mut sending => return Err(sent.err().unwrap_or(Stop::Here)),
     };
-    // The reason why taking ended is more specific than the reason why sending fails.
+    // The reason why receiving ended is more specific than the reason why sending fails.
     let _ = sending.await;
     ended
 }
 
-/// Takes requests, and starts to read the data that they have the server write.
+/// Receives requests, and starts RDMA Reads of the data of WRITEs.
 async fn fetch(
     exchange: &Exchange<'_>,
     client: &Connection,
     pieces: mpsc::Sender<Piece>,
 ) -> Result<Never, Stop> {
-    // The receiver lives as long as this task.
+    // The result is ignored: the receiver of the queue lives as long as this task.
     let put = async |piece| drop(pieces.send(piece).await);
     loop {
         match next_request(exchange, client).await? {
@@ -171,8 +170,8 @@ async fn fetch(
     }
 }
 
-/// Sends pieces in order. A message whose data cannot be read stays unfinished, so the server
-/// ignores it.
+/// Sends pieces in order. If the data of a message cannot be read, the message stays incomplete and the
+/// server ignores it.
 async fn send_pieces(
     exchange: &Exchange<'_>,
     mut pieces: mpsc::Receiver<Piece>,
@@ -216,8 +215,8 @@ async fn send_pieces(
     Ok(())
 }
 
-/// Carries requests from a client with RDMA to a server with RDMA: data moves through memory that
-/// the server reads.
+/// Forwards requests from a client with RDMA to a server with RDMA. The data of a WRITE is fetched into
+/// memory that the server then reads.
 async fn relay_rdma(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -255,7 +254,7 @@ async fn relay_rdma(
                 whole.freeze().into()
             }
         };
-        // A translator expects a message in one part.
+        // `ServerChannel::request` needs the message as one slice.
         let message = message.into_bytes();
         let length = message.len();
         let offload = exchange.server_channel().request(&message, length)?;
@@ -282,8 +281,8 @@ async fn relay_rdma(
     }
 }
 
-/// Moves a WRITE by RDMA on both sides, through the same memory. Returns false, and does nothing,
-/// if the parts are no such WRITE.
+/// Moves the data of a WRITE by RDMA on both sides, through the same memory. Returns false and does
+/// nothing if the parts are not such a WRITE.
 async fn relay_write(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -306,7 +305,7 @@ async fn relay_write(
     Ok(true)
 }
 
-/// Returns the bytes of memory that a part is fetched into.
+/// Returns the number of bytes of memory that a part needs for its fetched data.
 fn fetched_size(part: &Part) -> usize {
     match part {
         Part::Bytes(_) => 0,
@@ -314,7 +313,7 @@ fn fetched_size(part: &Part) -> usize {
     }
 }
 
-/// Reads the first bytes of the memory of a client in one piece.
+/// Reads the first `length` bytes of the memory of a client into one buffer.
 async fn fetch_whole(
     exchange: &Exchange<'_>,
     client: &Connection,
@@ -327,7 +326,7 @@ async fn fetch_whole(
     read.map_err(|error| Stop::of_read(&error))
 }
 
-/// Carries requests from a client without RDMA to a server with it.
+/// Forwards requests from a client on TCP to a server with RDMA.
 async fn offload(
     exchange: &Exchange<'_>,
     client: &mut tcp::Source,

@@ -1,4 +1,4 @@
-//! What all sessions of a gateway share, and the events that it reports.
+//! The state that all sessions of a gateway share, and the events that the gateway reports.
 
 use std::{
     net::SocketAddr,
@@ -36,7 +36,7 @@ pub(super) enum Kind {
     Tcp,
 }
 
-/// An object of --json.
+/// An event that --json prints as an object.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(super) enum Event<'a> {
@@ -82,7 +82,7 @@ pub(super) enum Event<'a> {
     },
 }
 
-/// What all sessions of a gateway share: the server, the settings, and the totals.
+/// The state that all sessions of a gateway share: the server, the settings, and the totals.
 pub(super) struct Service {
     pub(super) upstream: Address,
     pub(super) to: Kind,
@@ -108,7 +108,7 @@ pub(super) struct Totals {
     pub(super) total: AtomicU64,
     /// Connections that ended by a fault.
     pub(super) failed: AtomicU64,
-    /// Connections closed at once because too many were open.
+    /// Connections closed immediately because too many were open.
     pub(super) turned_away: AtomicU64,
     pub(super) counts: Counts,
 }
@@ -136,7 +136,7 @@ impl Service {
         })
     }
 
-    /// Reports a client that is not accepted because too many are open.
+    /// Reports a client that is turned away because too many connections are open.
     pub(super) fn turn_away(&self, peer: SocketAddr) {
         self.totals.turned_away.fetch_add(1, Relaxed);
         let open = self.totals.open.load(Relaxed);

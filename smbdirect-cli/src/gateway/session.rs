@@ -21,7 +21,7 @@ use super::{
 };
 use crate::report;
 
-/// Least bytes of data that move by RDMA between a client without RDMA and a server with it.
+/// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
 const RDMA_THRESHOLD: u32 = 16 << 10;
 
 /// One accepted connection, and the connection to the server that belongs to it.
@@ -34,7 +34,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Carries messages until either side ends. Each line of the log names the session.
+    /// Forwards messages until either side ends. Each log line of the session names it.
     pub(super) async fn run(self, client: Peer, told_to_end: watch::Receiver<bool>) {
         let span = info_span!("session", id = self.id, client = %self.peer);
         self.carry(client, told_to_end).instrument(span).await;
@@ -77,7 +77,8 @@ impl Session {
         told_to_end: &mut watch::Receiver<bool>,
     ) -> Stop {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
-        // A TCP server ends by itself when it is told that no more requests follow.
+        // A TCP server closes its connection when the gateway shuts down sending; SMB Direct has no
+        // such signal.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
         let stall_limit = self.service.stall_limit;
         let exchange = self.exchange(&server);
@@ -105,15 +106,15 @@ impl Session {
                 stop
             }
         };
-        // A full inbox would withhold the credits that a close may need.
+        // A full inbox grants no credits, and closing may need credits.
         drop((from_client, from_server));
         tokio::join!(to_client.close(), to_server.close());
         stop
     }
 
-    /// Returns whether the server has sent as many messages as it received. A client that closes
-    /// its connection then waits for nothing, and one that connects again immediately must find its
-    /// files closed.
+    /// Returns whether the server has sent as many messages as it received. If so, a client that closes
+    /// its connection expects no answer, and the session ends immediately: the server must close the
+    /// client's files before the client connects again.
     fn is_answered(&self) -> bool {
         let to_server = self.counts.messages_to_server.load(Relaxed);
         self.counts.messages_to_client.load(Relaxed) >= to_server
@@ -206,6 +207,6 @@ impl Session {
 
 /// Waits until this process is told to end.
 async fn told(told_to_end: &mut watch::Receiver<bool>) {
-    // The result holds a lock, so it is dropped at once.
+    // The result holds a lock, so it is dropped immediately.
     let _ = told_to_end.wait_for(|&told| told).await;
 }

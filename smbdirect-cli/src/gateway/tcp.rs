@@ -1,12 +1,12 @@
-//! SMB over TCP: each message follows a zero byte and three bytes of length, big-endian ([MS-SMB2]
-//! 2.1). Also the NetBIOS frames (RFC 1002, 4.3) that reach such a port.
+//! SMB over TCP: a zero byte and a length of three bytes, big-endian, precede each message ([MS-SMB2]
+//! 2.1). The module also handles NetBIOS frames (RFC 1002, 4.3), which can arrive on the same port.
 //!
 //! ```text
-//!   0x00  length (3)  message      carried
-//!   0x00  0                        an empty message: no SMB message is, so it is dropped
-//!   0x85  0                        NetBIOS keepalive: a sign of life of this hop, so it is dropped
-//!   0x81  ...                      NetBIOS session request: port 139's, ends the connection
-//!   else                           not SMB over TCP, ends the connection
+//!   0x00  length (3)  message      forwarded
+//!   0x00  0                        an empty message: dropped, because no SMB message is empty
+//!   0x85  0                        NetBIOS keepalive: dropped, because it concerns only this connection
+//!   0x81  ...                      NetBIOS session request, valid only on port 139: ends the connection
+//!   else                           not SMB over TCP: ends the connection
 //! ```
 
 use std::{io, time::Duration};
@@ -29,7 +29,7 @@ use crate::report;
 
 /// The port of SMB over TCP.
 pub(super) const PORT: u16 = 445;
-/// Longest message in bytes, by the three bytes of its length.
+/// Length in bytes of the longest message, which the three bytes of the length field can express.
 pub(super) const MAX_MESSAGE: u32 = 0x00ff_ffff;
 
 /// Length in bytes of the header before each message.
@@ -37,15 +37,15 @@ const HEADER: usize = 4;
 const MESSAGE: u8 = 0x00;
 const SESSION_REQUEST: u8 = 0x81;
 const KEEPALIVE: u8 = 0x85;
-/// Most bytes to read before the destination of a message is known.
+/// Maximum number of bytes to read before the destination of a message is known.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
-/// Number of unanswered TCP keepalive probes after which the system gives up an idle peer.
+/// Number of unanswered TCP keepalive probes after which the system ends the connection.
 const PROBES: u32 = 5;
 /// Interval of TCP keepalive probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which a peer that nothing is read from is checked for its end.
+/// Interval between checks whether a peer whose data is not being read has closed its connection.
 const HANG_UP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest idle time before the first keepalive probe that Linux accepts.
+/// Longest idle time before the first keepalive probe, as limited by Linux.
 const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
 /// The reason why no more messages can be received from a TCP peer or sent to it.
@@ -78,13 +78,13 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
-/// Messages from a TCP peer, taken whole or in pieces.
+/// The receiving half of a TCP connection, which returns messages whole or in pieces.
 #[derive(Debug)]
 pub(super) struct Source {
     half: OwnedReadHalf,
-    /// Bytes that were read and not taken.
+    /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
-    /// Bytes of the current message that were not taken, including those in `buffer`.
+    /// Number of bytes of the current message that were not yet taken, including those in `buffer`.
     remaining: usize,
     stall_limit: Duration,
 }
@@ -99,12 +99,12 @@ impl Source {
         }
     }
 
-    /// Waits for the next message until its first `head` bytes are there, or all of a shorter one,
-    /// and returns its length; `None` once the peer has hung up between messages. Dropping the
-    /// future loses nothing.
+    /// Waits until the first `head` bytes of the next message are in the buffer, or all of a shorter
+    /// message, and returns the length of the message. Returns `None` if the peer has closed the
+    /// connection between messages. Cancel-safe: dropping the future loses no bytes.
     ///
     /// # Errors
-    /// The reason why no further message can come.
+    /// The reason why no further message can be received.
     pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {
@@ -124,20 +124,20 @@ impl Source {
         &self.buffer[..self.buffer.len().min(self.remaining)]
     }
 
-    /// Returns the bytes of the current message that were not taken.
+    /// Returns the number of bytes of the current message that were not yet taken.
     pub(super) const fn remaining(&self) -> usize {
         self.remaining
     }
 
-    /// Takes the next bytes of the message as one piece of at most a few KiB.
+    /// Takes the next `length` bytes of the message, at most a few KiB, as one piece.
     pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Fault> {
         self.buffered(length).await?;
         self.remaining -= length;
         Ok(self.buffer.split_to(length).freeze())
     }
 
-    /// Takes the buffered part of the next `most` bytes of the message, or reads a chunk if nothing
-    /// is buffered.
+    /// Takes at most `most` bytes of the message: the bytes in the buffer, or, if it is empty, a chunk
+    /// read from the socket.
     pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Fault> {
         let most = most.min(self.remaining);
         let there = self.buffer.len().min(most);
@@ -168,7 +168,7 @@ impl Source {
         Ok(())
     }
 
-    /// Skips the next bytes of the message.
+    /// Discards the next `length` bytes of the message.
     pub(super) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
         let mut left = length;
         while left > 0 {
@@ -181,16 +181,16 @@ impl Source {
         Ok(())
     }
 
-    /// Waits until the peer ends its stream, even if not all of it was read.
+    /// Waits until the peer closes its sending side, even if unread bytes remain.
     pub(super) async fn hung_up(&self) {
-        // Unread bytes keep the socket ready, so the end has to be polled for.
+        // Unread bytes keep the socket readable, so the end of the stream has to be polled for.
         while matches!(self.half.ready(Interest::READABLE).await, Ok(ready) if !ready.is_read_closed())
         {
             sleep(HANG_UP_CHECK_INTERVAL).await;
         }
     }
 
-    /// Reads until that much of the message is in the buffer.
+    /// Reads until the buffer holds at least `length` bytes.
     async fn buffered(&mut self, length: usize) -> Result<(), Fault> {
         while self.buffer.len() < length {
             if !self.read_more().await? {
@@ -200,7 +200,8 @@ impl Source {
         Ok(())
     }
 
-    /// Reads the bytes that have arrived; returns false once the peer has hung up between messages.
+    /// Reads the bytes that have arrived. Returns false if the peer has closed the connection between
+    /// messages.
     async fn read_more(&mut self) -> Result<bool, Fault> {
         self.buffer.reserve(MAX_READ_AHEAD_BYTES);
         let begun = !self.buffer.is_empty() || self.remaining > 0;
@@ -222,8 +223,8 @@ impl Source {
     }
 }
 
-/// Takes the header of a message off the front of `buffer`, with the frames before it that are
-/// dropped. Returns `None` if it is incomplete.
+/// Removes the header of the next message from the front of `buffer`, and the frames before it that are
+/// dropped. Returns the length of the message, or `None` if the header is incomplete.
 fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
     loop {
         let Some(&[kind, length @ ..]) = buffer.first_chunk::<HEADER>() else {
@@ -243,7 +244,7 @@ fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
     }
 }
 
-/// Messages to a TCP peer, whole or in pieces.
+/// The sending half of a TCP connection, which sends messages whole or in pieces.
 #[derive(Debug)]
 pub(super) struct Sink {
     half: OwnedWriteHalf,
@@ -258,17 +259,17 @@ impl Sink {
     /// Sends a message. Completes when the system has accepted all of it.
     ///
     /// # Errors
-    /// The message is too long, the peer is gone, or accepts nothing. Part of the message may be
-    /// sent.
+    /// The message is too long, or the peer is gone or accepts no data. A part of the message may have
+    /// been sent.
     pub(super) async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
         self.write(Buf::chain(&header[..], message)).await
     }
 
-    /// Sends a piece of a message, which begins with its [`header`].
+    /// Sends a piece of a message. The first piece must begin with the message's [`header`].
     ///
     /// # Errors
-    /// The peer is gone, or accepts nothing.
+    /// The peer is gone or accepts no data.
     pub(super) async fn write(&mut self, mut piece: impl Buf) -> Result<(), Fault> {
         let limit = self.stall_limit;
         while piece.has_remaining() {
@@ -280,17 +281,17 @@ impl Sink {
         Ok(())
     }
 
-    /// Ends sending. The peer can still send.
+    /// Shuts down the sending side. The peer can still send.
     pub(super) async fn finish(&mut self) {
         // If the peer is gone, it needs no notice.
         let _ = self.half.shutdown().await;
     }
 }
 
-/// Returns the four bytes before a message of `length` bytes.
+/// Returns the four bytes that precede a message of `length` bytes.
 ///
 /// # Errors
-/// It is too long.
+/// The message is longer than [`MAX_MESSAGE`].
 pub(super) fn header(length: usize) -> Result<[u8; HEADER], Fault> {
     match u32::try_from(length) {
         // The highest byte is then zero, which is the type of a message.

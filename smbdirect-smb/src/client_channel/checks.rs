@@ -18,7 +18,7 @@ pub(super) fn malformed(command: Command, fault: Malformed) -> Refusal {
 /// message has it.
 ///
 /// # Errors
-/// The channel cannot be translated, or its element is signed, so that no byte may change.
+/// The channel cannot be translated, or the element is signed, so none of its bytes may change.
 pub(super) fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal> {
     let command = element.header.command;
     if !element.moves_data() {
@@ -28,15 +28,15 @@ pub(super) fn channel(element: &Element, head: &[u8]) -> Result<Channel, Refusal
     if channel != Channel::None && element.header.is_signed() {
         return Err(Refusal::Signed { command, channel });
     }
-    // The channel information of other channels need not be descriptors.
+    // Rejected before the descriptors are read: other channels have other channel information.
     if let Channel::Other(_) = channel {
         return Err(Refusal::Channel { command, channel });
     }
     Ok(channel)
 }
 
-/// Checks that no other request of a compound has the same MessageId. CANCEL has that of the request
-/// that it cancels.
+/// Checks that no other request of a compound has the same MessageId. CANCEL is exempt, because it has
+/// the MessageId of the request that it cancels.
 pub(super) fn check_unique(header: &Header, message_ids: &mut HashSet<u64>) -> Result<(), Refusal> {
     if header.command != Command::CANCEL && !message_ids.insert(header.message_id) {
         return Err(Refusal::Repeated {
@@ -47,7 +47,7 @@ pub(super) fn check_unique(header: &Header, message_ids: &mut HashSet<u64>) -> R
     Ok(())
 }
 
-/// Checks that the descriptors hold `length` bytes.
+/// Checks that the descriptors hold at least `length` bytes.
 pub(super) fn check_length(
     command: Command,
     length: u32,

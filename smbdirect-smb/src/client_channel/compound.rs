@@ -1,4 +1,4 @@
-//! Takes the elements of a compound apart, and puts them together.
+//! Splits a compound message into elements, and joins elements to a compound.
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::Token;
