@@ -1,7 +1,7 @@
 # Functions that the cases share. Each case sources this file.
 #
 # Linux kernels run as guests (User Mode Linux, from the lab). Samba and the gateway run on this machine.
-# All are in a network namespace that each case creates and removes.
+# They all use a network namespace that each case creates and removes.
 #
 #   SMBDIRECT_LAB   the lab: run-guest.sh and out/ [../shared/lab next to the repository]
 #   SMBDIRECT_BIN   the command under test [built here]
@@ -266,9 +266,9 @@ stop_capture() {
   stop "$capture"
 }
 
-# check_capture FILE: stops the capture and checks it with tshark and our own decoder. Each RDMAP Send
-# has to be an SMB Direct message, and our messages must be well formed, have good CRCs and break no
-# rule. Rules that the other side breaks are printed, and fail nothing.
+# check_capture FILE: stops the capture and checks it with tshark and `smbdirect decode`. Each RDMAP Send
+# must be an SMB Direct message. The messages of this implementation must be well formed, have correct CRCs
+# and break no rule. Rules that the other side breaks are printed, but do not fail the case.
 check_capture() {
   local file=$1 sends messages bad
   stop_capture

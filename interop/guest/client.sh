@@ -1,12 +1,12 @@
 # The job of a guest with the kernel's client. It sources the file parameters, which sets:
-#   address    of the server [10.77.0.1]
-#   options    a word for each mount, its mount options besides those of the account [vers=3.1.1]
-#   road       options of all mounts that say how they reach the server [rdma]
-#   sizes      of the files that are written and read back through each mount
-#   keepalive  the client's smbd_keep_alive_interval, in seconds [the kernel's own, 120]
-#   threshold  for rdma_readwrite_threshold, from which on it uses RDMA [the kernel's own, 4096]
+#   address    the server's address [10.77.0.1]
+#   options    one word per mount: its mount options, without those of the account [vers=3.1.1]
+#   road       mount options of all mounts that select the transport and port [rdma]
+#   sizes      sizes of the files that are written and read back through each mount
+#   keepalive  smbd_keep_alive_interval of the client, in seconds [the kernel's default, 120]
+#   threshold  rdma_readwrite_threshold: the client uses RDMA from this size on [the kernel's default, 4096]
 #   script     a file to run instead of the common part
-# It appends a line to the file result for each thing that it has done.
+# It appends a line to the file `result` for each completed step.
 address=10.77.0.1 options=vers=3.1.1 road=rdma sizes="0 1 4095 65536" keepalive= threshold= script=
 . /lab/parameters
 result() { echo "$@" >>/lab/result; echo "lab: $*"; }

@@ -1,6 +1,7 @@
-# fio writes blocks of random sizes at random offsets and verifies them: through the page cache, past it,
-# by memory maps, and many at once. Blocks in the page cache are of whole pages: where one page is dirty in part and
-# then read, cifs fails to register its memory ("ib_map_mr_sg failed") and drops its own connection.
+# fio writes blocks of random sizes at random offsets and verifies them: through the page cache, by direct
+# I/O, by memory maps, and with many outstanding requests. Blocks in the page cache are whole pages, because
+# cifs fails to register the memory of a partly dirty page that it reads ("ib_map_mr_sg failed") and then
+# closes its connection.
 mount_share 1 $options
 cat /proc/fs/cifs/DebugData >/lab/debug
 result "read $(sum /mnt/1/from-host)"

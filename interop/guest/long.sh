@@ -1,6 +1,6 @@
-# Mixed traffic through three mounts at once, one with the kernel's defaults (RDMA), one signed and one
+# Mixed traffic through three concurrent mounts: one with the kernel's defaults (RDMA), one signed and one
 # encrypted (messages).
-#   seconds  how long
+#   seconds  duration of the traffic
 mount_share 1 vers=3.1.1,nosharesock
 mount_share 2 vers=3.1.1,nosharesock,cache=none,sign
 mount_share 3 vers=3.1.1,nosharesock,cache=none,sign,seal

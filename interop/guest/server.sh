@@ -1,4 +1,4 @@
-# The job of a guest with the kernel's server: stays up until the host makes the file stop.
+# The job of a guest with the kernel's server: it runs until the host creates the file `stop`.
 touch /lab/up
 while [ ! -e /lab/stop ]; do
   sleep 1

@@ -1,7 +1,7 @@
-# Rates of reading or writing a file, on mounts that take turns. Parameters:
+# Measures the rate of reading or writing a file, on the mounts alternately. Parameters:
 #   operation  read or write
-#   rounds     how many for each mount
-#   megabytes  of the file
+#   rounds     number of rounds for each mount
+#   megabytes  size of the file
 #   roads      names of the mounts; the variable of each name has the mount's options
 for each in $roads; do eval "mount_share $each vers=3.1.1,nosharesock,\$$each"; done
 [ $operation = write ] && head -c $((megabytes << 20)) /dev/urandom >/tmp/data

@@ -1,4 +1,4 @@
-# A tree of small files, and the ways to change a file, each done on the mount and on a local folder.
+# Creates a tree of small files and changes files in several ways, both on the mount and in a local folder.
 for n in 1 2; do mount_share $n ${options%% *}; done
 cat /proc/fs/cifs/DebugData >/lab/debug
 result "read $(sum /mnt/1/from-host)"
@@ -29,7 +29,7 @@ in_both 'for n in $(seq 0 28); do dd if=/tmp/data of=overwritten bs=99999 count=
 dd if=/tmp/data of=/tmp/local/direct bs=1M count=2 2>/dev/null
 dd if=/tmp/data of=/mnt/1/changed/direct bs=1M count=2 oflag=direct 2>/dev/null
 
-# Two clients write alternate ranges of one file at once.
+# Two clients concurrently write alternate ranges of one file.
 cp /tmp/data /tmp/local/shared
 truncate -s 3000000 /mnt/1/changed/shared
 # alternate FIRST CLIENT BYTES: the client writes every second range from the first on.

@@ -1,4 +1,4 @@
-//! The Channel of a READ or WRITE, by which its data moves, and the descriptors of its memory.
+//! The Channel field of READ and WRITE, which says how the data moves, and the buffer descriptors.
 
 use std::fmt;
 
@@ -10,16 +10,17 @@ use super::{
     reader::{Malformed, buffer},
 };
 
-/// Channel of a READ or WRITE ([MS-SMB2] 2.2.19, 2.2.21).
+/// The Channel field of a READ or WRITE request ([MS-SMB2] 2.2.19, 2.2.21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
     /// SMB2_CHANNEL_NONE: the data is in the message.
     None,
     /// SMB2_CHANNEL_RDMA_V1: the server moves the data by RDMA.
     RdmaV1,
-    /// SMB2_CHANNEL_RDMA_V1_INVALIDATE: as V1, and the answer invalidates the first descriptor.
+    /// SMB2_CHANNEL_RDMA_V1_INVALIDATE: as RDMA_V1, and the answer invalidates the token of the first
+    /// descriptor.
     RdmaV1Invalidate,
-    /// SMB2_CHANNEL_RDMA_TRANSFORM, or a number without a meaning.
+    /// SMB2_CHANNEL_RDMA_TRANSFORM, or an undefined number.
     Other(u32),
 }
 
@@ -34,8 +35,8 @@ impl Channel {
         }
     }
 
-    /// Reads Channel of a READ or WRITE request of which `head` has at least the fixed part, or
-    /// all.
+    /// Reads the Channel field of a READ or WRITE request. `head` has at least the fixed part of the
+    /// request, or all of a shorter one.
     ///
     /// # Errors
     /// The request is shorter than its fixed part.
@@ -47,8 +48,9 @@ impl Channel {
         field(head, at).map(Self::from_number)
     }
 
-    /// Reads how many bytes a READ or WRITE request with a channel moves: Length of a READ,
-    /// RemainingBytes of a WRITE. Of the request `head` has at least the fixed part, or all.
+    /// Reads the number of bytes that a READ or WRITE request with a channel moves: Length of a READ, or
+    /// RemainingBytes of a WRITE. `head` has at least the fixed part of the request, or all of a shorter
+    /// one.
     ///
     /// # Errors
     /// The request is shorter than its fixed part.
@@ -60,7 +62,7 @@ impl Channel {
         field(head, at)
     }
 
-    /// Returns the name in the specification without SMB2_CHANNEL_, if the number has one.
+    /// Returns the name in the specification, without the prefix SMB2_CHANNEL_, if there is one.
     pub const fn name(self) -> Option<&'static str> {
         match self {
             Self::None => Some("NONE"),
@@ -92,7 +94,7 @@ impl fmt::Display for Channel {
     }
 }
 
-/// Reads a field of a READ or WRITE request that has its fixed part.
+/// Reads the 32-bit field at offset `at` of a READ or WRITE request, whose fixed part must be complete.
 fn field(head: &[u8], at: usize) -> Result<u32, Malformed> {
     let field = head.get(at..).and_then(|rest| rest.first_chunk());
     match field {
@@ -105,7 +107,7 @@ fn field(head: &[u8], at: usize) -> Result<u32, Malformed> {
     }
 }
 
-/// Bytes from the header to the Buffer, in READ and WRITE requests alike.
+/// Number of bytes before the Buffer in READ and WRITE requests, including the header.
 pub(super) const REQUEST_FIXED: usize = Header::LENGTH + 48;
 
 /// Reads the descriptors of a READ or WRITE with a channel.
@@ -115,7 +117,7 @@ pub(super) fn descriptors(
     offset: u16,
     length: u16,
 ) -> Result<Vec<BufferDescriptorV1>, Malformed> {
-    // Without descriptors the offset means nothing.
+    // Without descriptors the offset has no meaning.
     if length == 0 {
         return Ok(Vec::new());
     }
@@ -132,7 +134,8 @@ pub(super) fn descriptors(
     })
 }
 
-/// Appends the Buffer of a request: the descriptors, or the one byte that there has to be.
+/// Appends the Buffer of a request: the descriptors, or one zero byte if there are none, because the
+/// Buffer must not be empty.
 pub(super) fn encode_buffer(descriptors: &[BufferDescriptorV1], out: &mut impl BufMut) {
     if descriptors.is_empty() {
         out.put_u8(0);

@@ -1,4 +1,4 @@
-//! The elements of a message: one, or those of a compound.
+//! The elements of a message: a single one, or those of a compound.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use super::{
 /// Elements of a compound begin at multiples of this many bytes ([MS-SMB2] 2.2.1).
 const ALIGNMENT: usize = 8;
 
-/// An element of a message: its header, and its place, padding included.
+/// An element of a message: its header, and its range in the message, including padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     /// Its header.
     pub header: Header,
-    /// Its place in the message.
+    /// The range of the element in the message.
     pub place: Range<usize>,
 }
 
@@ -28,7 +28,7 @@ impl Element {
     }
 }
 
-/// Walks the elements of a whole message. Ends after an error.
+/// An iterator over the elements of a complete message. It ends after an error.
 #[derive(Clone, Debug)]
 pub struct Elements<'a> {
     message: &'a [u8],
@@ -36,7 +36,7 @@ pub struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Starts at the first element of `message`.
+    /// Creates an iterator that starts at the first element of `message`.
     pub const fn of(message: &'a [u8]) -> Self {
         Self {
             message,
@@ -79,7 +79,7 @@ impl Iterator for Elements<'_> {
     }
 }
 
-/// Pads a compound so that the next element can begin.
+/// Pads a compound to the alignment of the next element.
 pub fn pad_to_element(message: &mut BytesMut) {
     message.resize(message.len().next_multiple_of(ALIGNMENT), 0);
 }

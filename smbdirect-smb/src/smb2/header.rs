@@ -6,22 +6,22 @@ use bytes::BufMut;
 
 use super::reader::{HEADER_LENGTH, Malformed, Reader};
 
-/// Status of an interim answer (STATUS_PENDING): the final one follows under the same MessageId.
+/// STATUS_PENDING: the Status of an interim answer. The final answer has the same MessageId.
 pub const STATUS_PENDING: u32 = 0x0000_0103;
-/// Status of a READ response that has the beginning of a longer message of a pipe
-/// (STATUS_BUFFER_OVERFLOW): a warning, and still a READ response.
+/// STATUS_BUFFER_OVERFLOW: the Status of a READ response that has only the beginning of a longer pipe
+/// message. It is a warning, and the body is a READ response.
 pub const STATUS_BUFFER_OVERFLOW: u32 = 0x8000_0005;
 
-/// The kind of an SMB message, by its first four bytes.
+/// The kind of an SMB message, which its first four bytes determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// SMB2 in the clear, signed or not ([MS-SMB2] 2.2.1).
+    /// Unencrypted SMB2, signed or unsigned ([MS-SMB2] 2.2.1).
     Smb2,
-    /// Encrypted, by SMB2 TRANSFORM_HEADER (2.2.41).
+    /// Encrypted SMB2, with an SMB2 TRANSFORM_HEADER (2.2.41).
     Encrypted,
-    /// Compressed, by SMB2 COMPRESSION_TRANSFORM_HEADER (2.2.42).
+    /// Compressed SMB2, with an SMB2 COMPRESSION_TRANSFORM_HEADER (2.2.42).
     Compressed,
-    /// SMB1, as the first request of a client that offers it.
+    /// SMB1: the first request of a client that also offers SMB1.
     Smb1,
     /// None of these.
     Unknown,
@@ -98,13 +98,13 @@ impl fmt::Display for Command {
 pub struct Flags(pub u32);
 
 impl Flags {
-    /// SMB2_FLAGS_SERVER_TO_REDIR: an answer.
+    /// SMB2_FLAGS_SERVER_TO_REDIR: the element is an answer.
     pub const RESPONSE: Self = Self(0x0000_0001);
     /// SMB2_FLAGS_ASYNC_COMMAND: the header has an AsyncId in place of a TreeId.
     pub const ASYNC: Self = Self(0x0000_0002);
-    /// SMB2_FLAGS_RELATED_OPERATIONS: uses the session, tree and file of the element before it.
+    /// SMB2_FLAGS_RELATED_OPERATIONS: the element uses the session, tree and file of the previous one.
     pub const RELATED: Self = Self(0x0000_0004);
-    /// SMB2_FLAGS_SIGNED: no byte of the element may change.
+    /// SMB2_FLAGS_SIGNED: the element is signed, so none of its bytes may change.
     pub const SIGNED: Self = Self(0x0000_0008);
 
     /// Returns whether all flags of `other` are set.
@@ -134,7 +134,7 @@ pub struct Header {
     pub credits: u16,
     /// Flags.
     pub flags: Flags,
-    /// Bytes to the next header of a compound; 0 in the last element.
+    /// NextCommand: the number of bytes to the next header of a compound; 0 in the last element.
     pub next_command: u32,
     /// MessageId.
     pub message_id: u64,
@@ -147,15 +147,15 @@ pub struct Header {
 }
 
 impl Header {
-    /// Bytes on the wire.
+    /// Length in bytes of the encoded header.
     pub const LENGTH: usize = HEADER_LENGTH;
 
     const STRUCTURE: &str = "SMB2 header";
 
-    /// Reads the header at the front of `element`.
+    /// Decodes the header at the front of `element`.
     ///
     /// # Errors
-    /// There are fewer than 64 bytes, or they are no SMB2 header.
+    /// There are fewer than 64 bytes, or they are not an SMB2 header.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         if Protocol::of(element) != Protocol::Smb2 {
             return Err(Malformed::ProtocolId);
@@ -183,7 +183,8 @@ impl Header {
         })
     }
 
-    /// Reads Command and Flags of a message of which only the first 20 bytes need be there.
+    /// Reads Command and Flags from the first 20 bytes of a message. Returns `None` if there are fewer, or
+    /// if the message is not SMB2.
     pub fn command_and_flags(message: &[u8]) -> Option<(Command, Flags)> {
         let start: &[u8; 20] = message.first_chunk()?;
         if Protocol::of(start) != Protocol::Smb2 {
@@ -198,7 +199,7 @@ impl Header {
     /// Appends the 64 bytes of the header.
     ///
     /// # Panics
-    /// If `out` has no room for them.
+    /// Panics if `out` has no room for them.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_slice(b"\xfeSMB");
         out.put_u16_le(Self::LENGTH as u16);
@@ -224,14 +225,14 @@ impl Header {
         self.flags.contains(Flags::SIGNED)
     }
 
-    /// Whether the element, which is an answer, is an interim one, which another one follows
-    /// ([MS-SMB2] 3.2.5.1.5).
+    /// Returns whether an answer is an interim answer, after which the final answer follows ([MS-SMB2]
+    /// 3.2.5.1.5).
     pub const fn is_interim(&self) -> bool {
         self.flags.contains(Flags::ASYNC) && self.status == STATUS_PENDING
     }
 
-    /// Whether the body of a READ or WRITE answer is an ERROR response ([MS-SMB2] 3.3.4.4): Status
-    /// is an error or a warning, other than STATUS_BUFFER_OVERFLOW.
+    /// Returns whether the body of an answer to READ or WRITE is an ERROR response ([MS-SMB2] 3.3.4.4): the
+    /// Status is an error, or a warning other than STATUS_BUFFER_OVERFLOW.
     pub const fn is_error(&self) -> bool {
         self.status >> 31 == 1 && self.status != STATUS_BUFFER_OVERFLOW
     }

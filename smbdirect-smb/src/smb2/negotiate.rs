@@ -1,4 +1,4 @@
-//! NEGOTIATE response ([MS-SMB2] 2.2.4): which dialect a connection speaks.
+//! The NEGOTIATE response ([MS-SMB2] 2.2.4), which selects the dialect of a connection.
 
 use super::{
     header::{Command, Header},
@@ -10,12 +10,12 @@ pub const DIALECT_3_0: u16 = 0x0300;
 /// Dialect 3.0.2, the first with SMB2_CHANNEL_RDMA_V1_INVALIDATE.
 pub const DIALECT_3_0_2: u16 = 0x0302;
 
-/// The dialect in the answer to a client that also offers SMB1: another NEGOTIATE follows.
+/// The dialect number in the response to a client that also offers SMB1. Another NEGOTIATE follows.
 const DIALECT_WILDCARD: u16 = 0x02ff;
 const STRUCTURE_SIZE: u16 = 65;
 
-/// Returns DialectRevision of a successful NEGOTIATE response, and `None` for any other message
-/// and for the wildcard, after which the client negotiates again.
+/// Returns the DialectRevision of a successful NEGOTIATE response. Returns `None` for any other message,
+/// and for the wildcard dialect, after which the client negotiates again.
 pub fn negotiated_dialect(header: &Header, element: &[u8]) -> Option<u16> {
     if header.command != Command::NEGOTIATE || !header.is_response() || header.status != 0 {
         return None;

@@ -14,7 +14,7 @@ use super::{
 /// A READ request, without its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Padding: where the client would like the data to be.
+    /// Padding: the offset of the data in the answer that the client prefers.
     pub padding: u8,
     /// Flags.
     pub flags: u8,
@@ -24,37 +24,37 @@ pub struct ReadRequest {
     pub offset: u64,
     /// FileId.
     pub file_id: [u8; 16],
-    /// Fewer bytes than this are an error.
+    /// MinimumCount: the server fails the request if it reads fewer bytes than this.
     pub minimum_count: u32,
     /// The channel by which the data moves.
     pub channel: Channel,
-    /// RemainingBytes: a hint.
+    /// RemainingBytes: a hint about further READs.
     pub remaining_bytes: u32,
-    /// The memory for the data; empty without a channel.
+    /// The client's memory for the data; empty without a channel.
     pub descriptors: Vec<BufferDescriptorV1>,
 }
 
 impl ReadRequest {
-    /// SMB2_READFLAG_REQUEST_COMPRESSED: the answer may come compressed.
+    /// SMB2_READFLAG_REQUEST_COMPRESSED: the server may compress the answer.
     pub const REQUEST_COMPRESSED: u8 = 0x02;
-    /// Bytes from the header to the Buffer.
+    /// Number of bytes before the Buffer, including the header.
     pub const FIXED: usize = channel::REQUEST_FIXED;
 
     const STRUCTURE: &str = "READ request";
     const STRUCTURE_SIZE: u16 = 49;
 
-    /// Returns Flags of a request that has its fixed part.
+    /// Returns the Flags of a request.
     ///
     /// # Panics
-    /// If it does not.
+    /// Panics if the request is shorter than its fixed part.
     pub const fn flags_of(element: &[u8]) -> u8 {
         element[Header::LENGTH + 3]
     }
 
-    /// Reads the body of an element. Descriptors are read only where there is a channel.
+    /// Decodes the body of an element. Descriptors are decoded only if there is a channel.
     ///
     /// # Errors
-    /// The element is too short, or says that its descriptors lie outside of it.
+    /// The element is too short or has another StructureSize, or its descriptors are not inside it.
     pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, element, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let mut request = Self {
@@ -75,10 +75,10 @@ impl ReadRequest {
         Ok(request)
     }
 
-    /// Appends the body: 48 bytes and the descriptors, or one byte in place of these.
+    /// Appends the body: 48 bytes, and the descriptors or one zero byte.
     ///
     /// # Panics
-    /// If `out` has no room for it, or there are more than 4095 descriptors.
+    /// Panics if `out` has no room for the body, or if there are more than 4095 descriptors.
     pub fn encode(&self, out: &mut impl BufMut) {
         let length = descriptors_length(&self.descriptors);
         out.put_u16_le(Self::STRUCTURE_SIZE);
@@ -96,7 +96,7 @@ impl ReadRequest {
     }
 }
 
-/// Bytes of the descriptors, as a request has them.
+/// Returns the length in bytes of encoded descriptors.
 pub(super) fn descriptors_length(descriptors: &[BufferDescriptorV1]) -> u16 {
     u16::try_from(descriptors.len() * BufferDescriptorV1::LENGTH)
         .expect("a request has at most 4095 descriptors")
@@ -105,26 +105,26 @@ pub(super) fn descriptors_length(descriptors: &[BufferDescriptorV1]) -> u16 {
 /// A successful READ response, without its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadResponse {
-    /// The place of the data in the element.
+    /// The range of the data in the element.
     pub data: Range<usize>,
-    /// DataRemaining: bytes that went by RDMA.
+    /// DataRemaining: the number of bytes that moved by RDMA.
     pub data_remaining: u32,
     /// Flags, or Reserved2 before dialect 3.1.1.
     pub flags: u32,
 }
 
 impl ReadResponse {
-    /// Bytes from the header to the data.
+    /// Number of bytes before the data, including the header.
     pub const FIXED: usize = Header::LENGTH + 16;
 
     const STRUCTURE: &str = "READ response";
     const STRUCTURE_SIZE: u16 = 17;
 
-    /// Reads the body of an element of `length` bytes, of which `head` has the first ones; its
-    /// data need not be there.
+    /// Decodes the body of an element of `length` bytes. `head` has at least the fixed part; the data may
+    /// be missing.
     ///
     /// # Errors
-    /// The element is too short, or says that its data lies outside of it.
+    /// `head` is too short or has another StructureSize, or the data is not inside the element.
     pub fn decode(head: &[u8], length: usize) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, head, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let data_offset = u32::from(reader.u8());
@@ -147,10 +147,10 @@ impl ReadResponse {
         })
     }
 
-    /// Appends the 16 bytes of a body whose `data_length` bytes of data follow it.
+    /// Appends the 16 bytes of the body that precede `data_length` bytes of data.
     ///
     /// # Panics
-    /// If `out` has no room for them.
+    /// Panics if `out` has no room for them.
     pub fn encode(data_length: u32, data_remaining: u32, flags: u32, out: &mut impl BufMut) {
         out.put_u16_le(Self::STRUCTURE_SIZE);
         out.put_u8(Self::FIXED as u8);
@@ -160,10 +160,10 @@ impl ReadResponse {
         out.put_u32_le(flags);
     }
 
-    /// The data of a response that is there whole.
+    /// Returns the data of a response. `element` is the complete element.
     ///
     /// # Errors
-    /// The element is shorter than it was said to be.
+    /// The element is shorter than the `length` given to [`decode`](Self::decode).
     pub fn data<'a>(&self, element: &'a [u8]) -> Result<&'a [u8], Malformed> {
         let length = self.data.len() as u32;
         buffer("the data", element, self.data.start as u32, length)

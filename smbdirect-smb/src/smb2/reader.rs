@@ -1,27 +1,27 @@
-//! A bounds-checked cursor over little-endian fields, and the one error of this module.
+//! A cursor over little-endian fields, and the error for malformed structures.
 
 use thiserror::Error;
 
-/// The reason why bytes are not the SMB2 structure that they claim to be.
+/// The reason why bytes are not a valid SMB2 structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Fewer bytes than the fixed part has.
+    /// The structure has fewer bytes than its fixed part.
     #[error("{structure} of {length} bytes, at least {minimum} are needed")]
     TooShort {
         /// The structure that was expected.
         structure: &'static str,
-        /// Bytes of its fixed part, with the header before it.
+        /// Number of bytes of its fixed part, including the header.
         minimum: usize,
-        /// Bytes that were there.
+        /// Number of bytes received.
         length: usize,
     },
-    /// StructureSize is not the one that the specification gives.
+    /// StructureSize differs from the value in the specification.
     #[error("{structure} with StructureSize {found} instead of {expected}")]
     StructureSize {
         /// The structure that was expected.
         structure: &'static str,
-        /// Its StructureSize in the specification.
+        /// The StructureSize in the specification.
         expected: u16,
         /// The field as received.
         found: u16,
@@ -29,25 +29,25 @@ pub enum Malformed {
     /// The message does not begin with the protocol identifier of SMB2.
     #[error("no SMB2 header")]
     ProtocolId,
-    /// NextCommand is not a multiple of 8, or does not lead to a header within the message.
+    /// NextCommand is not a multiple of 8, or the next header would not be inside the message.
     #[error("NextCommand {next_command} in an element of {length} bytes")]
     NextCommand {
         /// The field as received.
         next_command: u32,
-        /// Bytes from this header to the end of the message.
+        /// Number of bytes from this header to the end of the message.
         length: usize,
     },
-    /// A buffer that the fixed part describes lies outside the element.
+    /// A buffer that the fixed part describes is not inside the element.
     #[error("{field} at offset {offset} with {length} bytes lies outside the element")]
     OutOfBounds {
-        /// The buffer's field in the specification.
+        /// The name of the buffer's field in the specification.
         field: &'static str,
         /// Its offset as received.
         offset: u32,
         /// Its length as received.
         length: u32,
     },
-    /// The channel information is no array of 16-byte buffer descriptors.
+    /// The channel information is not an array of 16-byte buffer descriptors.
     #[error("{length} bytes of channel information are no array of buffer descriptors")]
     Descriptors {
         /// The length as received.
@@ -58,13 +58,13 @@ pub enum Malformed {
 /// Length in bytes of the SMB2 header, after which the body of an element begins.
 pub(super) const HEADER_LENGTH: usize = 64;
 
-/// Reads little-endian fields off the front of a slice whose length has been checked.
+/// A cursor that reads little-endian fields from the front of a slice whose length has been checked.
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Opens the part of `element` from `from` on, if it reaches to `minimum`.
+    /// Creates a cursor at offset `from` of `element`, which must have at least `minimum` bytes.
     pub(super) fn new(
         structure: &'static str,
         element: &'a [u8],
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Opens the body after the header, and checks its StructureSize.
+    /// Creates a cursor at the body after the header, and checks the StructureSize.
     pub(super) fn body(
         structure: &'static str,
         element: &'a [u8],
@@ -126,7 +126,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The bytes of a buffer that the fixed part of an element describes.
+/// Returns the bytes of a buffer that the fixed part of an element describes.
 pub(super) fn buffer<'a>(
     field: &'static str,
     element: &'a [u8],

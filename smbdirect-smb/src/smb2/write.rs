@@ -1,4 +1,4 @@
-//! WRITE: request ([MS-SMB2] 2.2.21). The response goes through a gateway as it is.
+//! The WRITE request ([MS-SMB2] 2.2.21). A gateway forwards the response without decoding its body.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::{
 /// A WRITE request, without its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteRequest {
-    /// The place of the data in the element; empty if it moves by RDMA.
+    /// The range of the data in the element; empty if the data moves by RDMA.
     pub data: Range<usize>,
     /// Offset in the file.
     pub offset: u64,
@@ -22,26 +22,27 @@ pub struct WriteRequest {
     pub file_id: [u8; 16],
     /// The channel by which the data moves.
     pub channel: Channel,
-    /// RemainingBytes: with a channel, the bytes to write.
+    /// RemainingBytes: with a channel, the number of bytes to write.
     pub remaining_bytes: u32,
     /// Flags.
     pub flags: u32,
-    /// The memory of the data; empty without a channel.
+    /// The client's memory that holds the data; empty without a channel.
     pub descriptors: Vec<BufferDescriptorV1>,
 }
 
 impl WriteRequest {
-    /// Bytes from the header to the Buffer.
+    /// Number of bytes before the Buffer, including the header.
     pub const FIXED: usize = channel::REQUEST_FIXED;
 
     const STRUCTURE: &str = "WRITE request";
     const STRUCTURE_SIZE: u16 = 49;
 
-    /// Reads the body of an element of `length` bytes, of which `head` has the first ones; its
-    /// data need not be there. Descriptors are read only where there is a channel.
+    /// Decodes the body of an element of `length` bytes. `head` has at least the fixed part, and with a
+    /// channel also the descriptors; the data may be missing.
     ///
     /// # Errors
-    /// The element is too short, or says that its data or its descriptors lie outside of it.
+    /// `head` is too short or has another StructureSize, or the data or the descriptors are not inside
+    /// the element.
     pub fn decode(head: &[u8], length: usize) -> Result<Self, Malformed> {
         let mut reader = Reader::body(Self::STRUCTURE, head, Self::FIXED, Self::STRUCTURE_SIZE)?;
         let data_offset = reader.u16();
@@ -76,10 +77,10 @@ impl WriteRequest {
         Ok(request)
     }
 
-    /// Appends the body of a request whose data follows: 48 bytes. With no data, one byte follows.
+    /// Appends the 48 bytes of the body that precede the data, and one zero byte if there is no data.
     ///
     /// # Panics
-    /// If `out` has no room for it.
+    /// Panics if `out` has no room for the body.
     pub fn encode_inline(&self, data_length: u32, out: &mut impl BufMut) {
         self.encode_fixed(Self::FIXED as u16, data_length, Channel::None, 0, 0, out);
         if data_length == 0 {
@@ -87,10 +88,10 @@ impl WriteRequest {
         }
     }
 
-    /// Appends the body of a request whose data goes by RDMA: 48 bytes and the descriptors.
+    /// Appends the body of a request whose data moves by RDMA: 48 bytes and the descriptors.
     ///
     /// # Panics
-    /// If `out` has no room for it, or there are more than 4095 descriptors.
+    /// Panics if `out` has no room for the body, or if there are more than 4095 descriptors.
     pub fn encode_channel(&self, out: &mut impl BufMut) {
         let length = descriptors_length(&self.descriptors);
         self.encode_fixed(0, 0, self.channel, self.remaining_bytes, length, out);
