@@ -15,7 +15,7 @@ repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case_name=$(basename "$0")
 lab=${SMBDIRECT_LAB:-$repository/../shared/lab}
 kernel=${SMBDIRECT_KERNEL:-$lab/out/linux-um}
-# The name of the namespace. It is a part of the names of guests, which have to be short.
+# The name of the namespace. Names of guests contain it, so it must be short.
 ns=i$$
 # The addresses of the lab: this machine, the guest with a server, the guest with a client.
 host=10.77.0.1 server=10.77.0.2 client=10.77.0.3
@@ -34,7 +34,7 @@ skip() {
   exit 77
 }
 
-# need TOOL...: skips the case where one is missing.
+# need TOOL...: skips the case if one of the tools is missing.
 need() {
   [ "$(id -u)" = 0 ] || skip "network namespaces need root"
   [ -x "$lab/run-guest.sh" ] && [ -x "$kernel" ] ||
@@ -92,7 +92,7 @@ background() {
   local log=$1; shift
   setsid "$@" </dev/null >>"$log" 2>&1 &
   started=$!
-  # Keeps the shell from printing how each of them ended.
+  # Without this the shell prints the exit status of each background command.
   disown "$started"
   pids+=("$started")
 }
@@ -100,7 +100,7 @@ background() {
 # stop PID [SIGNAL]: ends a command that background started, with its children, and waits for it.
 stop() {
   local pid=$1 signal=${2:-TERM}
-  # The command may not have its session yet.
+  # The command may not have created its session yet.
   kill "-$signal" -- "-$pid" 2>/dev/null || kill "-$signal" "$pid" 2>/dev/null || return 0
   wait_for 10 gone "$pid" || kill -KILL -- "-$pid" 2>/dev/null || true
 }
@@ -154,7 +154,8 @@ CONF
 
 listens() { inside ss -Hltn "src $1" | grep -q LISTEN; }
 
-# start_gateway LOG LISTEN UPSTREAM [OPTION...]: its events are in LOG.json, its log in LOG.err.
+# start_gateway LOG LISTEN UPSTREAM [OPTION...]: starts a gateway. Its events are in LOG.json and its log is
+# in LOG.err.
 start_gateway() {
   local log=$1 listen=$2; shift 2
   setsid ip netns exec "$ns" "$bin" gateway "$listen" "$@" --json -v \
@@ -320,7 +321,7 @@ seen() {
   tshark -o tcp.try_heuristic_first:TRUE -r "$1" -Y "$2" 2>>"$1.log" | grep -c "${3:-}" || true
 }
 
-# shown NAME WHAT NUMBER [LEAST]: checks that NUMBER is at least LEAST.
+# shown NAME WHAT NUMBER [LEAST]: checks that NUMBER, the count of WHAT, is at least LEAST.
 shown() {
   if [ "$3" -ge "${4:-1}" ]; then pass "$1: $2"; else fail "$1: not so: $2"; fi
 }
@@ -343,8 +344,8 @@ by_rdma() {
 }
 
 # check_counters NAME LOG BYTES: asserts that the gateway refused nothing, that the counters of its
-# connections add up to those of its summary, and that it moved at least BYTES each way by RDMA; with
-# BYTES 0, none at all.
+# connections add up to those of its summary, and that it moved at least BYTES in each direction by RDMA. If
+# BYTES is 0, it must have moved none by RDMA.
 check_counters() {
   local told
   if told=$(python3 - "$2.json" "$3" <<'PYTHON'
@@ -382,7 +383,7 @@ whole_parts() {
   echo "$total"
 }
 
-# events LOG EVENT FIELD: prints that field of all such events, one per line.
+# events LOG EVENT FIELD: prints the value of FIELD in each event of type EVENT, one per line.
 events() {
   python3 - "$1.json" "$2" "$3" <<'PYTHON'
 import json, sys
