@@ -63,7 +63,7 @@ struct Pending {
     invalidate: Option<Token>,
 }
 
-/// The message that goes to the server for a request.
+/// The message to send to the server for a request of the client.
 #[derive(Debug)]
 pub enum Request {
     /// The message is forwarded unchanged.

@@ -300,7 +300,7 @@ impl Client {
         take_back(regions).await
     }
 
-    /// Puts `data` into registered memory, in so many uneven parts.
+    /// Copies `data` to `parts` registered buffers of different lengths.
     fn register(&self, data: &[u8], parts: usize, access: Access) -> Result<Vec<MemoryRegion>> {
         let mut rest = data;
         let mut buffers = Vec::new();

@@ -14,12 +14,12 @@ fn descriptors() -> Vec<BufferDescriptorV1> {
     ]
 }
 
-/// A message of one part.
+/// Returns a message of one part.
 fn message(bytes: &[u8]) -> Message {
     Bytes::copy_from_slice(bytes).into()
 }
 
-/// A message whose parts have at most `length` bytes.
+/// Returns a message whose parts have at most `length` bytes.
 fn in_parts_of(length: usize, bytes: &[u8]) -> Message {
     let parts = bytes.chunks(length).map(Bytes::copy_from_slice);
     parts.collect()
@@ -29,7 +29,7 @@ fn request(channel: &mut ClientChannel, bytes: &[u8]) -> Request {
     channel.request(message(bytes)).unwrap()
 }
 
-/// The parts of a request that has to be translated.
+/// Returns the parts of a request, and asserts that the request is translated.
 fn translated(channel: &mut ClientChannel, bytes: &[u8]) -> Vec<Part> {
     match request(channel, bytes) {
         Request::Translated(parts) => parts,
@@ -37,7 +37,7 @@ fn translated(channel: &mut ClientChannel, bytes: &[u8]) -> Vec<Part> {
     }
 }
 
-/// Has a request pass that has to.
+/// Asserts that a request is forwarded unchanged.
 fn passes(channel: &mut ClientChannel, bytes: &[u8]) {
     match request(channel, bytes) {
         Request::Pass(message) => assert_eq!(message.into_bytes(), bytes),
@@ -49,7 +49,7 @@ fn refused(bytes: &[u8]) -> Refusal {
     ClientChannel::new().request(message(bytes)).unwrap_err()
 }
 
-/// What the server gets if all remote memory is full of this byte.
+/// The value of every byte of the client's memory in messages that [`sent`] returns.
 const REMOTE: u8 = 0xee;
 
 fn sent(parts: &[Part]) -> Vec<u8> {
@@ -66,7 +66,7 @@ fn sent(parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-/// Asks with the head of an answer, as a caller does that has not received all of it.
+/// Passes only the head of an answer to the translator, as a caller that has not received all of it does.
 fn answer_of(channel: &mut ClientChannel, bytes: &[u8]) -> Result<Answer, ServerFault> {
     let head = bytes.len().min(ClientChannel::ANSWER_HEAD);
     channel.answer(&bytes[..head], bytes.len())
@@ -78,7 +78,7 @@ fn pass(token: Option<u32>) -> Answer {
     }
 }
 
-/// A READ as the server gets it: without channel, descriptors and RemainingBytes.
+/// Returns a READ as the server receives it: without channel, descriptors and RemainingBytes.
 fn read_without_channel(read: &[u8]) -> Vec<u8> {
     let mut plain = read[..112].to_vec();
     put(&mut plain, 100, &[0; 12]);
@@ -251,7 +251,7 @@ fn interim_answer_passes_and_the_final_one_is_translated() {
         Ok(Answer::Place(_))
     ));
     assert_eq!(client.pending(), 0);
-    // Nothing is left to invalidate.
+    // No token is left to invalidate.
     let bytes = error(READ, 7, END_OF_FILE);
     assert_eq!(answer_of(&mut client, &bytes), Ok(pass(None)));
 }
@@ -297,7 +297,7 @@ fn what_asks_for_no_rdma_passes_byte_for_byte() {
         flagged(read(2, 0, 100, 0, &[]), SIGNED),
         flagged(write(3, 0, &[1; 300]), SIGNED),
         write(4, 0, &[1; 300]),
-        // Without a channel its length and offset mean nothing.
+        // Without a channel the length and offset of the channel information have no meaning.
         with(read_of_nothing, 108, &[0xff; 4]),
         other(header(CANCEL, 5), &[4, 0, 0, 0]),
         compound(&[
@@ -305,7 +305,7 @@ fn what_asks_for_no_rdma_passes_byte_for_byte() {
             flagged(read(7, 0, 5, 0, &[]), RELATED),
             flagged(other(header(CLOSE, 8), &[24; 24]), RELATED),
         ]),
-        // A compound that is padded with something, and at its end.
+        // A compound with padding that is not zero, also after its last element.
         compound_padded(
             &[
                 flagged(read(9, 0, 5, 0, &[]), SIGNED),
@@ -353,7 +353,7 @@ fn channels_without_a_meaning_are_refused() {
         for (command, bytes) in [(Command::READ, read), (Command::WRITE, write)] {
             let refusal = Refusal::Channel { command, channel };
             assert_eq!(refused(&bytes), refusal);
-            // What describes a transform is no array of descriptors.
+            // The channel information of a transform is not an array of descriptors.
             let length_at = match command {
                 Command::READ => 110,
                 _ => 106,
@@ -382,7 +382,7 @@ fn more_bytes_than_the_descriptors_hold_are_refused() {
             ));
         }
     }
-    // Together they hold more than 32 bits can say.
+    // The sum of the lengths exceeds 32 bits.
     let read = read(7, 0, u32::MAX, V1, &[many, many]);
     translated(&mut ClientChannel::new(), &read);
 }
@@ -692,7 +692,7 @@ fn writes_in_a_compound_are_padded_behind_their_data() {
     }
 }
 
-/// What becomes of a compound answer: its placements, and its messages with what they invalidate.
+/// Returns the placements of a compound answer, and its messages with the tokens that they invalidate.
 type Steps = (
     Vec<(Bytes, Vec<BufferDescriptorV1>)>,
     Vec<(Bytes, Option<Token>)>,
@@ -785,7 +785,7 @@ fn compound_answer_that_invalidates_more_than_one_token_is_split() {
     ];
     let (placed, messages) = steps(&mut client, &compound(&answers)).unwrap();
     assert_eq!(placed, [(Bytes::from_static(b"abc"), descriptors())]);
-    // What stands alone is related to nothing. Padding stays, as a server may leave it.
+    // An element that is sent alone has no RELATED flag. Its padding stays, because servers may pad too.
     let alone = |element: &[u8], length| {
         let mut element = with(element.to_vec(), 16, &1_u32.to_le_bytes());
         element.resize(length, 0);
@@ -840,7 +840,7 @@ fn signed_answer_that_would_have_to_change_is_a_fault() {
         Err(ServerFault::Signed)
     );
 
-    // A signed answer that stays as it is may be signed.
+    // An answer that is forwarded unchanged may be signed.
     let mut client = ClientChannel::new();
     translated(
         &mut client,
@@ -866,7 +866,7 @@ fn compound_answer_with_nothing_to_translate_passes() {
     assert!(placed.is_empty());
     assert_eq!(messages, [(bytes.into(), None)]);
     assert_eq!(client.pending(), 1);
-    // With one token it passes as well.
+    // A compound answer that invalidates one token is also forwarded unchanged.
     let bytes = compound_padded(&[error(READ, 1, END_OF_FILE), interim(WRITE, 5)], 0xaa);
     let (_, messages) = steps(&mut client, &bytes).unwrap();
     assert_eq!(messages, [(bytes.into(), Some(Token(TOKENS[0])))]);
@@ -899,7 +899,7 @@ fn broken_compounds_are_refused() {
         let fault = client.compound_answer(bytes.into()).unwrap_err();
         assert!(matches!(fault, ServerFault::Malformed { .. }), "{fault}");
     }
-    // Every truncation but one behind an element.
+    // Every truncation except one at the end of an element.
     for length in 65..good.len() {
         assert!(matches!(
             refused(&good[..length]),
@@ -981,7 +981,7 @@ fn answer_with_a_broken_header_is_a_fault() {
 #[test]
 fn encrypted_answer_to_a_client_that_does_not_encrypt_is_a_fault() {
     let mut client = ClientChannel::new();
-    // With nothing to wait for it is no answer to a request of ours.
+    // Without an unanswered request with a channel, the answer cannot belong to a translated request.
     assert_eq!(answer_of(&mut client, &encrypted(200)), Ok(pass(None)));
     translated(&mut client, &read(1, 0, 3, V1, &descriptors()));
     let fault = answer_of(&mut client, &encrypted(200));

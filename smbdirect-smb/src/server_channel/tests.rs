@@ -6,19 +6,19 @@ const SETTINGS: Settings = Settings {
     max_read_write_size: 5000,
 };
 
-/// A connection to a server that speaks this dialect.
+/// Returns the state of a connection whose server has selected this dialect.
 fn speaking(dialect: u16) -> ServerChannel {
     let mut server = ServerChannel::new(SETTINGS);
     assert_eq!(server.answer(&negotiated(dialect)), Ok(Answer::Pass));
     server
 }
 
-/// A connection to a server that speaks 3.1.1.
+/// Returns the state of a connection whose server has selected dialect 3.1.1.
 fn server() -> ServerChannel {
     speaking(0x0311)
 }
 
-/// Asks with the head of a request, as a caller does that has not received all of it.
+/// Passes only the head of a request to the translator, as a caller that has not received all of it does.
 fn ask(server: &mut ServerChannel, bytes: &[u8]) -> Result<Offload, Refusal> {
     let head = bytes.len().min(ServerChannel::REQUEST_HEAD);
     match server.request(&bytes[..head], bytes.len()) {
@@ -30,19 +30,19 @@ fn ask(server: &mut ServerChannel, bytes: &[u8]) -> Result<Offload, Refusal> {
     }
 }
 
-/// The memory of the gateway for a request.
+/// Returns descriptors of the gateway's memory for a request.
 fn memory(length: u32) -> [BufferDescriptorV1; 1] {
     [descriptor(0x7f00_0000_1234, 0xabcd_0001, length)]
 }
 
-/// Has the READ go by RDMA.
+/// Translates a READ to one with a channel.
 fn read_goes(server: &mut ServerChannel, message_id: u64, length: u32) -> Bytes {
     let request = read(message_id, 9, length, 0, &[]);
     assert_eq!(ask(server, &request), Ok(Offload::Read { length }));
     server.read_request(&request, &memory(length))
 }
 
-/// Has the WRITE go by RDMA.
+/// Translates a WRITE to one with a channel.
 fn write_goes(server: &mut ServerChannel, message_id: u64, length: u32) -> Bytes {
     let request = write(message_id, 9, &vec![7; length as usize]);
     let data = 112..112 + length as usize;
@@ -383,7 +383,7 @@ fn answers_that_cannot_be_true_are_faults() {
 #[test]
 fn broken_compound_that_may_hide_an_answer_is_a_fault() {
     let good = compound(&[header(ECHO, 1), read_answer(7, &[], 3)]);
-    // A client may find the second element where NextCommand does not say it correctly.
+    // A client could find the second element although NextCommand is wrong.
     let mut odd = good.clone();
     odd.insert(64, 0);
     put(&mut odd, 20, &65_u32.to_le_bytes());
