@@ -35,7 +35,7 @@ use compound::{join_elements, set_next_command, single_message};
 
 /// Maximum length in bytes of a message to the server: the length field of SMB over TCP has three bytes.
 const MAX_MESSAGE_BYTES: usize = 0x00ff_ffff;
-/// Maximum number of unanswered requests with a channel. Servers grant no more SMB2 credits than this.
+/// Maximum number of unanswered requests with a channel. This is the default of `smb2 max credits` of Samba.
 const MAX_PENDING: usize = 8192;
 /// Maximum number of descriptors of all unanswered requests, which take 1 MiB of memory.
 const MAX_DESCRIPTORS: usize = 65_536;

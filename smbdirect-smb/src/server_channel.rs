@@ -33,7 +33,7 @@ pub struct ServerChannel {
     opaque: Opaque,
 }
 
-/// Maximum number of unanswered requests with a channel. Servers grant no more SMB2 credits than this.
+/// Maximum number of unanswered requests with a channel. This is the default of `smb2 max credits` of Samba.
 /// Further requests are forwarded without a channel.
 const MAX_PENDING: usize = 8192;
 

@@ -72,7 +72,7 @@ impl Placing<'_, '_> {
         offset: usize,
         grant: Grant,
     ) -> Result<(), Stop> {
-        if self.chunks.len() >= MAX_CHUNKS_UNDER_WAY {
+        if self.chunks.len() >= MAX_CHUNKS_IN_FLIGHT {
             self.finish_one().await?;
         }
         let writing = client.write(chunk.clone(), &placement.to, offset as u64);
@@ -97,7 +97,7 @@ impl Placing<'_, '_> {
 }
 
 /// Maximum number of chunks in flight to the client, so that one is read while others are sent.
-const MAX_CHUNKS_UNDER_WAY: usize = 8;
+const MAX_CHUNKS_IN_FLIGHT: usize = 8;
 
 /// Forwards answers from a server on TCP to a client with RDMA.
 async fn place(

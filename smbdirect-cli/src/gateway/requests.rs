@@ -38,7 +38,7 @@ const FETCH_BYTES: usize = 2 * CHUNK;
 /// leaves with its data.
 const MAX_GATHERED_BYTES: usize = 4 << 10;
 /// Maximum length in bytes of a READ request that is sent with a channel, because it is buffered whole.
-const MAX_DATA_OFFSET: usize = u16::MAX as usize;
+const MAX_BUFFERED_READ_BYTES: usize = u16::MAX as usize;
 
 /// Forwards requests until one side ends.
 pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
@@ -355,8 +355,12 @@ async fn offload(
                 send(exchange, server, message.into(), length).await?;
             }
             Offload::Read { length: to_read } => {
-                if length > MAX_DATA_OFFSET {
-                    return Err(Stop::too_long(Side::Client, length, MAX_DATA_OFFSET as u32));
+                if length > MAX_BUFFERED_READ_BYTES {
+                    return Err(Stop::too_long(
+                        Side::Client,
+                        length,
+                        MAX_BUFFERED_READ_BYTES as u32,
+                    ));
                 }
                 let message = client.take(length).await.map_err(failed)?;
                 let taking = exchange.requests.take(region_size(to_read as usize));
