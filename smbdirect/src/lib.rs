@@ -16,6 +16,8 @@ mod inbox;
 mod listener;
 mod pool;
 #[cfg(feature = "tokio")]
+mod runtime;
+#[cfg(feature = "tokio")]
 mod waiters;
 
 #[cfg(feature = "tokio")]

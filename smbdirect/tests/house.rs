@@ -17,6 +17,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/receive_queue.rs", &[]),
     ("rdma/adaptive_spin.rs", &[]),
     ("rdma/loopback", &["rdma", "pool"]),
+    ("rdma/iwarp/tcp/", &["rdma", "runtime"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
     ("engine/connection/", &["engine", "rdma::work", "wire"]),
     ("engine/", &["pool", "rdma::work", "wire"]),
@@ -55,10 +56,14 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("tdi/objects/", &["tdi", "rdma::work"]),
     ("tdi/", &["engine", "rdma::work"]),
     ("pool.rs", &[]),
+    ("runtime.rs", &[]),
     ("pool/", &[]),
     ("waiters.rs", &[]),
     ("inbox.rs", &["engine", "pool", "rdma::work"]),
-    ("driver/", &["engine", "rdma", "inbox", "waiters", "wire"]),
+    (
+        "driver/",
+        &["engine", "rdma", "inbox", "runtime", "waiters", "wire"],
+    ),
     (
         "connection/",
         &["engine", "rdma", "inbox", "driver", "wire"],
@@ -72,13 +77,13 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// The files and folders that may use tokio.
 const TOKIO: &[&str] = &[
     "connection/establish.rs",
-    "driver/budget.rs",
     "driver/clock.rs",
     "driver/task.rs",
     "lib.rs",
     "listener.rs",
     "rdma/iwarp/mod.rs",
     "rdma/iwarp/tcp",
+    "runtime.rs",
     "tdi/device.rs",
     "tdi/mod.rs",
     "tdi/objects/",

@@ -3,10 +3,6 @@
 //! A turn ends early when the futures that it woke have something to do: to start further reads, or to
 //! take messages and return their memory while it is still in a cache.
 
-use std::{future::Future, pin::pin, task::Context};
-
-use tokio::task::yield_now;
-
 /// Bytes of finished reads that end a turn. The woken futures may then start further reads, which the
 /// peer serves while it still sends the data of those in flight.
 pub(super) const READ_BUDGET_BYTES: usize = 128 * 1024;
@@ -52,13 +48,4 @@ impl TurnBudget {
         self.turns = 0;
         false
     }
-}
-
-/// Wakes the task of `context` after the runtime has polled its sockets.
-///
-/// The first poll of `yield_now` hands the waker to the runtime, which wakes it after it has polled its
-/// sockets, or immediately on a thread without a runtime. Dropping the future does not take that back.
-/// tokio does not document this, but has no other way to ask for it.
-pub(super) fn wake_after_io_poll(context: &mut Context<'_>) {
-    let _ = pin!(yield_now()).poll(context);
 }

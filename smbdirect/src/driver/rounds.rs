@@ -5,8 +5,11 @@ use std::{
     time::Instant,
 };
 
-use super::{budget::wake_after_io_poll, state::State};
-use crate::rdma::work::{Completion, Room, WorkRequest};
+use super::state::State;
+use crate::{
+    rdma::work::{Completion, Room, WorkRequest},
+    runtime::wake_after_io_poll,
+};
 
 /// Completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;

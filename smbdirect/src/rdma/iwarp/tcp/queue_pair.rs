@@ -16,24 +16,22 @@ use tokio::{
 };
 use tracing::{Span, debug};
 
-use super::{
-    config::IwarpConfig,
-    error::os_error,
-    socket::Socket,
-    wait::{ready, yield_to_runtime},
-};
-use crate::rdma::{
-    adaptive_spin::AdaptiveSpin,
-    iwarp::{
-        config::StreamConfig,
-        low_water::{self, LowWater},
-        mpa,
-        startup::Agreement,
-        stream::Stream,
+use super::{config::IwarpConfig, error::os_error, socket::Socket, wait::ready};
+use crate::{
+    rdma::{
+        adaptive_spin::AdaptiveSpin,
+        iwarp::{
+            config::StreamConfig,
+            low_water::{self, LowWater},
+            mpa,
+            startup::Agreement,
+            stream::Stream,
+        },
+        memory::{DeregisterError, RegisterError, Registration},
+        provider::{Connected, QueuePair, Teardown},
+        work::{Access, Completion, Disconnect, Limits, ProviderError, Room, Token, WorkRequest},
     },
-    memory::{DeregisterError, RegisterError, Registration},
-    provider::{Connected, QueuePair, Teardown},
-    work::{Access, Completion, Disconnect, Limits, ProviderError, Room, Token, WorkRequest},
+    runtime::wake_after_io_poll,
 };
 
 /// One end of a connection.
@@ -201,7 +199,7 @@ impl IwarpQueuePair {
             }
         }
         if self.machine.prepare() > 0 {
-            yield_to_runtime(context);
+            wake_after_io_poll(context);
         }
     }
 
@@ -408,7 +406,7 @@ impl QueuePair for IwarpQueuePair {
                 continue;
             }
             if reads == MAX_READS_PER_POLL {
-                yield_to_runtime(context);
+                wake_after_io_poll(context);
                 return Poll::Pending;
             }
             let skip_readiness_check = mem::take(&mut skip_readiness_check);
@@ -436,7 +434,7 @@ impl QueuePair for IwarpQueuePair {
                     .adaptive_spin
                     .keep_spinning(sent, self.received, Instant::now)
                 {
-                    yield_to_runtime(context);
+                    wake_after_io_poll(context);
                 }
                 self.update_low_water(context);
                 return Poll::Pending;

@@ -1,4 +1,4 @@
-//! How a queue pair waits: for its socket, and for its next turn.
+//! How a queue pair waits for its socket.
 
 use std::{
     future::{Future, poll_fn},
@@ -6,11 +6,7 @@ use std::{
     task::Context,
 };
 
-use tokio::{
-    io::Interest,
-    net::TcpStream,
-    task::{unconstrained, yield_now},
-};
+use tokio::{io::Interest, net::TcpStream, task::unconstrained};
 
 /// Returns whether the socket is ready or in error. If not, the context is woken when it is.
 ///
@@ -27,16 +23,4 @@ pub(super) fn ready(stream: &TcpStream, interest: Interest, context: &mut Contex
         _ => stream.poll_write_ready(context),
     })));
     once.poll(context).is_ready()
-}
-
-/// Wakes the current task after the runtime has run other tasks and polled its I/O driver.
-///
-/// This relies on a detail of tokio that its documentation does not promise: the future of
-/// [`yield_now`] registers the waker of the task in its first poll, and it wakes that task even if
-/// the future is dropped afterwards. Waking the task directly would let the runtime poll sockets
-/// only every few dozen task switches, which starves tasks that wait for one.
-pub(super) fn yield_to_runtime(context: &mut Context<'_>) {
-    let once = pin!(yield_now());
-    // The first poll is always pending.
-    let _ = once.poll(context);
 }
