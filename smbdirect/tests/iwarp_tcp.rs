@@ -953,6 +953,32 @@ async fn unusable_addresses_are_errors() {
 /// Queue pairs can move between tasks.
 const _: fn(Box<dyn QueuePair>) -> Box<dyn Send> = |queue_pair| Box::new(queue_pair);
 
+#[tokio::test]
+async fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
+    let every_address: SocketAddr = "[::]:0".parse().unwrap();
+    // Whether IPv6 listeners of this system accept IPv4.
+    let accepts_ipv4 = async {
+        let probe = TcpListener::bind(every_address).await?;
+        let port = probe.local_addr()?.port();
+        TcpStream::connect((HERE.ip(), port)).await
+    };
+    if let Err(error) = accepts_ipv4.await {
+        return eprintln!("skipped: {error}");
+    }
+    let mut listener = Iwarp::default().listen(every_address).await.unwrap();
+    let port = listener.local_address().port();
+    let provider = Iwarp::default();
+    let connecting = provider.connect(request(SocketAddr::new(HERE.ip(), port)));
+    let (one, other) = tokio::join!(connecting, async {
+        let incoming = incoming(&mut *listener).await;
+        assert_eq!(incoming.remote_address.ip(), HERE.ip());
+        (incoming.answer)(answer()).await.unwrap()
+    });
+    let one = one.unwrap();
+    assert_eq!(other.remote_address, one.local_address);
+    assert_eq!(other.local_address, one.remote_address);
+}
+
 /// Keeps the paused clock of a test from advancing automatically, for at most 20 s.
 struct StandingClock(mpsc::Sender<()>);
 

@@ -15,7 +15,7 @@ use tracing::{Instrument, Span, debug, field, warn};
 use super::{
     config::{IwarpConfig, check_private_data},
     queue_pair::IwarpQueuePair,
-    socket::{FrameError, Socket},
+    socket::{FrameError, Socket, canonical},
 };
 use crate::rdma::{
     iwarp::{
@@ -74,7 +74,7 @@ pub(super) async fn accept_all(
                     Ok((stream, peer)) => {
                         let (incoming, drain_permits) = (incoming.clone(), drain_permits.clone());
                         let reading = read_request(stream, config.clone(), incoming, drain_permits);
-                        half_open.spawn(reading.instrument(connection_span(peer)));
+                        half_open.spawn(reading.instrument(connection_span(canonical(peer))));
                     }
                     Err(error) => {
                         // The cause may be too many open files. The pause lets other connections end.

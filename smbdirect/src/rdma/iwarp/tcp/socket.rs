@@ -3,7 +3,7 @@
 use std::{
     hint::cold_path,
     io::{self, IoSlice, IoSliceMut, Read},
-    net::{Shutdown, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr},
     sync::Arc,
     time::Duration,
 };
@@ -72,6 +72,17 @@ impl FrameError {
     }
 }
 
+/// Returns the IPv4 address of a connection that an IPv6 listener accepted for IPv4, so that a peer
+/// has the same address in logs and for the upper layer whatever listener it came through. Other
+/// addresses are unchanged.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // An IPv6 address keeps its scope.
+        IpAddr::V6(_) => address,
+    }
+}
+
 impl Socket {
     /// Sets the options of a connected socket.
     pub(super) fn new(stream: TcpStream, config: &IwarpConfig) -> io::Result<Self> {
@@ -80,7 +91,8 @@ impl Socket {
         // A route may set another algorithm, and on some systems accepted sockets do not inherit
         // that of the listener.
         set_congestion_control(&stream, config)?;
-        let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
+        let local = canonical(stream.local_addr()?);
+        let remote = canonical(stream.peer_addr()?);
         config
             .send_buffer
             .apply(&SockRef::from(&stream), local, remote);
