@@ -380,34 +380,27 @@ fn assert_messages_stay_where_the_provider_put_them(
     });
 }
 
+/// Lengths in bytes of messages that are one segment by the default settings.
+const ONE_SEGMENT: [usize; 6] = [
+    1,
+    64,
+    1340,
+    MIN_UNCOPIED_BYTES - 1,
+    MIN_UNCOPIED_BYTES,
+    8112,
+];
+
 #[test]
 fn messages_of_one_segment_are_copied_once_over_iwarp() {
     let _alone = crate::alone();
     let provider = Iwarp::new(IwarpConfig::default());
-    let lengths = [
-        1,
-        64,
-        1340,
-        MIN_UNCOPIED_BYTES - 1,
-        MIN_UNCOPIED_BYTES,
-        8112,
-    ];
-    assert_messages_stay_where_the_provider_put_them(provider, &lengths, usize::MAX);
+    assert_messages_stay_where_the_provider_put_them(provider, &ONE_SEGMENT, usize::MAX);
 }
 
 #[test]
 fn messages_are_copied_once_or_not_at_all_over_loopback() {
     let _alone = crate::alone();
-    let lengths = [
-        1,
-        64,
-        1340,
-        MIN_UNCOPIED_BYTES - 1,
-        MIN_UNCOPIED_BYTES,
-        8112,
-        64 << 10,
-        1 << 20,
-    ];
+    let lengths = [&ONE_SEGMENT[..], &[64 << 10, 1 << 20]].concat();
     assert_messages_stay_where_the_provider_put_them(Loopback::new(), &lengths, MIN_UNCOPIED_BYTES);
 }
 
