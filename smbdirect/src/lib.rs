@@ -17,6 +17,8 @@ mod listener;
 mod pool;
 #[cfg(feature = "tokio")]
 mod runtime;
+#[cfg(all(unix, feature = "tokio"))]
+mod stream;
 #[cfg(feature = "tokio")]
 mod waiters;
 

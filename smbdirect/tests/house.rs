@@ -72,6 +72,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         "listener.rs",
         &["engine", "rdma", "connection", "driver", "wire"],
     ),
+    ("stream.rs", &["connection", "engine"]),
 ];
 
 /// The files and folders that may use tokio.
@@ -84,6 +85,7 @@ const TOKIO: &[&str] = &[
     "rdma/iwarp/mod.rs",
     "rdma/iwarp/tcp",
     "runtime.rs",
+    "stream.rs",
     "tdi/device.rs",
     "tdi/mod.rs",
     "tdi/objects/",

@@ -1,0 +1,153 @@
+//! A connection as a stream of frames.
+#![cfg(unix)]
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use smbdirect::{
+    Config, Connection, ConnectionError, Listener, engine::Initiator, rdma::loopback::Loopback,
+};
+use tokio::time::timeout;
+
+/// Returns the program's end of a stream, and the connection of the peer.
+async fn stream() -> (UnixStream, Connection) {
+    let provider = Arc::new(Loopback::new());
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(provider.clone(), address, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let (client, server) = tokio::join!(
+        Connection::connect(&*provider, address, Config::default()),
+        listener.accept()
+    );
+    let stream = UnixStream::from(client.unwrap().into_stream_fd().unwrap());
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    stream
+        .set_write_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    (stream, server.unwrap())
+}
+
+fn frame(message: &[u8]) -> Vec<u8> {
+    [&(message.len() as u32).to_be_bytes(), message].concat()
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 31 / 7) as u8).collect()
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(30), future)
+        .await
+        .expect("the future resolves in time")
+}
+
+/// Runs `program` on a thread of its own, as the calls of a program block.
+async fn blocking<T: Send + 'static>(program: impl FnOnce() -> T + Send + 'static) -> T {
+    within(tokio::task::spawn_blocking(program)).await.unwrap()
+}
+
+#[tokio::test]
+async fn frames_and_messages_keep_their_borders_and_order() {
+    let (mut stream, server) = stream().await;
+    let lengths = [1, 4, 5, 1364, 100_000, 1_000_000, 2];
+    let program = blocking(move || {
+        // In one piece, in single bytes, and cut within the header.
+        let all: Vec<u8> = lengths
+            .iter()
+            .flat_map(|length| frame(&bytes(*length)))
+            .collect();
+        let (first, rest) = all.split_at(11);
+        for byte in first {
+            stream.write_all(&[*byte]).unwrap();
+        }
+        stream.write_all(rest).unwrap();
+        let mut echo = vec![0; all.len()];
+        stream.read_exact(&mut echo).unwrap();
+        assert!(echo == all, "the echo differs");
+    });
+    let peer = async {
+        for length in lengths {
+            let message = server.recv().await.unwrap().into_bytes();
+            assert!(message == bytes(length), "a message of {length} B differs");
+            server.send(message).unwrap().await.unwrap();
+        }
+    };
+    within(async { tokio::join!(program, peer) }).await;
+}
+
+#[tokio::test]
+async fn frames_before_the_close_arrive_and_close_the_connection() {
+    let (mut stream, server) = stream().await;
+    blocking(move || {
+        for number in 0..100u8 {
+            stream.write_all(&frame(&[number; 5000])).unwrap();
+        }
+    })
+    .await;
+    for number in 0..100u8 {
+        let message = within(server.recv()).await.unwrap().into_bytes();
+        assert!(message == vec![number; 5000]);
+    }
+    let end = within(server.recv()).await.unwrap_err();
+    assert_eq!(end, ConnectionError::Closed(Initiator::Remote));
+}
+
+#[tokio::test]
+async fn messages_before_the_peers_close_are_read_before_the_end() {
+    let (mut stream, server) = stream().await;
+    for number in 0..100u8 {
+        drop(server.send(vec![number; 3000]).unwrap());
+    }
+    let closing = tokio::spawn(async move { server.close().await });
+    let read = blocking(move || {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        all
+    })
+    .await;
+    let expected: Vec<u8> = (0..100u8)
+        .flat_map(|number| frame(&[number; 3000]))
+        .collect();
+    assert!(read == expected, "{} B of {}", read.len(), expected.len());
+    within(closing).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_holds_the_peer_back() {
+    let (stream, server) = stream().await;
+    let sending = async {
+        for _ in 0..10_000 {
+            server
+                .send(Bytes::from(vec![7; 64 * 1024]))
+                .unwrap()
+                .await
+                .unwrap();
+        }
+    };
+    // Without backpressure 640 MB would be sent in this time.
+    let held_back = timeout(Duration::from_secs(2), sending).await;
+    assert!(held_back.is_err(), "the peer sent everything");
+    drop(stream);
+}
+
+#[tokio::test]
+async fn invalid_frame_aborts_the_connection() {
+    let too_long = 0x00FF_FFFFu32.to_be_bytes();
+    for header in [[0x81, 0, 0, 1], [0, 0, 0, 0], too_long] {
+        let (mut stream, server) = stream().await;
+        stream.write_all(&header).unwrap();
+        let end = within(server.recv()).await.unwrap_err();
+        assert!(!matches!(end, ConnectionError::TimedOut(_)), "{end}");
+        let read = blocking(move || stream.read_to_end(&mut Vec::new()));
+        assert_eq!(read.await.unwrap(), 0);
+    }
+}
