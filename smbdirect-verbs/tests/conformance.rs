@@ -5,7 +5,7 @@
 //! turns that into a failure. Over iWARP the suite runs three times: with an adapter at both ends,
 //! and with an adapter at either end and software iWARP of `smbdirect` at the other.
 
-#[path = "../../smbdirect/tests/provider/mod.rs"]
+#[path = "../../smbdirect/tests/it/provider/mod.rs"]
 #[macro_use]
 mod provider;
 

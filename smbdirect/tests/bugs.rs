@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-#[path = "pair/fabric.rs"]
+#[path = "it/pair/fabric.rs"]
 #[allow(dead_code, reason = "what only the pair's tests use")]
 mod fabric;
 #[allow(dead_code, reason = "what only the hostile ones say")]

@@ -20,23 +20,14 @@ use tokio::{
 
 use crate::support::{Done, Listening, PATIENCE, command, listen, listening, noise, run, start};
 
-#[path = "gateway/crowd.rs"]
 mod crowd;
-#[path = "gateway/ends.rs"]
 mod ends;
-#[path = "gateway/hostile.rs"]
 mod hostile;
-#[path = "gateway/leaving.rs"]
 mod leaving;
-#[path = "gateway/memory.rs"]
 mod memory;
-#[path = "gateway/pair.rs"]
 mod pair;
-#[path = "gateway/rdma.rs"]
 mod rdma;
-#[path = "gateway/refused.rs"]
 mod refused;
-#[path = "gateway/server_rdma.rs"]
 mod server_rdma;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use smbdirect::{
     },
 };
 
-use crate::ends::{
+use super::ends::{
     Ends, How, Witness, credits, not_yet, over_providers, pattern, receive, settings,
     starving_settings, within,
 };
@@ -536,7 +536,7 @@ async fn two_ends_that_always_request_credits_become_silent(provider: Arc<dyn Pr
         settings
     };
     let ends = Ends::apart(provider.clone(), asking(Settings::default())).await;
-    let literal = crate::ends::transport(&provider, asking(literal));
+    let literal = super::ends::transport(&provider, asking(literal));
     let local = literal.open_any_address();
     let here = literal.open_endpoint(());
     here.associate(&local).unwrap();

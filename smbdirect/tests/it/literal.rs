@@ -14,9 +14,7 @@ use smbdirect::{
 };
 use text::{Departures, Literal, Wording};
 
-#[path = "literal/ends.rs"]
 mod ends;
-#[path = "literal/text.rs"]
 mod text;
 
 /// Number of messages after which an exchange counts as endless.

@@ -1,5 +1,4 @@
 //! The iWARP provider on 127.0.0.1, against itself and against hand-made peers.
-#![cfg(feature = "tokio")]
 
 use std::{
     future::poll_fn,

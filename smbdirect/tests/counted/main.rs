@@ -1,17 +1,12 @@
 //! Counts that do not depend on the machine or on time: allocations, memory, copies, system calls and
 //! credit messages.
 
-#[path = "counted/allocations.rs"]
 mod allocations;
-#[path = "counted/copies.rs"]
 mod copies;
-#[path = "counted/credit_messages.rs"]
 mod credit_messages;
-#[path = "counted/memory.rs"]
 mod memory;
-#[path = "counted/system_calls.rs"]
 mod system_calls;
-#[path = "../benches/units/mod.rs"]
+#[path = "../../benches/units/mod.rs"]
 mod units;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use smbdirect::tdi::{Client, DisconnectFlags, ReceiveFlags, SendFlags};
 use tokio::runtime::Builder;
 
-use crate::ends::{Ends, How, Witness, credits, iwarp, loopback, pattern, settings, within};
+use super::ends::{Ends, How, Witness, credits, iwarp, loopback, pattern, settings, within};
 
 const PLAIN: SendFlags = SendFlags::empty();
 

@@ -2,19 +2,17 @@
 //!
 //! To add a provider, add a `conformance!` line: how to create it, and how its kind of RDMA differs.
 
-#[path = "provider/mod.rs"]
-#[macro_use]
-mod provider;
-
 use std::{net::SocketAddr, sync::Arc};
 
-use provider::fabric::{Fabric, Manners};
-#[cfg(feature = "tokio")]
-use smbdirect::rdma::iwarp::{Iwarp, IwarpConfig};
-use smbdirect::rdma::{loopback::Loopback, provider::Provider};
+use smbdirect::rdma::{
+    iwarp::{Iwarp, IwarpConfig},
+    loopback::Loopback,
+    provider::Provider,
+};
+
+use crate::provider::fabric::{Fabric, Manners};
 
 conformance!(loopback, fabric(Loopback::new(), Manners::default()));
-#[cfg(feature = "tokio")]
 conformance!(iwarp, {
     let manners = Manners {
         over_tcp: true,

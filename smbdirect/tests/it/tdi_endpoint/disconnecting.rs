@@ -17,7 +17,7 @@ use smbdirect::{
     },
 };
 
-use crate::ends::{
+use super::ends::{
     Ends, How, Witness, loopback, not_yet, over_providers, pattern, receive, starving_settings,
     turns, within,
 };

@@ -7,16 +7,13 @@
 use std::{env, panic, time::Duration};
 
 use bytes::Bytes;
-use fabric::{Active, Faults, Pair, Passive, Random, Who, content};
 use smbdirect::{
     Access, BufferDescriptorV1, Settings,
     engine::{GrantPolicy, Policy, Revision},
     rdma::work::Token,
 };
 
-#[path = "pair/fabric.rs"]
-#[allow(dead_code, reason = "the tests of pair use the rest")]
-mod fabric;
+use crate::pair::fabric::{Active, Faults, Pair, Passive, Random, Who, content};
 
 /// Number of seeds that a run uses by default.
 const SEEDS: u64 = 3000;
@@ -35,7 +32,7 @@ fn random_scenarios_keep_every_rule() {
             Err(cause) => {
                 eprintln!("seed={seed}");
                 eprintln!(
-                    "replay: SMBDIRECT_SWARM_SEED={seed} cargo test -p smbdirect --test swarm"
+                    "replay: SMBDIRECT_SWARM_SEED={seed} cargo test -p smbdirect --test it swarm"
                 );
                 panic::resume_unwind(cause);
             }

@@ -16,7 +16,7 @@ use smbdirect::{
 };
 use tokio::sync::Notify;
 
-use crate::ends::{
+use super::ends::{
     Ends, How, Witness, credits, iwarp, loopback, over_providers, pattern, settings,
     starving_settings, within,
 };

@@ -31,12 +31,12 @@ macro_rules! over_providers {
     ($($(#[$meta:meta])* $name:ident;)+) => {
         mod in_process {
             $($(#[$meta])* #[tokio::test] async fn $name() {
-                super::$name(crate::ends::loopback()).await;
+                super::$name(crate::tdi_endpoint::ends::loopback()).await;
             })+
         }
         mod over_tcp {
             $($(#[$meta])* #[tokio::test] async fn $name() {
-                super::$name(crate::ends::iwarp()).await;
+                super::$name(crate::tdi_endpoint::ends::iwarp()).await;
             })+
         }
     };

@@ -2,7 +2,6 @@
 //! namespace of its own, and `smbdirect ping` connecting to it in every way.
 //!
 //! Skips with a spoken reason where the lab, or the right to make a namespace, is not there.
-#![cfg(target_os = "linux")]
 
 use std::{
     fs,

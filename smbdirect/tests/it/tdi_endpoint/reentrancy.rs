@@ -13,7 +13,7 @@ use smbdirect::tdi::{
 };
 use tokio::{runtime::Builder, sync::Notify};
 
-use crate::ends::{Ends, in_time, is_set, loopback, not_yet, turns, within};
+use super::ends::{Ends, in_time, is_set, loopback, not_yet, turns, within};
 
 const PLAIN: SendFlags = SendFlags::empty();
 

@@ -1,7 +1,7 @@
 //! Random commands from several tasks over every provider and kind of runtime. Any future may be dropped
 //! before it resolves. Every connection must end, and no work or registration may be left.
 //!
-//! `STRESS_SEED=7 cargo test --test stress` repeats one run, as far as threads allow.
+//! `STRESS_SEED=7 cargo test -p smbdirect --test it stress::` repeats one run, as far as threads allow.
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 

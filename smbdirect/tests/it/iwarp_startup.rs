@@ -1,6 +1,5 @@
 //! The startup of iWARP connections, byte for byte: every form of the startup frames in both roles,
 //! and the first FPDUs after them, against peers that are scripts of bytes on a TCP connection.
-#![cfg(feature = "tokio")]
 
 use std::{future::poll_fn, io::ErrorKind, net::SocketAddr, time::Duration};
 

@@ -1,5 +1,4 @@
 //! A connection as a stream of frames.
-#![cfg(unix)]
 
 use std::{
     io::{Read, Write},

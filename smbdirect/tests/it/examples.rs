@@ -1,7 +1,7 @@
 //! The examples do what they say. They assert it themselves, so running them is the test.
 
 #[allow(dead_code, reason = "its `main` is for the command line")]
-#[path = "../examples/tdi_echo.rs"]
+#[path = "../../examples/tdi_echo.rs"]
 mod tdi_echo;
 
 use std::time::Duration;

@@ -13,7 +13,7 @@ use smbdirect::{
 
 use self::reader::{Found, Kind, is_last};
 
-#[path = "captures/reader.rs"]
+#[path = "../captures/reader.rs"]
 mod reader;
 
 /// What was decoded in a capture, by kind.

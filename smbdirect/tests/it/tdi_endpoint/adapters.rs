@@ -19,7 +19,7 @@ use smbdirect::{
     },
 };
 
-use crate::ends::{
+use super::ends::{
     Ends, How, Witness, credits, loopback, not_yet, over_providers, pattern, receive, settings,
     starving_settings, turns, within,
 };

@@ -12,7 +12,7 @@ use smbdirect::{
 };
 use tokio::net::TcpListener;
 
-use crate::ends::{
+use super::ends::{
     Ends, How, Witness, any_port, iwarp, loopback, over_providers, pattern, receive, settings,
     transport, turns, within,
 };

@@ -10,7 +10,7 @@ use smbdirect::{
     tdi::{SendFlags, Sending, Status},
 };
 
-use crate::ends::{Ends, iwarp, loopback, pattern, starving_settings, within};
+use super::ends::{Ends, iwarp, loopback, pattern, starving_settings, within};
 
 /// The model of one class of sends.
 #[derive(Debug, Default)]

@@ -3,7 +3,6 @@
 //!
 //! Skips with a spoken reason where there is no right to make a namespace; and where tcpdump is
 //! missing, unless SMBDIRECT_REQUIRE_TOOLS is set.
-#![cfg(target_os = "linux")]
 
 use std::{
     fs,

@@ -1,0 +1,38 @@
+//! The tests of the public interface, in one binary: each module tests one subject.
+//!
+//! A test that measures the process or needs it for itself is in a binary of its own beside this folder:
+//! `counted`, `many` and `hostile`. `house` and `requirements` read the source and need no library.
+
+#[macro_use]
+#[cfg(feature = "tokio")]
+mod provider;
+
+mod captures;
+#[cfg(feature = "tokio")]
+mod conformance;
+#[cfg(feature = "tokio")]
+mod connection;
+#[cfg(feature = "tokio")]
+mod examples;
+#[cfg(feature = "tokio")]
+mod iwarp_startup;
+mod iwarp_stream;
+#[cfg(feature = "tokio")]
+mod iwarp_tcp;
+mod literal;
+#[cfg(feature = "tokio")]
+mod log;
+mod pair;
+#[cfg(feature = "tokio")]
+mod registration;
+#[cfg(feature = "tokio")]
+mod stream;
+#[cfg(feature = "tokio")]
+mod stress;
+mod swarm;
+#[cfg(feature = "tokio")]
+mod tdi_connection;
+#[cfg(feature = "tokio")]
+mod tdi_endpoint;
+mod tdi_receive;
+mod tdi_send;

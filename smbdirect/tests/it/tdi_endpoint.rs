@@ -1,0 +1,14 @@
+//! Tests of the TDI objects over real connections, in process and over TCP: the completions and
+//! events that a client sees.
+
+mod ends;
+
+mod adapters;
+mod connecting;
+mod disconnecting;
+mod failing;
+mod model;
+mod receiving;
+mod reentrancy;
+mod sending;
+mod stress;
