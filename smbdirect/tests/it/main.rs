@@ -25,7 +25,7 @@ mod log;
 mod pair;
 #[cfg(feature = "tokio")]
 mod registration;
-#[cfg(feature = "tokio")]
+#[cfg(all(unix, feature = "tokio"))]
 mod stream;
 #[cfg(feature = "tokio")]
 mod stress;
