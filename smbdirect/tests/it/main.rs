@@ -1,7 +1,8 @@
 //! The tests of the public interface, in one binary: each module tests one subject.
 //!
-//! A test that measures the process or needs it for itself is in a binary of its own beside this folder:
-//! `counted`, `many` and `hostile`. `house` and `requirements` read the source and need no library.
+//! Tests that depend on the state of the process are in binaries of their own beside this folder: `counted`,
+//! `many` and `hostile` measure it, and `log` sets subscribers, which `tracing` caches for all threads.
+//! `house` and `requirements` read the source and need no library.
 
 #[macro_use]
 #[cfg(feature = "tokio")]
@@ -20,8 +21,6 @@ mod iwarp_stream;
 #[cfg(feature = "tokio")]
 mod iwarp_tcp;
 mod literal;
-#[cfg(feature = "tokio")]
-mod log;
 mod pair;
 #[cfg(feature = "tokio")]
 mod registration;
