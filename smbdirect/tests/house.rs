@@ -19,6 +19,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/loopback", &["rdma", "pool"]),
     ("rdma/iwarp/tcp/", &["rdma", "runtime"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
+    ("rdma/roce/", &["rdma", "pool"]),
     ("engine/connection/", &["engine", "rdma::work", "wire"]),
     ("engine/", &["pool", "rdma::work", "wire"]),
     ("tdi/status.rs", &[]),

@@ -154,6 +154,7 @@ impl Specs {
     fn read() -> Self {
         let mut requirements = parse::<Table>("ms-smbd.toml").requirement;
         requirements.extend(parse::<Table>("iwarp.toml").requirement);
+        requirements.extend(parse::<Table>("roce.toml").requirement);
         requirements.extend(parse::<Table>("tdi.toml").requirement);
         let Exceptions { exception, slip } = parse("exceptions.toml");
         let mut exceptions = BTreeMap::new();

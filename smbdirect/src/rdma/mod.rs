@@ -2,8 +2,8 @@
 //!
 //! [`work`] defines work requests and completions, which are plain data. [`provider`] defines the
 //! three traits that a provider implements. [`memory`] is the table of registered buffers of the
-//! software providers. [`loopback`] connects two ends in one process, and [`iwarp`] connects two
-//! ends over TCP. No module here depends on SMB Direct.
+//! software providers. [`loopback`] connects two ends in one process, [`iwarp`] connects two ends
+//! over TCP, and [`roce`] over UDP. No module here depends on SMB Direct.
 
 mod adaptive_spin;
 pub mod iwarp;
@@ -11,4 +11,5 @@ pub mod loopback;
 pub mod memory;
 pub mod provider;
 mod receive_queue;
+pub mod roce;
 pub mod work;
