@@ -27,6 +27,10 @@ lint:
 bench *arguments:
     cargo bench -p smbdirect -- {{arguments}}
 
+# The speed goals of docs/performance.md; options are those of `smbdirect bench`
+goals *options:
+    cargo xtask goals -- {{options}}
+
 # Cases with Linux kernels and Samba (root and the lab): `just interop quick`, `just interop pair`
 interop *cases:
     interop/run {{cases}}

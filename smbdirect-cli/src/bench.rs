@@ -14,7 +14,7 @@ mod options;
 mod output;
 mod plan;
 mod plot;
-mod reach;
+mod rows;
 mod scale;
 mod serve;
 mod smb;
@@ -47,7 +47,7 @@ use work::Placement;
 
 /// How long a default run may measure.
 const DEFAULT_TOTAL: Duration = Duration::from_secs(20);
-/// How long a run with --full may measure.
+/// How long a run with --full or --rows may measure.
 const FULL_TOTAL: Duration = Duration::from_secs(400);
 
 impl Bench {
@@ -98,18 +98,6 @@ impl Bench {
         let setting = self.setting(cores, adapters);
         let mut far = serve::Far::start(self, &setting)?;
         let mut near = far.near(setting)?;
-        if self.reach {
-            let programs = Programs::new(cores.clone(), true, self.used_congestion_control());
-            return reach::run(
-                self,
-                &report,
-                &mut near,
-                &programs,
-                choice,
-                stop,
-                load_before,
-            );
-        }
         let pinned = choice.placement == Placement::TwoCores;
         let programs = Programs::new(cores.clone(), pinned, self.used_congestion_control());
         let mut rows = choice.rows();
@@ -121,13 +109,24 @@ impl Bench {
                 output::skipped(&report, "a comparison", &why);
             }
         }
+        rows.retain(|row| match programs.obstacle(row) {
+            Some(why) => {
+                output::skipped(&report, &row.name(), &why);
+                false
+            }
+            None => true,
+        });
         output::print_head(self, &report, choice);
         let connections = choice.what.contains(&What::Connections);
         if connections {
             scale::idle(&report, &mut near, choice)?;
         }
         if !rows.is_empty() {
-            let total = if self.full { FULL_TOTAL } else { DEFAULT_TOTAL };
+            let total = if self.full || choice.given.is_some() {
+                FULL_TOTAL
+            } else {
+                DEFAULT_TOTAL
+            };
             let effort = self.effort(rows.len(), total);
             measured = output::measure_rows(&report, &mut near, &programs, &rows, effort, stop)?;
         }

@@ -25,7 +25,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mIn the table:\x1b[0m
   QUEUE work requests in a queue, SGES pieces of memory in a Send, READS that are served and issued
-  at once on a connection, INVALIDATE whether a Send can carry a token to invalidate, and whether a
+  concurrently on a connection, INVALIDATE whether a Send can carry a token to invalidate, and whether a
   peer's can invalidate a token of ours that is a memory window.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m

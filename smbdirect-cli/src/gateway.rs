@@ -61,7 +61,7 @@ use session::Session;
 
 /// Carry SMB between SMB Direct and TCP, for servers or clients that have only one of them
 ///
-/// Listens on LISTEN, opens one connection to UPSTREAM for each that it accepts, and carries SMB
+/// Listens on LISTEN, opens one connection to UPSTREAM for each that it accepts, and forwards SMB
 /// messages both ways until either side ends. Clients read and write by RDMA although the server has
 /// none, and a server with RDMA serves clients that have none. All other messages pass unchanged.
 ///
@@ -86,7 +86,7 @@ pub(crate) struct Gateway {
     #[arg(long, value_enum, value_name = "KIND", default_value = "tcp")]
     to: Kind,
 
-    /// Most connections at the same time; further ones are closed at once
+    /// Largest number of concurrent connections; further ones are closed immediately
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least_one)]
     max_connections: u64,
 

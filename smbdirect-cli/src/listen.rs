@@ -138,7 +138,7 @@ enum Event {
     },
 }
 
-/// Most connections at the same time; further ones are closed at once.
+/// Largest number of concurrent connections; further ones are closed immediately.
 const MAX_CONNECTIONS: usize = 64;
 /// Longest time that connections may take to end after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -313,7 +313,7 @@ impl One {
         let result = {
             let mut work = pin!(self.work(&mut tally));
             let told_to_end = async {
-                // The result holds a lock, so it is dropped at once.
+                // The result holds a lock, so it is dropped immediately.
                 let _ = ended.wait_for(|&ended| ended).await;
             };
             tokio::select! {

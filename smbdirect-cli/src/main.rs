@@ -55,7 +55,7 @@ enum Command {
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
-  smbdirect demo                         both ends on this machine, everything at once
+  smbdirect demo                         both ends on this machine, messages and RDMA
   smbdirect listen --receive /srv/in     on one machine
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?

@@ -81,7 +81,7 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "SECONDS", help_heading = SETTINGS, value_parser = seconds)]
     credit_grant_timeout: Option<Duration>,
 
-    /// Wording of 3.1.5.1 and 3.1.5.8 to follow; v2014 answers each message with payload at once
+    /// Wording of 3.1.5.1 and 3.1.5.8 to follow; v2014 answers each message with payload immediately
     #[arg(long, value_enum, default_value_t, value_name = "WORDING", help_heading = SETTINGS)]
     revision: Wording,
 

@@ -324,6 +324,7 @@ const PACKAGES: &[&str] = &[
     "smbdirect-smb",
     "smbdirect-verbs",
     "fuzz",
+    "xtask",
 ];
 
 /// The folders whose files may import each other in a circle, each with the reason.

@@ -52,24 +52,13 @@ impl Programs {
     /// Returns the rows for `sizes`, and for each missing program how to install it.
     pub(crate) fn rows(&self, sizes: &[u32]) -> (Vec<Row>, Vec<String>) {
         let (mut rows, mut missing) = (Vec::new(), Vec::new());
-        for (program, package, others) in [
-            ("iperf3", "iperf3", &[Other::Iperf3][..]),
-            ("ucx_perftest", "ucx-utils", &[Other::Ucx]),
-            (
-                "fi_pingpong",
-                "libfabric-bin",
-                &[Other::LibfabricLatency, Other::Libfabric],
-            ),
+        for others in [
+            &[Other::Iperf3][..],
+            &[Other::Ucx],
+            &[Other::LibfabricLatency, Other::Libfabric],
         ] {
-            if !is_installed(program) {
-                missing.push(format!("{program} is not installed (package {package})"));
-                continue;
-            }
-            if let Some(algorithm) = self.unavailable_to_others() {
-                missing.push(format!(
-                    "{program} would be paced by the system's bbr, and we are not: make \
-                     {algorithm} the system's, in a network namespace for instance"
-                ));
+            if let Some(why) = self.obstacle_to(others[0]) {
+                missing.push(why);
                 continue;
             }
             for &other in others {
@@ -84,6 +73,35 @@ impl Programs {
         (rows, missing)
     }
 
+    /// Returns why the program of a row cannot be measured, or `None` if it can or is not needed.
+    pub(crate) fn obstacle(&self, row: &Row) -> Option<String> {
+        match row {
+            Row::Other(other, _) => self.obstacle_to(*other),
+            _ => None,
+        }
+    }
+
+    fn obstacle_to(&self, other: Other) -> Option<String> {
+        let (program, package) = match other {
+            Other::Iperf3 => ("iperf3", "iperf3"),
+            Other::Ucx | Other::UcxMemory => ("ucx_perftest", "ucx-utils"),
+            Other::Libfabric | Other::LibfabricLatency => ("fi_pingpong", "libfabric-bin"),
+        };
+        if !is_installed(program) {
+            return Some(format!("{program} is not installed (package {package})"));
+        }
+        let algorithm = match other {
+            Other::UcxMemory => None,
+            _ => self.unavailable_to_others(),
+        };
+        algorithm.map(|algorithm| {
+            format!(
+                "{program} would be paced by the system's bbr, and we are not: make {algorithm} \
+                 the system's, in a network namespace for instance"
+            )
+        })
+    }
+
     /// Returns the chosen congestion control if other programs would be measured with the bbr of
     /// the system instead. Those with an option for it change only after they have connected, and
     /// stay paced.
@@ -91,21 +109,6 @@ impl Programs {
         let system = machine::congestion_control()?;
         let chosen = self.congestion_control.as_deref()?;
         (system.starts_with("bbr") && chosen != system).then_some(chosen)
-    }
-
-    /// Returns the row for UCX over shared memory if UCX is installed.
-    pub(crate) fn shared_memory(size: u32) -> Option<Row> {
-        is_installed("ucx_perftest").then_some(Row::Other(Other::UcxMemory, size))
-    }
-
-    /// Returns the version of UCX, if `ucx_info` is next to `ucx_perftest`. It is part of the
-    /// result, because the rate for 8 KiB differs tenfold between versions.
-    pub(crate) fn ucx_version() -> Option<String> {
-        let sister = find("ucx_perftest")?.with_file_name("ucx_info");
-        let mut command = Command::new(sister);
-        command.arg("-v");
-        let text = start(command).ok()?.output().ok()?;
-        ucx_info(&text).map(str::to_owned)
     }
 
     /// Runs a program once with about `count` messages.
@@ -292,17 +295,6 @@ fn libfabric(text: &str, size: u32, count: u64) -> Result<Sample> {
     Ok(Sample::reported(one_way * 2.0 * count as f64, bytes, count))
 }
 
-fn ucx_info(text: &str) -> Option<&str> {
-    // Older versions print it in another form.
-    let said = ["# Library version:", "# Version "];
-    let version = |line| {
-        said.iter()
-            .find_map(|prefix| str::strip_prefix(line, prefix))
-    };
-    let version = text.lines().find_map(version)?.trim();
-    Some(version).filter(|version| !version.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,22 +326,6 @@ mod tests {
             (0.5, 4096, 4)
         );
         assert_eq!(sample.cpu, Some(0.5));
-    }
-
-    #[test]
-    fn ucx_version_is_that_of_the_library() {
-        let text = "# Library version: 1.22.0\n# Library path: /usr/lib/libucs.so.0\n\
-                    # API headers version: 1.13.1\n";
-        assert_eq!(ucx_info(text), Some("1.22.0"));
-        let older = "# Version 1.13.1\n# Git branch '<unknown>', revision 0000000\n";
-        assert_eq!(ucx_info(older), Some("1.13.1"));
-        for nothing in [
-            "",
-            "# Library version:\n",
-            "# API headers version: 1.13.1\n",
-        ] {
-            assert_eq!(ucx_info(nothing), None, "{nothing}");
-        }
     }
 
     #[test]

@@ -79,7 +79,7 @@ enum Answer {
     },
 }
 
-/// The connection that carries orders and answers.
+/// The connection for orders and answers.
 #[derive(Debug)]
 struct Control {
     reader: BufReader<TcpStream>,

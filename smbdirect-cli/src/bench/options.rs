@@ -17,7 +17,8 @@ use super::{
     machine::{self, Awake, Cores},
     measure::Effort,
     plan::{self, Choice, What},
-    work::{Over, Placement, Smb},
+    rows,
+    work::{MAX_MESSAGE_BYTES, Over, Placement, Smb},
 };
 use crate::{
     options::{
@@ -42,7 +43,7 @@ pub(crate) struct Bench {
     pub(super) address: Option<Address>,
 
     /// Serve as the other end for a bench that runs elsewhere
-    #[arg(long, conflicts_with_all = ["what", "full", "reach", "compare", "svg"])]
+    #[arg(long, conflicts_with_all = ["what", "full", "rows", "compare", "svg"])]
     pub(super) serve: bool,
 
     /// With --serve, end after the first bench
@@ -106,12 +107,12 @@ pub(crate) struct Bench {
     pub(super) time: Option<Duration>,
 
     /// Measure more sizes, both directions, and with and without CRC; takes minutes
-    #[arg(long, conflicts_with_all = ["sizes", "both", "reach"])]
+    #[arg(long, conflicts_with_all = ["sizes", "both"])]
     pub(super) full: bool,
 
-    /// Check the speed goals of this project on this machine; takes minutes; for developers
-    #[arg(long, conflicts_with_all = ["what", "sizes", "segment", "outstanding", "placement", "both", "connections", "busy_poll", "alone", "svg"])]
-    pub(super) reach: bool,
+    /// Measure the rows of FILE, one object per line, with the keys of --json
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with_all = ["sizes", "segment", "outstanding", "both", "full", "connections", "busy_poll", "alone"])]
+    pub(super) rows: Option<PathBuf>,
 
     /// Also run iperf3, ucx_perftest and fi_pingpong if they are installed
     #[arg(long)]
@@ -151,13 +152,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    usual_distance}
   {\"event\":\"idle_connections\", connections, bytes_each, credit_bytes, beyond_credits}
   {\"event\":\"active_connections\", connections, fastest_to_slowest, together_to_one}
-  {\"event\":\"reach\", work, measured, unit, at_least, must, stretch, ok, stretch_ok}
   {\"event\":\"skipped\", what, why}
   {\"event\":\"summary\", rows, samples, dropped, between_cores_seconds, core_share, load_before,
    load_after, spread, congestion_control, kept_awake, two_cores, interrupted}";
 
-/// Longest message in bytes.
-const MAX_MESSAGE_BYTES: u32 = 8 << 20;
 /// Most connections of a link.
 const MAX_CONNECTIONS: u32 = 16_384;
 
@@ -177,7 +175,7 @@ impl Bench {
         self.check_congestion_control()?;
         let placement = self.placement(cores)?;
         self.check_sleep(placement)?;
-        Ok(Choice {
+        let mut choice = Choice {
             smb: Smb {
                 over,
                 crc: true,
@@ -203,7 +201,12 @@ impl Bench {
             connections: self.connections,
             placement,
             alone: self.alone,
-        })
+            given: None,
+        };
+        if let Some(path) = &self.rows {
+            choice.given = Some(rows::read(path, &choice)?);
+        }
+        Ok(choice)
     }
 
     /// Checks that the transport goes with where the other end is.
@@ -214,9 +217,9 @@ impl Bench {
                  `smbdirect bench --serve --transport verbs` runs, on this machine or another",
             ));
         }
-        if over == Over::Verbs && (self.reach || self.compare) {
+        if over == Over::Verbs && self.compare {
             return Err(usage(
-                "--reach and --compare are about this machine alone, without --transport verbs",
+                "--compare is about this machine alone, without --transport verbs",
             ));
         }
         if over == Over::Loopback && (self.address.is_some() || self.processes > 1) {

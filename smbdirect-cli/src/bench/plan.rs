@@ -43,6 +43,16 @@ pub(crate) enum Other {
     LibfabricLatency,
 }
 
+impl Other {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Iperf3,
+        Self::Ucx,
+        Self::UcxMemory,
+        Self::Libfabric,
+        Self::LibfabricLatency,
+    ];
+}
+
 impl Row {
     pub(crate) const fn size(&self) -> u32 {
         match self {
@@ -92,13 +102,15 @@ impl Row {
         };
         let mut name = match (&work.means, work.kind) {
             (Means::SmbDirect(_), Kind::Send) => "Send".to_owned(),
-            (Means::SmbDirect(_), Kind::Batch) => "Send, many a call".into(),
+            (Means::SmbDirect(_), Kind::Batch) => "Send, batched".into(),
             (Means::SmbDirect(_), Kind::Echo) => "echo".into(),
-            (Means::SmbDirect(_), Kind::Write) => format!("Write, {} at once", work.outstanding),
-            (Means::SmbDirect(_), Kind::WriteApart) => {
-                format!("Write, {} at once, apart", work.outstanding)
+            (Means::SmbDirect(_), Kind::Write) => {
+                format!("Write, {} outstanding", work.outstanding)
             }
-            (Means::SmbDirect(_), Kind::Read) => format!("Read, {} at once", work.outstanding),
+            (Means::SmbDirect(_), Kind::WriteApart) => {
+                format!("Write, {} outstanding, separate memory", work.outstanding)
+            }
+            (Means::SmbDirect(_), Kind::Read) => format!("Read, {} outstanding", work.outstanding),
             (Means::Tcp, Kind::Echo) => "TCP echo".into(),
             (Means::Tcp, Kind::Batch) => "TCP, batched".into(),
             (Means::Tcp, _) => "TCP, one write a message".into(),
@@ -208,6 +220,8 @@ pub(crate) struct Choice {
     pub(crate) placement: Placement,
     /// Measure SMB Direct only.
     pub(crate) alone: bool,
+    /// The rows of --rows, which replace all others.
+    pub(crate) given: Option<Vec<Row>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -231,6 +245,9 @@ pub(crate) enum What {
 impl Choice {
     /// Returns the rows, in the order of the table.
     pub(crate) fn rows(&self) -> Vec<Row> {
+        if let Some(given) = &self.given {
+            return given.clone();
+        }
         let mut rows = Vec::new();
         for &both in &self.directions {
             for &crc in &self.crcs {
@@ -276,7 +293,7 @@ impl Choice {
         })
     }
 
-    fn largest_segment(&self) -> u32 {
+    pub(crate) fn largest_segment(&self) -> u32 {
         self.segments.iter().copied().max().unwrap_or(8136)
     }
 

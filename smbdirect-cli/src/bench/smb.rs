@@ -234,7 +234,7 @@ impl End {
         let mut sending = VecDeque::with_capacity(window);
         for _ in 0..burst.count {
             if sending.len() == window {
-                // Await half of them at once, so that many are sent together again.
+                // Await half of them together, so that the next messages leave in one batch.
                 finish(&mut sending, window / 2).await?;
             }
             sending.push_back(self.connection.send(messages.next())?);

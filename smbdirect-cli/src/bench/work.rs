@@ -187,6 +187,8 @@ impl Sample {
     }
 }
 
+/// Longest message in bytes.
+pub(crate) const MAX_MESSAGE_BYTES: u32 = 8 << 20;
 /// Most operations of a connection that have been started and are not done.
 pub(crate) const MAX_OUTSTANDING: u32 = 1024;
 /// Most messages of a burst.

@@ -27,7 +27,7 @@ use crate::{
     transport,
 };
 
-/// The protocol that carries SMB messages.
+/// The protocol that transports SMB messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
     /// SMB Direct, [MS-SMBD]
@@ -130,7 +130,9 @@ impl Service {
             Kind::Tcp => {
                 let limit = self.connect.connect_timeout;
                 let stream = transport::connect_tcp(upstream, tcp::PORT, limit).await?;
-                let address = stream.peer_addr().context("the server hung up at once")?;
+                let address = stream
+                    .peer_addr()
+                    .context("the server closed the connection immediately")?;
                 Peer::Tcp(stream, address)
             }
         })

@@ -35,7 +35,7 @@ use crate::{
     transport,
 };
 
-/// Most sessions at once; further peers are refused.
+/// Largest number of concurrent sessions; further peers are refused.
 const MAX_SESSIONS: usize = 64;
 /// Longest time that sessions may take to end after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -351,7 +351,7 @@ async fn attend(runner: Runner, mut commands: Commands, mut ended: watch::Receiv
         }
     };
     let told_to_end = async {
-        // The result holds a lock, so it is dropped at once.
+        // The result holds a lock, so it is dropped immediately.
         let _ = ended.wait_for(|&ended| ended).await;
     };
     let whole = async {

@@ -268,7 +268,7 @@ impl Receiver<'_> {
             ));
         }
         if self.waiting.len() >= WINDOW {
-            return broken("more pieces at once than the window allows");
+            return broken("more pieces outstanding than the window allows");
         }
         self.offset += length;
         self.waiting.push_back(Waiting {

@@ -310,7 +310,7 @@ impl Sender<'_> {
             ));
         }
         if self.memory.len() >= WINDOW {
-            return broken("more memory at once than the window allows");
+            return broken("more memory registered than the window allows");
         }
         self.memory.push_back(memory);
         Ok(())

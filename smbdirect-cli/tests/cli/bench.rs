@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{Done, PATIENCE, command, listening, run, start};
 
@@ -327,30 +327,38 @@ fn programs_that_are_not_installed_are_named() {
 }
 
 #[test]
-fn goals_are_measured_and_judged() {
-    let done = quick(&["--reach"]);
-    // Whether they are reached is not for a test to say.
-    assert!(matches!(done.status.code(), Some(0 | 1)), "{done:?}");
-    assert_eq!(done.stderr, "");
-    let events = done.json();
-    let goals: Vec<_> = events
-        .iter()
-        .filter(|event| event["event"] == "reach")
-        .collect();
-    assert!(goals.len() >= 20, "{}", done.stdout);
-    for goal in &goals {
-        let verdict = match goal["measured"].as_f64() {
-            Some(measured) if goal["at_least"] == true => {
-                Value::from(measured >= goal["must"].as_f64().unwrap())
-            }
-            Some(measured) => Value::from(measured <= goal["must"].as_f64().unwrap()),
-            None => Value::Null,
-        };
-        assert_eq!(goal["ok"], verdict, "{goal}");
+fn rows_of_a_file_are_measured_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows");
+    let wanted = [
+        json!({"kind": "send", "means": "smbdirect-batched", "transport": "iwarp", "size": 64,
+            "segment": 1364, "crc": false, "placement": "free"}),
+        json!({"kind": "write", "means": "smbdirect-apart", "transport": "iwarp", "size": 65536,
+            "segment": 8136, "crc": true, "outstanding": 3, "placement": "free"}),
+        json!({"kind": "send", "means": "channel", "size": 1024, "placement": "free"}),
+        json!({"kind": "echo", "means": "tcp", "size": 64, "placement": "free"}),
+    ];
+    let lines: Vec<_> = wanted.iter().map(Value::to_string).collect();
+    fs::write(&path, lines.join("\n")).unwrap();
+    let path = path.to_str().unwrap();
+    let done = quick(&["--rows", path, "--what", "connections"]).succeeded();
+    let measured = rows(&done);
+    assert_eq!(measured.len(), wanted.len());
+    for wanted in wanted {
+        let keys = wanted.as_object().unwrap();
+        let is_wanted = |row: &&Value| keys.iter().all(|(key, value)| row[key] == *value);
+        assert_eq!(measured.iter().filter(is_wanted).count(), 1, "{wanted}");
     }
     for kind in ["idle_connections", "active_connections"] {
-        assert!(events.iter().any(|event| event["event"] == kind), "{kind}");
+        assert!(
+            done.json().iter().any(|event| event["event"] == kind),
+            "{kind}"
+        );
     }
+
+    fs::write(path, "{\"size\": 1}").unwrap();
+    let failed = run(&["bench", "--rows", path]);
+    failed.failed(2, "line 1: \"\" does not do \"\"").one_line();
 }
 
 #[test]
@@ -358,10 +366,8 @@ fn over_adapters_the_other_end_is_named() {
     run(&["bench", "--transport", "verbs"])
         .failed(2, "--transport verbs needs ADDR")
         .one_line();
-    for option in ["--reach", "--compare"] {
-        run(&["bench", "--transport", "verbs", "127.0.0.1", option])
-            .failed(2, "are about this machine alone");
-    }
+    run(&["bench", "--transport", "verbs", "127.0.0.1", "--compare"])
+        .failed(2, "--compare is about this machine alone");
     // Who did not ask for adapters has none used.
     let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
     let mut stream = TcpStream::connect(&serving.address).unwrap();

@@ -55,11 +55,8 @@ fn what_cannot_be_asked_for_is_status_2() {
         (&["bench", "localhost:0"], "port 0 cannot be connected to"),
         (&["bench", ":5446"], "has no host"),
         (&["bench", "--once"], "--serve"),
-        (&["bench", "--serve", "--reach"], "cannot be used with"),
-        (
-            &["bench", "--reach", "--sizes", "64"],
-            "cannot be used with",
-        ),
+        (&["bench", "--serve", "--compare"], "cannot be used with"),
+        (&["bench", "--full", "--sizes", "64"], "cannot be used with"),
         (
             &["bench", "--congestion-control", "telepathy"],
             "--congestion-control telepathy: no such file",

@@ -92,7 +92,7 @@ fn data_of_a_write_is_found_behind_any_data_offset() {
 }
 
 #[test]
-fn compressed_answers_are_not_asked_for() {
+fn compressed_answers_are_not_requested() {
     let mut server = server();
     let request = with(read(7, 9, 4000, 0, &[]), 67, &[0x03]);
     ask(&mut server, &request).unwrap();
@@ -423,7 +423,7 @@ fn opaque_answers_pass_if_the_client_asked_for_them() {
 }
 
 #[test]
-fn message_id_of_a_waiting_request_is_refused() {
+fn message_id_of_an_outstanding_request_is_refused() {
     let mut server = server();
     read_goes(&mut server, 7, 4000);
     let repeated = |command| {

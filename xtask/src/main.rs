@@ -1,0 +1,30 @@
+//! Commands for developers of this project that need more than a line of shell: `cargo xtask`.
+//!
+//! The commands of one line are in the `justfile`.
+
+mod goals;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Commands for developers of smbdirect
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Command {
+    Goals(goals::Goals),
+}
+
+fn main() -> ExitCode {
+    let result = match Command::parse() {
+        Command::Goals(goals) => goals.run(),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
