@@ -11,16 +11,10 @@ use std::{
 };
 
 use smbdirect::{rdma::iwarp::mpa::FrameKind, wire::DataTransfer};
-
-use self::reader::{Found, Kind, is_last};
-
-#[allow(dead_code, reason = "what only the tests look at")]
-#[path = "../../smbdirect/tests/captures/reader.rs"]
-mod reader;
-
-#[allow(dead_code, reason = "what only the tests use")]
-#[path = "../../smbdirect-smb/tests/common/messages.rs"]
-mod messages;
+use smbdirect_test::{
+    captures::{self as reader, Found, Kind, is_last},
+    messages,
+};
 
 /// Most bytes of a stream in a seed. The rest adds nothing new.
 const STREAM_SEED_BYTES: usize = 1500;

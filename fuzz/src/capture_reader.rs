@@ -1,14 +1,10 @@
 //! Arbitrary captures: an error, or streams that are in the file.
 
-#[path = "../../smbdirect/tests/captures/reader.rs"]
-mod reader;
-
 use smbdirect::{
     rdma::iwarp::mpa::Fpdu,
     wire::{DataTransfer, NegotiateRequest, NegotiateResponse},
 };
-
-use self::reader::{Found, Kind};
+use smbdirect_test::captures::{self as reader, Found, Kind};
 
 /// Reads `data` as a capture, and encodes its messages again.
 pub fn capture_reader(data: &[u8]) {

@@ -322,6 +322,7 @@ const PACKAGES: &[&str] = &[
     "smbdirect",
     "smbdirect-cli",
     "smbdirect-smb",
+    "smbdirect-test",
     "smbdirect-verbs",
     "fuzz",
     "xtask",

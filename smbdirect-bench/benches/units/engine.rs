@@ -1,4 +1,4 @@
-//! Two engines back to back, and nothing between them that has a cost of its own.
+//! Two engines connected directly, without a provider between them.
 
 use std::{
     collections::VecDeque,
@@ -14,16 +14,16 @@ use smbdirect::{
 
 use super::{Case, Done, Unit, content};
 
-/// Segments in a batch at most. Two batches use three quarters of 255 credits, and the credit message that
-/// the receiver then owes comes before the third.
+/// Largest number of segments in a batch. Two batches use three quarters of 255 credits, after which the
+/// receiver has to send a credit message before the third.
 const BATCH: usize = 96;
-/// Bytes of a batch at most: what a provider reads at once, and has in its cache.
+/// Largest number of bytes in a batch: those of one read of a provider, which fit into the cache.
 const BATCH_BYTES: usize = 256 << 10;
 const ROOM: Room = Room {
     sends: 4096,
     receives: 4096,
 };
-/// More than the connecting side waits with its first credits, less than any other timer.
+/// Longer than the delay of the first grant of the connecting side, and shorter than any other timer.
 const FIRST_GRANT: Duration = Duration::from_millis(100);
 const LIMITS: Limits = Limits {
     max_send_queue: 4096,
@@ -34,7 +34,7 @@ const LIMITS: Limits = Limits {
     send_with_invalidate: true,
 };
 
-/// Lengths of messages and of segments, with their headers, that are worth a row.
+/// Lengths of messages, and of segments with their headers, that have a row.
 const SIZES: [(usize, u32); 5] = [
     (64, 1364),
     (64 << 10, 1364),
@@ -43,18 +43,18 @@ const SIZES: [(usize, u32); 5] = [
     (1 << 20, 8136),
 ];
 
-/// The steps of a round, in order; each can be the one that is measured.
+/// The steps of a round, in order. One of them is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The sender takes messages and gives work: `send`, `poll_work`.
+    /// The sender accepts messages and returns work: `send`, `poll_work`.
     Send,
-    /// Segments become what a queue pair would have received.
+    /// Segments are converted to the completions of a queue pair.
     Carry,
-    /// The receiver takes them, and posts receives for the next.
+    /// The receiver accepts them, and posts receives for the next.
     Receive,
     /// The sender's work completes.
     Complete,
-    /// The receiver's credit messages come to the sender.
+    /// The sender receives the credit messages of the receiver.
     Grant,
 }
 
@@ -88,15 +88,15 @@ pub(crate) fn cases() -> Vec<Case> {
 pub(crate) struct End {
     pub(crate) engine: Connection,
     receives: VecDeque<WorkId>,
-    /// Sends that were posted and are not carried.
+    /// Sends that were posted and not delivered.
     outgoing: Vec<WorkRequest>,
-    /// Sends that were carried and are not completed.
+    /// Sends that were delivered and not completed.
     carried: Vec<WorkId>,
-    /// What has come and is not received.
+    /// Messages that were delivered and not received.
     pub(crate) incoming: Vec<Bytes>,
-    /// Received messages are cut off this, as a provider does,
+    /// Received messages are slices of this buffer, as with a provider.
     arena: BytesMut,
-    /// and end here, since the memory of messages is the provider's to free.
+    /// Received messages are dropped here, because a provider frees their memory.
     gone: Vec<Bytes>,
 }
 
@@ -115,7 +115,7 @@ impl End {
         }
     }
 
-    /// Posts what the engine wants to have posted.
+    /// Posts the work of the engine.
     fn work(&mut self, now: Instant, room: Room) {
         while let Some(work) = self.engine.poll_work(now, room) {
             match work {
@@ -127,7 +127,7 @@ impl End {
         }
     }
 
-    /// Takes what has come, and shows each payload.
+    /// Receives the delivered messages, and passes each payload to `show`.
     fn receive(&mut self, now: Instant, mut show: impl FnMut(&Bytes)) -> Done {
         let mut done = Done::default();
         for message in self.incoming.drain(..) {
@@ -152,7 +152,7 @@ impl End {
         done
     }
 
-    /// Completes the sends that were carried.
+    /// Completes the sends that were delivered.
     fn complete(&mut self, now: Instant) -> Done {
         let items = self.carried.len() as u64;
         for id in self.carried.drain(..) {
@@ -163,7 +163,7 @@ impl End {
     }
 }
 
-/// Carries what `from` has posted to `to`.
+/// Delivers the posted sends of `from` to `to`.
 fn carry(from: &mut End, to: &mut End) {
     for work in from.outgoing.drain(..) {
         let WorkRequest::Send {
@@ -197,8 +197,8 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    /// Messages of `message` bytes in segments of `segment`, of which `measured` is what
-    /// [`Unit::run`] does.
+    /// Messages of `message` bytes in segments of `segment` bytes. [`Unit::run`] performs the step
+    /// `measured`.
     pub(crate) fn new(message: usize, segment: u32, measured: Step) -> Self {
         let settings = Settings {
             max_send_size: segment,
@@ -228,7 +228,7 @@ impl Engines {
             carry(&mut self.receiver, &mut self.sender);
             self.sender.receive(self.now, |_| {});
             self.receiver.complete(self.now);
-            // The connecting side gives its first credits after a moment in which no message came.
+            // The connecting side grants its first credits after a short time without a message.
             if let Some(due) = self.sender.engine.poll_timeout() {
                 self.now = self.now.max(due.min(self.now + FIRST_GRANT));
                 self.sender.engine.handle_timeout(self.now);
@@ -258,7 +258,7 @@ impl Engines {
         done
     }
 
-    /// What [`Step::Receive`] does; shows each payload.
+    /// Performs [`Step::Receive`], and passes each payload to `show`.
     pub(crate) fn receive(&mut self, show: impl FnMut(&Bytes)) -> Done {
         let done = self.receiver.receive(self.now, show);
         self.receiver.work(self.now, ROOM);

@@ -1,7 +1,7 @@
-//! Reads captures: packets, the TCP streams in them, and what iWARP and SMB Direct say there.
+//! Reads captures: packets, their TCP streams, and the iWARP and SMB Direct messages in these.
 //!
-//! A file may hold anything. What it cannot be read as is a [`CaptureError`], and nothing takes
-//! more memory than the file does a few times over.
+//! A file may contain anything. An invalid file is a [`CaptureError`], and no file takes more memory
+//! than a small multiple of its length.
 
 use std::{borrow::Cow, collections::BTreeMap, net::Ipv4Addr};
 
@@ -28,10 +28,10 @@ const PORT: u16 = 5445;
 
 /// Something in a capture.
 #[derive(Debug)]
-pub(crate) enum Found<'a> {
-    /// An iWARP connection; what follows up to the next is in it.
+pub enum Found<'a> {
+    /// An iWARP connection. All items up to the next connection belong to it.
     Connection,
-    /// A startup frame and its bytes; what follows up to the next was said behind it.
+    /// A startup frame and its bytes. All items up to the next startup frame follow it in the stream.
     Startup {
         frame: StartupFrame,
         bytes: &'a [u8],
@@ -48,9 +48,9 @@ pub(crate) enum Found<'a> {
     Message { kind: Kind, bytes: &'a [u8] },
 }
 
-/// What a message of SMB Direct is by its place.
+/// The kind of a message of SMB Direct, which its position determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     NegotiateRequest,
     NegotiateResponse,
     DataTransfer,
@@ -58,7 +58,7 @@ pub(crate) enum Kind {
 
 /// Why a capture cannot be read.
 #[derive(Debug, Error)]
-pub(crate) enum CaptureError {
+pub enum CaptureError {
     #[error("no capture: {0}")]
     File(#[from] PcapError),
     #[error("a packet is shorter than its headers say")]
@@ -77,19 +77,15 @@ pub(crate) enum CaptureError {
     Cut,
 }
 
-/// Reads all iWARP connections of a capture, in pcap or pcapng, and tells of what is in them.
+/// Reads all iWARP connections of a capture, in pcap or pcapng, and passes each item to `found`.
 /// `cut` allows directions to end within a message.
-pub(crate) fn read(
-    file: &[u8],
-    cut: bool,
-    found: &mut impl FnMut(Found<'_>),
-) -> Result<(), CaptureError> {
+pub fn read(file: &[u8], cut: bool, found: &mut impl FnMut(Found<'_>)) -> Result<(), CaptureError> {
     let flows = flows(file)?;
     for (flow, initiator) in &flows {
         if flow[1].1 != PORT {
             continue;
         }
-        // A connection that nobody accepted has no other direction.
+        // A connection that was not accepted has no other direction.
         let Some(responder) = flows.get(&[flow[1], flow[0]]) else {
             continue;
         };
@@ -155,7 +151,7 @@ fn direction(
 }
 
 /// Whether a segment is the last of its message.
-pub(crate) const fn is_last(header: &Header) -> bool {
+pub const fn is_last(header: &Header) -> bool {
     match header {
         Header::Tagged(ddp::Tagged { last, .. }) | Header::Untagged(ddp::Untagged { last, .. }) => {
             *last
@@ -187,7 +183,7 @@ fn flows(file: &[u8]) -> Result<Flows, CaptureError> {
         }
         segments.entry(flow).or_default().push(segment);
     }
-    // The last packets of a connection that was there before belong to nothing.
+    // The last packets of a connection that began before the capture are ignored.
     let begun = segments
         .into_iter()
         .filter_map(|(flow, segments)| Some((flow, segments, *starts.get(&flow)?)));
@@ -196,7 +192,7 @@ fn flows(file: &[u8]) -> Result<Flows, CaptureError> {
         .collect()
 }
 
-/// Puts segments together, of which the first byte has the sequence number `start`.
+/// Joins segments, whose first byte has the sequence number `start`.
 fn in_order(mut segments: Vec<Segment<'_>>, start: u32) -> Result<Vec<u8>, CaptureError> {
     let place = |segment: &Segment<'_>| segment.sequence.wrapping_sub(start) as usize;
     segments.retain(|segment| !segment.payload.is_empty());
@@ -253,7 +249,7 @@ fn tcp_segment(frame: &[u8]) -> Result<Option<(Flow, Segment<'_>)>, CaptureError
     if !is_tcp {
         return Ok(None);
     }
-    // What is behind the packet fills the frame up to its least length.
+    // Bytes after the packet pad the frame to its minimum length.
     let length = usize::from(short(packet, 2)?);
     let packet = packet.get(..length).ok_or(CaptureError::Packet)?;
     let [from, to] = [12, 16].map(|at| {
@@ -275,7 +271,7 @@ fn tcp_segment(frame: &[u8]) -> Result<Option<(Flow, Segment<'_>)>, CaptureError
     Ok(Some(([(from, ports.0), (to, ports.1)], segment)))
 }
 
-/// What is behind a header that has its own length, in words, under `mask` of the byte `at`.
+/// Returns the bytes after a header whose length in 32-bit words is in the bits `mask` of the byte `at`.
 fn behind_header(bytes: &[u8], at: usize, mask: u8) -> Result<&[u8], CaptureError> {
     let byte = *bytes.get(at).ok_or(CaptureError::Packet)?;
     let words = (byte & mask) >> mask.trailing_zeros();

@@ -12,7 +12,7 @@ use super::fabric::{
     End, Fabric, Pair, accept, first_receive, next_incoming, request, within_time,
 };
 
-pub(crate) async fn private_data_travels_both_ways(fabric: &Fabric) {
+pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
     let address = listener.local_address();
     assert_ne!(address.port(), 0);
@@ -49,12 +49,12 @@ pub(crate) async fn private_data_travels_both_ways(fabric: &Fabric) {
     assert!(most <= 4, "the peer serves 4 Reads and we post {most}");
 }
 
-pub(crate) async fn nobody_listens(fabric: &Fabric) {
+pub async fn connecting_without_a_listener_fails(fabric: &Fabric) {
     let address = fabric.listener().await.local_address();
     expect_refused(fabric.connect(address).await.map(drop));
 }
 
-pub(crate) async fn dropped_incoming_refuses(fabric: &Fabric) {
+pub async fn dropped_incoming_refuses(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
     let address = listener.local_address();
     let turn_away = async { drop(next_incoming(listener.as_mut()).await) };
@@ -67,7 +67,7 @@ pub(crate) async fn dropped_incoming_refuses(fabric: &Fabric) {
 
 /// The reason that the peer sees depends on the provider, because a closing listener may not have
 /// time to send one.
-pub(crate) async fn closed_listener_refuses(fabric: &Fabric) {
+pub async fn closed_listener_refuses(fabric: &Fabric) {
     let listener = fabric.listener().await;
     let address = listener.local_address();
     let close = async {
@@ -80,7 +80,7 @@ pub(crate) async fn closed_listener_refuses(fabric: &Fabric) {
     assert!(kinds.contains(&kind), "{kind:?}");
 }
 
-pub(crate) async fn given_up_connect(fabric: &Fabric) {
+pub async fn given_up_connect(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
     let address = listener.local_address();
     let mut connect = fabric.active.connect(request(address));
@@ -108,12 +108,12 @@ pub(crate) async fn given_up_connect(fabric: &Fabric) {
 
 //= SMBD-3.1.4.1-07 test
 //= SMBD-3.1.7.2-04 test
-pub(crate) async fn the_receive_posted_before_connecting(fabric: &Fabric) {
+pub async fn the_receive_posted_before_connecting(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     greet(&mut pair).await;
 }
 
-pub(crate) async fn a_hundred_connections(fabric: &Fabric) {
+pub async fn a_hundred_connections(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
     let address = listener.local_address();
     let mut active = tokio::task::JoinSet::new();
@@ -134,7 +134,7 @@ pub(crate) async fn a_hundred_connections(fabric: &Fabric) {
     }
 }
 
-pub(crate) async fn connections_outlive_the_listener(fabric: &Fabric) {
+pub async fn connections_outlive_the_listener(fabric: &Fabric) {
     let mut listener = fabric.listener().await;
     let mut pair = fabric.pair_at(listener.as_mut()).await;
     drop(listener);
@@ -142,7 +142,7 @@ pub(crate) async fn connections_outlive_the_listener(fabric: &Fabric) {
 }
 
 //= MPA-31 test
-pub(crate) async fn a_silent_peer_blocks_nobody(fabric: &Fabric) {
+pub async fn silent_peer_blocks_no_other(fabric: &Fabric) {
     if !fabric.manners.over_tcp {
         println!(
             "skipped: no half-open connections with {}",
@@ -163,7 +163,7 @@ pub(crate) async fn a_silent_peer_blocks_nobody(fabric: &Fabric) {
 }
 
 //= SMBD-3.1.4.6-05 test
-pub(crate) async fn limits_of_the_two_ends_agree(fabric: &Fabric) {
+pub async fn limits_of_the_two_ends_agree(fabric: &Fabric) {
     let pair = fabric.pair().await;
     let (a, p) = (pair.active.limits(), pair.passive.limits());
     assert!(a.max_outbound_reads <= p.max_inbound_reads, "{a:?} {p:?}");

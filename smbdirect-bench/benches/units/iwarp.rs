@@ -1,4 +1,4 @@
-//! The byte machine of iWARP: one half by itself, or a Read with both.
+//! The iWARP stream: one half by itself, or a Read with both.
 
 use std::io::IoSlice;
 
@@ -10,16 +10,16 @@ use smbdirect::rdma::{
 
 use super::{Case, Done, Unit, content};
 
-/// Bytes of messages that are posted together, as much as a write takes at best.
+/// Bytes of messages that are posted together: those of the largest write.
 const BATCH: usize = 256 << 10;
-/// Messages that are posted together, however small.
+/// Largest number of messages that are posted together.
 const MOST: usize = 192;
 /// The header of a Data Transfer, which SMB Direct sends in front of each payload.
 const HEADER: usize = 24;
-/// Slices that a queue pair writes at once.
+/// Slices of one write of a queue pair.
 const SLICES: usize = 64;
 
-/// What messages do.
+/// The operation of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Send,
@@ -56,7 +56,7 @@ impl Shape {
         }
     }
 
-    /// FPDUs of one message, and their bytes with headers and all.
+    /// FPDUs of one message, and their bytes with headers and CRCs.
     fn on_the_wire(self) -> (usize, usize) {
         let header = match self.kind {
             Kind::Send => ddp::Untagged::LENGTH,
@@ -87,7 +87,7 @@ pub(crate) fn cases() -> Vec<Case> {
             shapes.push((format!("{word}-{suffix}"), Shape::new(kind, length, crc)));
         }
     }
-    // Towards a card on an Ethernet.
+    // Towards an adapter on an Ethernet.
     for (word, kind, length) in [
         ("send-8192-by-1448-crc", Kind::Send, 8192),
         ("write-65536-by-1448-crc", Kind::Write, 64 << 10),
@@ -125,7 +125,7 @@ fn stream(initiator: bool, max_fpdu: usize, crc: bool) -> Stream {
     })
 }
 
-/// An end that posts, with what it posts.
+/// An end that posts messages, with their content.
 #[derive(Debug)]
 struct Poster {
     stream: Stream,
@@ -133,12 +133,12 @@ struct Poster {
     header: Inline,
     payload: Bytes,
     to: RemoteAddress,
-    /// Messages posted so far, which number them.
+    /// Number of messages posted so far, which is the id of the next.
     posted: u64,
 }
 
 impl Poster {
-    /// Writes go to `to`, wherever that is.
+    /// Posts messages; Writes go to `to`.
     fn new(shape: Shape, to: RemoteAddress) -> Self {
         let header = match shape.kind {
             Kind::Send => HEADER,
@@ -173,7 +173,7 @@ impl Poster {
     }
 }
 
-/// The sending half; what it sends is forgotten.
+/// The sending half. Its output is discarded.
 #[derive(Debug)]
 pub(crate) struct Transmit {
     poster: Poster,
@@ -221,17 +221,17 @@ impl Unit for Transmit {
     }
 }
 
-/// The receiving half: one read from the socket after the other, each as long as the machine has
-/// room for.
+/// The receiving half: consecutive reads from the socket, each as long as the stream has room
+/// for.
 #[derive(Debug)]
 pub(crate) struct Receive {
     poster: Poster,
     stream: Stream,
-    /// What the poster has said and the receiver not read.
+    /// Bytes that were sent and not read.
     wire: BytesMut,
-    /// Bytes of the read that is ready.
+    /// Length of the next read in bytes.
     ready: usize,
-    /// Bytes ever read.
+    /// Bytes read in total.
     received: u64,
 }
 
@@ -307,7 +307,7 @@ impl Unit for Receive {
     }
 }
 
-/// Reads, of which both ends are measured, with the copy from one end's slices to the other's.
+/// Reads. Both ends are measured, and the copy of the bytes from one to the other.
 #[derive(Debug)]
 pub(crate) struct Reads {
     reader: Stream,
@@ -335,7 +335,7 @@ impl Reads {
     }
 }
 
-/// Moves all that `from` has to say to `to`.
+/// Moves the output of `from` to `to`.
 fn carry(from: &mut Stream, to: &mut Stream) {
     while from.prepare() > 0 {
         let mut slices = [IoSlice::new(&[]); SLICES];

@@ -8,7 +8,7 @@ use smbdirect::rdma::{provider::Teardown, work::Disconnect};
 use super::fabric::{End, FIRST_RECEIVE, Fabric, Pair, pattern};
 
 //= SMBD-2.1-01 test
-pub(crate) async fn sends_arrive_in_order(fabric: &Fabric) {
+pub async fn sends_arrive_in_order(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let sizes: Vec<usize> = (0..200).map(|i| (i * 37) % 500).collect();
     pair.passive.receives(sizes.len() - 1, 512);
@@ -27,7 +27,7 @@ pub(crate) async fn sends_arrive_in_order(fabric: &Fabric) {
     assert_eq!(pair.active.ended, None);
 }
 
-pub(crate) async fn both_ways_at_once(fabric: &Fabric) {
+pub async fn both_ways_at_once(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.receives(99, 2000);
     pair.passive.receives(99, 2000);
@@ -47,7 +47,7 @@ pub(crate) async fn both_ways_at_once(fabric: &Fabric) {
 }
 
 /// Each end is a task of its own, which sleeps until the other wakes it.
-pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
+pub async fn two_tasks_wake_each_other(fabric: &Fabric) {
     const ROUNDS: u32 = 2000;
     let Pair {
         mut active,
@@ -76,7 +76,7 @@ pub(crate) async fn two_tasks_wake_each_other(fabric: &Fabric) {
 }
 
 /// Busy-polling finds messages, also after a pause, and the end, without a runtime.
-pub(crate) async fn busy_polling_finds_messages_and_the_end(fabric: &Fabric) {
+pub async fn busy_polling_finds_messages_and_the_end(fabric: &Fabric) {
     let Pair {
         mut active,
         mut passive,
@@ -103,7 +103,7 @@ pub(crate) async fn busy_polling_finds_messages_and_the_end(fabric: &Fabric) {
 }
 
 //= RDMAP-25 test
-pub(crate) async fn empty_send(fabric: &Fabric) {
+pub async fn empty_send(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receive(0);
     pair.active.send("");
@@ -116,7 +116,7 @@ pub(crate) async fn empty_send(fabric: &Fabric) {
     assert_eq!(pair.passive.ended, None);
 }
 
-pub(crate) async fn header_and_large_payload(fabric: &Fabric) {
+pub async fn header_and_large_payload(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let (header, payload) = (pattern(32, 1), pattern(100_000, 2).freeze());
     pair.active.send_parts(&header, Bytes::new(), None);
@@ -134,7 +134,7 @@ pub(crate) async fn header_and_large_payload(fabric: &Fabric) {
     }
 }
 
-pub(crate) async fn send_fills_its_receive_to_the_byte(fabric: &Fabric) {
+pub async fn send_fills_its_receive_to_the_byte(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.send(pattern(FIRST_RECEIVE as usize, 1));
     let message = pair.until("a message", |_, p| p.messages.pop_front()).await;
@@ -142,7 +142,7 @@ pub(crate) async fn send_fills_its_receive_to_the_byte(fabric: &Fabric) {
 }
 
 //= DDP-07 test
-pub(crate) async fn no_receive_posted(fabric: &Fabric) {
+pub async fn no_receive_posted(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.send("takes the only receive");
     pair.active.send("finds none");
@@ -151,7 +151,7 @@ pub(crate) async fn no_receive_posted(fabric: &Fabric) {
 }
 
 //= DDP-08 test
-pub(crate) async fn longer_than_the_receive(fabric: &Fabric) {
+pub async fn longer_than_the_receive(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receive(10_000);
     pair.active.send(pattern(FIRST_RECEIVE as usize + 1, 1));
@@ -161,7 +161,7 @@ pub(crate) async fn longer_than_the_receive(fabric: &Fabric) {
 }
 
 /// Each receive keeps its full length after shorter messages.
-pub(crate) async fn a_short_message_does_not_keep_later_ones_short(fabric: &Fabric) {
+pub async fn a_short_message_does_not_keep_later_ones_short(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receives(3, 100);
     for size in [1, 100, 0, 100] {
@@ -173,7 +173,7 @@ pub(crate) async fn a_short_message_does_not_keep_later_ones_short(fabric: &Fabr
     }
 }
 
-pub(crate) async fn nothing_leaves_before_flush(fabric: &Fabric) {
+pub async fn nothing_leaves_before_flush(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.send("later");
     for _ in 0..10 {
@@ -185,7 +185,7 @@ pub(crate) async fn nothing_leaves_before_flush(fabric: &Fabric) {
     assert_eq!(message.bytes, "later");
 }
 
-pub(crate) async fn room_shrinks_and_recovers(fabric: &Fabric) {
+pub async fn room_shrinks_and_recovers(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let limits = pair.active.limits();
     let empty = pair.active.room();

@@ -30,36 +30,36 @@ use tokio::time::timeout;
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The size of the receive that is posted before connecting, in bytes.
-pub(crate) const FIRST_RECEIVE: u32 = 512;
+pub const FIRST_RECEIVE: u32 = 512;
 
 /// The providers of the two ends, and the address on which the passive one listens.
-pub(crate) struct Fabric {
-    pub(crate) active: Arc<dyn Provider>,
-    pub(crate) passive: Arc<dyn Provider>,
-    pub(crate) listen: SocketAddr,
-    pub(crate) manners: Manners,
+pub struct Fabric {
+    pub active: Arc<dyn Provider>,
+    pub passive: Arc<dyn Provider>,
+    pub listen: SocketAddr,
+    pub manners: Manners,
 }
 
 /// The permitted differences between kinds of RDMA.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manners {
+pub struct Manners {
     /// Whether a plain TCP connection reaches the listeners.
-    pub(crate) over_tcp: bool,
+    pub over_tcp: bool,
     /// The most bytes of private data in a request.
-    pub(crate) private_data: usize,
+    pub private_data: usize,
     /// Whether private data arrives with its length, and is not padded with zeros.
-    pub(crate) exact_private_data: bool,
+    pub exact_private_data: bool,
     /// Whether an end learns if the other end disconnected gracefully, and which rule was broken.
     /// Adapters do not report that.
-    pub(crate) ends_are_told: bool,
+    pub ends_are_told: bool,
     /// Whether a completion contains the token that its message invalidated.
-    pub(crate) invalidation_is_told: bool,
+    pub invalidation_is_told: bool,
     /// Whether the passive end may send before the active one has.
-    pub(crate) passive_may_begin: bool,
+    pub passive_may_begin: bool,
     /// The least size of a Read that works reliably, in bytes.
-    pub(crate) least_read: usize,
+    pub least_read: usize,
     /// Whether the passive end permits reading and invalidation only if they were registered.
-    pub(crate) rights_are_checked: bool,
+    pub rights_are_checked: bool,
 }
 
 impl Default for Manners {
@@ -78,29 +78,29 @@ impl Default for Manners {
 }
 
 impl Fabric {
-    pub(crate) async fn listener(&self) -> Box<dyn Listener> {
+    pub async fn listener(&self) -> Box<dyn Listener> {
         within_time("listen", self.passive.listen(self.listen))
             .await
             .unwrap()
     }
 
-    pub(crate) async fn connect(&self, address: SocketAddr) -> Result<Connected, ProviderError> {
+    pub async fn connect(&self, address: SocketAddr) -> Result<Connected, ProviderError> {
         within_time("connect", self.active.connect(request(address))).await
     }
 
     /// Checks that the other end has vanished.
-    pub(crate) fn expect_vanished(&self, how: &Disconnect) {
+    pub fn expect_vanished(&self, how: &Disconnect) {
         let kinds = [ProviderErrorKind::Reset, ProviderErrorKind::Terminated];
         self.manners.expect_broken(how, &kinds);
     }
 
     /// Returns the active and the passive end of a new connection.
-    pub(crate) async fn pair(&self) -> Pair {
+    pub async fn pair(&self) -> Pair {
         let mut listener = self.listener().await;
         self.pair_at(listener.as_mut()).await
     }
 
-    pub(crate) async fn pair_at(&self, listener: &mut dyn Listener) -> Pair {
+    pub async fn pair_at(&self, listener: &mut dyn Listener) -> Pair {
         let address = listener.local_address();
         let passive = async { accept(next_incoming(listener).await).await };
         let (active, passive) = tokio::join!(self.connect(address), passive);
@@ -119,7 +119,7 @@ impl Fabric {
     }
 }
 
-pub(crate) fn request(address: SocketAddr) -> ConnectRequest {
+pub fn request(address: SocketAddr) -> ConnectRequest {
     ConnectRequest {
         address,
         private_data: Bytes::new(),
@@ -127,7 +127,7 @@ pub(crate) fn request(address: SocketAddr) -> ConnectRequest {
     }
 }
 
-pub(crate) fn first_receive() -> WorkRequest {
+pub fn first_receive() -> WorkRequest {
     WorkRequest::Receive {
         id: WorkId(0),
         length: FIRST_RECEIVE,
@@ -135,11 +135,11 @@ pub(crate) fn first_receive() -> WorkRequest {
     }
 }
 
-pub(crate) async fn next_incoming(listener: &mut dyn Listener) -> Incoming {
+pub async fn next_incoming(listener: &mut dyn Listener) -> Incoming {
     within_time("accept", listener.accept()).await.unwrap()
 }
 
-pub(crate) async fn accept(incoming: Incoming) -> Result<Connected, ProviderError> {
+pub async fn accept(incoming: Incoming) -> Result<Connected, ProviderError> {
     let answer = Answer {
         private_data: Bytes::new(),
         receive: first_receive(),
@@ -148,22 +148,22 @@ pub(crate) async fn accept(incoming: Incoming) -> Result<Connected, ProviderErro
     within_time("answer", (incoming.answer)(answer)).await
 }
 
-pub(crate) async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(STEP_TIMEOUT, future)
         .await
         .unwrap_or_else(|_| panic!("{what} takes too long"))
 }
 
 /// Both ends of a connection. A wait for one end drives the other too, as two tasks would.
-pub(crate) struct Pair {
-    pub(crate) active: End,
-    pub(crate) passive: End,
-    pub(crate) manners: Manners,
+pub struct Pair {
+    pub active: End,
+    pub passive: End,
+    pub manners: Manners,
 }
 
 impl Pair {
     /// Drives both ends until `find` returns something.
-    pub(crate) async fn until<T>(
+    pub async fn until<T>(
         &mut self,
         what: &str,
         mut find: impl FnMut(&mut End, &mut End) -> Option<T>,
@@ -186,7 +186,7 @@ impl Pair {
     }
 
     /// Drives both ends once, without waiting.
-    pub(crate) async fn turn(&mut self) {
+    pub async fn turn(&mut self) {
         poll_fn(|context| {
             self.active.turn(context);
             self.passive.turn(context);
@@ -196,7 +196,7 @@ impl Pair {
     }
 
     /// Drives both ends until only receives are outstanding.
-    pub(crate) async fn settle(&mut self) {
+    pub async fn settle(&mut self) {
         self.until("settling", |a, p| {
             (a.is_idle() && p.is_idle()).then_some(())
         })
@@ -204,7 +204,7 @@ impl Pair {
     }
 
     /// Drives both ends until the connection has ended for both, and returns how, active end first.
-    pub(crate) async fn ended(&mut self) -> (Disconnect, Disconnect) {
+    pub async fn ended(&mut self) -> (Disconnect, Disconnect) {
         self.until("the end of both", |a, p| {
             a.ended.clone().zip(p.ended.clone())
         })
@@ -213,7 +213,7 @@ impl Pair {
 
     /// Checks that the connection ended because the active end broke a rule, which the passive end
     /// names.
-    pub(crate) async fn ended_by_fault_of_active(&mut self) {
+    pub async fn ended_by_fault_of_active(&mut self) {
         let (offender, offended) = self.ended().await;
         let rule = [ProviderErrorKind::Protocol];
         self.manners.expect_broken(&offended, &rule);
@@ -224,7 +224,7 @@ impl Pair {
 
     /// Sends a message from the passive to the active end, after which an adapter has applied the
     /// last changes of the passive end.
-    pub(crate) async fn announce(&mut self) {
+    pub async fn announce(&mut self) {
         self.passive.send("it is done");
         self.until("an announcement", |a, _| a.messages.pop_front())
             .await;
@@ -247,27 +247,27 @@ impl Manners {
 
 /// A received message.
 #[derive(Debug)]
-pub(crate) struct Arrived {
-    pub(crate) bytes: Bytes,
-    pub(crate) invalidated: Option<Token>,
+pub struct Arrived {
+    pub bytes: Bytes,
+    pub invalidated: Option<Token>,
 }
 
 /// One end of a connection, with its expected completions.
-pub(crate) struct End {
+pub struct End {
     queue_pair: Box<dyn QueuePair>,
     woken: Arc<Woken>,
     last_id: u64,
     /// The outstanding work of each kind, in order.
     outstanding: [VecDeque<WorkId>; 4],
     /// The number of posted and of completed requests, including the receive before connecting.
-    pub(crate) posted: usize,
-    pub(crate) completed: usize,
+    pub posted: usize,
+    pub completed: usize,
     /// The head of a message whose other bytes are in the next completion.
     head: Inline,
-    pub(crate) messages: VecDeque<Arrived>,
-    pub(crate) reads: VecDeque<BytesMut>,
-    pub(crate) flushed: Vec<(WorkId, Option<BytesMut>)>,
-    pub(crate) ended: Option<Disconnect>,
+    pub messages: VecDeque<Arrived>,
+    pub reads: VecDeque<BytesMut>,
+    pub flushed: Vec<(WorkId, Option<BytesMut>)>,
+    pub ended: Option<Disconnect>,
 }
 
 /// Whether the provider has woken an end since its last poll, and the waker to pass this on to.
@@ -294,7 +294,7 @@ const READ: usize = 2;
 const WRITE: usize = 3;
 
 impl End {
-    pub(crate) fn new(connected: Connected) -> Self {
+    pub fn new(connected: Connected) -> Self {
         let mut outstanding: [VecDeque<WorkId>; 4] = Default::default();
         outstanding[RECEIVE].push_back(WorkId(0));
         Self {
@@ -315,19 +315,19 @@ impl End {
         }
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub fn limits(&self) -> Limits {
         self.queue_pair.limits()
     }
 
-    pub(crate) fn room(&self) -> Room {
+    pub fn room(&self) -> Room {
         self.queue_pair.room()
     }
 
-    pub(crate) fn receive(&mut self, length: u32) {
+    pub fn receive(&mut self, length: u32) {
         self.receives(1, length);
     }
 
-    pub(crate) fn receives(&mut self, count: usize, length: u32) {
+    pub fn receives(&mut self, count: usize, length: u32) {
         let mut left = count as u32;
         while left > 0 {
             // Some receives are posted alone, and some in rows.
@@ -343,16 +343,16 @@ impl End {
         self.flush();
     }
 
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         self.queue_pair
             .flush(&mut Context::from_waker(Waker::noop()));
     }
 
-    pub(crate) fn send(&mut self, message: impl Into<Bytes>) {
+    pub fn send(&mut self, message: impl Into<Bytes>) {
         self.send_parts(&[], message.into(), None);
     }
 
-    pub(crate) fn send_parts(&mut self, header: &[u8], payload: Bytes, invalidate: Option<Token>) {
+    pub fn send_parts(&mut self, header: &[u8], payload: Bytes, invalidate: Option<Token>) {
         let id = self.next_id(SEND);
         self.queue_pair.post(WorkRequest::Send {
             id,
@@ -362,12 +362,12 @@ impl End {
         });
     }
 
-    pub(crate) fn write(&mut self, data: impl Into<Bytes>, to: RemoteAddress) {
+    pub fn write(&mut self, data: impl Into<Bytes>, to: RemoteAddress) {
         let (id, data) = (self.next_id(WRITE), data.into());
         self.queue_pair.post(WorkRequest::Write { id, data, to });
     }
 
-    pub(crate) fn read(&mut self, from: RemoteAddress, length: usize) -> WorkId {
+    pub fn read(&mut self, from: RemoteAddress, length: usize) -> WorkId {
         let (id, into) = (self.next_id(READ), BytesMut::zeroed(length));
         self.queue_pair.post(WorkRequest::Read { id, from, into });
         id
@@ -381,23 +381,23 @@ impl End {
         id
     }
 
-    pub(crate) fn disconnect(&mut self, how: Teardown) {
+    pub fn disconnect(&mut self, how: Teardown) {
         self.queue_pair.disconnect(how);
     }
 
-    pub(crate) fn register(&mut self, buffer: BytesMut, access: Access) -> Registration {
+    pub fn register(&mut self, buffer: BytesMut, access: Access) -> Registration {
         let length = buffer.len();
         let registration = self.queue_pair.register(buffer, access).unwrap();
         assert_eq!(registration.length as usize, length);
         registration
     }
 
-    pub(crate) fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+    pub fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
         self.queue_pair.deregister(token)
     }
 
     /// Returns the number of outstanding receives.
-    pub(crate) fn receives_outstanding(&self) -> usize {
+    pub fn receives_outstanding(&self) -> usize {
         self.outstanding[RECEIVE].len()
     }
 
@@ -426,7 +426,7 @@ impl End {
     }
 
     /// Busy-polls until `find` returns something. Polls only if `busy_poll` returns true.
-    pub(crate) fn busy_poll_until<T>(&mut self, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub fn busy_poll_until<T>(&mut self, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
         let context = &mut Context::from_waker(Waker::noop());
         let started = Instant::now();
         let found = loop {
@@ -449,7 +449,7 @@ impl End {
     }
 
     /// Takes all completions without a flush. Returns whether there were any.
-    pub(crate) async fn take_now(&mut self) -> bool {
+    pub async fn take_now(&mut self) -> bool {
         // The waker that the provider has registered must stay valid.
         let waker = Waker::from(self.woken.clone());
         self.take(&mut Context::from_waker(&waker))
@@ -465,12 +465,12 @@ impl End {
     }
 
     /// Drives this end alone until the connection has ended.
-    pub(crate) async fn ended(&mut self) -> Disconnect {
+    pub async fn ended(&mut self) -> Disconnect {
         self.until("the end", |end| end.ended.clone()).await
     }
 
     /// Drives this end alone until `find` returns something.
-    pub(crate) async fn until<T>(
+    pub async fn until<T>(
         &mut self,
         what: &str,
         mut find: impl FnMut(&mut Self) -> Option<T>,
@@ -546,14 +546,14 @@ impl End {
 }
 
 /// Returns bytes that depend on their position and on `seed`.
-pub(crate) fn pattern(length: usize, seed: u64) -> BytesMut {
+pub fn pattern(length: usize, seed: u64) -> BytesMut {
     let mut bytes = BytesMut::zeroed(length);
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
 /// Returns the address `bytes` bytes into a registration.
-pub(crate) fn past(registration: Registration, bytes: u64) -> RemoteAddress {
+pub fn past(registration: Registration, bytes: u64) -> RemoteAddress {
     let RemoteAddress { token, offset } = registration.address;
     RemoteAddress {
         token,

@@ -1,8 +1,8 @@
-//! Instructions of the units, counted by callgrind, against those that are committed.
+//! Counts the instructions of the units by callgrind, and compares them with the committed counts.
 //!
-//! A count does not depend on how busy the machine is. It depends on the compiler, and on what
-//! valgrind makes of the processor: where those are others than when the baseline was made, the
-//! counts are shown and judge nothing.
+//! A count does not depend on the load of the machine. It depends on the compiler, and on the
+//! processor as valgrind emulates it. If these differ from those of the baseline, the counts are
+//! only printed.
 
 use std::{
     collections::BTreeMap,
@@ -19,28 +19,28 @@ use serde::Deserialize;
 
 use crate::units::{Case, Unit};
 
-/// Says that this is the process under valgrind.
+/// The argument of the process that runs under valgrind.
 pub(crate) const INSIDE: &str = "--inside-callgrind";
-/// How far a count may be from the committed one, either way.
+/// Largest relative difference from the committed count.
 const TOLERANCE: f64 = 0.03;
-/// And never less than this: inlining anew around a change elsewhere moves so many for an item.
+/// Differences below this many instructions per item are ignored. Changed inlining alone can cause them.
 const SLACK: f64 = 8.0;
-/// Batches before those that count, in which buffers grow to their size.
+/// Batches before the counted ones, in which buffers grow to their final size.
 const WARM_UP: usize = 12;
-/// Batches that count; as many as the longest rhythm of a unit, for one is not like the next.
+/// Counted batches: the longest period of a unit, because batches of a period differ.
 const COUNTED: usize = 24;
 
-/// What is committed.
+/// The committed counts.
 #[derive(Debug, Deserialize)]
 struct Baseline {
-    /// What made the counts what they are.
+    /// The compiler, libc, valgrind and processor of the counts.
     environment: BTreeMap<String, String>,
     /// Instructions for one item of each unit.
     instructions: BTreeMap<String, f64>,
 }
 
-/// In the process under valgrind: all units, the counted part of each between the two functions
-/// whose names valgrind was told.
+/// Runs all units in the process under valgrind. Valgrind counts from one to the other of two
+/// functions whose names it was given.
 pub(crate) fn run_all(cases: &[Case]) {
     println!("{}", features());
     for case in cases.iter().filter(|case| is_steady(case)) {
@@ -59,8 +59,8 @@ pub(crate) fn run_all(cases: &[Case]) {
     }
 }
 
-/// Whether it takes the same instructions each time. The handle does not: it looks at the clock,
-/// and gathers what comes within microseconds.
+/// Returns whether each run takes the same instructions. Runs of the handle differ: it reads the
+/// clock, and gathers messages that are sent within microseconds.
 fn is_steady(case: &Case) -> bool {
     !case.name.starts_with("loopback/")
 }
@@ -70,13 +70,13 @@ fn counted_batch(unit: &mut dyn Unit) -> u64 {
     black_box(unit.run()).items
 }
 
-/// Where valgrind writes down what it counted and begins anew.
+/// At this function valgrind writes its counts and resets them.
 #[inline(never)]
 fn counted_end() {
     black_box(());
 }
 
-/// What of the processor's abilities decides which code runs.
+/// Returns the features of the processor that select code.
 fn features() -> String {
     #[cfg(target_arch = "x86_64")]
     let features = [
@@ -144,14 +144,14 @@ pub(crate) fn gate(cases: &[Case], filter: &str) -> ExitCode {
     }
     println!(
         "{strangers} of them differ from the baseline by more than {} % and {SLACK} instructions. If \
-         that is meant, make them the new one:\n  SMBDIRECT_BLESS=1 cargo bench -p smbdirect -- \
+         that is meant, make them the new one:\n  SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- \
          --instructions",
         TOLERANCE * 100.0
     );
     ExitCode::FAILURE
 }
 
-/// Prints all counts beside the committed ones; tells how many differ.
+/// Prints all counts next to the committed ones, and returns how many differ.
 fn compare(
     cases: &[Case],
     filter: &str,
@@ -232,7 +232,7 @@ fn count(filter: &str) -> io::Result<(String, BTreeMap<String, f64>)> {
 fn render(environment: &BTreeMap<String, String>, counts: &BTreeMap<String, f64>) -> String {
     let mut text = String::from(
         "# Instructions for one item of each unit, as callgrind counts them. Written by\n\
-         # SMBDIRECT_BLESS=1 cargo bench -p smbdirect -- --instructions\n\n[environment]\n",
+         # SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- --instructions\n\n[environment]\n",
     );
     for (name, value) in environment {
         let _ = writeln!(text, "{name} = {value:?}");

@@ -3,56 +3,56 @@
 
 use smbdirect::BufferDescriptorV1;
 
-pub(crate) const NEGOTIATE: u16 = 0;
-pub(crate) const CREATE: u16 = 5;
-pub(crate) const CLOSE: u16 = 6;
-pub(crate) const READ: u16 = 8;
-pub(crate) const WRITE: u16 = 9;
-pub(crate) const CANCEL: u16 = 12;
-pub(crate) const ECHO: u16 = 13;
+pub const NEGOTIATE: u16 = 0;
+pub const CREATE: u16 = 5;
+pub const CLOSE: u16 = 6;
+pub const READ: u16 = 8;
+pub const WRITE: u16 = 9;
+pub const CANCEL: u16 = 12;
+pub const ECHO: u16 = 13;
 
-pub(crate) const RESPONSE: u32 = 1;
-pub(crate) const ASYNC: u32 = 2;
-pub(crate) const RELATED: u32 = 4;
-pub(crate) const SIGNED: u32 = 8;
+pub const RESPONSE: u32 = 1;
+pub const ASYNC: u32 = 2;
+pub const RELATED: u32 = 4;
+pub const SIGNED: u32 = 8;
 
-pub(crate) const SUCCESS: u32 = 0;
-pub(crate) const PENDING: u32 = 0x0000_0103;
-pub(crate) const BUFFER_OVERFLOW: u32 = 0x8000_0005;
-pub(crate) const END_OF_FILE: u32 = 0xc000_0011;
-pub(crate) const CANCELLED: u32 = 0xc000_0120;
+pub const SUCCESS: u32 = 0;
+pub const PENDING: u32 = 0x0000_0103;
+pub const BUFFER_OVERFLOW: u32 = 0x8000_0005;
+pub const END_OF_FILE: u32 = 0xc000_0011;
+pub const CANCELLED: u32 = 0xc000_0120;
 
-pub(crate) const V1: u32 = 1;
-pub(crate) const V1_INVALIDATE: u32 = 2;
+pub const V1: u32 = 1;
+pub const V1_INVALIDATE: u32 = 2;
 
 /// The FileId of all requests.
-pub(crate) const FILE_ID: [u8; 16] = *b"file-id-of-tests";
+pub const FILE_ID: [u8; 16] = *b"file-id-of-tests";
 
 /// Writes `bytes` at an offset of a message.
-pub(crate) fn put(message: &mut [u8], at: usize, bytes: &[u8]) {
+pub fn put(message: &mut [u8], at: usize, bytes: &[u8]) {
     message[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
 /// The message with other bytes at an offset.
-pub(crate) fn with(mut message: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+pub fn with(mut message: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
     put(&mut message, at, bytes);
     message
 }
 
-pub(crate) fn u16_at(message: &[u8], at: usize) -> u16 {
+pub fn u16_at(message: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(message[at..at + 2].try_into().unwrap())
 }
 
-pub(crate) fn u32_at(message: &[u8], at: usize) -> u32 {
+pub fn u32_at(message: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(message[at..at + 4].try_into().unwrap())
 }
 
-pub(crate) fn u64_at(message: &[u8], at: usize) -> u64 {
+pub fn u64_at(message: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(message[at..at + 8].try_into().unwrap())
 }
 
 /// A header without flags in which no field is zero that may pass through.
-pub(crate) fn header(command: u16, message_id: u64) -> Vec<u8> {
+pub fn header(command: u16, message_id: u64) -> Vec<u8> {
     let mut message = vec![0; 64];
     put(&mut message, 0, b"\xfeSMB\x40\0");
     put(&mut message, 6, &0x0107_u16.to_le_bytes());
@@ -67,19 +67,19 @@ pub(crate) fn header(command: u16, message_id: u64) -> Vec<u8> {
 }
 
 /// The header of an answer.
-pub(crate) fn answer(command: u16, message_id: u64, status: u32) -> Vec<u8> {
+pub fn answer(command: u16, message_id: u64, status: u32) -> Vec<u8> {
     let message = with(header(command, message_id), 8, &status.to_le_bytes());
     flagged(message, RESPONSE)
 }
 
 /// The message with more flags set.
-pub(crate) fn flagged(message: Vec<u8>, flags: u32) -> Vec<u8> {
+pub fn flagged(message: Vec<u8>, flags: u32) -> Vec<u8> {
     let flags = u32_at(&message, 16) | flags;
     with(message, 16, &flags.to_le_bytes())
 }
 
 /// A request or answer with a body that no gateway looks at.
-pub(crate) fn other(mut header: Vec<u8>, body: &[u8]) -> Vec<u8> {
+pub fn other(mut header: Vec<u8>, body: &[u8]) -> Vec<u8> {
     header.extend_from_slice(body);
     header
 }
@@ -93,7 +93,7 @@ fn extend_descriptors(message: &mut Vec<u8>, descriptors: &[BufferDescriptorV1])
 }
 
 /// A READ request; with channel 0 its Buffer is one byte.
-pub(crate) fn read(
+pub fn read(
     message_id: u64,
     offset: u64,
     length: u32,
@@ -121,8 +121,8 @@ pub(crate) fn read(
     message
 }
 
-/// A WRITE request whose data is in the message.
-pub(crate) fn write(message_id: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+/// Returns a WRITE request whose data is in the message.
+pub fn write(message_id: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     let mut message = header(WRITE, message_id);
     message.resize(112, 0);
     put(&mut message, 64, &49_u16.to_le_bytes());
@@ -138,8 +138,8 @@ pub(crate) fn write(message_id: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A WRITE request whose data goes by RDMA.
-pub(crate) fn write_by_rdma(
+/// Returns a WRITE request whose data is moved by RDMA.
+pub fn write_by_rdma(
     message_id: u64,
     offset: u64,
     length: u32,
@@ -159,7 +159,7 @@ pub(crate) fn write_by_rdma(
 }
 
 /// The answer to a READ, with its data in the message and the rest of it by RDMA.
-pub(crate) fn read_answer(message_id: u64, data: &[u8], remaining: u32) -> Vec<u8> {
+pub fn read_answer(message_id: u64, data: &[u8], remaining: u32) -> Vec<u8> {
     let mut message = answer(READ, message_id, SUCCESS);
     message.resize(80, 0);
     put(&mut message, 64, &17_u16.to_le_bytes());
@@ -171,7 +171,7 @@ pub(crate) fn read_answer(message_id: u64, data: &[u8], remaining: u32) -> Vec<u
 }
 
 /// The answer to a WRITE.
-pub(crate) fn write_answer(message_id: u64, count: u32) -> Vec<u8> {
+pub fn write_answer(message_id: u64, count: u32) -> Vec<u8> {
     let mut message = answer(WRITE, message_id, SUCCESS);
     message.resize(81, 0);
     put(&mut message, 64, &17_u16.to_le_bytes());
@@ -180,7 +180,7 @@ pub(crate) fn write_answer(message_id: u64, count: u32) -> Vec<u8> {
 }
 
 /// An ERROR response.
-pub(crate) fn error(command: u16, message_id: u64, status: u32) -> Vec<u8> {
+pub fn error(command: u16, message_id: u64, status: u32) -> Vec<u8> {
     other(
         answer(command, message_id, status),
         &[9, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -188,12 +188,12 @@ pub(crate) fn error(command: u16, message_id: u64, status: u32) -> Vec<u8> {
 }
 
 /// An interim answer.
-pub(crate) fn interim(command: u16, message_id: u64) -> Vec<u8> {
+pub fn interim(command: u16, message_id: u64) -> Vec<u8> {
     flagged(error(command, message_id, PENDING), ASYNC)
 }
 
 /// A NEGOTIATE response with a dialect.
-pub(crate) fn negotiated(dialect: u16) -> Vec<u8> {
+pub fn negotiated(dialect: u16) -> Vec<u8> {
     let mut message = answer(NEGOTIATE, 0, SUCCESS);
     message.resize(128, 0);
     put(&mut message, 64, &65_u16.to_le_bytes());
@@ -202,7 +202,7 @@ pub(crate) fn negotiated(dialect: u16) -> Vec<u8> {
 }
 
 /// A compound of elements, padded with `padding`.
-pub(crate) fn compound_padded(elements: &[Vec<u8>], padding: u8) -> Vec<u8> {
+pub fn compound_padded(elements: &[Vec<u8>], padding: u8) -> Vec<u8> {
     let mut message = Vec::new();
     for (index, element) in elements.iter().enumerate() {
         let start = message.len();
@@ -217,12 +217,12 @@ pub(crate) fn compound_padded(elements: &[Vec<u8>], padding: u8) -> Vec<u8> {
 }
 
 /// A compound of elements.
-pub(crate) fn compound(elements: &[Vec<u8>]) -> Vec<u8> {
+pub fn compound(elements: &[Vec<u8>]) -> Vec<u8> {
     compound_padded(elements, 0)
 }
 
 /// The elements of a well-formed message, padding included.
-pub(crate) fn split(message: &[u8]) -> Vec<Vec<u8>> {
+pub fn split(message: &[u8]) -> Vec<Vec<u8>> {
     let mut elements = Vec::new();
     let mut rest = message;
     loop {
@@ -238,19 +238,19 @@ pub(crate) fn split(message: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// A message that begins as an encrypted one.
-pub(crate) fn encrypted(length: usize) -> Vec<u8> {
+pub fn encrypted(length: usize) -> Vec<u8> {
     let mut message: Vec<u8> = (0..length.max(52)).map(|at| at as u8 ^ 0x5a).collect();
     put(&mut message, 0, b"\xfdSMB");
     message
 }
 
 /// A message that begins as a compressed one.
-pub(crate) fn compressed(length: usize) -> Vec<u8> {
+pub fn compressed(length: usize) -> Vec<u8> {
     with(encrypted(length), 0, b"\xfcSMB")
 }
 
 /// A buffer descriptor.
-pub(crate) const fn descriptor(offset: u64, token: u32, length: u32) -> BufferDescriptorV1 {
+pub const fn descriptor(offset: u64, token: u32, length: u32) -> BufferDescriptorV1 {
     BufferDescriptorV1 {
         offset,
         token,

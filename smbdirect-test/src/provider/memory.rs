@@ -44,7 +44,7 @@ async fn attempt_fails(pair: &mut Pair, attempt: Attempt, at: RemoteAddress, len
 //= DDP-14 test
 //= DDP-15 test
 //= RDMAP-07 test
-pub(crate) async fn bounds(fabric: &Fabric) {
+pub async fn bounds(fabric: &Fabric) {
     let size = SIZE as u64;
     for attempt in BOTH {
         for (start, length) in [
@@ -83,7 +83,7 @@ pub(crate) async fn bounds(fabric: &Fabric) {
 //= SEC-03 test
 //= SMBD-3.1.4.3-01 test
 //= RDMAP-07 test
-pub(crate) async fn rights(fabric: &Fabric) {
+pub async fn rights(fabric: &Fabric) {
     for (attempt, access) in [
         (Attempt::Write, READ | INVALIDATE),
         (Attempt::Write, Access::empty()),
@@ -104,7 +104,7 @@ pub(crate) async fn rights(fabric: &Fabric) {
 
 //= SEC-02 test
 //= DDP-15 test
-pub(crate) async fn unknown_token(fabric: &Fabric) {
+pub async fn unknown_token(fabric: &Fabric) {
     for attempt in BOTH {
         let mut pair = fabric.pair().await;
         let at = RemoteAddress {
@@ -117,7 +117,7 @@ pub(crate) async fn unknown_token(fabric: &Fabric) {
 
 /// Tries tokens next to a known token, and small numbers.
 //= SEC-01 test
-pub(crate) async fn guessed_tokens(fabric: &Fabric) {
+pub async fn guessed_tokens(fabric: &Fabric) {
     for guess in [
         |_| Token(0),
         |_| Token(1),
@@ -137,7 +137,7 @@ pub(crate) async fn guessed_tokens(fabric: &Fabric) {
 }
 
 //= SMBD-3.1.4.4-03 test
-pub(crate) async fn stale_token(fabric: &Fabric) {
+pub async fn stale_token(fabric: &Fabric) {
     for attempt in BOTH {
         for access in [READ, WRITE, READ | WRITE] {
             let mut pair = fabric.pair().await;
@@ -155,7 +155,7 @@ pub(crate) async fn stale_token(fabric: &Fabric) {
 
 //= SMBD-3.1.4.4-03 test
 //= SEC-05 test
-pub(crate) async fn deregister_ends_access_and_gives_the_buffer_back(fabric: &Fabric) {
+pub async fn deregister_ends_access_and_gives_the_buffer_back(fabric: &Fabric) {
     for access in [READ, WRITE, READ | WRITE, Access::empty()] {
         let mut pair = fabric.pair().await;
         let buffer = pattern(SIZE, 9);
@@ -181,7 +181,7 @@ pub(crate) async fn deregister_ends_access_and_gives_the_buffer_back(fabric: &Fa
 
 /// Some applications have one large allocation and register parts of it.
 //= SMBD-3.1.4.4-03 test
-pub(crate) async fn parts_of_a_larger_buffer_come_back(fabric: &Fabric) {
+pub async fn parts_of_a_larger_buffer_come_back(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let mut rest = pattern(3 * SIZE, 14);
     for access in [READ, WRITE, READ | WRITE] {
@@ -199,7 +199,7 @@ pub(crate) async fn parts_of_a_larger_buffer_come_back(fabric: &Fabric) {
 }
 
 //= SEC-02 test
-pub(crate) async fn another_connection(fabric: &Fabric) {
+pub async fn another_connection(fabric: &Fabric) {
     for attempt in BOTH {
         let (mut one, mut other) = (fabric.pair().await, fabric.pair().await);
         let region = one.passive.register(pattern(SIZE, 10), READ | WRITE);
@@ -212,7 +212,7 @@ pub(crate) async fn another_connection(fabric: &Fabric) {
 
 //= RDMAP-12 test
 //= RDMAP-13 test
-pub(crate) async fn send_with_invalidate(fabric: &Fabric) {
+pub async fn send_with_invalidate(fabric: &Fabric) {
     for access in [READ | INVALIDATE, WRITE | INVALIDATE, INVALIDATE] {
         let mut pair = fabric.pair().await;
         if !pair.active.limits().send_with_invalidate {
@@ -235,7 +235,7 @@ pub(crate) async fn send_with_invalidate(fabric: &Fabric) {
 }
 
 //= RDMAP-13 test
-pub(crate) async fn invalidation_that_is_not_allowed(fabric: &Fabric) {
+pub async fn invalidation_that_is_not_allowed(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let region = pair.passive.register(pattern(SIZE, 12), READ | WRITE);
     invalidation_fails(&mut pair, region.address.token).await;
@@ -243,7 +243,7 @@ pub(crate) async fn invalidation_that_is_not_allowed(fabric: &Fabric) {
 }
 
 //= RDMAP-13 test
-pub(crate) async fn invalidation_of_an_unknown_token(fabric: &Fabric) {
+pub async fn invalidation_of_an_unknown_token(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let region = pair
         .passive
@@ -268,7 +268,7 @@ fn expect_back(pair: &mut Pair, region: Registration) {
     assert!(buffer == pattern(SIZE, 12));
 }
 
-pub(crate) async fn buffers_come_back_after_the_end(fabric: &Fabric) {
+pub async fn buffers_come_back_after_the_end(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let regions: Vec<_> = [READ, WRITE, READ | WRITE]
         .map(|access| pair.active.register(pattern(SIZE, 13), access))

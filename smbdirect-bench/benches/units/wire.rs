@@ -1,4 +1,4 @@
-//! The codecs of the wire, message by message, both ways.
+//! The codecs of the wire formats: each message, encoded and decoded.
 
 use std::hint::black_box;
 
@@ -20,7 +20,7 @@ use super::{Case, Done, Unit, content};
 /// Messages in a batch.
 const BATCH: u64 = 256;
 
-/// One thing, again and again.
+/// One function, called repeatedly.
 struct Repeat<F>(F);
 
 impl<F: FnMut()> Unit for Repeat<F> {
@@ -236,7 +236,7 @@ fn headers() -> [Case; 4] {
     ]
 }
 
-/// What every segment goes through: its header, and the opcode in it.
+/// The decoding of every segment: its header, and the opcode in it.
 fn decode_header(header: &[u8]) -> impl FnMut() + use<> {
     let ulpdu = [header, &[0; 64]].concat();
     move || {

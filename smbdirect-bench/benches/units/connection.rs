@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{Case, Done, Unit, content};
 
-/// What is done with a connection, and with how many bytes.
+/// The operation on a connection, with its length in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Traffic {
     Send(usize),
@@ -38,12 +38,12 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Bytes in a batch.
 const BATCH: usize = 4 << 20;
-/// Messages in a batch, however small.
+/// Largest number of messages in a batch.
 const MOST: usize = 2048;
-/// Messages or transfers under way at once.
+/// Outstanding messages or transfers.
 const WINDOW: usize = 256;
 
-/// Two connected ends, each with its task, on the thread that calls.
+/// Two connected ends, each with its task, on the calling thread.
 #[derive(Debug)]
 pub(crate) struct Connections {
     runtime: Runtime,
@@ -80,7 +80,7 @@ impl Connections {
                 listener.accept(),
             );
             let (client, server) = (client.expect("it listens"), server.expect("one came"));
-            // What may be written as well is copied for each Read.
+            // Memory that may also be written is copied for each Read.
             let access = match traffic {
                 Traffic::Read(_) => Access::REMOTE_READ,
                 _ => Access::REMOTE_WRITE,
@@ -103,8 +103,8 @@ impl Connections {
 }
 
 impl Connections {
-    /// Moves `count` messages, or as many transfers, of which up to `window` are under way, and
-    /// waits for the last.
+    /// Moves `count` messages or transfers, of which up to `window` are outstanding, and waits for
+    /// the last.
     pub(crate) fn stream(&mut self, count: usize, window: usize) {
         let Self {
             runtime,
@@ -148,7 +148,7 @@ impl Connections {
                         }
                         under_way.push_back(client.write(data.clone(), descriptor, 0));
                     }
-                    // Behind the last of them, which are in place when it has come.
+                    // A message after the last Write: when it arrives, the Writes are complete.
                     drop(client.send("done").expect("the connection is there"));
                     server.recv().await.expect("a message");
                 }
@@ -171,7 +171,7 @@ impl Connections {
     }
 }
 
-/// What the oldest of those under way came to.
+/// The result of the oldest outstanding operation.
 async fn finish<T, E: Debug>(oldest: Option<impl Future<Output = Result<T, E>>>) -> T {
     let oldest = oldest.expect("some are under way");
     oldest.await.expect("the connection is there")

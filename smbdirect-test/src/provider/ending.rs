@@ -15,7 +15,7 @@ use super::fabric::{End, Fabric, Pair, past, pattern};
 const SIZE: usize = 1 << 20;
 
 //= RDMAP-22 test
-pub(crate) async fn graceful_delivers_everything_first(fabric: &Fabric) {
+pub async fn graceful_delivers_everything_first(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let region = pair
         .passive
@@ -44,7 +44,7 @@ pub(crate) async fn graceful_delivers_everything_first(fabric: &Fabric) {
 }
 
 //= RDMAP-22 test
-pub(crate) async fn graceful_from_the_passive_side(fabric: &Fabric) {
+pub async fn graceful_from_the_passive_side(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.send("so long");
     pair.passive.disconnect(Teardown::Graceful);
@@ -54,7 +54,7 @@ pub(crate) async fn graceful_from_the_passive_side(fabric: &Fabric) {
     assert_eq!(pair.active.messages[0].bytes, "so long");
 }
 
-pub(crate) async fn both_at_once(fabric: &Fabric) {
+pub async fn both_at_once(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.disconnect(Teardown::Graceful);
     pair.passive.disconnect(Teardown::Graceful);
@@ -64,7 +64,7 @@ pub(crate) async fn both_at_once(fabric: &Fabric) {
     assert!(fine(&active) && fine(&passive), "{active:?} {passive:?}");
 }
 
-pub(crate) async fn abort_is_seen(fabric: &Fabric) {
+pub async fn abort_is_seen(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.disconnect(Teardown::Abort);
     let (active, passive) = pair.ended().await;
@@ -72,7 +72,7 @@ pub(crate) async fn abort_is_seen(fabric: &Fabric) {
     fabric.expect_vanished(&passive);
 }
 
-pub(crate) async fn dropping_is_seen(fabric: &Fabric) {
+pub async fn dropping_is_seen(fabric: &Fabric) {
     let Pair {
         active,
         mut passive,
@@ -95,7 +95,7 @@ pub(crate) async fn dropping_is_seen(fabric: &Fabric) {
 }
 
 //= RDMAP-21 test
-pub(crate) async fn everything_completes_once(fabric: &Fabric) {
+pub async fn everything_completes_once(fabric: &Fabric) {
     for how in [Teardown::Graceful, Teardown::Abort] {
         for turns in [0, 1, 3, 10] {
             let mut pair = fabric.pair().await;
@@ -112,7 +112,7 @@ pub(crate) async fn everything_completes_once(fabric: &Fabric) {
 }
 
 //= RDMAP-21 test
-pub(crate) async fn everything_completes_once_when_the_peer_ends_it(fabric: &Fabric) {
+pub async fn everything_completes_once_when_the_peer_ends_it(fabric: &Fabric) {
     for turns in [0, 1, 3, 10] {
         // The peer vanishes.
         let mut pair = fabric.pair().await;
@@ -136,7 +136,7 @@ pub(crate) async fn everything_completes_once_when_the_peer_ends_it(fabric: &Fab
 }
 
 //= RDMAP-21 test
-pub(crate) async fn read_buffers_come_back(fabric: &Fabric) {
+pub async fn read_buffers_come_back(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let ids: Vec<_> = {
         let region = pair.passive.register(pattern(SIZE, 2), Access::REMOTE_READ);
@@ -156,7 +156,7 @@ pub(crate) async fn read_buffers_come_back(fabric: &Fabric) {
 }
 
 //= RDMAP-21 test
-pub(crate) async fn posting_after_the_end(fabric: &Fabric) {
+pub async fn posting_after_the_end(fabric: &Fabric) {
     for how in [Teardown::Abort, Teardown::Graceful] {
         let mut pair = fabric.pair().await;
         let region = pair.passive.register(pattern(SIZE, 3), Access::all());
@@ -177,7 +177,7 @@ pub(crate) async fn posting_after_the_end(fabric: &Fabric) {
     }
 }
 
-pub(crate) async fn ending_twice(fabric: &Fabric) {
+pub async fn ending_twice(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.disconnect(Teardown::Graceful);
     pair.active.disconnect(Teardown::Graceful);
@@ -191,7 +191,7 @@ pub(crate) async fn ending_twice(fabric: &Fabric) {
     pair.turn().await;
 }
 
-pub(crate) async fn silence_after_the_end(fabric: &Fabric) {
+pub async fn silence_after_the_end(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.active.disconnect(Teardown::Graceful);
     pair.ended().await;

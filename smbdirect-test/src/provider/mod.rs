@@ -1,30 +1,30 @@
 //! The conformance suite of RDMA providers: one function for each guarantee of work.rs and
-//! provider.rs. A package with a provider includes it by its path. This folder depends on the
-//! public names of the library only.
+//! provider.rs. [`conformance!`](crate::conformance) makes tests of it.
 //!
 //! Read `fabric.rs` first: it creates connected pairs, drives them, and checks for every completion
 //! that nothing completes twice, out of order, or after the end.
 
-pub(crate) mod connecting;
-pub(crate) mod ending;
-pub(crate) mod fabric;
-pub(crate) mod interleaving;
-pub(crate) mod memory;
-pub(crate) mod sending;
-pub(crate) mod transfers;
+pub mod connecting;
+pub mod ending;
+pub mod fabric;
+pub mod interleaving;
+pub mod memory;
+pub mod sending;
+pub mod transfers;
 
 /// Creates a module with one test for each behaviour, on the fabric of an expression. After
 /// `optional` the expression may return `None`, after it has printed the reason.
+#[macro_export]
 macro_rules! conformance {
     ($name:ident, $fabric:expr) => {
-        conformance!($name, optional Some($fabric));
+        $crate::conformance!($name, optional Some($fabric));
     };
     ($name:ident, optional $fabric:expr) => {
-        conformance! {
+        $crate::conformance! {
             $name, $fabric;
-            connecting: private_data_travels_both_ways, nobody_listens, dropped_incoming_refuses,
+            connecting: private_data_travels_both_ways, connecting_without_a_listener_fails, dropped_incoming_refuses,
                 closed_listener_refuses, given_up_connect, the_receive_posted_before_connecting,
-                a_hundred_connections, connections_outlive_the_listener, a_silent_peer_blocks_nobody,
+                a_hundred_connections, connections_outlive_the_listener, silent_peer_blocks_no_other,
                 limits_of_the_two_ends_agree;
             sending: sends_arrive_in_order, both_ways_at_once, two_tasks_wake_each_other,
                 busy_polling_finds_messages_and_the_end, empty_send, header_and_large_payload,
@@ -56,7 +56,7 @@ macro_rules! conformance {
                 $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $behaviour() {
                     if let Some(fabric) = $fabric {
-                        crate::provider::$chapter::$behaviour(&fabric).await;
+                        $crate::provider::$chapter::$behaviour(&fabric).await;
                     }
                 })+
             })+

@@ -1,36 +1,36 @@
 //! The parts of the library by themselves, as units of work that can be timed or counted.
 //!
 //! The same units serve three users: `cargo bench` times them and counts their allocations,
-//! `cargo bench -- --instructions` counts their instructions, and `tests/counted.rs` asserts what
-//! must not be allocated. A unit does one half of the work by itself: what the other half needs or
-//! leaves behind is made and taken away by [`Unit::feed`], which nobody measures.
+//! `cargo bench -- --instructions` counts their instructions, and `tests/counted` asserts what
+//! must not be allocated. A unit does one half of the work by itself. [`Unit::feed`], which is not
+//! measured, makes what that half needs and removes its results.
 
 pub(crate) mod connection;
 pub(crate) mod engine;
 pub(crate) mod iwarp;
 pub(crate) mod wire;
 
-/// Work of one kind, done in batches without end.
+/// Work of one kind, done in an endless series of batches.
 pub(crate) trait Unit {
-    /// Clears away the last batch and readies the next.
+    /// Removes the results of the last batch and prepares the next.
     fn feed(&mut self);
 
-    /// Does the batch that is ready.
+    /// Runs the prepared batch.
     fn run(&mut self) -> Done;
 }
 
-/// What a batch came to.
+/// The result of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// Things done: segments, FPDUs, messages, as the unit's name says.
+    /// Number of segments, FPDUs or messages; [`Case::item`] names which.
     pub(crate) items: u64,
-    /// Payload that was moved.
+    /// Bytes of payload that were moved.
     pub(crate) bytes: u64,
 }
 
 /// A unit that has not been built.
 pub(crate) struct Case {
-    /// `layer/what/size`, with the item that is counted.
+    /// `layer/operation/size`, with the item that is counted.
     pub(crate) name: String,
     pub(crate) item: &'static str,
     build: Box<dyn Fn() -> Box<dyn Unit>>,

@@ -19,7 +19,7 @@ const STEPS: usize = 400;
 
 //= SMBD-2.1-01 test
 //= SMBD-2.1-02 test
-pub(crate) async fn random_work_both_ways(fabric: &Fabric) {
+pub async fn random_work_both_ways(fabric: &Fabric) {
     for seed in 1..=8 {
         // The seed is printed if the test fails.
         println!("seed={seed}");

@@ -9,7 +9,7 @@ const SIZES: [usize; 6] = [0, 1, 4095, 65_536, (1 << 20) + 1, 8 << 20];
 
 //= RDMAP-11 test
 //= SMBD-2.1-02 test
-pub(crate) async fn write_then_send(fabric: &Fabric) {
+pub async fn write_then_send(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receives(20, 16);
     for round in 0..20 {
@@ -28,7 +28,7 @@ pub(crate) async fn write_then_send(fabric: &Fabric) {
 
 //= SMBD-2.1-02 test
 //= SMBD-3.1.4.3-01 test
-pub(crate) async fn writes_of_many_sizes(fabric: &Fabric) {
+pub async fn writes_of_many_sizes(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     pair.passive.receives(SIZES.len(), 16);
     for size in SIZES {
@@ -48,7 +48,7 @@ pub(crate) async fn writes_of_many_sizes(fabric: &Fabric) {
 //= SMBD-2.1-02 test
 //= SMBD-3.1.4.3-01 test
 //= RDMAP-16 test
-pub(crate) async fn reads_of_many_sizes(fabric: &Fabric) {
+pub async fn reads_of_many_sizes(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     for size in SIZES {
         for access in [
@@ -72,7 +72,7 @@ pub(crate) async fn reads_of_many_sizes(fabric: &Fabric) {
 
 //= DDP-13 test
 //= RDMAP-10 test
-pub(crate) async fn empty_transfers_need_no_token(fabric: &Fabric) {
+pub async fn empty_transfers_need_no_token(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let nowhere = RemoteAddress {
         token: Token(1),
@@ -90,7 +90,7 @@ pub(crate) async fn empty_transfers_need_no_token(fabric: &Fabric) {
 //= RDMAP-05 test
 //= RDMAP-06 test
 //= SMBD-3.1.4.6-05 test
-pub(crate) async fn reads_beyond_ord_complete_in_order(fabric: &Fabric) {
+pub async fn reads_beyond_ord_complete_in_order(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let ord = pair.active.limits().max_outbound_reads as usize;
     let count = (ord * 3 + 5).min(pair.active.room().sends);
@@ -116,7 +116,7 @@ pub(crate) async fn reads_beyond_ord_complete_in_order(fabric: &Fabric) {
     }
 }
 
-pub(crate) async fn a_write_lands_where_it_should(fabric: &Fabric) {
+pub async fn a_write_lands_where_it_should(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let before = pattern(10_000, 1);
     let region = pair.passive.register(before.clone(), Access::REMOTE_WRITE);
@@ -132,7 +132,7 @@ pub(crate) async fn a_write_lands_where_it_should(fabric: &Fabric) {
     assert!(buffer == expected);
 }
 
-pub(crate) async fn reads_and_writes_both_ways(fabric: &Fabric) {
+pub async fn reads_and_writes_both_ways(fabric: &Fabric) {
     let mut pair = fabric.pair().await;
     let size = 300_000;
     let both = Access::REMOTE_READ | Access::REMOTE_WRITE;

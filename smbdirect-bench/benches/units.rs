@@ -1,15 +1,15 @@
-//! What the parts of the library cost, each by itself.
+//! The cost of each part of the library.
 //!
 //! ```sh
-//! cargo bench -p smbdirect                        # time and allocations of each unit
-//! cargo bench -p smbdirect -- iwarp/transmit      # of those with this in their name
-//! cargo bench -p smbdirect -- --instructions      # instructions, against the committed ones
-//! SMBDIRECT_BLESS=1 cargo bench -p smbdirect -- --instructions   # which these become
+//! cargo bench -p smbdirect-bench                        # time and allocations of each unit
+//! cargo bench -p smbdirect-bench -- iwarp/transmit      # of those with this in their name
+//! cargo bench -p smbdirect-bench -- --instructions      # instructions, against the committed ones
+//! SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- --instructions   # which these become
 //! ```
 //!
-//! A unit works in batches, and half of what happens between two batches is not its work; what is
-//! asked is nanoseconds and allocations for one segment. That is why the clock is read here and
-//! not by a library that times closures.
+//! A unit works in batches, and the preparation of a batch is not measured. The results are
+//! nanoseconds and allocations per segment. Therefore this file reads the clock itself, instead of
+//! using a library that times closures.
 
 #[path = "units/instructions.rs"]
 mod instructions;
@@ -24,10 +24,10 @@ use std::{
 
 use units::{Case, Unit};
 
-/// Time for one unit, in which it first runs warm.
+/// Time for which a unit runs before it is measured.
 const WARM_UP: Duration = Duration::from_millis(60);
 const MEASURED: Duration = Duration::from_millis(350);
-/// Batches are timed together until they take so long, and the clock nothing in comparison.
+/// Shortest time of a sample, to which reading the clock adds little.
 const SAMPLE: Duration = Duration::from_micros(20);
 /// Batches whose allocations are counted.
 const COUNTED: usize = 20;
