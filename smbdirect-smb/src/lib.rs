@@ -26,4 +26,6 @@ pub use fault::{Refusal, ServerFault};
 pub use server_channel::ServerChannel;
 
 #[cfg(test)]
-use smbdirect_test::messages;
+#[path = "../tests/common/messages.rs"]
+#[allow(dead_code, reason = "some of it is for the swarm")]
+mod messages;

@@ -132,10 +132,8 @@ struct Specs {
     citations: BTreeMap<String, Cited>,
 }
 
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 5] = [
     "smbdirect/src",
-    "smbdirect-bench/tests",
-    "smbdirect-test/src",
     "smbdirect/tests",
     "smbdirect-cli/src",
     "smbdirect-cli/tests",
@@ -206,7 +204,6 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     let is_test = |file| name.ends_with(file);
     let mut in_tests = !name.contains("/src/")
-        || name.starts_with("smbdirect-test/")
         || name.contains("/tests/")
         || ["/tests.rs", "/model.rs"].iter().any(is_test);
     let lines: Vec<_> = source.lines().map(str::trim).collect();

@@ -1,4 +1,4 @@
-//! `gateway`: what is forwarded in every combination, and what faulty peers get.
+//! `gateway`: what goes through in every combination, and what happens to those that misbehave.
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,9 +18,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::support::{
-    Done, Listening, STEP_TIMEOUT, command, listen, listening, noise, run, start,
-};
+use crate::support::{Done, Listening, PATIENCE, command, listen, listening, noise, run, start};
 
 mod crowd;
 mod ends;
@@ -49,18 +47,16 @@ impl Kind {
     }
 }
 
-/// The time limit of a step. Its length does not affect a result.
+/// Patience for what is to happen; its length decides nothing.
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(STEP_TIMEOUT, what)
-        .await
-        .expect("it happens in time")
+    timeout(PATIENCE, what).await.expect("it happens in time")
 }
 
 fn iwarp() -> Arc<Iwarp> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
 }
 
-/// A server that the test implements.
+/// A server that the test is itself.
 enum Server {
     SmbDirect(Listener),
     Tcp(TcpListener),
@@ -90,7 +86,7 @@ impl Server {
     }
 }
 
-/// One end of a connection through the gateway.
+/// One end of what the gateway carries.
 #[derive(Debug)]
 enum End {
     SmbDirect(Connection),
@@ -127,7 +123,7 @@ impl End {
         }
     }
 
-    /// Returns the next message, or `None` if the connection has ended.
+    /// The next message, or `None` if the connection is over.
     async fn receive(&mut self) -> Option<Vec<u8>> {
         match self {
             Self::SmbDirect(connection) => {
@@ -204,7 +200,7 @@ async fn through_with(
     (gateway, client, server)
 }
 
-/// Returns the next event of this kind, and skips others before it.
+/// The next event of this kind; others before it are passed over.
 fn event(gateway: &mut Listening, kind: &str) -> Value {
     loop {
         let line = gateway.running.line();
@@ -215,7 +211,7 @@ fn event(gateway: &mut Listening, kind: &str) -> Value {
     }
 }
 
-/// Returns how the next connection ends.
+/// How the next connection ends.
 fn ended(gateway: &mut Listening) -> String {
     event(gateway, "closed")["ended"].as_str().unwrap().into()
 }
@@ -244,7 +240,7 @@ async fn whole_messages_go_through_in_every_combination() {
                 server.send(message).await;
                 assert!(client.receive().await.as_ref() == Some(message));
             }
-            // Many outstanding messages in both directions, in order.
+            // Many at once, both ways, in their order.
             for number in 0..200u32 {
                 client.send(&number.to_be_bytes()).await;
                 server.send(&number.to_be_bytes()).await;
@@ -273,11 +269,11 @@ async fn whole_messages_go_through_in_every_combination() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_disconnect_ends_the_client() {
+async fn what_the_server_ends_ends_for_the_client() {
     for from in [SmbDirect, Tcp] {
         for to in [SmbDirect, Tcp] {
             let (mut gateway, mut client, mut server) = through(from, to, &[]).await;
-            // Messages that were sent before the end arrive before it.
+            // What was said before the end arrives before it.
             server.send(&noise(200_000, 1)).await;
             server.close().await;
             assert!(client.receive().await == Some(noise(200_000, 1)));
@@ -298,7 +294,7 @@ async fn a_client_that_sends_no_more_still_gets_its_answers() {
             Some(&b"the last question"[..])
         );
         if to == Tcp {
-            // It sees the end immediately, and may still answer.
+            // It is told at once, and may answer all the same.
             assert_eq!(server.receive().await, None);
         }
         server.send(b"the last answer").await;
@@ -306,7 +302,7 @@ async fn a_client_that_sends_no_more_still_gets_its_answers() {
             client.receive().await.as_deref(),
             Some(&b"the last answer"[..])
         );
-        // It ends although the server sends nothing and does not close the connection.
+        // It ends though the server says nothing any more and hangs up on nobody.
         assert_eq!(client.receive().await, None);
         assert_eq!(ended(&mut gateway), "closed by the client");
         assert_eq!(server.receive().await, None);
@@ -370,10 +366,10 @@ async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
         match &mut client {
             End::SmbDirect(connection) => {
                 let sending = connection.send(noise(131_073, 2)).unwrap();
-                // It may be sent, or be cut off by the end.
+                // It may go out, or be cut short by the end.
                 let _ = soon(sending).await;
             }
-            // Only the beginning, which has to be enough.
+            // Nothing but the beginning: that alone must do.
             End::Tcp(stream) => {
                 let beginning = [&[0, 0x02, 0, 1][..], &[7; 112]].concat();
                 stream.write_all(&beginning).await.unwrap();
@@ -394,7 +390,7 @@ async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_stops_the_writer() {
-    // Memory is measured where the system reports it.
+    // Memory is read where it can be.
     const ALL: usize = 96 << 20;
     const HELD: u64 = 48 << 20;
     let patient = Config::new(Settings {
@@ -420,7 +416,7 @@ async fn a_slow_reader_stops_the_writer() {
                 client
             }
         });
-        // Until the number no longer changes. A short pause that looks the same only weakens the test.
+        // Until it stands still. Taking a slow moment for that only makes the test weaker.
         let mut last = usize::MAX;
         loop {
             let now = sent.load(std::sync::atomic::Ordering::Relaxed);
@@ -449,7 +445,7 @@ async fn a_slow_reader_stops_the_writer() {
     }
 }
 
-/// Returns the peak memory of the gateway in bytes, where the system reports it.
+/// Most bytes of memory that the gateway has had, where the system tells.
 fn peak_memory(gateway: &Listening) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.running.id())).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -458,7 +454,7 @@ fn peak_memory(gateway: &Listening) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partial_message_is_not_forwarded() {
+async fn half_a_message_goes_nowhere() {
     for to in [SmbDirect, Tcp] {
         let (mut gateway, mut client, mut server) = through(Tcp, to, &[]).await;
         client.send(b"whole").await;
@@ -491,7 +487,7 @@ async fn partial_message_is_not_forwarded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stalled_peers_time_out() {
+async fn who_stops_in_the_middle_is_not_waited_for_for_ever() {
     for half in [&[0, 0][..], &[0, 0, 0, 2, 1]] {
         let (mut gateway, mut client, mut server) =
             through(Tcp, Tcp, &["--stall-limit", "0.2"]).await;
@@ -512,9 +508,9 @@ async fn stalled_peers_time_out() {
     soon(flood).await.unwrap();
 }
 
-/// Systems limit the idle time of TCP keepalive; Linux refuses more than 32767 seconds.
+/// Systems have a limit for how long TCP may be idle; Linux refuses more than 32767 seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn tcp_allows_any_keepalive_interval() {
+async fn any_keepalive_interval_goes_with_tcp() {
     for interval in ["0.001", "100000000"] {
         let arguments = ["--keepalive-interval", interval];
         let (_gateway, mut client, mut server) = through(Tcp, Tcp, &arguments).await;
@@ -539,7 +535,7 @@ async fn clients_that_are_killed_do_not_matter_to_others() {
             "-i",
             "0",
         ]);
-        // In the middle of a message.
+        // In the middle of some message or other.
         for _ in 0..3 {
             client.line();
         }
@@ -554,7 +550,7 @@ async fn clients_that_are_killed_do_not_matter_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_protocols_over_tcp_are_refused() {
+async fn what_is_no_smb_over_tcp_is_turned_down() {
     for to in [SmbDirect, Tcp] {
         let mut server = Server::bind(to, Config::default()).await;
         let mut gateway = gateway(Tcp, to, &server.address().to_string(), &[]);
@@ -572,7 +568,7 @@ async fn other_protocols_over_tcp_are_refused() {
             let ended = ended(&mut gateway);
             assert!(ended.contains(says), "{ended}");
         }
-        // Keepalives of this connection and empty messages are not forwarded.
+        // Signs of life of the hop, and messages of no bytes, are for nobody else.
         let mut client = End::connect(Tcp, &gateway.address).await;
         let mut server = server.accept().await;
         let nothing = [0x85, 0, 0, 0, 0, 0, 0, 0].repeat(1000);
@@ -585,7 +581,7 @@ async fn other_protocols_over_tcp_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_connections() {
+async fn many_connections_at_once() {
     const CLIENTS: u64 = 60;
     let server = listen(&["--echo"]);
     let gateway = gateway(Tcp, SmbDirect, &server.address, &[]);
@@ -615,7 +611,7 @@ async fn concurrent_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_beyond_the_limit_are_refused() {
+async fn more_than_it_may_carry_are_turned_away() {
     for from in [SmbDirect, Tcp] {
         let mut server = Server::bind(Tcp, Config::default()).await;
         let address = server.address().to_string();
@@ -625,7 +621,7 @@ async fn connections_beyond_the_limit_are_refused() {
         let _second = End::connect(from, &gateway.address).await;
         let _second_server = server.accept().await;
         match from {
-            // The gateway may refuse it during the negotiation.
+            // It may be turned away while it still negotiates.
             SmbDirect => {
                 let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
                 let connecting = Connection::connect(&*provider, address, Config::default());

@@ -1,6 +1,6 @@
-//! Tests of the built command: its output, its files and its exit status.
+//! The built command, from the outside: what it prints, what it stores, how it ends.
 //!
-//! All tests use 127.0.0.1 with ports that the system picks, and every wait has a time limit.
+//! Everything happens on 127.0.0.1 with ports the system picks, and every wait is bounded.
 
 mod bench;
 mod decode;
@@ -11,6 +11,9 @@ mod files;
 mod gateway;
 mod listen;
 mod log;
+#[allow(dead_code, reason = "the tests of the translator need the rest")]
+#[path = "../../../smbdirect-smb/tests/common/messages.rs"]
+mod messages;
 mod ping;
 #[cfg(target_os = "linux")]
 mod segments;
@@ -20,5 +23,3 @@ mod support;
 mod tdi;
 mod tshark;
 mod usage;
-
-use smbdirect_test::messages;

@@ -6,6 +6,7 @@
 //! over TCP, and [`roce`] over UDP. No module here depends on SMB Direct.
 
 mod adaptive_spin;
+mod arena;
 pub mod iwarp;
 pub mod loopback;
 pub mod memory;

@@ -1,8 +1,12 @@
 //! The tests of the public interface, in one binary: each module tests one subject.
 //!
-//! Tests that depend on the state of the process are in binaries of their own beside this folder: `many`
-//! and `hostile` measure it, and `log` sets subscribers, which `tracing` caches for all threads.
+//! Tests that depend on the state of the process are in binaries of their own beside this folder: `counted`,
+//! `many` and `hostile` measure it, and `log` sets subscribers, which `tracing` caches for all threads.
 //! `house` and `requirements` read the source and need no library.
+
+#[macro_use]
+#[cfg(feature = "tokio")]
+mod provider;
 
 mod captures;
 #[cfg(feature = "tokio")]
@@ -20,6 +24,8 @@ mod literal;
 mod pair;
 #[cfg(feature = "tokio")]
 mod registration;
+mod roce_captures;
+mod roce_swarm;
 #[cfg(all(unix, feature = "tokio"))]
 mod stream;
 #[cfg(feature = "tokio")]

@@ -20,9 +20,11 @@ use super::{
     inbound_messages::{Messages, check_tagged, place},
     mpa::{Crc32c, CrcMismatch, Fpdu, pad_length},
     rdmap::Opcode,
-    receive_buffer::{ARENA_BYTES, Arena, Block, ZERO_COPY_THRESHOLD_BYTES},
+    receive_buffer::{Block, ZERO_COPY_THRESHOLD_BYTES},
     shared::{Fault, Shared},
 };
+use crate::rdma::arena::{ARENA_BYTES, Arena};
+
 /// The rest of a tagged payload is read directly to its destination if at least this many bytes of
 /// it are unread. For fewer bytes, the bookkeeping costs more than the copy.
 const DIRECT_PLACEMENT_BYTES: usize = 16 * 1024;

@@ -4,7 +4,10 @@ use std::{mem, ops::Range};
 
 use bytes::{Bytes, BytesMut};
 
-use crate::pool::{self, Pool};
+use crate::{
+    pool::{self, Pool},
+    rdma::arena::{ARENAS, LARGEST_COPY_BYTES},
+};
 
 /// The size of a block, and the most bytes that one read returns.
 const BLOCK_BYTES: usize = pool::LARGEST_BLOCK;
@@ -12,19 +15,9 @@ const BLOCK_BYTES: usize = pool::LARGEST_BLOCK;
 /// The blocks of all streams.
 static BLOCKS: Pool = Pool::new(BLOCK_BYTES, 128);
 
-/// The size of an arena. A stream keeps its arena.
-pub(super) const ARENA_BYTES: usize = 16 * 1024;
-
-/// The arenas of all streams.
-static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
-
-/// Buffers for copies of reads that are longer than half an arena and shorter than
-/// [`ZERO_COPY_THRESHOLD_BYTES`].
-static SMALL_BLOCKS: Pool = Pool::new(ZERO_COPY_THRESHOLD_BYTES, 64);
-
 /// If a block holds at least this many unprocessed bytes, messages are slices of the block.
 /// Otherwise the bytes are copied first.
-pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = BLOCK_BYTES / 4;
+pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = LARGEST_COPY_BYTES;
 
 /// The memory for bytes from the socket.
 #[derive(Debug)]
@@ -111,26 +104,6 @@ impl Block {
         };
         *self = Self::Shared(block.clone());
         block
-    }
-}
-
-/// Memory to which small reads are copied, one after the other.
-#[derive(Debug, Default)]
-pub(super) struct Arena(BytesMut);
-
-impl Arena {
-    /// Returns a copy of `bytes`.
-    pub(super) fn copy_of(&mut self, bytes: &[u8]) -> Bytes {
-        if bytes.len() > ARENA_BYTES / 2 {
-            let mut block = SMALL_BLOCKS.take_to_cut();
-            block.extend_from_slice(bytes);
-            return block.freeze();
-        }
-        if self.0.capacity() < bytes.len() {
-            self.0 = ARENAS.take_to_cut();
-        }
-        self.0.extend_from_slice(bytes);
-        self.0.split().freeze()
     }
 }
 

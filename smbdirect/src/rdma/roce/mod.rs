@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   connecting and disconnecting                    cm         IBTA volume 1, chapter 12, annex A11
+//!   reliable connections: work and completions      rc         IBTA volume 1, chapter 9
 //!   packets: BTH, extended headers, payload         packet     IBTA volume 1, chapter 9
 //!   invariant CRC                                   icrc       annex A17
 //!   ---------------------------------------------------------------------------------
@@ -9,12 +10,13 @@
 //! ```
 //!
 //! The packet layer and the messages of the CM are public so that programs can decode captures with
-//! them. No module here has a
-//! socket or a clock.
+//! them. No module here has a socket or a clock.
 
 pub mod cm;
 pub mod icrc;
 pub mod packet;
 mod psn;
+mod rc;
 
 pub use psn::Psn;
+pub use rc::{QueuePair, QueuePairError, QueuePairSettings};

@@ -24,7 +24,6 @@ use smbdirect::{
         RequestId, Share, Status, Transport, TransportSettings,
     },
 };
-pub(crate) use smbdirect_test::within;
 use tokio::{runtime::Builder, sync::Notify, time::timeout};
 
 /// Runs each test over every provider that needs no RDMA device.
@@ -50,6 +49,13 @@ pub(crate) fn loopback() -> Arc<dyn Provider> {
 
 pub(crate) fn iwarp() -> Arc<dyn Provider> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+/// Awaits a future that must resolve soon.
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(30), future)
+        .await
+        .expect("the future resolves in time")
 }
 
 /// Asserts that a future does not resolve for a while.
@@ -157,7 +163,7 @@ pub(crate) async fn receive(endpoint: &Endpoint, most: usize) -> Bytes {
     completion.into_data().unwrap().freeze()
 }
 
-/// The answer of the handlers of a [`Recorder`].
+/// The answer of the handlers of a [`Witness`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     /// Take all indicated bytes.
@@ -173,7 +179,7 @@ pub(crate) enum How {
 }
 
 /// A client that records its events as lines of text, and answers as the test has set.
-pub(crate) struct Recorder {
+pub(crate) struct Witness {
     state: Mutex<State>,
     changed: Notify,
     pub(crate) chained: AtomicBool,
@@ -188,7 +194,7 @@ struct State {
     how: How,
 }
 
-impl Recorder {
+impl Witness {
     pub(crate) fn new(how: How) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State {
@@ -206,10 +212,10 @@ impl Recorder {
 
     /// A client with a chained handler, which keeps the TSDUs if `keep` is set.
     pub(crate) fn chained(keep: bool) -> Arc<Self> {
-        let recorder = Self::new(How::Take);
-        recorder.chained.store(true, Ordering::Relaxed);
-        recorder.state.lock().unwrap().keep = keep;
-        recorder
+        let witness = Self::new(How::Take);
+        witness.chained.store(true, Ordering::Relaxed);
+        witness.state.lock().unwrap().keep = keep;
+        witness
     }
 
     pub(crate) fn answer(&self, how: How) {
@@ -230,7 +236,7 @@ impl Recorder {
     }
 
     /// Waits until there are `count` lines, and returns all lines.
-    pub(crate) async fn wait_for_lines(&self, count: usize) -> Vec<String> {
+    pub(crate) async fn told(&self, count: usize) -> Vec<String> {
         within(self.until(|state| state.lines.len() >= count)).await;
         self.lines()
     }
@@ -262,7 +268,7 @@ impl Recorder {
     }
 }
 
-impl Client for Recorder {
+impl Client for Witness {
     fn connect(&self, address: &Address, offer: &Offer) -> ConnectAnswer {
         assert!(address.local_address().ip().is_loopback());
         assert!(offer.remote_address.ip().is_loopback());

@@ -14,6 +14,7 @@ mod extended;
 mod opcode;
 
 pub use bth::Bth;
+pub(in crate::rdma::roce) use datagram::pad_count;
 pub use datagram::{ICRC_LENGTH, Packet, UDP_PORT};
 pub use error::DecodeError;
 pub use extended::{

@@ -1,0 +1,391 @@
+//! The responder: executes the requests of the peer in order, and answers them (IBTA 9.7).
+//!
+//! Acknowledgements are cumulative. The responder keeps at most one, and sends it when the packets
+//! that have arrived together are all processed. Responses to Reads precede it, because each
+//! response acknowledges everything before it.
+
+use std::collections::VecDeque;
+
+use super::{
+    error::QueuePairError,
+    inbound_message::{Arrival, InboundMessage, address_of, out_of_sequence},
+    rnr::{MAX_RNR_NAKS, RNR_TIMER},
+    send_queue::{MAX_MESSAGE_BYTES, packets_of},
+    settings::QueuePairSettings,
+    shared::{PacketSink, Shared},
+};
+use crate::rdma::{
+    memory::MemoryTable,
+    roce::{
+        packet::{Aeth, Bth, Extended, ICRC_LENGTH, NakCode, Opcode, Reth, Syndrome},
+        psn::Psn,
+    },
+    work::{Access, RemoteAddress},
+};
+
+/// The receiving half of a queue pair.
+#[derive(Debug)]
+pub(super) struct Responder {
+    remote_qpn: u32,
+    path_mtu: usize,
+    responder_resources: usize,
+    /// ePSN: the PSN of the next request packet.
+    expected: Psn,
+    /// MSN: the number of completed messages, 24 bits.
+    message_sequence_number: u32,
+    message: InboundMessage,
+    /// The Reads whose responses are not sent in full, oldest first.
+    reads: VecDeque<InboundRead>,
+    /// The acknowledgement to send after the responses to Reads.
+    reply: Option<Reply>,
+    /// Whether packets after the expected one are dropped without another NAK.
+    nak_sent: bool,
+    /// The RNR NAKs since the last message.
+    rnr_naks: u32,
+}
+
+/// A Read of the peer.
+#[derive(Clone, Copy, Debug)]
+struct InboundRead {
+    /// The PSN of the next response packet.
+    psn: Psn,
+    /// The PSN after the last response packet.
+    end: Psn,
+    /// Where the next response packet begins.
+    next: RemoteAddress,
+    /// The bytes that are still to be sent.
+    left: u32,
+    /// Whether a response packet was sent.
+    has_begun: bool,
+}
+
+/// An acknowledgement that waits to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reply {
+    Ack,
+    SequenceError,
+    ReceiverNotReady,
+}
+
+impl Responder {
+    /// Creates the responder of a new queue pair.
+    pub(super) fn new(settings: &QueuePairSettings) -> Self {
+        Self {
+            remote_qpn: settings.remote_qpn,
+            path_mtu: settings.path_mtu,
+            responder_resources: settings.responder_resources as usize,
+            expected: settings.expected_psn,
+            message_sequence_number: 0,
+            message: InboundMessage::default(),
+            reads: VecDeque::new(),
+            reply: None,
+            nak_sent: false,
+            rnr_naks: 0,
+        }
+    }
+
+    /// Returns whether no response waits to be sent.
+    pub(super) fn is_idle(&self) -> bool {
+        self.reads.is_empty() && self.reply.is_none()
+    }
+
+    /// Returns whether the next packet is an acknowledgement.
+    pub(super) fn has_reply(&self) -> bool {
+        self.reads.is_empty() && self.reply.is_some()
+    }
+
+    /// Processes a request packet.
+    pub(super) fn handle_request(
+        &mut self,
+        bth: &Bth,
+        extended: &Extended,
+        payload: &[u8],
+        shared: &mut Shared,
+    ) -> Result<(), QueuePairError> {
+        let distance = bth.psn.distance(self.expected);
+        if distance > 0 {
+            //= ROCE-9.7.5-09
+            if !self.nak_sent {
+                self.nak_sent = true;
+                self.reply = Some(Reply::SequenceError);
+            }
+            return Ok(());
+        }
+        if distance < 0 {
+            self.repeat(bth, extended, &shared.memory);
+            return Ok(());
+        }
+        self.nak_sent = false;
+        self.reply.take_if(|reply| *reply != Reply::Ack);
+        self.execute(bth, extended, payload, shared)
+    }
+
+    /// Answers a duplicate request.
+    fn repeat(&mut self, bth: &Bth, extended: &Extended, memory: &MemoryTable) {
+        let (Opcode::ReadRequest, Extended::Reth(reth)) = (bth.opcode, extended) else {
+            //= ROCE-9.7.5-10
+            self.reply.get_or_insert(Reply::Ack);
+            return;
+        };
+        let read = self.read(bth.psn, reth);
+        // A forged duplicate has half of all PSNs to choose from, so it is dropped without a NAK if
+        // it cannot be one.
+        let is_duplicate = reth.length <= MAX_MESSAGE_BYTES
+            && read.end.distance(self.expected) <= 0
+            && check_read(reth, memory).is_ok();
+        if !is_duplicate {
+            return;
+        }
+        // The peer sends everything again from here on, so it does not wait for responses to this
+        // request and to later ones.
+        //= ROCE-9.7.5-11
+        self.reads.retain(|other| other.end.distance(bth.psn) <= 0);
+        if self.reads.len() < self.responder_resources {
+            self.reads.push_back(read);
+        }
+    }
+
+    /// Executes the expected request packet.
+    fn execute(
+        &mut self,
+        bth: &Bth,
+        extended: &Extended,
+        payload: &[u8],
+        shared: &mut Shared,
+    ) -> Result<(), QueuePairError> {
+        use Opcode as Op;
+        let arrival = match bth.opcode {
+            Op::SendFirst
+            | Op::SendMiddle
+            | Op::SendLast
+            | Op::SendOnly
+            | Op::SendLastInvalidate
+            | Op::SendOnlyInvalidate => {
+                self.check_length(bth.opcode, payload.len())?;
+                self.message.receive_send(bth, extended, payload, shared)?
+            }
+            Op::WriteFirst | Op::WriteMiddle | Op::WriteLast | Op::WriteOnly => {
+                self.check_length(bth.opcode, payload.len())?;
+                self.message.receive_write(bth, extended, payload, shared)?
+            }
+            Op::ReadRequest => return self.begin_read(bth, extended, payload, shared),
+            //= ROCE-9.7.4-09
+            other => return Err(QueuePairError::Unsupported(other)),
+        };
+        if arrival == Arrival::NoReceive {
+            return self.refuse_send();
+        }
+        self.expected = self.expected.add(1);
+        if arrival == Arrival::Message {
+            self.complete_message();
+        }
+        //= ROCE-9.7.5-12
+        if bth.ack_request {
+            self.reply = Some(Reply::Ack);
+        }
+        Ok(())
+    }
+
+    /// Answers a Send that finds no receive.
+    fn refuse_send(&mut self) -> Result<(), QueuePairError> {
+        self.rnr_naks += 1;
+        //= ROCE-SW-02
+        if self.rnr_naks > MAX_RNR_NAKS {
+            return Err(QueuePairError::NoReceive);
+        }
+        //= ROCE-9.7.5-13
+        self.reply = Some(Reply::ReceiverNotReady);
+        self.nak_sent = true;
+        Ok(())
+    }
+
+    /// Counts a message that is completed.
+    const fn complete_message(&mut self) {
+        //= ROCE-9.7.7-02
+        self.message_sequence_number = (self.message_sequence_number + 1) & 0xff_ffff;
+        self.rnr_naks = 0;
+    }
+
+    /// Checks the length of a payload against the place of its packet in the message.
+    fn check_length(&self, opcode: Opcode, length: usize) -> Result<(), QueuePairError> {
+        let path_mtu = self.path_mtu;
+        //= ROCE-9.7.4-02
+        let is_valid = match opcode {
+            Opcode::SendFirst | Opcode::SendMiddle | Opcode::WriteFirst | Opcode::WriteMiddle => {
+                length == path_mtu
+            }
+            Opcode::SendLast | Opcode::SendLastInvalidate | Opcode::WriteLast => {
+                (1..=path_mtu).contains(&length)
+            }
+            _ => length <= path_mtu,
+        };
+        match is_valid {
+            true => Ok(()),
+            false => Err(QueuePairError::PayloadLength {
+                opcode,
+                length,
+                path_mtu,
+            }),
+        }
+    }
+
+    /// Queues the response to a Read.
+    fn begin_read(
+        &mut self,
+        bth: &Bth,
+        extended: &Extended,
+        payload: &[u8],
+        shared: &Shared,
+    ) -> Result<(), QueuePairError> {
+        let (Extended::Reth(reth), true) = (extended, self.message.is_between()) else {
+            return Err(out_of_sequence(bth.opcode, true));
+        };
+        if !payload.is_empty() {
+            return Err(QueuePairError::PayloadLength {
+                opcode: bth.opcode,
+                length: payload.len(),
+                path_mtu: self.path_mtu,
+            });
+        }
+        //= ROCE-9.7.7-01
+        if reth.length > MAX_MESSAGE_BYTES {
+            return Err(QueuePairError::TooLong(reth.length));
+        }
+        //= ROCE-9.7.4-10
+        if self.reads.len() >= self.responder_resources {
+            let granted = self.responder_resources as u32;
+            return Err(QueuePairError::TooManyReads { granted });
+        }
+        check_read(reth, &shared.memory)?;
+        let read = self.read(bth.psn, reth);
+        self.expected = read.end;
+        self.reads.push_back(read);
+        self.complete_message();
+        // The response acknowledges everything before it.
+        self.reply = None;
+        Ok(())
+    }
+
+    /// Returns the Read of a request.
+    const fn read(&self, psn: Psn, reth: &Reth) -> InboundRead {
+        let packets = packets_of(reth.length as usize, self.path_mtu);
+        InboundRead {
+            psn,
+            //= ROCE-9.7.2-02
+            end: psn.add(packets as u32),
+            next: address_of(reth),
+            left: reth.length,
+            has_begun: false,
+        }
+    }
+
+    /// Adds the next packet of the oldest response to `sink`, if there is one and its UDP payload is
+    /// at most `max_length` bytes. Returns whether it did.
+    pub(super) fn next_read_response(
+        &mut self,
+        max_length: usize,
+        memory: &MemoryTable,
+        sink: &mut impl PacketSink,
+    ) -> Result<bool, QueuePairError> {
+        let Some(read) = self.reads.front_mut() else {
+            return Ok(false);
+        };
+        let length = read.left.min(self.path_mtu as u32);
+        //= ROCE-9.7.4-04
+        let opcode = match (read.has_begun, length == read.left) {
+            (false, true) => Opcode::ReadResponseOnly,
+            (false, false) => Opcode::ReadResponseFirst,
+            (true, false) => Opcode::ReadResponseMiddle,
+            (true, true) => Opcode::ReadResponseLast,
+        };
+        let headers = Bth::LENGTH + opcode.layout().length();
+        if headers + (length as usize).next_multiple_of(4) + ICRC_LENGTH > max_length {
+            return Ok(false);
+        }
+        let bth = Bth::new(opcode, self.remote_qpn, read.psn);
+        let extended = match opcode {
+            Opcode::ReadResponseMiddle => Extended::Plain,
+            _ => Extended::Aeth(Aeth {
+                syndrome: ACKNOWLEDGED,
+                message_sequence_number: self.message_sequence_number,
+            }),
+        };
+        if length == 0 {
+            sink.push(&bth, &extended, [&[], &[]]);
+        } else {
+            // The right to read may have ended since the request arrived.
+            let data = memory
+                .read(read.next, length)
+                .map_err(QueuePairError::ReadSource)?;
+            sink.push(&bth, &extended, [data.as_ref(), &[]]);
+        }
+        read.has_begun = true;
+        read.psn = read.psn.add(1);
+        read.left -= length;
+        read.next.offset = read.next.offset.wrapping_add(u64::from(length));
+        if read.left == 0 {
+            self.reads.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Adds the acknowledgement that waits to `sink`, if there is one and `max_length` has room for
+    /// it. Returns whether it did.
+    pub(super) fn next_reply(&mut self, max_length: usize, sink: &mut impl PacketSink) -> bool {
+        if !self.has_reply() || max_length < ACKNOWLEDGE_LENGTH {
+            return false;
+        }
+        let Some(reply) = self.reply.take() else {
+            return false;
+        };
+        //= ROCE-9.7.5-14
+        let (psn, syndrome) = match reply {
+            Reply::Ack => (self.expected.add(u32::MAX), ACKNOWLEDGED),
+            Reply::SequenceError => (self.expected, Syndrome::Nak(NakCode::PsnSequenceError)),
+            Reply::ReceiverNotReady => (self.expected, Syndrome::RnrNak { timer: RNR_TIMER }),
+        };
+        self.push_acknowledge(psn, syndrome, sink);
+        true
+    }
+
+    /// Adds the NAK that ends the connection to `sink`.
+    pub(super) fn push_nak(&self, code: NakCode, sink: &mut impl PacketSink) {
+        self.push_acknowledge(self.expected, Syndrome::Nak(code), sink);
+    }
+
+    fn push_acknowledge(&self, psn: Psn, syndrome: Syndrome, sink: &mut impl PacketSink) {
+        let bth = Bth::new(Opcode::Acknowledge, self.remote_qpn, psn);
+        let message_sequence_number = self.message_sequence_number;
+        let extended = Extended::Aeth(Aeth {
+            syndrome,
+            message_sequence_number,
+        });
+        sink.push(&bth, &extended, [&[], &[]]);
+    }
+
+    /// Drops all responses.
+    pub(super) fn clear(&mut self) {
+        self.reads.clear();
+        self.reply = None;
+    }
+}
+
+/// Checks the right to read. A Read of no bytes needs none.
+fn check_read(reth: &Reth, memory: &MemoryTable) -> Result<(), QueuePairError> {
+    //= ROCE-9.7.4-08
+    if reth.length == 0 {
+        return Ok(());
+    }
+    //= ROCE-9.7.4-07
+    memory
+        .check(address_of(reth), reth.length, Access::REMOTE_READ)
+        .map_err(QueuePairError::ReadSource)
+}
+
+/// The syndrome of positive acknowledgements. Receives are not reported as credits, because SMB
+/// Direct has credits of its own.
+const ACKNOWLEDGED: Syndrome = Syndrome::Ack {
+    credit: Syndrome::NO_CREDIT,
+};
+/// The UDP payload length of an acknowledgement, in bytes.
+pub(super) const ACKNOWLEDGE_LENGTH: usize = Bth::LENGTH + Aeth::LENGTH + ICRC_LENGTH;

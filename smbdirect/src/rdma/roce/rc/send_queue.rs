@@ -1,0 +1,160 @@
+//! [`Request`]: a posted work request, and how it is cut into packets.
+
+use super::shared::PacketSink;
+use crate::rdma::{
+    roce::packet::{Bth, Extended, Ieth, Opcode, Reth},
+    work::{Inline, RemoteAddress, Token, WorkRequest},
+};
+
+/// A posted Send, Write or Read, and its packets.
+///
+/// Packets are numbered from 0 by a sequence number of 64 bits, whose low 24 bits, added to the
+/// starting PSN, are the PSN.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) work: WorkRequest,
+    /// The sequence number of its first packet.
+    pub(super) first: u64,
+    /// The number of packets: those of the request, or those of the response to a Read.
+    pub(super) packets: u64,
+}
+
+/// The longest message, in bytes (IBTA 9.7.7).
+pub(super) const MAX_MESSAGE_BYTES: u32 = 1 << 31;
+
+impl Request {
+    /// Creates a request whose first packet has the sequence number `first`.
+    ///
+    /// # Panics
+    /// Panics if the message is longer than [`MAX_MESSAGE_BYTES`].
+    pub(super) fn new(work: WorkRequest, first: u64, path_mtu: usize) -> Self {
+        let length = length_of(&work);
+        //= ROCE-9.7.7-01
+        assert!(
+            length <= MAX_MESSAGE_BYTES as usize,
+            "RoCE messages have at most 2 GiB"
+        );
+        Self {
+            work,
+            first,
+            packets: packets_of(length, path_mtu),
+        }
+    }
+
+    /// Returns the sequence number after its last packet.
+    pub(super) const fn end(&self) -> u64 {
+        self.first + self.packets
+    }
+
+    /// Returns whether this is a Read.
+    pub(super) const fn is_read(&self) -> bool {
+        matches!(self.work, WorkRequest::Read { .. })
+    }
+
+    /// Returns the offset and the length of the payload of the packet `sequence`, in bytes.
+    pub(super) fn payload_of(&self, sequence: u64, path_mtu: usize) -> (usize, usize) {
+        let offset = (sequence - self.first) as usize * path_mtu;
+        (offset, path_mtu.min(length_of(&self.work) - offset))
+    }
+
+    /// Returns the opcode of the packet `sequence` of a Send or Write.
+    pub(super) fn opcode_of(&self, sequence: u64) -> Opcode {
+        let is_first = sequence == self.first;
+        let is_last = sequence + 1 == self.end();
+        //= ROCE-9.4-01
+        match (&self.work, is_first, is_last) {
+            (WorkRequest::Send { invalidate, .. }, true, true) => match invalidate {
+                Some(_) => Opcode::SendOnlyInvalidate,
+                None => Opcode::SendOnly,
+            },
+            (WorkRequest::Send { invalidate, .. }, false, true) => match invalidate {
+                Some(_) => Opcode::SendLastInvalidate,
+                None => Opcode::SendLast,
+            },
+            (WorkRequest::Send { .. }, true, false) => Opcode::SendFirst,
+            (WorkRequest::Send { .. }, false, false) => Opcode::SendMiddle,
+            (WorkRequest::Write { .. }, true, true) => Opcode::WriteOnly,
+            (WorkRequest::Write { .. }, true, false) => Opcode::WriteFirst,
+            (WorkRequest::Write { .. }, false, false) => Opcode::WriteMiddle,
+            (WorkRequest::Write { .. }, false, true) => Opcode::WriteLast,
+            (WorkRequest::Read { .. }, ..) => Opcode::ReadRequest,
+            (WorkRequest::Receive { .. }, ..) => unreachable!("receives are not sent"),
+        }
+    }
+
+    /// Adds the packet `sequence` of a Send or Write to `sink`.
+    pub(super) fn push(
+        &self,
+        bth: &Bth,
+        (offset, length): (usize, usize),
+        sink: &mut impl PacketSink,
+    ) {
+        match &self.work {
+            WorkRequest::Send {
+                header,
+                payload,
+                invalidate,
+                ..
+            } => {
+                let extended = match invalidate {
+                    Some(Token(r_key)) if bth.opcode.ends_message() => {
+                        Extended::Ieth(Ieth { r_key: *r_key })
+                    }
+                    _ => Extended::Plain,
+                };
+                sink.push(bth, &extended, parts(header, payload, offset, length));
+            }
+            WorkRequest::Write { data, to, .. } => {
+                let extended = match offset {
+                    0 => Extended::Reth(reth(*to, 0, data.len())),
+                    _ => Extended::Plain,
+                };
+                sink.push(bth, &extended, [&data[offset..offset + length], &[]]);
+            }
+            WorkRequest::Read { .. } | WorkRequest::Receive { .. } => {
+                unreachable!("only Sends and Writes have payloads")
+            }
+        }
+    }
+}
+
+/// Returns the RETH for `length` bytes that begin `offset` bytes after an address.
+pub(super) fn reth(address: RemoteAddress, offset: usize, length: usize) -> Reth {
+    Reth {
+        // If the address wraps, the peer refuses it.
+        virtual_address: address.offset.wrapping_add(offset as u64),
+        r_key: address.token.0,
+        length: length as u32,
+    }
+}
+
+/// Returns the number of packets of a message of `length` bytes.
+pub(super) const fn packets_of(length: usize, path_mtu: usize) -> u64 {
+    if length == 0 {
+        return 1;
+    }
+    length.div_ceil(path_mtu) as u64
+}
+
+/// Returns the bytes that work sends or reads.
+fn length_of(work: &WorkRequest) -> usize {
+    match work {
+        WorkRequest::Send {
+            header, payload, ..
+        } => header.len() + payload.len(),
+        WorkRequest::Write { data, .. } => data.len(),
+        WorkRequest::Read { into, .. } => into.len(),
+        WorkRequest::Receive { .. } => unreachable!("receives are not sent"),
+    }
+}
+
+/// Returns `length` bytes at `offset` in a header and the payload after it.
+fn parts<'a>(header: &'a Inline, payload: &'a [u8], offset: usize, length: usize) -> [&'a [u8]; 2] {
+    let header = header.as_slice();
+    let (start, end) = (offset, offset + length);
+    let split = header.len();
+    [
+        &header[start.min(split)..end.min(split)],
+        &payload[start.max(split) - split..end.max(split) - split],
+    ]
+}

@@ -1,0 +1,104 @@
+//! [`Window`], the number of packets that may be in flight.
+//!
+//! A reliable connection retransmits everything after a lost packet. So a sender that fills a full
+//! buffer again and again makes no progress. The window halves on loss and then grows back, as that
+//! of TCP does. Its maximum bounds what a peer has to buffer.
+
+/// The number of packets that may be sent and not acknowledged.
+#[derive(Debug)]
+pub(super) struct Window {
+    packets: u32,
+    /// The size up to which the window grows by one packet for each acknowledged packet. Above it,
+    /// the window grows by one packet for each acknowledged window.
+    threshold: u32,
+    /// The packets that were acknowledged since the window grew above the threshold.
+    acknowledged: u32,
+    max: u32,
+}
+
+/// The size of a new window.
+const INITIAL_PACKETS: u32 = 64;
+/// The least size, which keeps one packet on its way while another is acknowledged.
+const MIN_PACKETS: u32 = 2;
+/// The most packets in flight. The PSNs of packets in flight must be within half of the number
+/// space; this is far below it.
+const MAX_PACKETS: u32 = 1 << 16;
+
+impl Window {
+    /// Creates a window that grows to at most `max` packets.
+    pub(super) fn new(max: usize) -> Self {
+        let max = max.clamp(MIN_PACKETS as usize, MAX_PACKETS as usize) as u32;
+        Self {
+            packets: INITIAL_PACKETS.min(max),
+            threshold: max,
+            acknowledged: 0,
+            max,
+        }
+    }
+
+    /// Returns the number of packets.
+    pub(super) const fn packets(&self) -> u64 {
+        self.packets as u64
+    }
+
+    /// Grows after `packets` packets were acknowledged.
+    pub(super) fn grow(&mut self, packets: u64) {
+        let packets = u32::try_from(packets).unwrap_or(u32::MAX);
+        if self.packets < self.threshold {
+            let grown = self.packets.saturating_add(packets);
+            self.packets = grown.min(self.threshold);
+            return;
+        }
+        self.acknowledged = self.acknowledged.saturating_add(packets);
+        if self.acknowledged >= self.packets {
+            self.acknowledged = 0;
+            self.packets = self.max.min(self.packets + 1);
+        }
+    }
+
+    /// Halves after a packet was lost.
+    //= ROCE-SW-01
+    pub(super) fn shrink(&mut self) {
+        self.packets = MIN_PACKETS.max(self.packets / 2);
+        self.threshold = self.packets;
+        self.acknowledged = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    //= ROCE-SW-01 test
+    #[test]
+    fn the_window_halves_on_loss_and_grows_back_to_its_maximum() {
+        let mut window = Window::new(200);
+        assert_eq!(window.packets(), 64);
+        window.grow(64);
+        assert_eq!(window.packets(), 128);
+        window.grow(1000);
+        assert_eq!(window.packets(), 200);
+        window.shrink();
+        assert_eq!(window.packets(), 100);
+        window.grow(99);
+        assert_eq!(window.packets(), 100);
+        window.grow(1);
+        assert_eq!(window.packets(), 101);
+        for _ in 0..200 {
+            window.grow(1000);
+        }
+        assert_eq!(window.packets(), 200);
+        for _ in 0..20 {
+            window.shrink();
+        }
+        assert_eq!(window.packets(), 2);
+    }
+
+    #[test]
+    fn the_maximum_is_within_its_limits() {
+        assert_eq!(Window::new(0).packets(), 2);
+        let mut window = Window::new(usize::MAX);
+        window.grow(u64::MAX);
+        assert_eq!(window.packets(), u64::from(MAX_PACKETS));
+    }
+}
