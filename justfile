@@ -25,7 +25,7 @@ lint:
 
 # Time and allocations of each part; `just bench --instructions` counts with callgrind
 bench *arguments:
-    cargo bench -p smbdirect -- {{arguments}}
+    cargo bench -p smbdirect-bench -- {{arguments}}
 
 # The speed goals of docs/performance.md; options are those of `smbdirect bench`
 goals *options:
@@ -43,7 +43,7 @@ fuzz target seconds="60":
 # Write docs/compliance.md and the committed instruction counts again
 bless:
     SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements
-    SMBDIRECT_BLESS=1 cargo bench -p smbdirect -- --instructions
+    SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- --instructions
 
 # Check the licences and sources of the dependencies (cargo install cargo-deny)
 deny:

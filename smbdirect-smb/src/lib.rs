@@ -26,6 +26,4 @@ pub use fault::{Refusal, ServerFault};
 pub use server_channel::ServerChannel;
 
 #[cfg(test)]
-#[path = "../tests/common/messages.rs"]
-#[allow(dead_code, reason = "some of it is for the swarm")]
-mod messages;
+use smbdirect_test::messages;

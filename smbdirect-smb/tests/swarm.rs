@@ -15,13 +15,13 @@ use std::{
 
 use fastrand::Rng;
 use smbdirect_smb::client_channel::Part;
+use smbdirect_test::messages::{self, *};
 
 use self::{
     client::Client,
     hop::{End, Hop},
     meaning::{answer_meanings, command, elements, plain_request, request_meaning},
     memory::Memory,
-    messages::*,
     server::{Server, apply, written},
 };
 
@@ -33,9 +33,6 @@ mod hop;
 mod meaning;
 #[path = "swarm/memory.rs"]
 mod memory;
-#[allow(dead_code, reason = "some of it is for the tests beside the code")]
-#[path = "common/messages.rs"]
-mod messages;
 #[path = "swarm/server.rs"]
 mod server;
 

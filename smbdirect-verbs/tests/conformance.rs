@@ -5,16 +5,15 @@
 //! turns that into a failure. Over iWARP the suite runs three times: with an adapter at both ends,
 //! and with an adapter at either end and software iWARP of `smbdirect` at the other.
 
-#[path = "../../smbdirect/tests/it/provider/mod.rs"]
-#[macro_use]
-mod provider;
-
 use std::{env, net::SocketAddr, sync::Arc};
 
-use provider::fabric::{Fabric, Manners};
 use smbdirect::rdma::{
     iwarp::{Iwarp, IwarpConfig},
     provider::Provider,
+};
+use smbdirect_test::{
+    conformance,
+    provider::fabric::{Fabric, Manners},
 };
 use smbdirect_verbs::{Verbs, VerbsConfig};
 

@@ -323,6 +323,7 @@ const PACKAGES: &[&str] = &[
     "smbdirect",
     "smbdirect-cli",
     "smbdirect-smb",
+    "smbdirect-test",
     "smbdirect-verbs",
     "fuzz",
     "xtask",

@@ -132,8 +132,10 @@ struct Specs {
     citations: BTreeMap<String, Cited>,
 }
 
-const PARTS: [&str; 5] = [
+const PARTS: [&str; 7] = [
     "smbdirect/src",
+    "smbdirect-bench/tests",
+    "smbdirect-test/src",
     "smbdirect/tests",
     "smbdirect-cli/src",
     "smbdirect-cli/tests",
@@ -204,6 +206,7 @@ fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited
 fn cite(source: &str, name: &str, citations: &mut BTreeMap<String, Cited>) {
     let is_test = |file| name.ends_with(file);
     let mut in_tests = !name.contains("/src/")
+        || name.starts_with("smbdirect-test/")
         || name.contains("/tests/")
         || ["/tests.rs", "/model.rs"].iter().any(is_test);
     let lines: Vec<_> = source.lines().map(str::trim).collect();

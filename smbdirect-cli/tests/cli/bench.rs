@@ -1,4 +1,4 @@
-//! `bench`: every kind of row, on every kind of ends. No figure decides anything here.
+//! `bench`: every kind of row, with every kind of ends. No test depends on a rate.
 
 use std::{
     fs,
@@ -10,16 +10,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{Done, PATIENCE, command, listening, run, start};
+use crate::support::{Done, STEP_TIMEOUT, command, listening, run, start};
 
-/// A bench of bursts that are as short as can be.
+/// Runs a bench with the shortest bursts.
 fn quick(arguments: &[&str]) -> Done {
     let mut all = vec!["bench", "--rounds", "1", "--time", "0.002", "--json"];
     all.extend(arguments);
     run(&all)
 }
 
-/// The rows, each of which has moved something; the summary is the last word.
+/// Returns the rows, and asserts that each has a rate and that the summary is the last event.
 #[track_caller]
 fn rows(done: &Done) -> Vec<Value> {
     let mut events = done.json();
@@ -37,7 +37,7 @@ fn rows(done: &Done) -> Vec<Value> {
     events
 }
 
-/// How many rows have these values.
+/// Returns the number of rows with these values.
 fn count(rows: &[Value], wanted: &[(&str, Value)]) -> usize {
     let has = |row: &&Value| wanted.iter().all(|(key, value)| row[*key] == *value);
     rows.iter().filter(has).count()
@@ -85,7 +85,7 @@ fn settings_reach_the_connection() {
     ])
     .succeeded();
     let rows = rows(&done);
-    // Small messages by calls for many and by one call each, at each size of segments.
+    // Small messages, batched and one per call, for each segment size.
     assert_eq!(rows.len(), 6);
     assert_eq!(
         count(&rows, &[("crc", false.into()), ("both", true.into())]),
@@ -105,7 +105,7 @@ fn round_trips_have_a_histogram() {
     let done = quick(&["--what", "latency"]).succeeded();
     let rows = rows(&done);
     assert_eq!(count(&rows, &[("busy_poll", false.into())]), 3);
-    // Who spins needs a core of its own.
+    // An end that spins needs its own core.
     let busy = count(&rows, &[("busy_poll", true.into())]);
     let shared = count(&rows, &[("placement", "same-core".into())]) > 0;
     assert_eq!(busy, if shared { 0 } else { 3 });
@@ -141,7 +141,7 @@ fn in_the_process_it_is_compared_with_a_channel() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn cores_that_are_kept_awake_are_said_to_be() {
+fn keep_awake_is_reported() {
     for (option, kept) in [(None, false), (Some("--keep-awake"), true)] {
         let arguments = ["--what", "send", "--sizes", "64", "--segment", "1364"];
         let done = quick(&arguments.into_iter().chain(option).collect::<Vec<_>>()).succeeded();
@@ -157,7 +157,7 @@ fn several_connections_both_ways() {
         all.extend(arguments);
         let done = quick(&all).succeeded();
         let rows = rows(&done);
-        // Frames are compared one way, with one connection.
+        // Frames are compared in one direction, with one connection.
         assert_eq!(rows.len(), 6, "{rows:?}");
         assert_eq!(count(&rows, &[("means", "tcp".into())]), 1);
     }
@@ -178,7 +178,7 @@ fn ends_in_two_processes() {
 }
 
 #[test]
-fn an_end_elsewhere_survives_what_it_is_sent() {
+fn remote_end_survives_invalid_orders() {
     let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
     let orders = [
         "GET / HTTP/1.1\r\n\r\n",
@@ -196,7 +196,7 @@ fn an_end_elsewhere_survives_what_it_is_sent() {
     ];
     for order in orders {
         let mut stream = TcpStream::connect(&serving.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
         stream.write_all(order.as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answers = String::new();
@@ -275,8 +275,8 @@ fn a_drawing_is_well_formed() {
 }
 
 #[test]
-fn a_signal_ends_it_with_what_there_is() {
-    // How long a machine takes until there is something is not for a test to say.
+fn signal_ends_with_partial_results() {
+    // The time until the first result depends on the machine.
     for seconds in [1, 5, 25] {
         let mut arguments = vec!["bench", "--alone", "--what", "send", "--sizes", "64,4K"];
         arguments.extend(["--time", "0.01", "--rounds", "1000"]);
@@ -286,7 +286,7 @@ fn a_signal_ends_it_with_what_there_is() {
         running.signal("INT");
         let done = running.finish();
         if done.status.success() {
-            // It was faster.
+            // The bench had ended before the signal.
             return;
         }
         assert_eq!(done.status.code(), Some(1), "{done:?}");
@@ -368,10 +368,10 @@ fn over_adapters_the_other_end_is_named() {
         .one_line();
     run(&["bench", "--transport", "verbs", "127.0.0.1", "--compare"])
         .failed(2, "--compare is about this machine alone");
-    // Who did not ask for adapters has none used.
+    // Without --transport verbs no adapters are used.
     let serving = listening(command(&["bench", "--serve", "127.0.0.1:0"]));
     let mut stream = TcpStream::connect(&serving.address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
     let order = "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":{\"smb-direct\":{\"over\":\"verbs\",\
         \"crc\":false,\"segment\":1364,\"send_credit_target\":8,\"receive_credit_max\":8,\
         \"max_read_write_size\":65536}},\"connections\":1,\"largest\":64,\"rdma\":false,\

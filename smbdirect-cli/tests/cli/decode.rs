@@ -1,4 +1,4 @@
-//! `smbdirect decode`: captures of ours, of Linux, and made by hand, each broken rule among them.
+//! `smbdirect decode`: captures of ours, of Linux, and built ones, which violate each rule.
 
 mod broken;
 mod captures;

@@ -31,7 +31,7 @@ fn moves_files_of_all_sizes() {
 }
 
 #[test]
-fn json_has_what_it_promises() {
+fn json_has_the_documented_fields() {
     let directory = tempfile::tempdir().unwrap();
     let path = write_noise(directory.path(), "file", 3_000_000);
     let done = run(&["demo", path.to_str().unwrap(), "--json"]).succeeded();
@@ -95,7 +95,7 @@ fn every_profile_negotiates_its_own_sizes() {
     }
 }
 
-/// The number and the most of each end, as the table has them.
+/// The negotiated value and the maximum of each end, as the table shows them.
 fn credits(most: &str, transport: &str) -> (Vec<String>, bool) {
     let done = run(&[
         "demo",
@@ -120,7 +120,7 @@ fn credits(most: &str, transport: &str) -> (Vec<String>, bool) {
 }
 
 #[test]
-fn credits_are_shown_against_what_they_can_be() {
+fn credits_are_shown_with_their_maximum() {
     for transport in ["iwarp", "loopback"] {
         for most in ["1", "255", "65535"] {
             let (numbers, footnote) = credits(most, transport);
@@ -188,7 +188,7 @@ fn checksums_of_the_frames_change_nothing() {
     }
 }
 
-/// What the options ask for is what the MPA Request says.
+/// The MPA Request contains what the options select.
 #[test]
 fn the_request_has_the_revision_and_the_depths_that_were_asked_for() {
     const KEY: &[u8] = b"MPA ID Req Frame";
@@ -257,7 +257,7 @@ fn a_capture_that_is_incomplete_is_a_failure() {
     }
 }
 
-/// Wireshark's own eyes, where it is installed.
+/// tshark reads the capture, where it is installed.
 #[test]
 fn wireshark_reads_the_capture() {
     let directory = tempfile::tempdir().unwrap();
@@ -291,7 +291,7 @@ fn wireshark_reads_the_capture() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said() {
+fn unreadable_input_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing");
     run(&["demo", missing.to_str().unwrap()])

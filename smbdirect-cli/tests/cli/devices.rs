@@ -1,9 +1,9 @@
-//! RDMA adapters: what the commands say where there are none.
+//! The output of the commands without RDMA adapters.
 
 use crate::support::run;
 
 #[test]
-fn without_adapters_one_line_says_what_was_looked_for_and_what_to_do() {
+fn without_adapters_one_line_gives_cause_and_cure() {
     let devices = run(&["devices"]);
     if devices.status.success() {
         println!("skipped: this machine has an RDMA adapter");
@@ -37,7 +37,7 @@ fn without_adapters_one_line_says_what_was_looked_for_and_what_to_do() {
 }
 
 #[test]
-fn what_adapters_send_cannot_be_captured_here() {
+fn pcap_is_refused_with_adapters() {
     for command in ["demo", "listen"] {
         let mut arguments = vec![command, "--transport", "verbs", "--pcap", "x.pcap"];
         if command == "listen" {

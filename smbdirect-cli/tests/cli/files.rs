@@ -1,4 +1,4 @@
-//! `send` and `listen --receive`: what arrives, what must not, and what is left when it breaks.
+//! `send` and `listen --receive`: what is stored, what is refused, and what remains after a failure.
 
 use std::{
     fs::{self, File},
@@ -19,8 +19,8 @@ use smbdirect::{
 use tokio::time::timeout;
 
 use crate::support::{
-    Listening, PATIENCE, PROGRAM, Running, command, eventually, listen, listening, names_in, noise,
-    run, start, write_noise,
+    Listening, PROGRAM, Running, STEP_TIMEOUT, command, eventually, listen, listening, names_in,
+    noise, run, start, write_noise,
 };
 
 const SIZES: [usize; 6] = [0, 1, 4095, 131_072, (1 << 20) + 1, 5_242_917];
@@ -51,14 +51,14 @@ impl Place {
         listen(&all)
     }
 
-    /// A file of many zeros, to be interrupted in the middle of.
+    /// Creates a long file of zeros, whose transfer can be interrupted.
     fn huge(&self) -> String {
         let path = self.from.join("huge");
         File::create(&path).unwrap().set_len(64 << 30).unwrap();
         path.to_str().unwrap().to_owned()
     }
 
-    /// Whether the listener has written to a file that has no name of its own yet.
+    /// Returns whether the listener has written to a file that does not have its final name yet.
     fn is_receiving(&self, listening: &Listening) -> bool {
         let has_bytes = |path: &Path| fs::metadata(path).is_ok_and(|file| file.len() > 0);
         let named = names_in(&self.into)
@@ -152,7 +152,7 @@ fn small_credits_and_other_profiles_work_too() {
 }
 
 #[test]
-fn json_has_what_it_promises() {
+fn json_has_the_documented_fields() {
     let place = Place::new();
     let listening = place.listen(&["--once", "--inactivity-limit", "20"]);
     let file = write_noise(&place.from, "file", 200_000);
@@ -222,7 +222,7 @@ fn the_listener_tells_programs_too() {
 }
 
 #[test]
-fn nothing_is_overwritten() {
+fn existing_files_are_not_overwritten() {
     let place = Place::new();
     let listening = place.listen(&[]);
     fs::write(place.into.join("taken"), "mine").unwrap();
@@ -254,7 +254,7 @@ fn nothing_is_overwritten() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_said_before_anything_is_tried() {
+fn unreadable_files_are_reported_before_connecting() {
     let place = Place::new();
     let missing = place.from.join("missing");
     let done = run(&["send", "127.0.0.1:1", missing.to_str().unwrap()]);
@@ -311,7 +311,7 @@ fn peers_of_the_old_protocol_have_their_old_addresses() {
 }
 
 #[test]
-fn a_sender_that_ends_in_the_middle_leaves_nothing() {
+fn interrupted_sender_leaves_no_file() {
     for (signal, rdma) in [
         ("KILL", false),
         ("KILL", true),
@@ -394,7 +394,7 @@ fn every_file_is_accounted_for() {
 }
 
 #[test]
-fn what_was_not_reached_is_said_in_words_too() {
+fn unreachable_peers_are_reported_in_text_too() {
     let place = Place::new();
     let listening = place.listen(&[]);
     let empty = write_noise(&place.from, "empty", 0);
@@ -420,7 +420,7 @@ fn what_was_not_reached_is_said_in_words_too() {
 }
 
 #[test]
-fn a_listener_that_is_told_to_end_in_the_middle_leaves_nothing() {
+fn listener_terminated_during_a_transfer_leaves_no_file() {
     for rdma in [false, true] {
         let place = Place::new();
         let listening = place.listen(&[]);
@@ -440,7 +440,7 @@ fn a_listener_that_is_told_to_end_in_the_middle_leaves_nothing() {
 }
 
 #[test]
-fn a_listener_that_is_killed_leaves_nothing_under_the_name() {
+fn killed_listener_leaves_no_file_under_the_final_name() {
     for rdma in [false, true] {
         let place = Place::new();
         let listening = place.listen(&[]);
@@ -469,7 +469,7 @@ fn a_listener_that_is_killed_leaves_nothing_under_the_name() {
     }
 }
 
-/// No file may grow beyond a mebibyte: as good as a full disk, and needs no rights.
+/// Files are limited to 1 MiB, which acts like a full disk and needs no privileges.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_reported_on_both_sides() {
@@ -521,7 +521,7 @@ fn a_directory_that_vanished_is_reported_on_both_sides() {
     assert!(done.stdout.contains("not stored: "), "{done:?}");
 }
 
-// ---- Peers that do not keep to the rules ----
+// ---- Peers that violate the protocol ----
 
 fn provider() -> Arc<dyn Provider> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
@@ -534,7 +534,7 @@ async fn connect(address: &str) -> Connection {
 }
 
 async fn receive(connection: &Connection) -> Result<Bytes, ConnectionError> {
-    let received = timeout(PATIENCE, connection.recv()).await;
+    let received = timeout(STEP_TIMEOUT, connection.recv()).await;
     received
         .expect("an answer in time")
         .map(smbdirect::Message::into_bytes)
@@ -580,7 +580,7 @@ async fn names_with_paths_are_refused() {
         );
         drop(connection.send(CANCEL.to_vec()).unwrap());
     }
-    // The connection is none the worse for it.
+    // The connection is not affected.
     drop(connection.send(offer(0, 1, b"fine")).unwrap());
     assert_eq!(receive(&connection).await.unwrap(), &ACCEPT[..]);
     drop(connection);
@@ -716,7 +716,10 @@ async fn a_sender_notices_a_listener_that_breaks_the_rules() {
             arguments.push("--rdma");
         }
         let sender = start(&arguments);
-        let connection = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        let connection = timeout(STEP_TIMEOUT, listener.accept())
+            .await
+            .unwrap()
+            .unwrap();
         receive(&connection).await.unwrap();
         drop(connection.send(ACCEPT.to_vec()).unwrap());
         receive(&connection).await.unwrap();
@@ -753,7 +756,7 @@ fn a_signal_while_stdin_is_read_ends_send() {
     command.stdin(Stdio::piped());
     let mut running = Running::new(command);
     running.write(b"some");
-    // Until it handles signals, one kills it.
+    // Before it handles signals, a signal kills it.
     std::thread::sleep(Duration::from_millis(300));
     running.signal("INT");
     running.finish().failed(1, "interrupted");

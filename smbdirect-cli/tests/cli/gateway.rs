@@ -1,4 +1,4 @@
-//! `gateway`: what goes through in every combination, and what happens to those that misbehave.
+//! `gateway`: what is forwarded in every combination, and what faulty peers get.
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,7 +18,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::support::{Done, Listening, PATIENCE, command, listen, listening, noise, run, start};
+use crate::support::{
+    Done, Listening, STEP_TIMEOUT, command, listen, listening, noise, run, start,
+};
 
 mod crowd;
 mod ends;
@@ -47,16 +49,18 @@ impl Kind {
     }
 }
 
-/// Patience for what is to happen; its length decides nothing.
+/// The time limit of a step. Its length does not affect a result.
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, what).await.expect("it happens in time")
+    timeout(STEP_TIMEOUT, what)
+        .await
+        .expect("it happens in time")
 }
 
 fn iwarp() -> Arc<Iwarp> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
 }
 
-/// A server that the test is itself.
+/// A server that the test implements.
 enum Server {
     SmbDirect(Listener),
     Tcp(TcpListener),
@@ -86,7 +90,7 @@ impl Server {
     }
 }
 
-/// One end of what the gateway carries.
+/// One end of a connection through the gateway.
 #[derive(Debug)]
 enum End {
     SmbDirect(Connection),
@@ -123,7 +127,7 @@ impl End {
         }
     }
 
-    /// The next message, or `None` if the connection is over.
+    /// Returns the next message, or `None` if the connection has ended.
     async fn receive(&mut self) -> Option<Vec<u8>> {
         match self {
             Self::SmbDirect(connection) => {
@@ -200,7 +204,7 @@ async fn through_with(
     (gateway, client, server)
 }
 
-/// The next event of this kind; others before it are passed over.
+/// Returns the next event of this kind, and skips others before it.
 fn event(gateway: &mut Listening, kind: &str) -> Value {
     loop {
         let line = gateway.running.line();
@@ -211,7 +215,7 @@ fn event(gateway: &mut Listening, kind: &str) -> Value {
     }
 }
 
-/// How the next connection ends.
+/// Returns how the next connection ends.
 fn ended(gateway: &mut Listening) -> String {
     event(gateway, "closed")["ended"].as_str().unwrap().into()
 }
@@ -240,7 +244,7 @@ async fn whole_messages_go_through_in_every_combination() {
                 server.send(message).await;
                 assert!(client.receive().await.as_ref() == Some(message));
             }
-            // Many at once, both ways, in their order.
+            // Many outstanding messages in both directions, in order.
             for number in 0..200u32 {
                 client.send(&number.to_be_bytes()).await;
                 server.send(&number.to_be_bytes()).await;
@@ -269,11 +273,11 @@ async fn whole_messages_go_through_in_every_combination() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_ends_ends_for_the_client() {
+async fn server_disconnect_ends_the_client() {
     for from in [SmbDirect, Tcp] {
         for to in [SmbDirect, Tcp] {
             let (mut gateway, mut client, mut server) = through(from, to, &[]).await;
-            // What was said before the end arrives before it.
+            // Messages that were sent before the end arrive before it.
             server.send(&noise(200_000, 1)).await;
             server.close().await;
             assert!(client.receive().await == Some(noise(200_000, 1)));
@@ -294,7 +298,7 @@ async fn a_client_that_sends_no_more_still_gets_its_answers() {
             Some(&b"the last question"[..])
         );
         if to == Tcp {
-            // It is told at once, and may answer all the same.
+            // It sees the end immediately, and may still answer.
             assert_eq!(server.receive().await, None);
         }
         server.send(b"the last answer").await;
@@ -302,7 +306,7 @@ async fn a_client_that_sends_no_more_still_gets_its_answers() {
             client.receive().await.as_deref(),
             Some(&b"the last answer"[..])
         );
-        // It ends though the server says nothing any more and hangs up on nobody.
+        // It ends although the server sends nothing and does not close the connection.
         assert_eq!(client.receive().await, None);
         assert_eq!(ended(&mut gateway), "closed by the client");
         assert_eq!(server.receive().await, None);
@@ -366,10 +370,10 @@ async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
         match &mut client {
             End::SmbDirect(connection) => {
                 let sending = connection.send(noise(131_073, 2)).unwrap();
-                // It may go out, or be cut short by the end.
+                // It may be sent, or be cut off by the end.
                 let _ = soon(sending).await;
             }
-            // Nothing but the beginning: that alone must do.
+            // Only the beginning, which has to be enough.
             End::Tcp(stream) => {
                 let beginning = [&[0, 0x02, 0, 1][..], &[7; 112]].concat();
                 stream.write_all(&beginning).await.unwrap();
@@ -390,7 +394,7 @@ async fn a_message_that_is_too_long_ends_its_connection_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_stops_the_writer() {
-    // Memory is read where it can be.
+    // Memory is measured where the system reports it.
     const ALL: usize = 96 << 20;
     const HELD: u64 = 48 << 20;
     let patient = Config::new(Settings {
@@ -416,7 +420,7 @@ async fn a_slow_reader_stops_the_writer() {
                 client
             }
         });
-        // Until it stands still. Taking a slow moment for that only makes the test weaker.
+        // Until the number no longer changes. A short pause that looks the same only weakens the test.
         let mut last = usize::MAX;
         loop {
             let now = sent.load(std::sync::atomic::Ordering::Relaxed);
@@ -445,7 +449,7 @@ async fn a_slow_reader_stops_the_writer() {
     }
 }
 
-/// Most bytes of memory that the gateway has had, where the system tells.
+/// Returns the peak memory of the gateway in bytes, where the system reports it.
 fn peak_memory(gateway: &Listening) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.running.id())).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -454,7 +458,7 @@ fn peak_memory(gateway: &Listening) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_a_message_goes_nowhere() {
+async fn partial_message_is_not_forwarded() {
     for to in [SmbDirect, Tcp] {
         let (mut gateway, mut client, mut server) = through(Tcp, to, &[]).await;
         client.send(b"whole").await;
@@ -487,7 +491,7 @@ async fn half_a_message_goes_nowhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_stops_in_the_middle_is_not_waited_for_for_ever() {
+async fn stalled_peers_time_out() {
     for half in [&[0, 0][..], &[0, 0, 0, 2, 1]] {
         let (mut gateway, mut client, mut server) =
             through(Tcp, Tcp, &["--stall-limit", "0.2"]).await;
@@ -508,9 +512,9 @@ async fn who_stops_in_the_middle_is_not_waited_for_for_ever() {
     soon(flood).await.unwrap();
 }
 
-/// Systems have a limit for how long TCP may be idle; Linux refuses more than 32767 seconds.
+/// Systems limit the idle time of TCP keepalive; Linux refuses more than 32767 seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn any_keepalive_interval_goes_with_tcp() {
+async fn tcp_allows_any_keepalive_interval() {
     for interval in ["0.001", "100000000"] {
         let arguments = ["--keepalive-interval", interval];
         let (_gateway, mut client, mut server) = through(Tcp, Tcp, &arguments).await;
@@ -535,7 +539,7 @@ async fn clients_that_are_killed_do_not_matter_to_others() {
             "-i",
             "0",
         ]);
-        // In the middle of some message or other.
+        // In the middle of a message.
         for _ in 0..3 {
             client.line();
         }
@@ -550,7 +554,7 @@ async fn clients_that_are_killed_do_not_matter_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_smb_over_tcp_is_turned_down() {
+async fn other_protocols_over_tcp_are_refused() {
     for to in [SmbDirect, Tcp] {
         let mut server = Server::bind(to, Config::default()).await;
         let mut gateway = gateway(Tcp, to, &server.address().to_string(), &[]);
@@ -568,7 +572,7 @@ async fn what_is_no_smb_over_tcp_is_turned_down() {
             let ended = ended(&mut gateway);
             assert!(ended.contains(says), "{ended}");
         }
-        // Signs of life of the hop, and messages of no bytes, are for nobody else.
+        // Keepalives of this connection and empty messages are not forwarded.
         let mut client = End::connect(Tcp, &gateway.address).await;
         let mut server = server.accept().await;
         let nothing = [0x85, 0, 0, 0, 0, 0, 0, 0].repeat(1000);
@@ -581,7 +585,7 @@ async fn what_is_no_smb_over_tcp_is_turned_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_connections_at_once() {
+async fn concurrent_connections() {
     const CLIENTS: u64 = 60;
     let server = listen(&["--echo"]);
     let gateway = gateway(Tcp, SmbDirect, &server.address, &[]);
@@ -611,7 +615,7 @@ async fn many_connections_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_it_may_carry_are_turned_away() {
+async fn connections_beyond_the_limit_are_refused() {
     for from in [SmbDirect, Tcp] {
         let mut server = Server::bind(Tcp, Config::default()).await;
         let address = server.address().to_string();
@@ -621,7 +625,7 @@ async fn more_than_it_may_carry_are_turned_away() {
         let _second = End::connect(from, &gateway.address).await;
         let _second_server = server.accept().await;
         match from {
-            // It may be turned away while it still negotiates.
+            // The gateway may refuse it during the negotiation.
             SmbDirect => {
                 let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
                 let connecting = Connection::connect(&*provider, address, Config::default());

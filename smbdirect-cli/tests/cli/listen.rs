@@ -1,4 +1,4 @@
-//! `listen`: its first line, its ends, and that one connection is not another's business.
+//! `listen`: its first line, its exit, and independent connections.
 
 use std::{
     io::{Read, Write},
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::support::{command, listen, listening, run, start};
 
 #[test]
-fn the_first_line_says_where() {
+fn first_line_names_the_address() {
     let mut running = start(&["listen", "127.0.0.1:0", "--echo"]);
     let line = running.line();
     let port = line.strip_prefix("listening on 127.0.0.1:").unwrap();
@@ -27,7 +27,7 @@ fn the_first_line_says_where() {
     assert!(address.starts_with("127.0.0.1:"));
 }
 
-/// Whether IPv6 listeners of this system accept IPv4 peers, as they do unless it is set up otherwise.
+/// Returns whether IPv6 listeners of this system accept IPv4 peers, as they do by default.
 fn has_both_families() -> bool {
     let dual = TcpListener::bind("[::]:0").and_then(|listener| listener.local_addr());
     dual.is_ok_and(|address| TcpStream::connect(("127.0.0.1", address.port())).is_ok())
@@ -124,7 +124,7 @@ fn signals_end_connections_too() {
 }
 
 #[test]
-fn it_ends_after_as_many_connections_as_it_is_told() {
+fn ends_after_the_given_number_of_connections() {
     let listening = listen(&["--echo", "--count", "2", "--json"]);
     for _ in 0..2 {
         run(&["ping", &listening.address, "-c", "1", "--echo"]).succeeded();
@@ -156,7 +156,7 @@ fn strangers_are_turned_away_and_others_served() {
         stranger
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        // It may hang up before it has read everything.
+        // It may close the connection before it has read everything.
         let _ = stranger.write_all(garbage);
         let mut answer = Vec::new();
         let end = stranger.read_to_end(&mut answer);
@@ -185,7 +185,7 @@ fn an_address_can_be_listened_on_once() {
         .failed(1, "give an existing directory")
         .one_line();
     if cfg!(target_os = "linux") {
-        // Nobody can make files there.
+        // No process can create files there.
         run(&["listen", "127.0.0.1:0", "--receive", "/proc"])
             .failed(1, "cannot receive into /proc: ")
             .one_line();

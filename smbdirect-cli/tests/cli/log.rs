@@ -1,4 +1,4 @@
-//! `-v`: each line of the log that is about a connection names the connection.
+//! `-v`: each line of the log about a connection names the connection.
 
 use std::{
     collections::BTreeSet,

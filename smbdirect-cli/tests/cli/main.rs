@@ -1,6 +1,6 @@
-//! The built command, from the outside: what it prints, what it stores, how it ends.
+//! Tests of the built command: its output, its files and its exit status.
 //!
-//! Everything happens on 127.0.0.1 with ports the system picks, and every wait is bounded.
+//! All tests use 127.0.0.1 with ports that the system picks, and every wait has a time limit.
 
 mod bench;
 mod decode;
@@ -11,9 +11,6 @@ mod files;
 mod gateway;
 mod listen;
 mod log;
-#[allow(dead_code, reason = "the tests of the translator need the rest")]
-#[path = "../../../smbdirect-smb/tests/common/messages.rs"]
-mod messages;
 mod ping;
 #[cfg(target_os = "linux")]
 mod segments;
@@ -23,3 +20,5 @@ mod support;
 mod tdi;
 mod tshark;
 mod usage;
+
+use smbdirect_test::messages;

@@ -1,4 +1,4 @@
-//! `ping`: by keepalive, by echo, to nobody.
+//! `ping`: by keepalive, by echo, and to addresses without a listener.
 
 use std::{io::Read, net::TcpListener, thread, time::Duration};
 
@@ -60,7 +60,7 @@ fn echoes_of_all_sizes() {
 }
 
 #[test]
-fn json_has_what_it_promises() {
+fn json_has_the_documented_fields() {
     let listening = listen(&["--echo"]);
     for echo in [false, true] {
         let mut arguments = vec!["ping", &listening.address, "--json", "-c", "2", "-i", "0"];
@@ -92,7 +92,7 @@ fn json_has_what_it_promises() {
 }
 
 #[test]
-fn nobody_listens() {
+fn connecting_without_a_listener_fails() {
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -107,7 +107,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn somebody_who_never_answers() {
+fn peer_that_never_answers() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     run(&["ping", &address, "--connect-timeout", "0.3"])
@@ -116,7 +116,7 @@ fn somebody_who_never_answers() {
 }
 
 #[test]
-fn somebody_who_speaks_something_else() {
+fn peer_of_another_protocol() {
     let rude = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = rude.local_addr().unwrap().to_string();
     thread::spawn(move || rude.incoming().for_each(drop));
@@ -158,10 +158,10 @@ fn a_sink_does_not_echo() {
 }
 
 #[test]
-fn an_answer_that_comes_too_late_is_lost() {
+fn answer_after_the_timeout_counts_as_lost() {
     let listening = listen(&["--echo"]);
     let mut arguments = vec!["ping", &listening.address, "--echo", "--count", "1"];
-    // Timers are coarser than this, so the answer often wins against them.
+    // Timers are coarser than this, so the answer often arrives first.
     arguments.extend(["--timeout", "0.000001"]);
     let done = run(&arguments);
     assert_eq!(done.status.code(), Some(1), "{done:?}");

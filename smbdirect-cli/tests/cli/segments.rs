@@ -1,8 +1,8 @@
-//! FPDUs and TCP segments, as packets show them: in a network namespace of its own, whose loopback
-//! interface has the MTU of Ethernet, tcpdump looks at what `smbdirect ping` and `listen` send.
+//! FPDUs and TCP segments: tcpdump captures what `smbdirect ping` and `listen` send, in a network
+//! namespace whose loopback interface has the MTU of Ethernet.
 //!
-//! Skips with a spoken reason where there is no right to make a namespace; and where tcpdump is
-//! missing, unless SMBDIRECT_REQUIRE_TOOLS is set.
+//! Prints the reason and skips without the right to create a namespace, and without tcpdump unless
+//! SMBDIRECT_REQUIRE_TOOLS is set.
 
 use std::{
     fs,
@@ -17,10 +17,10 @@ use std::{
 use pcap_file::pcap::PcapReader;
 use tempfile::TempDir;
 
-/// No step may take longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of a step.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A network namespace; it is gone with this value.
+/// A network namespace. Dropping it removes the namespace.
 struct Namespace(String);
 
 impl Namespace {
@@ -57,11 +57,11 @@ fn ip(arguments: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// A process that ends with this value.
+/// A process. Dropping it ends the process.
 struct Running(Child);
 
 impl Running {
-    /// Starts it, and waits until it says on `stdout` or else on stderr that it is ready.
+    /// Starts it, and waits for the line on stdout or stderr that reports that it is ready.
     fn ready(mut command: Command, says: &str, on_stdout: bool) -> Self {
         if on_stdout {
             command.stdout(Stdio::piped());
@@ -79,14 +79,14 @@ impl Running {
             line.clear();
             assert_ne!(lines.read_line(&mut line).unwrap(), 0, "never {says:?}");
         }
-        // Whoever says more later is to find somebody who listens.
+        // Keep reading, so that later output does not block the process.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
         running
     }
 
-    /// Waits for its end.
+    /// Waits until it ends.
     fn ended(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STEP_TIMEOUT;
         while self.0.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "it does not end");
             sleep(Duration::from_millis(10));
@@ -104,9 +104,9 @@ impl Drop for Running {
 /// A TCP segment with payload.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     length: usize,
-    /// Whether they are one FPDU, from its first byte to its last.
+    /// Whether the payload is exactly one FPDU.
     is_fpdu: bool,
 }
 
@@ -144,8 +144,8 @@ fn fpdus(segments: &[Segment]) -> usize {
     segments.iter().filter(|segment| segment.is_fpdu).count()
 }
 
-/// The segments of so many echoes of 300 KB, where the MTU is `mtu` at first and becomes `later` in
-/// the middle; nothing where this cannot be tried.
+/// Returns the segments of this many echoes of 300 KB, with an MTU of `mtu` that changes to `later`
+/// halfway, or `None` where this cannot be measured.
 fn run(echoes: u32, mtu: usize, later: Option<usize>, options: &[&str]) -> Option<Vec<Segment>> {
     let program = env!("CARGO_BIN_EXE_smbdirect");
     if Command::new("tcpdump").arg("--version").output().is_err() {
@@ -193,7 +193,7 @@ fn run(echoes: u32, mtu: usize, later: Option<usize>, options: &[&str]) -> Optio
     let mut ping = Running(ping.spawn().unwrap());
     let captured = || fs::metadata(&capture).unwrap().len();
     if let Some(mtu) = later {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STEP_TIMEOUT;
         while captured() < 3_000_000 {
             assert!(Instant::now() < deadline, "nothing is captured");
             sleep(Duration::from_millis(1));
@@ -203,7 +203,7 @@ fn run(echoes: u32, mtu: usize, later: Option<usize>, options: &[&str]) -> Optio
     ping.ended();
     assert!(ping.0.wait().unwrap().success(), "every echo is right");
     listen.ended();
-    // tcpdump drops what it has not read when it is told to end.
+    // On a signal tcpdump drops packets that it has not read.
     let mut length = 0;
     while captured() != length {
         length = captured();
@@ -222,7 +222,7 @@ fn run(echoes: u32, mtu: usize, later: Option<usize>, options: &[&str]) -> Optio
     Some(segments(&capture))
 }
 
-/// In revision 1 nothing tells the two ends that they are of a kind.
+/// With revision 1 the two ends cannot detect that both are this implementation.
 const STRANGERS: [&str; 4] = [
     "--mpa-revision=1",
     "--mpa-crc=on",
@@ -246,7 +246,7 @@ fn with_crc_and_a_stranger_each_fpdu_is_a_segment() {
     }
 }
 
-/// What was under way when segments became shorter is cut; what comes later is not.
+/// FPDUs in flight when segments become shorter are split; later ones are not.
 //= MPA-27 test
 //= MPA-35 test
 #[test]
@@ -258,7 +258,7 @@ fn fpdus_follow_the_size_of_segments() {
     }
 }
 
-/// Without the need nobody pays for it; and the measure tells the two apart.
+/// Between two ends of this implementation FPDUs span segments, and the check detects it.
 //= PERF-02 test
 #[test]
 fn between_two_ends_of_ours_fpdus_share_segments() {

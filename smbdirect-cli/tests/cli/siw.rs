@@ -1,7 +1,7 @@
 //! iWARP against Linux: a guest with ksmbd over siw, booted as an ordinary process in a network
 //! namespace of its own, and `smbdirect ping` connecting to it in every way.
 //!
-//! Skips with a spoken reason where the lab, or the right to make a namespace, is not there.
+//! Prints the reason and skips without the lab, or without the right to create a namespace.
 
 use std::{
     fs,
@@ -13,16 +13,16 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A guest; with this value it ends, and its network goes.
+/// A guest. Dropping it ends the guest and removes its network.
 struct Guest {
     namespace: String,
-    /// What the guest sees as /lab.
+    /// The directory that the guest mounts as /lab.
     shared: TempDir,
     process: Option<Child>,
 }
 
 impl Guest {
-    /// A guest with ksmbd on 10.77.0.2, and `words` on the kernel's command line.
+    /// Boots a guest with ksmbd on 10.77.0.2, and `words` on the kernel's command line.
     fn boot(words: &[&str]) -> Option<Self> {
         let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/lab");
         let Ok(lab) = lab.canonicalize() else {
@@ -30,7 +30,7 @@ impl Guest {
             return None;
         };
         let shared = TempDir::new().unwrap();
-        // At most eight letters.
+        // At most eight characters.
         let namespace = format!("s{}", std::process::id() % 10_000_000);
         let mut guest = Self {
             namespace,
@@ -71,8 +71,8 @@ impl Guest {
         fs::read_to_string(self.file("console")).unwrap_or_default()
     }
 
-    /// One connection, up to the end of the negotiation. What comes then is the server's: the first
-    /// keepalive behind it goes unanswered at times (2 of 750 from another program, too).
+    /// Makes one connection, up to the end of the negotiation. The server sometimes does not answer the
+    /// first keepalive after it (2 of 750, also with another client).
     fn connect(&self, options: &[&str]) {
         let output = Command::new("ip")
             .args(["netns", "exec", &self.namespace])
@@ -106,7 +106,7 @@ impl Drop for Guest {
     }
 }
 
-/// Whether `condition` holds before so many seconds have passed.
+/// Returns whether `condition` holds within this many seconds.
 fn within(seconds: u64, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     while !condition() {
@@ -118,14 +118,14 @@ fn within(seconds: u64, mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// siw overlooks some of the first FPDUs, and nobody notices.
+/// siw loses some of the first FPDUs; no connection may fail because of that.
 //= MPA-36 test
 //= MPA-35 test
 //= EST-02 test
 #[test]
 fn linux_takes_every_connection_of_every_kind() {
-    // A ready-to-receive frame and CRCs of its own wish change what siw does as an initiator; here
-    // it is to see that they change nothing for its peers.
+    // The ready-to-receive frame and CRC settings of siw affect it as an initiator; they must not affect
+    // its peers.
     for words in [
         &[][..],
         &[

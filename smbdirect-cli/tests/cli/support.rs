@@ -1,4 +1,4 @@
-//! Running the command, with an end to every wait.
+//! Runs the command, with a time limit for every wait.
 
 use std::{
     ffi::OsStr,
@@ -13,8 +13,8 @@ use std::{
 
 use serde_json::Value;
 
-/// No step of a test may take longer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of a step.
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_smbdirect");
 
@@ -30,7 +30,7 @@ pub(crate) fn command(arguments: &[impl AsRef<OsStr>]) -> Command {
     command
 }
 
-/// What a finished command left.
+/// The result of a finished command.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) status: ExitStatus,
@@ -46,7 +46,7 @@ impl Done {
         self
     }
 
-    /// It failed with `code`, and stderr is one line about it.
+    /// Asserts that it failed with `code` and one line on stderr.
     #[track_caller]
     pub(crate) fn failed(&self, code: i32, says: &str) -> &Self {
         assert_eq!(self.status.code(), Some(code), "{self:?}");
@@ -60,7 +60,7 @@ impl Done {
         assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
     }
 
-    /// stdout as one object a line.
+    /// Returns stdout as one object per line.
     #[track_caller]
     pub(crate) fn json(&self) -> Vec<Value> {
         let parse = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
@@ -96,7 +96,7 @@ impl Running {
         Self { child, stdout }
     }
 
-    /// The next line of stdout.
+    /// Returns the next line of stdout.
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
         let mut stdout = self.stdout.take().expect("nobody else reads");
@@ -106,7 +106,7 @@ impl Running {
             let result = stdout.read_line(&mut line).map(|_| line);
             let _ = sender.send((stdout, result));
         });
-        let (stdout, line) = receiver.recv_timeout(PATIENCE).expect("a line in time");
+        let (stdout, line) = receiver.recv_timeout(STEP_TIMEOUT).expect("a line in time");
         self.stdout = Some(stdout);
         line.unwrap()
     }
@@ -133,7 +133,7 @@ impl Running {
         self.stdout = None;
     }
 
-    /// Waits for the end of a command whose output nobody wants.
+    /// Waits for the end of a command, and discards its output.
     #[track_caller]
     pub(crate) fn status(mut self) -> ExitStatus {
         let started = Instant::now();
@@ -141,7 +141,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < PATIENCE, "it ends in time");
+            assert!(started.elapsed() < STEP_TIMEOUT, "it ends in time");
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -174,7 +174,9 @@ impl Running {
         });
         let mut texts = [String::new(), String::new()];
         for _ in 0..2 {
-            let (is_stdout, text) = receiver.recv_timeout(PATIENCE).expect("it ends in time");
+            let (is_stdout, text) = receiver
+                .recv_timeout(STEP_TIMEOUT)
+                .expect("it ends in time");
             texts[usize::from(!is_stdout)] = text;
         }
         let [stdout, stderr] = texts;
@@ -220,7 +222,7 @@ impl Listening {
     }
 }
 
-/// Bytes that do not repeat.
+/// Returns bytes without a short period.
 pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut bytes = Vec::with_capacity(length + 8);
@@ -248,12 +250,12 @@ pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Waits for something that another process does.
+/// Waits until another process has made `condition` true.
 #[track_caller]
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < PATIENCE, "{what} did not happen");
+        assert!(started.elapsed() < STEP_TIMEOUT, "{what} did not happen");
         thread::sleep(Duration::from_millis(5));
     }
 }

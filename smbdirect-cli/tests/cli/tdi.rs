@@ -1,7 +1,7 @@
 //! `tdi` and `listen --tdi`: sessions between two processes over iWARP.
 //!
-//! Commands of a script are submitted one after another before anything can leave, so what
-//! overtakes what is the same in every run.
+//! All commands of a script are submitted before anything is sent, so the order of sends is the same in
+//! every run.
 
 use std::{collections::HashMap, fs, io::Write, net::TcpListener, path::Path, process::Stdio};
 
@@ -13,7 +13,7 @@ fn listen_tdi(commands: &str, arguments: &[&str]) -> Listening {
     listen(&[&["--tdi", "--execute", commands], arguments].concat())
 }
 
-/// A session with `listening`, by script.
+/// Runs a scripted session with `listening`.
 fn session(listening: &Listening, commands: &str, arguments: &[&str]) -> Done {
     run(&[
         &["tdi", &listening.address, "--execute", commands],
@@ -31,7 +31,7 @@ fn indicated(done: &Done) -> Vec<&str> {
         .collect()
 }
 
-/// Ports that the system picked are not those of the text.
+/// Replaces ports that the system picked with those of the text.
 fn without_port(line: &str) -> String {
     let Some((before, after)) = line.split_once("127.0.0.1:") else {
         return line.into();
@@ -40,7 +40,7 @@ fn without_port(line: &str) -> String {
     format!("{before}127.0.0.1:PORT{after}")
 }
 
-/// Runs what stands behind `$`, types what stands behind `>`, and compares all else.
+/// Runs lines after `$`, types lines after `>`, and compares all other lines.
 #[test]
 fn the_session_of_the_documentation() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tdi-session.md");
@@ -80,7 +80,7 @@ fn the_session_of_the_documentation() {
             assert!(seen.starts_with("> "), "line {number}: {seen}");
             continue;
         }
-        // So are the others of one line.
+        // The other commands of the line are repeated as well.
         let mut seen = end.line();
         while seen.starts_with("> ") {
             seen = end.line();
@@ -103,7 +103,7 @@ fn ended_well(end: Running) {
 }
 
 #[test]
-fn expedited_sends_overtake_unless_told_otherwise() {
+fn expedited_sends_overtake_by_default() {
     let commands = "send one; send two; send --expedited three; send --expedited four; wait";
     for (arguments, order) in [
         (&[][..], ["three", "four", "one", "two"]),
@@ -143,7 +143,7 @@ fn a_non_blocking_send_is_as_the_transport_is() {
 }
 
 #[test]
-fn what_fails_unexpectedly_is_status_1() {
+fn failures_have_status_1() {
     let listening = listen_tdi("take", &[]);
     for (commands, code, says) in [
         ("send ''", 1, "#1 failed"),
@@ -151,7 +151,7 @@ fn what_fails_unexpectedly_is_status_1() {
         ("expect SUCCESS send ''", 1, "#1 failed"),
         ("expect IO_TIMEOUT send x; wait", 1, "#1 failed"),
         ("wait --disconnected --timeout 0.01", 1, "`wait` failed"),
-        // A TSDU that is not whole would be lost.
+        // An incomplete TSDU would be lost.
         ("send --partial x", 1, "#2 failed"),
         ("expect INVALID_PARAMETER send ''", 0, ""),
         (
@@ -238,7 +238,7 @@ fn an_endpoint_is_used_again() {
 }
 
 #[test]
-fn who_comes_after_the_last_is_turned_away() {
+fn connections_after_the_last_are_refused() {
     let listening = listen_tdi("take", &["--once"]);
     let mut first = start(&[
         "tdi",
@@ -303,7 +303,7 @@ fn peers_have_sessions_of_their_own() {
     }
     let done = listening.running.finish().succeeded();
     for peer in 1..=3 {
-        // At once or later: that is a matter of time.
+        // Immediately or later, depending on timing.
         let prefix = format!("peer {peer}: #2 ");
         let mut lines = done.stdout.lines().filter(|line| line.starts_with(&prefix));
         let received = |line: &str| line.ends_with("STATUS_SUCCESS, 6 B: \"thanks\"");
@@ -312,7 +312,7 @@ fn peers_have_sessions_of_their_own() {
 }
 
 #[test]
-fn json_has_what_it_promises() {
+fn json_has_the_documented_fields() {
     let listening = listen_tdi("request 2", &["--once", "--json"]);
     let commands = "info; send abcd; wait; connection; statistics; resume";
     let events = session(&listening, commands, &["--json"])
@@ -373,7 +373,7 @@ fn json_has_what_it_promises() {
 }
 
 #[test]
-fn nobody_listens() {
+fn connecting_without_a_listener_fails() {
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -455,7 +455,7 @@ fn commands_on_stdin_are_for_the_peer_that_came_last() {
     let mut listen = command(&["listen", "127.0.0.1:0", "--tdi", "--once"]);
     listen.stdin(Stdio::piped());
     let mut listening = listening(listen);
-    // Nobody is there: one is kept for those who come, the other has no meaning.
+    // Without a session, one command is kept for the next session and the other has no meaning.
     listening.running.type_line("hold");
     let mut client = command(&["tdi", &listening.address]);
     client.stdin(Stdio::piped());
@@ -473,7 +473,7 @@ fn commands_on_stdin_are_for_the_peer_that_came_last() {
     listening.running.finish().succeeded();
 }
 
-/// On a terminal there is a prompt, what is typed is not repeated, and mistakes cost nothing.
+/// On a terminal there is a prompt, input is not repeated, and mistakes do not end the session.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_person_is_asked() {

@@ -1,7 +1,7 @@
-//! tshark as the judge of our wire: what `smbdirect demo` sends is read by a dissector that others
-//! wrote. Real packets of the loopback interface where tcpdump may capture, and `--pcap` files.
+//! tshark decodes what `smbdirect demo` sends: packets of the loopback interface, where tcpdump may
+//! capture, and `--pcap` files.
 //!
-//! Skips with a spoken reason where a tool is missing, unless SMBDIRECT_REQUIRE_TOOLS is set.
+//! Without the tools each test prints the reason and skips, unless SMBDIRECT_REQUIRE_TOOLS is set.
 
 use std::{
     fs,
@@ -12,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Odd, and many segments and several RDMA operations long.
+/// An odd length of many segments and several RDMA operations.
 const FILE_SIZE: usize = 3_000_001;
 
-/// What is seen in a capture.
+/// What a capture contains.
 #[derive(Debug, Default)]
 struct Seen {
     /// RDMAP Sends, with and without invalidation.
@@ -128,7 +128,7 @@ fn assert_all_is_understood(seen: &Seen, max_send_size: usize) {
     );
 }
 
-/// Runs the demo and tells its port.
+/// Runs the demo and returns its port.
 fn demo(folder: &Path, arguments: &[&str]) -> u16 {
     let file = folder.join("file");
     fs::write(
@@ -210,7 +210,7 @@ impl Capture {
             }
             before = now;
         }
-        // Asked to end, it finishes the packet that it writes.
+        // On this signal it finishes the packet that it writes.
         let id = self.tcpdump.id().to_string();
         let asked = Command::new("kill").args(["-s", "TERM", &id]).status();
         assert!(asked.unwrap().success());

@@ -1,11 +1,11 @@
-//! The command line itself: help, versions, and what cannot be asked for.
+//! The command line itself: help, versions, and usage errors.
 
 use std::process::{Command, Stdio};
 
 use crate::support::{PROGRAM, run};
 
 #[test]
-fn what_cannot_be_asked_for_is_status_2() {
+fn usage_errors_have_status_2() {
     for (arguments, says) in [
         (&["frobnicate"][..], "unrecognized subcommand"),
         (
@@ -295,7 +295,7 @@ fn every_command_has_help_with_examples() {
     assert_eq!(by_name, run(&["demo", "--help"]).succeeded().stdout);
 }
 
-/// Colour is for terminals, and only for those who want it.
+/// Colour is used on terminals only, and not with NO_COLOR.
 #[cfg(target_os = "linux")]
 #[test]
 fn colour_where_it_is_wanted() {

@@ -1,4 +1,4 @@
-//! What Linux 7.2 (cifs, ksmbd, siw) said on the wire, read with our decoders and written again
+//! Captures of Linux 7.2 (cifs, ksmbd, siw), read with our decoders and written again
 //! with our encoders: every startup frame, FPDU and SMB Direct message, to the byte.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -10,13 +10,9 @@ use smbdirect::{
     },
     wire::{DataTransfer, NegotiateRequest, NegotiateResponse},
 };
+use smbdirect_test::captures::{self as reader, Found, Kind, is_last};
 
-use self::reader::{Found, Kind, is_last};
-
-#[path = "../captures/reader.rs"]
-mod reader;
-
-/// What was decoded in a capture, by kind.
+/// The number of decoded items in a capture, by kind.
 type Counts = BTreeMap<&'static str, usize>;
 
 /// Reads all iWARP connections of a capture and writes them again. `cut` allows directions to end
@@ -33,7 +29,7 @@ fn read(path: &Path, cut: bool) -> Counts {
     counts
 }
 
-/// Encodes what was decoded, compares the bytes, and names what it was.
+/// Encodes a decoded item, compares the bytes, and returns its name.
 fn write_again(found: Found<'_>) -> [Option<&'static str>; 2] {
     let mut again = Vec::new();
     let (names, bytes) = match found {
@@ -111,13 +107,13 @@ fn message_again(kind: Kind, message: &[u8], again: &mut Vec<u8>) -> &'static st
     }
 }
 
-/// Reads a capture that stands beside this file.
+/// Reads a committed capture.
 fn small(name: &str) -> Counts {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
     read(&folder.join(name), false)
 }
 
-/// Reads a capture that is too large to stand beside this file, where it can be found.
+/// Reads a capture that is too large to commit, if it is there.
 fn large(name: &str, cut: bool, expected: &[(&str, usize)]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/pcaps");
     let path = folder.join(name);

@@ -1,4 +1,4 @@
-//! The conformance suite of `provider/`, run for every provider of this crate.
+//! The conformance suite of `smbdirect_test::provider`, run for every provider of this crate.
 //!
 //! To add a provider, add a `conformance!` line: how to create it, and how its kind of RDMA differs.
 
@@ -9,8 +9,10 @@ use smbdirect::rdma::{
     loopback::Loopback,
     provider::Provider,
 };
-
-use crate::provider::fabric::{Fabric, Manners};
+use smbdirect_test::{
+    conformance,
+    provider::fabric::{Fabric, Manners},
+};
 
 conformance!(loopback, fabric(Loopback::new(), Manners::default()));
 conformance!(iwarp, {

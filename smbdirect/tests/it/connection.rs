@@ -23,6 +23,7 @@ use smbdirect::{
     },
     wire::Status,
 };
+use smbdirect_test::within;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
@@ -71,12 +72,6 @@ fn bytes(length: usize) -> Bytes {
     (0..length).map(|i| (i * 31 / 7) as u8).collect()
 }
 
-async fn within<T>(future: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(30), future)
-        .await
-        .expect("the future resolves in time")
-}
-
 /// Runs each behaviour on one thread over the loopback provider, and on two threads over TCP.
 macro_rules! over_every_provider {
     ($($behaviour:ident)*) => {
@@ -107,7 +102,7 @@ over_every_provider! {
     busy_poll_receives_messages_and_can_time_out
     connect_returns_what_failed
     the_acceptor_may_speak_first
-    credits_of_one_and_smallest_sizes_carry_traffic_both_ways
+    smallest_credits_and_sizes_allow_traffic_both_ways
     reads_writes_and_invalidation
     several_buffers_are_one_range
     closing_sends_what_was_submitted_and_both_ends_learn_why
@@ -294,7 +289,7 @@ async fn the_acceptor_may_speak_first(provider: Arc<dyn Provider>) {
     assert_eq!(within(client.recv()).await.unwrap().into_bytes(), "welcome");
 }
 
-async fn credits_of_one_and_smallest_sizes_carry_traffic_both_ways(provider: Arc<dyn Provider>) {
+async fn smallest_credits_and_sizes_allow_traffic_both_ways(provider: Arc<dyn Provider>) {
     let small = Settings {
         send_credit_target: 1,
         receive_credit_max: 1,

@@ -1,4 +1,4 @@
-//! The examples do what they say. They assert it themselves, so running them is the test.
+//! Runs the examples, which assert their own results.
 
 #[allow(dead_code, reason = "its `main` is for the command line")]
 #[path = "../../examples/tdi_echo.rs"]

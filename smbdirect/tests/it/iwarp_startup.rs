@@ -10,6 +10,7 @@ use smbdirect::rdma::{
     provider::{Answer, ConnectRequest, Connected, Provider},
     work::{Completion, Inline, ProviderError, ProviderErrorKind, WorkId, WorkRequest},
 };
+use smbdirect_test::within;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -96,11 +97,6 @@ fn empty_read(crc: bool) -> Vec<u8> {
 /// Encodes the response to [`empty_read`].
 fn empty_response(crc: bool) -> Vec<u8> {
     fpdu(crc, &[b"\xc1\x42\0\0\0\0\0\0\0\0\0\0\0\0"])
-}
-
-async fn within<T>(future: impl Future<Output = T>) -> T {
-    let outcome = timeout(Duration::from_secs(20), future).await;
-    outcome.expect("a step timed out")
 }
 
 fn receive(id: u64) -> WorkRequest {
@@ -200,7 +196,7 @@ struct Active {
     request: Vec<u8>,
     reply: Vec<u8>,
     /// What holds then: whether CRCs are on, the ready-to-receive frame, the Reads that may be
-    /// outstanding, and what the upper layer is told.
+    /// outstanding, and what the upper layer learns.
     agreed: bool,
     ready: Option<Rtr>,
     reads: u32,
@@ -524,7 +520,7 @@ struct Passive {
     what: &'static str,
     crc: MpaCrc,
     request: Vec<u8>,
-    /// What the upper layer is told, and what it says.
+    /// What the upper layer learns, and its answer.
     told: &'static [u8],
     says: &'static [u8],
     reply: Vec<u8>,

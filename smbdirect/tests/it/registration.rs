@@ -4,7 +4,6 @@ use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -17,6 +16,7 @@ use smbdirect::{
         work::{Completion, Limits, ProviderError, Room, Token, WorkRequest},
     },
 };
+use smbdirect_test::within;
 
 /// The registrations that were made.
 type Registered = Arc<Mutex<Vec<Registration>>>;
@@ -117,12 +117,6 @@ impl QueuePair for RefusingPair {
     fn disconnect(&mut self, how: Teardown) {
         self.inner.disconnect(how);
     }
-}
-
-async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future)
-        .await
-        .expect("the future resolves in time")
 }
 
 /// Returns both ends of such a connection, the registrations of the first, and the listener.

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use smbdirect::{
     Config, Connection, ConnectionError, Listener, engine::Initiator, rdma::loopback::Loopback,
 };
+use smbdirect_test::within;
 use tokio::time::timeout;
 
 /// Returns the program's end of a stream, and the connection of the peer.
@@ -41,12 +42,6 @@ fn frame(message: &[u8]) -> Vec<u8> {
 
 fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 31 / 7) as u8).collect()
-}
-
-async fn within<T>(future: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(30), future)
-        .await
-        .expect("the future resolves in time")
 }
 
 /// Runs `program` on a thread of its own, as the calls of a program block.

@@ -1,4 +1,4 @@
-//! Each rule that a capture can be held against, broken once.
+//! Each rule that is checked in captures, violated once.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use super::talk::{
     FIN, I, R, REQUEST, RESPONSE, Talk, Transfer, broken, events, request, response,
 };
 
-/// A rule, and a connection on which it is broken, and no other but those said.
+/// A rule, and a connection that violates it and no other rule but those named.
 type Case = (&'static str, fn() -> Talk);
 
-/// A request or response with some fields set otherwise.
+/// A request or response with some fields changed.
 fn with_request(change: fn(&mut ([u16; 4], [u32; 3]))) -> Talk {
     let mut fields = REQUEST;
     change(&mut fields);
@@ -33,7 +33,7 @@ fn with_response(change: fn(&mut ([u16; 6], [u32; 5]))) -> Talk {
     talk
 }
 
-/// A Data Transfer of the initiator's with some fields set otherwise.
+/// A Data Transfer of the initiator with some fields changed.
 fn with_transfer(change: fn(&mut Transfer)) -> Talk {
     let mut talk = Talk::established();
     let mut transfer = Transfer::default();
@@ -50,7 +50,7 @@ fn with_segments(first: Transfer, second: Transfer) -> Talk {
     talk
 }
 
-/// A startup with some of its frames set otherwise.
+/// A startup with some of its frames changed.
 fn with_startup(change: fn(&mut Talk)) -> Talk {
     let mut talk = Talk::new();
     change(&mut talk);
@@ -58,7 +58,7 @@ fn with_startup(change: fn(&mut Talk)) -> Talk {
     talk
 }
 
-/// The next FPDU of the initiator, its bytes changed behind the header of 20.
+/// The next FPDU of the initiator, with bytes changed after the header of 20.
 fn with_fpdu(change: fn(&mut Vec<u8>)) -> Talk {
     let mut talk = Talk::established();
     let header = talk.header(I, Opcode::Send);
@@ -71,7 +71,7 @@ fn with_fpdu(change: fn(&mut Vec<u8>)) -> Talk {
     talk
 }
 
-/// Startup frames whose block asks for a ready-to-receive frame, and chooses the Write.
+/// Startup frames whose block requests a ready-to-receive frame, and selects the Write.
 fn peer_to_peer(talk: &mut Talk) {
     let block = Enhanced {
         peer_to_peer: true,
@@ -91,7 +91,7 @@ const SMB_DIRECT: &[Case] = &[
     }),
     ("SMBD-2.2.2-01", || {
         let mut talk = Talk::started();
-        // What it offers is wrong too, and told.
+        // Its offer is invalid too, and reported.
         talk.send(I, &request([0x200, 0x300, 0, 10], REQUEST.1));
         talk.send(R, &response(RESPONSE.0, RESPONSE.1));
         talk
@@ -437,7 +437,7 @@ const RDMA: &[Case] = &[
     }),
 ];
 
-/// What else a connection breaks, inevitably.
+/// The rules that a connection necessarily violates as well.
 fn besides(rule: &str) -> &'static [&'static str] {
     match rule {
         "SMBD-2.2.2-01" => &["SMBD-3.1.5.2-01"],
@@ -456,7 +456,7 @@ fn each_rule_is_found_with_its_id_and_no_other() {
         expected.extend(besides(rule));
         assert_eq!(broken(&done), expected, "case {index}: {}", done.stdout);
         tested.insert(rule);
-        // The text has it too, with the words of the requirement.
+        // The text names it too, with the text of the requirement.
         let done = talk().decoded(&[]);
         assert!(
             done.stdout.contains(&format!("broken: {rule} by the ")),
@@ -468,7 +468,7 @@ fn each_rule_is_found_with_its_id_and_no_other() {
     assert_eq!(tested, known, "tested, and known");
 }
 
-/// The rules are those of the tables of requirements, in their words.
+/// The rules have the text of the tables of requirements.
 #[test]
 fn the_rules_are_those_of_the_requirements() {
     let source = include_str!("../../../src/decode/analysis/rules.rs");
@@ -498,7 +498,7 @@ fn the_rules_are_those_of_the_requirements() {
     assert!(compared > 50, "{compared}");
 }
 
-/// What stands in quotation marks.
+/// Returns the quoted strings.
 fn quoted(source: &str) -> impl Iterator<Item = &str> {
     source.split('"').skip(1).step_by(2)
 }
@@ -508,7 +508,7 @@ fn is_rule(text: &str) -> bool {
     layers.iter().any(|layer| text.starts_with(layer)) && !text.contains(' ')
 }
 
-/// What is legal however strange it looks.
+/// Unusual traffic that violates no rule.
 #[test]
 fn nothing_else_is_found() {
     let cases: &[Case] = &[

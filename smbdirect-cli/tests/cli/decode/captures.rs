@@ -1,4 +1,4 @@
-//! Captures of Linux, against tshark where it is there, and of our own commands.
+//! Captures of Linux, compared with tshark if it is installed, and of our own commands.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::talk::{broken, decode, events, write_pcap};
 use crate::support::{listen, names_in, run, write_noise};
 
-/// Small captures stand beside the tests of the library, larger ones outside of the repository.
+/// Small captures are next to the tests of the library, larger ones outside of the repository.
 pub(super) fn capture(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = [
@@ -30,7 +30,7 @@ pub(super) fn capture(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// The captures of Linux, with the rules that are broken in them.
+/// The captures of Linux, with the rules that they violate.
 const LINUX: &[(&str, &[&str])] = &[
     ("host-to-guest-ksmbd.pcap", &[]),
     // ksmbd spends its last credit on an answer that grants nothing: our ping, which gives it one.
@@ -49,7 +49,7 @@ const LINUX: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn what_linux_breaks_is_told_and_nothing_else() {
+fn violations_of_linux_are_reported_and_no_others() {
     for (name, rules) in LINUX {
         let Some(path) = capture(name) else { continue };
         let done = decode(&path, &["--json"]);
@@ -62,9 +62,9 @@ fn what_linux_breaks_is_told_and_nothing_else() {
     }
 }
 
-/// What is not there is held against nobody, nor is the order of packets.
+/// Neither missing packets nor the order of packets is reported as a violation.
 #[test]
-fn a_capture_with_holes_accuses_nobody() {
+fn capture_with_gaps_reports_no_violation() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holes.pcap");
     for name in [
@@ -89,7 +89,7 @@ fn a_capture_with_holes_accuses_nobody() {
             let done = decode(&path, &["--json"]).succeeded();
             assert_eq!(broken(&done), [""; 0], "{name}, seed {seed}");
         }
-        // Of one direction alone, too.
+        // Also with one direction alone.
         let port = |packet: &[u8]| [packet[34], packet[35]] == 5445_u16.to_be_bytes();
         for responder in [false, true] {
             let of_one = |packet: &&Vec<u8>| port(packet) == responder;
@@ -102,7 +102,7 @@ fn a_capture_with_holes_accuses_nobody() {
     }
 }
 
-/// The fields of SMB Direct as tshark has them, by frame.
+/// Returns the fields of SMB Direct as tshark prints them, by frame.
 fn by_tshark(path: &Path) -> Option<BTreeMap<u64, Vec<Vec<u64>>>> {
     let mut command = Command::new("tshark");
     command
@@ -178,7 +178,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The same of ours.
+/// Returns the same fields of our output.
 fn by_decode(lines: &[Value]) -> BTreeMap<u64, Vec<Vec<u64>>> {
     let mut frames: BTreeMap<u64, Vec<Vec<u64>>> = BTreeMap::new();
     for line in lines {
@@ -212,7 +212,7 @@ fn every_message_is_as_tshark_reads_it() {
     }
 }
 
-/// Nothing is wrong with what our own commands say.
+/// The traffic of our own commands violates no rule.
 #[track_caller]
 fn is_clean(path: &Path, needs: &[&str]) {
     let done = decode(path, &["--json"]).succeeded();
@@ -225,7 +225,7 @@ fn is_clean(path: &Path, needs: &[&str]) {
         );
     }
     assert_eq!(summary["missing_bytes"], 0);
-    // The same connection is legal from the middle on, too, and says so.
+    // The same connection is legal from its middle as well, and is reported as such.
     let frames = packets(path);
     let folder = tempfile::tempdir().unwrap();
     let later = folder.path().join("later.pcap");
@@ -258,7 +258,7 @@ fn packets(path: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn our_demo_breaks_nothing() {
+fn demo_violates_no_rule() {
     let folder = tempfile::tempdir().unwrap();
     let file = write_noise(folder.path(), "file", 1_000_003);
     let pcap = folder.path().join("demo.pcap");
@@ -286,7 +286,7 @@ fn our_demo_breaks_nothing() {
 }
 
 #[test]
-fn our_ping_breaks_nothing() {
+fn ping_violates_no_rule() {
     let folder = tempfile::tempdir().unwrap();
     let pcap = folder.path().join("ping.pcap");
     let listening = listen(&["--echo"]);
@@ -307,7 +307,7 @@ fn our_ping_breaks_nothing() {
 }
 
 #[test]
-fn our_send_breaks_nothing() {
+fn send_violates_no_rule() {
     let folder = tempfile::tempdir().unwrap();
     let inbox = folder.path().join("inbox");
     std::fs::create_dir(&inbox).unwrap();

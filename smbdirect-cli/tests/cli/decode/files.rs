@@ -1,4 +1,4 @@
-//! Files and packets in all their forms: links, formats, orders, what is missing, what is wrong.
+//! Files and packets: link types, formats, packet orders, missing packets and faults.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::talk::{FIN, I, R, RST, Talk, Transfer, broken, decode, events, names, write_pcap};
 use crate::support::{Done, Running, command, listen, run};
 
-/// Startup, negotiation, messages both ways, and a good end.
+/// Startup, negotiation, messages in both directions, and a regular end.
 fn conversation() -> Talk {
     let mut talk = Talk::established();
     for number in 0..12 {
@@ -39,7 +39,7 @@ fn folder() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What was said, without where it stands in the file.
+/// The decoded messages, without their positions in the file.
 fn said(done: &Done) -> Vec<Value> {
     let mut lines = events(done, "message");
     for line in &mut lines {
@@ -81,7 +81,7 @@ fn every_link_is_read() {
         let done = decode(&path, &["--json"]).succeeded();
         assert_eq!(said(&done), expected, "{name}");
     }
-    // As a sending host hands packets to a network card that cuts them: no length of their own.
+    // As a host passes packets to segmentation offload: without a length.
     let mut uncut = frames.clone();
     for frame in &mut uncut {
         frame[16..18].fill(0);
@@ -179,7 +179,7 @@ fn pcapng(frames: &[Vec<u8>], is_big: bool, resolution: u8) -> Vec<u8> {
     let clock = [&short(9)[..], &short(1), &[resolution, 0, 0, 0], &[0; 4]].concat();
     let interface = [&short(1)[..], &short(0), &word(0), &clock].concat();
     file.extend(block(1, &interface, is_big));
-    // A block that nobody knows.
+    // A block of an unknown type.
     file.extend(block(0x0bad, &[1, 2, 3, 4], is_big));
     let (last, others) = frames.split_last().unwrap();
     for (index, frame) in others.iter().enumerate() {
@@ -233,7 +233,7 @@ fn the_order_of_packets_does_not_matter() {
         assert_eq!(said(&done), expected, "{name}");
         assert_eq!(events(&done, "gap").len(), 0, "{name}");
     };
-    // The handshake and what is behind it: the first data packet is number 3.
+    // After the handshake, the first data packet is number 3.
     check("every packet twice", &|talk| {
         talk.packets = talk
             .packets
@@ -302,7 +302,7 @@ fn sequence_numbers_wrap_around() {
 }
 
 #[test]
-fn what_is_missing_is_said_and_costs_no_more_than_itself() {
+fn missing_packets_are_reported_and_lose_only_themselves() {
     let whole = conversation();
     // The frames of the startup and the negotiation are 3 to 6; then come the messages.
     for lost in 7..20 {
@@ -313,7 +313,7 @@ fn what_is_missing_is_said_and_costs_no_more_than_itself() {
         assert_eq!(gaps.len(), 1, "{lost}: {}", done.stdout);
         assert_eq!(gaps[0]["bytes"], bytes as u64, "{lost}");
         assert_eq!(names(&done).len(), MESSAGES - 1, "{lost}");
-        // Nobody knows the credits from there on.
+        // From here on the credits are unknown.
         let last = events(&done, "message").pop().unwrap();
         assert_eq!(last["initiator_credits"], Value::Null);
         let text = talk.decoded(&[]).succeeded().stdout;
@@ -339,7 +339,7 @@ fn boundaries_are_found_again_within_a_stream() {
         for _ in 0..9 {
             talk.transfer(I, &Transfer::of(1000, 0));
         }
-        // The FPDUs in packets that have nothing to do with them.
+        // FPDUs that do not begin with packets.
         let start = talk.packets[first].clone();
         let bytes: Vec<u8> = talk
             .packets
@@ -359,7 +359,7 @@ fn boundaries_are_found_again_within_a_stream() {
         assert_eq!(events(&done, "gap").len(), 1);
         assert_eq!(events(&done, "in_step").len(), 1, "{}", done.stdout);
         let found = names(&done);
-        // The second is there as far as its header goes, and the third is not.
+        // The header of the second is captured, and nothing of the third.
         assert_eq!(found.len(), 4 + 8, "{found:?}");
         // From the middle on, without anything before.
         talk.packets.drain(..first + 3);
@@ -431,7 +431,7 @@ fn other_ports_are_known_by_their_beginning_or_by_name() {
 }
 
 #[test]
-fn a_stream_and_what_is_broken_can_be_picked_out() {
+fn filters_select_a_stream_and_its_violations() {
     let talk = conversation();
     let mut other = Talk::established();
     other.ports = [40_001, 5445];
@@ -461,7 +461,7 @@ fn a_stream_and_what_is_broken_can_be_picked_out() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_in_one_line() {
+fn unreadable_files_are_errors_of_one_line() {
     let (folder, path) = folder();
     let talk = conversation();
     write_pcap(&path, DataLink::ETHERNET, &talk.frames());
@@ -565,7 +565,7 @@ fn its_help_explains_it() {
 }
 
 #[test]
-fn packets_from_stdin_are_shown_as_they_come() {
+fn packets_from_stdin_are_shown_immediately() {
     let (_folder, path) = folder();
     write_pcap(&path, DataLink::ETHERNET, &conversation().frames());
     let expected = decode(&path, &[]).succeeded().stdout;

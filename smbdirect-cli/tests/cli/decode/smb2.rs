@@ -1,4 +1,4 @@
-//! SMB2 in the payloads: which command it is, and how the data of a READ or WRITE travels.
+//! SMB2 in the payloads: the command, and the way of the data of a READ or WRITE.
 
 use smbdirect_smb::smb2::Command;
 
@@ -76,7 +76,7 @@ fn requests_by_rdma_show_their_channel() {
             ("SMB2 WRITE request", "SMB2 WRITE request", None, None),
         ),
         (
-            // The channel of what is no READ or WRITE is none.
+            // Only READ and WRITE have a channel.
             (I, with(read(7, 0, 7, V1, &memory), 12, &[0x10, 0])),
             (
                 "SMB2 QUERY_INFO request",
@@ -90,7 +90,7 @@ fn requests_by_rdma_show_their_channel() {
             ("SMB2 READ response", "SMB2 READ response", None, None),
         ),
         (
-            // An answer whose bytes could be taken for a channel.
+            // An answer with bytes that look like a channel.
             (R, flagged(read(8, 0, 7, V1, &memory), RESPONSE)),
             ("SMB2 READ response", "SMB2 READ response", None, None),
         ),
@@ -130,7 +130,7 @@ fn requests_by_rdma_show_their_channel() {
 }
 
 #[test]
-fn request_that_is_not_there_whole_shows_what_there_is() {
+fn truncated_request_shows_its_readable_part() {
     let message = read(1, 0, 65_536, V1, &[descriptor(0, 7, 65_536)]);
     for (length, words) in [
         (3, ""),

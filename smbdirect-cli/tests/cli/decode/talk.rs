@@ -1,4 +1,4 @@
-//! An iWARP connection made up packet by packet, and the capture of it.
+//! Builds an iWARP connection packet by packet, and a capture of it.
 
 use std::{fs::File, path::Path, time::Duration};
 
@@ -16,7 +16,7 @@ use smbdirect::rdma::iwarp::{
 
 use crate::support::{Done, run};
 
-/// The directions: what the initiator says, and the responder.
+/// The directions: from the initiator, and from the responder.
 pub(crate) const I: usize = 0;
 pub(crate) const R: usize = 1;
 
@@ -41,7 +41,7 @@ pub(crate) struct Talk {
     pub(crate) packets: Vec<Packet>,
     sequence: [u32; 2],
     pub(crate) ports: [u16; 2],
-    /// Of the next Send of each direction.
+    /// The sequence number of the next Send in each direction.
     pub(crate) number: [u32; 2],
     pub(crate) crc: bool,
     pub(crate) request: StartupFrame,
@@ -58,7 +58,7 @@ pub(crate) struct Transfer {
     pub(crate) remaining: u32,
     pub(crate) offset: u32,
     pub(crate) length: u32,
-    /// What is behind the 20 bytes of the header.
+    /// The bytes after the 20 bytes of the header.
     pub(crate) rest: Vec<u8>,
 }
 
@@ -127,7 +127,7 @@ pub(crate) const RESPONSE: ([u16; 6], [u32; 5]) = (
 );
 
 impl Talk {
-    /// A connection of TCP, and nothing said on it.
+    /// Returns a TCP connection without data.
     pub(crate) fn new() -> Self {
         let enhanced = Some(Enhanced {
             ird: 2,
@@ -153,21 +153,21 @@ impl Talk {
         talk
     }
 
-    /// Behind the startup frames.
+    /// Returns a connection after the startup frames.
     pub(crate) fn started() -> Self {
         let mut talk = Self::new();
         talk.start();
         talk
     }
 
-    /// Behind the negotiation.
+    /// Returns a connection after the negotiation.
     pub(crate) fn established() -> Self {
         let mut talk = Self::started();
         talk.negotiate();
         talk
     }
 
-    /// The first sequence numbers, before anything is said.
+    /// Sets the first sequence numbers, before any data.
     pub(crate) fn at(mut self, sequence: [u32; 2]) -> Self {
         self.packets.clear();
         self.sequence = sequence;
@@ -265,7 +265,7 @@ impl Talk {
         self.fpdu(way, &header.encode(), payload);
     }
 
-    /// Asks for `length` bytes into STag 5, offset 0x100.
+    /// Requests `length` bytes into STag 5, offset 0x100.
     pub(crate) fn read(&mut self, way: usize, number: u32, length: u32) {
         let request = ReadRequest {
             sink_stag: 5,
@@ -328,7 +328,7 @@ impl Talk {
         bytes
     }
 
-    /// Decodes the capture of it.
+    /// Decodes its capture.
     pub(crate) fn decoded(&self, arguments: &[&str]) -> Done {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made.pcap");
@@ -367,7 +367,7 @@ pub(crate) fn names(done: &Done) -> Vec<String> {
     events(done, "message").iter().map(name).collect()
 }
 
-/// The rules that were broken, each once.
+/// Returns the violated rules, each once.
 pub(crate) fn broken(done: &Done) -> Vec<String> {
     let summary = events(done, "summary").pop().expect("a summary");
     let rules = summary["broken"].as_array().unwrap();

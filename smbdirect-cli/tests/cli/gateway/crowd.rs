@@ -1,4 +1,4 @@
-//! Many clients with many requests at once and little memory: all of them get through.
+//! Many clients with many outstanding requests and little memory: all requests complete.
 
 use bytes::BytesMut;
 use fastrand::Rng;
@@ -99,7 +99,7 @@ async fn asks_by_tcp(client: End, number: u64) {
     drop(soon(sending).await.unwrap());
 }
 
-/// Answers each request when it has come, by RDMA where the gateway has asked for it.
+/// Answers each request on arrival, by RDMA where the gateway has requested it.
 async fn answers(mut server: End, number: u64) {
     for _ in 0..REQUESTS {
         let request = server.receive().await.unwrap();
@@ -138,7 +138,7 @@ async fn answers(mut server: End, number: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_with_many_requests_and_little_memory_all_get_through() {
-    // Memory for so many connections, and hardly more.
+    // Memory for this number of connections, and little more.
     for (from, to, memory) in [
         (SmbDirect, Tcp, "140M"),
         (Tcp, SmbDirect, "140M"),

@@ -1,4 +1,4 @@
-//! Clients with RDMA and their memory, and settings under which large messages go through.
+//! Clients with RDMA and their memory, and settings for large messages.
 
 use bytes::BytesMut;
 use smbdirect::{
@@ -8,8 +8,8 @@ use smbdirect::{
 use super::{End, soon};
 use crate::{messages::*, support::noise};
 
-/// Settings of an end that takes messages with 8 MiB of data, and never gives up on a peer that
-/// gives no credits.
+/// Settings of an end that receives messages with 8 MiB of data, and waits for credits without a
+/// time limit.
 pub(super) fn patient() -> Config {
     let settings = Settings {
         max_fragmented_receive_size: (8 << 20) + (64 << 10),
@@ -19,7 +19,7 @@ pub(super) fn patient() -> Config {
     Config::new(settings).unwrap()
 }
 
-/// What memory holds that nobody has written to.
+/// The content of memory that was not written to.
 pub(super) const UNTOUCHED: u8 = 0xee;
 
 /// Memory of a client with RDMA, registered in one or more parts.
@@ -67,7 +67,7 @@ impl Memory {
         (channel == V1_INVALIDATE).then(|| self.regions[0].token())
     }
 
-    /// Ends the registrations, and returns what the parts hold.
+    /// Deregisters the memory, and returns the contents of its parts.
     pub(super) async fn contents(self) -> Vec<u8> {
         let mut contents = Vec::new();
         for region in self.regions {
@@ -84,7 +84,7 @@ pub(super) fn filled(data: &[u8], length: usize) -> Vec<u8> {
     contents
 }
 
-/// Hands a message over, and does not wait until it has left.
+/// Submits a message, and does not wait until it is sent.
 pub(super) fn submit(connection: &Connection, message: impl Into<Message>) {
     drop(connection.send(message).unwrap());
 }
@@ -96,7 +96,7 @@ pub(super) async fn received(connection: &Connection) -> (Vec<u8>, Option<Token>
     (message.into_bytes().to_vec(), token)
 }
 
-/// Has the client and the server agree on a dialect.
+/// Negotiates a dialect between the client and the server.
 pub(super) async fn negotiate(client: &mut End, server: &mut End, dialect: u16) {
     let request = other(header(NEGOTIATE, 0), &noise(40, 1));
     client.send(&request).await;
@@ -105,7 +105,7 @@ pub(super) async fn negotiate(client: &mut End, server: &mut End, dialect: u16) 
     assert_eq!(client.receive().await, Some(negotiated(dialect)));
 }
 
-/// The channel of a READ or WRITE as a server gets it, and the descriptors that end the request.
+/// Returns the channel of a READ or WRITE as a server receives it, and the descriptors at its end.
 pub(super) fn described(request: &[u8]) -> (u32, Vec<BufferDescriptorV1>) {
     let channel = match u16_at(request, 12) {
         READ => u32_at(request, 100),
@@ -118,7 +118,7 @@ pub(super) fn described(request: &[u8]) -> (u32, Vec<BufferDescriptorV1>) {
     (channel, descriptors)
 }
 
-/// A READ that the gateway has put a channel on, for dialect 3.0.2 and later.
+/// Returns a READ to which the gateway has added a channel, for dialect 3.0.2 and later.
 pub(super) fn read_by_rdma(
     message_id: u64,
     offset: u64,

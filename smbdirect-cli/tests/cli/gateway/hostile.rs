@@ -1,4 +1,4 @@
-//! Servers that answer what cannot be right, and clients that go away while their data is moved.
+//! Servers with invalid answers, and clients that disconnect during a transfer.
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{BufferDescriptorV1, Connection, Token};
@@ -18,7 +18,7 @@ use crate::{
 
 const MIB: usize = 1 << 20;
 
-/// A gateway, its server, and a client that is no part of what goes wrong.
+/// A gateway, its server, and a client whose connection must not be affected.
 struct Scene {
     gateway: Listening,
     from: Kind,
@@ -52,7 +52,7 @@ impl Scene {
         (client, server)
     }
 
-    /// How a connection ended, after which the bystander's goes on.
+    /// Returns how a connection ended, after the bystander's connection has moved a message.
     async fn ended(&mut self) -> String {
         let closed = event(&mut self.gateway, "closed");
         assert_eq!(closed["open"], 1, "{closed}");
@@ -147,9 +147,9 @@ async fn an_answer_over_tcp_that_cannot_be_right_ends_its_connection() {
     }
 }
 
-/// They may mean something to the client, and the answer is still to come.
+/// The client may understand them, and the answer is still outstanding.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_to_nothing_changes_nothing() {
+async fn unexpected_answer_is_ignored() {
     let mut scene = Scene::new(SmbDirect, Tcp, &[]).await;
     let (client, mut server) = scene.client().await;
     let connection = client.connection();
@@ -173,7 +173,7 @@ async fn an_answer_to_nothing_changes_nothing() {
     let token = memory.invalidated_by(V1_INVALIDATE);
     let expected = (read_answer(5, &[], 4096), token);
     assert_eq!(received(connection).await, expected);
-    // The second answer to it is an answer to nothing.
+    // The second answer matches no request.
     server.send(&answer).await;
     assert!(received(connection).await == (answer, None));
     assert!(memory.contents().await == data);
@@ -216,7 +216,7 @@ async fn an_answer_by_rdma_that_cannot_be_right_ends_its_connection() {
             |server, _| submit(server, encrypted(100)),
             "server: an encrypted answer to a client that does not encrypt",
         ),
-        // Beyond the memory, where it must not be read, and memory of nobody.
+        // Beyond the memory, memory without the right to read, and unregistered memory.
         (
             |server, memory| {
                 let length = memory[0].length + 1;
@@ -260,7 +260,7 @@ async fn an_answer_by_rdma_that_cannot_be_right_ends_its_connection() {
             assert_eq!(server.receive().await, None, "{index}: {says}");
             let ended = scene.ended().await;
             match *says {
-                // Why RDMA failed is told in its own words.
+                // The reason contains the error of the RDMA operation.
                 "server: " => assert!(ended.starts_with(says), "{index}: {ended}"),
                 says => assert_eq!(ended, says),
             }
@@ -268,7 +268,7 @@ async fn an_answer_by_rdma_that_cannot_be_right_ends_its_connection() {
     }
 }
 
-/// The memory of a request is the server's until it has answered, and no longer.
+/// The server may use the memory of a request until it has answered, and not after that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_writes_after_its_answer_ends_its_connection() {
     let mut scene = Scene::new(Tcp, SmbDirect, &[]).await;
@@ -286,7 +286,7 @@ async fn a_server_that_writes_after_its_answer_ends_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_while_its_memory_is_filled_harms_nobody_else() {
+async fn client_that_disconnects_during_rdma_write_affects_no_other() {
     for goes in [false, true] {
         let mut scene = Scene::new(SmbDirect, Tcp, &[]).await;
         let (client, mut server) = scene.client().await;
@@ -302,10 +302,10 @@ async fn a_client_that_goes_while_its_memory_is_filled_harms_nobody_else() {
         match goes {
             // Its connection is over.
             true => connection.abort(),
-            // Its memory is no longer there for the rest.
+            // Its memory is deregistered before the rest.
             false => drop(memory),
         }
-        // The server may be told before it has sent all of it.
+        // The server may see the disconnect before it has sent everything.
         let _ = stream.write_all(&answer[3 * MIB..]).await;
         assert_eq!(server.receive().await, None);
         let ended = scene.ended().await;
@@ -313,11 +313,11 @@ async fn a_client_that_goes_while_its_memory_is_filled_harms_nobody_else() {
     }
 }
 
-/// The lengths of the WRITEs of a client that goes, too long together for what is on the way.
+/// Lengths of the WRITEs of a client that disconnects; together they exceed all buffers on the way.
 const LONG: u32 = 16_000_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_while_its_memory_is_read_leaves_no_write_of_other_bytes() {
+async fn client_that_disconnects_during_rdma_read_causes_no_wrong_write() {
     for goes in [false, true] {
         let mut scene = Scene::new(SmbDirect, Tcp, &["--memory", "72M"]).await;
         let (client, mut server) = scene.client().await;
@@ -358,13 +358,13 @@ async fn a_client_that_goes_while_its_memory_is_read_leaves_no_write_of_other_by
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_of_memory_that_is_not_there_goes_nowhere() {
+async fn write_from_missing_memory_is_not_forwarded() {
     for to in [Tcp, SmbDirect] {
         let mut scene = Scene::new(SmbDirect, to, &[]).await;
         for length in [1, 100_000, 8 << 20] {
             let (mut client, mut server) = scene.client().await;
             let connection = client.connection();
-            // The first part is there, and the second is not.
+            // The first part is registered, the second is not.
             let memory = Memory::holding(connection, &noise(length as usize / 2, 1), 1);
             let mut descriptors = memory.descriptors();
             descriptors.push(descriptor(0x5000, 0x1234_5678, length));

@@ -1,4 +1,4 @@
-//! Clients that leave in the middle of something: the session ends, and what it held is free again.
+//! Clients that disconnect during a request: the session ends, and its resources are released.
 
 use tokio::io::AsyncWriteExt;
 
@@ -13,7 +13,7 @@ use crate::{messages::*, support::noise};
 
 const MIB: usize = 1 << 20;
 
-/// Has a client ask for more at once than the gateway has memory for, and leave.
+/// A client requests more than the gateway has memory for, and disconnects.
 async fn leaves_with_requests_waiting(from: Kind, memory: &str, requests: u64) {
     let mut listener = Server::bind(SmbDirect, patient()).await;
     let address = listener.address().to_string();
@@ -25,7 +25,7 @@ async fn leaves_with_requests_waiting(from: Kind, memory: &str, requests: u64) {
         for id in 0..requests {
             client.send(&read(id, 0, 8 << 20, 0, &[])).await;
         }
-        // One is with the server, which does not answer, and the others wait.
+        // The server has one request and does not answer; the others wait.
         let (channel, _) = described(&server.receive().await.unwrap());
         assert_eq!(channel, V1_INVALIDATE);
         match (client, round % 2) {
@@ -34,7 +34,7 @@ async fn leaves_with_requests_waiting(from: Kind, memory: &str, requests: u64) {
         }
         let closed = event(&mut gateway, "closed");
         assert_eq!(closed["open"], 0, "{closed}");
-        // At most, a request behind it has got through.
+        // At most one later request has been forwarded.
         while server.receive().await.is_some() {}
     }
     let mut client = End::connect_with(from, &gateway.address, patient()).await;
@@ -58,7 +58,7 @@ async fn a_client_without_rdma_leaves_while_its_requests_wait_for_memory() {
     leaves_with_requests_waiting(Tcp, "35M", 5).await;
 }
 
-/// The gateway remembers a limited number of requests. Behind it, nothing more is taken.
+/// The gateway tracks a limited number of requests. Beyond the limit it receives nothing more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_leaves_with_as_many_requests_as_the_gateway_remembers() {
     let mut listener = Server::bind(Tcp, patient()).await;
@@ -87,7 +87,7 @@ async fn a_client_leaves_with_as_many_requests_as_the_gateway_remembers() {
     }
 }
 
-/// It has hung up as far as TCP tells, and waits for what the gateway has no memory for yet.
+/// The client has closed its sending side, and waits for data that the gateway has no memory for yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_sends_no_more_gets_the_answers_that_wait_for_memory() {
     const READS: u64 = 5;
@@ -114,7 +114,7 @@ async fn a_client_that_sends_no_more_gets_the_answers_that_wait_for_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_is_told_to_end_does_not_wait_for_answers() {
+async fn terminated_gateway_does_not_wait_for_answers() {
     for (from, to) in [(SmbDirect, Tcp), (SmbDirect, SmbDirect), (Tcp, SmbDirect)] {
         let mut listener = Server::bind(to, patient()).await;
         let address = listener.address().to_string();
@@ -122,7 +122,7 @@ async fn a_gateway_that_is_told_to_end_does_not_wait_for_answers() {
         let mut client = End::connect_with(from, &gateway.address, patient()).await;
         let mut server = listener.accept().await;
         negotiate(&mut client, &mut server, 0x0311).await;
-        // Some are with the server, and some wait for memory.
+        // The server has some of them, and some wait for memory.
         let memory = match &client {
             End::SmbDirect(connection) => {
                 let memory = Memory::holding(connection, &noise(8 * MIB, 1), 2);

@@ -1,4 +1,4 @@
-//! What is in hand is bounded by `--memory`. Where it is spent, clients wait, and nothing fails.
+//! `--memory` limits the data under way. When the limit is reached, clients wait and no request fails.
 
 use std::{
     collections::VecDeque,
@@ -40,13 +40,13 @@ const SIZE: u32 = 8 << 20;
 const LEAST: (&str, usize) = ("35M", 35 * MIB);
 const LEAST_FOR_BOTH: (&str, usize) = ("68M", 68 * MIB);
 
-/// Options of a gateway with that much memory, which hangs up on no end that is slow.
+/// Options of a gateway with this much memory and without timeouts for slow ends.
 fn with_memory(bytes: &str) -> [&str; 6] {
     let [stall_limit, credits] = ["--stall-limit", "--credit-grant-timeout"];
     ["--memory", bytes, stall_limit, "600", credits, "600"]
 }
 
-/// How much memory a gateway had before a test, and how much more it may have.
+/// The memory of a gateway before a test, and the limit of its growth.
 struct Bound {
     before: Option<u64>,
     most: usize,
@@ -58,7 +58,7 @@ impl Bound {
         Self { before, most }
     }
 
-    /// Checks the bound where the system tells how much memory a process has had.
+    /// Checks the limit, where the system reports the peak memory of a process.
     #[track_caller]
     fn check(&self, gateway: &Listening) {
         if let (Some(before), Some(now)) = (self.before, peak_memory(gateway)) {
@@ -72,8 +72,8 @@ impl Bound {
     }
 }
 
-/// Waits until a number is not zero and does not change any more. A slow moment that is taken for
-/// that makes a test weaker, and does not make it fail.
+/// Waits until a number is not zero and no longer changes. A short pause that looks the same weakens a
+/// test, and does not make it fail.
 async fn stands_still(number: impl Fn() -> u64) -> u64 {
     let mut last = 0;
     soon(async {
@@ -89,12 +89,12 @@ async fn stands_still(number: impl Fn() -> u64) -> u64 {
     .await
 }
 
-/// Waits until a gateway takes no more memory, where the system tells.
+/// Waits until the memory of a gateway grows no more, where the system reports it.
 async fn is_full(gateway: &Listening) {
     stands_still(|| peak_memory(gateway).unwrap_or(1)).await;
 }
 
-/// The answer to a READ whose data went by RDMA.
+/// Returns the answer to a READ whose data was moved by RDMA.
 fn placed(message_id: u64, length: usize) -> Vec<u8> {
     read_answer(message_id, &[], length as u32)
 }
@@ -103,7 +103,7 @@ fn placed(message_id: u64, length: usize) -> Vec<u8> {
 async fn ten_thousand_reads_wait_for_a_server_that_answers_late() {
     const READS: u64 = 10_000;
     let data = noise(1000, 1);
-    // As many as the server has before it answers the first.
+    // The number that the server receives before it answers the first.
     for (to, first, (memory, most)) in [(Tcp, 8000, LEAST), (SmbDirect, 1, LEAST_FOR_BOTH)] {
         let (gateway, mut client, mut server) =
             through_with(SmbDirect, to, &with_memory(memory), patient()).await;
@@ -152,7 +152,7 @@ async fn ten_thousand_reads_wait_for_a_server_that_answers_late() {
     }
 }
 
-/// Writes the data of each READ at once, and answers when it is allowed to.
+/// Writes the data of each READ immediately, and answers when the test allows it.
 async fn serve_reads(
     server: Connection,
     data: Bytes,
@@ -228,10 +228,10 @@ async fn connections_share_the_memory_for_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_writes_wait_for_servers_that_take_nothing() {
+async fn ten_thousand_writes_wait_for_stalled_servers() {
     let mut listener = Server::bind(Tcp, patient()).await;
     let address = listener.address().to_string();
-    // For three connections; any two of them could fill it with what is fetched ahead.
+    // For three connections; prefetched data of two could fill it.
     let mut gateway = gateway(SmbDirect, Tcp, &address, &with_memory("105M"));
     let bound = Bound::new(&gateway, 105 * MIB);
     let data = noise(SIZE as usize, 1);
@@ -254,7 +254,7 @@ async fn ten_thousand_writes_wait_for_servers_that_take_nothing() {
             assert!(server.receive().await == Some(write(id, id << 20, &data)));
         }
         client.connection().abort();
-        // What is left of them: none is complete and not the client's.
+        // What has arrived of them: each complete one has the bytes of the client.
         for id in 4.. {
             match server.receive().await {
                 Some(request) => assert!(request == write(id, id << 20, &data), "{id}"),
@@ -307,7 +307,7 @@ async fn all_writes_arrive_at_a_server_that_was_slow() {
     }
 }
 
-/// Does a READ of 8 MiB and a WRITE of as much. What is sent is taken at the same time.
+/// Performs a READ and a WRITE of 8 MiB each. The other end receives while this end sends.
 async fn reads_and_writes(client: &mut End, server: &mut End, id: u64) {
     let data = noise(SIZE as usize, id);
     let (to_fill, request) = match &*client {
@@ -364,17 +364,17 @@ async fn announced_messages_that_do_not_come_cost_little_and_end() {
         let address = listener.address().to_string();
         let mut arguments = with_memory("256M").to_vec();
         arguments[3] = "2";
-        // So that there is room for more connections than can have a request in hand.
+        // More connections are allowed than can have an outstanding request.
         arguments.extend(["--max-fragmented-size", "1M"]);
         let mut gateway = gateway(Tcp, to, &address, &arguments);
         let bound = Bound::new(&gateway, 128 * MIB);
         let mut bystander = End::connect(Tcp, &gateway.address).await;
         let mut bystanders_server = listener.accept().await;
         negotiate(&mut bystander, &mut bystanders_server, 0x0311).await;
-        // As many connections as the memory allows, and what each announces.
+        // As many connections as the memory allows, and the size that each announces.
         let (number, length, head) = match to {
             Tcp => (100, 0xff_ffff, vec![7; 1000]),
-            // They take all of the memory for requests.
+            // They use all of the memory for requests.
             SmbDirect => (8, SIZE + 112, write(1, 0, &vec![7; SIZE as usize])),
         };
         let mut stalled = Vec::new();
@@ -403,8 +403,8 @@ async fn announced_messages_that_do_not_come_cost_little_and_end() {
     }
 }
 
-/// Reads until it gets no more, on a runtime of its own: while that stands still, nothing is taken
-/// from the connection, not even what goes by RDMA.
+/// Reads until the end, on its own runtime: while that runtime is blocked, the connection receives
+/// nothing, including RDMA.
 fn client_that_stands_still(
     address: &str,
     reads: u64,
@@ -450,7 +450,7 @@ fn client_that_stands_still(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_with_rdma_that_takes_nothing_keeps_no_other_from_being_served() {
+async fn rdma_client_that_receives_nothing_does_not_block_others() {
     const READS: u64 = 12;
     let mut listener = Server::bind(Tcp, patient()).await;
     let address = listener.address().to_string();
@@ -491,7 +491,7 @@ async fn a_client_with_rdma_that_takes_nothing_keeps_no_other_from_being_served(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tcp_client_that_takes_nothing_keeps_no_other_from_being_served() {
+async fn tcp_client_that_receives_nothing_does_not_block_others() {
     const READS: u64 = 12;
     let mut listener = Server::bind(SmbDirect, patient()).await;
     let address = listener.address().to_string();
@@ -525,7 +525,7 @@ async fn a_tcp_client_that_takes_nothing_keeps_no_other_from_being_served() {
     bound.check(&gateway);
 }
 
-/// Memory is kept to be used again, in sizes that are larger than the requests.
+/// Memory is kept for reuse, in sizes larger than the requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_every_size_together_cost_no_more() {
     let (gateway, mut client, mut server) =
@@ -544,7 +544,7 @@ async fn requests_of_every_size_together_cost_no_more() {
             2 * MIB + 1,
             4 * MIB + 1,
         ] {
-            // Many more than there is memory for.
+            // Many more than the memory allows.
             let number = (16 * MIB / size) as u64;
             for id in id..id + number {
                 client.send(&read(id, 0, size as u32, 0, &[])).await;
@@ -574,7 +574,7 @@ async fn requests_of_every_size_together_cost_no_more() {
 }
 
 #[test]
-fn too_little_memory_is_a_usage_error_that_says_what_is_needed() {
+fn too_little_memory_is_a_usage_error_with_the_minimum() {
     for (from, to, more, least) in [
         ("smbdirect", "tcp", "", "34.8 MiB"),
         ("tcp", "smbdirect", "", "34.8 MiB"),
@@ -626,7 +626,7 @@ async fn turns_away_all_but(from: Kind, to: Kind, memory: &str, most: usize) {
         open.push((client, listener.accept().await));
     }
     match from {
-        // It may be turned away while it still negotiates.
+        // The gateway may refuse it during the negotiation.
         SmbDirect => {
             let (provider, address) = (iwarp(), gateway.address.parse().unwrap());
             let connecting = Connection::connect(&*provider, address, patient());

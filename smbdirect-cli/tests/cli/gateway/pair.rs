@@ -1,4 +1,4 @@
-//! RDMA on both sides of a gateway, and two gateways between ends that have none.
+//! RDMA on both sides of a gateway, and two gateways between ends without RDMA.
 
 use bytes::{Bytes, BytesMut};
 use fastrand::Rng;
@@ -14,7 +14,7 @@ use super::{
 use crate::{messages::*, support::noise};
 
 const MIB: usize = 1 << 20;
-/// Fewest bytes that go by RDMA to the server.
+/// Smallest length in bytes that uses RDMA to the server.
 const THRESHOLD: usize = 16 << 10;
 const SIZES: [usize; 9] = [
     0,
@@ -28,7 +28,7 @@ const SIZES: [usize; 9] = [
     8 * MIB,
 ];
 
-/// Does the server's part of a READ or WRITE, by RDMA if it is asked to.
+/// Performs the server's part of a READ or WRITE, by RDMA if the request says so.
 async fn serve(server: &mut End, data: &[u8], invalidates: bool) {
     let request = server.receive().await.unwrap();
     let (id, connection) = (u64_at(&request, 24), server.connection());
@@ -99,7 +99,7 @@ async fn data_goes_by_rdma_on_both_sides() {
     }
     client.close().await;
     let closed = event(&mut gateway, "closed");
-    // Each READ and WRITE counts once, on however many sides its data goes by RDMA.
+    // Each READ and WRITE counts once, whether one side or both use RDMA.
     assert_eq!(closed["reads_by_rdma"], by_rdma, "{closed}");
     assert_eq!(closed["bytes_read_by_rdma"], bytes, "{closed}");
     assert_eq!(closed["writes_by_rdma"], by_rdma, "{closed}");
@@ -111,7 +111,7 @@ async fn data_goes_by_rdma_on_both_sides() {
     assert_eq!(closed["bytes_to_server"], to_server, "{closed}");
 }
 
-/// A client may have RDMA and not use it for a request.
+/// A client with RDMA may send a request without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_in_messages_goes_by_rdma_to_the_server() {
     let (mut gateway, mut client, mut server) =
@@ -140,7 +140,7 @@ async fn data_in_messages_goes_by_rdma_to_the_server() {
     assert_eq!(closed["bytes_written_by_rdma"], bytes, "{closed}");
 }
 
-/// Without a dialect that has RDMA, and in a compound, the server gets messages.
+/// With a dialect without RDMA, and in a compound, the server receives messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_gets_messages_where_it_cannot_get_rdma() {
     let (_gateway, mut client, mut server) =
@@ -184,7 +184,7 @@ async fn the_server_gets_messages_where_it_cannot_get_rdma() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_requests_at_once_by_rdma_on_both_sides() {
+async fn outstanding_requests_with_rdma_on_both_sides() {
     const REQUESTS: u64 = 300;
     let (_gateway, mut client, mut server) =
         through_with(SmbDirect, SmbDirect, &[], patient()).await;
@@ -238,7 +238,7 @@ async fn many_requests_at_once_by_rdma_on_both_sides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_gateways_carry_by_rdma_between_ends_that_have_none() {
+async fn two_gateways_use_rdma_between_tcp_ends() {
     let mut listener = Server::bind(Tcp, patient()).await;
     let mut near_server = gateway(SmbDirect, Tcp, &listener.address().to_string(), &[]);
     let mut near_client = gateway(Tcp, SmbDirect, &near_server.address, &[]);
@@ -261,7 +261,7 @@ async fn two_gateways_carry_by_rdma_between_ends_that_have_none() {
         let requests = requests.clone();
         async move {
             let mut random = Rng::with_seed(1);
-            // No more at once than a gateway has in hand for one connection.
+            // Not more outstanding than a gateway allows for one connection.
             for batch in requests.chunks(3) {
                 let mut answers = Vec::new();
                 for request in batch {
@@ -305,7 +305,7 @@ async fn two_gateways_carry_by_rdma_between_ends_that_have_none() {
     let to = soon(sending).await.unwrap();
     let mut client = End::Tcp(from.reunite(to).unwrap());
     let mut server = soon(serving).await.unwrap();
-    // What is encrypted goes in messages, 8 MiB of data in each.
+    // Encrypted data is sent in messages, 8 MiB in each.
     for length in [8 * MIB + 52 + 112, MIB, 52] {
         let message = encrypted(length);
         client.send(&message).await;

@@ -1,4 +1,4 @@
-//! A client with RDMA and a server without: where the bytes of READ and WRITE go.
+//! A client with RDMA and a server without: the data of READ and WRITE.
 
 use fastrand::Rng;
 use smbdirect::{Config, Settings, Token};
@@ -15,7 +15,7 @@ use crate::{messages::*, support::noise};
 const LONGEST: usize = 0xff_ffff;
 const MIB: usize = 1 << 20;
 
-/// Lengths of data at which something changes: no data, descriptors, chunks of the gateway.
+/// Boundary lengths of data: none, those of descriptors, and those of the gateway's chunks.
 const SIZES: [usize; 12] = [
     0,
     1,
@@ -31,7 +31,7 @@ const SIZES: [usize; 12] = [
     LONGEST - 112,
 ];
 
-/// The answer to a READ as the client gets it, with `length` bytes in its memory.
+/// Returns the answer to a READ as the client receives it, with `length` bytes in its memory.
 fn placed(message_id: u64, length: usize) -> Vec<u8> {
     read_answer(message_id, &[], length as u32)
 }
@@ -44,7 +44,7 @@ async fn reads_fill_the_memory_that_the_client_describes() {
     for channel in [V1, V1_INVALIDATE] {
         for (index, size) in SIZES.into_iter().chain([LONGEST - 80]).enumerate() {
             let id = (reads << 32) + 7;
-            // Most READs are answered with less than they ask for, and leave memory untouched.
+            // Most READs return less than requested, and leave the rest of the memory unchanged.
             let described = size + 40 * index;
             let memory = Memory::to_fill(connection, described, 1 + (index + reads as usize) % 5);
             let length = (size + 20 * index) as u32;
@@ -94,7 +94,7 @@ async fn writes_take_their_data_from_the_clients_memory() {
     for channel in [V1, V1_INVALIDATE] {
         for (index, size) in SIZES.into_iter().enumerate() {
             let id = (writes << 32) + 7;
-            // Most descriptors hold more than the WRITE has.
+            // Most descriptors have more bytes than the WRITE.
             let contents = noise(size + 20 * index, id);
             let data = &contents[..size];
             let memory = Memory::holding(connection, &contents, 1 + (index + writes as usize) % 5);
@@ -133,11 +133,11 @@ async fn writes_take_their_data_from_the_clients_memory() {
     }
 }
 
-/// How a server answers a request of [`many_requests_at_once_are_answered_in_any_order`].
+/// How a server answers a request of [`outstanding_requests_are_answered_in_any_order`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Whole,
-    /// Fewer bytes than were asked for.
+    /// Fewer bytes than requested.
     Short,
     EndOfFile,
 }
@@ -202,7 +202,7 @@ impl Asked {
         }
     }
 
-    /// The part of the data that the server returns or takes.
+    /// The part of the data that the server returns or receives.
     fn moved(&self) -> &[u8] {
         match self.outcome {
             Outcome::Whole => &self.data,
@@ -219,7 +219,7 @@ impl Asked {
         }
     }
 
-    /// Checks what the client gets in the end.
+    /// Checks what the client finally receives.
     async fn check(self, answer: &[u8], token: Option<Token>) {
         match self.is_read && self.outcome != Outcome::EndOfFile {
             true => assert_eq!(answer, placed(self.id, self.moved().len())),
@@ -235,7 +235,7 @@ impl Asked {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_requests_at_once_are_answered_in_any_order() {
+async fn outstanding_requests_are_answered_in_any_order() {
     const REQUESTS: u64 = 600;
     let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, &[], patient()).await;
     let connection = client.connection();
@@ -312,7 +312,7 @@ async fn a_read_is_cancelled_by_the_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_anywhere_in_an_answer_and_bytes_behind_it() {
+async fn answer_data_at_any_offset_with_trailing_bytes() {
     let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
     let connection = client.connection();
     for (id, size, offset, behind) in [
@@ -345,7 +345,7 @@ async fn data_anywhere_in_an_answer_and_bytes_behind_it() {
     }
 }
 
-/// A pipe returns the beginning of a longer message so.
+/// A pipe returns the beginning of a longer message in this way.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_with_a_warning_reaches_the_client_with_the_warning() {
     let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
@@ -423,7 +423,7 @@ async fn compounds_are_translated_element_by_element() {
     client.close().await;
     let bytes = 2 * (1 + 8 + 50_001 + 3 * MIB);
     let event = event(&mut gateway, "closed");
-    // Without data nothing goes by RDMA.
+    // Without data there is no RDMA.
     assert_eq!(event["reads_by_rdma"], 8, "{event}");
     assert_eq!(event["bytes_read_by_rdma"], bytes, "{event}");
     assert_eq!(event["writes_by_rdma"], 8, "{event}");
@@ -434,7 +434,7 @@ async fn compounds_are_translated_element_by_element() {
     assert_eq!(event["bytes_to_client"], to_client, "{event}");
 }
 
-/// A message invalidates one token, so that each element goes by itself.
+/// A message invalidates one token, so each element is sent separately.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compound_that_invalidates_two_tokens_is_answered_by_two_messages() {
     let (_gateway, client, mut server) = through(SmbDirect, Tcp, &[]).await;
@@ -457,10 +457,10 @@ async fn a_compound_that_invalidates_two_tokens_is_answered_by_two_messages() {
     }
 }
 
-/// Messages of a client that no gateway may change.
+/// Messages of a client that a gateway must not change.
 fn untouchable_requests() -> Vec<Vec<u8>> {
     let mut inline = read(20, 0, 100_000, 0, &[]);
-    // Fields of the channel mean nothing without one.
+    // Without a channel its fields have no meaning.
     put(&mut inline, 104, &[0xff; 8]);
     put(&mut inline, 67, &[3]);
     vec![
@@ -487,7 +487,7 @@ fn untouchable_requests() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Messages of a server that no gateway may change.
+/// Messages of a server that a gateway must not change.
 fn untouchable_answers() -> Vec<Vec<u8>> {
     let oplock_break = with(answer(0x12, 0, SUCCESS), 24, &[0xff; 8]);
     vec![
@@ -552,7 +552,7 @@ async fn all_else_passes_byte_for_byte_while_a_read_waits() {
     }
 }
 
-/// What a gateway offers on its own is what a default Samba may send.
+/// The gateway's default sizes fit the messages of a default Samba.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_the_client_cannot_take_ends_its_connection() {
     let small = Config::new(Settings {
@@ -561,7 +561,7 @@ async fn a_message_that_the_client_cannot_take_ends_its_connection() {
     });
     let (mut gateway, client, mut server) = through_with(SmbDirect, Tcp, &[], small.unwrap()).await;
     let connection = client.connection();
-    // By RDMA the same data goes.
+    // By RDMA the same data is possible.
     let memory = Memory::to_fill(connection, 200_000, 1);
     let request = read(1, 0, 200_000, V1, &memory.descriptors());
     submit(connection, request);

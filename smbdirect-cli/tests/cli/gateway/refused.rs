@@ -20,7 +20,7 @@ const BROKEN: &str = "the client breaks [MS-SMB2]";
 const WRITE_LESS: &str = "have the client write less at once";
 const BY_SMB_DIRECT: &str = "have the client connect by SMB Direct";
 
-/// A gateway, its server, and a client that is no part of what goes wrong.
+/// A gateway, its server, and a client whose connection must not be affected.
 struct Scene {
     gateway: Listening,
     from: Kind,
@@ -30,7 +30,7 @@ struct Scene {
     refused: u64,
 }
 
-/// Descriptors of memory that nobody registered; the gateway is not to use them.
+/// Descriptors of unregistered memory, which the gateway must not use.
 fn nowhere(lengths: &[u32]) -> Vec<BufferDescriptorV1> {
     let descriptor = |&length| descriptor(0x1000, 0x1234_5678, length);
     lengths.iter().map(descriptor).collect()
@@ -63,7 +63,7 @@ impl Scene {
         (client, self.listener.accept().await)
     }
 
-    /// Has a new client send a request, between two that could be forwarded.
+    /// A new client sends a request between two that could be forwarded.
     async fn refuses(&mut self, request: Vec<u8>, reason: &str, cure: &str) {
         let (mut client, mut server) = self.client().await;
         client.send(&echo(1000)).await;
@@ -71,7 +71,7 @@ impl Scene {
         self.refuses_on(client, server, request, reason, cure).await;
     }
 
-    /// Has a client send a request, and another behind it.
+    /// A client sends a request, and another after it.
     async fn refuses_on(
         &mut self,
         mut client: End,
@@ -116,7 +116,7 @@ impl Scene {
     fn finish(self) {
         let done = self.gateway.terminate();
         assert!(done.status.success(), "{done:?}");
-        // Without --json, and for those who read the log.
+        // Without --json, and in the log.
         let warnings = done.stderr.matches("a request is refused").count();
         assert_eq!(warnings as u64, self.refused, "{done:?}");
         let summary = summary(&done);
@@ -126,7 +126,7 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_client_with_rdma_must_not_ask_for() {
+async fn requests_that_an_rdma_client_must_not_send() {
     for to in [Tcp, SmbDirect] {
         let mut scene = Scene::new(SmbDirect, to).await;
         let one = nowhere(&[4096]);
@@ -145,7 +145,7 @@ async fn what_a_client_with_rdma_must_not_ask_for() {
             ),
             (read(3), "a READ with channel RDMA_TRANSFORM", TRANSFORMS),
             (write(3), "a WRITE with channel RDMA_TRANSFORM", TRANSFORMS),
-            // As Windows sends it: the descriptors are behind what describes the transform.
+            // As Windows sends it: the descriptors follow the description of the transform.
             (
                 with(other(read(3), &[1; 24]), 110, &[40, 0]),
                 "a READ with channel RDMA_TRANSFORM",
@@ -204,7 +204,7 @@ async fn what_a_client_with_rdma_must_not_ask_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_malformed_goes_nowhere() {
+async fn malformed_messages_are_not_forwarded() {
     for (from, to) in [(SmbDirect, Tcp), (SmbDirect, SmbDirect), (Tcp, SmbDirect)] {
         let mut scene = Scene::new(from, to).await;
         let channel = match from {
@@ -278,7 +278,7 @@ async fn what_is_malformed_goes_nowhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_over_tcp_goes_nowhere() {
+async fn channel_over_tcp_is_not_forwarded() {
     let mut scene = Scene::new(Tcp, SmbDirect).await;
     let one = nowhere(&[4096]);
     for (request, reason) in [
@@ -294,7 +294,7 @@ async fn a_channel_over_tcp_goes_nowhere() {
             read(5, 0, 4096, 3, &one),
             "a READ with channel RDMA_TRANSFORM over TCP",
         ),
-        // In a compound that comes in several pieces.
+        // In a compound that arrives in several pieces.
         (
             compound(&[
                 write(4, 0, &noise(300_000, 1)),
@@ -309,7 +309,7 @@ async fn a_channel_over_tcp_goes_nowhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_id_that_is_in_use_goes_nowhere() {
+async fn message_id_in_use_is_not_forwarded() {
     for (from, to) in [(SmbDirect, Tcp), (SmbDirect, SmbDirect), (Tcp, SmbDirect)] {
         for again in [
             echo(5),

@@ -1,4 +1,4 @@
-//! A client without RDMA and a server with it: which requests go by RDMA, and where their bytes go.
+//! A client without RDMA and a server with it: which requests use RDMA, and their data.
 
 use bytes::{Bytes, BytesMut};
 use fastrand::Rng;
@@ -17,7 +17,7 @@ use crate::{
 };
 
 const MIB: usize = 1 << 20;
-/// Fewest bytes that go by RDMA.
+/// Smallest length in bytes that uses RDMA.
 const THRESHOLD: usize = 16 << 10;
 
 /// A gateway, and both ends of a connection with dialect 3.1.1 through it.
@@ -33,7 +33,7 @@ async fn fetched(server: &Connection, from: &[BufferDescriptorV1], length: usize
     soon(reading).await.unwrap()
 }
 
-/// The answer to a READ of which `length` bytes went by RDMA.
+/// Returns the answer to a READ of which `length` bytes were moved by RDMA.
 fn placed(message_id: u64, length: usize) -> Vec<u8> {
     read_answer(message_id, &[], length as u32)
 }
@@ -73,7 +73,7 @@ async fn the_dialect_decides_which_channel_the_server_gets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_goes_by_rdma_from_16_kib_to_what_the_server_moves_at_once() {
+async fn rdma_is_used_from_16_kib_to_the_maximum_of_the_server() {
     let limited = Config::new(Settings {
         max_read_write_size: 100_000,
         ..patient().into_settings()
@@ -164,7 +164,7 @@ async fn reads_and_writes_move_their_data_through_the_gateways_memory() {
     }
 }
 
-/// A server that was asked for RDMA need not use it.
+/// A server may answer a request for RDMA without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn short_and_inline_answers_and_errors_reach_the_client() {
     let (mut gateway, mut client, mut server) = ready().await;
@@ -215,13 +215,13 @@ async fn short_and_inline_answers_and_errors_reach_the_client() {
     }
     client.close().await;
     let closed = event(&mut gateway, "closed");
-    // What went in messages does not count.
+    // Data in messages does not count.
     assert_eq!(closed["reads_by_rdma"], 4, "{closed}");
     assert_eq!(closed["bytes_read_by_rdma"], 2 * 50_000, "{closed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_anywhere_in_a_write_and_bytes_behind_it() {
+async fn write_data_at_any_offset_with_trailing_bytes() {
     let (_gateway, mut client, mut server) = ready().await;
     for (id, size, offset, behind) in [
         (1, 100_000, 113, 0),
@@ -245,7 +245,7 @@ async fn data_anywhere_in_a_write_and_bytes_behind_it() {
     }
 }
 
-/// A signature, and the place in a compound, cover bytes that a channel would change.
+/// A channel would change bytes that a signature or the place in a compound covers.
 #[tokio::test(flavor = "multi_thread")]
 async fn signed_requests_and_compounds_keep_their_data() {
     let (_gateway, mut client, mut server) = ready().await;
@@ -276,7 +276,7 @@ async fn signed_requests_and_compounds_keep_their_data() {
     }
 }
 
-/// Answers in another order than they were asked for, each with what it is to be.
+/// The answers in another order than the requests, each with its expected result.
 async fn serve(mut server: End, data: Vec<Vec<u8>>, mut random: Rng) -> End {
     let mut asked = Vec::new();
     for _ in &data {
@@ -311,7 +311,7 @@ async fn serve(mut server: End, data: Vec<Vec<u8>>, mut random: Rng) -> End {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_requests_at_once_are_answered_in_any_order() {
+async fn outstanding_requests_are_answered_in_any_order() {
     const REQUESTS: u64 = 300;
     let (_gateway, mut client, server) = ready().await;
     let mut random = Rng::with_seed(1);
@@ -341,7 +341,7 @@ async fn many_requests_at_once_are_answered_in_any_order() {
     drop(soon(serving).await.unwrap());
 }
 
-/// Memory is used again. A server that does not write what it says it wrote shows nothing of it.
+/// Memory is reused. If a server writes less than it reports, no earlier data becomes visible.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_sees_nothing_of_another_clients_data() {
     const SIZE: usize = MIB;
@@ -374,7 +374,7 @@ async fn a_client_sees_nothing_of_another_clients_data() {
         others_server.send(&placed(id, length)).await;
         let expected = read_answer(id, &vec![0; length], 0);
         assert!(other.receive().await == Some(expected));
-        // The data of a WRITE is in such memory, too.
+        // The data of a WRITE is in such memory as well.
         one.send(&write(100 + id, 0, &secret)).await;
         ones_server.receive().await.unwrap();
         let written = write_answer(100 + id, SIZE as u32);

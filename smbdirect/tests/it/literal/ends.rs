@@ -250,11 +250,11 @@ impl Pipe {
     /// Runs for `duration` or until `most` messages were delivered, and returns their number.
     pub(crate) fn wait(&mut self, duration: Duration, most: usize) -> usize {
         let end = self.now + duration;
-        let mut carried = 0;
-        while carried < most {
+        let mut delivered = 0;
+        while delivered < most {
             let there = self.carry(Who::Active);
             let back = self.carry(Who::Passive);
-            carried += usize::from(there) + usize::from(back);
+            delivered += usize::from(there) + usize::from(back);
             if there || back {
                 continue;
             }
@@ -270,6 +270,6 @@ impl Pipe {
                 self.end(who).handle_timeout(now);
             }
         }
-        carried
+        delivered
     }
 }

@@ -39,7 +39,7 @@ fn both_ends_can_send_keepalives_concurrently() {
 
 //= SMBD-3.1.5.1-09 test
 #[test]
-fn messages_carry_the_keepalive_and_its_answer() {
+fn messages_include_the_keepalive_and_its_answer() {
     let mut pair = pair(10);
     pair.keepalive(Active);
     pair.send(Active, 7);

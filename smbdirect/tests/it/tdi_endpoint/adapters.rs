@@ -20,7 +20,7 @@ use smbdirect::{
 };
 
 use super::ends::{
-    Ends, How, Witness, credits, loopback, not_yet, over_providers, pattern, receive, settings,
+    Ends, How, Recorder, credits, loopback, not_yet, over_providers, pattern, receive, settings,
     starving_settings, turns, within,
 };
 
@@ -95,8 +95,8 @@ async fn stream_yields_each_tsdu_in_order(provider: Arc<dyn Provider>) {
 
 async fn stream_takes_data_after_receives_and_before_handlers(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     let mut tsdus = ends.there.tsdus().unwrap();
     let receiving = ends
         .there
@@ -106,13 +106,13 @@ async fn stream_takes_data_after_receives_and_before_handlers(provider: Arc<dyn 
     }
     assert_eq!(next(&mut tsdus).await.unwrap().into_bytes(), "two");
     assert_eq!(&within(receiving).await.into_data().unwrap()[..], b"one");
-    assert_eq!(witness.lines(), [""; 0]);
+    assert_eq!(recorder.lines(), [""; 0]);
     drop(tsdus);
-    assert_eq!(witness.told(1).await, ["receive 5."]);
+    assert_eq!(recorder.wait_for_lines(1).await, ["receive 5."]);
     // The stream takes the rest of a TSDU that a handler has started.
-    witness.answer(How::Refuse);
+    recorder.answer(How::Refuse);
     drop(ends.here.send("four", PLAIN));
-    witness.told(2).await;
+    recorder.wait_for_lines(2).await;
     let mut tsdus = ends.there.tsdus().unwrap();
     assert_eq!(next(&mut tsdus).await.unwrap().into_bytes(), "four");
 }

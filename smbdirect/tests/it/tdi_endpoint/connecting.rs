@@ -13,7 +13,7 @@ use smbdirect::{
 use tokio::net::TcpListener;
 
 use super::ends::{
-    Ends, How, Witness, any_port, iwarp, loopback, over_providers, pattern, receive, settings,
+    Ends, How, Recorder, any_port, iwarp, loopback, over_providers, pattern, receive, settings,
     transport, turns, within,
 };
 
@@ -93,12 +93,12 @@ async fn undecided_offer_times_out(provider: Arc<dyn Provider>) {
         ..TransportSettings::default()
     };
     let ends = Ends::apart(provider, settings).await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     let offer = ends.there.listen_and_query(None);
     let connect = ends.here.connect(ends.remote.local_address(), None);
     within(offer).await.unwrap();
-    let told = witness.told(1).await;
+    let told = recorder.wait_for_lines(1).await;
     assert_eq!(told, ["disconnect: the offer was not decided on in time"]);
     assert_eq!(within(connect).await, Err(Status::REMOTE_NOT_LISTENING));
     assert_eq!(
@@ -164,25 +164,28 @@ async fn listens_accept_peers_in_order_and_by_remote_address(provider: Arc<dyn P
 async fn connect_handler_is_called_when_no_listen_accepts(provider: Arc<dyn Provider>) {
     let ends = Ends::apart(provider, TransportSettings::default()).await;
     let address = ends.remote.local_address();
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     let spare = neighbour(&ends);
-    *witness.accepting.lock().unwrap() = Some(ConnectAnswer::Accept(spare.clone()));
+    *recorder.accepting.lock().unwrap() = Some(ConnectAnswer::Accept(spare.clone()));
     // A pending listen takes precedence over the handler.
     ends.connect().await;
-    assert_eq!(witness.lines(), [""; 0]);
+    assert_eq!(recorder.lines(), [""; 0]);
     // A listen that does not accept this peer does not.
     let strangers = neighbour(&ends);
     let for_strangers = strangers.listen(Some("192.0.2.1".parse().unwrap()));
     let second = another(&ends);
     within(second.connect(address, None)).await.unwrap();
-    assert_eq!(witness.told(2).await, ["connect", "accepted Ok(())"]);
+    assert_eq!(
+        recorder.wait_for_lines(2).await,
+        ["connect", "accepted Ok(())"]
+    );
     assert_eq!(spare.state(), EndpointState::Connected);
     within(second.send("hello", SendFlags::empty()))
         .await
         .result()
         .unwrap();
-    witness.has_taken(5).await;
+    recorder.has_taken(5).await;
     drop(for_strangers);
 }
 
@@ -197,19 +200,19 @@ async fn failing_connect_handler_refuses_the_peer(provider: Arc<dyn Provider>) {
     };
     // The address has no handlers.
     refused().await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     refused().await;
-    *witness.accepting.lock().unwrap() = Some(ConnectAnswer::NoResources);
+    *recorder.accepting.lock().unwrap() = Some(ConnectAnswer::NoResources);
     refused().await;
     // The handler returns an endpoint of another address.
-    *witness.accepting.lock().unwrap() = Some(ConnectAnswer::Accept(another(&ends)));
+    *recorder.accepting.lock().unwrap() = Some(ConnectAnswer::Accept(another(&ends)));
     refused().await;
-    witness.answer(How::Panic);
+    recorder.answer(How::Panic);
     refused().await;
-    assert_eq!(witness.lines(), ["connect"; 4]);
+    assert_eq!(recorder.lines(), ["connect"; 4]);
     // The listener still accepts peers.
-    witness.answer(How::Take);
+    recorder.answer(How::Take);
     ends.connect().await;
     let statistics = ends.transport.statistics();
     assert_eq!(statistics.local_resource_failures, 1);
@@ -349,15 +352,15 @@ async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
     here.disassociate().unwrap();
     let local = first.open_any_address();
     here.associate(&local).unwrap();
-    let witness = Witness::new(How::Take);
-    shared.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    shared.set_client(Some(recorder.clone()));
     let listen = there.listen(None);
     within(here.connect(shared.local_address(), None))
         .await
         .unwrap();
     within(listen).await.unwrap();
     assert_eq!(
-        witness.told(1).await,
+        recorder.wait_for_lines(1).await,
         ["connect"],
         "the first address was asked and refused"
     );
@@ -380,8 +383,8 @@ async fn address_sharing_follows_both_openers(provider: Arc<dyn Provider>) {
 //= TDI-CLOSE-02 test
 async fn closing_an_address_keeps_its_connections(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     let waiting = neighbour(&ends);
     let listen = waiting.listen(None);
     let offered = neighbour(&ends);
@@ -404,7 +407,7 @@ async fn closing_an_address_keeps_its_connections(provider: Arc<dyn Provider>) {
         .result()
         .unwrap();
     assert_eq!(receive(&there, 100).await, "still here");
-    assert_eq!(witness.lines(), [""; 0], "no handler is called");
+    assert_eq!(recorder.lines(), [""; 0], "no handler is called");
     let peer = transport.open_endpoint(());
     peer.associate(&local).unwrap();
     let connect = within(peer.connect(address, None)).await;
@@ -549,7 +552,7 @@ async fn offer_refused_by_the_handler_is_counted() {
     assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
     let before = ends.transport.statistics();
     // The handler refuses.
-    ends.remote.set_client(Some(Witness::new(How::Take)));
+    ends.remote.set_client(Some(Recorder::new(How::Take)));
     let connect = within(ends.here.connect(address, None)).await;
     assert_eq!(connect, Err(Status::REMOTE_NOT_LISTENING));
     let after = ends.transport.statistics();

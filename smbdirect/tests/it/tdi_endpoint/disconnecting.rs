@@ -18,7 +18,7 @@ use smbdirect::{
 };
 
 use super::ends::{
-    Ends, How, Witness, loopback, not_yet, over_providers, pattern, receive, starving_settings,
+    Ends, How, Recorder, loopback, not_yet, over_providers, pattern, receive, starving_settings,
     turns, within,
 };
 
@@ -47,7 +47,7 @@ fn no_flags() -> ReceiveFlags {
 //= TDI-SEND-26 test
 async fn abort_completes_pending_requests(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
-    let (near, far) = (Witness::new(How::Take), Witness::new(How::Take));
+    let (near, far) = (Recorder::new(How::Take), Recorder::new(How::Take));
     ends.local.set_client(Some(near.clone()));
     let sendings: Vec<_> = (0..40)
         .map(|number| ends.here.send(pattern(100_000, number), PLAIN))
@@ -183,13 +183,13 @@ async fn abort_cancels_release_listen_connect_and_accept(provider: Arc<dyn Provi
 //= TDI-DISC-09 test
 async fn peer_learns_of_the_end_and_can_receive_held_data(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
-    let witness = Witness::new(How::Refuse);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Refuse);
+    ends.remote.set_client(Some(recorder.clone()));
     for words in ["one", "two", "three"] {
         ends.here.send(words, PLAIN).await.result().unwrap();
     }
     within(ends.here.disconnect(RELEASE, None)).await.unwrap();
-    let told = witness.told(2).await;
+    let told = recorder.wait_for_lines(2).await;
     assert_eq!(told, ["receive 3.", "disconnect: the peer disconnected"]);
     assert_eq!(ends.there.state(), EndpointState::Associated);
     let late = within(ends.there.send("late", PLAIN)).await;
@@ -199,14 +199,14 @@ async fn peer_learns_of_the_end_and_can_receive_held_data(provider: Arc<dyn Prov
     }
     // The disconnect was the last event, and resuming brings no other.
     ends.there.resume().unwrap();
-    ends.remote.set_client(Some(witness.clone()));
+    ends.remote.set_client(Some(recorder.clone()));
     assert_eq!(ends.arrived().await, "three");
     let none = within(ends.there.receive(BytesMut::zeroed(9), no_flags())).await;
     assert_eq!(
         (none.status, none.information),
         (Status::INVALID_CONNECTION, 0)
     );
-    assert_eq!(witness.lines().len(), 2);
+    assert_eq!(recorder.lines().len(), 2);
     // A pending receive completes with the cause.
     ends.connect().await;
     let receiving = ends.there.receive(BytesMut::zeroed(9), no_flags());
@@ -217,8 +217,8 @@ async fn peer_learns_of_the_end_and_can_receive_held_data(provider: Arc<dyn Prov
 //= TDI-SEND-27 test
 async fn sends_end_at_their_deadline(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
-    let witness = Witness::new(How::Take);
-    ends.local.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.local.set_client(Some(recorder.clone()));
     let begun: Vec<_> = (0..40)
         .map(|number| ends.here.send(pattern(10_000, number), PLAIN))
         .collect();
@@ -242,7 +242,7 @@ async fn sends_end_at_their_deadline(provider: Arc<dyn Provider>) {
     let behind = ends.here.send("behind", PLAIN);
     assert_eq!(within(stuck).await.status, Status::IO_TIMEOUT);
     assert_eq!(within(behind).await.status, Status::CONNECTION_ABORTED);
-    let told = witness.told(1).await;
+    let told = recorder.wait_for_lines(1).await;
     assert_eq!(told, ["disconnect: a TSDU was not sent in time"]);
     assert_eq!(
         within(ends.here.disconnected()).await,
@@ -288,8 +288,8 @@ async fn sends_and_receives_can_be_cancelled(provider: Arc<dyn Provider>) {
 //= TDI-CLOSE-01 test
 async fn dropping_the_last_handle_cancels_pending_requests(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, starving_settings()).await;
-    let witness = Witness::new(How::Take);
-    ends.local.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.local.set_client(Some(recorder.clone()));
     let sendings: Vec<_> = (0..40)
         .map(|number| ends.here.send(pattern(10_000, number), PLAIN))
         .collect();
@@ -336,7 +336,7 @@ async fn dropping_the_last_handle_cancels_pending_requests(provider: Arc<dyn Pro
     drop(listening);
     assert_eq!(within(listen).await, Err(Status::CANCELLED));
     assert_eq!(transport.statistics().open_connections, 0);
-    assert_eq!(witness.lines(), [""; 0]);
+    assert_eq!(recorder.lines(), [""; 0]);
 }
 
 /// A client that disconnects in its receive handler.
@@ -378,8 +378,8 @@ async fn no_send_possible_event_after_an_abort() {
     small.send.high_water = 400_000;
     small.send.low_water = 100_000;
     let ends = Ends::with(loopback(), small).await;
-    let witness = Witness::new(How::Take);
-    ends.local.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.local.set_client(Some(recorder.clone()));
     let partial = SendFlags::PARTIAL;
     let expedited = SendFlags::EXPEDITED | SendFlags::PARTIAL;
     for (length, flags) in [(50_000, PLAIN), (200_000, partial), (150_000, expedited)] {
@@ -394,7 +394,7 @@ async fn no_send_possible_event_after_an_abort() {
         .await
         .unwrap();
     turns(50).await;
-    assert_eq!(witness.lines(), [""; 0]);
+    assert_eq!(recorder.lines(), [""; 0]);
 }
 
 /// A waker that polls for the cause of the end while it is woken.

@@ -24,6 +24,7 @@ use smbdirect::{
         RequestId, Share, Status, Transport, TransportSettings,
     },
 };
+pub(crate) use smbdirect_test::within;
 use tokio::{runtime::Builder, sync::Notify, time::timeout};
 
 /// Runs each test over every provider that needs no RDMA device.
@@ -49,13 +50,6 @@ pub(crate) fn loopback() -> Arc<dyn Provider> {
 
 pub(crate) fn iwarp() -> Arc<dyn Provider> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
-}
-
-/// Awaits a future that must resolve soon.
-pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(30), future)
-        .await
-        .expect("the future resolves in time")
 }
 
 /// Asserts that a future does not resolve for a while.
@@ -163,7 +157,7 @@ pub(crate) async fn receive(endpoint: &Endpoint, most: usize) -> Bytes {
     completion.into_data().unwrap().freeze()
 }
 
-/// The answer of the handlers of a [`Witness`].
+/// The answer of the handlers of a [`Recorder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     /// Take all indicated bytes.
@@ -179,7 +173,7 @@ pub(crate) enum How {
 }
 
 /// A client that records its events as lines of text, and answers as the test has set.
-pub(crate) struct Witness {
+pub(crate) struct Recorder {
     state: Mutex<State>,
     changed: Notify,
     pub(crate) chained: AtomicBool,
@@ -194,7 +188,7 @@ struct State {
     how: How,
 }
 
-impl Witness {
+impl Recorder {
     pub(crate) fn new(how: How) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State {
@@ -212,10 +206,10 @@ impl Witness {
 
     /// A client with a chained handler, which keeps the TSDUs if `keep` is set.
     pub(crate) fn chained(keep: bool) -> Arc<Self> {
-        let witness = Self::new(How::Take);
-        witness.chained.store(true, Ordering::Relaxed);
-        witness.state.lock().unwrap().keep = keep;
-        witness
+        let recorder = Self::new(How::Take);
+        recorder.chained.store(true, Ordering::Relaxed);
+        recorder.state.lock().unwrap().keep = keep;
+        recorder
     }
 
     pub(crate) fn answer(&self, how: How) {
@@ -236,7 +230,7 @@ impl Witness {
     }
 
     /// Waits until there are `count` lines, and returns all lines.
-    pub(crate) async fn told(&self, count: usize) -> Vec<String> {
+    pub(crate) async fn wait_for_lines(&self, count: usize) -> Vec<String> {
         within(self.until(|state| state.lines.len() >= count)).await;
         self.lines()
     }
@@ -268,7 +262,7 @@ impl Witness {
     }
 }
 
-impl Client for Witness {
+impl Client for Recorder {
     fn connect(&self, address: &Address, offer: &Offer) -> ConnectAnswer {
         assert!(address.local_address().ip().is_loopback());
         assert!(offer.remote_address.ip().is_loopback());

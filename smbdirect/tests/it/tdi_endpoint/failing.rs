@@ -17,7 +17,7 @@ use smbdirect::{
 use tokio::sync::Notify;
 
 use super::ends::{
-    Ends, How, Witness, credits, iwarp, loopback, over_providers, pattern, settings,
+    Ends, How, Recorder, credits, iwarp, loopback, over_providers, pattern, settings,
     starving_settings, within,
 };
 
@@ -34,9 +34,9 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
     // The other connections of the same address are not affected.
     let ends = Ends::new(provider.clone()).await;
     for chained in [false, true] {
-        let witness = match chained {
-            true => Witness::chained(false),
-            false => Witness::new(How::Take),
+        let recorder = match chained {
+            true => Recorder::chained(false),
+            false => Recorder::new(How::Take),
         };
         let listening = ends.transport.open_endpoint(());
         let connecting = ends.transport.open_endpoint(());
@@ -47,11 +47,11 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
             .await
             .unwrap();
         within(listen).await.unwrap();
-        ends.remote.set_client(Some(witness.clone()));
+        ends.remote.set_client(Some(recorder.clone()));
         let receiving = ends
             .there
             .receive(BytesMut::zeroed(9), ReceiveFlags::empty());
-        witness.answer(How::Panic);
+        recorder.answer(How::Panic);
         drop(connecting.send("boom", PLAIN));
         assert_eq!(
             within(listening.disconnected()).await,
@@ -60,26 +60,26 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
         assert!(within(connecting.disconnected()).await.is_some());
         // The disconnect handler panics too. The endpoint can be used again nevertheless.
         within(async {
-            while witness.lines().len() < 2 {
+            while recorder.lines().len() < 2 {
                 tokio::task::yield_now().await;
             }
         })
         .await;
         assert_eq!(
-            witness.lines()[1],
+            recorder.lines()[1],
             "disconnect: a handler of the client's panicked"
         );
         assert_eq!(listening.state(), EndpointState::Associated);
         let lost = within(listening.receive(BytesMut::zeroed(9), ReceiveFlags::empty())).await;
         assert_eq!(lost.status, Status::INVALID_CONNECTION);
-        witness.answer(How::Take);
+        recorder.answer(How::Take);
         let listen = listening.listen(None);
         within(connecting.connect(ends.remote.local_address(), None))
             .await
             .unwrap();
         within(listen).await.unwrap();
         drop(connecting.send("again", PLAIN));
-        witness.has_taken(5).await;
+        recorder.has_taken(5).await;
         drop(ends.here.send("unhurt", PLAIN));
         assert_eq!(&within(receiving).await.into_data().unwrap()[..], b"unhurt");
     }
@@ -89,8 +89,8 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
     small.send.high_water = 400_000;
     small.send.low_water = 100_000;
     let ends = Ends::with(provider, small).await;
-    let witness = Witness::new(How::Panic);
-    ends.local.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Panic);
+    ends.local.set_client(Some(recorder.clone()));
     let data = pattern(200_000, 0);
     while ends.here.try_send(data.clone(), PLAIN).is_ok() {}
     let _ = within(
@@ -106,7 +106,7 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
         within(ends.here.disconnected()).await,
         Some(Cause::HandlerPanicked)
     );
-    assert!(witness.lines()[0].starts_with("send possible"));
+    assert!(recorder.lines()[0].starts_with("send possible"));
 }
 
 /// Random sends in both directions, and receives.
@@ -180,7 +180,7 @@ async fn handles_can_be_dropped_at_any_time(provider: Arc<dyn Provider>) {
             false => ends.there.listen_and_query(None),
         };
         let connect = ends.here.connect(ends.remote.local_address(), None);
-        let chained = Witness::chained(true);
+        let chained = Recorder::chained(true);
         ends.remote.set_client(Some(chained.clone()));
         let victim = random.u8(..6);
         let turns = random.u32(..150);
@@ -356,8 +356,8 @@ async fn listens_complete_when_their_listener_fails() {
         failure: failure.clone(),
     };
     let ends = Ends::apart(Arc::new(provider), TransportSettings::default()).await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     ends.connect().await;
     let spare = ends.transport.open_endpoint(());
     spare.associate(&ends.remote).unwrap();
@@ -365,7 +365,7 @@ async fn listens_complete_when_their_listener_fails() {
     failure.notify_one();
     assert_eq!(within(listen).await, Err(Status::INSUFFICIENT_RESOURCES));
     assert_eq!(
-        witness.told(1).await,
+        recorder.wait_for_lines(1).await,
         ["error STATUS_INSUFFICIENT_RESOURCES"]
     );
     assert_eq!(spare.state(), EndpointState::Associated);
@@ -374,7 +374,7 @@ async fn listens_complete_when_their_listener_fails() {
     assert_eq!(late, Err(Status::INVALID_ADDRESS));
     // The connection stays open, and the address can be opened again.
     drop(ends.here.send("goes on", PLAIN));
-    witness.has_taken(7).await;
+    recorder.has_taken(7).await;
     let address = ends.remote.local_address();
     let again = ends.transport.open_address::<()>(address, Share::Exclusive);
     within(again).await.unwrap();

@@ -11,7 +11,7 @@ use smbdirect::{
 };
 
 use super::ends::{
-    Ends, How, Witness, credits, loopback, not_yet, over_providers, pattern, receive, settings,
+    Ends, How, Recorder, credits, loopback, not_yet, over_providers, pattern, receive, settings,
     starving, within,
 };
 
@@ -44,17 +44,17 @@ async fn each_handler_answer_receives_all_data(provider: Arc<dyn Provider>) {
         How::ThenReceive(10, 100_000),
     ] {
         let ends = Ends::with(provider.clone(), settings(credits(8))).await;
-        let witness = Witness::new(how);
-        ends.remote.set_client(Some(witness.clone()));
+        let recorder = Recorder::new(how);
+        ends.remote.set_client(Some(recorder.clone()));
         for length in [20_000, 1, 4096, 129] {
             drop(ends.here.send(data.slice(..length), PLAIN));
         }
-        witness.has_taken(24_226).await;
+        recorder.has_taken(24_226).await;
         let expected = [20_000, 1, 4096, 129]
             .map(|length| data.slice(..length))
             .concat();
-        assert_eq!(witness.data(), expected, "{how:?}");
-        let lines = witness.lines();
+        assert_eq!(recorder.data(), expected, "{how:?}");
+        let lines = recorder.lines();
         let wrong = |line: &&String| {
             line.starts_with("completed")
                 && !line.starts_with("completed 77 STATUS_SUCCESS")
@@ -68,8 +68,8 @@ async fn each_handler_answer_receives_all_data(provider: Arc<dyn Provider>) {
 //= TDI-RECV-08 test
 async fn pending_receives_suppress_indications(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     let (first, second) = (
         ends.there
             .receive(BytesMut::zeroed(100), ReceiveFlags::NORMAL),
@@ -81,7 +81,7 @@ async fn pending_receives_suppress_indications(provider: Arc<dyn Provider>) {
     }
     assert_eq!(&within(second).await.into_data().unwrap()[..], b"two");
     assert_eq!(&within(first).await.into_data().unwrap()[..], b"one");
-    assert_eq!(witness.told(1).await, ["receive 5."]);
+    assert_eq!(recorder.wait_for_lines(1).await, ["receive 5."]);
 }
 
 //= TDI-RECV-11 test
@@ -100,18 +100,18 @@ async fn data_is_held_until_it_is_received(provider: Arc<dyn Provider>) {
     })
     .await;
     // A new handler is shown the held data, and does not accept it.
-    let witness = Witness::new(How::Refuse);
-    ends.remote.set_client(Some(witness.clone()));
-    assert_eq!(witness.told(1).await, ["receive 3."]);
+    let recorder = Recorder::new(How::Refuse);
+    ends.remote.set_client(Some(recorder.clone()));
+    assert_eq!(recorder.wait_for_lines(1).await, ["receive 3."]);
     drop(ends.here.send("three", PLAIN));
     // No data is indicated until a receive completes.
     assert_eq!(ends.arrived().await, "two");
-    assert_eq!(witness.told(2).await[1], "receive 5.");
-    witness.answer(How::Take);
+    assert_eq!(recorder.wait_for_lines(2).await[1], "receive 5.");
+    recorder.answer(How::Take);
     ends.there.resume().unwrap();
-    witness.has_taken(5).await;
-    assert_eq!(witness.data(), "three");
-    assert_eq!(witness.lines().len(), 3);
+    recorder.has_taken(5).await;
+    assert_eq!(recorder.data(), "three");
+    assert_eq!(recorder.lines().len(), 3);
 }
 
 //= TDI-RECV-01 test
@@ -169,18 +169,18 @@ async fn lent_tsdus_are_counted_until_returned(provider: Arc<dyn Provider>) {
     small.receive.receive_buffer = 100_000;
     small.receive.lendable = 50_000;
     let ends = Ends::with(provider, small).await;
-    let witness = Witness::chained(true);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::chained(true);
+    ends.remote.set_client(Some(recorder.clone()));
     let data = pattern(20_000, 1);
     for _ in 0..3 {
         drop(ends.here.send(data.clone(), PLAIN));
     }
-    witness.has_taken(60_000).await;
-    let lines = witness.lines();
+    recorder.has_taken(60_000).await;
+    let lines = recorder.lines();
     assert_eq!(lines[..2], ["chained 20000", "chained 20000"]);
     // The lending limit is reached, so the third TSDU is copied.
     assert!(lines[2].starts_with("receive "), "{lines:?}");
-    let mut kept = witness.kept();
+    let mut kept = recorder.kept();
     assert_eq!(kept.len(), 2);
     let mut copy = kept[1].clone();
     assert_eq!(copy.copy_to_bytes(20_000), data);
@@ -189,20 +189,20 @@ async fn lent_tsdus_are_counted_until_returned(provider: Arc<dyn Provider>) {
     drop(copy);
     // Memory that was returned is lent again.
     drop(ends.here.send(data.clone(), PLAIN));
-    witness.has_taken(80_000).await;
-    assert_eq!(witness.lines().last().unwrap(), "chained 20000");
-    drop(witness.kept());
+    recorder.has_taken(80_000).await;
+    assert_eq!(recorder.lines().last().unwrap(), "chained 20000");
+    drop(recorder.kept());
     // A TSDU that is not accepted is held for a receive.
-    witness.answer(How::Refuse);
+    recorder.answer(How::Refuse);
     drop(ends.here.send("refused", PLAIN));
-    let before = witness.lines().len();
-    witness.told(before.max(1)).await;
+    let before = recorder.lines().len();
+    recorder.wait_for_lines(before.max(1)).await;
     assert_eq!(ends.arrived().await, "refused");
-    witness.answer(How::Take);
+    recorder.answer(How::Take);
     drop(ends.here.send("again", PLAIN));
-    witness.has_taken(80_005).await;
+    recorder.has_taken(80_005).await;
     assert_eq!(
-        witness.data(),
+        recorder.data(),
         [&data[..], &data, &data, &data, b"again"].concat()
     );
 }
@@ -215,13 +215,13 @@ async fn tsdu_longer_than_all_buffers_arrives(provider: Arc<dyn Provider>) {
     small.receive.lendable = 2000;
     let ends = Ends::with(provider, small).await;
     let data = pattern(1 << 20, 3);
-    let witness = Witness::chained(false);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::chained(false);
+    ends.remote.set_client(Some(recorder.clone()));
     drop(ends.here.send(data.clone(), PLAIN));
-    witness.has_taken(data.len()).await;
-    assert_eq!(witness.data(), data);
+    recorder.has_taken(data.len()).await;
+    assert_eq!(recorder.data(), data);
     assert!(
-        witness
+        recorder
             .lines()
             .iter()
             .all(|line| line.starts_with("receive"))
@@ -240,8 +240,8 @@ async fn full_receive_buffer_withholds_credits(provider: Arc<dyn Provider>) {
     small.receive.receive_buffer = 10_000;
     small.receive.lendable = 0;
     let ends = Ends::with(provider, small).await;
-    let witness = Witness::new(How::Refuse);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Refuse);
+    ends.remote.set_client(Some(recorder.clone()));
     let sendings: Vec<_> = (0..100)
         .map(|number| ends.here.send(vec![number; 900], PLAIN))
         .collect();
@@ -257,7 +257,7 @@ async fn full_receive_buffer_withholds_credits(provider: Arc<dyn Provider>) {
     assert!(there.receive_buffer_held <= 10_000 + 900 + 128, "{there:?}");
     let here = ends.here.connection().unwrap();
     assert!(here.stats().messages_sent < 60);
-    assert_eq!(witness.lines().len(), 1);
+    assert_eq!(recorder.lines().len(), 1);
     for number in 0..100 {
         assert_eq!(receive(&ends.there, 1000).await, vec![number; 900]);
     }
@@ -268,13 +268,13 @@ async fn full_receive_buffer_withholds_credits(provider: Arc<dyn Provider>) {
 #[tokio::test]
 async fn unaccepted_chained_tsdu_goes_to_a_new_copying_handler() {
     let ends = Ends::new(loopback()).await;
-    let first = Witness::chained(false);
+    let first = Recorder::chained(false);
     first.answer(How::Refuse);
     ends.remote.set_client(Some(first.clone()));
     drop(ends.here.send("one", PLAIN));
     drop(ends.here.send("two", PLAIN));
-    assert_eq!(first.told(1).await, ["chained 3"]);
-    let second = Witness::new(How::Take);
+    assert_eq!(first.wait_for_lines(1).await, ["chained 3"]);
+    let second = Recorder::new(How::Take);
     ends.remote.set_client(Some(second.clone()));
     second.has_taken(6).await;
     assert_eq!(second.lines(), ["receive 3.", "receive 3."]);

@@ -14,7 +14,7 @@ use smbdirect::{
 };
 
 use super::ends::{
-    Ends, How, Witness, credits, not_yet, over_providers, pattern, receive, settings,
+    Ends, How, Recorder, credits, not_yet, over_providers, pattern, receive, settings,
     starving_settings, within,
 };
 
@@ -125,15 +125,15 @@ async fn expedited_can_be_ignored(provider: Arc<dyn Provider>) {
 //= TDI-SEND-10 test
 async fn partial_sends_are_one_tsdu(provider: Arc<dyn Provider>) {
     let ends = Ends::new(provider).await;
-    let witness = Witness::new(How::Take);
-    ends.remote.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.remote.set_client(Some(recorder.clone()));
     let whole = pattern(200_000, 3);
     for part in [0..70_000, 70_000..70_001, 70_001..199_000] {
         let length = part.len();
         let done = sizes(ends.here.send(whole.slice(part), PARTIAL)).await;
         assert_eq!(done, (Status::SUCCESS, length));
     }
-    assert_eq!(witness.lines(), [""; 0], "nothing leaves before the end");
+    assert_eq!(recorder.lines(), [""; 0], "nothing leaves before the end");
     // An expedited TSDU, whole or in parts, is sent in between.
     let expedited = ends.here.send("in be", EXPEDITED | PARTIAL);
     assert_eq!(sizes(expedited).await, (Status::SUCCESS, 5));
@@ -141,12 +141,12 @@ async fn partial_sends_are_one_tsdu(provider: Arc<dyn Provider>) {
         sizes(ends.here.send("tween", EXPEDITED)).await,
         (Status::SUCCESS, 5)
     );
-    assert_eq!(witness.told(1).await, ["receive 10."]);
+    assert_eq!(recorder.wait_for_lines(1).await, ["receive 10."]);
     let last = ends.here.send(whole.slice(199_000..), PLAIN);
     assert_eq!(sizes(last).await, (Status::SUCCESS, 1000));
-    witness.has_taken(200_010).await;
-    assert_eq!(witness.data().slice(10..), whole);
-    let lines = witness.lines();
+    recorder.has_taken(200_010).await;
+    assert_eq!(recorder.data().slice(10..), whole);
+    let lines = recorder.lines();
     let ends_at: Vec<_> = lines.iter().filter(|line| line.ends_with('.')).collect();
     assert_eq!(ends_at.len(), 2, "{lines:?}");
     assert!(lines.last().unwrap().ends_with('.'));
@@ -200,8 +200,8 @@ fn small_buffer() -> TransportSettings {
 //= TDI-SEND-20 test
 async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Provider>) {
     let ends = Ends::with(provider, small_buffer()).await;
-    let witness = Witness::new(How::Take);
-    ends.local.set_client(Some(witness.clone()));
+    let recorder = Recorder::new(How::Take);
+    ends.local.set_client(Some(recorder.clone()));
     let data = pattern(200_000, 1);
     let full = |length| sizes(ends.here.send(data.slice(..length), NON_BLOCKING));
     // All bytes are taken before they are sent, because the peer takes no data.
@@ -222,7 +222,7 @@ async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Prov
     // A blocking send waits.
     let waiting = ends.here.send(data.slice(..10_000), PLAIN);
     not_yet(ends.here.send_possible()).await;
-    assert_eq!(witness.lines(), [""; 0]);
+    assert_eq!(recorder.lines(), [""; 0]);
     let possible = async {
         let available = within(ends.here.send_possible()).await.unwrap();
         assert!(available > 0);
@@ -236,12 +236,12 @@ async fn non_blocking_sends_take_what_fits_or_are_refused(provider: Arc<dyn Prov
     };
     tokio::join!(possible, receive_all);
     assert_eq!(sizes(waiting).await, (Status::SUCCESS, 10_000));
-    let told = witness.told(1).await;
+    let told = recorder.wait_for_lines(1).await;
     assert!(told[0].starts_with("send possible "), "{told:?}");
     // Without a refusal there is no event.
     assert_eq!(full(1000).await, (Status::SUCCESS, 1000));
     assert_eq!(ends.arrived().await.len(), 1000);
-    assert_eq!(witness.lines().len(), 1);
+    assert_eq!(recorder.lines().len(), 1);
     let statistics = ends.transport.statistics();
     assert_eq!(statistics.resources[0].maximum_used, 400_000);
     assert_eq!(statistics.resources[0].exhausted, 6);

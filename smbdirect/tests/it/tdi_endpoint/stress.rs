@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use smbdirect::tdi::{Client, DisconnectFlags, ReceiveFlags, SendFlags};
 use tokio::runtime::Builder;
 
-use super::ends::{Ends, How, Witness, credits, iwarp, loopback, pattern, settings, within};
+use super::ends::{Ends, How, Recorder, credits, iwarp, loopback, pattern, settings, within};
 
 const PLAIN: SendFlags = SendFlags::empty();
 
@@ -47,11 +47,11 @@ async fn meddle(ends: Arc<Ends>, seed: u64) {
             }
             8 => drop(endpoint.associate(address)),
             9 => {
-                let witness: Arc<dyn Client> = match random.bool() {
-                    true => Witness::new(How::TakeSome(100)),
-                    false => Witness::chained(false),
+                let recorder: Arc<dyn Client> = match random.bool() {
+                    true => Recorder::new(How::TakeSome(100)),
+                    false => Recorder::chained(false),
                 };
-                address.set_client(random.bool().then_some(witness));
+                address.set_client(random.bool().then_some(recorder));
             }
             10..=12 => {
                 let receiving = endpoint.receive(
