@@ -17,7 +17,8 @@ pub struct ConnectReply {
     pub queue_key: u32,
     /// The queue pair of the sender, of 24 bits.
     pub queue_pair: u32,
-    /// The PSN of the first packet that the sender will send, of 24 bits.
+    /// The PSN of the first request that the sender of this message expects, of 24 bits. The
+    /// receiver of this message starts its requests with it.
     pub starting_psn: u32,
     /// The most RDMA Reads of the peer that the sender serves concurrently.
     pub responder_resources: u8,

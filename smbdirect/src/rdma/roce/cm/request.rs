@@ -31,7 +31,8 @@ pub struct ConnectRequest {
     pub transport_service_type: u8,
     /// Whether the sender's queue pair has end-to-end flow control.
     pub end_to_end_flow_control: bool,
-    /// The PSN of the first packet that the sender will send, of 24 bits.
+    /// The PSN of the first request that the sender of this message expects, of 24 bits. The
+    /// receiver of this message starts its requests with it.
     pub starting_psn: u32,
     /// How long the sender takes to answer messages.
     pub local_response_timeout: CmTimeout,
