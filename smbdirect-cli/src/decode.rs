@@ -26,7 +26,8 @@ use summary::{MAX_SUMMARISED, Summary};
 
 /// Read a capture: SMB Direct messages, credits, and broken rules
 ///
-/// Reads pcap and pcapng files of iWARP on TCP, including those of --pcap, tcpdump and Wireshark.
+/// Reads pcap and pcapng files of iWARP on TCP and of RoCE, including those of --pcap, tcpdump and
+/// Wireshark.
 /// Prints a line for each message with the field names of the specification, the send credits that
 /// each end holds after it, and each rule that it breaks, by its id in `specs`. The status is 0
 /// only if the whole file was read, it contains SMB Direct, and no rule was broken.
@@ -41,13 +42,18 @@ pub(crate) struct Decode {
     #[arg(long)]
     json: bool,
 
-    /// Treat TCP on this port as iWARP even if its beginning was not captured, as on 5445
+    /// Treat this port as SMB Direct: TCP as on 5445, even if its beginning was not captured, and
+    /// RoCE as on 445
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
 
     /// Show only this stream, by its number
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     stream: Vec<u64>,
+
+    /// Show each packet of RoCE too: opcode, PSN, acknowledgement
+    #[arg(long)]
+    packets: bool,
 
     /// Show only the messages that break a rule
     #[arg(long)]
@@ -63,7 +69,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect decode mount.pcapng --stream 2 --broken
   smbdirect decode other-port.pcap --port 9000 --json
 
-  tcpdump -i any -s 0 -w mount.pcap tcp port 5445      makes such a file
+  smbdirect decode roce.pcap --packets      also shows PSNs, acknowledgements and ICRCs
+
+  tcpdump -i any -s 0 -w mount.pcap tcp port 5445      makes such a file of iWARP
+  tcpdump -i eth0 -s 0 -w roce.pcap udp port 4791      makes one of RoCEv2
   tcpdump -i any -s 0 -U -w - tcp port 5445 | smbdirect decode -      as packets are captured
 
 \x1b[1m\x1b[4mIn the lines:\x1b[0m
@@ -72,10 +81,11 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   that they depend on. Rules are only checked where everything that they depend on was captured.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
-  {\"event\":\"stream\", stream, initiator, responder, from_start}
+  {\"event\":\"stream\", stream, transport, initiator, responder, from_start}
   {\"event\":\"message\", stream, frame, seconds, from, message, its fields, initiator_credits,
    responder_credits, broken}
-  {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed
+  {\"event\":\"gap\", stream, frame, seconds, from, bytes}      and in_step, note, closed;
+   for RoCE missing_packets, sent_again, and packet with --packets
   {\"event\":\"summary\", packets, streams, messages, counts by kind, lowest credits, broken}";
 
 impl Decode {
@@ -161,12 +171,15 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
     if !decode.stream.is_empty() {
         return anyhow!("no such stream has messages of SMB Direct or iWARP; try without --stream");
     }
-    if counts.roce_v2 > 0 {
-        let packets = report::plural(counts.roce_v2, "packet");
-        return anyhow!("{packets} of RoCEv2 (UDP 4791), which is not read, and no iWARP");
+    if counts.roce.packets > 0 {
+        let packets = report::plural(counts.roce.packets, "packet");
+        return anyhow!(
+            "{packets} of RoCE, but no connection to port 445 and no message of SMB Direct; \
+             if it was another port, say --port"
+        );
     }
     if counts.tcp == 0 {
-        return anyhow!("no packet of TCP, so no iWARP");
+        return anyhow!("no packet of TCP, so no iWARP, and none of RoCE (UDP 4791)");
     }
     anyhow!(
         "no stream of TCP begins with an MPA Request or is on port 5445; \
@@ -192,6 +205,9 @@ impl Show<'_> {
             return;
         }
         self.summary.count(&event);
+        if matches!(event.what, What::Packet(_)) && !self.decode.packets {
+            return;
+        }
         let is_stream = matches!(event.what, What::Stream { .. });
         if is_stream && self.waiting.len() < MAX_SUMMARISED {
             self.waiting.insert(event.stream, event);

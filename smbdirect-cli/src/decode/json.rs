@@ -1,13 +1,19 @@
 //! Prints events as objects for programs.
 
-use std::{collections::BTreeMap, fmt::Write, net::SocketAddr};
+mod roce;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde::Serialize;
 use smbdirect::rdma::iwarp::mpa::StartupFrame;
 
 use super::{
-    analysis::{ByRdma, Counts, Event, Payload, Sender, Tagged, What, text as rule_text},
-    summary::Summary,
+    analysis::{ByRdma, Counts, End, Event, Payload, Sender, Tagged, What, text as rule_text},
+    summary::{RoceTotals, Summary},
     text::{channel_name, payload},
 };
 
@@ -17,8 +23,14 @@ use super::{
 pub(super) enum Line<'a> {
     Stream {
         stream: u32,
-        initiator: SocketAddr,
-        responder: SocketAddr,
+        transport: &'a str,
+        initiator: Address,
+        responder: Address,
+        /// The queue pairs of RoCE, as far as they are known.
+        initiator_queue_pair: Option<u32>,
+        responder_queue_pair: Option<u32>,
+        /// The port that the initiator of a RoCE connection asked for.
+        port: Option<u16>,
         /// Whether it is known which of the two connected.
         roles_known: bool,
         from_start: bool,
@@ -42,6 +54,26 @@ pub(super) enum Line<'a> {
         place: Place,
         passed_over: u64,
     },
+    /// Packets of RoCE that are not in the capture.
+    MissingPackets {
+        #[serde(flatten)]
+        place: Place,
+        packets: u64,
+    },
+    /// Packets of RoCE that were sent again.
+    SentAgain {
+        #[serde(flatten)]
+        place: Place,
+        psn: u32,
+        packets: u64,
+    },
+    /// A packet of RoCE.
+    Packet {
+        #[serde(flatten)]
+        place: Place,
+        #[serde(flatten)]
+        packet: roce::Packet,
+    },
     Note {
         #[serde(flatten)]
         place: Place,
@@ -57,16 +89,43 @@ pub(super) enum Line<'a> {
     Summary {
         packets: u64,
         tcp_packets: u64,
-        rocev2_packets: u64,
+        roce_packets: u64,
+        /// Packets of RoCEv1 among them.
+        rocev1_packets: u64,
+        /// Packets of RoCE whose ICRC is wrong.
+        roce_wrong_icrc: u64,
+        /// Packets of RoCE that were not decoded.
+        roce_undecoded: u64,
+        roce_congestion_notifications: u64,
+        /// Connections of RoCE that do not show SMB Direct.
+        roce_other_connections: u64,
         streams: u64,
         messages: &'a BTreeMap<&'static str, u64>,
         payload_bytes: u64,
         written_bytes: u64,
         read_bytes: u64,
         missing_bytes: u64,
+        missing_packets: u64,
         lowest_credits: Vec<LowestCredits>,
+        roce: Vec<RoceStream>,
         broken: Vec<BrokenRule<'a>>,
     },
+}
+
+/// The address of an end, with its port on TCP.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Address {
+    Tcp(SocketAddr),
+    Roce(IpAddr),
+}
+
+/// The packets of a RoCE connection.
+#[derive(Debug, Serialize)]
+pub(super) struct RoceStream {
+    stream: u32,
+    #[serde(flatten)]
+    totals: RoceTotals,
 }
 
 /// The place of a message in the capture.
@@ -171,6 +230,8 @@ pub(super) enum Message<'a> {
     },
     #[serde(rename = "without fields")]
     Headless { name: &'a str, length: u64 },
+    #[serde(untagged)]
+    Roce(roce::Message<'a>),
 }
 
 #[derive(Debug, Serialize)]
@@ -212,12 +273,19 @@ impl<'a> Line<'a> {
         });
         let broken = broken.collect();
         match &event.what {
-            What::Stream { ends, whole } => Self::Stream {
-                stream: event.stream,
-                initiator: ends[0],
-                responder: ends[1],
-                roles_known: !matches!(event.from, Sender::A | Sender::B),
-                from_start: *whole,
+            What::Stream { ends, whole } => Self::stream(event, *ends, *whole),
+            What::MissingPackets(packets) => Self::MissingPackets {
+                place,
+                packets: *packets,
+            },
+            What::SentAgain { psn, packets } => Self::SentAgain {
+                place,
+                psn: psn.value(),
+                packets: *packets,
+            },
+            What::Packet(packet) => Self::Packet {
+                place,
+                packet: packet.into(),
             },
             What::Gap(bytes) => Self::Gap {
                 place,
@@ -247,6 +315,33 @@ impl<'a> Line<'a> {
         }
     }
 
+    fn stream(event: &Event, ends: [End; 2], from_start: bool) -> Self {
+        let address = |end| match end {
+            End::Tcp(address) => Address::Tcp(address),
+            End::Roce { address, .. } => Address::Roce(address),
+        };
+        let queue_pair = |end| match end {
+            End::Tcp(_) => None,
+            End::Roce { queue_pair, .. } => queue_pair,
+        };
+        let [initiator, responder] = ends;
+        let (transport, port) = match responder {
+            End::Tcp(_) => ("iWARP", None),
+            End::Roce { port, .. } => ("RoCE", port),
+        };
+        Self::Stream {
+            stream: event.stream,
+            transport,
+            initiator: address(initiator),
+            responder: address(responder),
+            initiator_queue_pair: queue_pair(initiator),
+            responder_queue_pair: queue_pair(responder),
+            port,
+            roles_known: !matches!(event.from, Sender::A | Sender::B),
+            from_start,
+        }
+    }
+
     /// Returns the last object.
     pub(super) fn summary(summary: &'a Summary, counts: &Counts) -> Self {
         let broken = summary.broken.iter().map(|(rule, broken)| BrokenRule {
@@ -266,14 +361,25 @@ impl<'a> Line<'a> {
         Self::Summary {
             packets: counts.packets,
             tcp_packets: counts.tcp,
-            rocev2_packets: counts.roce_v2,
+            roce_packets: counts.roce.packets,
+            rocev1_packets: counts.roce.v1,
+            roce_wrong_icrc: counts.roce.wrong_icrc,
+            roce_undecoded: counts.roce.undecoded,
+            roce_congestion_notifications: counts.roce.congestion,
+            roce_other_connections: counts.roce.other_connections,
             streams: summary.streams,
             messages: &summary.messages,
             payload_bytes: summary.payload_bytes,
             written_bytes: summary.written_bytes,
             read_bytes: summary.read_bytes,
             missing_bytes: summary.missing_bytes,
+            missing_packets: summary.roce.values().map(|roce| roce.missing).sum(),
             lowest_credits: lowest.collect(),
+            roce: summary
+                .roce
+                .iter()
+                .map(|(&stream, &totals)| RoceStream { stream, totals })
+                .collect(),
             broken: broken.collect(),
         }
     }
@@ -344,11 +450,10 @@ impl<'a> Message<'a> {
                 name,
                 length: *length,
             },
-            What::Stream { .. }
-            | What::Gap(_)
-            | What::InStep(_)
-            | What::Note(_)
-            | What::Closed { .. } => unreachable!("they have lines of their own"),
+            what => match roce::Message::of(what) {
+                Some(message) => Self::Roce(message),
+                None => unreachable!("they have lines of their own"),
+            },
         }
     }
 }

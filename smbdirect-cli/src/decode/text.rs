@@ -1,5 +1,7 @@
 //! Prints events as lines for people.
 
+pub(super) mod roce;
+
 use std::fmt::Write;
 
 use smbdirect::{
@@ -227,6 +229,14 @@ fn words(what: &What, style: Style) -> String {
         What::Closed { reset: true } => return style.dim("-- TCP is reset"),
         What::Closed { reset: false } => return style.dim("-- TCP is closed"),
         What::DataTransfer(_) | What::Stream { .. } => String::new(),
+        what @ (What::SentAgain { .. } | What::MissingPackets(_) | What::Packet(_)) => {
+            let remark = roce::remark(what).unwrap_or_default();
+            return match what {
+                What::Packet(_) => style.dim(&remark),
+                _ => style.bad(&remark),
+            };
+        }
+        what => roce::words(what).unwrap_or_default(),
     };
     format!("{:<18} {said}", what.name().unwrap_or_default())
 }
@@ -354,6 +364,7 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
             "stream {stream}: the fewest send credits, initiator {initiator}, responder {responder}"
         ));
     }
+    roce_streams(report, summary);
     beside(report, summary, counts);
     if summary.broken.is_empty() {
         if !summary.messages.is_empty() {
@@ -380,7 +391,45 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
     }
 }
 
-/// Describes packets other than iWARP, and what could not be read.
+/// Prints a row for the packets of each RoCE connection.
+fn roce_streams(report: &Report, summary: &Summary) {
+    if summary.roce.is_empty() {
+        return;
+    }
+    let row = |cells: [String; 9]| -> String {
+        const WIDTHS: [usize; 9] = [6, 9, 9, 7, 7, 12, 16, 15, 6];
+        let cell = |(cell, width): (String, usize)| format!("{cell:>width$}");
+        cells.into_iter().zip(WIDTHS).map(cell).collect()
+    };
+    let heads = [
+        "stream",
+        "packets",
+        "ACK",
+        "NAK",
+        "RNR",
+        "sent again",
+        "captured again",
+        "not in capture",
+        "bad",
+    ];
+    let head = row(heads.map(str::to_owned));
+    report.line(report.style.dim(&head));
+    for (stream, totals) in summary.roce.iter().take(MAX_STREAMS) {
+        report.line(row([
+            stream.to_string(),
+            count(totals.packets),
+            count(totals.acks),
+            count(totals.naks),
+            count(totals.rnr_naks),
+            count(totals.sent_again),
+            count(totals.captured_again),
+            count(totals.missing),
+            count(totals.bad),
+        ]));
+    }
+}
+
+/// Describes packets other than those of SMB Direct, and what could not be read.
 fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     if summary.missing_bytes > 0 {
         let bytes = report::bytes(summary.missing_bytes);
@@ -388,10 +437,31 @@ fn beside(report: &Report, summary: &Summary, counts: &Counts) {
             "{bytes} of the streams are not in the capture; what depends on them is not judged"
         ));
     }
+    let missing: u64 = summary.roce.values().map(|totals| totals.missing).sum();
+    if missing > 0 {
+        let packets = plural(missing, "packet");
+        report.line(format_args!(
+            "{packets} of RoCE not in the capture; what depends on them is not judged"
+        ));
+    }
+    let roce = &counts.roce;
+    if roce.other_connections > 0 {
+        let connections = plural(roce.other_connections, "connection");
+        report.line(format_args!(
+            "{connections} of RoCE without SMB Direct, or whose beginning is not in the capture"
+        ));
+    }
     for (packets, what) in [
         (counts.cut, "of TCP cut by the snap length of the capture"),
         (counts.fragments, "of fragmented IP, not put together"),
-        (counts.roce_v2, "of RoCEv2 (UDP 4791), not read"),
+        (
+            roce.cut,
+            "of RoCE cut by the snap length of the capture, so that the ICRC is unknown",
+        ),
+        (roce.v1, "of RoCEv1, whose ICRC is not checked"),
+        (roce.wrong_icrc, "of RoCE with a wrong ICRC"),
+        (roce.undecoded, "of RoCE that cannot be decoded"),
+        (roce.congestion, "of RoCE that notify of congestion (CNP)"),
     ] {
         if packets > 0 {
             report.line(format_args!("{} {what}", plural(packets, "packet")));

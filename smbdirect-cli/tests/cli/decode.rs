@@ -3,5 +3,6 @@
 mod broken;
 mod captures;
 mod files;
+mod roce;
 mod smb2;
 mod talk;

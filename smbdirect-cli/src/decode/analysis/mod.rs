@@ -1,12 +1,13 @@
-//! The analysis of a capture: packets, their TCP connections, iWARP and SMB Direct on those, and
-//! broken rules.
+//! The analysis of a capture: packets, their TCP connections, iWARP and SMB Direct on those, or
+//! their RoCE connections and SMB Direct on those, and broken rules.
 //!
 //! ```text
 //! capture   pcap, pcapng            -> packets
-//! packet    link, IP, TCP           -> segments
+//! packet    link, IP, TCP or UDP    -> segments, or packets of RoCE
 //! tcp       both directions         -> bytes and gaps, in a possible order
 //! framing   MPA                     -> startup frames and FPDUs, in step again after a gap
 //! messages  DDP, RDMAP              -> Sends, Writes, Reads, Terminates
+//! roce      BTH, PSNs, CM           -> Sends, Writes, Reads, NAKs, from packets of RoCE
 //! smb       [MS-SMBD]               -> negotiation, Data Transfers, credits
 //! streams   all of it, in one order -> events
 //! ```
@@ -20,12 +21,16 @@ mod event;
 mod framing;
 mod messages;
 mod packet;
+mod roce;
 mod rules;
 mod smb;
 mod streams;
 mod tcp;
 
 pub(crate) use capture::{CaptureError, Packets};
-pub(crate) use event::{ByRdma, DataTransfer, Event, Payload, Sender, Tagged, What};
+pub(crate) use event::{
+    ByRdma, DataTransfer, End, Event, Icrc, Payload, Region, Repeated, RocePacket, Sender, Tagged,
+    What,
+};
 pub(crate) use rules::text;
 pub(crate) use streams::{Counts, Streams};

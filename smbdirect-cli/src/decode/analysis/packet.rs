@@ -1,8 +1,14 @@
-//! Packets: link layer, IP and TCP around a piece of a stream.
+//! Packets: link layer, IP and TCP around a piece of a stream, or UDP around a packet of RoCE.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use etherparse::{
+    EtherType, LaxIpv4Slice, LaxIpv6Slice, LaxNetSlice, LaxSlicedPacket, TransportSlice, UdpSlice,
+};
+use smbdirect::rdma::roce::{
+    icrc::{DatagramHeader, IpHeader},
+    packet::UDP_PORT,
+};
 
 use super::capture::Packet;
 
@@ -22,12 +28,26 @@ pub(crate) struct Segment<'a> {
     pub(crate) missing: u32,
 }
 
+/// A packet of RoCE, from its BTH to its ICRC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Datagram<'a> {
+    pub(crate) from: IpAddr,
+    pub(crate) to: IpAddr,
+    /// The headers that the ICRC covers; `None` if it cannot be checked.
+    pub(crate) header: Option<DatagramHeader>,
+    /// The part in the capture.
+    pub(crate) bytes: &'a [u8],
+    /// Bytes on the wire.
+    pub(crate) length: usize,
+    /// Whether it is RoCEv1, directly on Ethernet.
+    pub(crate) is_v1: bool,
+}
+
 /// The kind of a packet.
 #[derive(Debug)]
 pub(crate) enum Content<'a> {
     Tcp(Segment<'a>),
-    /// InfiniBand in UDP.
-    RoceV2,
+    Roce(Datagram<'a>),
     /// A fragment of an IP packet; fragments are not reassembled.
     Fragment,
     /// An unknown link layer.
@@ -35,8 +55,8 @@ pub(crate) enum Content<'a> {
     Other,
 }
 
-/// The port of RoCEv2.
-const ROCE_V2: u16 = 4791;
+/// The Ethertype of RoCEv1.
+const ROCE_V1: EtherType = EtherType(0x8915);
 
 mod link {
     //! Numbers in the registry of tcpdump.org.
@@ -93,7 +113,7 @@ fn found<'a>(packet: &Packet<'a>, sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
             let ends = (header.source_addr(), header.destination_addr());
             (ends.0.into(), ends.1.into(), ip.payload())
         }
-        _ => return Content::Other,
+        _ => return roce_v1(sliced).map_or(Content::Other, Content::Roce),
     };
     if payload.fragmented {
         return Content::Fragment;
@@ -115,11 +135,86 @@ fn found<'a>(packet: &Packet<'a>, sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
                 0
             },
         }),
-        Some(TransportSlice::Udp(udp))
-            if udp.destination_port() == ROCE_V2 || udp.source_port() == ROCE_V2 =>
-        {
-            Content::RoceV2
+        Some(TransportSlice::Udp(udp)) if udp.destination_port() == UDP_PORT => {
+            let bytes = udp.payload();
+            let claimed = usize::from(udp.length()).saturating_sub(udp.header_slice().len());
+            Content::Roce(Datagram {
+                from,
+                to,
+                header: sliced.net.as_ref().and_then(|net| header(net, udp)),
+                bytes,
+                length: match payload.incomplete {
+                    true => claimed.max(bytes.len()),
+                    false => bytes.len(),
+                },
+                is_v1: false,
+            })
         }
         _ => Content::Other,
     }
+}
+
+/// Returns what the ICRC covers of the IP and UDP headers; `None` if there are IP options or
+/// extension headers.
+fn header(net: &LaxNetSlice<'_>, udp: &UdpSlice<'_>) -> Option<DatagramHeader> {
+    let ip = match net {
+        LaxNetSlice::Ipv4(ip) => ipv4(ip),
+        LaxNetSlice::Ipv6(ip) => ipv6(ip),
+        LaxNetSlice::Arp(_) => None,
+    };
+    Some(DatagramHeader {
+        ip: ip?,
+        source_port: udp.source_port(),
+        destination_port: udp.destination_port(),
+    })
+}
+
+fn ipv4(ip: &LaxIpv4Slice<'_>) -> Option<IpHeader> {
+    let header = ip.header();
+    let is_plain = header.options().is_empty() && ip.extensions().is_empty();
+    let bytes = header.slice();
+    is_plain.then(|| IpHeader::V4 {
+        source: header.source_addr(),
+        destination: header.destination_addr(),
+        identification: header.identification(),
+        flags: u16::from_be_bytes([bytes[6], bytes[7]]),
+    })
+}
+
+fn ipv6(ip: &LaxIpv6Slice<'_>) -> Option<IpHeader> {
+    let header = ip.header();
+    let is_plain = ip.extensions().is_empty();
+    is_plain.then(|| IpHeader::V6 {
+        source: header.source_addr(),
+        destination: header.destination_addr(),
+    })
+}
+
+/// The length of a Global Route Header, in bytes.
+const GRH_LENGTH: usize = 40;
+/// The next header of a GRH before a BTH.
+const NEXT_HEADER_BTH: u8 = 0x1b;
+
+/// Finds a packet of RoCEv1 behind Ethernet and its Global Route Header, which is like that of
+/// IPv6.
+fn roce_v1<'a>(sliced: &LaxSlicedPacket<'a>) -> Option<Datagram<'a>> {
+    let ethernet = sliced.ether_payload()?;
+    let (header, rest) = ethernet.payload.split_first_chunk::<GRH_LENGTH>()?;
+    if ethernet.ether_type != ROCE_V1 || header[6] != NEXT_HEADER_BTH {
+        return None;
+    }
+    let address = |at: usize| {
+        let octets = header[at..].first_chunk::<16>().copied();
+        Ipv6Addr::from(octets.unwrap_or_default()).to_canonical()
+    };
+    let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    Some(Datagram {
+        from: address(8),
+        to: address(24),
+        header: None,
+        // A short frame is padded.
+        bytes: &rest[..length.min(rest.len())],
+        length,
+        is_v1: true,
+    })
 }

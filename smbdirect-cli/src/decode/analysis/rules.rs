@@ -304,4 +304,24 @@ const RULES: &[(&str, &str)] = &[
         "RDMAP-19",
         "A Terminate has layer and error type in its first byte and the error code in its second; the third says what the Terminate copies.",
     ),
+    (
+        "ROCE-9.2.1-02",
+        "A packet whose transport header version is not 0 is not processed.",
+    ),
+    (
+        "ROCE-9.2.1-03",
+        "A packet that is shorter than its headers, its pad and its ICRC is not processed.",
+    ),
+    (
+        "ROCE-9.2.1-04",
+        "The payload is padded to a multiple of four bytes, and the pad count holds the number of pad bytes.",
+    ),
+    (
+        "ROCE-9.7.5-01",
+        "The syndrome of an AETH is an acknowledgement, a receiver-not-ready NAK or a NAK with one of its defined codes; a packet with a reserved syndrome is not processed.",
+    ),
+    (
+        "ROCE-A17.3.3-04",
+        "The ICRC covers the packet from its BTH to its pad, with ones for the byte of the BTH that holds FECN and BECN.",
+    ),
 ];

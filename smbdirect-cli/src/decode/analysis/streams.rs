@@ -8,21 +8,32 @@ use std::{
 
 use super::{
     capture::Packet,
-    event::{Event, Sender, What},
+    event::{End, Event, Sender, What, in_order},
     messages::Iwarp,
     packet::{Content, Segment, content},
+    roce::Roce,
     tcp::{Connection, Piece, Place},
 };
 
 /// Receives events.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(Event);
 
-/// The TCP connections of a capture.
+/// Receives events, and numbers streams.
+pub(super) struct Out<'a> {
+    /// Number of streams so far.
+    pub(super) streams: &'a mut u32,
+    pub(super) sink: Sink<'a>,
+}
+
+/// The connections of a capture, over TCP and RoCE.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     /// Ports whose streams are iWARP even if their beginning is not in the capture.
     ports: Vec<u16>,
+    /// Ports whose connections are SMB Direct over RoCE.
+    roce_ports: Vec<u16>,
     entries: HashMap<[SocketAddr; 2], Entry>,
+    roce: Roce,
     held_bytes: usize,
     streams: u32,
     counts: Counts,
@@ -33,7 +44,7 @@ pub(crate) struct Streams {
 pub(crate) struct Counts {
     pub(crate) packets: u64,
     pub(crate) tcp: u64,
-    pub(crate) roce_v2: u64,
+    pub(crate) roce: RoceCounts,
     pub(crate) fragments: u64,
     /// Packets of unknown link layers.
     pub(crate) unknown_links: BTreeMap<u32, u64>,
@@ -41,6 +52,25 @@ pub(crate) struct Counts {
     pub(crate) cut: u64,
     pub(crate) first: Option<Duration>,
     pub(crate) last: Duration,
+}
+
+/// Counts of RoCE.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RoceCounts {
+    pub(crate) packets: u64,
+    /// Packets of RoCEv1.
+    pub(crate) v1: u64,
+    /// Packets of which a part is not in the file.
+    pub(crate) cut: u64,
+    pub(crate) wrong_icrc: u64,
+    /// Packets that cannot be decoded, or are of another transport service.
+    pub(crate) undecoded: u64,
+    /// Congestion notification packets.
+    pub(crate) congestion: u64,
+    /// Unreliable datagrams, except those of the CM for a known connection.
+    pub(crate) datagrams: u64,
+    /// Connections, or directions of some, that do not show SMB Direct.
+    pub(crate) other_connections: u64,
 }
 
 #[derive(Debug)]
@@ -71,11 +101,14 @@ const MAX_CONNECTIONS: usize = 2048;
 const MAX_HELD_BYTES: usize = 256 << 20;
 /// The port of SMB Direct over iWARP.
 pub(crate) const PORT: u16 = 5445;
+/// The port of SMB Direct over RoCE.
+const ROCE_PORT: u16 = 445;
 
 impl Streams {
     pub(crate) fn new(ports: &[u16]) -> Self {
         Self {
             ports: [&[PORT], ports].concat(),
+            roce_ports: [&[ROCE_PORT, PORT], ports].concat(),
             ..Self::default()
         }
     }
@@ -100,7 +133,20 @@ impl Streams {
                 };
                 self.segment(&segment, place, sink);
             }
-            Content::RoceV2 => counts.roce_v2 += 1,
+            Content::Roce(datagram) => {
+                let place = Place {
+                    frame: packet.frame,
+                    time: packet.time,
+                };
+                let mut out = Out {
+                    streams: &mut self.streams,
+                    sink,
+                };
+                let counts = &mut counts.roce;
+                let ports = &self.roce_ports;
+                self.roce
+                    .datagram(&datagram, place, ports, counts, &mut out);
+            }
             Content::Fragment => counts.fragments += 1,
             Content::UnknownLink(link) => {
                 // A real file has few streams; more would be made up.
@@ -119,6 +165,11 @@ impl Streams {
         for mut entry in entries {
             entry.finish(&mut self.streams, sink);
         }
+        let mut out = Out {
+            streams: &mut self.streams,
+            sink,
+        };
+        self.roce.finish(&mut self.counts.roce, &mut out);
     }
 
     fn segment(&mut self, segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
@@ -251,7 +302,7 @@ impl Upper {
                 sink(Event {
                     stream,
                     place,
-                    from: sender(way, known.initiator),
+                    from: Sender::of(way, known.initiator),
                     what,
                     credits: in_order(known.smb.credits(), known.initiator),
                     broken,
@@ -259,7 +310,7 @@ impl Upper {
             };
             let stream = *number.get_or_insert_with(|| {
                 *streams += 1;
-                let ends = in_order(ends, known.initiator);
+                let ends = in_order(ends, known.initiator).map(End::Tcp);
                 let whole = known.from_start;
                 tell(*streams, What::Stream { ends, whole }, Vec::new());
                 *streams
@@ -272,23 +323,5 @@ impl Upper {
             let iwarp = std::mem::take(iwarp);
             *self = Self::Iwarp { stream, iwarp };
         }
-    }
-}
-
-/// Values of both directions, that of the initiator first.
-fn in_order<T: Copy>(both: [T; 2], initiator: Option<usize>) -> [T; 2] {
-    match initiator {
-        Some(1) => [both[1], both[0]],
-        _ => both,
-    }
-}
-
-/// Returns the sender of a direction.
-fn sender(way: usize, initiator: Option<usize>) -> Sender {
-    match (initiator, way) {
-        (Some(initiator), way) if initiator == way => Sender::Initiator,
-        (Some(_), _) => Sender::Responder,
-        (None, 0) => Sender::A,
-        (None, _) => Sender::B,
     }
 }

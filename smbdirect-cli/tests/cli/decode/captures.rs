@@ -136,7 +136,7 @@ fn by_tshark(path: &Path) -> Option<BTreeMap<u64, Vec<Vec<u64>>>> {
 }
 
 /// The fields of a Data Transfer and a negotiation, by their names in tshark.
-const FIELDS: [&str; 14] = [
+pub(super) const FIELDS: [&str; 14] = [
     "version.min",
     "version.max",
     "version.negotiated",
@@ -154,7 +154,7 @@ const FIELDS: [&str; 14] = [
 ];
 
 /// The same fields, by their names here.
-const NAMES: [&str; 14] = [
+pub(super) const NAMES: [&str; 14] = [
     "min_version",
     "max_version",
     "negotiated_version",
@@ -171,7 +171,7 @@ const NAMES: [&str; 14] = [
     "data_length",
 ];
 
-fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
@@ -247,7 +247,7 @@ fn responder_port(done: &crate::support::Done) -> String {
     port.to_owned()
 }
 
-fn packets(path: &Path) -> Vec<Vec<u8>> {
+pub(super) fn packets(path: &Path) -> Vec<Vec<u8>> {
     let file = std::fs::File::open(path).unwrap();
     let mut reader = pcap_file::pcap::PcapReader::new(file).unwrap();
     let mut packets = Vec::new();

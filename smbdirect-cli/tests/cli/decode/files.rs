@@ -501,7 +501,7 @@ fn unreadable_files_are_errors_of_one_line() {
 }
 
 #[test]
-fn roce_v2_is_named() {
+fn roce_without_smb_direct_is_named() {
     let builder = PacketBuilder::ethernet2([2; 6], [4; 6])
         .ipv4([1; 4], [2; 4], 64)
         .udp(50_000, 4791);
@@ -510,7 +510,7 @@ fn roce_v2_is_named() {
     let (_folder, path) = folder();
     write_pcap(&path, DataLink::ETHERNET, &[frame.clone(), frame]);
     let done = decode(&path, &[]);
-    done.failed(1, "2 packets of RoCEv2 (UDP 4791), which is not read")
+    done.failed(1, "2 packets of RoCE, but no connection to port 445")
         .one_line();
 }
 

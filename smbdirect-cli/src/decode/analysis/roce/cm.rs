@@ -1,0 +1,143 @@
+//! The messages of the communication manager (CM) in a capture, and the connections that they make.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use smbdirect::rdma::roce::cm::{Mad, Message};
+
+use super::{
+    super::{
+        streams::{Out, RoceCounts},
+        tcp::Place,
+    },
+    connection::{Connection, QueuePair},
+    datagram::Packet,
+    flows::Roce,
+};
+
+/// The queue pair of the general services, which the CM uses.
+pub(super) const CM_QUEUE_PAIR: u32 = 1;
+
+/// The communication IDs of the connections.
+#[derive(Debug, Default)]
+pub(super) struct CommunicationIds {
+    /// The connection and the direction of the end that chose the ID, by the two ends and the ID.
+    ids: HashMap<Id, (u32, usize)>,
+    /// The IDs of a connection.
+    of: HashMap<u32, Vec<Id>>,
+}
+
+/// The sender of a message, its receiver, and the communication ID of the sender.
+type Id = (IpAddr, IpAddr, u32);
+
+impl CommunicationIds {
+    fn get(&self, from: IpAddr, to: IpAddr, id: u32) -> Option<(u32, usize)> {
+        self.ids.get(&(from, to, id)).copied()
+    }
+
+    fn insert(&mut self, id: Id, connection: u32, way: usize) {
+        if self.ids.insert(id, (connection, way)) != Some((connection, way)) {
+            self.of.entry(connection).or_default().push(id);
+        }
+    }
+
+    /// Forgets the IDs of a connection.
+    pub(super) fn forget(&mut self, connection: u32) {
+        for id in self.of.remove(&connection).unwrap_or_default() {
+            if self.ids.get(&id).is_some_and(|&(of, _)| of == connection) {
+                self.ids.remove(&id);
+            }
+        }
+    }
+}
+
+impl Roce {
+    /// Handles a datagram for the general services. Returns false if it is no message of the CM, or
+    /// one of a connection that is unknown.
+    pub(super) fn cm(
+        &mut self,
+        (from, to): (IpAddr, IpAddr),
+        packet: &Packet,
+        place: Place,
+        ports: &[u16],
+        counts: &mut RoceCounts,
+        out: &mut Out<'_>,
+    ) -> bool {
+        let Ok(mad) = Mad::decode(&packet.head) else {
+            return false;
+        };
+        let found = match &mad.message {
+            Message::ConnectRequest(request) => {
+                let id = request.local_communication_id;
+                let queue_pair = request.queue_pair;
+                Some(self.requested(from, to, id, queue_pair, counts, out))
+            }
+            message => self.find(from, to, message),
+        };
+        let Some((id, way)) = found else {
+            return false;
+        };
+        let local = mad.message.local_communication_id();
+        if local != 0 {
+            self.ids.insert((from, to, local), id, way);
+        }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.cm(way, mad.transaction_id, mad.message, place);
+            connection.told_cm(ports, out);
+        }
+        self.name(id);
+        true
+    }
+
+    /// Finds or adds the connection of a REQ.
+    fn requested(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        id: u32,
+        queue_pair: u32,
+        counts: &mut RoceCounts,
+        out: &mut Out<'_>,
+    ) -> (u32, usize) {
+        if let Some((known, way)) = self.ids.get(from, to, id) {
+            let connection = self.connections.get(&known);
+            let number = connection.and_then(|connection| connection.ends[way].number);
+            if number == Some(queue_pair) {
+                return (known, way);
+            }
+            self.remove(known, counts, out);
+        }
+        // The queue pair belonged to another connection before.
+        if let Some((before, _)) = self.with_queue_pair(to, from, queue_pair) {
+            self.remove(before, counts, out);
+        }
+        self.make_room(counts, out);
+        (self.add(Connection::new(between(from, to))), 0)
+    }
+
+    /// Finds the connection of a message other than REQ, and the direction of its sender.
+    fn find(&mut self, from: IpAddr, to: IpAddr, message: &Message) -> Option<(u32, usize)> {
+        let local = message.local_communication_id();
+        if let Some(found) = self.ids.get(from, to, local) {
+            return Some(found);
+        }
+        let remote = message.remote_communication_id()?;
+        if let Some((id, way)) = self.ids.get(to, from, remote) {
+            return Some((id, 1 - way));
+        }
+        match message {
+            // The REQ is not in the capture.
+            Message::ConnectReply(_) => Some((self.add(Connection::new(between(to, from))), 1)),
+            Message::DisconnectRequest(request) => {
+                self.with_queue_pair(from, to, request.remote_queue_pair)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn between(one: IpAddr, other: IpAddr) -> [QueuePair; 2] {
+    [one, other].map(|address| QueuePair {
+        address,
+        number: None,
+    })
+}

@@ -1,0 +1,600 @@
+//! A reliable connection: the messages that packets make up, and SMB Direct on them.
+
+mod requests;
+
+use std::{collections::VecDeque, net::IpAddr};
+
+use smbdirect::rdma::roce::{
+    Psn,
+    cm::Message,
+    packet::{DecodeError, ICRC_LENGTH, Opcode, Reth, Syndrome},
+};
+
+use super::{
+    super::{
+        event::{Broken, End, Event, Region, Repeated, Sender, What, broken, in_order},
+        smb::{Send, SmbDirect},
+        streams::Out,
+        tcp::Place,
+    },
+    datagram::{Packet, Undecoded},
+    order::Requests,
+    reads::{Read, Reads, Response},
+};
+
+/// A reliable connection of two queue pairs.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// The sender of direction 0, and that of direction 1.
+    pub(super) ends: [QueuePair; 2],
+    /// The port that the initiator asked for.
+    pub(super) port: Option<u16>,
+    /// The frame of the last packet.
+    pub(super) seen: u64,
+    /// The direction of the end that connected.
+    initiator: Option<usize>,
+    /// Whether its first message is in the capture.
+    from_start: bool,
+    /// The number of the stream, once it is reported.
+    number: Option<u32>,
+    upper: Upper,
+    /// Events of a connection of which it is not known whether it is one of SMB Direct, or which end
+    /// is the initiator.
+    waiting: Vec<(usize, Place, What, Vec<Broken>)>,
+    /// What identifies the messages of the CM so far.
+    cm: Vec<(u16, u64, u32)>,
+    smb: SmbDirect,
+    ways: [Way; 2],
+    /// The payload bytes of a packet that is not the last of its message, if they are known.
+    mtu: Option<u32>,
+}
+
+/// An end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueuePair {
+    pub(super) address: IpAddr,
+    pub(super) number: Option<u32>,
+}
+
+/// What a connection carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Upper {
+    Undecided,
+    SmbDirect,
+    Other,
+}
+
+/// The state of a direction.
+#[derive(Debug, Default)]
+struct Way {
+    requests: Requests,
+    /// Reads that this direction has requested.
+    reads: Reads,
+    /// Whether all of it so far is in the capture, from the first request on.
+    whole: bool,
+    sending: Option<Sending>,
+    writing: Option<Region>,
+    /// Bytes and packets of a Read response whose request is not in the capture.
+    reading: Option<(u64, u64)>,
+    /// Packets that were sent again, without another one so far.
+    again: Option<(Psn, u64, Place)>,
+    /// Packets of Read responses before their request.
+    early: VecDeque<(Packet, Place)>,
+    /// The PSN of the last response packet.
+    last_response: Option<Psn>,
+    /// Complete Sends.
+    sends: u64,
+    recent: VecDeque<(u16, [u8; ICRC_LENGTH])>,
+}
+
+/// A Send without its last packet so far.
+#[derive(Debug, Default)]
+struct Sending {
+    send: Send,
+    /// Whether its first packet is in the capture.
+    whole: bool,
+}
+
+/// Most events of a connection that wait until it is known what it carries.
+const MAX_WAITING: usize = 64;
+/// Most messages of the CM that are remembered.
+const MAX_CM: usize = 16;
+/// Most packets of Read responses that wait for their request.
+const MAX_EARLY: usize = 256;
+/// Packets among which a copy by the network is searched.
+const RECENT_PACKETS: usize = 64;
+/// Packets within which two directions of a connection acknowledge each other.
+const PAIRING_WINDOW: i64 = 4096;
+
+impl Connection {
+    pub(super) fn new(ends: [QueuePair; 2]) -> Self {
+        Self {
+            ends,
+            port: None,
+            seen: 0,
+            initiator: None,
+            from_start: false,
+            number: None,
+            upper: Upper::Undecided,
+            waiting: Vec::new(),
+            cm: Vec::new(),
+            smb: SmbDirect::default(),
+            ways: Default::default(),
+            mtu: None,
+        }
+    }
+
+    /// Returns whether it is known to carry SMB Direct.
+    pub(super) fn is_smb_direct(&self) -> bool {
+        self.upper == Upper::SmbDirect
+    }
+
+    /// Treats the connection as one of SMB Direct from here on.
+    pub(super) fn expect(&mut self, initiator: Option<usize>, out: &mut Out<'_>) {
+        if self.initiator.is_none() {
+            self.initiator = initiator;
+        }
+        if self.upper != Upper::Undecided {
+            return;
+        }
+        self.upper = Upper::SmbDirect;
+        if self.initiator.is_some() {
+            self.tell_waiting(out);
+        }
+    }
+
+    /// Takes a sign of which end is the initiator.
+    fn learn_initiator(&mut self, initiator: Option<usize>, out: &mut Out<'_>) {
+        if self.initiator.is_none() && initiator.is_some() {
+            self.initiator = initiator;
+            if self.is_smb_direct() {
+                self.tell_waiting(out);
+            }
+        }
+    }
+
+    fn tell_waiting(&mut self, out: &mut Out<'_>) {
+        for (way, place, what, broken) in std::mem::take(&mut self.waiting) {
+            self.tell(way, place, what, broken, out);
+        }
+    }
+
+    /// Returns the number of bytes that wait.
+    pub(super) fn held_bytes(&self) -> usize {
+        let held = |way: &Way| way.requests.held_bytes();
+        self.ways.iter().map(held).sum()
+    }
+
+    /// Returns whether a request cannot be of this connection.
+    pub(super) fn is_foreign(&self, way: usize, packet: &Packet) -> bool {
+        packet.is_request() && self.ways[way].requests.is_foreign(packet.bth.psn)
+    }
+
+    /// Returns whether the PSN of a response is one of the recent requests of a direction.
+    pub(super) fn may_answer(&self, way: usize, response: Psn) -> bool {
+        let requests = &self.ways[way].requests;
+        let recent = requests.next() - PAIRING_WINDOW..=requests.reach();
+        let at = requests.place(response);
+        at.is_some_and(|at| recent.contains(&at))
+    }
+
+    /// Returns whether a request may be the first of a direction whose first PSN is known.
+    pub(super) fn may_begin(&self, way: usize, request: Psn) -> bool {
+        let requests = &self.ways[way].requests;
+        let at = requests.place(request);
+        requests.is_new() && at.is_some_and(|at| (0..PAIRING_WINDOW).contains(&at))
+    }
+
+    /// Returns the PSN of the last response in a direction.
+    pub(super) fn last_response(&self, way: usize) -> Option<Psn> {
+        self.ways[way].last_response
+    }
+
+    /// Handles a message of the CM in a direction.
+    pub(super) fn cm(&mut self, way: usize, transaction: u64, message: Message, place: Place) {
+        self.seen = place.frame;
+        let id = (
+            message.attribute(),
+            transaction,
+            message.local_communication_id(),
+        );
+        let again = self.cm.contains(&id);
+        if !again && self.cm.len() < MAX_CM {
+            self.cm.push(id);
+        }
+        match &message {
+            Message::ConnectRequest(request) if !again => {
+                self.port = request.service_id.port();
+                self.initiator = Some(way);
+                self.from_start = true;
+                self.mtu = request.path_mtu.map(|mtu| mtu.bytes() as u32);
+                self.begin(way, request.queue_pair, request.starting_psn);
+            }
+            Message::ConnectReply(reply) if !again => {
+                self.initiator = Some(1 - way);
+                self.begin(way, reply.queue_pair, reply.starting_psn);
+            }
+            _ => {}
+        }
+        if self.upper != Upper::Other && self.waiting.len() < MAX_WAITING {
+            let what = What::Cm { message, again };
+            self.waiting.push((way, place, what, Vec::new()));
+        }
+    }
+
+    /// Reports the messages of the CM, if the connection is one of SMB Direct.
+    pub(super) fn told_cm(&mut self, ports: &[u16], out: &mut Out<'_>) {
+        let is_expected = self.port.is_some_and(|port| ports.contains(&port));
+        if is_expected {
+            self.expect(None, out);
+        }
+        if self.is_smb_direct() {
+            self.tell_waiting(out);
+        }
+    }
+
+    fn begin(&mut self, way: usize, queue_pair: u32, psn: u32) {
+        self.ends[way].number = Some(queue_pair);
+        // It is the first PSN that this end expects, so the first one of the other direction.
+        let this = &mut self.ways[1 - way];
+        if !this.requests.has_started() {
+            this.requests.start(Psn::new(psn));
+            this.whole = true;
+        }
+    }
+
+    /// Handles a packet that cannot be decoded.
+    pub(super) fn bad(&mut self, way: usize, bad: &Undecoded, place: Place, out: &mut Out<'_>) {
+        self.seen = place.frame;
+        let broken = match bad.error {
+            None => Some(broken("ROCE-A17.3.3-04", "a wrong ICRC")),
+            Some(error) => rule(error).map(|rule| broken(rule, error.to_string())),
+        };
+        let opcode = bad.opcode;
+        let broken = broken.into_iter().collect();
+        self.say(way, place, What::BadPacket { opcode }, broken, out);
+    }
+
+    /// Handles a packet in a direction.
+    pub(super) fn packet(&mut self, way: usize, packet: Packet, place: Place, out: &mut Out<'_>) {
+        self.seen = place.frame;
+        if self.upper == Upper::Other {
+            return;
+        }
+        if self.is_captured_again(way, &packet) {
+            let shown = packet.shown(Repeated::CapturedAgain);
+            self.say(way, place, What::Packet(shown), Vec::new(), out);
+            return;
+        }
+        self.learn_mtu(&packet);
+        if packet.is_request() {
+            self.take(way, packet, place, out);
+        } else {
+            self.response(way, packet, place, out);
+        }
+        self.drain(out);
+        for way in 0..2 {
+            self.ways[way].requests.tick();
+            while let Some((read, missing, place)) = self.ways[way].reads.tick() {
+                self.end_read(1 - way, &read, missing, place, out);
+            }
+        }
+        while self.ways.iter().any(|way| way.requests.gives_up()) {
+            self.force(out);
+        }
+    }
+
+    /// Reports what waits for packets that will not come.
+    pub(super) fn finish(&mut self, out: &mut Out<'_>) {
+        let holds = |way: &Way| way.requests.first_held().is_some();
+        while self.ways.iter().any(holds) {
+            self.force(out);
+        }
+        for way in 0..2 {
+            while let Some((packet, place)) = self.ways[way].early.pop_front() {
+                self.read_response(way, &packet, place, out);
+            }
+            while let Some((read, missing, place)) = self.ways[1 - way].reads.last() {
+                self.end_read(way, &read, missing, place, out);
+            }
+            self.tell_again(way, out);
+        }
+        if self.is_smb_direct() {
+            self.tell_waiting(out);
+        }
+    }
+
+    fn is_captured_again(&mut self, way: usize, packet: &Packet) -> bool {
+        let Some(fingerprint) = packet.fingerprint else {
+            return false;
+        };
+        let recent = &mut self.ways[way].recent;
+        if recent.contains(&fingerprint) {
+            return true;
+        }
+        if recent.len() == RECENT_PACKETS {
+            recent.pop_front();
+        }
+        recent.push_back(fingerprint);
+        false
+    }
+
+    /// Learns the path MTU from a packet that is not the last of its message.
+    fn learn_mtu(&mut self, packet: &Packet) {
+        const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
+        if self.mtu.is_none() && !packet.bth.opcode.ends_message() && MTUS.contains(&packet.length)
+        {
+            let mtu = packet.length;
+            self.mtu = Some(mtu);
+            for way in &mut self.ways {
+                if let Some(end) = way.reads.limit(|reth| response_packets(reth, Some(mtu)).0) {
+                    way.requests.resolve(end);
+                }
+            }
+        }
+    }
+
+    /// Takes a request.
+    fn take(&mut self, way: usize, packet: Packet, place: Place, out: &mut Out<'_>) {
+        let psn = packet.bth.psn;
+        let mut shown = packet.shown(Repeated::No);
+        let after = self.ways[1 - way].requests.acknowledged();
+        let (at, is_new) = self.ways[way].requests.take(packet, place, after);
+        if !is_new {
+            shown.repeated = Repeated::SentAgain;
+            if shown.bth.opcode == Opcode::ReadRequest {
+                self.ways[way].reads.ask_again(at);
+            }
+        }
+        self.say(way, place, What::Packet(shown), Vec::new(), out);
+        self.count_again(way, psn, !is_new, place, out);
+    }
+
+    /// Handles an acknowledgement or a packet of a Read response.
+    fn response(&mut self, way: usize, packet: Packet, place: Place, out: &mut Out<'_>) {
+        let psn = packet.bth.psn;
+        self.ways[way].last_response = Some(psn);
+        let requester = &mut self.ways[1 - way];
+        let at = requester.requests.place(psn);
+        let syndrome = packet.extended.aeth().map(|aeth| aeth.syndrome);
+        let is_positive = !matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
+        let is_of_read = packet.bth.opcode.is_response()
+            && !matches!(
+                packet.bth.opcode,
+                Opcode::Acknowledge | Opcode::AtomicAcknowledge
+            );
+        if let Some(at) = at {
+            requester.requests.acknowledge(at + i64::from(is_positive));
+        }
+        let repeated = match at.and_then(|at| requester.reads.has(at)) {
+            Some(true) if is_of_read => Repeated::SentAgain,
+            _ => Repeated::No,
+        };
+        let is_early = at.is_some_and(|at| at >= requester.requests.reach());
+        let shown = packet.shown(repeated);
+        self.say(way, place, What::Packet(shown), Vec::new(), out);
+        match syndrome {
+            Some(Syndrome::Nak(code)) => {
+                self.say(way, place, What::Nak { code, psn }, Vec::new(), out);
+            }
+            Some(Syndrome::RnrNak { timer }) => {
+                self.say(way, place, What::RnrNak { timer, psn }, Vec::new(), out);
+            }
+            _ if is_of_read && is_early && self.ways[way].early.len() < MAX_EARLY => {
+                self.ways[way].early.push_back((packet, place));
+            }
+            _ if is_of_read => self.read_response(way, &packet, place, out),
+            _ => {}
+        }
+    }
+
+    fn read_response(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {
+        let (psn, opcode, length) = (packet.bth.psn, packet.bth.opcode, packet.length);
+        let requester = &mut self.ways[1 - way];
+        let at = requester.requests.place(psn);
+        let response = match at {
+            Some(at) => match requester.reads.take(at, opcode, length, place) {
+                // The response was complete before.
+                Response::Unknown if requester.requests.has(at) => Response::Again,
+                response => response,
+            },
+            None => Response::Unknown,
+        };
+        let is_again = matches!(response, Response::Again);
+        self.count_again(way, psn, is_again, place, out);
+        match response {
+            Response::Continues | Response::Again => {}
+            Response::Completes(read) => self.end_read(way, &read, 0, place, out),
+            Response::Unknown => {
+                let reading = self.ways[way].reading.get_or_insert_default();
+                reading.0 += u64::from(length);
+                reading.1 += 1;
+                if opcode.ends_message()
+                    && let Some((length, packets)) = self.ways[way].reading.take()
+                {
+                    let what = What::RoceReadResponse {
+                        request: None,
+                        length,
+                        packets,
+                    };
+                    self.say(way, place, what, Vec::new(), out);
+                }
+            }
+        }
+    }
+
+    /// Reports a response in a direction.
+    fn end_read(&mut self, way: usize, read: &Read, missing: u64, place: Place, out: &mut Out<'_>) {
+        if missing > 0 {
+            self.say(way, place, What::MissingPackets(missing), Vec::new(), out);
+        }
+        let what = What::RoceReadResponse {
+            request: Some(read.reth),
+            length: read.length,
+            packets: read.packets,
+        };
+        self.say(way, place, what, Vec::new(), out);
+    }
+
+    /// Counts a packet that was sent again; any other one ends the series.
+    fn count_again(
+        &mut self,
+        way: usize,
+        psn: Psn,
+        is_again: bool,
+        place: Place,
+        out: &mut Out<'_>,
+    ) {
+        if !is_again {
+            self.tell_again(way, out);
+            return;
+        }
+        let (_, packets, last) = self.ways[way].again.get_or_insert((psn, 0, place));
+        *packets += 1;
+        *last = place;
+    }
+
+    fn tell_again(&mut self, way: usize, out: &mut Out<'_>) {
+        if let Some((psn, packets, place)) = self.ways[way].again.take() {
+            let what = What::SentAgain { psn, packets };
+            self.say(way, place, what, Vec::new(), out);
+        }
+    }
+
+    /// Handles everything that is in order.
+    fn drain(&mut self, out: &mut Out<'_>) {
+        loop {
+            let mut is_idle = true;
+            for way in 0..2 {
+                let other = &self.ways[1 - way].requests;
+                let told = other.has_started().then(|| other.reach());
+                if let Some((at, held)) = self.ways[way].requests.pop(told) {
+                    self.request(way, at, held, out);
+                    is_idle = false;
+                }
+            }
+            for way in 0..2 {
+                let requests = &self.ways[1 - way].requests;
+                let early = self.ways[way].early.front();
+                let at = early.and_then(|(packet, _)| requests.place(packet.bth.psn));
+                if at.is_some_and(|at| at < requests.reach())
+                    && let Some((packet, place)) = self.ways[way].early.pop_front()
+                {
+                    self.read_response(way, &packet, place, out);
+                    is_idle = false;
+                }
+            }
+            if is_idle {
+                return;
+            }
+        }
+    }
+
+    /// Gives up what the packet that has waited longest waits for.
+    fn force(&mut self, out: &mut Out<'_>) {
+        let first = |&way: &usize| {
+            let place = self.ways[way].requests.first_held();
+            place.map(|place| (place.frame, way))
+        };
+        let Some((_, way)) = (0..2).filter_map(|way| first(&way)).min() else {
+            return;
+        };
+        let place = self.ways[way].requests.first_held().unwrap_or_default();
+        let (side, until) = match self.ways[way].requests.wanted() {
+            Some(until) => (1 - way, until),
+            None => (way, i64::MAX),
+        };
+        let missing = self.ways[side].requests.lose(until);
+        if missing > 0 {
+            self.say(side, place, What::MissingPackets(missing), Vec::new(), out);
+            self.lost(side, place, out);
+        }
+        self.drain(out);
+    }
+
+    fn say(
+        &mut self,
+        way: usize,
+        place: Place,
+        what: What,
+        broken: Vec<Broken>,
+        out: &mut Out<'_>,
+    ) {
+        match self.upper {
+            Upper::SmbDirect
+                if self.initiator.is_none()
+                    && self.number.is_none()
+                    && self.waiting.len() < MAX_WAITING =>
+            {
+                self.waiting.push((way, place, what, broken));
+            }
+            Upper::SmbDirect => {
+                self.tell_waiting(out);
+                self.tell(way, place, what, broken, out);
+            }
+            Upper::Undecided if self.from_start && self.waiting.len() < MAX_WAITING => {
+                self.waiting.push((way, place, what, broken));
+            }
+            Upper::Undecided | Upper::Other => {}
+        }
+    }
+
+    fn tell(
+        &mut self,
+        way: usize,
+        place: Place,
+        what: What,
+        broken: Vec<Broken>,
+        out: &mut Out<'_>,
+    ) {
+        let from = Sender::of(way, self.initiator);
+        let credits = in_order(self.smb.credits(), self.initiator);
+        let mut event = |stream, what, broken| {
+            (out.sink)(Event {
+                stream,
+                place,
+                from,
+                what,
+                credits,
+                broken,
+            });
+        };
+        let number = match self.number {
+            Some(number) => number,
+            None => {
+                *out.streams += 1;
+                self.number = Some(*out.streams);
+                let passive = self.initiator.map(|initiator| 1 - initiator);
+                let end = |way: usize| End::Roce {
+                    address: self.ends[way].address,
+                    queue_pair: self.ends[way].number,
+                    port: self.port.filter(|_| passive == Some(way)),
+                };
+                let ends = in_order([end(0), end(1)], self.initiator);
+                let whole = self.from_start;
+                event(*out.streams, What::Stream { ends, whole }, Vec::new());
+                *out.streams
+            }
+        };
+        event(number, what, broken);
+    }
+}
+
+/// Returns the rule that a packet breaks which cannot be decoded.
+const fn rule(error: DecodeError) -> Option<&'static str> {
+    match error {
+        DecodeError::TooShort { .. } => Some("ROCE-9.2.1-03"),
+        DecodeError::Unaligned { .. } => Some("ROCE-9.2.1-04"),
+        DecodeError::Version(_) => Some("ROCE-9.2.1-02"),
+        DecodeError::Syndrome(_) => Some("ROCE-9.7.5-01"),
+        // Later versions of the specification define more opcodes.
+        DecodeError::Opcode(_) => None,
+    }
+}
+
+/// Returns the largest and, if the path MTU is known, the real number of packets of a response.
+fn response_packets(reth: &Reth, mtu: Option<u32>) -> (i64, Option<i64>) {
+    const LEAST_MTU: u32 = 256;
+    let packets = |mtu| i64::from(reth.length.div_ceil(mtu).max(1));
+    (packets(mtu.unwrap_or(LEAST_MTU)), mtu.map(packets))
+}

@@ -1,0 +1,225 @@
+//! Requests in order: Sends, Writes and Reads.
+
+use smbdirect::rdma::roce::packet::{Extended, Opcode};
+
+use super::{
+    super::{
+        super::{
+            event::{Region, What},
+            smb::{Context, SmbDirect},
+            streams::Out,
+            tcp::Place,
+        },
+        datagram::Packet,
+        order::Held,
+        recognise::{Recognised, is_initiator, recognise},
+    },
+    Connection, Sending, Upper, response_packets,
+};
+
+/// Most bytes that are kept of a Send.
+const MAX_HEAD_BYTES: usize = 4096;
+/// Sends after which a connection that shows no message of SMB Direct is given up.
+const MAX_UNKNOWN_SENDS: u64 = 256;
+
+impl Connection {
+    /// Handles the next request of a direction.
+    pub(super) fn request(&mut self, way: usize, at: i64, held: Held, out: &mut Out<'_>) {
+        let Held { packet, place, .. } = held;
+        let is_initiator = is_initiator(&packet);
+        let initiator = is_initiator.map(|is_initiator| if is_initiator { way } else { 1 - way });
+        if self.is_smb_direct() {
+            self.learn_initiator(initiator, out);
+        }
+        match packet.bth.opcode {
+            Opcode::SendFirst
+            | Opcode::SendMiddle
+            | Opcode::SendLast
+            | Opcode::SendLastImmediate
+            | Opcode::SendLastInvalidate
+            | Opcode::SendOnly
+            | Opcode::SendOnlyImmediate
+            | Opcode::SendOnlyInvalidate => {
+                self.finish_writing(way, place, out);
+                self.send(way, at, &packet, place, out);
+            }
+            Opcode::WriteFirst
+            | Opcode::WriteMiddle
+            | Opcode::WriteLast
+            | Opcode::WriteLastImmediate
+            | Opcode::WriteOnly
+            | Opcode::WriteOnlyImmediate => {
+                self.finish_sending(way, place, out);
+                self.write(way, &packet, place, out);
+            }
+            Opcode::ReadRequest => {
+                self.finish_writing(way, place, out);
+                self.finish_sending(way, place, out);
+                self.read(way, at, &packet, place, out);
+            }
+            _ => {
+                let note = "an atomic operation, which SMB Direct does not use";
+                self.say(way, place, What::Note(note), Vec::new(), out);
+            }
+        }
+    }
+
+    /// Handles a loss in a direction.
+    pub(super) fn lost(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
+        self.ways[way].sending = None;
+        self.ways[way].whole = false;
+        self.finish_writing(way, place, out);
+        self.smb.lost(way);
+    }
+
+    fn send(&mut self, way: usize, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
+        let opcode = packet.bth.opcode;
+        let is_first = matches!(
+            opcode,
+            Opcode::SendFirst
+                | Opcode::SendOnly
+                | Opcode::SendOnlyImmediate
+                | Opcode::SendOnlyInvalidate
+        );
+        if is_first {
+            self.finish_sending(way, place, out);
+        }
+        let this = &mut self.ways[way];
+        let is_headless = !is_first && this.sending.is_none() && this.whole;
+        let mut sending = this.sending.take().unwrap_or_else(|| Sending {
+            whole: is_first,
+            ..Sending::default()
+        });
+        if is_headless {
+            let note = "a packet of a Send that has not begun";
+            self.say(way, place, What::Note(note), Vec::new(), out);
+        }
+        let send = &mut sending.send;
+        if sending.whole && send.head.len() as u64 == send.length {
+            let room = MAX_HEAD_BYTES.saturating_sub(send.head.len());
+            let kept = packet.head.len().min(room);
+            send.head.extend_from_slice(&packet.head[..kept]);
+        }
+        send.length += u64::from(packet.length);
+        if !opcode.ends_message() {
+            self.ways[way].sending = Some(sending);
+            return;
+        }
+        if let Extended::Ieth(ieth) = packet.extended {
+            send.invalidated = Some(ieth.r_key);
+        }
+        self.message(way, at, sending, place, out);
+    }
+
+    /// Handles a complete Send.
+    fn message(
+        &mut self,
+        way: usize,
+        at: i64,
+        mut sending: Sending,
+        place: Place,
+        out: &mut Out<'_>,
+    ) {
+        self.ways[way].sends += 1;
+        let recognised = sending.whole.then(|| recognise(&sending.send)).flatten();
+        if !self.decide(way, recognised, out) {
+            return;
+        }
+        let is_initiator = recognised.and_then(Recognised::is_initiator);
+        let initiator = is_initiator.map(|is_initiator| if is_initiator { way } else { 1 - way });
+        self.learn_initiator(initiator, out);
+        let negotiates = matches!(
+            recognised,
+            Some(Recognised::NegotiateRequest | Recognised::NegotiateResponse)
+        );
+        if negotiates && !self.ways[way].whole {
+            // It is the first message of its direction. If the capture has earlier ones, they are
+            // those of a connection that ended.
+            if at > 0 && recognised == Some(Recognised::NegotiateRequest) {
+                self.smb = SmbDirect::default();
+            }
+            self.ways[way].whole = true;
+        }
+        let send = &mut sending.send;
+        // Without the first message, only its fields show a negotiation.
+        send.message_sequence_number = if negotiates { 1 } else { 2 };
+        let mut context = Context {
+            way,
+            initiator: self.initiator,
+            whole: [self.ways[0].whole, self.ways[1].whole],
+        };
+        let mut faults = Vec::new();
+        let what = self.smb.message(send, &mut context, &mut faults);
+        self.learn_initiator(context.initiator, out);
+        self.say(way, place, what, faults, out);
+    }
+
+    /// Decides what the connection carries. Returns whether it may be SMB Direct.
+    fn decide(&mut self, way: usize, recognised: Option<Recognised>, out: &mut Out<'_>) -> bool {
+        match self.upper {
+            Upper::SmbDirect => true,
+            Upper::Other => false,
+            Upper::Undecided => {
+                if recognised.is_some() {
+                    self.expect(None, out);
+                    return true;
+                }
+                let sends: u64 = self.ways.iter().map(|way| way.sends).sum();
+                let is_initiator = self.initiator == Some(way) && self.ways[way].whole;
+                if is_initiator || sends > MAX_UNKNOWN_SENDS {
+                    self.upper = Upper::Other;
+                    self.waiting = Vec::new();
+                }
+                false
+            }
+        }
+    }
+
+    /// Reports a Send that did not end.
+    fn finish_sending(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
+        if self.ways[way].sending.take().is_some() {
+            let note = "a Send without its last packet";
+            self.say(way, place, What::Note(note), Vec::new(), out);
+            self.smb.lost(way);
+        }
+    }
+
+    fn write(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {
+        let opcode = packet.bth.opcode;
+        let reth = packet.extended.reth();
+        if reth.is_some() {
+            self.finish_writing(way, place, out);
+        }
+        let writing = self.ways[way].writing.get_or_insert(Region {
+            reth,
+            length: 0,
+            packets: 0,
+        });
+        writing.length += u64::from(packet.length);
+        writing.packets += 1;
+        if opcode.ends_message() {
+            self.finish_writing(way, place, out);
+        }
+    }
+
+    /// Reports the Write under way.
+    fn finish_writing(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
+        if let Some(region) = self.ways[way].writing.take() {
+            self.say(way, place, What::RoceWrite(region), Vec::new(), out);
+        }
+    }
+
+    fn read(&mut self, way: usize, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
+        let Extended::Reth(reth) = packet.extended else {
+            return;
+        };
+        let (most, packets) = response_packets(&reth, self.mtu);
+        let this = &mut self.ways[way];
+        match packets {
+            Some(packets) => this.requests.skip(packets - 1, 0),
+            None => this.requests.skip(0, most - 1),
+        }
+        this.reads.push(at, at + most, reth);
+        self.say(way, place, What::RoceReadRequest(reth), Vec::new(), out);
+    }
+}

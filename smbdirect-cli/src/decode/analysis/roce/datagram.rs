@@ -1,0 +1,195 @@
+//! A packet of RoCE: its headers, the start of its payload, and its ICRC.
+
+use std::iter;
+
+use smbdirect::rdma::roce::{
+    Psn,
+    icrc::{self, IpHeader},
+    packet::{Bth, DecodeError, Extended, ICRC_LENGTH, Layout, Opcode, Packet as Wire},
+};
+
+use super::super::{
+    event::{Icrc, Repeated, RocePacket},
+    packet::Datagram,
+};
+
+/// A packet, as far as it is in the capture.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) bth: Bth,
+    pub(super) extended: Extended,
+    /// The first bytes of the payload of a Send or a datagram.
+    pub(super) head: Vec<u8>,
+    /// Bytes of payload.
+    pub(super) length: u32,
+    pub(super) icrc: Icrc,
+    /// What distinguishes it from a copy that its sender sent later: the Identification of IPv4,
+    /// and the ICRC. `None` if there is no Identification.
+    pub(super) fingerprint: Option<(u16, [u8; ICRC_LENGTH])>,
+}
+
+/// A packet that cannot be decoded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Undecoded {
+    /// The queue pair that it goes to, and the byte of its opcode.
+    pub(super) queue_pair: u32,
+    pub(super) opcode: u8,
+    /// The reason; `None` if the packet was damaged, so that nothing in it can be trusted.
+    pub(super) error: Option<DecodeError>,
+}
+
+/// Most bytes that are kept of a payload: headers, and the beginning of the upper layer.
+const MAX_HEAD_BYTES: usize = 4096;
+
+impl Packet {
+    /// Decodes a packet; `None` if it has no BTH.
+    pub(super) fn decode(datagram: &Datagram<'_>) -> Option<Result<Self, Undecoded>> {
+        let bytes = datagram.bytes;
+        let is_cut = bytes.len() < datagram.length;
+        let bth = bytes.first_chunk::<{ Bth::LENGTH }>()?;
+        let undecoded = |error| Undecoded {
+            queue_pair: u32::from_be_bytes([0, bth[5], bth[6], bth[7]]),
+            opcode: bth[0],
+            error,
+        };
+        let icrc = match &datagram.header {
+            Some(header) if !is_cut => match icrc::verify(header, bytes) {
+                true => Icrc::Right,
+                false => Icrc::Wrong,
+            },
+            _ => Icrc::Unknown,
+        };
+        if icrc == Icrc::Wrong {
+            return Some(Err(undecoded(None)));
+        }
+        // The missing end counts as zeros, which are not kept.
+        let mut whole = Vec::new();
+        if is_cut {
+            whole.extend_from_slice(bytes);
+            whole.resize(datagram.length, 0);
+        }
+        let split = Wire::split(if is_cut { &whole } else { bytes });
+        Some(match split {
+            Ok((bth, extended, payload)) => {
+                let start = Bth::LENGTH + extended.layout().length();
+                let captured = bytes.len().saturating_sub(start);
+                let kept = match has_content(bth.opcode) {
+                    true => payload.len().min(captured).min(MAX_HEAD_BYTES),
+                    false => 0,
+                };
+                Ok(Self {
+                    bth,
+                    extended,
+                    head: payload[..kept].to_vec(),
+                    length: payload.len() as u32,
+                    icrc,
+                    fingerprint: fingerprint(datagram),
+                })
+            }
+            Err(error) => Err(undecoded(Some(error))),
+        })
+    }
+
+    /// Returns the packet as an event shows it.
+    pub(super) fn shown(&self, repeated: Repeated) -> RocePacket {
+        RocePacket {
+            bth: self.bth,
+            length: self.length,
+            aeth: self.extended.aeth(),
+            reth: self.extended.reth(),
+            invalidated: self.extended.ieth().map(|ieth| ieth.r_key),
+            icrc: self.icrc,
+            repeated,
+        }
+    }
+
+    /// Returns whether it is a request of a reliable connection.
+    pub(super) fn is_request(&self) -> bool {
+        let is_datagram = matches!(self.extended.layout(), Layout::Deth | Layout::DethImmediate);
+        let opcode = self.bth.opcode;
+        !is_datagram && !opcode.is_response() && opcode != Opcode::CongestionNotification
+    }
+}
+
+/// Returns whether the payload is looked at.
+const fn has_content(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::SendFirst
+            | Opcode::SendMiddle
+            | Opcode::SendLast
+            | Opcode::SendLastImmediate
+            | Opcode::SendLastInvalidate
+            | Opcode::SendOnly
+            | Opcode::SendOnlyImmediate
+            | Opcode::SendOnlyInvalidate
+            | Opcode::UdSendOnly
+            | Opcode::UdSendOnlyImmediate
+    )
+}
+
+fn fingerprint(datagram: &Datagram<'_>) -> Option<(u16, [u8; ICRC_LENGTH])> {
+    let IpHeader::V4 {
+        identification: identification @ 1..,
+        ..
+    } = datagram.header?.ip
+    else {
+        return None;
+    };
+    let icrc = datagram.bytes.last_chunk()?;
+    (datagram.bytes.len() == datagram.length).then_some((identification, *icrc))
+}
+
+/// The longest packet: 4096 bytes of payload, BTH, RETH, immediate data, ICRC.
+const MAX_PACKET_BYTES: usize = 4096 + 12 + 20 + 4;
+/// The shortest packet: BTH and ICRC.
+const MIN_PACKET_BYTES: usize = Bth::LENGTH + ICRC_LENGTH;
+
+/// Returns the packets of a datagram. There are several if the capture was made on a host whose
+/// network card cuts datagrams (UDP segmentation offload) or joins them (GRO).
+pub(super) fn packets<'a>(datagram: &Datagram<'a>) -> impl Iterator<Item = Datagram<'a>> {
+    let segment = segment_length(datagram).unwrap_or(datagram.length);
+    let whole = *datagram;
+    let mut index = 0;
+    iter::from_fn(move || {
+        let start = segment * usize::from(index);
+        if index > 0 && start >= whole.bytes.len() {
+            return None;
+        }
+        let length = segment.min(whole.length - start);
+        let end = (start + length).min(whole.bytes.len());
+        let header = whole.header.map(|header| match header.ip {
+            IpHeader::V4 { identification, .. } => {
+                header.with_identification(identification.wrapping_add(index))
+            }
+            IpHeader::V6 { .. } => header,
+        });
+        index += 1;
+        Some(Datagram {
+            header,
+            bytes: &whole.bytes[start..end],
+            length,
+            ..whole
+        })
+    })
+}
+
+/// Returns the length of the first packet of several in a datagram: after it is another BTH of the
+/// same queue pair, and with this length its ICRC is right.
+fn segment_length(datagram: &Datagram<'_>) -> Option<usize> {
+    let (bytes, header) = (datagram.bytes, datagram.header.as_ref()?);
+    let is_cut = bytes.len() < datagram.length;
+    if is_cut || bytes.len() < 2 * MIN_PACKET_BYTES || icrc::verify(header, bytes) {
+        return None;
+    }
+    let psn = |bth: &[u8]| Psn::new(u32::from_be_bytes([0, bth[9], bth[10], bth[11]]));
+    let (first, last) = (MIN_PACKET_BYTES, bytes.len() - MIN_PACKET_BYTES);
+    let mut lengths = (first..=last.min(MAX_PACKET_BYTES)).step_by(4);
+    lengths.find(|&length| {
+        let next = &bytes[length..];
+        let has_same_ends = next[2..4] == bytes[2..4] && next[5..8] == bytes[5..8];
+        has_same_ends
+            && (0..=1 << 16).contains(&psn(next).distance(psn(bytes)))
+            && icrc::verify(header, &bytes[..length])
+    })
+}

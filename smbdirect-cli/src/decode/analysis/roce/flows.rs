@@ -1,0 +1,465 @@
+//! The reliable connections of a capture: finds the connection and the direction of each packet.
+//!
+//! A packet names the queue pair that it goes to, so two addresses and a queue pair identify one
+//! direction. The messages of the CM say which two directions are a connection. A direction that no
+//! message of the CM announced is *loose*: its packets wait until a PSN shows which direction
+//! answers it, and are read alone if there are too many of them.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use smbdirect::rdma::roce::{
+    Psn,
+    packet::{Extended, Opcode},
+};
+
+use super::{
+    super::{
+        packet::Datagram,
+        streams::{Out, RoceCounts},
+        tcp::Place,
+    },
+    cm::{CM_QUEUE_PAIR, CommunicationIds},
+    connection::{Connection, QueuePair},
+    datagram::{Packet, packets},
+    recognise::{is_initiator, recognise_packet},
+};
+
+/// All reliable connections.
+#[derive(Debug, Default)]
+pub(crate) struct Roce {
+    pub(super) connections: HashMap<u32, Connection>,
+    /// The connection of a direction, and which of the two it is.
+    directions: HashMap<Direction, (u32, usize)>,
+    pub(super) ids: CommunicationIds,
+    loose: HashMap<Direction, Loose>,
+    /// Connections of which one queue pair is unknown.
+    open: Vec<u32>,
+    last: u32,
+    held_bytes: usize,
+}
+
+/// The packets from an address to a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Direction {
+    from: IpAddr,
+    to: IpAddr,
+    queue_pair: u32,
+}
+
+/// A direction whose connection is unknown.
+#[derive(Debug, Default)]
+struct Loose {
+    packets: Vec<(Packet, Place)>,
+    /// The PSN of the first request, and the one after the last.
+    requests: Option<(Psn, Psn)>,
+    /// The PSN of the last response.
+    response: Option<Psn>,
+}
+
+/// What a loose direction fits to.
+#[derive(Clone, Copy, Debug)]
+enum Fit {
+    Loose(Direction),
+    /// A direction of a connection.
+    Open(u32, usize),
+}
+
+/// Most connections that are followed at the same time; above, those without packets for longest
+/// are given up.
+const MAX_CONNECTIONS: usize = 2048;
+/// Most bytes of all connections that wait for missing packets.
+const MAX_HELD_BYTES: usize = 256 << 20;
+/// Most loose directions.
+const MAX_LOOSE: usize = 256;
+/// Most packets of a loose direction. They are more than a sender has in flight before the first
+/// acknowledgement.
+const MAX_LOOSE_PACKETS: usize = 128;
+/// Most connections of which one queue pair is unknown.
+const MAX_OPEN: usize = 256;
+
+impl Roce {
+    /// Handles a datagram.
+    pub(crate) fn datagram(
+        &mut self,
+        datagram: &Datagram<'_>,
+        place: Place,
+        ports: &[u16],
+        counts: &mut RoceCounts,
+        out: &mut Out<'_>,
+    ) {
+        let (from, to) = (datagram.from, datagram.to);
+        for part in packets(datagram) {
+            counts.packets += 1;
+            counts.v1 += u64::from(part.is_v1);
+            counts.cut += u64::from(part.bytes.len() < part.length);
+            match Packet::decode(&part) {
+                None => counts.undecoded += 1,
+                Some(Err(bad)) => {
+                    let direction = Direction {
+                        from,
+                        to,
+                        queue_pair: bad.queue_pair,
+                    };
+                    match bad.error {
+                        None => counts.wrong_icrc += 1,
+                        Some(_) => counts.undecoded += 1,
+                    }
+                    if let Some(&(id, way)) = self.directions.get(&direction)
+                        && let Some(connection) = self.connections.get_mut(&id)
+                    {
+                        connection.bad(way, &bad, place, out);
+                    }
+                }
+                Some(Ok(packet)) => {
+                    let queue_pair = packet.bth.destination_qp;
+                    match (packet.bth.opcode, &packet.extended) {
+                        (Opcode::CongestionNotification, _) => counts.congestion += 1,
+                        (_, Extended::Deth(_)) if queue_pair == CM_QUEUE_PAIR => {
+                            let ends = (from, to);
+                            let is_known = self.cm(ends, &packet, place, ports, counts, out);
+                            counts.datagrams += u64::from(!is_known);
+                        }
+                        (_, Extended::Deth(_) | Extended::DethImmediate(..)) => {
+                            counts.datagrams += 1;
+                        }
+                        _ => {
+                            let direction = Direction {
+                                from,
+                                to,
+                                queue_pair,
+                            };
+                            self.packet(direction, packet, place, counts, out);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports what is left when the capture ends.
+    pub(crate) fn finish(&mut self, counts: &mut RoceCounts, out: &mut Out<'_>) {
+        let mut loose: Vec<_> = self.loose.keys().copied().collect();
+        loose.sort_unstable_by_key(|direction| self.loose[direction].first_frame());
+        for direction in loose {
+            self.read_alone(direction, out);
+        }
+        let mut ids: Vec<_> = self.connections.keys().copied().collect();
+        ids.sort_unstable_by_key(|id| (self.connections[id].seen, *id));
+        for id in ids {
+            self.remove(id, counts, out);
+        }
+    }
+
+    /// Handles a packet of a reliable connection.
+    fn packet(
+        &mut self,
+        direction: Direction,
+        packet: Packet,
+        place: Place,
+        counts: &mut RoceCounts,
+        out: &mut Out<'_>,
+    ) {
+        if let Some(&(id, way)) = self.directions.get(&direction)
+            && let Some(connection) = self.connections.get_mut(&id)
+        {
+            if !connection.is_foreign(way, &packet) {
+                feed(connection, &mut self.held_bytes, way, packet, place, out);
+                return;
+            }
+            // The numbers of the queue pairs were used before by another connection.
+            self.remove(id, counts, out);
+        }
+        if !self.loose.contains_key(&direction) && self.loose.len() >= MAX_LOOSE {
+            let oldest = self
+                .loose
+                .iter()
+                .min_by_key(|(_, loose)| loose.last_frame());
+            if let Some((&oldest, _)) = oldest {
+                self.make_room(counts, out);
+                self.read_alone(oldest, out);
+            }
+        }
+        let loose = self.loose.entry(direction).or_default();
+        loose.push(packet, place);
+        let is_full = loose.packets.len() >= MAX_LOOSE_PACKETS;
+        self.make_room(counts, out);
+        match self.fit(direction) {
+            Some(Fit::Open(id, way)) => self.join(direction, id, way, out),
+            Some(Fit::Loose(other)) => self.pair(direction, other, out),
+            None if is_full => self.read_alone(direction, out),
+            None => {}
+        }
+    }
+
+    /// Finds what answers a loose direction, if it is certain.
+    fn fit(&self, direction: Direction) -> Option<Fit> {
+        let loose = &self.loose[&direction];
+        let others = self.loose.iter().filter(|&(other, candidate)| {
+            let is_opposite = other.from == direction.to && other.to == direction.from;
+            is_opposite && *other != direction && loose.answers(candidate)
+        });
+        let open = self.open.iter().filter_map(|id| {
+            let connection = self.connections.get(id)?;
+            let way = (0..2).find(|&way| {
+                let (from, to) = (&connection.ends[way], &connection.ends[1 - way]);
+                let is_missing = to.number.is_none();
+                is_missing && from.address == direction.from && to.address == direction.to
+            })?;
+            loose
+                .answers_connection(connection, way)
+                .then_some(Fit::Open(*id, way))
+        });
+        let mut fits = others.map(|(&other, _)| Fit::Loose(other)).chain(open);
+        let first = fits.next()?;
+        fits.next().is_none().then_some(first)
+    }
+
+    /// Makes two loose directions a connection.
+    fn pair(&mut self, first: Direction, second: Direction, out: &mut Out<'_>) {
+        let (Some(one), Some(other)) = (self.loose.remove(&first), self.loose.remove(&second))
+        else {
+            return;
+        };
+        let ends = [
+            QueuePair {
+                address: first.from,
+                number: Some(second.queue_pair),
+            },
+            QueuePair {
+                address: first.to,
+                number: Some(first.queue_pair),
+            },
+        ];
+        let id = self.add(Connection::new(ends));
+        let first = one.packets.into_iter().map(|packet| (0, packet));
+        let second = other.packets.into_iter().map(|packet| (1, packet));
+        self.replay(id, first.chain(second).collect(), out);
+    }
+
+    /// Adds a loose direction to a connection whose other direction is known.
+    fn join(&mut self, direction: Direction, id: u32, way: usize, out: &mut Out<'_>) {
+        let (Some(loose), Some(connection)) =
+            (self.loose.remove(&direction), self.connections.get_mut(&id))
+        else {
+            return;
+        };
+        connection.ends[1 - way].number = Some(direction.queue_pair);
+        self.name(id);
+        let packets = loose.packets.into_iter().map(|packet| (way, packet));
+        self.replay(id, packets.collect(), out);
+    }
+
+    /// Reads a loose direction without the other one.
+    fn read_alone(&mut self, direction: Direction, out: &mut Out<'_>) {
+        let Some(loose) = self.loose.remove(&direction) else {
+            return;
+        };
+        let ends = [
+            QueuePair {
+                address: direction.from,
+                number: None,
+            },
+            QueuePair {
+                address: direction.to,
+                number: Some(direction.queue_pair),
+            },
+        ];
+        let id = self.add(Connection::new(ends));
+        let packets = loose.packets.into_iter().map(|packet| (0, packet));
+        self.replay(id, packets.collect(), out);
+    }
+
+    /// Hands the packets that have waited to their connection.
+    fn replay(&mut self, id: u32, mut packets: Vec<(usize, (Packet, Place))>, out: &mut Out<'_>) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        packets.sort_by_key(|(_, (_, place))| place.frame);
+        let is_smb_direct = packets
+            .iter()
+            .any(|(_, (packet, _))| recognise_packet(packet).is_some());
+        if is_smb_direct {
+            let initiator = packets.iter().find_map(|(way, (packet, _))| {
+                is_initiator(packet).map(|is| if is { *way } else { 1 - *way })
+            });
+            connection.expect(initiator, out);
+        }
+        for (way, (packet, place)) in packets {
+            feed(connection, &mut self.held_bytes, way, packet, place, out);
+        }
+    }
+
+    /// Adds a connection and returns its number.
+    pub(super) fn add(&mut self, connection: Connection) -> u32 {
+        self.last = self.last.wrapping_add(1);
+        self.connections.insert(self.last, connection);
+        self.name(self.last);
+        self.last
+    }
+
+    /// Finds packets of a connection by the queue pairs that are known now.
+    pub(super) fn name(&mut self, id: u32) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        self.open.retain(|&open| open != id);
+        for way in 0..2 {
+            match Direction::of(connection, way) {
+                Some(direction) => {
+                    self.directions.insert(direction, (id, way));
+                }
+                None if self.open.len() < MAX_OPEN => self.open.push(id),
+                None => {}
+            }
+        }
+    }
+
+    /// Returns the connection that a queue pair of an end belongs to, and the direction to it.
+    pub(super) fn with_queue_pair(
+        &self,
+        from: IpAddr,
+        to: IpAddr,
+        queue_pair: u32,
+    ) -> Option<(u32, usize)> {
+        let direction = Direction {
+            from,
+            to,
+            queue_pair,
+        };
+        self.directions.get(&direction).copied()
+    }
+
+    /// Ends a connection.
+    pub(super) fn remove(&mut self, id: u32, counts: &mut RoceCounts, out: &mut Out<'_>) {
+        let Some(mut connection) = self.connections.remove(&id) else {
+            return;
+        };
+        self.held_bytes -= connection.held_bytes();
+        for way in 0..2 {
+            if let Some(direction) = Direction::of(&connection, way)
+                && self.directions.get(&direction) == Some(&(id, way))
+            {
+                self.directions.remove(&direction);
+            }
+        }
+        self.open.retain(|&open| open != id);
+        self.ids.forget(id);
+        connection.finish(out);
+        if !connection.is_smb_direct() {
+            counts.other_connections += 1;
+        }
+    }
+
+    /// Gives up the connections without packets for longest, if there are too many or too much
+    /// waits.
+    pub(super) fn make_room(&mut self, counts: &mut RoceCounts, out: &mut Out<'_>) {
+        while self.held_bytes > MAX_HELD_BYTES {
+            let most = self
+                .connections
+                .iter()
+                .max_by_key(|(_, connection)| connection.held_bytes());
+            let Some((&most, _)) = most else { break };
+            self.remove(most, counts, out);
+        }
+        if self.connections.len() < MAX_CONNECTIONS {
+            return;
+        }
+        let mut seen: Vec<_> = self
+            .connections
+            .iter()
+            .map(|(id, connection)| (connection.seen, *id))
+            .collect();
+        let half = seen.len() / 2;
+        seen.select_nth_unstable(half);
+        seen[..half].sort_unstable();
+        for (_, id) in &seen[..half] {
+            self.remove(*id, counts, out);
+        }
+    }
+}
+
+/// Hands a packet to its connection, and keeps count of the bytes that wait.
+fn feed(
+    connection: &mut Connection,
+    held_bytes: &mut usize,
+    way: usize,
+    packet: Packet,
+    place: Place,
+    out: &mut Out<'_>,
+) {
+    let before = connection.held_bytes();
+    connection.packet(way, packet, place, out);
+    *held_bytes = *held_bytes + connection.held_bytes() - before;
+}
+
+impl Direction {
+    /// Returns a direction of a connection, if the queue pair that it goes to is known.
+    fn of(connection: &Connection, way: usize) -> Option<Self> {
+        let [from, to] = [connection.ends[way], connection.ends[1 - way]];
+        Some(Self {
+            from: from.address,
+            to: to.address,
+            queue_pair: to.number?,
+        })
+    }
+}
+
+impl Loose {
+    fn push(&mut self, packet: Packet, place: Place) {
+        let psn = packet.bth.psn;
+        if packet.is_request() {
+            // The response to a Read takes up to one number for 256 bytes.
+            let numbers = match packet.extended.reth() {
+                Some(reth) if packet.bth.opcode == Opcode::ReadRequest => {
+                    reth.length.div_ceil(256).max(1)
+                }
+                _ => 1,
+            };
+            let behind = psn.add(numbers);
+            let (first, end) = self.requests.get_or_insert((psn, behind));
+            if psn.distance(*first) < 0 {
+                *first = psn;
+            }
+            if behind.distance(*end) > 0 {
+                *end = behind;
+            }
+        } else {
+            self.response = Some(psn);
+        }
+        self.packets.push((packet, place));
+    }
+
+    /// Returns whether one of two directions acknowledges the other.
+    fn answers(&self, other: &Self) -> bool {
+        self.has_requested(other.response) || other.has_requested(self.response)
+    }
+
+    /// Returns whether this direction, which is direction `way` of the connection, and the other
+    /// one of the connection acknowledge each other.
+    fn answers_connection(&self, connection: &Connection, way: usize) -> bool {
+        let begins = self
+            .requests
+            .is_some_and(|(first, _)| connection.may_begin(way, first));
+        let answers = self
+            .response
+            .is_some_and(|response| connection.may_answer(1 - way, response));
+        begins || answers || self.has_requested(connection.last_response(1 - way))
+    }
+
+    fn has_requested(&self, response: Option<Psn>) -> bool {
+        let (Some((first, end)), Some(response)) = (self.requests, response) else {
+            return false;
+        };
+        response.distance(first) >= 0 && response.distance(end) < 0
+    }
+
+    fn first_frame(&self) -> u64 {
+        let first = self.packets.first();
+        first.map_or(0, |(_, place)| place.frame)
+    }
+
+    fn last_frame(&self) -> u64 {
+        let last = self.packets.last();
+        last.map_or(0, |(_, place)| place.frame)
+    }
+}

@@ -1,0 +1,241 @@
+//! Reads of one direction that wait for their response, which may come in pieces.
+//!
+//! A requester that lacks a packet of a response asks again from there on, so packets of a response
+//! can come twice, and the last one before others.
+
+use std::collections::VecDeque;
+
+use smbdirect::rdma::roce::packet::{Opcode, Reth};
+
+use super::super::tcp::Place;
+
+/// The response to a Read, as far as it is in the capture.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) reth: Reth,
+    /// Bytes and packets of the response so far.
+    pub(super) length: u64,
+    pub(super) packets: u64,
+    /// The place of the request, which its first packet shares.
+    at: i64,
+    /// The place after the last packet that it can have.
+    limit: i64,
+    received: Places,
+    /// The place after its last packet, once that was seen, and where it was.
+    end: Option<(i64, Place)>,
+    /// Packets of the connection since then.
+    waited: u32,
+    /// Packets of the connection for which missing packets may be late.
+    patience: u32,
+}
+
+/// Reads in the order of their requests.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    list: VecDeque<Read>,
+}
+
+/// What a packet of a response is.
+#[derive(Debug)]
+pub(super) enum Response {
+    /// A packet of a response that goes on.
+    Continues,
+    /// The packet that completes a response.
+    Completes(Read),
+    Again,
+    /// The request is not known.
+    Unknown,
+}
+
+/// Most Reads outstanding in one direction: Responder Resources has 8 bits.
+const MAX_READS: usize = 256;
+/// Packets of the connection for which the missing packets of a response may be late.
+const LATE_PACKETS: u32 = 64;
+/// The same if the requester has asked for them again. The responder may have other responses to
+/// send first.
+const ASKED_AGAIN_PACKETS: u32 = 4096;
+
+impl Reads {
+    /// Adds a Read, and forgets the oldest one if there are too many.
+    pub(super) fn push(&mut self, at: i64, limit: i64, reth: Reth) {
+        self.list.push_back(Read {
+            reth,
+            length: 0,
+            packets: 0,
+            at,
+            limit,
+            received: Places::default(),
+            end: None,
+            waited: 0,
+            patience: LATE_PACKETS,
+        });
+        if self.list.len() > MAX_READS {
+            self.list.pop_front();
+        }
+    }
+
+    /// Learns the number of packets of each response, and returns the place after the last one.
+    pub(super) fn limit(&mut self, packets: impl Fn(&Reth) -> i64) -> Option<i64> {
+        for read in &mut self.list {
+            read.limit = read.at + packets(&read.reth);
+        }
+        self.list.back().map(|read| read.limit)
+    }
+
+    /// Returns whether this packet of a response has been taken already.
+    pub(super) fn has(&self, at: i64) -> Option<bool> {
+        let read = self.list.iter().rfind(|read| read.covers(at))?;
+        Some(read.received.contains(at))
+    }
+
+    /// Takes a packet of a response.
+    pub(super) fn take(&mut self, at: i64, opcode: Opcode, length: u32, place: Place) -> Response {
+        // The limit of an earlier Read may be too high.
+        let Some(index) = self.list.iter().rposition(|read| read.covers(at)) else {
+            return Response::Unknown;
+        };
+        let read = &mut self.list[index];
+        if !read.received.insert(at) {
+            return Response::Again;
+        }
+        read.waited = 0;
+        read.length += u64::from(length);
+        read.packets += 1;
+        if matches!(opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly) {
+            read.end = Some((at + 1, place));
+        }
+        match read.missing() {
+            Some(0) => self
+                .list
+                .remove(index)
+                .map_or(Response::Continues, Response::Completes),
+            _ => Response::Continues,
+        }
+    }
+
+    /// Handles a repeated request for a response from this place on.
+    pub(super) fn ask_again(&mut self, at: i64) {
+        if let Some(read) = self.list.iter_mut().rfind(|read| read.covers(at)) {
+            read.patience = ASKED_AGAIN_PACKETS;
+        }
+    }
+
+    /// Counts a packet of the connection, and returns a response whose end was seen and whose
+    /// missing packets have not come, with their number.
+    pub(super) fn tick(&mut self) -> Option<(Read, u64, Place)> {
+        let ended = self.list.iter_mut().filter(|read| read.end.is_some());
+        let mut is_late = false;
+        for read in ended {
+            read.waited += 1;
+            is_late |= read.waited > read.patience;
+        }
+        match is_late {
+            true => self.incomplete(|read| read.waited > read.patience),
+            false => None,
+        }
+    }
+
+    /// Returns the first response whose end was seen, at the end of the capture.
+    pub(super) fn last(&mut self) -> Option<(Read, u64, Place)> {
+        self.incomplete(|_| true)
+    }
+
+    fn incomplete(&mut self, is_late: impl Fn(&Read) -> bool) -> Option<(Read, u64, Place)> {
+        let index = self
+            .list
+            .iter()
+            .position(|read| read.end.is_some() && is_late(read))?;
+        let read = self.list.remove(index)?;
+        let (missing, (_, place)) = (read.missing()?, read.end?);
+        Some((read, missing, place))
+    }
+}
+
+impl Read {
+    fn covers(&self, at: i64) -> bool {
+        (self.at..self.limit).contains(&at)
+    }
+
+    /// Returns the number of packets that are missing before the last one, once that was seen.
+    fn missing(&self) -> Option<u64> {
+        let (end, _) = self.end?;
+        let all = u64::try_from(end - self.at).ok()?;
+        Some(all.saturating_sub(self.packets))
+    }
+}
+
+/// A set of places.
+#[derive(Debug, Default)]
+struct Places {
+    /// Ranges in ascending order, none of which touches the next.
+    ranges: Vec<(i64, i64)>,
+}
+
+/// Most ranges of a set. Real responses arrive nearly in order.
+const MAX_RANGES: usize = 64;
+
+impl Places {
+    fn contains(&self, at: i64) -> bool {
+        let mut ranges = self.ranges.iter();
+        ranges.any(|&(start, end)| (start..end).contains(&at))
+    }
+
+    /// Adds a place. Returns false if it was there, or if there are too many ranges.
+    fn insert(&mut self, at: i64) -> bool {
+        // Most packets follow the last one.
+        if let Some((_, end)) = self.ranges.last_mut()
+            && *end == at
+        {
+            *end += 1;
+            return true;
+        }
+        let index = self.ranges.partition_point(|&(_, end)| end < at);
+        let is_full = self.ranges.len() >= MAX_RANGES;
+        match self.ranges.get_mut(index) {
+            Some((start, end)) if (*start..*end).contains(&at) => return false,
+            Some((_, end)) if *end == at => *end += 1,
+            Some((start, _)) if *start == at + 1 => *start = at,
+            _ if is_full => return false,
+            _ => self.ranges.insert(index, (at, at + 1)),
+        }
+        if let [(_, end), (start, behind)] = *self.ranges.get(index..index + 2).unwrap_or_default()
+            && end == start
+        {
+            self.ranges[index].1 = behind;
+            self.ranges.remove(index + 1);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_a_set_in_any_order() {
+        let orders = [
+            [0, 1, 2, 3, 4, 5],
+            [5, 4, 3, 2, 1, 0],
+            [0, 2, 4, 5, 3, 1],
+            [3, 0, 5, 1, 4, 2],
+        ];
+        for order in orders {
+            let mut places = Places::default();
+            for at in order {
+                assert!(!places.contains(at));
+                assert!(places.insert(at));
+                assert!(!places.insert(at), "{order:?}");
+                assert!(places.contains(at));
+            }
+            assert_eq!(places.ranges, [(0, 6)], "{order:?}");
+        }
+    }
+
+    #[test]
+    fn a_set_is_bounded() {
+        let mut places = Places::default();
+        let added = (0..1000).filter(|at| places.insert(at * 2)).count();
+        assert_eq!((added, places.ranges.len()), (MAX_RANGES, MAX_RANGES));
+    }
+}

@@ -1,0 +1,324 @@
+//! Describes the messages and packets of RoCE.
+
+use std::fmt::Write;
+
+use smbdirect::rdma::roce::{
+    cm::{ConnectRequest, Message, MessageKind, RdmaCmHeader},
+    packet::{NakCode, Opcode, Reth, Syndrome},
+};
+
+use super::super::analysis::{Icrc, Region, Repeated, RocePacket, What};
+use crate::report::plural;
+
+/// Describes an event of RoCE; `None` if it is another one.
+pub(super) fn words(what: &What) -> Option<String> {
+    Some(match what {
+        What::Cm { message, again } => match again {
+            true => format!("{}, sent again", cm(message)),
+            false => cm(message),
+        },
+        What::RoceWrite(region) => write(region),
+        What::RoceReadRequest(reth) => {
+            format!("{} from {}", bytes(reth.length.into()), place(reth))
+        }
+        What::RoceReadResponse {
+            request,
+            length,
+            packets,
+        } => {
+            let packets = plural(*packets, "packet");
+            match request {
+                Some(reth) => format!("{} from {}, {packets}", bytes(*length), place(reth)),
+                None => format!("{}, {packets}", bytes(*length)),
+            }
+        }
+        What::Nak { code, psn } => {
+            let psn = psn.value();
+            format!("{}, PSN 0x{psn:06x}", nak(*code))
+        }
+        What::RnrNak { timer, psn } => format!(
+            "no receive was posted, PSN 0x{:06x}, wait {} ms",
+            psn.value(),
+            wait(*timer)
+        ),
+        What::BadPacket { opcode } => match Opcode::decode(*opcode) {
+            Ok(opcode) => format!("{}, not to be understood", opcode_name(opcode)),
+            Err(_) => format!("opcode 0x{opcode:02x}, not read"),
+        },
+        _ => return None,
+    })
+}
+
+/// Describes an event of RoCE that is no message; `None` if it is another one.
+pub(super) fn remark(what: &What) -> Option<String> {
+    Some(match what {
+        What::SentAgain { psn, packets } => format!(
+            "-- {} sent again, from PSN 0x{:06x}",
+            plural(*packets, "packet"),
+            psn.value()
+        ),
+        What::MissingPackets(packets) => {
+            let verb = if *packets == 1 { "is" } else { "are" };
+            let packets = plural(*packets, "packet");
+            format!("-- {packets} of this direction {verb} not in the capture")
+        }
+        What::Packet(packet) => packet_words(packet),
+        _ => return None,
+    })
+}
+
+/// Describes a packet.
+fn packet_words(packet: &RocePacket) -> String {
+    let bth = &packet.bth;
+    let mut text = format!(
+        "-- {:<24} PSN 0x{:06x} QP 0x{:06x}",
+        opcode_name(bth.opcode),
+        bth.psn.value(),
+        bth.destination_qp
+    );
+    if packet.length > 0 {
+        let _ = write!(text, ", {}", bytes(packet.length.into()));
+    }
+    if let Some(reth) = &packet.reth {
+        let _ = write!(text, ", {} of {}", bytes(reth.length.into()), place(reth));
+    }
+    if let Some(aeth) = packet.aeth {
+        let syndrome = match aeth.syndrome {
+            Syndrome::Ack { .. } => "ACK".to_owned(),
+            Syndrome::RnrNak { timer } => format!("RNR NAK, wait {} ms", wait(timer)),
+            Syndrome::Nak(code) => format!("NAK {}", nak(code)),
+        };
+        let msn = aeth.message_sequence_number;
+        let _ = write!(text, ", {syndrome}, MSN {msn}");
+    }
+    if let Some(r_key) = packet.invalidated {
+        let _ = write!(text, ", invalidates 0x{r_key:08x}");
+    }
+    for (is_set, word) in [
+        (bth.ack_request, "asks for an ACK"),
+        (bth.solicited_event, "solicited"),
+        (bth.fecn, "FECN"),
+        (bth.becn, "BECN"),
+        (packet.icrc == Icrc::Unknown, "ICRC not checked"),
+        (packet.repeated == Repeated::SentAgain, "sent again"),
+        (packet.repeated == Repeated::CapturedAgain, "captured again"),
+    ] {
+        if is_set {
+            let _ = write!(text, ", {word}");
+        }
+    }
+    text
+}
+
+fn write(region: &Region) -> String {
+    let packets = plural(region.packets, "packet");
+    match &region.reth {
+        Some(reth) if u64::from(reth.length) == region.length => {
+            format!("{} to {}, {packets}", bytes(region.length), place(reth))
+        }
+        Some(reth) => format!(
+            "{} of {} to {}, {packets}",
+            bytes(region.length),
+            reth.length,
+            place(reth)
+        ),
+        None => format!("{}, {packets}, without its beginning", bytes(region.length)),
+    }
+}
+
+fn bytes(length: u64) -> String {
+    plural(length, "byte")
+}
+
+fn place(reth: &Reth) -> String {
+    let Reth {
+        r_key,
+        virtual_address,
+        ..
+    } = reth;
+    format!("R_Key 0x{r_key:08x} address 0x{virtual_address:x}")
+}
+
+fn cm(message: &Message) -> String {
+    match message {
+        Message::ConnectRequest(request) => connect_request(request),
+        Message::ConnectReply(reply) => {
+            let mut text = format!(
+                "QP 0x{:06x}, PSN 0x{:06x}, IRD {}, ORD {}",
+                reply.queue_pair,
+                reply.starting_psn,
+                reply.responder_resources,
+                reply.initiator_depth,
+            );
+            private_data(&mut text, reply.private_data.as_bytes());
+            text
+        }
+        Message::ReadyToUse(message) => {
+            only_private_data("the connection is ready", message.private_data.as_bytes())
+        }
+        Message::DisconnectRequest(message) => {
+            let text = format!(
+                "ends the connection of QP 0x{:06x}",
+                message.remote_queue_pair
+            );
+            only_private_data(&text, message.private_data.as_bytes())
+        }
+        Message::DisconnectReply(message) => {
+            only_private_data("the connection has ended", message.private_data.as_bytes())
+        }
+        Message::Reject(message) => {
+            let text = format!(
+                "rejects {}: {}",
+                kind(message.rejected, "the message"),
+                message.reason
+            );
+            only_private_data(&text, message.private_data.as_bytes())
+        }
+        Message::MessageReceiptAcknowledgment(message) => {
+            let text = format!(
+                "has {}, and answers within {:.3} s",
+                kind(message.acknowledged, "the message"),
+                message.service_timeout.duration().as_secs_f64()
+            );
+            only_private_data(&text, message.private_data.as_bytes())
+        }
+    }
+}
+
+const fn kind(kind: MessageKind, other: &'static str) -> &'static str {
+    match kind {
+        MessageKind::Request => "the REQ",
+        MessageKind::Reply => "the REP",
+        MessageKind::Other => other,
+    }
+}
+
+fn connect_request(request: &ConnectRequest) -> String {
+    let service = match request.service_id.port() {
+        Some(port) => format!("port {port}"),
+        None => format!("service 0x{:016x}", request.service_id.0),
+    };
+    let mtu = match request.path_mtu {
+        Some(mtu) => mtu.bytes().to_string(),
+        None => "unknown".into(),
+    };
+    let mut text = format!(
+        "{service}, QP 0x{:06x}, PSN 0x{:06x}, path MTU {mtu}, IRD {}, ORD {}, retries {}, \
+         RNR retries {}",
+        request.queue_pair,
+        request.starting_psn,
+        request.responder_resources,
+        request.initiator_depth,
+        request.retry_count,
+        request.rnr_retry_count,
+    );
+    let data = request.private_data.as_bytes();
+    let header = match request.service_id.port() {
+        Some(_) => RdmaCmHeader::decode(data),
+        None => None,
+    };
+    if let Some(header) = header {
+        let _ = write!(text, ", from port {}", header.source_port);
+    }
+    let start = header.map_or(0, |_| RdmaCmHeader::LENGTH);
+    private_data(&mut text, &data[start..]);
+    text
+}
+
+fn only_private_data(text: &str, data: &[u8]) -> String {
+    let mut text = text.to_owned();
+    private_data(&mut text, data);
+    text
+}
+
+/// Shows private data up to its last byte that is not zero: its length is not transmitted.
+fn private_data(text: &mut String, data: &[u8]) {
+    let used = used(data);
+    if used.is_empty() {
+        return;
+    }
+    text.push_str(", private data ");
+    for byte in used {
+        let _ = write!(text, "{byte:02x}");
+    }
+}
+
+/// Returns private data without the zeros at its end.
+pub(in super::super) fn used(data: &[u8]) -> &[u8] {
+    let end = data.iter().rposition(|&byte| byte != 0);
+    &data[..end.map_or(0, |end| end + 1)]
+}
+
+/// Returns the name of a negative acknowledgement.
+pub(in super::super) const fn nak(code: NakCode) -> &'static str {
+    match code {
+        NakCode::PsnSequenceError => "PSN sequence error",
+        NakCode::InvalidRequest => "invalid request",
+        NakCode::RemoteAccessError => "remote access error",
+        NakCode::RemoteOperationalError => "remote operational error",
+        NakCode::InvalidRdRequest => "invalid RD request",
+    }
+}
+
+/// The times that an RNR NAK codes, in hundredths of a millisecond (IBTA 9.7.5.2.8).
+const WAITS: [u32; 32] = [
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+];
+
+/// Returns the time that an RNR NAK asks to wait, in milliseconds.
+pub(in super::super) fn wait(timer: u8) -> f64 {
+    f64::from(WAITS[usize::from(timer) % WAITS.len()]) / 100.0
+}
+
+/// Returns the name of an opcode in the specification.
+pub(in super::super) const fn opcode_name(opcode: Opcode) -> &'static str {
+    match opcode {
+        Opcode::SendFirst => "SEND First",
+        Opcode::SendMiddle => "SEND Middle",
+        Opcode::SendLast => "SEND Last",
+        Opcode::SendLastImmediate => "SEND Last Immediate",
+        Opcode::SendOnly => "SEND Only",
+        Opcode::SendOnlyImmediate => "SEND Only Immediate",
+        Opcode::WriteFirst => "WRITE First",
+        Opcode::WriteMiddle => "WRITE Middle",
+        Opcode::WriteLast => "WRITE Last",
+        Opcode::WriteLastImmediate => "WRITE Last Immediate",
+        Opcode::WriteOnly => "WRITE Only",
+        Opcode::WriteOnlyImmediate => "WRITE Only Immediate",
+        Opcode::ReadRequest => "READ Request",
+        Opcode::ReadResponseFirst => "READ Response First",
+        Opcode::ReadResponseMiddle => "READ Response Middle",
+        Opcode::ReadResponseLast => "READ Response Last",
+        Opcode::ReadResponseOnly => "READ Response Only",
+        Opcode::Acknowledge => "Acknowledge",
+        Opcode::AtomicAcknowledge => "Atomic Acknowledge",
+        Opcode::CompareSwap => "Compare and Swap",
+        Opcode::FetchAdd => "Fetch and Add",
+        Opcode::SendLastInvalidate => "SEND Last Invalidate",
+        Opcode::SendOnlyInvalidate => "SEND Only Invalidate",
+        Opcode::UdSendOnly => "UD SEND Only",
+        Opcode::UdSendOnlyImmediate => "UD SEND Only Immediate",
+        Opcode::CongestionNotification => "CNP",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_those_of_the_specification() {
+        let milliseconds = [(0, 655.36), (1, 0.01), (12, 0.64), (14, 1.28), (31, 491.52)];
+        for (timer, expected) in milliseconds {
+            assert!((wait(timer) - expected).abs() < 1e-9, "{timer}");
+        }
+    }
+
+    #[test]
+    fn zeros_after_private_data_are_not_shown() {
+        assert_eq!(used(&[0, 7, 0, 1, 0, 0]), [0, 7, 0, 1]);
+        assert_eq!(used(&[0; 9]), [0_u8; 0]);
+        assert_eq!(used(&[]), [0_u8; 0]);
+    }
+}

@@ -1,0 +1,435 @@
+//! Connections made up packet by packet: links, losses, faults, and what is not in the capture.
+
+use pcap_file::{
+    DataLink,
+    pcap::{PcapHeader, PcapPacket, PcapWriter},
+};
+use serde_json::Value;
+use smbdirect::rdma::roce::packet::{Extended, NakCode, Opcode, Syndrome};
+
+use super::{
+    super::talk::{I, R, Transfer, broken, decode, events, names, write_pcap},
+    talk::{MTU, Talk},
+};
+use crate::support::Done;
+
+/// The messages without their place in the file.
+fn said(done: &Done) -> Vec<Value> {
+    let mut lines = events(done, "message");
+    for line in &mut lines {
+        let line = line.as_object_mut().unwrap();
+        line.remove("frame");
+        line.remove("seconds");
+    }
+    lines
+}
+
+/// A negotiation, messages of one and of several packets, a Write, a Read, and an invalidation.
+fn conversation() -> Talk {
+    let mut talk = Talk::established();
+    exchange(&mut talk);
+    talk
+}
+
+fn exchange(talk: &mut Talk) {
+    for number in 0..4 {
+        talk.transfer(I, &Transfer::of(100 + number, 0));
+        talk.transfer(R, &Transfer::of(1100 + number, 0));
+    }
+    talk.transfer(I, &Transfer::of(90, 0));
+    let psn = talk.read(R, 3000);
+    talk.respond(I, psn, 3000);
+    talk.write(R, 2500);
+    talk.send_alone(R, &Transfer::of(50, 0).bytes(), Some(0xabc));
+    talk.acknowledge(I);
+}
+
+const MESSAGES: [&str; 15] = [
+    "Negotiate Request",
+    "Negotiate Response",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "Data Transfer",
+    "RDMA Read Request",
+    "RDMA Read Response",
+    "RDMA Write",
+    "Data Transfer",
+];
+
+#[test]
+fn a_connection_is_read_on_every_link() {
+    let talk = conversation();
+    let done = talk.decoded(&["--json"]).succeeded();
+    assert_eq!(names(&done), MESSAGES);
+    let expected = said(&done);
+    assert_eq!(expected[12]["length"], 3000);
+    assert_eq!(expected[12]["packets"], 3);
+    assert_eq!(expected[13]["length"], 2500);
+    assert_eq!(expected[14]["invalidated"], 0xabc);
+    // 10 granted, 5 spent, 5 granted again.
+    assert_eq!(expected[14]["initiator_credits"], 10);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("link.pcap");
+    let with = |head: &[u8]| -> Vec<Vec<u8>> {
+        let around = |frame: &Vec<u8>| [head, &frame[14..]].concat();
+        talk.frames.iter().map(around).collect()
+    };
+    let vlan = [&[1; 12][..], &[0x81, 0, 0, 5, 8, 0]].concat();
+    for (name, datalink, frames) in [
+        ("VLAN", DataLink::ETHERNET, with(&vlan)),
+        (
+            "cooked",
+            DataLink::LINUX_SLL,
+            with(&[&[0; 14][..], &[8, 0]].concat()),
+        ),
+        (
+            "cooked v2",
+            DataLink::from(276),
+            with(&[&[8, 0][..], &[0; 18]].concat()),
+        ),
+        ("raw", DataLink::RAW, with(&[])),
+    ] {
+        write_pcap(&path, datalink, &frames);
+        let done = decode(&path, &["--json"]).succeeded();
+        assert_eq!(said(&done), expected, "{name}");
+    }
+    let mut six = Talk::new();
+    six.is_ipv6 = true;
+    six.negotiate();
+    exchange(&mut six);
+    let done = six.decoded(&["--json", "--packets"]).succeeded();
+    assert_eq!(said(&done), expected, "IPv6");
+    let packets = events(&done, "packet");
+    assert!(packets.iter().all(|packet| packet["icrc"] == true));
+    // RoCEv1 is the same without UDP, behind a header like that of IPv6.
+    let mut v1 = six.frames.clone();
+    for frame in &mut v1 {
+        frame.drain(54..62);
+        let length = (frame.len() - 54) as u16;
+        frame[12..14].copy_from_slice(&[0x89, 0x15]);
+        frame[18..20].copy_from_slice(&length.to_be_bytes());
+        frame[20] = 0x1b;
+    }
+    write_pcap(&path, DataLink::ETHERNET, &v1);
+    let done = decode(&path, &["--json"]).succeeded();
+    assert_eq!(said(&done), expected, "RoCEv1");
+    let summary = events(&done, "summary").pop().unwrap();
+    assert_eq!(summary["rocev1_packets"], v1.len());
+}
+
+#[test]
+fn a_wrong_icrc_is_a_broken_rule() {
+    for is_ipv6 in [false, true] {
+        let mut talk = Talk::new();
+        talk.is_ipv6 = is_ipv6;
+        talk.negotiate();
+        let psn = talk.send_alone(I, &Transfer::of(9, 0).bytes(), None);
+        *talk.frames.last_mut().unwrap().last_mut().unwrap() ^= 1;
+        // It was damaged on its way, so its sender sends it again.
+        talk.psn[I] = psn;
+        talk.transfer(I, &Transfer::of(9, 0));
+        let done = talk.decoded(&["--json"]);
+        assert_eq!(done.status.code(), Some(1));
+        assert_eq!(broken(&done), ["ROCE-A17.3.3-04"]);
+        let expected = [
+            "Negotiate Request",
+            "Negotiate Response",
+            "RoCE packet",
+            "Data Transfer",
+        ];
+        assert_eq!(names(&done), expected);
+        let summary = events(&done, "summary").pop().unwrap();
+        assert_eq!(summary["roce_wrong_icrc"], 1);
+        let lines = events(&done, "message");
+        assert!(lines[3]["initiator_credits"].is_u64(), "nothing was lost");
+    }
+}
+
+#[test]
+fn what_cannot_be_decoded_is_a_broken_rule() {
+    // The byte of the packet, its new value, and the rule.
+    for (at, value, rule) in [(1, 0x03, "ROCE-9.2.1-02"), (12, 0x45, "ROCE-9.7.5-01")] {
+        let mut talk = Talk::established();
+        talk.acknowledge(R);
+        let frame = talk.frames.last_mut().unwrap();
+        frame[14 + 28 + at] = value;
+        right_icrc(frame);
+        let done = talk.decoded(&["--json"]);
+        assert_eq!(broken(&done), [rule]);
+    }
+    for (length, rule) in [(18, "ROCE-9.2.1-04"), (16, "ROCE-9.2.1-03")] {
+        let mut talk = Talk::established();
+        talk.acknowledge(R);
+        let frame = talk.frames.last_mut().unwrap();
+        frame.truncate(14 + 28 + length);
+        frame.resize(14 + 28 + length, 0);
+        if length == 18 {
+            frame[14 + 28] = Opcode::SendOnly as u8;
+        }
+        let ip_length = (28 + length) as u16;
+        frame[16..18].copy_from_slice(&ip_length.to_be_bytes());
+        frame[38..40].copy_from_slice(&(ip_length - 20).to_be_bytes());
+        right_icrc(frame);
+        let done = talk.decoded(&["--json"]);
+        assert_eq!(broken(&done), [rule], "{}", done.stdout);
+    }
+}
+
+/// Computes the ICRC of a frame of IPv4 again.
+pub(super) fn right_icrc(frame: &mut [u8]) {
+    use smbdirect::rdma::roce::icrc::{DatagramHeader, IpHeader, icrc};
+    let address = |at: usize| {
+        let octets: [u8; 4] = frame[at..at + 4].try_into().unwrap();
+        octets.into()
+    };
+    let header = DatagramHeader {
+        ip: IpHeader::V4 {
+            source: address(26),
+            destination: address(30),
+            identification: u16::from_be_bytes([frame[18], frame[19]]),
+            flags: u16::from_be_bytes([frame[20], frame[21]]),
+        },
+        source_port: u16::from_be_bytes([frame[34], frame[35]]),
+        destination_port: u16::from_be_bytes([frame[36], frame[37]]),
+    };
+    let end = frame.len() - 4;
+    let value = icrc(&header, &[&frame[42..end]]);
+    frame[end..].copy_from_slice(&value);
+}
+
+#[test]
+fn naks_have_names() {
+    let mut talk = Talk::established();
+    for code in [
+        NakCode::PsnSequenceError,
+        NakCode::InvalidRequest,
+        NakCode::RemoteAccessError,
+        NakCode::RemoteOperationalError,
+    ] {
+        let psn = talk.psn[I];
+        talk.nak(R, psn, code);
+    }
+    talk.answer(R, 1, Syndrome::RnrNak { timer: 12 });
+    let done = talk.decoded(&[]).succeeded();
+    for words in [
+        "PSN sequence error, PSN 0x",
+        "invalid request, PSN 0x",
+        "remote access error, PSN 0x",
+        "remote operational error, PSN 0x",
+        "RNR NAK            no receive was posted, PSN 0x000001, wait 0.64 ms",
+    ] {
+        assert!(done.stdout.contains(words), "{words}: {}", done.stdout);
+    }
+    let done = talk.decoded(&["--json"]).succeeded();
+    let totals = &events(&done, "summary")[0]["roce"][0];
+    assert_eq!(
+        (&totals["naks"], &totals["rnr_naks"]),
+        (&4.into(), &1.into())
+    );
+}
+
+/// A packet is lost before the capture: the receiver drops those after it, and its sender goes back.
+#[test]
+fn packets_that_are_sent_again_count_once() {
+    let expected = said(&conversation().decoded(&["--json"]));
+    let mut talk = Talk::established();
+    let lost = talk.psn[I];
+    for number in 0..4 {
+        talk.send_alone(I, &Transfer::of(100 + number, 0).bytes(), None);
+    }
+    let missing = talk.frames.len() - 4;
+    talk.frames.remove(missing);
+    talk.nak(R, lost, NakCode::PsnSequenceError);
+    talk.psn[I] = lost;
+    for number in 0..4 {
+        talk.send_alone(I, &Transfer::of(100 + number, 0).bytes(), None);
+    }
+    talk.acknowledge(R);
+    let done = talk.decoded(&["--json"]).succeeded();
+    let lines: Vec<_> = said(&done)
+        .into_iter()
+        .filter(|line| line["message"] == "Data Transfer")
+        .collect();
+    assert_eq!(lines.len(), 4);
+    assert_eq!(lines[0]["data_length"], expected[2]["data_length"]);
+    let again = events(&done, "sent_again");
+    assert_eq!(again.len(), 1, "{}", done.stdout);
+    assert_eq!(again[0]["packets"], 3);
+    assert_eq!(events(&done, "missing_packets").len(), 0);
+    assert!(lines[3]["initiator_credits"].is_u64());
+}
+
+#[test]
+fn packets_that_the_capture_lacks_are_counted() {
+    let whole = conversation();
+    // The frames of the negotiation are 0 to 3.
+    for lost in 4..whole.frames.len() - 2 {
+        let mut talk = whole.clone();
+        talk.frames.remove(lost);
+        let done = talk.decoded(&["--json"]).succeeded();
+        assert_eq!(broken(&done), [""; 0]);
+        let count = names(&done).len();
+        assert!(count >= MESSAGES.len() - 1, "{lost}: {}", done.stdout);
+        let missing: u64 = events(&done, "missing_packets")
+            .iter()
+            .map(|line| line["packets"].as_u64().unwrap())
+            .sum();
+        // An acknowledgement is not missed. A Read request counts as its response, three packets.
+        assert!(missing <= 3, "{lost}: {missing}");
+    }
+}
+
+#[test]
+fn a_network_that_mirrors_packets_twice_changes_nothing() {
+    let talk = conversation();
+    let expected = said(&talk.decoded(&["--json"]));
+    let mut twice = talk.clone();
+    twice.frames = talk
+        .frames
+        .iter()
+        .flat_map(|frame| [frame.clone(), frame.clone()])
+        .collect();
+    let done = twice.decoded(&["--json"]).succeeded();
+    assert_eq!(said(&done), expected);
+    let totals = &events(&done, "summary")[0]["roce"][0];
+    assert_eq!(totals["sent_again"], 0);
+    assert!(totals["captured_again"].as_u64().unwrap() + 4 > talk.frames.len() as u64);
+}
+
+/// A Read whose response loses a packet is asked for again from there.
+#[test]
+fn a_read_can_be_asked_for_again() {
+    let mut talk = Talk::established();
+    let psn = talk.read(R, 4 * MTU as u32);
+    talk.respond(I, psn, 4 * MTU);
+    let first = talk.frames.len() - 4;
+    talk.frames.remove(first + 1);
+    talk.psn[R] = psn + 1;
+    talk.read(R, 3 * MTU as u32);
+    talk.respond(I, psn + 1, 3 * MTU);
+    let done = talk.decoded(&["--json"]).succeeded();
+    let lines = events(&done, "message");
+    let responses: Vec<_> = lines
+        .iter()
+        .filter(|line| line["message"] == "RDMA Read Response")
+        .collect();
+    assert_eq!(responses.len(), 1, "{}", done.stdout);
+    assert_eq!(responses[0]["length"], 4 * MTU);
+    assert_eq!(events(&done, "missing_packets").len(), 0);
+}
+
+/// A host whose network card cuts datagrams sees several packets in one.
+#[test]
+fn packets_that_a_network_card_cuts_are_read() {
+    let mut talk = Talk::established();
+    let start = talk.frames.len();
+    for number in 0..5 {
+        let length = if number == 4 { 60 } else { 100 };
+        talk.send_alone(I, &Transfer::of(length, 0).bytes(), None);
+    }
+    talk.acknowledge(R);
+    let expected = said(&talk.decoded(&["--json"]));
+    let end = talk.frames.len() - 1;
+    let mut joined = talk.frames[start].clone();
+    for frame in &talk.frames[start + 1..end] {
+        joined.extend_from_slice(&frame[42..]);
+    }
+    let ip_length = (joined.len() - 14) as u16;
+    joined[16..18].copy_from_slice(&ip_length.to_be_bytes());
+    joined[38..40].copy_from_slice(&(ip_length - 20).to_be_bytes());
+    talk.frames.splice(start..end, [joined]);
+    let done = talk.decoded(&["--json"]).succeeded();
+    assert_eq!(said(&done), expected);
+    assert_eq!(names(&done).len(), 7);
+}
+
+#[test]
+fn a_capture_that_cuts_packets_shows_their_headers() {
+    let talk = conversation();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut.pcap");
+    let header = PcapHeader {
+        datalink: DataLink::ETHERNET,
+        ..PcapHeader::default()
+    };
+    let file = std::fs::File::create(&path).unwrap();
+    let mut writer = PcapWriter::with_header(file, header).unwrap();
+    for frame in &talk.frames {
+        let kept = frame.len().min(96);
+        let time = std::time::Duration::from_secs(1);
+        let packet = PcapPacket::new(time, frame.len() as u32, &frame[..kept]);
+        writer.write_packet(&packet).unwrap();
+    }
+    drop(writer);
+    let done = decode(&path, &["--json", "--packets"]).succeeded();
+    assert_eq!(names(&done), MESSAGES);
+    let lengths: Vec<_> = said(&done)
+        .iter()
+        .map(|line| line["data_length"].clone())
+        .collect();
+    let whole = said(&talk.decoded(&["--json"]));
+    let expected: Vec<_> = whole
+        .iter()
+        .map(|line| line["data_length"].clone())
+        .collect();
+    assert_eq!(lengths, expected);
+    let packets = events(&done, "packet");
+    assert!(packets.iter().any(|packet| packet["icrc"].is_null()));
+}
+
+/// Other protocols over RoCE are counted, and not shown.
+#[test]
+fn other_protocols_are_not_shown() {
+    let mut talk = Talk::new();
+    for number in 0..40_u8 {
+        talk.send(I, &[number; 60]);
+        talk.write(R, 100);
+    }
+    let done = talk.decoded(&["--json"]);
+    done.failed(1, "but no connection to port 445").one_line();
+    let done = talk.decoded(&[]);
+    assert!(
+        done.stdout
+            .contains("1 connection of RoCE without SMB Direct"),
+        "{done:?}"
+    );
+    // An opcode that needs no connection, and one that nobody knows.
+    let mut talk = Talk::established();
+    talk.packet(
+        R,
+        Opcode::CongestionNotification,
+        0,
+        (Extended::Plain, &[0; 16]),
+    );
+    talk.transfer(I, &Transfer::default());
+    let done = talk.decoded(&["--json"]).succeeded();
+    let summary = events(&done, "summary").pop().unwrap();
+    assert_eq!(summary["roce_congestion_notifications"], 1);
+}
+
+/// The rules of SMB Direct are checked as over iWARP.
+#[test]
+fn the_rules_of_smb_direct_are_checked() {
+    let mut talk = Talk::established();
+    talk.transfer(I, &Transfer::default());
+    let transfer = Transfer {
+        requested: 0,
+        ..Transfer::default()
+    };
+    talk.transfer(R, &transfer);
+    let done = talk.decoded(&["--json"]);
+    assert_eq!(broken(&done), ["SMBD-3.1.5.8-02"]);
+    let mut talk = Talk::established();
+    for _ in 0..11 {
+        talk.transfer(I, &Transfer::empty(0));
+    }
+    let done = talk.decoded(&["--json", "--broken"]);
+    assert_eq!(broken(&done), ["SMBD-3.1.5.1-04", "SMBD-3.1.5.1-06"]);
+    assert_eq!(events(&done, "message").len(), 2);
+}
