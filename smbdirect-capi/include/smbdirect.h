@@ -1,0 +1,886 @@
+/* smbdirect.h: SMB Direct ([MS-SMBD]) in user space.
+ *
+ * A connection carries whole messages in both directions, and gives each end RDMA access to memory that the
+ * other end registered. Link with `pkg-config --cflags --libs smbdirect`.
+ *
+ *     struct smbdirect_connection *connection;
+ *     struct smbdirect_error error;
+ *     char text[] = "hello";
+ *     struct iovec iov = { text, sizeof text };
+ *     if (smbdirect_connect(NULL, "192.0.2.1:5445", NULL, 5000, &connection, &error) != 0)
+ *         return fail(error.message);
+ *     smbdirect_send(connection, &iov, 1, -1, &error);
+ *     int64_t length = smbdirect_recv(connection, &iov, 1, -1, NULL, &error);
+ *     smbdirect_connection_free(connection);
+ *
+ * Errors. Functions return 0 or more on success and a negative SMBDIRECT_ERROR_ code otherwise. They then
+ * also fill `error`, unless it is NULL. On success `error` and, on failure, all other results stay
+ * unchanged, if the function does not say otherwise.
+ *
+ * Timeouts are in milliseconds. With -1 a call waits without limit. With 0 it does not wait, and returns
+ * SMBDIRECT_ERROR_WOULD_BLOCK where it would have to; smbdirect_get_fd() returns a descriptor for poll() that
+ * tells when to repeat the call. Calls whose name ends with _start never wait, and smbdirect_service() calls
+ * their callbacks.
+ *
+ * Rules for arguments. A handle is valid until it is freed, or handed over where a function says so. Texts end
+ * with a 0 byte and are UTF-8. Memory that is passed in has to be valid and unchanged, and memory for
+ * results must be used by nothing else, during the call; with callbacks, until the callback.
+ *
+ * Threads. Functions on one handle may be called from several threads, except that nothing else may use a
+ * handle while it is freed or handed over, and that buffers and messages belong to one thread at a time.
+ *
+ * Processes. A child of fork() cannot use the handles of its parent: functions return
+ * SMBDIRECT_ERROR_FORKED, and freeing a handle only forgets it. It can create handles of its own. The
+ * parent's connections stay open until the child exits or calls exec().
+ *
+ * Logs and signals. The library writes to no file and changes no signal handler. smbdirect_runtime_new() sets
+ * a callback for its log.
+ *
+ * This file is generated from the source of the package smbdirect-capi. */
+
+
+#ifndef SMBDIRECT_H
+#define SMBDIRECT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+/**
+ * Length of the longest address as a text, in bytes, with the 0 at its end.
+ */
+#define SMBDIRECT_ADDRESS_LENGTH 64
+
+/**
+ * The peer may read the memory by RDMA Read.
+ */
+#define SMBDIRECT_ACCESS_REMOTE_READ 1
+
+/**
+ * The peer may write the memory by RDMA Write.
+ */
+#define SMBDIRECT_ACCESS_REMOTE_WRITE 2
+
+/**
+ * The peer may end the registration by Send with Invalidate.
+ */
+#define SMBDIRECT_ACCESS_REMOTE_INVALIDATE 4
+
+/**
+ * The settings that suit every known peer and are the fastest among those.
+ */
+#define SMBDIRECT_PROFILE_DEFAULT 0
+
+/**
+ * The settings of Windows.
+ */
+#define SMBDIRECT_PROFILE_WINDOWS 1
+
+/**
+ * The settings of Linux.
+ */
+#define SMBDIRECT_PROFILE_LINUX 2
+
+/**
+ * The call did what it was asked for.
+ */
+#define SMBDIRECT_OK 0
+
+/**
+ * An argument is invalid. The text names it.
+ */
+#define SMBDIRECT_ERROR_INVALID -1
+
+/**
+ * The timeout was 0 and the call would have to wait. The descriptor of the handle becomes readable when
+ * the call is worth repeating.
+ */
+#define SMBDIRECT_ERROR_WOULD_BLOCK -2
+
+/**
+ * The timeout of the call, or a timer of the connection, ran out.
+ */
+#define SMBDIRECT_ERROR_TIMED_OUT -3
+
+/**
+ * The connection was closed in good order, by the peer or by this end.
+ */
+#define SMBDIRECT_ERROR_CLOSED -4
+
+/**
+ * The peer refused the connection or the negotiation, or nothing listens on the address.
+ */
+#define SMBDIRECT_ERROR_REFUSED -5
+
+/**
+ * The address cannot be resolved, reached or used.
+ */
+#define SMBDIRECT_ERROR_ADDRESS -6
+
+/**
+ * The address is in use by another listener.
+ */
+#define SMBDIRECT_ERROR_IN_USE -7
+
+/**
+ * One end broke a rule of SMB Direct or RDMA. The text names the rule.
+ */
+#define SMBDIRECT_ERROR_PROTOCOL -8
+
+/**
+ * The RDMA connection was lost.
+ */
+#define SMBDIRECT_ERROR_LOST -9
+
+/**
+ * This end aborted the connection.
+ */
+#define SMBDIRECT_ERROR_ABORTED -10
+
+/**
+ * The message is longer than the peer accepts.
+ */
+#define SMBDIRECT_ERROR_TOO_LARGE -11
+
+/**
+ * The message is longer than the caller's memory. It is kept for the next call.
+ */
+#define SMBDIRECT_ERROR_BUFFER_TOO_SMALL -12
+
+/**
+ * The range is outside the peer's buffer descriptors, or the peer has no RDMA Reads and Writes.
+ */
+#define SMBDIRECT_ERROR_RANGE -13
+
+/**
+ * The transport does not exist on this machine or in this build.
+ */
+#define SMBDIRECT_ERROR_UNSUPPORTED -14
+
+/**
+ * An operation of this machine failed. The text names it.
+ */
+#define SMBDIRECT_ERROR_SYSTEM -15
+
+/**
+ * The handle belongs to the process that forked this one.
+ */
+#define SMBDIRECT_ERROR_FORKED -16
+
+/**
+ * A bug of the library. The text helps to report it.
+ */
+#define SMBDIRECT_ERROR_INTERNAL -17
+
+/**
+ * A block of memory that belongs to the library. A program may use its bytes as long as it owns the buffer:
+ * registering the buffer or reading into it hands it to the library, which returns it when it is done.
+ */
+typedef struct smbdirect_buffer smbdirect_buffer;
+
+/**
+ * A connection.
+ */
+typedef struct smbdirect_connection smbdirect_connection;
+
+/**
+ * A listener.
+ */
+typedef struct smbdirect_listener smbdirect_listener;
+
+/**
+ * A message that was received.
+ */
+typedef struct smbdirect_message smbdirect_message;
+
+/**
+ * A buffer that is registered for the peer.
+ */
+typedef struct smbdirect_region smbdirect_region;
+
+/**
+ * Threads and timers of the handles that are created from it.
+ */
+typedef struct smbdirect_runtime smbdirect_runtime;
+
+/**
+ * The settings of connections. Initialise them with smbdirect_settings_init(), then change fields. Later
+ * versions of the library add fields at the end; `size` tells it which ones the program knows.
+ */
+typedef struct smbdirect_settings {
+    /**
+     * sizeof(struct smbdirect_settings).
+     */
+    size_t size;
+    /**
+     * "iwarp" (software iWARP over TCP), "verbs" (RDMA adapters, on Linux) or "loopback" (within this
+     * process and runtime). NULL means "iwarp". The text must stay valid until the call that uses the
+     * settings returns.
+     */
+    const char *transport;
+    /**
+     * SendCreditTarget: number of send credits to request from the peer; at least 1.
+     */
+    uint16_t send_credit_target;
+    /**
+     * ReceiveCreditMax: largest number of send credits to grant to the peer; at least 1.
+     */
+    uint16_t receive_credit_max;
+    /**
+     * MaxSendSize: largest single message to send, in bytes with its header; 128 or more.
+     */
+    uint32_t max_send_size;
+    /**
+     * MaxReceiveSize: largest single message to receive, in bytes with its header; 128 or more.
+     */
+    uint32_t max_receive_size;
+    /**
+     * MaxFragmentedRecvSize: largest reassembled message to receive, in bytes; 131072 or more.
+     */
+    uint32_t max_fragmented_receive_size;
+    /**
+     * MaxReadWriteSize: largest RDMA Read or Write, in bytes; 65536 or more.
+     */
+    uint32_t max_read_write_size;
+    /**
+     * KeepaliveInterval: milliseconds without a message after which the peer is asked for one.
+     */
+    uint32_t keepalive_interval_ms;
+    /**
+     * Longest time to wait for the answer to a keepalive, in milliseconds.
+     */
+    uint32_t keepalive_response_timeout_ms;
+    /**
+     * Longest time for connecting and negotiating together, in milliseconds.
+     */
+    uint32_t active_negotiation_timeout_ms;
+    /**
+     * Longest time for the negotiation of an accepted connection, in milliseconds.
+     */
+    uint32_t passive_negotiation_timeout_ms;
+    /**
+     * Time in microseconds that a receive polls before it sleeps, which shortens latency and costs a
+     * core. 0 sleeps at once.
+     */
+    uint32_t busy_poll_us;
+} smbdirect_settings;
+
+/**
+ * Why a call failed: a status code for programs, and a text for people. The layout never changes.
+ */
+typedef struct smbdirect_error {
+    /**
+     * One of the SMBDIRECT_ERROR_ codes.
+     */
+    int32_t code;
+    /**
+     * A sentence in UTF-8 that names the cause, ended by a 0 byte; cut off if it is too long.
+     */
+    char message[252];
+} smbdirect_error;
+
+/**
+ * What smbdirect_query() returns. Later versions of the library add fields at the end.
+ */
+typedef struct smbdirect_connection_info {
+    /**
+     * sizeof(struct smbdirect_connection_info), set by the caller.
+     */
+    size_t size;
+    /**
+     * Address of this end, such as "10.0.0.1:40000".
+     */
+    char local_address[SMBDIRECT_ADDRESS_LENGTH];
+    /**
+     * Address of the peer.
+     */
+    char remote_address[SMBDIRECT_ADDRESS_LENGTH];
+    /**
+     * Largest single message that this end sends, in bytes with its header.
+     */
+    uint32_t max_send_size;
+    /**
+     * Largest single message that this end receives, in bytes with its header.
+     */
+    uint32_t max_receive_size;
+    /**
+     * Largest message that smbdirect_send() takes, in bytes.
+     */
+    uint32_t max_fragmented_send_size;
+    /**
+     * Largest message that can arrive, in bytes.
+     */
+    uint32_t max_fragmented_receive_size;
+    /**
+     * Largest single RDMA Read or Write, in bytes. Longer ones are done in parts.
+     */
+    uint32_t max_read_write_size;
+    /**
+     * Number of messages that the peer allows now.
+     */
+    uint32_t send_credits;
+    /**
+     * Number of messages that the peer may send now.
+     */
+    uint32_t receive_credits;
+    /**
+     * Messages of the program that were sent completely.
+     */
+    uint64_t messages_sent;
+    /**
+     * Messages that arrived completely.
+     */
+    uint64_t messages_received;
+    /**
+     * Bytes of messages that were sent.
+     */
+    uint64_t bytes_sent;
+    /**
+     * Bytes of messages that arrived.
+     */
+    uint64_t bytes_received;
+    /**
+     * RDMA Reads that are complete.
+     */
+    uint64_t reads;
+    /**
+     * RDMA Writes that are complete.
+     */
+    uint64_t writes;
+    /**
+     * Bytes that RDMA Reads brought.
+     */
+    uint64_t bytes_read;
+    /**
+     * Bytes that RDMA Writes took away.
+     */
+    uint64_t bytes_written;
+    /**
+     * Buffers that are registered now.
+     */
+    uint64_t regions;
+} smbdirect_connection_info;
+
+/**
+ * Buffer Descriptor V1 ([MS-SMBD] 2.2.3.1): memory of a peer. Encode it in messages as 16 bytes, with the
+ * fields in this order and little-endian.
+ */
+typedef struct smbdirect_buffer_descriptor {
+    /**
+     * Offset of the first byte.
+     */
+    uint64_t offset;
+    /**
+     * Token of the registration.
+     */
+    uint32_t token;
+    /**
+     * Length in bytes.
+     */
+    uint32_t length;
+} smbdirect_buffer_descriptor;
+
+/**
+ * Receives a line of the log: `level` is 1 (error) to 5 (trace), and `message` ends with a 0 byte and is
+ * valid during the call. It is called on threads of the library and in calls of the program, must not
+ * call the library, and must be safe to call from several threads.
+ */
+typedef void (*smbdirect_log_callback)(int32_t level, const char *message, void *user_data);
+
+/**
+ * Is told the result of an operation that was started on `connection`. It is called by
+ * smbdirect_service() or smbdirect_connection_free(), and nowhere else.
+ *
+ * `error` is NULL if the operation succeeded, and valid during the call otherwise. `buffer` is the buffer
+ * of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
+ * argument of the call that started the operation, whose memory belongs to the program again.
+ *
+ * The callback may call every function of the library but smbdirect_connection_free() on `connection`.
+ */
+typedef void (*smbdirect_callback)(struct smbdirect_connection *connection,
+                                   const struct smbdirect_error *error,
+                                   struct smbdirect_buffer *buffer,
+                                   void *user_data);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Creates a buffer of `length` zero bytes. Returns NULL if there is not enough memory.
+ */
+struct smbdirect_buffer *smbdirect_buffer_new(size_t length);
+
+/**
+ * Returns the address of the first byte. The bytes may be used until the buffer is handed over or freed.
+ * Returns NULL for NULL.
+ */
+void *smbdirect_buffer_data(struct smbdirect_buffer *buffer);
+
+/**
+ * Returns the number of bytes, and 0 for NULL.
+ */
+size_t smbdirect_buffer_length(const struct smbdirect_buffer *buffer);
+
+/**
+ * Frees a buffer. NULL is ignored.
+ */
+void smbdirect_buffer_free(struct smbdirect_buffer *buffer);
+
+/**
+ * Connects to a peer and negotiates, within `timeout_ms` milliseconds.
+ *
+ * `runtime` may be NULL for the shared one, and `settings` may be NULL for the default ones. `address` is
+ * HOST, HOST:PORT, an IPv4 or IPv6 address, or [IPV6]:PORT; without a port it is 5445 for iWARP and 445
+ * otherwise. With a timeout of -1 only the settings limit the time.
+ *
+ * Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS,
+ * _REFUSED, _TIMED_OUT, _PROTOCOL, _LOST or _SYSTEM, and stores nothing.
+ */
+int32_t smbdirect_connect(struct smbdirect_runtime *runtime,
+                          const char *address,
+                          const struct smbdirect_settings *settings,
+                          int32_t timeout_ms,
+                          struct smbdirect_connection **connection,
+                          struct smbdirect_error *error);
+
+/**
+ * Starts to connect to a peer, and returns without waiting. The arguments are those of smbdirect_connect().
+ *
+ * Wait for the connection with smbdirect_connect_finish(). Until it succeeds, the other functions fail
+ * with SMBDIRECT_ERROR_WOULD_BLOCK, except smbdirect_get_fd(), smbdirect_which_events(),
+ * smbdirect_service() and smbdirect_connection_free().
+ *
+ * Stores the connection and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED or _SYSTEM.
+ */
+int32_t smbdirect_connect_start(struct smbdirect_runtime *runtime,
+                                const char *address,
+                                const struct smbdirect_settings *settings,
+                                struct smbdirect_connection **connection,
+                                struct smbdirect_error *error);
+
+/**
+ * Waits until a connection that was started is established.
+ *
+ * Returns 0 when it is. Returns SMBDIRECT_ERROR_WOULD_BLOCK with a timeout of 0, or _TIMED_OUT, if it is
+ * not yet; the attempt goes on. Every other error is final, and the connection has to be freed.
+ */
+int32_t smbdirect_connect_finish(struct smbdirect_connection *connection,
+                                 int32_t timeout_ms,
+                                 struct smbdirect_error *error);
+
+/**
+ * Returns a descriptor to wait for with poll(), select() or epoll, for the events that
+ * smbdirect_which_events() names. It is readable when smbdirect_service() or a call that returned
+ * SMBDIRECT_ERROR_WOULD_BLOCK is worth repeating. It is readable at first.
+ *
+ * The descriptor belongs to the connection. Do not read from it or close it. In a driven runtime it
+ * becomes readable only during calls.
+ *
+ * Returns the descriptor, or SMBDIRECT_ERROR_SYSTEM or _FORKED.
+ */
+int32_t smbdirect_get_fd(struct smbdirect_connection *connection, struct smbdirect_error *error);
+
+/**
+ * Returns the events of poll() to wait for: always POLLIN.
+ */
+int32_t smbdirect_which_events(const struct smbdirect_connection *_connection);
+
+/**
+ * Calls the callbacks of the operations that are over, and makes the descriptor unreadable until the next
+ * event. Call it when the descriptor is readable, then repeat the calls that returned
+ * SMBDIRECT_ERROR_WOULD_BLOCK.
+ *
+ * Returns the number of operations, or SMBDIRECT_ERROR_FORKED.
+ */
+int32_t smbdirect_service(struct smbdirect_connection *connection, struct smbdirect_error *error);
+
+/**
+ * Asks the peer for a keepalive and waits for its answer, for up to `timeout_ms` milliseconds, which must
+ * not be 0. Stores the time that this took in nanoseconds, unless `round_trip_ns` is NULL.
+ *
+ * Returns 0, SMBDIRECT_ERROR_TIMED_OUT, or why the connection is over.
+ */
+int32_t smbdirect_keepalive(struct smbdirect_connection *connection,
+                            int32_t timeout_ms,
+                            uint64_t *round_trip_ns,
+                            struct smbdirect_error *error);
+
+/**
+ * Closes a connection in good order: sends the messages that were submitted, finishes RDMA Reads and Writes,
+ * disconnects, and waits for the end. The handle stays valid until it is freed.
+ *
+ * Take all messages before, as messages that were not received can keep the peer from granting the
+ * credits that the last messages need.
+ *
+ * Returns 0, SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT while the close goes on, or the error that ended
+ * the connection.
+ */
+int32_t smbdirect_close(struct smbdirect_connection *connection,
+                        int32_t timeout_ms,
+                        struct smbdirect_error *error);
+
+/**
+ * Ends a connection immediately. Operations that are not over fail with SMBDIRECT_ERROR_ABORTED.
+ *
+ * Returns 0, or SMBDIRECT_ERROR_WOULD_BLOCK if the connection is not established yet.
+ */
+int32_t smbdirect_abort(struct smbdirect_connection *connection, struct smbdirect_error *error);
+
+/**
+ * Frees a connection. An established one is closed in the background, after the messages that were
+ * submitted were sent. NULL is ignored.
+ *
+ * If operations with callbacks are not over, the connection is aborted instead, and their callbacks are
+ * called before this function returns.
+ *
+ * Free its regions first or later, in any order. A handle of the parent process is only forgotten.
+ */
+void smbdirect_connection_free(struct smbdirect_connection *connection);
+
+/**
+ * Listens on an address. The arguments are those of smbdirect_connect(). Port 0 picks a free port, which
+ * smbdirect_listener_address() returns. Peers that connect negotiate in the background.
+ *
+ * Stores the listener and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS, _IN_USE or
+ * _SYSTEM.
+ */
+int32_t smbdirect_listen(struct smbdirect_runtime *runtime,
+                         const char *address,
+                         const struct smbdirect_settings *settings,
+                         struct smbdirect_listener **listener,
+                         struct smbdirect_error *error);
+
+/**
+ * Returns the next connection, which is established.
+ *
+ * Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_WOULD_BLOCK, _TIMED_OUT, or why
+ * the listener cannot listen any more.
+ */
+int32_t smbdirect_accept(struct smbdirect_listener *listener,
+                         int32_t timeout_ms,
+                         struct smbdirect_connection **connection,
+                         struct smbdirect_error *error);
+
+/**
+ * Returns a descriptor to wait for with poll(), for POLLIN: it is readable when smbdirect_accept() with a
+ * timeout of 0 is worth calling, and at first. Call smbdirect_accept() until it returns
+ * SMBDIRECT_ERROR_WOULD_BLOCK, which makes it unreadable. It belongs to the listener.
+ *
+ * Returns the descriptor, or SMBDIRECT_ERROR_SYSTEM or _FORKED.
+ */
+int32_t smbdirect_listener_get_fd(struct smbdirect_listener *listener, struct smbdirect_error *error);
+
+/**
+ * Copies the address of the listener, such as "127.0.0.1:5445", into `text`, ended by a 0 byte.
+ * SMBDIRECT_ADDRESS_LENGTH bytes are enough for every address.
+ *
+ * Returns 0, or SMBDIRECT_ERROR_INVALID if the memory is too short.
+ */
+int32_t smbdirect_listener_address(const struct smbdirect_listener *listener,
+                                   char *text,
+                                   size_t length,
+                                   struct smbdirect_error *error);
+
+/**
+ * Frees a listener, which stops listening. Connections that were not accepted are closed. NULL is ignored.
+ */
+void smbdirect_listener_free(struct smbdirect_listener *listener);
+
+/**
+ * Stores what was negotiated and what was counted. Set `info->size` before.
+ *
+ * Returns 0, SMBDIRECT_ERROR_INVALID, or _WOULD_BLOCK if the connection is not established yet. Works on a
+ * connection that is over, too.
+ */
+int32_t smbdirect_query(const struct smbdirect_connection *connection,
+                        struct smbdirect_connection_info *info,
+                        struct smbdirect_error *error);
+
+/**
+ * Receives the next message into `iovcnt` pieces of memory, and waits for it for up to `timeout_ms`
+ * milliseconds. Stores the token of the registration that the peer ended with this message in
+ * `invalidated`, or 0, unless the pointer is NULL.
+ *
+ * Messages that arrived before the end of the connection are returned before its error.
+ *
+ * Returns the length of the message, or 0 when the connection was closed in good order and all messages
+ * were received. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
+ * is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
+ * the error names its length. smbdirect_recv_message() takes messages of any length.
+ */
+int64_t smbdirect_recv(struct smbdirect_connection *connection,
+                       const struct iovec *iov,
+                       int iovcnt,
+                       int32_t timeout_ms,
+                       uint32_t *invalidated,
+                       struct smbdirect_error *error);
+
+/**
+ * Receives the next message, of any length, without a copy.
+ *
+ * Stores the message, which the caller frees with smbdirect_message_free(), and returns 1. Stores NULL and
+ * returns 0 when the connection was closed in good order. Otherwise returns the errors of
+ * smbdirect_recv(). The memory of messages that are not freed is missing for further ones.
+ */
+int32_t smbdirect_recv_message(struct smbdirect_connection *connection,
+                               int32_t timeout_ms,
+                               struct smbdirect_message **message,
+                               struct smbdirect_error *error);
+
+/**
+ * Returns the length of a message in bytes, and 0 for NULL.
+ */
+size_t smbdirect_message_length(const struct smbdirect_message *message);
+
+/**
+ * Stores the token of the registration that the peer ended with the message. Returns 1 if there is one, and
+ * 0 otherwise.
+ */
+int32_t smbdirect_message_invalidated(const struct smbdirect_message *message, uint32_t *token);
+
+/**
+ * Returns the bytes of a message in one piece, which are valid until the message is freed. Copies them
+ * together at the first call if they arrived in several pieces.
+ */
+const void *smbdirect_message_data(struct smbdirect_message *message);
+
+/**
+ * Frees a message. NULL is ignored.
+ */
+void smbdirect_message_free(struct smbdirect_message *message);
+
+/**
+ * Registers `*buffer` for the peer, with the rights in `access`: a sum of SMBDIRECT_ACCESS_ values.
+ *
+ * On success the buffer belongs to the library: `*buffer` becomes NULL, and its memory must not be used
+ * until smbdirect_deregister() returns the buffer. Send the peer the descriptor of the region in a
+ * message.
+ *
+ * Stores the region and returns 0. Otherwise the buffer is unchanged, and it returns
+ * SMBDIRECT_ERROR_INVALID, _SYSTEM, or _WOULD_BLOCK if the connection is not established yet.
+ */
+int32_t smbdirect_register(struct smbdirect_connection *connection,
+                           struct smbdirect_buffer **buffer,
+                           uint32_t access,
+                           struct smbdirect_region **region,
+                           struct smbdirect_error *error);
+
+/**
+ * Stores the descriptor that the peer needs to use the region. Returns 0 or SMBDIRECT_ERROR_INVALID.
+ */
+int32_t smbdirect_region_descriptor(const struct smbdirect_region *region,
+                                    struct smbdirect_buffer_descriptor *descriptor,
+                                    struct smbdirect_error *error);
+
+/**
+ * Ends the access of the peer, and waits until nothing uses the memory any more. Also right for a
+ * registration that the peer has invalidated.
+ *
+ * Stores the buffer, which belongs to the program again, in `buffer` and returns 0; free the region
+ * then. Returns SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT if queued work still uses the memory: the peer has
+ * no access any more, and the call has to be repeated for the buffer. Returns another error if the
+ * buffer was lost.
+ */
+int32_t smbdirect_deregister(struct smbdirect_region *region,
+                             int32_t timeout_ms,
+                             struct smbdirect_buffer **buffer,
+                             struct smbdirect_error *error);
+
+/**
+ * Frees a region. A registration that was not ended is ended, and its buffer is freed when nothing uses it
+ * any more. NULL is ignored.
+ */
+void smbdirect_region_free(struct smbdirect_region *region);
+
+/**
+ * Creates a runtime, for programs that want a log, or want to drive the library with their own thread.
+ * Programs that pass NULL for the runtime share one with a thread of its own, which starts at the first
+ * call that needs it.
+ *
+ * With `driven` not 0, the runtime has no thread. Connections make progress, keepalives included, only
+ * while the program is in smbdirect_runtime_run() or in another call on a handle of this runtime. This
+ * saves the switch of threads for each message.
+ *
+ * `log` receives the lines of the log up to `log_level`: 1 error, 2 warning, 3 information, 4 debug,
+ * 5 trace. It may be NULL.
+ *
+ * Returns 0 or SMBDIRECT_ERROR_SYSTEM.
+ */
+int32_t smbdirect_runtime_new(int32_t driven,
+                              smbdirect_log_callback log,
+                              int32_t log_level,
+                              void *user_data,
+                              struct smbdirect_runtime **runtime,
+                              struct smbdirect_error *error);
+
+/**
+ * Lets a driven runtime work for up to `timeout_ms` milliseconds. Returns sooner when a handle of the
+ * runtime has an event: a message, room for a message, a completed operation, a new connection, or the
+ * end of a connection. A negative timeout waits without limit.
+ *
+ * Also works on a runtime with a thread, which then only waits.
+ *
+ * Returns 1 after an event and 0 after the timeout, or SMBDIRECT_ERROR_FORKED.
+ */
+int32_t smbdirect_runtime_run(struct smbdirect_runtime *runtime,
+                              int32_t timeout_ms,
+                              struct smbdirect_error *error);
+
+/**
+ * Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it.
+ * Connections that are still closing then are cut off: call smbdirect_close() before. NULL is ignored.
+ */
+void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
+
+/**
+ * Sends a message that consists of the bytes of `iovcnt` parts. The bytes are copied, so the memory may be
+ * used again when the call returns. Messages are sent in the order of the calls.
+ *
+ * Waits for up to `timeout_ms` milliseconds until the message can start: until the peer has granted a
+ * credit and earlier messages have started. An empty message is sent, but no receive returns it.
+ *
+ * Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
+ * SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.
+ */
+int32_t smbdirect_send(struct smbdirect_connection *connection,
+                       const struct iovec *iov,
+                       int iovcnt,
+                       int32_t timeout_ms,
+                       struct smbdirect_error *error);
+
+/**
+ * Sends a message as smbdirect_send() does, which also ends the registration of the peer with this token
+ * when it arrives (Send with Invalidate).
+ */
+int32_t smbdirect_send_and_invalidate(struct smbdirect_connection *connection,
+                                      const struct iovec *iov,
+                                      int iovcnt,
+                                      uint32_t token,
+                                      int32_t timeout_ms,
+                                      struct smbdirect_error *error);
+
+/**
+ * Submits a message without a copy and without waiting. The memory of the parts must stay valid and
+ * unchanged until `callback` is called, which smbdirect_service() does when the last byte was handed to
+ * the wire. The transport "loopback" copies.
+ *
+ * `invalidate` points to a token of the peer as for smbdirect_send_and_invalidate(), or is NULL. The
+ * number of messages that wait is not limited: limit it by waiting for callbacks.
+ *
+ * Returns 0 when the message was submitted. Otherwise the callback is not called, and it returns
+ * SMBDIRECT_ERROR_INVALID, _TOO_LARGE, or why the connection is over.
+ */
+int32_t smbdirect_send_start(struct smbdirect_connection *connection,
+                             const struct iovec *iov,
+                             int iovcnt,
+                             const uint32_t *invalidate,
+                             smbdirect_callback callback,
+                             void *user_data,
+                             struct smbdirect_error *error);
+
+/**
+ * Initialises the settings with a profile, one of the SMBDIRECT_PROFILE_ values. `size` is
+ * sizeof(struct smbdirect_settings).
+ *
+ * Returns 0, or SMBDIRECT_ERROR_INVALID for an unknown profile or a size of no version.
+ */
+int32_t smbdirect_settings_init(struct smbdirect_settings *settings, size_t size, int32_t profile);
+
+/**
+ * Returns the name of a status code, such as "timed out". Never returns NULL. The text is static.
+ */
+const char *smbdirect_strerror(int32_t code);
+
+/**
+ * Makes a socket that carries the messages of the connection with the 4-byte length of SMB over TCP: a byte
+ * 0, and the length in 24 bits, big-endian. Programs and libraries that speak SMB over TCP use it in place
+ * of a TCP socket.
+ *
+ * The socket is a blocking AF_UNIX stream socket with close-on-exec set, and belongs to the program. It can
+ * be set to non-blocking, polled, duplicated and passed to other processes, while this process runs.
+ * Its backpressure and closing are those of TCP, except that closing its writing side closes the
+ * connection. The connection stays open until the socket is closed, even if the handle is freed.
+ *
+ * Afterwards use the handle for registrations, RDMA Reads and Writes only: a receive would take messages
+ * away from the socket.
+ *
+ * Stores the descriptor and returns 0, or SMBDIRECT_ERROR_SYSTEM or why there is no connection.
+ */
+int32_t smbdirect_stream(struct smbdirect_connection *connection, int *fd, struct smbdirect_error *error);
+
+/**
+ * Reads `length` bytes of the peer's memory into `data` by RDMA Read, from `offset` bytes into the range of
+ * `count` descriptors, and waits for them for up to `timeout_ms` milliseconds, which must not be 0.
+ *
+ * Returns 0 when the bytes are in `data`. Otherwise `data` is unchanged, and it returns
+ * SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A read that timed out goes
+ * on without the caller.
+ */
+int32_t smbdirect_read(struct smbdirect_connection *connection,
+                       const struct smbdirect_buffer_descriptor *descriptors,
+                       size_t count,
+                       uint64_t offset,
+                       void *data,
+                       size_t length,
+                       int32_t timeout_ms,
+                       struct smbdirect_error *error);
+
+/**
+ * Starts to fill `*buffer` by RDMA Read without a copy and without waiting. On success the buffer belongs
+ * to the library, `*buffer` becomes NULL, and `callback` gets it back, with unspecified contents if the read
+ * failed.
+ *
+ * Returns 0 when the read was submitted. Otherwise the buffer is unchanged, the callback is not called,
+ * and it returns SMBDIRECT_ERROR_INVALID or why there is no connection.
+ */
+int32_t smbdirect_read_start(struct smbdirect_connection *connection,
+                             const struct smbdirect_buffer_descriptor *descriptors,
+                             size_t count,
+                             uint64_t offset,
+                             struct smbdirect_buffer **buffer,
+                             smbdirect_callback callback,
+                             void *user_data,
+                             struct smbdirect_error *error);
+
+/**
+ * Writes `length` bytes of `data` to the peer's memory by RDMA Write, from `offset` bytes into the range of
+ * `count` descriptors. The bytes are copied. Waits for up to `timeout_ms` milliseconds, which must not be
+ * 0, until they were handed to the wire. They are in place before the peer receives any message that is
+ * sent after this call.
+ *
+ * Returns 0, or SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A write that
+ * timed out goes on without the caller.
+ */
+int32_t smbdirect_write(struct smbdirect_connection *connection,
+                        const struct smbdirect_buffer_descriptor *descriptors,
+                        size_t count,
+                        uint64_t offset,
+                        const void *data,
+                        size_t length,
+                        int32_t timeout_ms,
+                        struct smbdirect_error *error);
+
+/**
+ * Starts an RDMA Write without a copy and without waiting. The memory at `data` must stay valid and
+ * unchanged until `callback` is called, which smbdirect_service() does when the last byte was handed to
+ * the wire. The transport "loopback" copies.
+ *
+ * Returns 0 when the write was submitted. Otherwise the callback is not called, and it returns
+ * SMBDIRECT_ERROR_INVALID or why there is no connection.
+ */
+int32_t smbdirect_write_start(struct smbdirect_connection *connection,
+                              const struct smbdirect_buffer_descriptor *descriptors,
+                              size_t count,
+                              uint64_t offset,
+                              const void *data,
+                              size_t length,
+                              smbdirect_callback callback,
+                              void *user_data,
+                              struct smbdirect_error *error);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* SMBDIRECT_H */

@@ -1,0 +1,164 @@
+//! Accepting connections.
+
+use std::{ffi::c_char, sync::Arc, task::Waker, time::Duration};
+
+use smbdirect::Listener;
+use tokio::sync::Mutex;
+
+use crate::{
+    address::Address,
+    connection::smbdirect_connection,
+    events::Events,
+    pointers,
+    query::copy_text,
+    runtime::{Runtime, smbdirect_runtime},
+    settings::{Prepared, smbdirect_settings},
+    status::{Failure, call, call_status, smbdirect_error},
+    transport,
+};
+
+/// A listener.
+pub struct smbdirect_listener {
+    runtime: Arc<Runtime>,
+    events: Arc<Events>,
+    listener: Mutex<Listener>,
+    address: String,
+    busy_poll: Duration,
+    /// The provider hands the bytes of one end to the other one.
+    copies: bool,
+}
+
+/// Listens on an address. The arguments are those of smbdirect_connect(). Port 0 picks a free port, which
+/// smbdirect_listener_address() returns. Peers that connect negotiate in the background.
+///
+/// Stores the listener and returns 0, or SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS, _IN_USE or
+/// _SYSTEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_listen(
+    runtime: *mut smbdirect_runtime,
+    address: *const c_char,
+    settings: *const smbdirect_settings,
+    listener: *mut *mut smbdirect_listener,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let out = pointers::out(listener, "listener")?;
+            let runtime = Runtime::of(runtime)?;
+            let prepared = Prepared::new(settings)?;
+            let text = pointers::text(address, "address")?;
+            let provider = runtime.enter(|| transport::provider(&runtime, &prepared.transport))?;
+            let address = Address::parse(text, provider.default_port())?;
+            let binding = async {
+                let address = address.resolve().await?[0];
+                let listener = Listener::bind(provider, address, prepared.config.clone()).await?;
+                Ok::<_, Failure>(listener)
+            };
+            let bound = runtime.wait(-1, Waker::noop(), binding);
+            let bound = bound.expect("there is no timeout")?;
+            let created = smbdirect_listener {
+                events: Events::new(&runtime),
+                address: bound.local_address().to_string(),
+                listener: Mutex::new(bound),
+                busy_poll: prepared.busy_poll,
+                copies: transport::shares_memory(&prepared.transport),
+                runtime,
+            };
+            *out = Box::into_raw(Box::new(created));
+            Ok(())
+        })
+    }
+}
+
+/// Returns the next connection, which is established.
+///
+/// Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_WOULD_BLOCK, _TIMED_OUT, or why
+/// the listener cannot listen any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_accept(
+    listener: *mut smbdirect_listener,
+    timeout_ms: i32,
+    connection: *mut *mut smbdirect_connection,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let out = pointers::out(connection, "connection")?;
+            let handle = pointers::handle(listener, "listener")?;
+            handle.runtime.check_fork()?;
+            handle.events.clear();
+            let accepting = async { handle.listener.lock().await.accept().await };
+            let waker = handle.events.waker();
+            let accepted = handle.runtime.wait(timeout_ms, &waker, accepting);
+            let accepted = accepted.ok_or_else(|| Failure::timed_out(timeout_ms))??;
+            // There may be more of them.
+            handle.events.signal();
+            accepted.set_busy_poll(handle.busy_poll);
+            let accepted =
+                smbdirect_connection::established(&handle.runtime, accepted, handle.copies);
+            *out = Box::into_raw(accepted);
+            Ok(())
+        })
+    }
+}
+
+/// Returns a descriptor to wait for with poll(), for POLLIN: it is readable when smbdirect_accept() with a
+/// timeout of 0 is worth calling, and at first. Call smbdirect_accept() until it returns
+/// SMBDIRECT_ERROR_WOULD_BLOCK, which makes it unreadable. It belongs to the listener.
+///
+/// Returns the descriptor, or SMBDIRECT_ERROR_SYSTEM or _FORKED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_listener_get_fd(
+    listener: *mut smbdirect_listener,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    let value = unsafe {
+        call(error, || {
+            let handle = pointers::handle(listener, "listener")?;
+            handle.runtime.check_fork()?;
+            handle.events.descriptor().map(Into::into)
+        })
+    };
+    value as i32
+}
+
+/// Copies the address of the listener, such as "127.0.0.1:5445", into `text`, ended by a 0 byte.
+/// SMBDIRECT_ADDRESS_LENGTH bytes are enough for every address.
+///
+/// Returns 0, or SMBDIRECT_ERROR_INVALID if the memory is too short.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_listener_address(
+    listener: *const smbdirect_listener,
+    text: *mut c_char,
+    length: usize,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(listener, "listener")?;
+            if text.is_null() || length <= handle.address.len() {
+                return Err(Failure::invalid("the memory for the address is too short"));
+            }
+            // SAFETY: the memory has `length` bytes.
+            let memory = std::slice::from_raw_parts_mut(text, length);
+            copy_text(&handle.address, memory);
+            Ok(())
+        })
+    }
+}
+
+/// Frees a listener, which stops listening. Connections that were not accepted are closed. NULL is ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_listener_free(listener: *mut smbdirect_listener) {
+    // SAFETY: `listener` follows the rules for handles.
+    if let Some(listener) = unsafe { pointers::take(listener) } {
+        match listener.runtime.check_fork() {
+            Ok(()) => listener.runtime.clone().enter(|| drop(listener)),
+            Err(_) => std::mem::forget(listener),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Receiving messages.
+
+use std::ffi::c_int;
+
+use bytes::Buf;
+use libc::iovec;
+use smbdirect::{ConnectionError, Message};
+
+use crate::{
+    connection::{lock, smbdirect_connection},
+    pointers,
+    status::{Failure, SMBDIRECT_ERROR_BUFFER_TOO_SMALL, call, call_status, smbdirect_error},
+};
+
+/// A message that was received.
+pub struct smbdirect_message {
+    message: Message,
+}
+
+impl smbdirect_connection {
+    /// Returns the next message, or `None` after a close in good order.
+    fn receive(&self, timeout_ms: i32) -> Result<Option<Message>, Failure> {
+        let connection = self.connection()?;
+        if let Some(kept) = lock(&self.kept).take() {
+            return Ok(Some(kept));
+        }
+        match self.wait(timeout_ms, connection.recv())? {
+            Ok(message) => Ok(Some(message)),
+            Err(ConnectionError::Closed(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Receives the next message into `iovcnt` pieces of memory, and waits for it for up to `timeout_ms`
+/// milliseconds. Stores the token of the registration that the peer ended with this message in
+/// `invalidated`, or 0, unless the pointer is NULL.
+///
+/// Messages that arrived before the end of the connection are returned before its error.
+///
+/// Returns the length of the message, or 0 when the connection was closed in good order and all messages
+/// were received. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
+/// is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
+/// the error names its length. smbdirect_recv_message() takes messages of any length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_recv(
+    connection: *mut smbdirect_connection,
+    iov: *const iovec,
+    iovcnt: c_int,
+    timeout_ms: i32,
+    invalidated: *mut u32,
+    error: *mut smbdirect_error,
+) -> i64 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let count =
+                usize::try_from(iovcnt).map_err(|_| Failure::invalid("iovcnt is negative"))?;
+            let pieces = pointers::array(iov, count, "iov")?;
+            let room = pieces.iter().try_fold(0usize, |sum, piece| {
+                let missing = piece.iov_base.is_null() && piece.iov_len > 0;
+                (!missing).then(|| sum.saturating_add(piece.iov_len))
+            });
+            let room = room.ok_or_else(|| Failure::invalid("iov_base is NULL"))?;
+            let Some(mut message) = handle.receive(timeout_ms)? else {
+                return Ok(0);
+            };
+            let length = message.len();
+            if length > room {
+                *lock(&handle.kept) = Some(message);
+                let text = format!("a message of {length} bytes, there is room for {room}");
+                return Err(Failure::new(SMBDIRECT_ERROR_BUFFER_TOO_SMALL, text));
+            }
+            if let Some(out) = invalidated.as_mut() {
+                *out = message.invalidated_token().map_or(0, |token| token.0);
+            }
+            for piece in pieces {
+                let part = piece.iov_len.min(message.remaining());
+                copy_part(&mut message, piece.iov_base.cast(), part);
+            }
+            Ok(i64::try_from(length).unwrap_or(i64::MAX))
+        })
+    }
+}
+
+/// Moves `length` bytes of a message to the caller's memory.
+///
+/// # Safety
+/// `to` is valid for writes of `length` bytes.
+unsafe fn copy_part(message: &mut Message, mut to: *mut u8, mut length: usize) {
+    while length > 0 {
+        let chunk = message.chunk();
+        let part = chunk.len().min(length);
+        // SAFETY: `part` bytes are left of both, and the library's memory is not the caller's.
+        unsafe {
+            to.copy_from_nonoverlapping(chunk.as_ptr(), part);
+            to = to.add(part);
+        }
+        message.advance(part);
+        length -= part;
+    }
+}
+
+/// Receives the next message, of any length, without a copy.
+///
+/// Stores the message, which the caller frees with smbdirect_message_free(), and returns 1. Stores NULL and
+/// returns 0 when the connection was closed in good order. Otherwise returns the errors of
+/// smbdirect_recv(). The memory of messages that are not freed is missing for further ones.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_recv_message(
+    connection: *mut smbdirect_connection,
+    timeout_ms: i32,
+    message: *mut *mut smbdirect_message,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    let value = unsafe {
+        call(error, || {
+            let out = pointers::out(message, "message")?;
+            *out = std::ptr::null_mut();
+            let handle = pointers::handle(connection, "connection")?;
+            let Some(message) = handle.receive(timeout_ms)? else {
+                return Ok(0);
+            };
+            *out = Box::into_raw(Box::new(smbdirect_message { message }));
+            Ok(1)
+        })
+    };
+    value as i32
+}
+
+/// Returns the length of a message in bytes, and 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_message_length(message: *const smbdirect_message) -> usize {
+    // SAFETY: `message` follows the rules for handles.
+    unsafe { message.as_ref() }.map_or(0, |message| message.message.len())
+}
+
+/// Stores the token of the registration that the peer ended with the message. Returns 1 if there is one, and
+/// 0 otherwise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_message_invalidated(
+    message: *const smbdirect_message,
+    token: *mut u32,
+) -> i32 {
+    // SAFETY: `message` follows the rules for handles, and `token` those for results.
+    unsafe {
+        let invalidated = message
+            .as_ref()
+            .and_then(|message| message.message.invalidated_token());
+        match (invalidated, token.as_mut()) {
+            (Some(invalidated), Some(out)) => {
+                *out = invalidated.0;
+                1
+            }
+            (invalidated, _) => invalidated.is_some().into(),
+        }
+    }
+}
+
+/// Returns the bytes of a message in one piece, which are valid until the message is freed. Copies them
+/// together at the first call if they arrived in several pieces.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_message_data(
+    message: *mut smbdirect_message,
+) -> *const std::ffi::c_void {
+    // SAFETY: `message` follows the rules for handles, and its owner uses it on one thread.
+    let Some(owned) = (unsafe { message.as_mut() }) else {
+        return std::ptr::null();
+    };
+    if owned.message.chunk().len() < owned.message.len() {
+        let token = owned.message.invalidated_token();
+        let bytes = std::mem::take(&mut owned.message).into_bytes();
+        owned.message = Message::received(bytes, token);
+    }
+    owned.message.chunk().as_ptr().cast()
+}
+
+/// Frees a message. NULL is ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_message_free(message: *mut smbdirect_message) {
+    // SAFETY: `message` follows the rules for handles.
+    unsafe {
+        call_status(std::ptr::null_mut(), || {
+            drop(pointers::take(message));
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,316 @@
+//! Threads and timers: the shared runtime with a thread of its own, and runtimes that the caller drives.
+
+use std::{
+    ffi::{CString, c_char, c_void},
+    fmt::Write as _,
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc, Mutex, Once, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use smbdirect::rdma::loopback::Loopback;
+use tokio::{runtime, sync::Notify, time};
+use tracing::{
+    Dispatch, Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    level_filters::LevelFilter,
+};
+use tracing_subscriber::{Layer, Registry, layer::SubscriberExt};
+
+use crate::{
+    pointers,
+    status::{Failure, SMBDIRECT_ERROR_FORKED, call_status, smbdirect_error},
+};
+
+/// Threads and timers of the handles that are created from it.
+pub struct smbdirect_runtime {
+    pub(crate) shared: Arc<Runtime>,
+}
+
+/// Receives a line of the log: `level` is 1 (error) to 5 (trace), and `message` ends with a 0 byte and is
+/// valid during the call. It is called on threads of the library and in calls of the program, must not
+/// call the library, and must be safe to call from several threads.
+pub type smbdirect_log_callback =
+    Option<unsafe extern "C" fn(level: i32, message: *const c_char, user_data: *mut c_void)>;
+
+/// What a runtime consists of.
+pub(crate) struct Runtime {
+    tokio: runtime::Runtime,
+    /// Only calls of the program make progress.
+    driven: bool,
+    log: Option<Dispatch>,
+    /// Notified when a handle of this runtime has an event.
+    pub(crate) event: Arc<Notify>,
+    /// The provider of the transport `loopback`, which connects ends of one runtime.
+    pub(crate) loopback: Arc<Loopback>,
+    /// The value of [`FORKS`] when the runtime was created.
+    forks: u32,
+}
+
+/// Number of forks between the process that loaded the library and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The runtime of handles that were created without one. A forked process starts its own.
+static SHARED: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
+
+impl Runtime {
+    fn new(driven: bool, log: Option<Dispatch>) -> Result<Arc<Self>, Failure> {
+        static COUNT_FORKS: Once = Once::new();
+        COUNT_FORKS.call_once(|| {
+            extern "C" fn count() {
+                FORKS.fetch_add(1, Ordering::Relaxed);
+            }
+            // SAFETY: the function only changes an atomic, which is allowed in a forked process.
+            unsafe { libc::pthread_atfork(None, None, Some(count)) };
+        });
+        let mut builder = match driven {
+            true => runtime::Builder::new_current_thread(),
+            false => runtime::Builder::new_multi_thread(),
+        };
+        if !driven {
+            builder.worker_threads(1).thread_name("smbdirect");
+        }
+        if let Some(dispatch) = log.clone() {
+            builder.on_thread_start(move || {
+                // The dispatcher stays until the thread ends.
+                std::mem::forget(tracing::dispatcher::set_default(&dispatch));
+            });
+        }
+        Ok(Arc::new(Self {
+            tokio: builder.enable_all().build()?,
+            driven,
+            log,
+            event: Arc::new(Notify::new()),
+            loopback: Arc::new(Loopback::new()),
+            forks: FORKS.load(Ordering::Relaxed),
+        }))
+    }
+
+    /// Returns the runtime of a handle, or the shared one for null.
+    ///
+    /// # Safety
+    /// `runtime` is null or a live handle.
+    pub(crate) unsafe fn of(runtime: *const smbdirect_runtime) -> Result<Arc<Self>, Failure> {
+        if !runtime.is_null() {
+            // SAFETY: the caller's handle is live.
+            let runtime = unsafe { pointers::handle(runtime, "runtime") }?;
+            runtime.shared.check_fork()?;
+            return Ok(runtime.shared.clone());
+        }
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*shared {
+            Some(runtime) if runtime.check_fork().is_ok() => Ok(runtime.clone()),
+            _ => {
+                let created = Self::new(false, None)?;
+                // The threads of an inherited runtime do not exist here, so it cannot be shut down.
+                std::mem::forget(shared.replace(created.clone()));
+                Ok(created)
+            }
+        }
+    }
+
+    /// Fails in a process that was forked after the runtime was created.
+    pub(crate) fn check_fork(&self) -> Result<(), Failure> {
+        if self.forks == FORKS.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            SMBDIRECT_ERROR_FORKED,
+            "the handle belongs to the process that forked this one",
+        ))
+    }
+
+    /// Runs `call` where functions of the library find the runtime and the log.
+    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _context = self.tokio.enter();
+        match &self.log {
+            Some(dispatch) => tracing::dispatcher::with_default(dispatch, call),
+            None => call(),
+        }
+    }
+
+    /// Starts a task.
+    pub(crate) fn spawn(
+        &self,
+        future: impl Future<Output = ()> + Send + 'static,
+    ) -> tokio::task::AbortHandle {
+        self.tokio.spawn(future).abort_handle()
+    }
+
+    /// Waits for `future`, or returns `None` after the timeout. With a timeout of 0, polls it once, and
+    /// `waker` is woken when it is worth polling again. A negative timeout never ends.
+    pub(crate) fn wait<T>(
+        &self,
+        timeout_ms: i32,
+        waker: &Waker,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        self.enter(|| match timeout_ms {
+            0 => {
+                if self.driven {
+                    // Let the tasks run once, as nothing else lets them.
+                    self.tokio.block_on(tokio::task::yield_now());
+                }
+                let mut context = Context::from_waker(waker);
+                match pin!(future).poll(&mut context) {
+                    Poll::Ready(value) => Some(value),
+                    Poll::Pending => None,
+                }
+            }
+            ..0 => Some(self.tokio.block_on(future)),
+            1.. => {
+                let timeout = Duration::from_millis(timeout_ms as u64);
+                let wait = async { time::timeout(timeout, future).await.ok() };
+                self.tokio.block_on(wait)
+            }
+        })
+    }
+}
+
+/// A subscriber that hands lines to a callback.
+struct LogLayer {
+    callback: unsafe extern "C" fn(i32, *const c_char, *mut c_void),
+    user_data: *mut c_void,
+    level: Level,
+}
+
+// SAFETY: the header says that the callback is called from several threads, and the pointer is only
+// handed back to it.
+unsafe impl Send for LogLayer {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for LogLayer {}
+
+impl<S: Subscriber> Layer<S> for LogLayer {
+    fn enabled(
+        &self,
+        metadata: &Metadata<'_>,
+        _: tracing_subscriber::layer::Context<'_, S>,
+    ) -> bool {
+        *metadata.level() <= self.level
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::from_level(self.level))
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            Level::ERROR => 1,
+            Level::WARN => 2,
+            Level::INFO => 3,
+            Level::DEBUG => 4,
+            Level::TRACE => 5,
+        };
+        let text = line.0.replace('\0', "\u{FFFD}");
+        let Ok(text) = CString::new(text) else {
+            return;
+        };
+        // SAFETY: the callback has this signature, and the text outlives the call.
+        unsafe { (self.callback)(level, text.as_ptr(), self.user_data) };
+    }
+}
+
+/// The message of an event with its fields.
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let separator = if self.0.is_empty() { "" } else { " " };
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.0, "{separator}{value:?}"),
+            name => write!(self.0, "{separator}{name}={value:?}"),
+        };
+    }
+}
+
+/// Creates a runtime, for programs that want a log, or want to drive the library with their own thread.
+/// Programs that pass NULL for the runtime share one with a thread of its own, which starts at the first
+/// call that needs it.
+///
+/// With `driven` not 0, the runtime has no thread. Connections make progress, keepalives included, only
+/// while the program is in smbdirect_runtime_run() or in another call on a handle of this runtime. This
+/// saves the switch of threads for each message.
+///
+/// `log` receives the lines of the log up to `log_level`: 1 error, 2 warning, 3 information, 4 debug,
+/// 5 trace. It may be NULL.
+///
+/// Returns 0 or SMBDIRECT_ERROR_SYSTEM.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_runtime_new(
+    driven: i32,
+    log: smbdirect_log_callback,
+    log_level: i32,
+    user_data: *mut c_void,
+    runtime: *mut *mut smbdirect_runtime,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: `error` and `runtime` follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let out = pointers::out(runtime, "runtime")?;
+            let level = match log_level {
+                ..=1 => Level::ERROR,
+                2 => Level::WARN,
+                3 => Level::INFO,
+                4 => Level::DEBUG,
+                5.. => Level::TRACE,
+            };
+            let log = log.map(|callback| {
+                let layer = LogLayer {
+                    callback,
+                    user_data,
+                    level,
+                };
+                Dispatch::new(Registry::default().with(layer))
+            });
+            let shared = Runtime::new(driven != 0, log)?;
+            *out = Box::into_raw(Box::new(smbdirect_runtime { shared }));
+            Ok(())
+        })
+    }
+}
+
+/// Lets a driven runtime work for up to `timeout_ms` milliseconds. Returns sooner when a handle of the
+/// runtime has an event: a message, room for a message, a completed operation, a new connection, or the
+/// end of a connection. A negative timeout waits without limit.
+///
+/// Also works on a runtime with a thread, which then only waits.
+///
+/// Returns 1 after an event and 0 after the timeout, or SMBDIRECT_ERROR_FORKED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_runtime_run(
+    runtime: *mut smbdirect_runtime,
+    timeout_ms: i32,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: `error` and `runtime` follow the rules for arguments.
+    let value = unsafe {
+        crate::status::call(error, || {
+            let runtime = Runtime::of(runtime)?;
+            let event = runtime.wait(timeout_ms, Waker::noop(), runtime.event.notified());
+            Ok(event.is_some().into())
+        })
+    };
+    value as i32
+}
+
+/// Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it.
+/// Connections that are still closing then are cut off: call smbdirect_close() before. NULL is ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_runtime_free(runtime: *mut smbdirect_runtime) {
+    // SAFETY: `runtime` follows the rules for handles.
+    if let Some(runtime) = unsafe { pointers::take(runtime) } {
+        if runtime.shared.check_fork().is_err() {
+            // The threads do not exist in this process, so the runtime cannot be shut down.
+            std::mem::forget(runtime);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Sending messages.
+
+use std::ffi::{c_int, c_void};
+
+use bytes::{BufMut, BytesMut};
+use libc::iovec;
+use smbdirect::{Message, Sending, Token, TrySendError};
+
+use crate::{
+    borrowed,
+    connection::smbdirect_connection,
+    events::{Callback, smbdirect_callback},
+    pointers,
+    status::{Failure, call_status, smbdirect_error},
+};
+
+impl smbdirect_connection {
+    /// Copies a message and submits it as soon as it can start.
+    fn send(
+        &self,
+        parts: &[&[u8]],
+        length: usize,
+        invalidate: Option<u32>,
+        timeout_ms: i32,
+    ) -> Result<(), Failure> {
+        let connection = self.connection()?;
+        let mut copy = BytesMut::with_capacity(length);
+        for part in parts {
+            copy.put_slice(part);
+        }
+        let mut message = Message::from(copy.freeze());
+        self.wait(timeout_ms, async {
+            loop {
+                let submitted = match invalidate {
+                    None => connection.try_send(message),
+                    Some(token) => {
+                        connection.ready().await?;
+                        let sending = connection.send_and_invalidate(message, Token(token));
+                        sending.map_err(TrySendError::from)
+                    }
+                };
+                match submitted {
+                    Ok(sending) => {
+                        // Dropping the future does not recall the message.
+                        drop::<Sending>(sending);
+                        return Ok(());
+                    }
+                    Err(TrySendError::Send(error)) => return Err(error.into()),
+                    Err(TrySendError::NotReady(returned)) => message = returned,
+                    Err(other) => return Err(Failure::invalid(other)),
+                }
+                connection.ready().await?;
+            }
+        })?
+    }
+}
+
+/// Sends a message that consists of the bytes of `iovcnt` parts. The bytes are copied, so the memory may be
+/// used again when the call returns. Messages are sent in the order of the calls.
+///
+/// Waits for up to `timeout_ms` milliseconds until the message can start: until the peer has granted a
+/// credit and earlier messages have started. An empty message is sent, but no receive returns it.
+///
+/// Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
+/// SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_send(
+    connection: *mut smbdirect_connection,
+    iov: *const iovec,
+    iovcnt: c_int,
+    timeout_ms: i32,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let (parts, length) = pointers::parts(iov, iovcnt)?;
+            handle.send(&parts, length, None, timeout_ms)
+        })
+    }
+}
+
+/// Sends a message as smbdirect_send() does, which also ends the registration of the peer with this token
+/// when it arrives (Send with Invalidate).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_send_and_invalidate(
+    connection: *mut smbdirect_connection,
+    iov: *const iovec,
+    iovcnt: c_int,
+    token: u32,
+    timeout_ms: i32,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let (parts, length) = pointers::parts(iov, iovcnt)?;
+            handle.send(&parts, length, Some(token), timeout_ms)
+        })
+    }
+}
+
+/// Submits a message without a copy and without waiting. The memory of the parts must stay valid and
+/// unchanged until `callback` is called, which smbdirect_service() does when the last byte was handed to
+/// the wire. The transport "loopback" copies.
+///
+/// `invalidate` points to a token of the peer as for smbdirect_send_and_invalidate(), or is NULL. The
+/// number of messages that wait is not limited: limit it by waiting for callbacks.
+///
+/// Returns 0 when the message was submitted. Otherwise the callback is not called, and it returns
+/// SMBDIRECT_ERROR_INVALID, _TOO_LARGE, or why the connection is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_send_start(
+    connection: *mut smbdirect_connection,
+    iov: *const iovec,
+    iovcnt: c_int,
+    invalidate: *const u32,
+    callback: smbdirect_callback,
+    user_data: *mut c_void,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments, and the memory of the parts stays valid until
+    // the callback, which follows the release of the last part.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let (parts, _) = pointers::parts(iov, iovcnt)?;
+            let token = invalidate.as_ref().map(|token| Token(*token));
+            let established = handle.connection()?;
+            let (parts, released) = borrowed::lend(&parts, handle.copies);
+            let message: Message = parts.into_iter().collect();
+            let sending = handle.runtime.enter(|| match token {
+                None => established.send(message),
+                Some(token) => established.send_and_invalidate(message, token),
+            })?;
+            let callback = Callback::new(callback, user_data);
+            let events = handle.events.clone();
+            events.start();
+            handle.runtime.spawn(async move {
+                let result = sending.await;
+                released.wait().await;
+                events.complete(callback, result.map_err(Into::into), None);
+            });
+            Ok(())
+        })
+    }
+}

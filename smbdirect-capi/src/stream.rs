@@ -1,0 +1,41 @@
+//! The connection as a stream socket.
+
+use std::{ffi::c_int, os::fd::IntoRawFd};
+
+use crate::{
+    connection::smbdirect_connection,
+    pointers,
+    status::{call_status, smbdirect_error},
+};
+
+/// Makes a socket that carries the messages of the connection with the 4-byte length of SMB over TCP: a byte
+/// 0, and the length in 24 bits, big-endian. Programs and libraries that speak SMB over TCP use it in place
+/// of a TCP socket.
+///
+/// The socket is a blocking AF_UNIX stream socket with close-on-exec set, and belongs to the program. It can
+/// be set to non-blocking, polled, duplicated and passed to other processes, while this process runs.
+/// Its backpressure and closing are those of TCP, except that closing its writing side closes the
+/// connection. The connection stays open until the socket is closed, even if the handle is freed.
+///
+/// Afterwards use the handle for registrations, RDMA Reads and Writes only: a receive would take messages
+/// away from the socket.
+///
+/// Stores the descriptor and returns 0, or SMBDIRECT_ERROR_SYSTEM or why there is no connection.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_stream(
+    connection: *mut smbdirect_connection,
+    fd: *mut c_int,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let out = pointers::out(fd, "fd")?;
+            let connection = handle.connection()?.clone();
+            let socket = handle.runtime.enter(|| connection.into_stream_fd())?;
+            *out = socket.into_raw_fd();
+            Ok(())
+        })
+    }
+}

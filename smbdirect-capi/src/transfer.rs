@@ -1,0 +1,199 @@
+//! RDMA Reads and Writes of the peer's memory.
+
+use std::ffi::c_void;
+
+use bytes::{Bytes, BytesMut};
+use smbdirect::BufferDescriptorV1;
+
+use crate::{
+    borrowed,
+    buffer::smbdirect_buffer,
+    connection::smbdirect_connection,
+    events::{Callback, smbdirect_callback},
+    pointers,
+    region::smbdirect_buffer_descriptor,
+    status::{Failure, call_status, smbdirect_error},
+};
+
+/// Returns the descriptors of a caller.
+///
+/// # Safety
+/// `descriptors` is valid for reads of `count` elements, or `count` is 0.
+unsafe fn range(
+    descriptors: *const smbdirect_buffer_descriptor,
+    count: usize,
+) -> Result<Vec<BufferDescriptorV1>, Failure> {
+    // SAFETY: the caller's array has `count` elements.
+    let descriptors = unsafe { pointers::array(descriptors, count, "descriptors") }?;
+    Ok(descriptors.iter().map(Into::into).collect())
+}
+
+/// Reads `length` bytes of the peer's memory into `data` by RDMA Read, from `offset` bytes into the range of
+/// `count` descriptors, and waits for them for up to `timeout_ms` milliseconds, which must not be 0.
+///
+/// Returns 0 when the bytes are in `data`. Otherwise `data` is unchanged, and it returns
+/// SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A read that timed out goes
+/// on without the caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_read(
+    connection: *mut smbdirect_connection,
+    descriptors: *const smbdirect_buffer_descriptor,
+    count: usize,
+    offset: u64,
+    data: *mut c_void,
+    length: usize,
+    timeout_ms: i32,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let range = range(descriptors, count)?;
+            if (data.is_null() && length > 0) || timeout_ms == 0 {
+                return Err(Failure::invalid("data is NULL, or the timeout is 0"));
+            }
+            let connection = handle.connection()?;
+            let into = BytesMut::zeroed(length);
+            let reading = handle
+                .runtime
+                .enter(|| connection.read(&range, offset, into));
+            let read = handle.wait(timeout_ms, reading)?;
+            let read = read.map_err(|error| Failure::from(error.fault))?;
+            // SAFETY: the caller's memory has `length` bytes, as the buffer of the read has.
+            data.cast::<u8>()
+                .copy_from_nonoverlapping(read.as_ptr(), length);
+            Ok(())
+        })
+    }
+}
+
+/// Starts to fill `*buffer` by RDMA Read without a copy and without waiting. On success the buffer belongs
+/// to the library, `*buffer` becomes NULL, and `callback` gets it back, with unspecified contents if the read
+/// failed.
+///
+/// Returns 0 when the read was submitted. Otherwise the buffer is unchanged, the callback is not called,
+/// and it returns SMBDIRECT_ERROR_INVALID or why there is no connection.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_read_start(
+    connection: *mut smbdirect_connection,
+    descriptors: *const smbdirect_buffer_descriptor,
+    count: usize,
+    offset: u64,
+    buffer: *mut *mut smbdirect_buffer,
+    callback: smbdirect_callback,
+    user_data: *mut c_void,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments, and the caller hands over the buffer.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let range = range(descriptors, count)?;
+            let buffer = pointers::out(buffer, "buffer")?;
+            let connection = handle.connection()?;
+            let mut owned = pointers::take(std::mem::replace(buffer, std::ptr::null_mut()))
+                .ok_or_else(|| Failure::invalid("*buffer is NULL"))?;
+            let into = std::mem::take(&mut owned.bytes);
+            let reading = handle
+                .runtime
+                .enter(|| connection.read(&range, offset, into));
+            let callback = Callback::new(callback, user_data);
+            let events = handle.events.clone();
+            events.start();
+            handle.runtime.spawn(async move {
+                let (result, bytes) = match reading.await {
+                    Ok(bytes) => (Ok(()), Some(bytes)),
+                    Err(error) => (Err(error.fault.into()), error.buffer),
+                };
+                let buffer = bytes.map(|bytes| {
+                    owned.bytes = bytes;
+                    owned
+                });
+                events.complete(callback, result, buffer);
+            });
+            Ok(())
+        })
+    }
+}
+
+/// Writes `length` bytes of `data` to the peer's memory by RDMA Write, from `offset` bytes into the range of
+/// `count` descriptors. The bytes are copied. Waits for up to `timeout_ms` milliseconds, which must not be
+/// 0, until they were handed to the wire. They are in place before the peer receives any message that is
+/// sent after this call.
+///
+/// Returns 0, or SMBDIRECT_ERROR_INVALID, _TIMED_OUT, _RANGE, or why the connection is over. A write that
+/// timed out goes on without the caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_write(
+    connection: *mut smbdirect_connection,
+    descriptors: *const smbdirect_buffer_descriptor,
+    count: usize,
+    offset: u64,
+    data: *const c_void,
+    length: usize,
+    timeout_ms: i32,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let range = range(descriptors, count)?;
+            if timeout_ms == 0 {
+                return Err(Failure::invalid("a timeout of 0"));
+            }
+            let data = pointers::memory(data.cast(), length, "data")?;
+            let connection = handle.connection()?;
+            let copy = Bytes::copy_from_slice(data);
+            let writing = handle
+                .runtime
+                .enter(|| connection.write(copy, &range, offset));
+            Ok(handle.wait(timeout_ms, writing)??)
+        })
+    }
+}
+
+/// Starts an RDMA Write without a copy and without waiting. The memory at `data` must stay valid and
+/// unchanged until `callback` is called, which smbdirect_service() does when the last byte was handed to
+/// the wire. The transport "loopback" copies.
+///
+/// Returns 0 when the write was submitted. Otherwise the callback is not called, and it returns
+/// SMBDIRECT_ERROR_INVALID or why there is no connection.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_write_start(
+    connection: *mut smbdirect_connection,
+    descriptors: *const smbdirect_buffer_descriptor,
+    count: usize,
+    offset: u64,
+    data: *const c_void,
+    length: usize,
+    callback: smbdirect_callback,
+    user_data: *mut c_void,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments, and the memory stays valid until the callback,
+    // which follows the release of the bytes.
+    unsafe {
+        call_status(error, || {
+            let handle = pointers::handle(connection, "connection")?;
+            let range = range(descriptors, count)?;
+            let data = pointers::memory(data.cast(), length, "data")?;
+            let connection = handle.connection()?;
+            let (mut parts, released) = borrowed::lend(&[data], handle.copies);
+            let data = parts.pop().unwrap_or_default();
+            let writing = handle
+                .runtime
+                .enter(|| connection.write(data, &range, offset));
+            let callback = Callback::new(callback, user_data);
+            let events = handle.events.clone();
+            events.start();
+            handle.runtime.spawn(async move {
+                let result = writing.await;
+                released.wait().await;
+                events.complete(callback, result.map_err(Into::into), None);
+            });
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,236 @@
+//! Programs in C: the examples with each other, misuse, threads, and fork.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Longest time for a program, under valgrind too.
+const TIME_LIMIT: Duration = Duration::from_secs(100);
+
+fn source() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the folder of the libraries, which cargo has built beside this test.
+fn libraries() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let folder = test.parent().unwrap().to_owned();
+    assert!(folder.join("libsmbdirect_capi.so").exists(), "{folder:?}");
+    folder
+}
+
+/// Returns whether a tool can be run. In the gate it has to be.
+fn available(tool: &str) -> bool {
+    let found = Command::new(tool)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !found {
+        assert!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "{tool} is missing"
+        );
+        eprintln!("skipped: {tool} is missing");
+    }
+    found
+}
+
+/// Compiles a program with all warnings as errors, and returns its path.
+fn compile(folder: &Path, name: &str, flags: &[&str]) -> PathBuf {
+    let program = folder.join(Path::new(name).file_stem().unwrap());
+    let output = Command::new("cc")
+        .args([
+            "-std=c11",
+            "-D_GNU_SOURCE",
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+            "-g",
+            "-O1",
+        ])
+        .args(flags)
+        .arg(source().join(name))
+        .arg("-I")
+        .arg(source().join("include"))
+        .arg("-I")
+        .arg(source().join("examples"))
+        .arg("-L")
+        .arg(libraries())
+        .args(["-lsmbdirect_capi", "-pthread", "-o"])
+        .arg(&program)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {text}");
+    program
+}
+
+/// The programs of this test, compiled once.
+fn programs() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        if !available("cc") {
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["echo", "rdma", "poll_loop"] {
+            compile(folder.path(), &format!("examples/{name}.c"), &[]);
+        }
+        for name in ["misuse", "fork", "threads", "layout"] {
+            compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
+        }
+        Some(folder)
+    });
+    folder.as_ref().map(tempfile::TempDir::path)
+}
+
+fn start(command: &mut Command) -> Child {
+    command
+        .env("LD_LIBRARY_PATH", libraries())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for the end of a program and returns its output, which was read to `seen` already.
+fn finish(mut child: Child, name: &str, mut seen: String) -> String {
+    let deadline = Instant::now() + TIME_LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("{name} did not end: {seen}");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut seen).unwrap();
+    }
+    let mut errors = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut errors)
+        .unwrap();
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{name}: {status}\n{seen}\n{errors}");
+    seen
+}
+
+fn run(name: &str) {
+    let Some(folder) = programs() else {
+        return;
+    };
+    let child = start(&mut Command::new(folder.join(name)));
+    print!("{}", finish(child, name, String::new()));
+}
+
+/// Runs both ends of an example, each by `tool` if there is one.
+fn run_pair(name: &str, tool: &[&str]) {
+    let Some(folder) = programs() else {
+        return;
+    };
+    let command = |role: &str, address: &str| {
+        let mut words: Vec<_> = tool.iter().map(Into::into).collect();
+        words.push(folder.join(name).into_os_string());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args([role, address]);
+        command
+    };
+    let mut listener = start(&mut command("listen", "127.0.0.1:0"));
+    let mut stdout = BufReader::new(listener.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("listening on ");
+    let address = address.unwrap_or_else(|| panic!("{name}: {line:?}"));
+    let client = start(&mut command("connect", address));
+    let said = finish(client, name, String::new());
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    let served = finish(listener, name, rest);
+    println!("{said}{served}");
+    assert!(!said.is_empty() && !served.is_empty());
+}
+
+#[test]
+fn examples_work_with_each_other() {
+    for name in ["echo", "rdma", "poll_loop"] {
+        run_pair(name, &[]);
+    }
+}
+
+#[test]
+fn examples_are_clean_under_valgrind() {
+    if !available("valgrind") {
+        return;
+    }
+    let tool = [
+        "valgrind",
+        "--quiet",
+        "--error-exitcode=9",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+    ];
+    for name in ["rdma", "poll_loop"] {
+        run_pair(name, &tool);
+    }
+}
+
+#[test]
+fn misuse_fails_with_a_status_code() {
+    run("misuse");
+}
+
+#[test]
+fn forked_process_has_connections_of_its_own() {
+    run("fork");
+}
+
+#[test]
+fn threads_share_a_connection() {
+    run("threads");
+}
+
+/// Compares the sizes and offsets of all public structures with the committed ones, on 64-bit machines.
+#[test]
+fn layouts_stay_as_committed() {
+    let Some(folder) = programs() else {
+        return;
+    };
+    let child = start(&mut Command::new(folder.join("layout")));
+    let layout = finish(child, "layout", String::new());
+    let path = source().join("tests/c/layout.txt");
+    if env::var_os("SMBDIRECT_BLESS").is_some() {
+        fs::write(path, layout).unwrap();
+        return;
+    }
+    assert_eq!(
+        layout,
+        fs::read_to_string(path).unwrap(),
+        "the binary interface has changed"
+    );
+}
+
+#[test]
+fn header_is_valid_in_cpp() {
+    if !available("c++") {
+        return;
+    }
+    let status = Command::new("c++")
+        .args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", "c++"])
+        .arg(source().join("include/smbdirect.h"))
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
