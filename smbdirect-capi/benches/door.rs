@@ -4,6 +4,7 @@
 //! over iWARP on 127.0.0.1. The receiving end is the same Rust code for both.
 
 use std::{
+    cell::Cell,
     ffi::{CStr, CString, c_void},
     ptr,
     time::{Duration, Instant},
@@ -182,8 +183,8 @@ struct C {
     descriptor: smbdirect_buffer_descriptor,
     bulk: Vec<u8>,
     last: Vec<u8>,
-    /// Operations whose callbacks were not called.
-    flying: Box<usize>,
+    /// Operations whose callbacks were not called. Callbacks have a pointer to it.
+    flying: Box<Cell<usize>>,
 }
 
 unsafe extern "C" fn completed(
@@ -194,7 +195,8 @@ unsafe extern "C" fn completed(
 ) {
     assert!(error.is_null());
     // SAFETY: the argument is the counter, which lives as long as the side.
-    unsafe { *flying.cast::<usize>() -= 1 };
+    let flying = unsafe { &*flying.cast::<Cell<usize>>() };
+    flying.set(flying.get() - 1);
 }
 
 fn ok(status: i64, error: &smbdirect_error) -> i64 {
@@ -244,7 +246,7 @@ impl C {
             },
             bulk: vec![0; BULK],
             last,
-            flying: Box::new(0),
+            flying: Box::default(),
         };
         let mut encoded = [0; 16];
         side.receive(&mut encoded);
@@ -276,7 +278,7 @@ impl C {
 
     /// Lets the connection work until fewer operations than `limit` are in flight.
     fn drain(&self, runtime_step: i32, limit: usize) {
-        while *self.flying >= limit {
+        while self.flying.get() >= limit {
             let mut error = blank();
             // SAFETY: the connection is live.
             unsafe {
@@ -308,8 +310,8 @@ impl Side for C {
             };
             let mut error = blank();
             let message = part(bytes);
-            *self.flying += 1;
-            let counter = (&raw mut *self.flying).cast();
+            self.flying.set(self.flying.get() + 1);
+            let counter = (&raw const *self.flying).cast_mut().cast();
             // SAFETY: the memory lives longer than the operation.
             let status = unsafe {
                 smbdirect_send_start(
@@ -332,8 +334,8 @@ impl Side for C {
     fn writes(&mut self, count: usize) {
         for _ in 0..count {
             let mut error = blank();
-            *self.flying += 1;
-            let counter = (&raw mut *self.flying).cast();
+            self.flying.set(self.flying.get() + 1);
+            let counter = (&raw const *self.flying).cast_mut().cast();
             // SAFETY: the memory lives longer than the operation.
             let status = unsafe {
                 smbdirect_write_start(
@@ -385,7 +387,7 @@ fn main() {
     let mut c = C::new(&peer.address);
     compare("64 B echo", &mut rust, &mut c, |side| side.echo(5000));
     compare("1 MiB messages", &mut rust, &mut c, |side| {
-        side.messages(300)
+        side.messages(300);
     });
     compare("1 MiB writes", &mut rust, &mut c, |side| side.writes(300));
 }

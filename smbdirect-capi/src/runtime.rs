@@ -307,10 +307,10 @@ pub unsafe extern "C" fn smbdirect_runtime_run(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_runtime_free(runtime: *mut smbdirect_runtime) {
     // SAFETY: `runtime` follows the rules for handles.
-    if let Some(runtime) = unsafe { pointers::take(runtime) } {
-        if runtime.shared.check_fork().is_err() {
-            // The threads do not exist in this process, so the runtime cannot be shut down.
-            std::mem::forget(runtime);
-        }
+    if let Some(runtime) = unsafe { pointers::take(runtime) }
+        && runtime.shared.check_fork().is_err()
+    {
+        // The threads do not exist in this process, so the runtime cannot be shut down.
+        std::mem::forget(runtime);
     }
 }

@@ -1,7 +1,7 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
 //! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`gateway`],
-//! [`tdi`], [`decode`], [`devices`]. They share [`options`] (the command line), [`transport`]
+//! `run`, [`tdi`], [`decode`], [`devices`]. They share [`options`] (the command line), [`transport`]
 //! (connecting, and why it failed), [`transfer`] (files over a connection), [`report`] (output),
 //! [`signals`] and [`pcap`] (captures).
 //!
@@ -18,6 +18,8 @@ mod options;
 mod pcap;
 mod ping;
 mod report;
+#[cfg(target_os = "linux")]
+mod run;
 mod send;
 mod signals;
 mod tdi;
@@ -49,6 +51,8 @@ enum Command {
     Ping(ping::Ping),
     Bench(Box<bench::Bench>),
     Gateway(gateway::Gateway),
+    #[cfg(target_os = "linux")]
+    Run(run::Run),
     Tdi(tdi::Tdi),
     Decode(decode::Decode),
     Devices(devices::Devices),
@@ -61,6 +65,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect ping HOST                    is there SMB Direct, and how far away?
   smbdirect bench                        how fast, compared with plain TCP
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
+  smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect decode traffic.pcap          messages, and which rules they break
   smbdirect devices                      RDMA adapters, for --transport verbs";
@@ -75,6 +80,8 @@ impl Command {
             Self::Ping(command) => command.options.verbose,
             Self::Bench(command) => command.options.verbose,
             Self::Gateway(command) => command.options.verbose,
+            #[cfg(target_os = "linux")]
+            Self::Run(command) => command.options.verbose,
             Self::Tdi(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
             Self::Devices(command) => command.verbose,
@@ -87,18 +94,18 @@ impl Command {
         match self {
             Self::Listen(command) => command.tdi,
             Self::Tdi(_) => true,
-            Self::Demo(_)
-            | Self::Send(_)
-            | Self::Ping(_)
-            | Self::Bench(_)
-            | Self::Gateway(_)
-            | Self::Decode(_)
-            | Self::Devices(_) => false,
+            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Bench(_) | Self::Gateway(_) => {
+                false
+            }
+            #[cfg(target_os = "linux")]
+            Self::Run(_) => false,
+            Self::Decode(_) | Self::Devices(_) => false,
         }
     }
 
-    async fn run(self) -> Result<bool> {
-        match self {
+    /// Runs the command. Returns the exit status.
+    async fn run(self) -> Result<u8> {
+        let done = match self {
             Self::Demo(command) => command.run().await,
             Self::Listen(command) => command.run().await,
             Self::Send(command) => command.run().await,
@@ -106,9 +113,13 @@ impl Command {
             Self::Bench(command) => command.run().await,
             Self::Gateway(command) => command.run().await,
             Self::Tdi(command) => command.run().await,
+            // The exit status is that of the program.
+            #[cfg(target_os = "linux")]
+            Self::Run(command) => return command.run().await,
             Self::Decode(command) => command.run(),
             Self::Devices(command) => command.run(),
-        }
+        };
+        done.map(|done| u8::from(!done))
     }
 }
 
@@ -121,8 +132,8 @@ fn main() -> ExitCode {
         report::error(error);
     }
     match result {
-        Ok(true) if captured.is_ok() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(1),
+        Ok(0) if captured.is_err() => ExitCode::from(1),
+        Ok(status) => ExitCode::from(status),
         Err(error) => {
             report::error(&error);
             let usage = error.downcast_ref::<UsageError>().is_some();
@@ -131,9 +142,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command. Returns whether it did what was asked; if it did not and there is no error, the
-/// command has reported the reason.
-fn run(command: Command) -> Result<bool> {
+/// Runs a command. Returns the exit status: 0 if it did what was asked; if it did not and there is no
+/// error, the command has reported the reason.
+fn run(command: Command) -> Result<u8> {
     let mut runtime = match command.is_one_thread() {
         true => runtime::Builder::new_current_thread(),
         false => runtime::Builder::new_multi_thread(),

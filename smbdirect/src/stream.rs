@@ -60,8 +60,21 @@ impl Connection {
     /// Fails if the socket pair cannot be created. The connection is closed in the background then.
     pub fn into_stream_fd(self) -> io::Result<OwnedFd> {
         let (program, ours) = BlockingStream::pair()?;
-        ours.set_nonblocking(true)?;
-        let (frames_out, frames_in) = UnixStream::from_std(ours)?.into_split();
+        self.serve_stream(ours)?;
+        Ok(program.into())
+    }
+
+    /// Moves the messages of the connection over the given socket, as
+    /// [`into_stream_fd`](Self::into_stream_fd) does over a socket that it creates. The peer of the socket
+    /// is the program.
+    ///
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Fails if the runtime cannot use the socket. The connection is closed in the background then.
+    pub fn serve_stream(self, socket: BlockingStream) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        let (frames_out, frames_in) = UnixStream::from_std(socket)?.into_split();
         tokio::spawn(async move {
             let mut sending = pin!(send_frames(&self, frames_out));
             let mut receiving = pin!(write_messages(&self, frames_in));
@@ -75,7 +88,7 @@ impl Connection {
                 }
             }
         });
-        Ok(program.into())
+        Ok(())
     }
 }
 
