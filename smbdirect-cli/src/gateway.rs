@@ -44,8 +44,8 @@ use tracing::{debug, warn};
 
 use crate::{
     options::{
-        AcceptOptions, Address, CommonOptions, ConnectOptions, at_least_one, large_size, seconds,
-        usage, with_profiles,
+        AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES, at_least_one,
+        large_size, seconds, usage, with_profiles,
     },
     report::{self, Report},
     signals::Interrupted,
@@ -205,7 +205,7 @@ impl Gateway {
             .config(Some(&self.connect), Some(&self.accept))?;
         let mut settings = config.into_settings();
         if self.options.is_default_fragmented_size() {
-            settings.max_fragmented_receive_size = MAX_MESSAGE_BYTES;
+            settings.max_fragmented_receive_size = SMB_MESSAGE_BYTES;
         }
         let credits = usize::from(settings.receive_credit_max) + 2;
         let receive_buffer = credits * settings.max_receive_size as usize + BUFFERED_BEYOND_CREDITS;
@@ -229,8 +229,6 @@ impl Gateway {
     }
 }
 
-/// Length in bytes of the longest message to receive by SMB Direct: 8 MiB of data and the headers.
-const MAX_MESSAGE_BYTES: u32 = (8 << 20) + (64 << 10);
 /// Bytes of messages that an SMB Direct connection buffers in addition to the receives of its credits.
 const BUFFERED_BEYOND_CREDITS: usize = 1 << 20;
 /// Maximum number of bytes in the table of a client's unanswered requests.

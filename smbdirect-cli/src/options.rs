@@ -121,6 +121,10 @@ pub(crate) struct AcceptOptions {
     negotiation_timeout: Option<Duration>,
 }
 
+/// Default of MaxFragmentedSize for commands that move SMB: the longest message of a READ or WRITE of Samba's
+/// default size, 8 MiB, with its header.
+pub(crate) const SMB_MESSAGE_BYTES: u32 = (8 << 20) + (64 << 10);
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     #[default]

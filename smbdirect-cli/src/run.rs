@@ -17,11 +17,12 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
+use smbdirect::Config;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::broker::Broker;
 use crate::{
-    options::{Address, CommonOptions, ConnectOptions},
+    options::{Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES},
     transport,
 };
 
@@ -71,7 +72,14 @@ const LIBRARY: &str = "libsmbdirect_preload.so";
 impl Run {
     pub(crate) async fn run(self) -> Result<u8> {
         let library = find_library()?;
-        let config = self.options.config(Some(&self.connect), None)?;
+        let mut settings = self
+            .options
+            .config(Some(&self.connect), None)?
+            .into_settings();
+        if self.options.is_default_fragmented_size() {
+            settings.max_fragmented_receive_size = SMB_MESSAGE_BYTES;
+        }
+        let config = Config::new(settings)?;
         let any = Address {
             host: String::new(),
             port: self.direct_port,
@@ -138,7 +146,7 @@ fn find_library() -> Result<PathBuf> {
     }
     let command = env::current_exe().context("the path of this command is unknown")?;
     let command = fs::canonicalize(&command).unwrap_or(command);
-    let folder = command.parent().unwrap_or(Path::new("/"));
+    let folder = command.parent().unwrap_or_else(|| Path::new("/"));
     let places = [
         folder.join(LIBRARY),
         folder.join("../lib/smbdirect").join(LIBRARY),
