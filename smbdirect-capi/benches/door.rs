@@ -17,8 +17,14 @@ use smbdirect::{
     rdma::iwarp::{Iwarp, IwarpConfig},
 };
 use smbdirect_capi::{
-    buffer::smbdirect_buffer, connection::*, receive::*, region::smbdirect_buffer_descriptor,
-    runtime::smbdirect_runtime_new, send::*, status::smbdirect_error, transfer::*,
+    buffer::smbdirect_buffer,
+    connection::*,
+    receive::*,
+    region::smbdirect_buffer_descriptor,
+    runtime::{smbdirect_runtime, smbdirect_runtime_new, smbdirect_runtime_run},
+    send::*,
+    status::smbdirect_error,
+    transfer::*,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -179,6 +185,7 @@ impl Side for Rust {
 }
 
 struct C {
+    runtime: *mut smbdirect_runtime,
     connection: *mut smbdirect_connection,
     descriptor: smbdirect_buffer_descriptor,
     bulk: Vec<u8>,
@@ -238,6 +245,7 @@ impl C {
         let mut last = vec![0; BULK];
         last[0] = 1;
         let mut side = Self {
+            runtime,
             connection,
             descriptor: smbdirect_buffer_descriptor {
                 offset: 0,
@@ -277,16 +285,14 @@ impl C {
     }
 
     /// Lets the connection work until fewer operations than `limit` are in flight.
-    fn drain(&self, runtime_step: i32, limit: usize) {
+    fn drain(&self, limit: usize) {
+        let mut error = blank();
         while self.flying.get() >= limit {
-            let mut error = blank();
-            // SAFETY: the connection is live.
+            // SAFETY: the handles are live.
             unsafe {
-                // A receive without a message lets a driven runtime work.
-                let none = ptr::null_mut();
-                let room = part(&[]);
-                smbdirect_recv(self.connection, &room, 0, runtime_step, none, &mut error);
-                smbdirect_service(self.connection, &mut error);
+                if smbdirect_service(self.connection, &mut error) == 0 {
+                    smbdirect_runtime_run(self.runtime, 60_000, &mut error);
+                }
             }
         }
     }
@@ -325,9 +331,9 @@ impl Side for C {
                 )
             };
             ok(status.into(), &error);
-            self.drain(0, WINDOW);
+            self.drain(WINDOW);
         }
-        self.drain(0, 1);
+        self.drain(1);
         self.receive(&mut [0; 64]);
     }
 
@@ -351,9 +357,9 @@ impl Side for C {
                 )
             };
             ok(status.into(), &error);
-            self.drain(0, WINDOW);
+            self.drain(WINDOW);
         }
-        self.drain(0, 1);
+        self.drain(1);
         self.echo(1);
     }
 }
