@@ -307,12 +307,9 @@ impl MemoryTable {
     /// # Errors
     /// Returns the same faults as [`check`](Self::check).
     pub fn write(&mut self, to: RemoteAddress, length: u32) -> Result<&mut [u8], AccessFault> {
-        let start = self.find(to, length, Access::REMOTE_WRITE)?.1;
-        match self
-            .regions
-            .get_mut(&to.token)
-            .map(|region| &mut region.memory)
-        {
+        let region = self.regions.get_mut(&to.token);
+        let start = locate(region.as_deref(), to, length, Access::REMOTE_WRITE)?;
+        match region.map(|region| &mut region.memory) {
             Some(Memory::Writable(bytes)) => Ok(&mut bytes[start..start + length as usize]),
             _ => unreachable!("a region with remote write access is writable"),
         }
@@ -335,29 +332,43 @@ impl MemoryTable {
         length: u32,
         right: Access,
     ) -> Result<(&Region, usize), AccessFault> {
-        //= SEC-02
-        //= DDP-15
-        let region = self.regions.get(&at.token).filter(|region| region.valid);
-        let region = region.ok_or(AccessFault::InvalidToken)?;
-        //= SEC-03
-        if !region.access.contains(right) {
-            return Err(AccessFault::Rights);
-        }
-        //= DDP-14
-        at.offset
-            .checked_add(u64::from(length))
-            .ok_or(AccessFault::Wrap)?;
-        //= SEC-04
-        let start = at
-            .offset
-            .checked_sub(region.base)
-            .ok_or(AccessFault::Bounds)?;
-        let size = region.memory.len() as u64;
-        if u64::from(length) > size || start > size - u64::from(length) {
-            return Err(AccessFault::Bounds);
-        }
-        Ok((region, start as usize))
+        let region = self.regions.get(&at.token);
+        let start = locate(region, at, length, right)?;
+        let region = region.expect("the access is inside a region");
+        Ok((region, start))
     }
+}
+
+/// Returns the position of the first byte of an access that passes all checks.
+#[inline]
+fn locate(
+    region: Option<&Region>,
+    at: RemoteAddress,
+    length: u32,
+    right: Access,
+) -> Result<usize, AccessFault> {
+    //= SEC-02
+    //= DDP-15
+    let region = region.filter(|region| region.valid);
+    let region = region.ok_or(AccessFault::InvalidToken)?;
+    //= SEC-03
+    if !region.access.contains(right) {
+        return Err(AccessFault::Rights);
+    }
+    //= DDP-14
+    at.offset
+        .checked_add(u64::from(length))
+        .ok_or(AccessFault::Wrap)?;
+    //= SEC-04
+    let start = at
+        .offset
+        .checked_sub(region.base)
+        .ok_or(AccessFault::Bounds)?;
+    let size = region.memory.len() as u64;
+    if u64::from(length) > size || start > size - u64::from(length) {
+        return Err(AccessFault::Bounds);
+    }
+    Ok(start as usize)
 }
 
 #[cfg(test)]
