@@ -1,5 +1,6 @@
 //! Tables of packets for the requester and the responder, and two queue pairs on a perfect network.
 
+mod attacks;
 mod pair;
 mod requester;
 mod responder;
