@@ -11,6 +11,8 @@ mod input;
 mod memory_table;
 mod mpa_stream;
 mod rdmap_stream;
+mod roce_packet;
+mod roce_queue_pair;
 mod smb2;
 mod wire_decode;
 #[cfg(target_os = "linux")]
@@ -23,6 +25,8 @@ pub use gateway_translation::gateway_translation;
 pub use memory_table::memory_table;
 pub use mpa_stream::mpa_stream;
 pub use rdmap_stream::rdmap_stream;
+pub use roce_packet::roce_packet;
+pub use roce_queue_pair::roce_queue_pair;
 pub use smb2::smb2;
 pub use wire_decode::wire_decode;
 #[cfg(target_os = "linux")]

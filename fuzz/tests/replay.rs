@@ -48,6 +48,16 @@ fn rdmap_stream() {
 }
 
 #[test]
+fn roce_packet() {
+    replay("roce_packet");
+}
+
+#[test]
+fn roce_queue_pair() {
+    replay("roce_queue_pair");
+}
+
+#[test]
 fn smb2() {
     replay("smb2");
 }

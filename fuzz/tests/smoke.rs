@@ -101,6 +101,16 @@ fn rdmap_stream() {
 }
 
 #[test]
+fn roce_packet() {
+    smoke("roce_packet");
+}
+
+#[test]
+fn roce_queue_pair() {
+    smoke("roce_queue_pair");
+}
+
+#[test]
 fn smb2() {
     smoke("smb2");
 }

@@ -1,0 +1,4 @@
+//! libFuzzer's way into `roce_packet`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| smbdirect_fuzz::roce_packet(data));
