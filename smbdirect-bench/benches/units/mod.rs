@@ -8,6 +8,7 @@
 pub(crate) mod connection;
 pub(crate) mod engine;
 pub(crate) mod iwarp;
+pub(crate) mod roce;
 pub(crate) mod wire;
 
 /// Work of one kind, done in an endless series of batches.
@@ -22,7 +23,7 @@ pub(crate) trait Unit {
 /// The result of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// Number of segments, FPDUs or messages; [`Case::item`] names which.
+    /// Number of segments, FPDUs, packets or messages; [`Case::item`] names which.
     pub(crate) items: u64,
     /// Bytes of payload that were moved.
     pub(crate) bytes: u64,
@@ -59,6 +60,7 @@ pub(crate) fn all() -> Vec<Case> {
     let mut all = engine::cases();
     all.extend(wire::cases());
     all.extend(iwarp::cases());
+    all.extend(roce::cases());
     all.extend(connection::cases());
     all
 }

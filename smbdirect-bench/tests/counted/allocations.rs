@@ -96,6 +96,12 @@ fn iwarp_machine_allocates_nothing_for_a_read() {
     assert_no_allocation("iwarp/both/read", &[]);
 }
 
+#[test]
+fn roce_queue_pair_allocates_nothing_for_a_packet() {
+    let _alone = crate::alone();
+    assert_no_allocation("roce/", &[]);
+}
+
 /// Fewest messages or transfers of a connection for each allocation. The runtime allocates for its lists,
 /// and many messages share one arena.
 const MIN_ITEMS_PER_ALLOCATION: u64 = 16;
