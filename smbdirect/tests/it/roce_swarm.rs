@@ -20,7 +20,10 @@ use smbdirect::rdma::{
         icrc::{self, DatagramHeader},
         packet::Packet,
     },
-    work::{Access, Completion, Disconnect, Inline, RemoteAddress, WorkId, WorkRequest},
+    work::{
+        Access, Completion, Disconnect, Inline, ProviderErrorKind, RemoteAddress, WorkId,
+        WorkRequest,
+    },
 };
 
 /// The number of seeds that a run uses by default.
@@ -31,6 +34,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(600);
 const REGION_BYTES: usize = 64 * 1024;
 /// The longest Send, in bytes.
 const MAX_SEND_BYTES: usize = 20_000;
+/// The identifier of all receives.
+const RECEIVE: WorkId = WorkId(1000);
 
 //= ROCE-9.7.5-03 test
 //= ROCE-9.7.5-10 test
@@ -38,6 +43,25 @@ const MAX_SEND_BYTES: usize = 20_000;
 //= ROCE-9.7.6-01 test
 #[test]
 fn every_byte_arrives_over_a_bad_network() {
+    run_seeds("every_byte_arrives_over_a_bad_network", |seed| {
+        Scenario::draw(seed).play()
+    });
+}
+
+/// One end writes where it may not, at any time. Both ends then end, each knows whose fault it was,
+/// and all work of both completes.
+//= ROCE-9.7.5-05 test
+//= ROCE-9.7.5-15 test
+//= ROCE-9.7.7-03 test
+#[test]
+fn a_fault_ends_both_ends_over_a_bad_network() {
+    run_seeds("a_fault_ends_both_ends_over_a_bad_network", |seed| {
+        Scenario::draw(seed).with_fault().play()
+    });
+}
+
+/// Plays the scenarios of all seeds.
+fn run_seeds(name: &str, play: impl Fn(u64) -> (Counts, Duration) + panic::RefUnwindSafe) {
     let number = |name| env::var(name).ok().map(|value| value.parse().expect(name));
     let seeds = match number("SMBDIRECT_SWARM_SEED") {
         Some(seed) => seed..seed + 1,
@@ -45,14 +69,14 @@ fn every_byte_arrives_over_a_bad_network() {
     };
     let (mut network, mut slowest) = (Counts::default(), Duration::ZERO);
     for seed in seeds {
-        match panic::catch_unwind(|| Scenario::draw(seed).play()) {
+        match panic::catch_unwind(|| play(seed)) {
             Ok((counts, time)) => {
                 network.add(&counts);
                 slowest = slowest.max(time);
             }
             Err(cause) => {
                 eprintln!(
-                    "replay: SMBDIRECT_SWARM_SEED={seed} cargo test -p smbdirect --test it roce_swarm"
+                    "replay: SMBDIRECT_SWARM_SEED={seed} cargo test -p smbdirect --test it {name}"
                 );
                 panic::resume_unwind(cause);
             }
@@ -145,6 +169,8 @@ struct End {
     /// The content of the source, and of the sink in the end.
     source_content: Vec<u8>,
     sink_content: Vec<u8>,
+    /// The kind of the error that broke the connection.
+    broken: Option<ProviderErrorKind>,
 }
 
 struct Scenario {
@@ -156,6 +182,8 @@ struct Scenario {
     max_datagrams: usize,
     /// How much work is posted at a time.
     burst: usize,
+    /// The end that breaks a rule.
+    offender: Option<usize>,
 }
 
 impl Scenario {
@@ -200,12 +228,32 @@ impl Scenario {
             now,
             max_datagrams: random.usize(1..=64),
             burst: random.usize(1..10),
+            offender: None,
             random,
         };
         for own in 0..2 {
             scenario.draw_work(own);
         }
         scenario
+    }
+
+    /// Adds a Write to an address that the peer did not register, at any place of the work.
+    fn with_fault(mut self) -> Self {
+        let own = self.random.usize(..2);
+        let at = self.random.usize(..=self.ends[own].work.len());
+        let id = WorkId(0);
+        let to = RemoteAddress {
+            token: 0x50.into(),
+            offset: 0,
+        };
+        let data = vec![1; self.random.usize(1..2000)].into();
+        let end = &mut self.ends[own];
+        let writes = |work: &&WorkRequest| matches!(work, WorkRequest::Write { .. });
+        let before = end.work.iter().take(at).filter(writes).count();
+        end.writes.insert(before, id);
+        end.work.insert(at, WorkRequest::Write { id, data, to });
+        self.offender = Some(own);
+        self
     }
 
     /// Draws the work of an end, and what it leads to at the other.
@@ -256,7 +304,7 @@ impl Scenario {
             end.work.push_back(work);
         }
         peer.queue_pair.post(WorkRequest::Receive {
-            id: WorkId(1000),
+            id: RECEIVE,
             length: MAX_SEND_BYTES as u32,
             count: receives + 1,
         });
@@ -270,12 +318,15 @@ impl Scenario {
             }
             let arrival = self.network.on_their_way.keys().next().map(|key| key.0);
             let timeouts = self.ends.iter().map(|end| end.queue_pair.poll_timeout());
-            let Some(next) = timeouts.chain([arrival]).flatten().min() else {
-                if self.ends.iter().all(|end| end.work.is_empty()) {
-                    break;
-                }
-                continue;
+            let next = timeouts.chain([arrival]).flatten().min();
+            let is_over = match self.offender {
+                Some(_) => self.ends.iter().all(|end| end.broken.is_some()),
+                None => next.is_none() && self.ends.iter().all(|end| end.work.is_empty()),
             };
+            if is_over {
+                break;
+            }
+            let Some(next) = next else { continue };
             self.now = self.now.max(next);
             assert!(self.now - self.start < TIME_LIMIT, "it takes too long");
             self.deliver();
@@ -283,8 +334,11 @@ impl Scenario {
                 end.queue_pair.handle_timeout(self.now);
             }
         }
-        for end in &mut self.ends {
-            end.finish();
+        for (own, end) in self.ends.iter_mut().enumerate() {
+            match self.offender {
+                None => end.finish(),
+                Some(offender) => end.finish_broken(own == offender),
+            }
         }
         (self.network.counts, self.now - self.start)
     }
@@ -293,6 +347,9 @@ impl Scenario {
     fn step(&mut self, own: usize) {
         let end = &mut self.ends[own];
         for _ in 0..self.random.usize(..=self.burst) {
+            if end.broken.is_some() {
+                break;
+            }
             let Some(work) = end.work.pop_front() else {
                 break;
             };
@@ -362,6 +419,7 @@ impl End {
             sink: sink.unwrap().address,
             source_content,
             sink_content: vec![0; REGION_BYTES],
+            broken: None,
         }
     }
 
@@ -379,14 +437,45 @@ impl End {
                     assert_eq!(id, expected);
                     assert!(buffer == data, "{} bytes", buffer.len());
                 }
+                Completion::Flushed { id, buffer } => self.note_flushed(id, buffer.as_ref()),
+                Completion::Disconnected(Disconnect::Broken(error)) => {
+                    self.broken = Some(error.kind);
+                }
                 other => panic!("{other:?}"),
             }
         }
     }
 
+    fn note_flushed(&mut self, id: WorkId, buffer: Option<&BytesMut>) {
+        if id == RECEIVE {
+            return;
+        }
+        if let Some(buffer) = buffer {
+            let (expected, data) = self.reads.pop_front().unwrap();
+            assert_eq!((id, buffer.len()), (expected, data.len()));
+            return;
+        }
+        let mut queues = [&mut self.sends, &mut self.writes].into_iter();
+        let queue = queues.find(|queue| queue.front() == Some(&id));
+        queue.expect("it is the oldest of its kind").pop_front();
+    }
+
+    /// Checks how the connection broke, and that all work that was posted has completed.
+    fn finish_broken(&mut self, is_offender: bool) {
+        let expected = match is_offender {
+            true => ProviderErrorKind::Terminated,
+            false => ProviderErrorKind::Protocol,
+        };
+        assert_eq!(self.broken, Some(expected));
+        // The work that was not posted is left.
+        let left = self.sends.len() + self.writes.len() + self.reads.len();
+        assert_eq!(left, self.work.len());
+    }
+
     /// Checks that everything is done.
     fn finish(&mut self) {
         assert!(self.queue_pair.is_drained());
+        assert_eq!(self.broken, None);
         assert!(self.messages.is_empty() && self.sends.is_empty());
         assert!(self.writes.is_empty() && self.reads.is_empty());
         let memory = self.queue_pair.memory();
