@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod rdma;
 pub mod tdi;
 pub mod wire;
@@ -29,7 +31,7 @@ pub use connection::{
 };
 pub use engine::{
     Config, ConfigError, ConnectionError, Credits, GrantPolicy, Message, Negotiated, Policy,
-    Revision, SendError, Settings, Statistics, TransferFault, Violation,
+    Revision, RoundTrips, SendError, Settings, Statistics, TransferFault, Violation,
 };
 #[cfg(feature = "tokio")]
 pub use inbox::Segment;

@@ -144,12 +144,38 @@ pub(crate) enum AcceptError {
     Negotiation(ConnectionError),
 }
 
+#[cfg(feature = "metrics")]
+impl AcceptError {
+    /// Returns the cause as one of [`ConnectionError::LABELS`].
+    fn label(&self) -> &'static str {
+        match self {
+            Self::PrivateData(_) => "rdma_protocol",
+            Self::Provider(error) => ConnectionError::from(error.clone()).label(),
+            Self::TooLate => "negotiation_timeout",
+            Self::Negotiation(error) => error.label(),
+        }
+    }
+}
+
 /// Accepts an RDMA connection (3.1.7.2) and negotiates on it. The caller polls the future in the
 /// [span of the connection](connection_span).
 ///
 /// # Cancel safety
 /// Dropping the future turns the peer away, or closes the connection in the background.
 pub(crate) async fn accept_incoming(
+    provider: &dyn Provider,
+    incoming: Incoming,
+    config: Config,
+) -> Result<Connection, AcceptError> {
+    let result = answer_and_negotiate(provider, incoming, config).await;
+    #[cfg(feature = "metrics")]
+    if let Err(error) = &result {
+        crate::metrics::failed(crate::metrics::Role::Passive, error.label());
+    }
+    result
+}
+
+async fn answer_and_negotiate(
     provider: &dyn Provider,
     incoming: Incoming,
     config: Config,

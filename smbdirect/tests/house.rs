@@ -62,17 +62,20 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("pool/", &[]),
     ("waiters.rs", &[]),
     ("inbox.rs", &["engine", "pool", "rdma::work"]),
+    ("metrics/", &["engine"]),
     (
         "driver/",
-        &["engine", "rdma", "inbox", "runtime", "waiters", "wire"],
+        &[
+            "engine", "metrics", "rdma", "inbox", "runtime", "waiters", "wire",
+        ],
     ),
     (
         "connection/",
-        &["engine", "rdma", "inbox", "driver", "wire"],
+        &["engine", "metrics", "rdma", "inbox", "driver", "wire"],
     ),
     (
         "listener.rs",
-        &["engine", "rdma", "connection", "driver", "wire"],
+        &["engine", "metrics", "rdma", "connection", "driver", "wire"],
     ),
     ("stream.rs", &["connection", "engine"]),
 ];

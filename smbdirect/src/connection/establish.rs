@@ -6,6 +6,8 @@ use bytes::{Bytes, BytesMut};
 use tracing::{Instrument, field};
 
 use super::{ConnectError, Connection};
+#[cfg(feature = "metrics")]
+use crate::metrics;
 use crate::{
     driver::{Driver, Shared, State, now},
     engine::{self, Config, ConnectionError},
@@ -55,7 +57,16 @@ impl Connection {
             //= SMBD-3.1.4.1-10
             Ok(Self::negotiate(engine, connected, &config).await?)
         };
-        connecting.instrument(span.clone()).await
+        let result = connecting.instrument(span.clone()).await;
+        #[cfg(feature = "metrics")]
+        if let Err(error) = &result {
+            let cause = match error {
+                ConnectError::Provider(error) => ConnectionError::from(error.clone()).label(),
+                ConnectError::Negotiation(error) => error.label(),
+            };
+            metrics::failed(metrics::Role::Active, cause);
+        }
+        result
     }
 
     /// Negotiates on an established RDMA connection, in the role that `engine` has. The caller has passed
@@ -74,11 +85,24 @@ impl Connection {
             local_address,
             ..
         } = connected;
+        #[cfg(feature = "metrics")]
+        let role = match engine.is_active() {
+            true => metrics::Role::Active,
+            false => metrics::Role::Passive,
+        };
         let shared = Shared::new(engine, queue_pair, config);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());
         let negotiated = shared.wait(State::negotiation_result).await?;
         guard.disarm();
+        #[cfg(feature = "metrics")]
+        shared.meter(metrics::Identity {
+            role,
+            local_address,
+            remote_address,
+            established: now(),
+            negotiated,
+        });
         Ok(Self::new(shared, local_address, remote_address, negotiated))
     }
 }

@@ -66,6 +66,8 @@ impl State {
                 }
                 Event::KeepaliveAnswered => {
                     self.keepalives_answered += 1;
+                    #[cfg(feature = "metrics")]
+                    self.report_round_trip();
                     self.wake_waiting();
                 }
                 Event::Closed(error) => self.end(error),
@@ -94,6 +96,8 @@ impl State {
         self.sends
             .complete_all(|| Err(error.clone()), &mut self.wakes);
         self.closed = Some(error);
+        #[cfg(feature = "metrics")]
+        self.report_end();
         self.wake_waiting();
     }
 

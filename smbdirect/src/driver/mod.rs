@@ -13,6 +13,7 @@
 //! | `rounds` | the poll rounds: completions, posts, flush |
 //! | `budget` | how much one turn moves before other tasks run |
 //! | `events` | what the engine reports, and the end of the connection |
+//! | `metered` | what the feature `metrics` reads and counts |
 //! | `busy_poll` | polling without sleeping, for the time that the user allows |
 //! | `task` | the task itself, which the sockets and the timer wake |
 //! | `clock` | tokio's clock, which tests can stop |
@@ -22,6 +23,8 @@ mod busy_poll;
 mod clock;
 mod events;
 mod gather;
+#[cfg(feature = "metrics")]
+mod metered;
 mod registrations;
 mod rounds;
 mod shared;

@@ -17,6 +17,7 @@ impl State {
     ) -> Result<Registration, RegisterError> {
         let registration = self.queue_pair.register(buffer, access)?;
         self.regions += 1;
+        self.registrations += 1;
         Ok(registration)
     }
 

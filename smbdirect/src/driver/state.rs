@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(super) segment_waited: bool,
     /// Registered buffers.
     pub(super) regions: u64,
+    /// Buffers that were ever registered.
+    pub(super) registrations: u64,
     /// Registrations that their owner dropped while queued work still read from the buffer.
     pub(super) orphans: Vec<Token>,
     /// A future waits for queued work to release a buffer: the end of the next drive wakes it.
@@ -74,6 +76,8 @@ pub(crate) struct State {
     pub(super) starved: bool,
     /// How long a receiving future spins before it sleeps.
     pub(super) spin_window: Duration,
+    #[cfg(feature = "metrics")]
+    pub(super) metered: crate::metrics::Metered,
 }
 
 impl State {
@@ -95,6 +99,7 @@ impl State {
             keepalives_answered: 0,
             segment_waited: false,
             regions: 0,
+            registrations: 0,
             orphans: Vec::new(),
             release_waited: false,
             ready_waited: false,
@@ -111,6 +116,8 @@ impl State {
             max_receive_size: config.max_receive_size as usize,
             starved: false,
             spin_window: Duration::ZERO,
+            #[cfg(feature = "metrics")]
+            metered: crate::metrics::Metered::default(),
         }
     }
 
@@ -347,6 +354,10 @@ impl State {
     pub(crate) fn statistics(&self) -> Statistics {
         let mut statistics = self.engine.statistics();
         statistics.regions = self.regions;
+        statistics.registrations = self.registrations;
+        if let Some(since) = self.engine.credit_stall() {
+            statistics.credit_stall_time += now().saturating_duration_since(since);
+        }
         statistics
     }
 

@@ -36,12 +36,14 @@ use super::{
     config::Config,
     credits::{Credits, ReceiveCredits},
     error::{ConnectionError, Expired},
-    event::{Event, Statistics},
+    event::Event,
     in_flight::InFlight,
     keepalive::KeepaliveRequested,
     negotiation::{Negotiated, Outcome},
     reassembly::Reassembly,
     send_queue::SendQueue,
+    stalls::Stalls,
+    statistics::Statistics,
     timer::{Timer, TimerTable},
     transfers::Transfers,
 };
@@ -83,6 +85,7 @@ pub struct Connection {
     /// `poll_work` had room and nothing to return, and no input since can have changed that.
     idle: bool,
     statistics: Statistics,
+    stalls: Stalls,
     log: Log,
 }
 
@@ -191,6 +194,7 @@ impl Connection {
             ask_after_queue: false,
             idle: false,
             statistics: Statistics::default(),
+            stalls: Stalls::default(),
             log: Log::new(),
             config,
         }
@@ -213,9 +217,15 @@ impl Connection {
             .report(self.send_credits, self.config.send_credit_target)
     }
 
-    /// Returns the traffic counters and the amount of outstanding work.
+    /// Returns the traffic counters and the amount of outstanding work. They do not include the time
+    /// of a [credit stall](Self::credit_stall) that goes on.
     pub const fn statistics(&self) -> Statistics {
         self.statistics
+    }
+
+    /// Returns since when a message has waited for a send credit, if one waits now.
+    pub const fn credit_stall(&self) -> Option<Instant> {
+        self.stalls.credit()
     }
 
     /// Returns whether the connection is open, no message is queued and this end has a send credit. A
@@ -246,6 +256,13 @@ impl Connection {
             Role::Closed(error) => Some(error),
             _ => None,
         }
+    }
+
+    /// Returns whether this end is the connecting side. The answer is right until the connection is
+    /// established.
+    #[cfg(feature = "metrics")]
+    pub(crate) const fn is_active(&self) -> bool {
+        matches!(self.role, Role::Connecting | Role::Active { .. })
     }
 
     /// Returns the span of every log line.
@@ -296,7 +313,7 @@ impl Connection {
             Completion::Read { buffer, .. } => self.read_done(buffer),
             Completion::Written { .. } => self.write_done(),
             Completion::Flushed { id, buffer } => self.flushed(id, buffer),
-            Completion::Disconnected(how) => self.connection_loss(how),
+            Completion::Disconnected(how) => self.connection_loss(now, how),
         }
         self.end_if_drained();
     }
@@ -315,6 +332,7 @@ impl Connection {
                 Timer::IdleConnection => self.idle_connection(now),
                 //= SMBD-WIN-CGT-01
                 Timer::SendCreditGrant => {
+                    self.stalls.end_credit_stall(now, &mut self.statistics);
                     self.end(ConnectionError::TimedOut(Expired::SendCreditGrant));
                 }
                 Timer::FirstGrant => self.holds_first_grant = false,
@@ -347,6 +365,7 @@ impl Connection {
             self.conclude(now, outcome);
         }
         if room.sends == 0 {
+            self.count_full_send_queue();
             return None;
         }
         match self.role {

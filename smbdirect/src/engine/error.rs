@@ -182,6 +182,57 @@ pub enum ConnectionError {
     Provider(ProviderError),
 }
 
+impl ConnectionError {
+    /// Every value that [`label`](Self::label) returns.
+    pub const LABELS: &[&str] = &[
+        "closed_here",
+        "closed_by_peer",
+        "aborted",
+        "violation",
+        "refused_by_peer",
+        "refused_here",
+        "negotiation_timeout",
+        "keepalive_timeout",
+        "credit_timeout",
+        "close_timeout",
+        "rdma_address",
+        "rdma_in_use",
+        "rdma_refused",
+        "rdma_timeout",
+        "rdma_reset",
+        "rdma_protocol",
+        "rdma_terminated",
+        "rdma_local",
+    ];
+
+    /// Returns the cause as a short name, for the labels of metrics. It is one of
+    /// [`LABELS`](Self::LABELS), so the number of different names is bounded.
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Closed(Initiator::Local) => "closed_here",
+            Self::Closed(Initiator::Remote) => "closed_by_peer",
+            Self::Aborted => "aborted",
+            Self::Violation(_) => "violation",
+            Self::Refused(_) => "refused_by_peer",
+            Self::RefusedPeer(_) => "refused_here",
+            Self::TimedOut(Expired::Negotiation) => "negotiation_timeout",
+            Self::TimedOut(Expired::IdleConnection) => "keepalive_timeout",
+            Self::TimedOut(Expired::SendCreditGrant) => "credit_timeout",
+            Self::TimedOut(Expired::Close) => "close_timeout",
+            Self::Provider(error) => match error.kind {
+                ProviderErrorKind::Address => "rdma_address",
+                ProviderErrorKind::InUse => "rdma_in_use",
+                ProviderErrorKind::Refused => "rdma_refused",
+                ProviderErrorKind::TimedOut => "rdma_timeout",
+                ProviderErrorKind::Reset => "rdma_reset",
+                ProviderErrorKind::Protocol => "rdma_protocol",
+                ProviderErrorKind::Terminated => "rdma_terminated",
+                ProviderErrorKind::Local => "rdma_local",
+            },
+        }
+    }
+}
+
 // These are not `#[from]`, which would also make them the `source`: the text of a variant contains
 // that of its cause, and a printer of the whole chain would show the cause twice.
 impl From<Violation> for ConnectionError {
@@ -313,6 +364,7 @@ mod tests {
             (provider(ProviderErrorKind::Terminated), ConnectionReset),
         ] {
             let words = error.to_string();
+            assert!(ConnectionError::LABELS.contains(&error.label()), "{words}");
             let error = io::Error::from(error);
             assert_eq!((error.kind(), error.to_string()), (kind, words));
         }

@@ -57,54 +57,6 @@ pub enum Event {
     Closed(ConnectionError),
 }
 
-/// The traffic of a connection since it began, and its outstanding work now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Statistics {
-    /// Upper-layer messages sent.
-    pub messages_sent: u64,
-    /// Upper-layer messages received completely.
-    pub messages_received: u64,
-    /// Data Transfer messages sent with a payload.
-    pub segments_sent: u64,
-    /// Data Transfer messages received with a payload.
-    pub segments_received: u64,
-    /// Data Transfer messages sent without a payload.
-    pub empty_sent: u64,
-    /// Data Transfer messages received without a payload.
-    pub empty_received: u64,
-    /// Payload bytes sent in messages.
-    pub bytes_sent: u64,
-    /// Payload bytes received in messages.
-    pub bytes_received: u64,
-    /// Credits granted to the peer.
-    pub credits_granted: u64,
-    /// Credits granted by the peer.
-    pub credits_received: u64,
-    /// Keepalives sent (RESPONSE_REQUESTED).
-    pub keepalives_sent: u64,
-    /// Keepalives received.
-    pub keepalives_received: u64,
-    /// Messages received whose payload overlaps the header, which is legal and unusual.
-    pub payloads_in_header: u64,
-    /// Local tokens that the peer invalidated.
-    pub tokens_invalidated: u64,
-    /// RDMA Read operations completed; a long read takes several.
-    pub reads: u64,
-    /// RDMA Write operations completed; a long write takes several.
-    pub writes: u64,
-    /// Bytes read by RDMA.
-    pub bytes_read: u64,
-    /// Bytes written by RDMA.
-    pub bytes_written: u64,
-    /// Receives posted now.
-    pub receives_outstanding: u64,
-    /// Sends, Reads and Writes posted now.
-    pub work_outstanding: u64,
-    /// Memory regions registered now.
-    pub regions: u64,
-}
-
 #[cfg(all(test, target_pointer_width = "64"))]
 mod tests {
     use std::ptr;

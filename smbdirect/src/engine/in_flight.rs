@@ -38,6 +38,11 @@ impl InFlight {
         self.posted
     }
 
+    /// Returns the number of Sends that were ever posted.
+    pub(super) const fn posted(&self) -> u64 {
+        self.posted
+    }
+
     /// Records that every Send up to `number` is done, and returns how many of them were
     /// outstanding.
     pub(super) fn complete(&mut self, number: u64) -> u64 {

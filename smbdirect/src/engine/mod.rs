@@ -25,6 +25,8 @@ mod message;
 mod negotiation;
 mod reassembly;
 mod send_queue;
+mod stalls;
+mod statistics;
 mod timer;
 mod transfers;
 
@@ -32,6 +34,7 @@ pub use config::{Config, ConfigError, GrantPolicy, Policy, Revision, Settings};
 pub use connection::Connection;
 pub use credits::Credits;
 pub use error::{ConnectionError, Expired, Initiator, SendError, TransferFault, Violation};
-pub use event::{Event, MessageId, Statistics, TransferId};
+pub use event::{Event, MessageId, TransferId};
 pub use message::Message;
 pub use negotiation::Negotiated;
+pub use statistics::{RoundTrips, Statistics};

@@ -148,6 +148,8 @@ pub(super) struct Transfers {
     /// Lengths of the outstanding Write requests, oldest first.
     write_lengths: VecDeque<u32>,
     write_bytes_in_flight: u64,
+    /// Read and Write requests that were ever posted.
+    posted: u64,
 }
 
 #[derive(Debug)]
@@ -229,6 +231,20 @@ impl Transfers {
         self.reads.is_empty() && self.writes.is_empty()
     }
 
+    /// Returns the number of Read and Write requests that were ever posted.
+    pub(super) const fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Returns whether a part of a read or write has not been posted. It may have to wait for earlier
+    /// reads or writes.
+    pub(super) fn are_unposted(&self) -> bool {
+        let reads = self.reads.iter().skip(self.reads_posted);
+        let mut writes = self.writes.iter().skip(self.writes_posted);
+        reads.into_iter().any(|read| !read.pieces.is_empty())
+            || writes.any(|write| !write.pieces.is_empty())
+    }
+
     /// Returns the next Read to post, if fewer than `max_outbound_reads` are outstanding.
     pub(super) fn next_read(
         &mut self,
@@ -246,6 +262,7 @@ impl Transfers {
         let piece = read.pieces.next()?;
         let into = read.rest.split_to(piece.length as usize);
         read.in_flight += 1;
+        self.posted += 1;
         self.reads_in_flight += 1;
         Some((piece.at, into))
     }
@@ -273,6 +290,7 @@ impl Transfers {
         let piece = write.pieces.next()?;
         let data = write.rest.split_to(length as usize);
         write.in_flight += 1;
+        self.posted += 1;
         self.write_lengths.push_back(length);
         self.write_bytes_in_flight += u64::from(length);
         Some((piece.at, data))

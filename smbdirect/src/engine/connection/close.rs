@@ -1,6 +1,8 @@
 //! The end of a connection: a close in good order, an abort, and the loss of the RDMA connection
 //! (3.1.4.3, 3.1.7.1).
 
+use std::time::Instant;
+
 use bytes::BytesMut;
 
 use super::{Connection, Kind, Role};
@@ -8,6 +10,7 @@ use crate::{
     engine::{
         error::{ConnectionError, Initiator},
         event::Event,
+        stalls::Stalls,
     },
     rdma::work::{Disconnect, WorkId},
 };
@@ -34,7 +37,8 @@ impl Connection {
 
     /// Handles the loss of the RDMA connection (3.1.7.1).
     #[cold]
-    pub(super) fn connection_loss(&mut self, how: Disconnect) {
+    pub(super) fn connection_loss(&mut self, now: Instant, how: Disconnect) {
+        self.stalls.end_credit_stall(now, &mut self.statistics);
         // A peer may accept and then disconnect before this end has posted its receives. The owner
         // still gets `Negotiated` first.
         if let Role::Posting {
@@ -92,6 +96,7 @@ impl Connection {
         self.log.ended(&error);
         self.timers.stop_all();
         self.send_queue.clear();
+        self.stalls = Stalls::default();
         self.role = Role::Closed(error.clone());
         self.events.push_back(Event::Closed(error));
         self.events.extend(self.abandoned.drain(..));

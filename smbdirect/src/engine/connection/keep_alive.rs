@@ -53,6 +53,11 @@ impl Connection {
             .set(Timer::IdleConnection, now + self.config.keepalive_interval);
         if self.keepalive_requested.received() {
             cold_path();
+            // A keepalive that was not sent yet has no round trip.
+            if let Some(sent) = self.stalls.keepalive_sent.take() {
+                let time = now.saturating_duration_since(sent);
+                self.statistics.keepalive_round_trips.record(time);
+            }
             self.events.push_back(Event::KeepaliveAnswered);
         }
     }

@@ -89,7 +89,9 @@ impl Connection {
             return Err(Violation::WithoutCredit);
         }
         self.receive_credits.set_target(header.credits_requested);
-        self.add_send_credits(header.credits_granted)?;
+        if self.add_send_credits(header.credits_granted)? {
+            self.end_credit_stall(now);
+        }
         self.count_received(&header, asks);
         //= SMBD-3.1.5.8-09
         //= SMBD-3.1.5.8-09b
@@ -136,9 +138,10 @@ impl Connection {
         message
     }
 
-    fn add_send_credits(&mut self, granted: u16) -> Result<(), Violation> {
+    /// Adds credits, and returns whether messages may have waited for them.
+    fn add_send_credits(&mut self, granted: u16) -> Result<bool, Violation> {
         if granted == 0 {
-            return Ok(());
+            return Ok(false);
         }
         //= SMBD-3.1.5.8-10
         //= SMBD-3.1.5.8-11
@@ -148,7 +151,7 @@ impl Connection {
             .checked_add(granted)
             .ok_or(Violation::TooManyCredits { held, granted })?;
         self.timers.stop(Timer::SendCreditGrant);
-        Ok(())
+        Ok(held <= 1)
     }
 
     fn count_received(&mut self, header: &DataTransfer, asks: bool) {

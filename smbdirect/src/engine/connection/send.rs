@@ -118,7 +118,7 @@ impl Connection {
         //= SMBD-3.1.5.9-10
         if self.send_credits == 0 {
             if waiting {
-                self.start_credit_grant_timer(now);
+                self.wait_for_credit(now);
             }
             return None;
         }
@@ -126,14 +126,44 @@ impl Connection {
         //= SMBD-3.1.5.1-05b
         let last_credit = self.send_credits == 1;
         let grant = self.receive_credits.grantable(last_credit);
+        match last_credit {
+            true => self.last_grant(now, waiting, grant),
+            false => Some(grant),
+        }
+    }
+
+    /// Returns `grant` if the last send credit may be spent on a message that carries it.
+    // Out of line, so that the messages before the last credit do not pay for it.
+    #[cold]
+    #[inline(never)]
+    fn last_grant(&mut self, now: Instant, waiting: bool, grant: u16) -> Option<u16> {
         //= SMBD-3.1.5.1-06
         //= SMBD-3.1.5.1-06b
         let peer_can_answer =
             !self.config.policy.strict_last_credit && self.receive_credits.granted() > 0;
-        if last_credit && grant == 0 && !peer_can_answer {
+        if grant == 0 && !peer_can_answer {
+            if waiting {
+                self.stalls.begin_credit_stall(now, &mut self.statistics);
+            }
             return None;
         }
+        self.end_credit_stall(now);
         Some(grant)
+    }
+
+    /// Records that a message waits because this end has no send credit.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_credit(&mut self, now: Instant) {
+        self.start_credit_grant_timer(now);
+        self.stalls.begin_credit_stall(now, &mut self.statistics);
+    }
+
+    /// Records that no message waits for a send credit any more.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_credit_stall(&mut self, now: Instant) {
+        self.stalls.end_credit_stall(now, &mut self.statistics);
     }
 
     /// Sends one message, for which [`next_grant`](Self::next_grant) has returned `grant` (3.1.5.1,
@@ -180,6 +210,7 @@ impl Connection {
             cold_path();
             flags = Flags::RESPONSE_REQUESTED;
             self.statistics.keepalives_sent += 1;
+            self.stalls.keepalive_sent = Some(now);
             //= SMBD-3.1.5.1-10
             let due = now + self.config.keepalive_response_timeout;
             self.timers.set(Timer::IdleConnection, due);
@@ -209,7 +240,10 @@ impl Connection {
         }
         //= SMBD-3.1.5.1-11
         //= SMBD-3.1.5.1-12
-        let invalidate = invalidate.filter(|_| self.limits.send_with_invalidate);
+        let invalidate = invalidate.filter(|_| {
+            self.statistics.invalidations_sent += 1;
+            self.limits.send_with_invalidate
+        });
         //= SMBD-3.1.5.1-13
         //= SMBD-3.1.5.4-10
         //= SMBD-3.1.5.4-13
@@ -239,6 +273,17 @@ impl Connection {
                 && self
                     .receive_credits
                     .should_grant(self.config.policy.grant_policy))
+    }
+
+    /// Counts a stall if the send queue is full and keeps back work that could be posted otherwise.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn count_full_send_queue(&mut self) {
+        let message = self.send_credits > 0 && !self.send_queue.is_empty();
+        if message || self.transfers.are_unposted() {
+            let posted = self.in_flight.posted() + self.transfers.posted();
+            self.stalls.full_send_queue(posted, &mut self.statistics);
+        }
     }
 
     fn start_credit_grant_timer(&mut self, now: Instant) {

@@ -87,6 +87,7 @@ fn snapshot(engine: &Connection) -> Connection {
         ask_after_queue,
         idle,
         statistics,
+        stalls,
         log,
     } = engine;
     assert!(transfers.is_idle() && events.is_empty() && abandoned.is_empty() && head.is_empty());
@@ -114,6 +115,7 @@ fn snapshot(engine: &Connection) -> Connection {
         ask_after_queue: *ask_after_queue,
         idle: *idle,
         statistics: *statistics,
+        stalls: stalls.clone(),
         log: log.clone(),
     }
 }
@@ -146,6 +148,7 @@ fn hash_engine(engine: &Connection, state: &mut impl Hasher) {
         ask_after_queue,
         idle,
         statistics,
+        stalls: _,
         log: _,
     } = engine;
     (config.send_credit_target, config.receive_credit_max).hash(state);

@@ -108,3 +108,124 @@ fn reads_and_writes_are_counted_by_their_operations() {
     assert_eq!((operations, bytes), ((2, 2), (1000, 1000)));
     assert_eq!(statistics.work_outstanding, 0);
 }
+
+#[test]
+fn a_wait_for_a_credit_is_one_stall_and_its_time() {
+    let mut bench = Bench::passive(credits(10, 10), 10);
+    let stalls = |bench: &Bench| {
+        let statistics = bench.engine.statistics();
+        (statistics.credit_stalls, statistics.credit_stall_time)
+    };
+    bench.engine.prompt();
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(stalls(&bench), (0, Duration::ZERO), "no message waits");
+    bench.send(1, 10);
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(stalls(&bench), (1, Duration::ZERO));
+    assert_eq!(bench.engine.credit_stall(), Some(bench.now));
+    bench.now += SECOND;
+    bench.hear(segment(0, 1, 0));
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(stalls(&bench), (1, Duration::ZERO), "the same stall");
+    bench.now += SECOND;
+    bench.hear(grant(5));
+    assert_eq!(stalls(&bench), (1, 2 * SECOND));
+    assert_eq!(bench.engine.credit_stall(), None);
+    assert_eq!(bench.sent().len(), 1);
+    assert_eq!(stalls(&bench), (1, 2 * SECOND));
+}
+
+#[test]
+fn a_wait_for_a_grant_to_go_with_the_last_credit_is_a_stall() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 2);
+    bench.room.receives = 0;
+    bench.send(1, 10);
+    assert_eq!(bench.sent().len(), 0);
+    bench.now += SECOND;
+    bench.room.receives = 300;
+    assert_eq!(bench.sent().len(), 1);
+    let statistics = bench.engine.statistics();
+    assert_eq!(statistics.credit_stalls, 1);
+    assert_eq!(statistics.credit_stall_time, SECOND);
+}
+
+#[test]
+fn a_stall_that_ends_the_connection_is_counted_to_its_end() {
+    for lost in [false, true] {
+        let mut bench = Bench::passive(credits(10, 10), 10);
+        bench.send(1, 5);
+        bench.work();
+        bench.now += CREDIT_GRANT;
+        if lost {
+            bench.complete(Completion::Disconnected(Disconnect::Remote));
+        } else {
+            bench.engine.handle_timeout(bench.now);
+        }
+        assert!(bench.engine.error().is_some());
+        let statistics = bench.engine.statistics();
+        assert_eq!(statistics.credit_stalls, 1);
+        assert_eq!(statistics.credit_stall_time, CREDIT_GRANT, "{lost}");
+        assert_eq!(bench.engine.credit_stall(), None);
+    }
+}
+
+#[test]
+fn a_full_send_queue_is_one_stall_until_work_is_posted() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 10);
+    let stalls = |bench: &Bench| bench.engine.statistics().send_queue_stalls;
+    bench.room.sends = 0;
+    bench.engine.prompt();
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(stalls(&bench), 0, "no message, read or write waits");
+    bench.room.sends = 100;
+    bench.sent();
+    bench.room.sends = 0;
+    bench.send(1, 10);
+    bench.write(2, 10);
+    for _ in 0..2 {
+        assert_eq!(bench.sent().len(), 0);
+        bench.hear(segment(0, 1, 0));
+        assert_eq!(stalls(&bench), 1);
+    }
+    bench.room = Room {
+        sends: 1,
+        receives: 0,
+    };
+    assert!(bench.engine.poll_work(bench.now, bench.room).is_some());
+    bench.room.sends = 0;
+    assert!(bench.engine.poll_work(bench.now, bench.room).is_none());
+    assert_eq!(stalls(&bench), 2, "the write waits");
+}
+
+#[test]
+fn the_round_trip_of_a_keepalive_is_measured() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 10);
+    bench.engine.prompt_keepalive(bench.now);
+    bench.hear(grant(0));
+    assert_eq!(
+        bench.engine.statistics().keepalive_round_trips.count,
+        0,
+        "not sent"
+    );
+    bench.work();
+    bench.engine.prompt_keepalive(bench.now);
+    bench.work();
+    bench.now += SECOND;
+    bench.hear(grant(0));
+    let trips = bench.engine.statistics().keepalive_round_trips;
+    assert_eq!((trips.count, trips.sum), (1, SECOND));
+    assert_eq!(trips.last, Some(SECOND));
+}
+
+#[test]
+fn the_invalidations_that_are_sent_are_counted() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 10);
+    let send = |bench: &mut Bench, token| {
+        let message = vec![0; 10].into();
+        bench.engine.send(MessageId(1), message, token).unwrap();
+        bench.work();
+    };
+    send(&mut bench, None);
+    send(&mut bench, Some(Token(7)));
+    assert_eq!(bench.engine.statistics().invalidations_sent, 1);
+}

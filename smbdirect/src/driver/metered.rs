@@ -1,0 +1,62 @@
+//! What a connection reports to [`metrics`]: its counters, the round
+//! trips of its keepalives, and its end.
+
+use std::sync::Arc;
+
+use super::{shared::Shared, state::State};
+use crate::metrics::{self, Identity, Reading, Source};
+
+impl Shared {
+    /// Reports this connection, which was established, from now on.
+    pub(crate) fn meter(self: &Arc<Self>, identity: Identity) {
+        let id = metrics::established(self, identity);
+        self.with(|state| {
+            state.metered.id = Some(id);
+            // It may have ended in the meantime.
+            if let Some(error) = &state.closed {
+                metrics::ended(error);
+            }
+        });
+    }
+}
+
+impl Source for Shared {
+    fn read(&self) -> Reading {
+        self.with(|state| Reading {
+            credits: state.credits(),
+            statistics: state.statistics(),
+            received_bytes: state.inbox.cost() as u64,
+            error: state.closed.clone(),
+        })
+    }
+}
+
+impl State {
+    /// Reports why the connection ended, which [`closed`](Self::closed) says.
+    #[cold]
+    pub(super) fn report_end(&self) {
+        if let (Some(_), Some(error)) = (self.metered.id, &self.closed) {
+            metrics::ended(error);
+        }
+    }
+
+    /// Reports the round trip of a keepalive that was answered.
+    #[cold]
+    pub(super) fn report_round_trip(&mut self) {
+        let trips = self.engine.statistics().keepalive_round_trips;
+        if trips.count != self.metered.round_trips
+            && let Some(time) = trips.last
+        {
+            self.metered.round_trips = trips.count;
+            metrics::round_trip(time);
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if let Some(id) = self.metered.id {
+            metrics::gone(id, self.statistics());
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! [`Statistics`]: the traffic of a connection, what it waited for, and its outstanding work.
+
+use std::{ops::AddAssign, time::Duration};
+
+/// The traffic of a connection since it began, and its outstanding work now.
+///
+/// Statistics can be added up, for example over all connections of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Upper-layer messages sent.
+    pub messages_sent: u64,
+    /// Upper-layer messages received completely.
+    pub messages_received: u64,
+    /// Data Transfer messages sent with a payload.
+    pub segments_sent: u64,
+    /// Data Transfer messages received with a payload.
+    pub segments_received: u64,
+    /// Data Transfer messages sent without a payload.
+    pub empty_sent: u64,
+    /// Data Transfer messages received without a payload.
+    pub empty_received: u64,
+    /// Payload bytes sent in messages.
+    pub bytes_sent: u64,
+    /// Payload bytes received in messages.
+    pub bytes_received: u64,
+    /// Credits granted to the peer.
+    pub credits_granted: u64,
+    /// Credits granted by the peer.
+    pub credits_received: u64,
+    /// Times that a message began to wait for a send credit.
+    pub credit_stalls: u64,
+    /// Time during which messages waited for a send credit.
+    pub credit_stall_time: Duration,
+    /// Times that a message, read or write began to wait because the send queue of the queue pair
+    /// was full.
+    pub send_queue_stalls: u64,
+    /// Keepalives sent (RESPONSE_REQUESTED).
+    pub keepalives_sent: u64,
+    /// Keepalives received.
+    pub keepalives_received: u64,
+    /// Times from sending a keepalive to the next message of the peer.
+    pub keepalive_round_trips: RoundTrips,
+    /// Messages received whose payload overlaps the header, which is legal and unusual.
+    pub payloads_in_header: u64,
+    /// Local tokens that the peer invalidated.
+    pub tokens_invalidated: u64,
+    /// Tokens of the peer that messages sent from here invalidate. Providers without Send with
+    /// Invalidate send these messages without the invalidation.
+    pub invalidations_sent: u64,
+    /// RDMA Read operations completed; a long read takes several.
+    pub reads: u64,
+    /// RDMA Write operations completed; a long write takes several.
+    pub writes: u64,
+    /// Bytes read by RDMA.
+    pub bytes_read: u64,
+    /// Bytes written by RDMA.
+    pub bytes_written: u64,
+    /// Memory regions registered since the connection began.
+    pub registrations: u64,
+    /// Receives posted now.
+    pub receives_outstanding: u64,
+    /// Sends, Reads and Writes posted now.
+    pub work_outstanding: u64,
+    /// Memory regions registered now.
+    pub regions: u64,
+}
+
+impl AddAssign for Statistics {
+    fn add_assign(&mut self, other: Self) {
+        // Every field is named, so that a new one is not forgotten.
+        let Self {
+            messages_sent,
+            messages_received,
+            segments_sent,
+            segments_received,
+            empty_sent,
+            empty_received,
+            bytes_sent,
+            bytes_received,
+            credits_granted,
+            credits_received,
+            credit_stalls,
+            credit_stall_time,
+            send_queue_stalls,
+            keepalives_sent,
+            keepalives_received,
+            keepalive_round_trips,
+            payloads_in_header,
+            tokens_invalidated,
+            invalidations_sent,
+            reads,
+            writes,
+            bytes_read,
+            bytes_written,
+            registrations,
+            receives_outstanding,
+            work_outstanding,
+            regions,
+        } = other;
+        self.messages_sent += messages_sent;
+        self.messages_received += messages_received;
+        self.segments_sent += segments_sent;
+        self.segments_received += segments_received;
+        self.empty_sent += empty_sent;
+        self.empty_received += empty_received;
+        self.bytes_sent += bytes_sent;
+        self.bytes_received += bytes_received;
+        self.credits_granted += credits_granted;
+        self.credits_received += credits_received;
+        self.credit_stalls += credit_stalls;
+        self.credit_stall_time += credit_stall_time;
+        self.send_queue_stalls += send_queue_stalls;
+        self.keepalives_sent += keepalives_sent;
+        self.keepalives_received += keepalives_received;
+        self.keepalive_round_trips += keepalive_round_trips;
+        self.payloads_in_header += payloads_in_header;
+        self.tokens_invalidated += tokens_invalidated;
+        self.invalidations_sent += invalidations_sent;
+        self.reads += reads;
+        self.writes += writes;
+        self.bytes_read += bytes_read;
+        self.bytes_written += bytes_written;
+        self.registrations += registrations;
+        self.receives_outstanding += receives_outstanding;
+        self.work_outstanding += work_outstanding;
+        self.regions += regions;
+    }
+}
+
+/// A histogram of round trip times, with fixed buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RoundTrips {
+    /// Number of round trips.
+    pub count: u64,
+    /// Sum of all round trip times.
+    pub sum: Duration,
+    /// The last round trip time.
+    pub last: Option<Duration>,
+    /// Number of round trips in each bucket of [`BOUNDS`](Self::BOUNDS). Longer ones are only in
+    /// `count`.
+    pub buckets: [u64; 12],
+}
+
+impl RoundTrips {
+    /// The longest time of each bucket.
+    pub const BOUNDS: [Duration; 12] = [
+        Duration::from_micros(10),
+        Duration::from_micros(25),
+        Duration::from_micros(50),
+        Duration::from_micros(100),
+        Duration::from_micros(250),
+        Duration::from_micros(500),
+        Duration::from_millis(1),
+        Duration::from_micros(2500),
+        Duration::from_millis(10),
+        Duration::from_millis(100),
+        Duration::from_secs(1),
+        Duration::from_secs(10),
+    ];
+
+    /// Counts a round trip.
+    #[cold]
+    pub(super) fn record(&mut self, time: Duration) {
+        self.count += 1;
+        self.sum += time;
+        self.last = Some(time);
+        let bucket = Self::BOUNDS.iter().position(|&bound| time <= bound);
+        if let Some(bucket) = bucket {
+            self.buckets[bucket] += 1;
+        }
+    }
+}
+
+impl AddAssign for RoundTrips {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.sum += other.sum;
+        self.last = other.last.or(self.last);
+        for (bucket, more) in self.buckets.iter_mut().zip(other.buckets) {
+            *bucket += more;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_are_counted_in_the_bucket_of_their_time() {
+        let mut trips = RoundTrips::default();
+        for time in [0, 10, 11, 25, 1000, 10_000_000, 10_000_001] {
+            trips.record(Duration::from_micros(time));
+        }
+        assert_eq!(trips.buckets, [2, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]);
+        assert_eq!(
+            (trips.count, trips.sum),
+            (7, Duration::from_micros(20_001_047))
+        );
+        assert_eq!(trips.last, Some(Duration::from_micros(10_000_001)));
+        assert!(RoundTrips::BOUNDS.is_sorted());
+    }
+
+    #[test]
+    fn a_sum_has_the_figures_of_both() {
+        let mut one = Statistics {
+            messages_sent: 1,
+            regions: 2,
+            credit_stall_time: Duration::from_secs(1),
+            ..Statistics::default()
+        };
+        one.keepalive_round_trips.record(Duration::from_millis(1));
+        let mut sum = one;
+        sum += one;
+        sum += Statistics::default();
+        assert_eq!((sum.messages_sent, sum.regions), (2, 4));
+        assert_eq!(sum.credit_stall_time, Duration::from_secs(2));
+        let trips = sum.keepalive_round_trips;
+        assert_eq!((trips.count, trips.buckets[6]), (2, 2));
+        assert_eq!(trips.last, Some(Duration::from_millis(1)));
+    }
+}

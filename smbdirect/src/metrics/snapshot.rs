@@ -1,0 +1,89 @@
+//! [`snapshot`]: the connections of this process at one moment, and the totals.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use super::registry::{Role, registry};
+use crate::engine::{ConnectionError, Credits, Negotiated, Statistics};
+
+/// One connection at the time of the [`snapshot`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConnectionSnapshot {
+    /// Number of the connection, counted from 1 since the process started.
+    pub id: u64,
+    /// The end that this process is.
+    pub role: Role,
+    /// Address of this end.
+    pub local_address: SocketAddr,
+    /// Address of the peer.
+    pub remote_address: SocketAddr,
+    /// Time since the negotiation was complete.
+    pub age: Duration,
+    /// What was negotiated.
+    pub negotiated: Negotiated,
+    /// Credits of both directions.
+    pub credits: Credits,
+    /// Counters of the connection.
+    pub statistics: Statistics,
+    /// Memory in bytes of received messages that were not taken.
+    pub received_bytes: u64,
+    /// Why the connection is over, if a handle to it still exists.
+    pub error: Option<ConnectionError>,
+}
+
+/// The connections of this process, and the totals since it started.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The connections that exist, in the order in which they were established.
+    pub connections: Vec<ConnectionSnapshot>,
+    /// Sum of the statistics of all connections, including those that are gone.
+    pub statistics: Statistics,
+    /// Connections established, by role.
+    pub established: BTreeMap<Role, u64>,
+    /// Attempts to establish a connection that failed, by role and
+    /// [cause](ConnectionError::label).
+    pub failed: BTreeMap<(Role, &'static str), u64>,
+    /// Connections that have ended, by [cause](ConnectionError::label).
+    pub ended: BTreeMap<&'static str, u64>,
+}
+
+/// Returns the connections of this process, and the totals since it started.
+///
+/// Takes the lock of each connection for a moment, one after another.
+pub fn snapshot() -> Snapshot {
+    // The registry is not locked while connections are, because a connection that ends locks both.
+    let (live, mut snapshot) = {
+        let registry = registry();
+        let live: Vec<_> = registry
+            .live
+            .iter()
+            .filter_map(|(&id, entry)| Some((id, entry.source.upgrade()?, entry.identity)))
+            .collect();
+        let snapshot = Snapshot {
+            connections: Vec::with_capacity(live.len()),
+            statistics: registry.gone,
+            established: registry.established.clone(),
+            failed: registry.failed.clone(),
+            ended: registry.ended.clone(),
+        };
+        (live, snapshot)
+    };
+    for (id, source, identity) in live {
+        let reading = source.read();
+        snapshot.statistics += reading.statistics;
+        snapshot.connections.push(ConnectionSnapshot {
+            id,
+            role: identity.role,
+            local_address: identity.local_address,
+            remote_address: identity.remote_address,
+            age: identity.established.elapsed(),
+            negotiated: identity.negotiated,
+            credits: reading.credits,
+            statistics: reading.statistics,
+            received_bytes: reading.received_bytes,
+            error: reading.error,
+        });
+    }
+    snapshot
+}
