@@ -16,7 +16,9 @@
 mod answers;
 mod buffers;
 mod carried;
+mod ends;
 mod exchange;
+mod figures;
 mod memory;
 mod peer;
 mod relay;
@@ -27,7 +29,10 @@ mod tcp;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -43,6 +48,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use crate::{
+    metrics::MetricsOptions,
     options::{
         AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES, at_least_one,
         large_size, seconds, usage, with_profiles,
@@ -101,6 +107,9 @@ pub(crate) struct Gateway {
     stall_limit: Duration,
 
     #[command(flatten)]
+    metrics: MetricsOptions,
+
+    #[command(flatten)]
     connect: ConnectOptions,
 
     #[command(flatten)]
@@ -123,6 +132,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address}
+  {\"event\":\"metrics\", address}   with --metrics
   {\"event\":\"opened\", id, peer, upstream, client, server, open, total}   client and server have what
    was negotiated with them, or null for TCP
   {\"event\":\"refused\", id, peer, reason, cure}   before the end of a connection whose client
@@ -170,6 +180,7 @@ impl Gateway {
             }
             Kind::Tcp => ClientListener::Tcp(transport::listen_tcp(&self.listen, tcp::PORT).await?),
         };
+        let mut metrics = self.metrics.bind().await?;
         let address = listener.address()?;
         report.line(format_args!("listening on {address}"));
         report.event(&Event::Listening {
@@ -177,12 +188,14 @@ impl Gateway {
         });
         let in_flight = self.memory / 4;
         let service = Service {
+            listening: address,
             upstream: self.upstream,
             to: self.to,
             provider,
             config,
             connect: self.connect,
             stall_limit: self.stall_limit,
+            max_connections: AtomicU64::new(max_connections),
             requests: Memory::new(in_flight),
             answers: Memory::new(in_flight),
             // Half of the memory for one direction, so that a small --memory also limits free buffers.
@@ -190,7 +203,11 @@ impl Gateway {
             report,
             totals: Totals::default(),
         };
-        serve(listener, Arc::new(service), max_connections, interrupted).await?;
+        let service = Arc::new(service);
+        if let Some(server) = &mut metrics {
+            server.start(report, service.clone());
+        }
+        serve(listener, service, interrupted).await?;
         Ok(true)
     }
 
@@ -239,7 +256,6 @@ const TCP_BUFFER_BYTES: u64 = 512 << 10;
 async fn serve(
     mut listener: ClientListener,
     service: Arc<Service>,
-    max_connections: u64,
     mut interrupted: Interrupted,
 ) -> Result<()> {
     let (end, ended) = watch::channel(false);
@@ -249,7 +265,7 @@ async fn serve(
             accepted = listener.accept() => {
                 let (peer, client) = accepted?;
                 let peer = report::peer(peer);
-                if service.totals.open.load(Relaxed) >= max_connections {
+                if service.totals.open.load(Relaxed) >= service.max_connections() {
                     service.turn_away(peer);
                     continue;
                 }

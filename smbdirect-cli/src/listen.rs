@@ -12,11 +12,14 @@ use std::{
 use anyhow::{Result, anyhow};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
-use smbdirect::{Config, Connection, ConnectionError, Listener, SendError, Sending, Statistics};
+use smbdirect::{
+    Config, Connection, ConnectionError, Listener, SendError, Sending, Statistics, metrics::Family,
+};
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
 use crate::{
+    metrics::{Figures, MetricsOptions},
     options::{AcceptOptions, Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
     report::{self, Report},
     signals::Interrupted,
@@ -84,6 +87,9 @@ pub(crate) struct Listen {
     inactivity_limit: Option<Duration>,
 
     #[command(flatten)]
+    metrics: MetricsOptions,
+
+    #[command(flatten)]
     pub(crate) options: CommonOptions,
 
     #[command(flatten)]
@@ -94,10 +100,12 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/incoming
   smbdirect listen 127.0.0.1:0 --echo --once
   smbdirect listen [::]:5445 --sink --profile windows
+  smbdirect listen --sink --metrics 127.0.0.1:9445
   smbdirect listen --tdi --execute 'hold; sleep 5; receive 1M'
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address}
+  {\"event\":\"metrics\", address}   with --metrics
   {\"event\":\"file\", peer, name, bytes, bytes_moved, method, seconds, bytes_per_second, sha256, ok,
    error}
   {\"event\":\"connection\", peer, seconds, ok, ended, files, messages_received, messages_sent,
@@ -168,15 +176,22 @@ impl Listen {
         // From here on a signal ends the command gracefully.
         let interrupted = Interrupted::new();
         let listener = transport::listen(provider, &self.address(), &config).await?;
+        let mut metrics = self.metrics.bind().await?;
         let address = listener.local_address();
         report.line(format_args!("listening on {address}"));
         report.event(&Event::Listening {
             address: address.to_string(),
         });
+        if let Some(server) = &mut metrics {
+            server.start(report, Arc::new(Title(format!("listen {address}"))));
+        }
         serve(listener, mode, report, self.most(), interrupted).await
     }
 
     async fn run_tdi(self, report: Report, config: Config) -> Result<bool> {
+        if self.metrics.metrics.is_some() {
+            return Err(usage("--metrics does not go with --tdi"));
+        }
         if self.inactivity_limit.is_some() {
             return Err(usage("--inactivity-limit goes with --receive"));
         }
@@ -232,6 +247,19 @@ impl Listen {
             store: Arc::new(directory),
             inactivity_limit: self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT),
         })
+    }
+}
+
+/// What a listener adds to the figures of its connections.
+struct Title(String);
+
+impl Figures for Title {
+    fn title(&self) -> String {
+        self.0.clone()
+    }
+
+    fn families(&self) -> Vec<Family> {
+        Vec::new()
     }
 }
 

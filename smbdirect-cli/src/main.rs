@@ -1,8 +1,9 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
 //! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`gateway`],
-//! `run`, [`tdi`], [`decode`], [`devices`]. They share [`options`] (the command line), [`transport`]
-//! (connecting, and why it failed), [`transfer`] (files over a connection), [`report`] (output),
+//! `run`, [`top`], [`tdi`], [`decode`], [`devices`]. They share [`options`] (the command line),
+//! [`transport`] (connecting, and why it failed), [`metrics`] (figures over HTTP), [`transfer`] (files
+//! over a connection), [`report`] (output),
 //! [`signals`] and [`pcap`] (captures).
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
@@ -14,6 +15,7 @@ mod demo;
 mod devices;
 mod gateway;
 mod listen;
+mod metrics;
 mod options;
 mod pcap;
 mod ping;
@@ -23,6 +25,7 @@ mod run;
 mod send;
 mod signals;
 mod tdi;
+mod top;
 mod transfer;
 mod transport;
 
@@ -54,6 +57,7 @@ enum Command {
     #[cfg(target_os = "linux")]
     Run(run::Run),
     Tdi(tdi::Tdi),
+    Top(top::Top),
     Decode(decode::Decode),
     Devices(devices::Devices),
 }
@@ -66,6 +70,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect bench                        how fast, compared with plain TCP
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
   smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
+  smbdirect top                          connections of a running gateway, with rates
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect decode traffic.pcap          messages, and which rules they break
   smbdirect devices                      RDMA adapters, for --transport verbs";
@@ -83,6 +88,7 @@ impl Command {
             #[cfg(target_os = "linux")]
             Self::Run(command) => command.options.verbose,
             Self::Tdi(command) => command.options.verbose,
+            Self::Top(command) => command.verbose,
             Self::Decode(command) => command.verbose,
             Self::Devices(command) => command.verbose,
         }
@@ -99,7 +105,7 @@ impl Command {
             }
             #[cfg(target_os = "linux")]
             Self::Run(_) => false,
-            Self::Decode(_) | Self::Devices(_) => false,
+            Self::Top(_) | Self::Decode(_) | Self::Devices(_) => false,
         }
     }
 
@@ -113,6 +119,7 @@ impl Command {
             Self::Bench(command) => command.run().await,
             Self::Gateway(command) => command.run().await,
             Self::Tdi(command) => command.run().await,
+            Self::Top(command) => command.run().await,
             // The exit status is that of the program.
             #[cfg(target_os = "linux")]
             Self::Run(command) => return command.run().await,

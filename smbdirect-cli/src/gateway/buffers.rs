@@ -54,6 +54,16 @@ impl Buffers {
         }
     }
 
+    /// Returns the bytes of all free buffers.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept.load(Relaxed) as u64
+    }
+
+    /// Returns the maximum number of bytes in all free buffers.
+    pub(super) const fn max_kept(&self) -> u64 {
+        self.max_kept as u64
+    }
+
     /// Returns an empty buffer with room for [`CHUNK`] bytes.
     pub(super) fn chunk(&self) -> BytesMut {
         let free = lock(&self.chunks).pop();

@@ -39,6 +39,16 @@ impl Memory {
         })
     }
 
+    /// Returns the bytes that connections hold.
+    pub(super) fn used(&self) -> u64 {
+        self.limit() - (self.free.available_permits() * UNIT_BYTES) as u64
+    }
+
+    /// Returns the bytes that all connections may hold together.
+    pub(super) const fn limit(&self) -> u64 {
+        self.units as u64 * UNIT_BYTES as u64
+    }
+
     /// Returns a new share for a connection.
     pub(super) fn share(self: &Arc<Self>) -> Share {
         self.shares.fetch_add(1, Relaxed);

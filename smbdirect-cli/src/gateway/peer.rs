@@ -38,6 +38,8 @@ pub(super) enum Stop {
     Closed(Side),
     /// This side failed, with the reason.
     Failed(Side, String),
+    /// There is no connection to the server, with the reason.
+    Unreachable(String),
     /// The client sent a request that cannot be translated.
     Refused(Refusal),
     /// A signal told this process to end.
@@ -49,6 +51,7 @@ impl fmt::Display for Stop {
         match self {
             Self::Closed(side) => write!(f, "closed by the {side}"),
             Self::Failed(side, what) => write!(f, "{side}: {what}"),
+            Self::Unreachable(what) => write!(f, "{}: {what}", Side::Server),
             Self::Refused(refusal) => {
                 write!(f, "refused: {refusal}; to cure it: {}", refusal.cure())
             }

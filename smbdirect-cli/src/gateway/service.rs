@@ -17,6 +17,7 @@ use smbdirect::{Config, rdma::provider::Provider};
 use super::{
     buffers::Buffers,
     carried::{Carried, Counts},
+    ends::Ends,
     memory::Memory,
     peer::Peer,
     tcp,
@@ -84,12 +85,15 @@ pub(super) enum Event<'a> {
 
 /// The state that all sessions of a gateway share: the server, the settings, and the totals.
 pub(super) struct Service {
+    /// The address that clients connect to.
+    pub(super) listening: SocketAddr,
     pub(super) upstream: Address,
     pub(super) to: Kind,
     pub(super) provider: Arc<dyn Provider>,
     pub(super) config: Config,
     pub(super) connect: ConnectOptions,
     pub(super) stall_limit: Duration,
+    pub(super) max_connections: AtomicU64,
     /// Bounds the bytes of requests in flight.
     pub(super) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.
@@ -110,6 +114,8 @@ pub(super) struct Totals {
     pub(super) failed: AtomicU64,
     /// Connections closed immediately because too many were open.
     pub(super) turned_away: AtomicU64,
+    /// Why sessions ended.
+    pub(super) ends: Ends,
     pub(super) counts: Counts,
 }
 
@@ -136,6 +142,11 @@ impl Service {
                 Peer::Tcp(stream, address)
             }
         })
+    }
+
+    /// Returns the number of sessions that may be open at the same time.
+    pub(super) fn max_connections(&self) -> u64 {
+        self.max_connections.load(Relaxed)
     }
 
     /// Reports a client that is turned away because too many connections are open.

@@ -65,7 +65,7 @@ impl Session {
             server = self.service.connect() => server,
             () = told(told_to_end) => return Err(Stop::Here),
         };
-        let server = server.map_err(|error| Stop::Failed(Side::Server, format!("{error:#}")))?;
+        let server = server.map_err(|error| Stop::Unreachable(format!("{error:#}")))?;
         server.prepare(Side::Server, &self.service.config)?;
         Ok(server)
     }
@@ -173,8 +173,12 @@ impl Session {
             ..
         } = &self.service.totals;
         let open = open.fetch_sub(1, Relaxed) - 1;
+        self.service.totals.ends.count(stop);
         let (ok, ended) = (
-            !matches!(stop, Stop::Failed(..) | Stop::Refused(_)),
+            !matches!(
+                stop,
+                Stop::Failed(..) | Stop::Unreachable(_) | Stop::Refused(_)
+            ),
             stop.to_string(),
         );
         let how = if ok {

@@ -27,6 +27,7 @@ mod ends;
 mod hostile;
 mod leaving;
 mod memory;
+mod metrics;
 mod pair;
 mod rdma;
 mod refused;

@@ -1,0 +1,88 @@
+//! `--metrics ADDR`: figures of a running gateway or listener, over HTTP.
+//!
+//! `GET /metrics` returns them as Prometheus text, and `GET /status` as JSON, with each connection,
+//! for `smbdirect top`. There is no authentication, so the address should be one that only the
+//! monitoring can reach.
+
+mod server;
+mod source;
+mod status;
+mod text;
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+pub(crate) use source::Figures;
+pub(crate) use status::{ConnectionStatus, Status, Traffic};
+
+use source::Source;
+
+use crate::{options::Address, report::Report, transport};
+
+/// Port of `--metrics` and `top` without a port.
+pub(crate) const DEFAULT_PORT: u16 = 9445;
+
+/// Options of commands that serve metrics.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MetricsOptions {
+    /// Serve metrics over HTTP: Prometheus text at /metrics, and JSON for `smbdirect top`. Anyone who
+    /// reaches ADDR can read them; the default port is 9445
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) metrics: Option<Address>,
+}
+
+/// The server of the figures. Dropping it ends it.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    listener: Option<tokio::net::TcpListener>,
+    started: Instant,
+    task: JoinSet<()>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event {
+    Metrics { address: SocketAddr },
+}
+
+impl MetricsOptions {
+    /// Listens on the address of `--metrics`, if it was given.
+    ///
+    /// # Errors
+    /// The reason, and what to try.
+    pub(crate) async fn bind(&self) -> Result<Option<Server>> {
+        static STARTED: OnceLock<Instant> = OnceLock::new();
+        let started = *STARTED.get_or_init(Instant::now);
+        let Some(address) = &self.metrics else {
+            return Ok(None);
+        };
+        let listener = transport::listen_tcp(address, DEFAULT_PORT).await?;
+        Ok(Some(Server {
+            address: listener.local_addr()?,
+            listener: Some(listener),
+            started,
+            task: JoinSet::new(),
+        }))
+    }
+}
+
+impl Server {
+    /// Serves `figures`, and reports where.
+    pub(crate) fn start(&mut self, report: Report, figures: Arc<dyn Figures>) {
+        let source = Source::new(self.started, figures);
+        if let Some(listener) = self.listener.take() {
+            self.task.spawn(server::serve(listener, Arc::new(source)));
+        }
+        let address = self.address;
+        report.line(format_args!("metrics on http://{address}/metrics"));
+        report.event(&Event::Metrics { address });
+    }
+}

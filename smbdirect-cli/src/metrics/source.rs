@@ -1,0 +1,45 @@
+//! All that `--metrics` serves.
+
+use std::{sync::Arc, time::Instant};
+
+use smbdirect::metrics::{Family, Kind, snapshot};
+
+use super::{status::Status, text};
+
+/// The figures that a command adds to those of its SMB Direct connections.
+pub(crate) trait Figures: Send + Sync + 'static {
+    /// Returns what the command is doing, in one line, for `top`.
+    fn title(&self) -> String;
+
+    fn families(&self) -> Vec<Family>;
+}
+
+/// All that is served.
+pub(super) struct Source {
+    started: Instant,
+    figures: Arc<dyn Figures>,
+}
+
+impl Source {
+    pub(super) const fn new(started: Instant, figures: Arc<dyn Figures>) -> Self {
+        Self { started, figures }
+    }
+
+    /// Returns the figures as Prometheus text.
+    pub(super) fn text(&self) -> String {
+        let build = vec![("version", env!("CARGO_PKG_VERSION"))];
+        let mut families = vec![Family::labelled(
+            "smbdirect_build_info",
+            "The version of the program; the value is always 1.",
+            Kind::Gauge,
+            [(build, 1.0)],
+        )];
+        families.extend(snapshot().families());
+        families.extend(self.figures.families());
+        text::encode(families)
+    }
+
+    pub(super) fn status(&self) -> Status {
+        Status::of(&snapshot(), self.figures.title(), self.started.elapsed())
+    }
+}

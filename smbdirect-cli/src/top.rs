@@ -1,0 +1,135 @@
+//! `smbdirect top`: the connections of a running gateway or listener, with their rates.
+//!
+//! ```text
+//!   client ── GET /status of --metrics ──> rates ──> screen   on a terminal, refreshed in place
+//!                                               └──> table    once, or as JSON
+//! ```
+
+mod client;
+mod columns;
+mod keys;
+mod rates;
+mod screen;
+mod table;
+
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use clap::{ArgAction, Args};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::{
+    metrics::DEFAULT_PORT,
+    options::{Address, seconds},
+    report::{self, Report},
+    signals::Interrupted,
+    transport,
+};
+
+use columns::Order;
+use keys::{Key, Keys};
+use rates::{Rated, Rates};
+use screen::Screen;
+
+/// Show the connections of a running gateway or listener, with rates, credits and stalls
+///
+/// The gateway or listener has to run with --metrics. On a terminal the table is refreshed in place;
+/// q ends it. Otherwise, or with --once, the rates of one interval are printed.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Top {
+    /// The address of --metrics: HOST[:PORT]; the default port is 9445 [default: 127.0.0.1]
+    #[arg(value_name = "ADDR")]
+    address: Option<Address>,
+
+    /// Time between two refreshes
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+
+    /// Print one table, and end
+    #[arg(long)]
+    once: bool,
+
+    /// Print a JSON object for each interval, or one with --once
+    #[arg(long)]
+    json: bool,
+
+    /// Log to stderr
+    #[arg(short, long, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect gateway :5445 127.0.0.1 --metrics 127.0.0.1:9445
+  smbdirect top                                              of this gateway
+  smbdirect top server:9445 --once                           one table, for a script or a report
+
+\x1b[1m\x1b[4mColumns:\x1b[0m
+  Messages and bytes of messages per second, bytes per second by RDMA Read and Write of this end,
+  send credits held of those asked for, credits granted to the peer of the most that are granted,
+  waits for a send credit per second and the part of the time that messages waited, the last round
+  trip of a keepalive, registered memory regions.";
+
+impl Top {
+    pub(crate) async fn run(self) -> Result<bool> {
+        let address = self.address.clone().unwrap_or_else(|| Address {
+            host: "127.0.0.1".into(),
+            port: None,
+        });
+        transport::check_connectable(&address)?;
+        let mut rates = Rates::default();
+        let first = client::status(&address, DEFAULT_PORT).await?;
+        let first = rates.next(first);
+        let screen = !self.once && !self.json && io::stdout().is_terminal();
+        if screen {
+            return self.refresh(&address, rates, first).await;
+        }
+        let report = Report::new(self.json);
+        let mut interrupted = Interrupted::new();
+        loop {
+            tokio::select! {
+                () = sleep(self.interval) => {}
+                () = interrupted.wait() => return Ok(true),
+            }
+            let rated = rates.next(client::status(&address, DEFAULT_PORT).await?);
+            report.event(&rated);
+            if !self.json {
+                table::print(report, &rated);
+            }
+            if self.once || !self.json || report::is_unread() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Shows the table on the terminal until a key or a signal ends it.
+    async fn refresh(&self, address: &Address, mut rates: Rates, first: Rated) -> Result<bool> {
+        let mut interrupted = Interrupted::new();
+        let mut screen = Screen::open().context("the terminal cannot be used")?;
+        let mut keys = Keys::new();
+        let mut ticks = interval(self.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.reset();
+        let (mut rated, mut fault, mut order) = (first, None, Order::default());
+        loop {
+            screen.draw(&rated, fault.as_deref(), order)?;
+            tokio::select! {
+                _ = ticks.tick() => match client::status(address, DEFAULT_PORT).await {
+                    Ok(status) => (rated, fault) = (rates.next(status), None),
+                    // It may be started again.
+                    Err(error) => fault = Some(format!("{error:#}")),
+                },
+                key = keys.next() => match key {
+                    Some(Key::Quit) | None => return Ok(true),
+                    Some(Key::Order) => order = order.next(),
+                    Some(Key::Scroll(lines)) => screen.scroll(lines),
+                    Some(Key::Redraw) => {}
+                },
+                () = interrupted.wait() => return Ok(true),
+            }
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The table as plain text, for scripts and reports.
+
+use super::{
+    columns::{COLUMNS, Order, summary},
+    rates::Rated,
+};
+use crate::report::Report;
+
+/// Prints the lines above the table, and the table with all columns.
+pub(super) fn print(report: Report, rated: &Rated) {
+    for line in summary(rated) {
+        report.line(line);
+    }
+    if rated.status.connections.is_empty() {
+        return;
+    }
+    report.line("");
+    report.line(
+        report
+            .style
+            .bold(&line(COLUMNS.iter().map(|column| column.header.into()))),
+    );
+    for (one, rate) in Order::default().rows(rated) {
+        report.line(line(COLUMNS.iter().map(|column| (column.cell)(one, rate))));
+    }
+}
+
+fn line(cells: impl Iterator<Item = String>) -> String {
+    let mut line = String::new();
+    for (column, cell) in COLUMNS.iter().zip(cells) {
+        let width = column.width;
+        if line.is_empty() {
+            line = format!("{cell:<width$}");
+        } else {
+            line += &format!(" {cell:>width$}");
+        }
+    }
+    line
+}
