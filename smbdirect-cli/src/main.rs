@@ -1,15 +1,16 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
-//! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`gateway`],
-//! `run`, [`top`], [`tdi`], [`decode`], [`devices`]. They share [`options`] (the command line),
-//! [`transport`] (connecting, and why it failed), [`metrics`] (figures over HTTP), [`transfer`] (files
-//! over a connection), [`report`] (output),
-//! [`signals`] and [`pcap`] (captures).
+//! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`check`],
+//! [`gateway`], `run`, [`top`], [`tdi`], [`decode`], [`devices`]. They share [`options`] (the
+//! command line), [`transport`] (connecting, and why it failed), [`metrics`] (figures over HTTP),
+//! [`transfer`] (files over a connection), [`report`] (output), [`signals`] and [`pcap`]
+//! (captures).
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
-//! line asks for something impossible.
+//! line asks for something impossible, or `check` could not tell.
 
 mod bench;
+mod check;
 mod decode;
 mod demo;
 mod devices;
@@ -53,6 +54,7 @@ enum Command {
     Send(send::Send),
     Ping(ping::Ping),
     Bench(Box<bench::Bench>),
+    Check(check::Check),
     Gateway(gateway::Gateway),
     #[cfg(target_os = "linux")]
     Run(run::Run),
@@ -68,6 +70,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect send HOST big.iso --rdma     on another
   smbdirect ping HOST                    is there SMB Direct, and how far away?
   smbdirect bench                        how fast, compared with plain TCP
+  smbdirect check //HOST/SHARE           does SMB Direct work, is it used, and if not, why?
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
   smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
   smbdirect top                          connections of a running gateway, with rates
@@ -84,6 +87,7 @@ impl Command {
             Self::Send(command) => command.options.verbose,
             Self::Ping(command) => command.options.verbose,
             Self::Bench(command) => command.options.verbose,
+            Self::Check(command) => command.verbose,
             Self::Gateway(command) => command.options.verbose,
             #[cfg(target_os = "linux")]
             Self::Run(command) => command.options.verbose,
@@ -100,9 +104,8 @@ impl Command {
         match self {
             Self::Listen(command) => command.tdi,
             Self::Tdi(_) => true,
-            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Bench(_) | Self::Gateway(_) => {
-                false
-            }
+            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Bench(_) => false,
+            Self::Check(_) | Self::Gateway(_) => false,
             #[cfg(target_os = "linux")]
             Self::Run(_) => false,
             Self::Top(_) | Self::Decode(_) | Self::Devices(_) => false,
@@ -117,6 +120,8 @@ impl Command {
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
             Self::Bench(command) => command.run().await,
+            // It has a third answer: it could not be told.
+            Self::Check(command) => return command.run().await,
             Self::Gateway(command) => command.run().await,
             Self::Tdi(command) => command.run().await,
             Self::Top(command) => command.run().await,

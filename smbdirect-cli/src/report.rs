@@ -92,6 +92,18 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Returns a spinner on stderr for work of unknown length, with the name of its step. It is
+    /// invisible unless stderr is a terminal.
+    pub(crate) fn spinner(&self) -> ProgressBar {
+        let bar = self.progress(0, "");
+        let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+        bar.set_style(style.expect("the template is correct"));
+        bar.enable_steady_tick(Duration::from_millis(100));
+        bar
+    }
+}
+
 fn print(text: &str) {
     let mut stdout = io::stdout().lock();
     let result = stdout

@@ -3,6 +3,7 @@
 //! All tests use 127.0.0.1 with ports that the system picks, and every wait has a time limit.
 
 mod bench;
+mod check;
 mod decode;
 mod demo;
 #[cfg(target_os = "linux")]

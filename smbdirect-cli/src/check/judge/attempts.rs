@@ -1,0 +1,291 @@
+//! Attempts to use SMB Direct: what worked, and why the others did not.
+
+use super::dialects;
+use crate::{
+    check::{
+        answer::{Step, place},
+        facts::{Attempt, AttemptFault, Fabric, Reached, SmbFault, Tcp, Way},
+        fault::Fault,
+    },
+    report,
+};
+
+/// Returns whether clients find SMB Direct where the attempt found it, with SMB behind it.
+pub(super) fn is_good(attempt: &Attempt) -> bool {
+    let reached = attempt.result.as_ref().ok();
+    let smb = reached.and_then(|reached| reached.smb.as_ref().ok());
+    attempt.port == attempt.fabric.port() && smb.is_some_and(|smb| smb.dialect >= 0x0300)
+}
+
+/// Returns what an attempt is called in steps and verdicts.
+pub(super) fn name(attempt: &Attempt) -> String {
+    format!("{} {}", attempt.fabric.name(), attempt.port)
+}
+
+/// Returns the step for an attempt.
+pub(super) fn step(attempt: &Attempt, way: &Way) -> Step {
+    match &attempt.result {
+        Ok(reached) => worked(attempt, reached),
+        Err(fault) => failed(attempt, fault, way),
+    }
+}
+
+fn worked(attempt: &Attempt, reached: &Reached) -> Step {
+    let name = name(attempt);
+    let round_trip = match reached.round_trip {
+        Some(time) => format!(", keepalive {}", report::time(time)),
+        None => ", no answer to a keepalive".into(),
+    };
+    let Reached {
+        max_send_size,
+        max_receive_size,
+        max_fragmented_send_size,
+        max_read_write_size,
+        ..
+    } = reached;
+    let evidence = format!(
+        "SMB Direct 1.0 by {}: sends {max_send_size}, receives {max_receive_size}, messages \
+         {max_fragmented_send_size}, RDMA {max_read_write_size} bytes{round_trip}",
+        attempt.by
+    );
+    let expected = attempt.fabric.port();
+    if attempt.port != expected {
+        let cause = format!(
+            "clients look for {} on port {expected} only, and this listener is on port {}",
+            attempt.fabric.name(),
+            attempt.port
+        );
+        return Step::fault(name, evidence, Fault::WrongPort, cause)
+            .cure(place::SERVER, format!("smbdirect gateway :{expected} UPSTREAM    # or the port setting of the server in use"));
+    }
+    match &reached.smb {
+        Ok(smb) if smb.dialect < 0x0300 => dialects::too_old(name, smb.dialect),
+        Ok(smb) => Step::ok(
+            name,
+            format!("{evidence}, SMB {}", dialects::name(smb.dialect)),
+        ),
+        Err(fault) => {
+            let cause = match fault {
+                SmbFault::Silent => {
+                    "SMB Direct works, and nothing behind it answers SMB: is it a \
+                                     `smbdirect listen`, or a gateway whose server hangs?"
+                }
+                SmbFault::HungUp => {
+                    "SMB Direct works, and the connection ends at the first SMB \
+                                     message: is the server behind the gateway gone?"
+                }
+                SmbFault::Other(_) => "SMB Direct works, and the answer is not SMB2",
+            };
+            let said = match fault {
+                SmbFault::Other(what) => format!("{evidence}; {what}"),
+                _ => evidence,
+            };
+            Step::fault(name, said, Fault::NoSmb, cause).cure(
+                place::SERVER,
+                format!("ss -Hltnp 'sport = :{expected}'    # what listens there; a gateway's log names its server"),
+            )
+        }
+    }
+}
+
+fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
+    let name = name(attempt);
+    // A server has SMB Direct over the transports that its adapters have; one is enough.
+    if way.attempts.iter().any(is_good) {
+        match fault {
+            AttemptFault::Refused => return Step::skipped(name, "the server does not have it"),
+            AttemptFault::Dropped => return Step::skipped(name, "no answer"),
+            AttemptFault::Unreachable(why) => return Step::skipped(name, why.clone()),
+            _ => {}
+        }
+    }
+    let by = &attempt.by;
+    let port = attempt.port;
+    match fault {
+        AttemptFault::Refused => refused(name, attempt),
+        AttemptFault::Dropped if is_silent(way) => host_silent(name, "no answer", way),
+        AttemptFault::Unreachable(why) if is_silent(way) => host_silent(name, why, way),
+        AttemptFault::Dropped => dropped(name, attempt),
+        AttemptFault::Unreachable(why) => {
+            let cause = "the way to this port is closed: a firewall rejects it, or there is no \
+                         machine at this address";
+            allow(
+                Step::fault(name, why.clone(), Fault::PortRejected, cause),
+                attempt,
+            )
+        }
+        AttemptFault::NotIwarp => {
+            let cause = "a TCP service that is not SMB Direct has this port";
+            let step = Step::fault(
+                name,
+                format!("TCP port {port} is open, and the answer is not iWARP"),
+                Fault::NotSmbDirect,
+                cause,
+            );
+            step.cure(
+                place::SERVER,
+                format!("ss -Hltnp 'sport = :{port}'    # what listens there"),
+            )
+        }
+        AttemptFault::Rejected(why) => rejected(name, attempt, why, way),
+        AttemptFault::Silent(why) | AttemptFault::Lost(why) => {
+            let cause = match fault {
+                AttemptFault::Silent(_) => {
+                    "the RDMA connection stands, and the negotiation of SMB Direct got no answer: \
+                     another RDMA service, or a server that is stuck"
+                }
+                _ => {
+                    "the server ended the RDMA connection during the negotiation of SMB Direct: \
+                     another RDMA service, or a server that stops"
+                }
+            };
+            let evidence = format!("by {by}: {why}");
+            Step::fault(name, evidence, Fault::NegotiationSilent, cause)
+                .cure(
+                    place::SERVER_LINUX,
+                    "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
+                )
+                .cure(
+                    place::HERE,
+                    format!("smbdirect ping {}:{port} -vv", way.host),
+                )
+        }
+        AttemptFault::NegotiationRefused(status) => {
+            let cause = "the server does not accept the sizes, credits or versions of this end";
+            let evidence = format!("the Negotiate Response has status {status}");
+            Step::fault(name, evidence, Fault::NegotiationRefused, cause).cure(
+                place::HERE,
+                format!(
+                    "smbdirect ping {}:{port} --profile windows    # with the sizes of Windows",
+                    way.host
+                ),
+            )
+        }
+        AttemptFault::NegotiationBroken(why) => {
+            let cause = "the server's answer breaks the specification, so every client has to \
+                         refuse it";
+            Step::fault(name, why.clone(), Fault::NegotiationBroken, cause)
+                .cure(place::HERE, format!("smbdirect ping {}:{port} --pcap broken.pcap; smbdirect decode broken.pcap --broken", way.host))
+        }
+        AttemptFault::NoAdapter => Step::skipped(name, "no adapter of this machine leads there"),
+        AttemptFault::Local(why) => Step::unknown(name, format!("by {by}: {why}")),
+    }
+}
+
+fn refused(name: String, attempt: &Attempt) -> Step {
+    let port = attempt.port;
+    let kind = attempt.fabric.name();
+    let fault = match attempt.fabric {
+        Fabric::Iwarp => Fault::PortRefused,
+        _ => Fault::CmRefused,
+    };
+    let cause = match attempt.fabric {
+        Fabric::Iwarp => "no server listens there, or a firewall resets connections",
+        _ => "no server listens there by RDMA",
+    };
+    let step = Step::fault(name, "connection refused", fault, cause);
+    let step = match attempt.fabric {
+        Fabric::Iwarp => step.cure(
+            place::SERVER,
+            format!("ss -Hltn 'sport = :{port}'; rdma link"),
+        ),
+        _ => step.cure(place::SERVER_LINUX, "rdma link; rdma resource show cm_id"),
+    };
+    step.cure(place::KSMBD, format!("sudo ksmbd.control -s && sudo ksmbd.mountd    # after the RDMA device ({kind}) is there"))
+        .cure(place::SAMBA, format!("smbdirect gateway :{port} 127.0.0.1:445"))
+        .cure(place::WINDOWS, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface")
+}
+
+fn dropped(name: String, attempt: &Attempt) -> Step {
+    let evidence = match attempt.fabric {
+        Fabric::Iwarp => "no answer to TCP",
+        _ => "no answer to RDMA CM",
+    };
+    let cause = match attempt.fabric {
+        Fabric::Iwarp => "a firewall drops the packets to this port: the server answers otherwise",
+        _ => {
+            "a firewall drops RoCE (UDP port 4791), or the server has no RDMA adapter in this \
+              network"
+        }
+    };
+    allow(
+        Step::fault(name, evidence, Fault::PortDropped, cause),
+        attempt,
+    )
+}
+
+/// Returns whether nothing at all was answered.
+pub(super) fn is_silent(way: &Way) -> bool {
+    use AttemptFault::{Dropped, NoAdapter, Unreachable};
+    let silent =
+        |result: &Result<_, _>| matches!(result, Err(Dropped | NoAdapter | Unreachable(_)));
+    way.path.short_ping != Some(true)
+        && matches!(way.tcp, None | Some(Tcp::Dropped | Tcp::Unreachable(_)))
+        && way.attempts.iter().all(|attempt| silent(&attempt.result))
+}
+
+/// Returns the step for a server that answers nothing.
+pub(super) fn host_silent(name: impl Into<String>, evidence: &str, way: &Way) -> Step {
+    let cause = "the server answers nothing at all: it is off, the address is another machine's, \
+                 or a firewall drops everything";
+    let address = way
+        .address
+        .map_or_else(|| way.host.clone(), |address| address.to_string());
+    Step::fault(name, evidence, Fault::HostSilent, cause).cure(
+        place::HERE,
+        format!("ping -c 3 {address}; ip route get {address}; ip neigh show {address}"),
+    )
+}
+
+/// Adds how to open a firewall.
+pub(super) fn allow(step: Step, attempt: &Attempt) -> Step {
+    let ports = match attempt.fabric {
+        Fabric::Iwarp => format!("tcp dport {}", attempt.port),
+        _ => "udp dport 4791".into(),
+    };
+    let port = ports
+        .replace("tcp dport ", "tcp/")
+        .replace("udp dport ", "udp/");
+    let (protocol, number) = port.split_once('/').unwrap_or(("tcp", &port));
+    step.cure(place::SERVER_LINUX, format!("sudo nft insert rule inet filter input {ports} accept    # or: sudo firewall-cmd --add-port={number}/{protocol}"))
+        .cure(place::WINDOWS, format!("New-NetFirewallRule -DisplayName 'SMB Direct' -Direction Inbound -Protocol {} -LocalPort {number} -Action Allow", protocol.to_uppercase()))
+}
+
+fn rejected(name: String, attempt: &Attempt, why: &str, way: &Way) -> Step {
+    let answers_smb = matches!(way.smb, Some(Ok(_)));
+    // siw of Linux refuses without a reason if nobody accepts its connections.
+    if attempt.fabric == Fabric::Iwarp && !why.contains("saying") && answers_smb {
+        let cause = "nothing accepts behind the port. ksmbd closes its RDMA listener for good after eleven \
+                     failed negotiations; a gateway refuses so while it has as many connections as \
+                     it takes";
+        return Step::fault(name, format!("MPA: {why}"), Fault::ListenerGone, cause)
+            .cure(
+                place::KSMBD,
+                "sudo ksmbd.control -s && sudo ksmbd.mountd    # all connections end",
+            )
+            .cure(
+                place::SERVER_LINUX,
+                "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
+            );
+    }
+    match attempt.fabric {
+        Fabric::Iwarp => {
+            let cause = "the iWARP listener refused the connection before SMB Direct began: it has \
+                         enough connections, or wants other MPA options";
+            Step::fault(name, format!("MPA: {why}"), Fault::MpaRefused, cause).cure(
+                place::HERE,
+                format!(
+                    "smbdirect ping {}:{} --mpa-revision 1",
+                    way.host, attempt.port
+                ),
+            )
+        }
+        _ => {
+            let cause = "the listener refused the RDMA connection: other limits, or no receives";
+            Step::fault(name, format!("RDMA CM: {why}"), Fault::CmRefused, cause).cure(
+                place::SERVER_LINUX,
+                "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
+            )
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What a session told, and what a server demands before one.
+
+use std::net::IpAddr;
+
+use super::settings;
+use crate::check::{
+    answer::{About, Section, Step, place},
+    facts::{ServerInterface, Session, Smb, Way},
+    fault::Fault,
+};
+
+/// SMB Direct of Linux reassembles this many bytes.
+const LINUX_FRAGMENTED_BYTES: u32 = 173_910;
+
+/// The status of a login or a share without the encryption that it demands.
+const ACCESS_DENIED: &str = "STATUS_ACCESS_DENIED";
+
+/// Returns the section about the session, if there was one.
+pub(super) fn section(way: &Way) -> Option<Section> {
+    let session = way.session.as_ref()?;
+    let title = format!("Session of {} over {}", session.user, session.over);
+    let mut steps = Vec::new();
+    match &session.login {
+        // Another status means a wrong name or password. The login of this command does not
+        // announce encryption, and Samba then refuses it.
+        Some(why) if why.contains(ACCESS_DENIED) => {
+            let evidence = format!("{why}: the server demands encryption, or bars this account");
+            steps.push(Step {
+                name: "login".into(),
+                ..encryption(&evidence)
+            });
+        }
+        Some(why) => {
+            let cause = "the server refuses the account, or the session failed";
+            let step = Step::fault("login", why.clone(), Fault::LoginFailed, cause);
+            steps.push(
+                step.cure(
+                    place::KSMBD,
+                    format!("sudo ksmbd.adduser -a {}", session.user),
+                )
+                .cure(place::SAMBA, format!("sudo smbpasswd -a {}", session.user)),
+            );
+        }
+        None => steps.push(Step::ok("login", "accepted")),
+    }
+    steps.extend(interfaces(session, way.address));
+    match &session.share {
+        Some(Err(why)) => {
+            let share = way.share.as_deref().unwrap_or_default();
+            let cause = match why.contains(ACCESS_DENIED) {
+                true => format!(
+                    "this account may not use the share {share}, or the share demands encryption"
+                ),
+                false => format!("the server does not let this account use the share {share}"),
+            };
+            let step = Step::fault("share", why.clone(), Fault::ShareUnknown, cause);
+            steps.push(step.cure(
+                place::HERE,
+                format!("smbclient -L {} -U {}", way.host, session.user),
+            ));
+        }
+        Some(Ok(true)) => steps.push(encryption("the share demands encryption")),
+        Some(Ok(false)) => steps.push(Step::ok("share", "demands no encryption")),
+        None => {}
+    }
+    if session.is_encrypted {
+        steps.push(encryption("the server demands encryption of the session"));
+    }
+    Some(Section {
+        about: About::Session,
+        title,
+        steps,
+    })
+}
+
+/// The interfaces that the server offers: how Windows finds SMB Direct.
+fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
+    const NAME: &str = "interfaces";
+    let list = match session.interfaces.as_ref()? {
+        Ok(list) => list,
+        Err(why) => {
+            let cause = "the server does not tell its interfaces, which is multichannel turned off; \
+                         Windows clients then never try SMB Direct";
+            let evidence = format!("FSCTL_QUERY_NETWORK_INTERFACE_INFO: {why}");
+            let step = Step::warning(NAME, evidence, Fault::MultichannelOff, cause);
+            return Some(with_multichannel(step));
+        }
+    };
+    let words: Vec<String> = list.iter().map(describe).collect();
+    let evidence = match words.is_empty() {
+        true => "the server lists none".into(),
+        false => words.join(", "),
+    };
+    if !list.iter().any(|each| each.is_rdma) {
+        let cause = "no interface is RDMA_CAPABLE, so Windows clients never try SMB Direct: the \
+                     server knows no RDMA device for them (bridges, VLANs and bonds hide it)";
+        return Some(
+            Step::warning(NAME, evidence, Fault::NotRdmaCapable, cause)
+                .cure(place::SERVER_LINUX, "rdma link    # the netdev of the RDMA device needs the address that clients use")
+                .cure(place::SAMBA, samba_rdma("ADDRESS"))
+                .cure(place::WINDOWS, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface"),
+        );
+    }
+    let address = address?;
+    let this = list.iter().find(|each| each.address == address);
+    let cause = match this {
+        Some(this) if this.is_rdma => return Some(Step::ok(NAME, evidence)),
+        Some(_) => format!("the server offers RDMA, and not on {address}, which clients use"),
+        None => format!(
+            "the server does not list {address}; clients go to the addresses that it lists, if they \
+             can reach them"
+        ),
+    };
+    Some(
+        Step::warning(NAME, evidence, Fault::NotAdvertised, cause)
+            .cure(place::KSMBD, settings::ksmbd("interfaces", "DEVICE"))
+            .cure(place::SAMBA, samba_rdma(&address.to_string()))
+            .cure(place::WINDOWS_CLIENT, "Get-SmbMultichannelConnection"),
+    )
+}
+
+fn describe(interface: &ServerInterface) -> String {
+    let kind = if interface.is_rdma { "RDMA" } else { "no RDMA" };
+    match interface.speed {
+        Some(speed) => format!("{} {kind} {} Mbit/s", interface.address, speed / 1_000_000),
+        None => format!("{} {kind}", interface.address),
+    }
+}
+
+fn encryption(evidence: &str) -> Step {
+    let cause = "Linux clients then move data in messages, never by RDMA Read and Write; Windows \
+                 before Server 2022 and Windows 11 too, and later ones encrypt what RDMA moves";
+    without_protection(
+        Step::warning("encryption", evidence, Fault::Encryption, cause),
+        Fault::Encryption,
+    )
+}
+
+/// Returns a warning if the server requires signing.
+pub(super) fn signing(smb: &Smb) -> Option<Step> {
+    smb.signing_required.then(|| {
+        let cause = "Linux clients then move data in messages, never by RDMA Read and Write; \
+                     Windows uses SMB Direct, and before Server 2022 without RDMA Read and Write";
+        without_protection(
+            Step::warning(
+                "signing",
+                "the server requires signing",
+                Fault::Signing,
+                cause,
+            ),
+            Fault::Signing,
+        )
+    })
+}
+
+/// Returns a warning if a client that signs or encrypts could send more than fits in a message.
+pub(super) fn fragmented(smb: &Smb, max_fragmented_size: u32, protected: bool) -> Option<Step> {
+    let too_large = smb.max_write_size > max_fragmented_size;
+    (too_large && protected && max_fragmented_size <= LINUX_FRAGMENTED_BYTES).then(|| {
+        let evidence = format!(
+            "MaxFragmentedSize {max_fragmented_size}, and the server takes writes of {}",
+            smb.max_write_size
+        );
+        let cause = "with signing or encryption a write goes in one message, and one that does not \
+                     fit ends the connection";
+        Step::warning("message size", evidence, Fault::FragmentedSize, cause)
+            .cure(place::KSMBD, settings::ksmbd("smb2 max write", "65536"))
+            .cure(place::HERE, "mount ... -o rdma,rsize=65536,wsize=65536")
+    })
+}
+
+/// Adds how to do without signing or encryption, where the network is trusted.
+pub(super) fn without_protection(step: Step, fault: Fault) -> Step {
+    match fault {
+        Fault::Encryption => step
+            .cure(place::KSMBD, settings::ksmbd("smb3 encryption", "auto"))
+            .cure(place::SAMBA, settings::samba("server smb encrypt", "default"))
+            .cure(place::WINDOWS, "Set-SmbServerConfiguration -EncryptData $false; Set-SmbShare -Name SHARE -EncryptData $false"),
+        _ => step
+            .cure(place::KSMBD, settings::ksmbd("server signing", "auto"))
+            .cure(place::SAMBA, settings::samba("server signing", "default"))
+            .cure(place::WINDOWS, "Set-SmbServerConfiguration -RequireSecuritySignature $false"),
+    }
+}
+
+/// Adds how to turn multichannel on.
+pub(super) fn with_multichannel(step: Step) -> Step {
+    const KEY: &str = "server multi channel support";
+    step.cure(place::KSMBD, settings::ksmbd(KEY, "yes"))
+        .cure(place::SAMBA, settings::samba(KEY, "yes"))
+        .cure(
+            place::WINDOWS,
+            "Set-SmbServerConfiguration -EnableMultiChannel $true",
+        )
+}
+
+/// Returns the command that makes Samba offer RDMA on an address, where a gateway listens.
+fn samba_rdma(address: &str) -> String {
+    let value = format!("lo \"{address};capability=RDMA,speed=10000000000\"");
+    settings::samba("interfaces", &value)
+}

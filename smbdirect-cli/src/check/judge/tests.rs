@@ -1,0 +1,422 @@
+//! Every diagnosis, from facts alone: of this machine and its mounts here, of the way to a server
+//! and of sessions in [`way`].
+
+mod way;
+
+use std::{net::IpAddr, time::Duration};
+
+use super::judge;
+use crate::check::{
+    answer::{Answer, Outcome},
+    facts::*,
+    fault::Fault,
+};
+
+const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 77, 0, 2));
+
+/// A machine on which everything is right.
+fn machine() -> Machine {
+    let present = Module::Present;
+    Machine {
+        is_linux: true,
+        release: "7.2.13".into(),
+        kernel: Kernel {
+            config: Some("/proc/config.gz".into()),
+            cifs_smb_direct: Setting::On,
+            server_smb_direct: Setting::On,
+            infiniband: Setting::On,
+            address_translation: Setting::On,
+            cifs: present,
+            ksmbd: Module::Loadable,
+            ib_core: present,
+            rdma_cm: present,
+            rdma_ucm: present,
+            siw: present,
+            rxe: present,
+        },
+        interfaces: vec![interface("eth0", 1500), interface("eth1", 1500)],
+        adapters: vec![adapter("siw0", Fabric::Iwarp, "eth0")],
+        ..Machine::default()
+    }
+}
+
+fn interface(name: &str, mtu: u32) -> Interface {
+    Interface {
+        name: name.into(),
+        is_up: true,
+        mtu,
+        hardware: String::new(),
+        addresses: vec![IpAddr::from([10, 77, 0, 3])],
+    }
+}
+
+fn adapter(name: &str, fabric: Fabric, interface: &str) -> Adapter {
+    Adapter {
+        name: name.into(),
+        fabric,
+        state: "ACTIVE".into(),
+        interface: Some(interface.into()),
+        max_send_elements: Some(6),
+        unusable: None,
+    }
+}
+
+fn smb() -> Smb {
+    Smb {
+        dialect: 0x0311,
+        signing_required: false,
+        multichannel: true,
+        max_read_size: 8 << 20,
+        max_write_size: 8 << 20,
+    }
+}
+
+fn attempt(fabric: Fabric, result: Result<Reached, AttemptFault>) -> Attempt {
+    Attempt {
+        fabric,
+        port: fabric.port(),
+        by: "software iWARP".into(),
+        result,
+    }
+}
+
+fn reached() -> Reached {
+    Reached {
+        max_send_size: 1364,
+        max_receive_size: 1364,
+        max_fragmented_send_size: 173_910,
+        max_read_write_size: 8 << 20,
+        round_trip: Some(Duration::from_micros(43)),
+        smb: Ok(smb()),
+    }
+}
+
+/// A way on which everything is right.
+fn way() -> Way {
+    Way {
+        host: "server".into(),
+        share: None,
+        addresses: Ok(vec![SERVER]),
+        address: Some(SERVER),
+        route: Some(Ok(Route {
+            source: IpAddr::from([10, 77, 0, 3]),
+            interface: Some("eth0".into()),
+            mtu: Some(1500),
+        })),
+        path: Path {
+            known_mtu: Some(1500),
+            segment: Some(1448),
+            short_ping: Some(true),
+            full_ping: Some(true),
+            is_told: false,
+        },
+        tcp: Some(Tcp::Open),
+        smb: Some(Ok(smb())),
+        attempts: vec![attempt(Fabric::Iwarp, Ok(reached()))],
+        session: None,
+    }
+}
+
+/// A session in which everything is right.
+fn session() -> Session {
+    Session {
+        user: "lab".into(),
+        over: "TCP",
+        login: None,
+        is_encrypted: false,
+        interfaces: Some(Ok(vec![ServerInterface {
+            address: SERVER,
+            is_rdma: true,
+            speed: Some(1_000_000_000),
+        }])),
+        share: Some(Ok(false)),
+    }
+}
+
+fn mount() -> Mount {
+    Mount {
+        source: "//server/share".into(),
+        directory: "/mnt".into(),
+        options: "rw,vers=3.1.1,rdma,username=lab".into(),
+        address: Some(SERVER),
+        is_rdma: true,
+        connection: Some(ClientConnection {
+            address: Some(SERVER),
+            is_rdma: true,
+            transport_status: Some("CONNECTED".into()),
+            max_fragmented_send_size: Some(173_910),
+            max_read_write_size: Some(1 << 20),
+            dialect: 0x0311,
+            capabilities: 0x4c,
+            shares: vec![r"\\server\share".into()],
+            interfaces: Some(Vec::new()),
+            ..ClientConnection::default()
+        }),
+    }
+}
+
+fn of_machine(change: impl FnOnce(&mut Machine)) -> Answer {
+    let mut machine = machine();
+    change(&mut machine);
+    judge(&Facts { machine, way: None })
+}
+
+fn of_way(change: impl FnOnce(&mut Way)) -> Answer {
+    let mut way = way();
+    change(&mut way);
+    judge(&Facts {
+        machine: machine(),
+        way: Some(way),
+    })
+}
+
+fn of_session(change: impl FnOnce(&mut Session)) -> Answer {
+    of_way(|way| {
+        let mut session = session();
+        change(&mut session);
+        way.share = Some("share".into());
+        way.session = Some(session);
+    })
+}
+
+fn of_mount(change: impl FnOnce(&mut Mount)) -> Answer {
+    of_machine(|machine| {
+        let mut mount = mount();
+        change(&mut mount);
+        machine.client.mounts = vec![mount];
+    })
+}
+
+fn faults(answer: &Answer) -> Vec<Fault> {
+    answer.steps().filter_map(|step| step.fault).collect()
+}
+
+/// Checks the outcome and the faults, and that each has a cause and a cure.
+#[track_caller]
+fn is(answer: &Answer, outcome: Outcome, expected: &[Fault]) {
+    assert_eq!(faults(answer), expected, "{answer:#?}");
+    assert_eq!(answer.outcome, outcome, "{answer:#?}");
+    for step in answer.steps().filter(|step| step.fault.is_some()) {
+        assert!(step.cause.is_some() && !step.cures.is_empty(), "{step:#?}");
+    }
+    assert!(!answer.verdict.is_empty());
+}
+
+#[test]
+fn all_is_well() {
+    is(&of_machine(|_| ()), Outcome::Works, &[]);
+    is(&of_way(|_| ()), Outcome::Works, &[]);
+    is(&of_session(|_| ()), Outcome::Works, &[]);
+    is(&of_mount(|_| ()), Outcome::Works, &[]);
+    assert_eq!(of_way(|_| ()).verdict, "SMB Direct works: iWARP 5445");
+    let both = of_way(|way| way.attempts.insert(0, attempt(Fabric::Roce, Ok(reached()))));
+    assert_eq!(both.verdict, "SMB Direct works: RoCE 445 and iWARP 5445");
+}
+
+#[test]
+fn the_kernel() {
+    let off = of_machine(|machine| machine.kernel.cifs_smb_direct = Setting::Off);
+    is(&off, Outcome::DoesNot, &[Fault::KernelWithoutClient]);
+    let no_cifs = of_machine(|machine| machine.kernel.cifs = Module::Missing);
+    is(&no_cifs, Outcome::DoesNot, &[Fault::KernelWithoutClient]);
+    // The running client knows better than a file.
+    let runs = of_machine(|machine| {
+        machine.kernel.cifs_smb_direct = Setting::Off;
+        machine.client.smb_direct = Some(true);
+    });
+    is(&runs, Outcome::Works, &[]);
+    let other = of_machine(|machine| machine.client.smb_direct = Some(false));
+    is(&other, Outcome::DoesNot, &[Fault::KernelWithoutClient]);
+    let unknown = of_machine(|machine| machine.kernel.cifs_smb_direct = Setting::Unknown);
+    is(&unknown, Outcome::Unknown, &[]);
+    let other_system = of_machine(|machine| machine.is_linux = false);
+    is(&other_system, Outcome::Unknown, &[]);
+    // Only a limit if this machine is no server.
+    let client = of_machine(|machine| machine.kernel.server_smb_direct = Setting::Off);
+    is(&client, Outcome::Works, &[Fault::KernelWithoutServer]);
+    let server = of_machine(|machine| {
+        machine.kernel.server_smb_direct = Setting::Off;
+        machine.server.ksmbd = Ksmbd::Running;
+    });
+    is(&server, Outcome::DoesNot, &[Fault::KernelWithoutServer]);
+}
+
+#[test]
+fn rdma_and_adapters() {
+    for module in [Module::Missing, Module::Loadable, Module::Unknown] {
+        let answer = of_machine(|machine| {
+            machine.kernel.ib_core = module;
+            machine.adapters.clear();
+        });
+        is(&answer, Outcome::DoesNot, &[Fault::NoRdmaCore]);
+    }
+    let no_cm = of_machine(|machine| machine.kernel.rdma_cm = Module::Missing);
+    is(&no_cm, Outcome::DoesNot, &[Fault::NoRdmaCm]);
+    let cm_later = of_machine(|machine| machine.kernel.rdma_cm = Module::Loadable);
+    is(&cm_later, Outcome::Works, &[Fault::NoRdmaCm]);
+    let none = of_machine(|machine| machine.adapters.clear());
+    is(&none, Outcome::DoesNot, &[Fault::NoAdapter]);
+    let down = of_machine(|machine| machine.adapters[0].state = "DOWN".into());
+    is(&down, Outcome::DoesNot, &[Fault::AdapterDown]);
+    let bare = of_machine(|machine| machine.interfaces[0].addresses.clear());
+    is(&bare, Outcome::DoesNot, &[Fault::AdapterWithoutAddress]);
+    let few = of_machine(|machine| machine.adapters[0].max_send_elements = Some(3));
+    is(&few, Outcome::DoesNot, &[Fault::AdapterWithFewElements]);
+    let other = of_machine(|machine| machine.adapters[0].unusable = Some("no reason".into()));
+    is(&other, Outcome::DoesNot, &[Fault::AdapterUnusable]);
+    // One good adapter is enough.
+    let one_of_two = of_machine(|machine| {
+        machine.adapters[0].state = "DOWN".into();
+        machine
+            .adapters
+            .push(adapter("mlx5_0", Fabric::Roce, "eth1"));
+    });
+    is(&one_of_two, Outcome::Works, &[Fault::AdapterDown]);
+}
+
+#[test]
+fn servers_of_this_machine() {
+    let serves = |change: fn(&mut Machine)| {
+        of_machine(|machine| {
+            machine.server.ksmbd = Ksmbd::Running;
+            machine.server.listens = vec![445, 5445];
+            change(machine);
+        })
+    };
+    is(&serves(|_| ()), Outcome::Works, &[]);
+    let stopped = serves(|machine| machine.server.ksmbd = Ksmbd::Stopped);
+    is(&stopped, Outcome::Works, &[Fault::KsmbdStopped]);
+    let deaf = serves(|machine| machine.server.listens = vec![445]);
+    is(&deaf, Outcome::DoesNot, &[Fault::KsmbdNotListening]);
+    for (fault, expected) in [
+        (
+            AttemptFault::Rejected("turned away".into()),
+            Fault::ListenerGone,
+        ),
+        (
+            AttemptFault::Silent("time ran out".into()),
+            Fault::NegotiationSilent,
+        ),
+    ] {
+        let answer = of_machine(|machine| {
+            machine.server.ksmbd = Ksmbd::Running;
+            machine.server.listens = vec![5445];
+            machine.server.attempt = Some(attempt(Fabric::Iwarp, Err(fault.clone())));
+        });
+        is(&answer, Outcome::DoesNot, &[expected]);
+    }
+    // What does not reach ksmbd tells nothing about it.
+    let aside = serves(|machine| {
+        machine.server.attempt = Some(attempt(Fabric::Iwarp, Err(AttemptFault::Refused)));
+    });
+    is(&aside, Outcome::Works, &[]);
+    let alone = serves(|machine| machine.server.ksmbd_multichannel = Some(false));
+    is(&alone, Outcome::Works, &[Fault::MultichannelOff]);
+    let samba = of_machine(|machine| machine.server.programs = vec!["smbd".into()]);
+    is(&samba, Outcome::Works, &[Fault::SambaAlone]);
+    let gateway = of_machine(|machine| {
+        machine.server.programs = vec!["smbd".into(), "smbdirect".into()];
+        machine.server.listens = vec![5445];
+    });
+    is(&gateway, Outcome::Works, &[]);
+}
+
+#[test]
+fn mounts() {
+    let over_tcp = of_mount(|mount| mount.is_rdma = false);
+    is(&over_tcp, Outcome::DoesNot, &[Fault::MountOverTcp]);
+    let verdict = "The mount /mnt uses TCP because it was mounted without the option `rdma`";
+    assert!(
+        over_tcp.verdict.starts_with(verdict),
+        "{}",
+        over_tcp.verdict
+    );
+    let old = of_mount(|mount| {
+        mount.is_rdma = false;
+        mount.connection.as_mut().unwrap().dialect = 0x0210;
+    });
+    is(&old, Outcome::DoesNot, &[Fault::DialectBelow3]);
+    let lost = of_mount(|mount| {
+        mount.connection.as_mut().unwrap().transport_status = Some("DISCONNECTED".into());
+    });
+    is(&lost, Outcome::DoesNot, &[Fault::MountLost]);
+    let sealed = of_mount(|mount| mount.options += ",seal");
+    is(&sealed, Outcome::Works, &[Fault::Encryption]);
+    let signed = of_mount(|mount| mount.connection.as_mut().unwrap().is_signed = true);
+    is(&signed, Outcome::Works, &[Fault::Signing]);
+    let not_asked = of_mount(|mount| mount.connection.as_mut().unwrap().interfaces = None);
+    is(&not_asked, Outcome::Works, &[Fault::NoInterfacesAsked]);
+    let threshold = of_machine(|machine| {
+        machine.client.mounts = vec![mount()];
+        machine.client.threshold_bytes = Some(1 << 20);
+    });
+    is(&threshold, Outcome::Works, &[Fault::Threshold]);
+    // A kernel without SMB Direct explains the mount.
+    let kernel = of_machine(|machine| {
+        machine.client.smb_direct = Some(false);
+        machine.client.mounts = vec![Mount {
+            is_rdma: false,
+            ..mount()
+        }];
+    });
+    is(
+        &kernel,
+        Outcome::DoesNot,
+        &[Fault::MountOverTcp, Fault::KernelWithoutClient],
+    );
+    assert!(
+        kernel.verdict.contains("no SMB Direct"),
+        "{}",
+        kernel.verdict
+    );
+}
+
+#[test]
+fn only_mounts_of_the_target_matter() {
+    let mut elsewhere = mount();
+    elsewhere.is_rdma = false;
+    elsewhere.source = "//other/share".into();
+    elsewhere.address = Some(IpAddr::from([192, 0, 2, 1]));
+    let mut machine = machine();
+    machine.client.mounts = vec![elsewhere.clone()];
+    let mut facts = Facts {
+        machine,
+        way: Some(way()),
+    };
+    is(&judge(&facts), Outcome::Works, &[]);
+    facts.machine.client.mounts = vec![Mount {
+        address: Some(SERVER),
+        ..elsewhere
+    }];
+    is(&judge(&facts), Outcome::DoesNot, &[Fault::MountOverTcp]);
+}
+
+#[test]
+fn names_of_mounts_cannot_add_commands() {
+    let answer = of_mount(|mount| {
+        mount.is_rdma = false;
+        mount.directory = "/mnt/a b; it's $(reboot)".into();
+    });
+    let cures: Vec<&str> = answer
+        .steps()
+        .flat_map(|step| &step.cures)
+        .map(|cure| &*cure.command)
+        .collect();
+    let quoted = r"'/mnt/a b; it'\''s $(reboot)'";
+    assert!(cures.iter().any(|cure| cure.contains(quoted)), "{cures:?}");
+    assert!(
+        cures
+            .iter()
+            .all(|cure| !cure.replace(quoted, "").contains("reboot"))
+    );
+}
+
+#[test]
+fn every_fault_is_named_by_a_test() {
+    // The tests above name all faults; this finds one that was added without a test.
+    let source = concat!(include_str!("tests.rs"), include_str!("tests/way.rs"));
+    for fault in Fault::ALL {
+        let name = format!("Fault::{fault:?}");
+        assert!(source.contains(&name), "{name} has no test");
+    }
+}

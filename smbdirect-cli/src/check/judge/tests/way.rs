@@ -1,0 +1,280 @@
+//! The way to a server, and sessions there.
+
+use super::{attempt, is, of_session, of_way, reached, smb};
+use crate::check::{answer::Outcome, facts::*, fault::Fault};
+
+#[test]
+fn name_route_and_mtu() {
+    let unknown = of_way(|way| {
+        *way = Way {
+            addresses: Err("name or service not known".into()),
+            address: None,
+            route: None,
+            path: Path::default(),
+            tcp: None,
+            smb: None,
+            attempts: Vec::new(),
+            ..way.clone()
+        };
+    });
+    is(&unknown, Outcome::Unknown, &[Fault::NameUnknown]);
+    let no_route = of_way(|way| {
+        way.route = Some(Err("network is unreachable".into()));
+        way.path = Path::default();
+        way.tcp = None;
+        way.smb = None;
+        way.attempts.clear();
+    });
+    is(&no_route, Outcome::DoesNot, &[Fault::NoRoute]);
+    let elsewhere = of_way(|way| {
+        let route = way.route.as_mut().unwrap().as_mut().unwrap();
+        route.interface = Some("eth1".into());
+    });
+    is(&elsewhere, Outcome::Works, &[Fault::RouteWithoutAdapter]);
+    let lost = of_way(|way| way.path.full_ping = Some(false));
+    is(&lost, Outcome::DoesNot, &[Fault::MtuDiffers]);
+    let told = of_way(|way| {
+        way.path.full_ping = Some(false);
+        way.path.is_told = true;
+    });
+    is(&told, Outcome::Works, &[Fault::MtuDiffers]);
+    let jumbo = of_way(|way| way.route.as_mut().unwrap().as_mut().unwrap().mtu = Some(9000));
+    is(&jumbo, Outcome::Works, &[Fault::MtuDiffers]);
+    let no_echo = of_way(|way| {
+        way.path.short_ping = Some(false);
+        way.path.full_ping = None;
+    });
+    is(&no_echo, Outcome::Works, &[]);
+}
+
+#[test]
+fn ports() {
+    let fails = |tcp: Tcp, fault: AttemptFault, ping: bool| {
+        of_way(|way| {
+            way.smb = (tcp == Tcp::Open).then(|| Ok(smb()));
+            way.tcp = Some(tcp.clone());
+            way.path.short_ping = Some(ping);
+            way.path.full_ping = ping.then_some(true);
+            way.attempts = vec![attempt(Fabric::Iwarp, Err(fault.clone()))];
+        })
+    };
+    let answer = fails(Tcp::Open, AttemptFault::Refused, true);
+    is(&answer, Outcome::DoesNot, &[Fault::PortRefused]);
+    let answer = fails(Tcp::Open, AttemptFault::Dropped, true);
+    is(&answer, Outcome::DoesNot, &[Fault::PortDropped]);
+    let why = || "no route to host".to_owned();
+    let answer = fails(Tcp::Open, AttemptFault::Unreachable(why()), true);
+    is(&answer, Outcome::DoesNot, &[Fault::PortRejected]);
+    let answer = fails(Tcp::Dropped, AttemptFault::Dropped, false);
+    is(
+        &answer,
+        Outcome::DoesNot,
+        &[Fault::HostSilent, Fault::HostSilent],
+    );
+    let answer = fails(Tcp::Dropped, AttemptFault::Dropped, true);
+    is(
+        &answer,
+        Outcome::DoesNot,
+        &[Fault::PortDropped, Fault::PortDropped],
+    );
+    let answer = fails(Tcp::Refused, AttemptFault::Refused, true);
+    is(
+        &answer,
+        Outcome::DoesNot,
+        &[Fault::PortRefused, Fault::PortRefused],
+    );
+    for (ping, expected) in [(true, Fault::PortRejected), (false, Fault::HostSilent)] {
+        let (tcp, fault) = (Tcp::Unreachable(why()), AttemptFault::Unreachable(why()));
+        let answer = fails(tcp, fault, ping);
+        is(&answer, Outcome::DoesNot, &[expected, expected]);
+    }
+    // TCP 445 is not needed if SMB Direct works.
+    let answer = of_way(|way| {
+        way.tcp = Some(Tcp::Dropped);
+        way.smb = None;
+    });
+    is(&answer, Outcome::Works, &[]);
+}
+
+#[test]
+fn smb_direct_itself() {
+    for (fault, expected) in [
+        (AttemptFault::NotIwarp, Fault::NotSmbDirect),
+        (
+            AttemptFault::Rejected("turned away".into()),
+            Fault::ListenerGone,
+        ),
+        (
+            AttemptFault::Rejected("turned away, saying [01]".into()),
+            Fault::MpaRefused,
+        ),
+        (
+            AttemptFault::Lost("the peer hung up".into()),
+            Fault::NegotiationSilent,
+        ),
+        (
+            AttemptFault::Silent("time ran out".into()),
+            Fault::NegotiationSilent,
+        ),
+        (
+            AttemptFault::NegotiationRefused("0xc00000bb".into()),
+            Fault::NegotiationRefused,
+        ),
+        (
+            AttemptFault::NegotiationBroken("no credits".into()),
+            Fault::NegotiationBroken,
+        ),
+    ] {
+        let answer = of_way(|way| way.attempts[0].result = Err(fault.clone()));
+        is(&answer, Outcome::DoesNot, &[expected]);
+    }
+    // Without SMB behind the port it need not be ksmbd.
+    let answer = of_way(|way| {
+        way.attempts[0].result = Err(AttemptFault::Rejected("turned away".into()));
+        way.tcp = Some(Tcp::Refused);
+        way.smb = None;
+    });
+    is(
+        &answer,
+        Outcome::DoesNot,
+        &[Fault::PortRefused, Fault::MpaRefused],
+    );
+    let refused = attempt(Fabric::Roce, Err(AttemptFault::Refused));
+    let answer = of_way(|way| way.attempts = vec![refused.clone()]);
+    is(&answer, Outcome::DoesNot, &[Fault::CmRefused]);
+    let nothing = attempt(Fabric::Roce, Err(AttemptFault::NoAdapter));
+    let answer = of_way(|way| way.attempts = vec![nothing.clone()]);
+    is(&answer, Outcome::Unknown, &[]);
+    let local = attempt(Fabric::Iwarp, Err(AttemptFault::Local("no memory".into())));
+    let answer = of_way(|way| way.attempts = vec![local.clone()]);
+    is(&answer, Outcome::Unknown, &[]);
+    // One transport that works is enough.
+    let answer = of_way(|way| way.attempts.push(refused));
+    is(&answer, Outcome::Works, &[]);
+}
+
+#[test]
+fn the_wrong_port() {
+    let answer = of_way(|way| {
+        let mut at_445 = attempt(Fabric::Iwarp, Ok(reached()));
+        at_445.port = 445;
+        way.smb = Some(Err(SmbFault::HungUp));
+        way.attempts = vec![attempt(Fabric::Iwarp, Err(AttemptFault::Refused)), at_445];
+    });
+    let expected = [Fault::NotSmbDirect, Fault::PortRefused, Fault::WrongPort];
+    is(&answer, Outcome::DoesNot, &expected);
+    assert!(
+        answer.verdict.contains("on port 5445 only"),
+        "{}",
+        answer.verdict
+    );
+}
+
+#[test]
+fn smb_behind() {
+    for fault in [
+        SmbFault::HungUp,
+        SmbFault::Silent,
+        SmbFault::Other("?".into()),
+    ] {
+        let answer = of_way(|way| {
+            way.attempts[0].result = Ok(Reached {
+                smb: Err(fault.clone()),
+                ..reached()
+            });
+        });
+        is(&answer, Outcome::DoesNot, &[Fault::NoSmb]);
+    }
+    let old = Smb {
+        dialect: 0x0210,
+        ..smb()
+    };
+    let answer = of_way(|way| {
+        way.smb = Some(Ok(old.clone()));
+        way.attempts[0].result = Ok(Reached {
+            smb: Ok(old),
+            ..reached()
+        });
+    });
+    is(
+        &answer,
+        Outcome::DoesNot,
+        &[Fault::DialectBelow3, Fault::DialectBelow3],
+    );
+    let single = of_way(|way| {
+        way.smb = Some(Ok(Smb {
+            multichannel: false,
+            ..smb()
+        }));
+    });
+    is(&single, Outcome::Works, &[Fault::MultichannelOff]);
+}
+
+#[test]
+fn signing_and_sizes() {
+    let demanding = Smb {
+        signing_required: true,
+        ..smb()
+    };
+    let answer = of_way(|way| {
+        way.attempts[0].result = Ok(Reached {
+            smb: Ok(demanding.clone()),
+            ..reached()
+        });
+    });
+    is(
+        &answer,
+        Outcome::Works,
+        &[Fault::Signing, Fault::FragmentedSize],
+    );
+    let small = Smb {
+        max_write_size: 65_536,
+        ..demanding
+    };
+    let answer = of_way(|way| {
+        way.attempts[0].result = Ok(Reached {
+            smb: Ok(small),
+            ..reached()
+        });
+    });
+    is(&answer, Outcome::Works, &[Fault::Signing]);
+}
+
+#[test]
+fn sessions() {
+    let login = of_session(|session| {
+        session.login = Some("logon failure".into());
+        session.interfaces = None;
+        session.share = None;
+    });
+    is(&login, Outcome::Works, &[Fault::LoginFailed]);
+    let denied = of_session(|session| {
+        session.login = Some("STATUS_ACCESS_DENIED during SessionSetup".into());
+        session.interfaces = None;
+        session.share = None;
+    });
+    is(&denied, Outcome::Works, &[Fault::Encryption]);
+    let share = of_session(|session| session.share = Some(Err("bad network name".into())));
+    is(&share, Outcome::Works, &[Fault::ShareUnknown]);
+    let sealed = of_session(|session| session.share = Some(Ok(true)));
+    is(
+        &sealed,
+        Outcome::Works,
+        &[Fault::FragmentedSize, Fault::Encryption],
+    );
+    let off = of_session(|session| session.interfaces = Some(Err("not supported".into())));
+    is(&off, Outcome::Works, &[Fault::MultichannelOff]);
+    let list = |address: [u8; 4], is_rdma| {
+        Some(Ok(vec![ServerInterface {
+            address: address.into(),
+            is_rdma,
+            speed: None,
+        }]))
+    };
+    let plain = of_session(|session| session.interfaces = list([10, 77, 0, 2], false));
+    is(&plain, Outcome::Works, &[Fault::NotRdmaCapable]);
+    let none = of_session(|session| session.interfaces = Some(Ok(Vec::new())));
+    is(&none, Outcome::Works, &[Fault::NotRdmaCapable]);
+    let elsewhere = of_session(|session| session.interfaces = list([10, 88, 0, 2], true));
+    is(&elsewhere, Outcome::Works, &[Fault::NotAdvertised]);
+}

@@ -1,0 +1,24 @@
+//! Gathers the facts of this machine.
+
+use super::{adapters, facts::Machine, interfaces, kernel, mounts, root::Root, servers};
+
+/// Reads everything about this machine. It takes milliseconds, and blocks.
+pub(super) fn gather(root: &Root) -> Machine {
+    let release = root.line("proc/sys/kernel/osrelease").unwrap_or_default();
+    let interfaces = interfaces::read(root);
+    let mut adapters = adapters::read(root, &interfaces);
+    let verbs_missing = match root.is_real() && !adapters.is_empty() {
+        true => adapters::ask_verbs(&mut adapters),
+        false => None,
+    };
+    Machine {
+        is_linux: root.exists("proc/sys/kernel/osrelease"),
+        kernel: kernel::read(root, &release),
+        client: mounts::read(root),
+        server: servers::read(root),
+        release,
+        interfaces,
+        adapters,
+        verbs_missing,
+    }
+}

@@ -1,0 +1,213 @@
+//! Attempts to use SMB Direct, one for each transport.
+//!
+//! Each attempt is a complete and correct exchange: the RDMA connection, the negotiation of SMB
+//! Direct, a keepalive, SMB2 NEGOTIATE, and a graceful end. ksmbd stops listening after eleven
+//! negotiations that fail, so an attempt must never be abandoned halfway.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use smbdirect::{
+    Config, ConnectError, Connection, ConnectionError, Settings,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        provider::Provider,
+        work::{ProviderError, ProviderErrorKind},
+    },
+};
+use tokio::time::timeout;
+
+use super::{
+    facts::{Attempt, AttemptFault, Fabric, Reached, SmbFault, Tcp},
+    smb, tcp,
+};
+use crate::{report, transport};
+
+/// Longest time for TCP or RDMA CM, and again for the answer to the MPA Request.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// Longest time for the negotiation. ksmbd gives up a connection that its software iWARP overlooked
+/// after 5 seconds, and its kernel may panic if the initiator gives up first.
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(8);
+/// Longest time for the TCP connection that tells a lost SYN from a silent service.
+const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest time for a keepalive.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// One way to reach SMB Direct: a row of the list of attempts.
+#[derive(Clone)]
+pub(super) struct Road {
+    pub(super) fabric: Fabric,
+    pub(super) port: u16,
+    /// What makes the attempt, for people.
+    pub(super) by: String,
+    pub(super) provider: Arc<dyn Provider>,
+}
+
+impl Road {
+    /// Returns software iWARP, which runs on every machine.
+    pub(super) fn software_iwarp(port: u16, config: IwarpConfig) -> Self {
+        Self {
+            fabric: Fabric::Iwarp,
+            port,
+            by: "software iWARP".into(),
+            provider: Arc::new(Iwarp::new(config)),
+        }
+    }
+
+    /// Returns the adapters of this machine.
+    #[cfg(target_os = "linux")]
+    pub(super) fn adapter(fabric: Fabric, name: &str) -> Result<Self, String> {
+        use smbdirect_verbs::{Verbs, VerbsConfig};
+
+        let config = VerbsConfig {
+            connect_timeout: CONNECT_TIMEOUT,
+            ..VerbsConfig::default()
+        };
+        let provider = Verbs::new(config).map_err(|why| report::plain(&why))?;
+        Ok(Self {
+            fabric,
+            port: fabric.port(),
+            by: name.to_owned(),
+            provider: Arc::new(provider),
+        })
+    }
+
+    /// Returns that there are none: adapters are used through rdma-core, which is for Linux.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn adapter(_: Fabric, _: &str) -> Result<Self, String> {
+        Err("rdma-core is for Linux".into())
+    }
+}
+
+/// Returns the configuration of software iWARP for attempts.
+pub(super) fn iwarp_config() -> IwarpConfig {
+    IwarpConfig {
+        connect_timeout: CONNECT_TIMEOUT,
+        ..IwarpConfig::default()
+    }
+}
+
+/// Tries a road to `address`.
+pub(super) async fn attempt(road: &Road, address: IpAddr) -> Attempt {
+    let result = match open(road, address).await {
+        Ok(connection) => {
+            let reached = examine(&connection).await;
+            leave(&connection).await;
+            Ok(reached)
+        }
+        Err(fault) => Err(fault),
+    };
+    Attempt {
+        fabric: road.fabric,
+        port: road.port,
+        by: road.by.clone(),
+        result,
+    }
+}
+
+/// Opens a connection. The caller uses it and then ends it by [`leave`]: the acceptor's software
+/// iWARP may not survive a connection that ends before a message.
+pub(super) async fn open(road: &Road, address: IpAddr) -> Result<Connection, AttemptFault> {
+    let address = SocketAddr::new(address, road.port);
+    match connect(road, address).await {
+        // Software iWARP of Linux may overlook the first message, and ksmbd then gives up.
+        Err(AttemptFault::Lost(_)) => connect(road, address).await,
+        result => result,
+    }
+}
+
+async fn connect(road: &Road, address: SocketAddr) -> Result<Connection, AttemptFault> {
+    let settings = Settings {
+        active_negotiation_timeout: NEGOTIATION_TIMEOUT,
+        ..Settings::default()
+    };
+    let config = Config::new(settings).expect("the settings are legal");
+    match Connection::connect(&*road.provider, address, config).await {
+        Ok(connection) => Ok(connection),
+        Err(ConnectError::Provider(error)) if road.provider.name() == "iwarp" => {
+            Err(iwarp_fault(&error, address).await)
+        }
+        Err(ConnectError::Provider(error)) => Err(adapter_fault(&error)),
+        Err(ConnectError::Negotiation(error)) => Err(negotiation_fault(&error)),
+        Err(error) => Err(AttemptFault::Local(error.to_string())),
+    }
+}
+
+async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault {
+    let what = in_short(error);
+    match error.kind {
+        ProviderErrorKind::Refused if what == "connection refused" => AttemptFault::Refused,
+        ProviderErrorKind::Refused => AttemptFault::Rejected(what),
+        ProviderErrorKind::Address => AttemptFault::Unreachable(what),
+        ProviderErrorKind::Reset => AttemptFault::NotIwarp,
+        // Bytes that are no MPA frame at all.
+        ProviderErrorKind::Protocol if what.contains("MPA frame") => AttemptFault::NotIwarp,
+        ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
+        // Either TCP was not answered, or the MPA Request was not.
+        ProviderErrorKind::TimedOut => match tcp::connect(address, EXPLAIN_TIMEOUT).await.0 {
+            Tcp::Open => AttemptFault::NotIwarp,
+            Tcp::Refused => AttemptFault::Refused,
+            Tcp::Dropped => AttemptFault::Dropped,
+            Tcp::Unreachable(what) => AttemptFault::Unreachable(what),
+        },
+        _ => AttemptFault::Local(what),
+    }
+}
+
+fn adapter_fault(error: &ProviderError) -> AttemptFault {
+    let what = in_short(error);
+    match error.kind {
+        ProviderErrorKind::Refused if what == "connection refused" => AttemptFault::Refused,
+        ProviderErrorKind::Refused => AttemptFault::Rejected(what),
+        ProviderErrorKind::Address if what.contains("no RDMA device") => AttemptFault::NoAdapter,
+        ProviderErrorKind::Address => AttemptFault::Unreachable(what),
+        ProviderErrorKind::TimedOut => AttemptFault::Dropped,
+        ProviderErrorKind::Reset => AttemptFault::Lost(what),
+        ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
+        _ => AttemptFault::Local(what),
+    }
+}
+
+fn negotiation_fault(error: &ConnectionError) -> AttemptFault {
+    match error {
+        ConnectionError::Refused(status) => AttemptFault::NegotiationRefused(status.to_string()),
+        ConnectionError::Violation(violation) => {
+            AttemptFault::NegotiationBroken(violation.to_string())
+        }
+        ConnectionError::TimedOut(_) => AttemptFault::Silent(error.to_string()),
+        error => AttemptFault::Lost(error.to_string()),
+    }
+}
+
+/// Returns the message of a provider without its first words.
+fn in_short(error: &ProviderError) -> String {
+    let what = &*error.what;
+    let what = what.strip_prefix("connecting: ").unwrap_or(what);
+    report::plain(&what)
+}
+
+async fn examine(connection: &Connection) -> Reached {
+    let negotiated = connection.negotiated();
+    let keepalive = timeout(KEEPALIVE_TIMEOUT, connection.keepalive()).await;
+    let smb = match keepalive {
+        Ok(Err(_)) => Err(SmbFault::HungUp),
+        _ => smb::over_smb_direct(connection).await,
+    };
+    Reached {
+        max_send_size: negotiated.max_send_size,
+        max_receive_size: negotiated.max_receive_size,
+        max_fragmented_send_size: negotiated.max_fragmented_send_size,
+        max_read_write_size: negotiated.max_read_write_size,
+        round_trip: keepalive.ok().and_then(Result::ok),
+        smb,
+    }
+}
+
+/// Ends a connection gracefully.
+pub(super) async fn leave(connection: &Connection) {
+    transport::close(connection, CLOSE_TIMEOUT).await;
+}

@@ -1,0 +1,153 @@
+//! `smbdirect check`: its output, its exit status, and what it says about a machine whose files are
+//! below another root.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::support::{Running, command, run, start};
+
+/// Writes a file of another machine.
+fn write(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().expect("it is in a directory")).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// Returns the root of a machine that has everything.
+fn machine() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    write(root, "proc/sys/kernel/osrelease", "7.2.13\n");
+    let config = "CONFIG_CIFS=m\nCONFIG_CIFS_SMB_DIRECT=y\nCONFIG_SMB_SERVER=m\n\
+        CONFIG_SMB_SERVER_SMBDIRECT=y\nCONFIG_INFINIBAND=m\nCONFIG_INFINIBAND_ADDR_TRANS=y\n";
+    write(root, "boot/config-7.2.13", config);
+    let modules =
+        "kernel/fs/smb/client/cifs.ko.xz: kernel/lib/x.ko\nkernel/fs/smb/server/ksmbd.ko:\n";
+    write(root, "lib/modules/7.2.13/modules.dep", modules);
+    write(root, "sys/module/ib_core/initstate", "live\n");
+    write(root, "sys/module/rdma_cm/initstate", "live\n");
+    write(root, "sys/class/net/eth0/mtu", "9000\n");
+    write(root, "sys/class/net/eth0/operstate", "up\n");
+    let adapter = "sys/class/infiniband/mlx5_0";
+    write(root, &format!("{adapter}/node_type"), "1: CA\n");
+    write(root, &format!("{adapter}/ports/1/link_layer"), "Ethernet\n");
+    write(root, &format!("{adapter}/ports/1/state"), "4: ACTIVE\n");
+    directory
+}
+
+fn check(root: &Path) -> (i32, Vec<Value>) {
+    let root = root.to_str().expect("it is a name of ours");
+    let done = run(&["check", "--json", "--root", root]);
+    assert_eq!(done.stderr, "");
+    (done.status.code().expect("it ended"), done.json())
+}
+
+#[track_caller]
+fn has(root: &Path, status: i32, fault: &str) {
+    let (code, events) = check(root);
+    assert_eq!(code, status, "{events:#?}");
+    let verdict = &events[0];
+    assert_eq!(verdict["event"], "verdict");
+    let all = ["faults", "limits"].map(|kind| verdict[kind].as_array().expect("a list").clone());
+    let named = all.concat().iter().any(|each| each == fault);
+    assert!(named || fault.is_empty(), "{events:#?}");
+    for step in &events[1..] {
+        assert_eq!(step["event"], "step");
+        let is_bare = step["cause"].is_null() || step["cures"].as_array().unwrap().is_empty();
+        assert!(step["fault"].is_null() || !is_bare, "{step:#?}");
+    }
+}
+
+#[test]
+fn a_machine_is_read_from_its_files() {
+    let directory = machine();
+    let root = directory.path();
+    has(root, 0, "");
+    let (_, events) = check(root);
+    assert_eq!(
+        events[0]["verdict"],
+        "SMB Direct works here as client: RoCE 445 by mlx5_0"
+    );
+
+    write(
+        root,
+        "sys/class/infiniband/mlx5_0/ports/1/state",
+        "1: DOWN\n",
+    );
+    has(root, 1, "adapter-down");
+    fs::remove_dir_all(root.join("sys/class/infiniband/mlx5_0")).unwrap();
+    has(root, 1, "no-adapter");
+
+    write(
+        root,
+        "boot/config-7.2.13",
+        "CONFIG_CIFS=m\n# CONFIG_CIFS_SMB_DIRECT is not set\n",
+    );
+    has(root, 1, "kernel-without-cifs-smb-direct");
+    has(root, 1, "kernel-without-ksmbd-smb-direct");
+    fs::remove_dir_all(root.join("sys")).unwrap();
+    has(root, 1, "no-rdma-core");
+}
+
+#[test]
+fn a_mount_over_tcp_says_why() {
+    let directory = machine();
+    let root = directory.path();
+    let mount = "//server/share /mnt cifs rw,vers=3.1.1,username=me,addr=10.0.0.2 0 0\n";
+    write(root, "proc/mounts", mount);
+    has(root, 1, "mount-over-tcp");
+    let root = root.to_str().unwrap();
+    let done = run(&["check", "--root", root]);
+    let first = done.stdout.lines().next().unwrap_or_default();
+    assert!(
+        first.starts_with("The mount /mnt uses TCP because"),
+        "{done:?}"
+    );
+    let cure = "sudo umount /mnt && sudo mount -t cifs //server/share /mnt -o rdma,username=me";
+    assert!(done.stdout.contains(cure), "{done:?}");
+    assert!(done.stdout.contains("[mount-over-tcp]"), "{done:?}");
+}
+
+#[test]
+fn what_cannot_be_told_has_a_status_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    has(directory.path(), 2, "");
+    let done = run(&["check", "no-such-host.invalid", "--json"]);
+    assert_eq!(done.status.code(), Some(2), "{done:?}");
+    assert_eq!(done.json()[0]["faults"][0], "name-unknown");
+}
+
+#[test]
+fn passwords_come_from_anywhere_but_the_command_line() {
+    run(&["check", "--user", "me"]).failed(2, "--user goes with a TARGET");
+    let mut asking = command(&["check", "127.0.0.1", "--user", "me"]);
+    asking.env_remove("SMBDIRECT_PASSWORD");
+    Running::new(asking)
+        .finish()
+        .failed(2, "no terminal to ask on");
+    let done = run(&["check", "127.0.0.1", "--user", "me", "--password-fd", "77"]);
+    done.failed(1, "--password-fd 77");
+    run(&["check", "server/share"]).failed(2, "//HOST/SHARE");
+}
+
+#[test]
+fn smb_direct_is_found_on_the_wrong_port() {
+    let mut listener = start(&["listen", "127.0.0.1:0", "--echo", "--json"]);
+    let listening: Value = serde_json::from_str(&listener.line()).unwrap();
+    let address = listening["address"].as_str().expect("it says where");
+    let done = run(&["check", address, "--json"]);
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    let events = done.json();
+    let faults = events[0]["faults"].as_array().expect("a list");
+    assert!(
+        faults.iter().any(|fault| fault == "wrong-port"),
+        "{events:#?}"
+    );
+    let step = events.iter().find(|event| event["fault"] == "wrong-port");
+    let evidence = step.expect("it is a step")["evidence"].as_str().unwrap();
+    assert!(
+        evidence.contains("SMB Direct 1.0") && evidence.contains("keepalive"),
+        "{evidence}"
+    );
+}
