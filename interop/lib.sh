@@ -117,7 +117,8 @@ wait_for() {
   done
 }
 
-# start_smbd: starts Samba with one share, for the user root with the password lab.
+# start_smbd: starts Samba with one share, for the user root with the password lab. $smbd_settings and
+# $share_settings are lines that are added to the configuration.
 start_smbd() {
   local folder=$work/samba directory
   mkdir -p "$folder"/{private,lock,state,cache,pid,ncalrpc,share,log}
@@ -141,9 +142,11 @@ start_smbd() {
   pid directory = $folder/pid
   ncalrpc dir = $folder/ncalrpc
   log file = $folder/log/%m
+${smbd_settings:-}
 [share]
   path = $share
   read only = no
+${share_settings:-}
 CONF
   printf 'lab\nlab\n' | smbpasswd -c "$folder/smb.conf" -s -a root >"$work/smbpasswd.log" 2>&1
   background "$work/smbd.log" ip netns exec "$ns" \
