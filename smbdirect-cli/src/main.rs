@@ -1,8 +1,8 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
 //! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`check`],
-//! [`gateway`], `run`, [`top`], [`tdi`], [`decode`], [`devices`]. They share [`options`] (the
-//! command line), [`transport`] (connecting, and why it failed), [`metrics`] (figures over HTTP),
+//! [`gateway`], `run`, [`top`], [`tdi`], [`conform`], [`decode`], [`devices`]. They share [`options`]
+//! (the command line), [`transport`] (connecting, and why it failed), [`metrics`] (figures over HTTP),
 //! [`transfer`] (files over a connection), [`report`] (output), [`signals`] and [`pcap`]
 //! (captures).
 //!
@@ -11,6 +11,7 @@
 
 mod bench;
 mod check;
+mod conform;
 mod decode;
 mod demo;
 mod devices;
@@ -60,6 +61,7 @@ enum Command {
     Run(run::Run),
     Tdi(tdi::Tdi),
     Top(top::Top),
+    Conform(Box<conform::Conform>),
     Decode(decode::Decode),
     Devices(devices::Devices),
 }
@@ -75,6 +77,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
   smbdirect top                          connections of a running gateway, with rates
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
+  smbdirect conform HOST                 does it keep the rules?
   smbdirect decode traffic.pcap          messages, and which rules they break
   smbdirect devices                      RDMA adapters, for --transport verbs";
 
@@ -93,6 +96,7 @@ impl Command {
             Self::Run(command) => command.options.verbose,
             Self::Tdi(command) => command.options.verbose,
             Self::Top(command) => command.verbose,
+            Self::Conform(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
             Self::Devices(command) => command.verbose,
         }
@@ -108,7 +112,7 @@ impl Command {
             Self::Check(_) | Self::Gateway(_) => false,
             #[cfg(target_os = "linux")]
             Self::Run(_) => false,
-            Self::Top(_) | Self::Decode(_) | Self::Devices(_) => false,
+            Self::Conform(_) | Self::Top(_) | Self::Decode(_) | Self::Devices(_) => false,
         }
     }
 
@@ -128,6 +132,7 @@ impl Command {
             // The exit status is that of the program.
             #[cfg(target_os = "linux")]
             Self::Run(command) => return command.run().await,
+            Self::Conform(command) => command.run().await,
             Self::Decode(command) => command.run(),
             Self::Devices(command) => command.run(),
         };

@@ -125,6 +125,13 @@ pub(crate) struct AcceptOptions {
 /// default size, 8 MiB, with its header.
 pub(crate) const SMB_MESSAGE_BYTES: u32 = (8 << 20) + (64 << 10);
 
+impl AcceptOptions {
+    /// Returns --negotiation-timeout, if it was given.
+    pub(crate) const fn negotiation_timeout(&self) -> Option<Duration> {
+        self.negotiation_timeout
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     #[default]
@@ -184,6 +191,25 @@ impl CommonOptions {
     /// Returns whether --max-fragmented-size and --profile were not given.
     pub(crate) fn is_default_fragmented_size(&self) -> bool {
         self.max_fragmented_size.is_none() && matches!(self.profile, Profile::Default)
+    }
+
+    /// Returns whether a profile, a size or a number of credits was given.
+    pub(crate) fn has_sizes_or_credits(&self) -> bool {
+        let sizes = [
+            self.max_send_size,
+            self.max_receive_size,
+            self.max_fragmented_size,
+            self.max_read_write_size,
+        ];
+        let credits = [self.send_credit_target, self.receive_credit_max];
+        !matches!(self.profile, Profile::Default)
+            || sizes.iter().any(Option::is_some)
+            || credits.iter().any(Option::is_some)
+    }
+
+    /// Returns --credit-grant-timeout, if it was given.
+    pub(crate) const fn given_credit_grant_timeout(&self) -> Option<Duration> {
+        self.credit_grant_timeout
     }
 
     /// Returns the settings.

@@ -325,6 +325,7 @@ fn faces_define_nothing() {
 const PACKAGES: &[&str] = &[
     "smbdirect",
     "smbdirect-cli",
+    "smbdirect-conform",
     "smbdirect-smb",
     "smbdirect-test",
     "smbdirect-verbs",

@@ -132,7 +132,7 @@ struct Specs {
     citations: BTreeMap<String, Cited>,
 }
 
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 9] = [
     "smbdirect/src",
     "smbdirect-bench/tests",
     "smbdirect-test/src",
@@ -140,6 +140,8 @@ const PARTS: [&str; 7] = [
     "smbdirect-cli/src",
     "smbdirect-cli/tests",
     "fuzz",
+    "smbdirect-conform/src",
+    "smbdirect-conform/tests",
 ];
 
 fn root() -> PathBuf {

@@ -4,6 +4,7 @@
 
 mod bench;
 mod check;
+mod conform;
 mod decode;
 mod demo;
 #[cfg(target_os = "linux")]

@@ -5,6 +5,7 @@
 //! `house` and `requirements` read the source and need no library.
 
 mod captures;
+mod conform;
 #[cfg(feature = "tokio")]
 mod conformance;
 #[cfg(feature = "tokio")]

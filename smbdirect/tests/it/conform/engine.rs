@@ -1,8 +1,8 @@
-//! A backend of the cases: the engine in virtual time, on a queue pair of two lists in memory.
+//! A peer of the cases: the engine in virtual time, on a queue pair of two lists in memory.
 //!
 //! The times are those of the specification: 5 s to negotiate, 120 s until a keepalive. A Send of
 //! the engine that finds no receive, or one that is too short, fails the test; such a Send of the
-//! script ends the connection.
+//! case ends the connection.
 
 use std::{
     cell::RefCell,
@@ -19,27 +19,41 @@ use smbdirect::{
         Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, WorkId, WorkRequest,
     },
 };
+use smbdirect_conform::{
+    Asking, Client, Echo, Errand, Known, Link, Next, Server, Timers, Verdict, Wish, fail,
+};
 
-use crate::script::{Next, content};
-
-/// Longest time that the script waits for a message that is due immediately.
-pub(crate) const PROMPT_TIMEOUT: Duration = Duration::from_millis(100);
-/// Time for which the script checks that no message arrives.
-pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Returns the settings for cases about timers, which this backend leaves unchanged.
-pub(crate) fn timers(settings: Settings) -> Settings {
-    settings
+/// Returns the settings that a case wishes.
+fn wished(wish: &Wish) -> Settings {
+    let default = Settings::default();
+    Settings {
+        send_credit_target: wish.credits.unwrap_or(default.send_credit_target),
+        receive_credit_max: wish.credits.unwrap_or(default.receive_credit_max),
+        max_fragmented_receive_size: wish
+            .max_fragmented_receive_size
+            .unwrap_or(default.max_fragmented_receive_size),
+        ..default
+    }
 }
 
-/// Returns the time shortly before a timer expires: a second earlier, as in the suite.
-pub(crate) fn almost(timer: Duration) -> Duration {
-    timer - Duration::from_secs(1)
-}
-
-/// Asserts that something took the expected time.
-pub(crate) fn assert_took(took: Duration, expected: Duration) {
-    assert_eq!(took, expected);
+/// Returns what a case knows of the engine: everything, with exact times.
+fn known(settings: &Settings, negotiation: Duration) -> Known {
+    Known {
+        settings: Some(settings.clone()),
+        timers: Timers {
+            negotiation,
+            keepalive_interval: settings.keepalive_interval,
+            keepalive_response: settings.keepalive_response_timeout,
+            credit_grant: settings.credit_grant_timeout,
+        },
+        prompt: Duration::from_millis(100),
+        silence: Duration::from_secs(1),
+        // A second earlier, as in the suite.
+        margin: Duration::from_secs(1),
+        early: Duration::ZERO,
+        late: Duration::ZERO,
+        patience: Duration::MAX,
+    }
 }
 
 /// The outcomes of connections.
@@ -47,74 +61,68 @@ pub(crate) fn assert_took(took: Duration, expected: Duration) {
 struct Log(Rc<RefCell<Vec<String>>>);
 
 /// The accepting side, whose upper layer echoes every message.
-pub(crate) struct Server {
-    pub(crate) settings: Settings,
+#[derive(Default)]
+pub(crate) struct EngineServer {
+    settings: Settings,
     log: Log,
 }
 
-impl Server {
-    pub(crate) fn start(settings: Settings) -> Self {
-        Self {
-            settings,
-            log: Log::default(),
-        }
+impl Server for EngineServer {
+    fn prepare(&mut self, wish: &Wish) -> Verdict {
+        self.settings = wished(wish);
+        Ok(())
     }
 
-    /// Creates a new RDMA connection.
-    pub(crate) fn connect(&self) -> Peer {
+    fn known(&self) -> Known {
+        known(&self.settings, self.settings.passive_negotiation_timeout)
+    }
+
+    fn connect(&mut self) -> Verdict<Box<dyn Link>> {
         let config = Config::new(self.settings.clone()).unwrap();
-        Peer::new(Connection::passive, config, Upper::Echo, self.log.clone())
+        let peer = Peer::new(Connection::passive, config, Upper::Echo, self.log.clone());
+        Ok(Box::new(peer))
     }
 
-    /// Asserts that the error of the connection that ended last contains these words.
-    pub(crate) fn expect_said(&self, words: &str) {
+    fn ended_because(&mut self, reasons: &[String]) -> Verdict {
         let log = self.log.0.borrow();
         let last = log.last().expect("a connection has ended");
-        assert!(last.contains(words), "{last}");
+        if reasons.iter().any(|reason| last.contains(reason)) {
+            return Ok(());
+        }
+        fail(format!("an error with one of {reasons:?}"), last)
     }
 }
 
 /// The connecting side.
-pub(crate) struct Initiator {
-    pub(crate) settings: Settings,
-    errand: Errand,
+#[derive(Default)]
+pub(crate) struct EngineClient {
+    settings: Settings,
     log: Log,
 }
 
-/// The task of a connecting side.
-#[derive(Clone, Copy)]
-pub(crate) enum Errand {
-    /// Sends a message that is never answered.
-    Send,
-    /// Sends a message of this many bytes and expects its echo.
-    Echo(usize),
-}
-
-impl Initiator {
-    pub(crate) fn start(settings: Settings, errand: Errand) -> Self {
-        Self {
-            settings,
-            errand,
-            log: Log::default(),
-        }
-    }
-
-    pub(crate) fn accept(&mut self) -> Peer {
+impl Client for EngineClient {
+    fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Box<dyn Link>> {
+        self.settings = wished(wish);
         let config = Config::new(self.settings.clone()).unwrap();
-        let length = match self.errand {
+        let length = match errand {
             Errand::Send => 30,
-            Errand::Echo(length) => length,
+            Errand::Ask(length) => length,
         };
-        let upper = Upper::Errand(content(length).into());
-        Peer::new(Connection::active, config, upper, self.log.clone())
+        let upper = Upper::Errand(Echo.request(length).into());
+        let peer = Peer::new(Connection::active, config, upper, self.log.clone());
+        Ok(Box::new(peer))
     }
 
-    /// Returns the outcome of the task, with the error if it failed.
-    pub(crate) fn finish(self) -> Result<(), String> {
-        match self.log.0.borrow().last().expect("it has ended") {
-            done if done == DONE => Ok(()),
-            words => Err(words.clone()),
-        }
+    fn known(&self) -> Known {
+        known(&self.settings, self.settings.active_negotiation_timeout)
+    }
+
+    fn finish(&mut self) -> Verdict<Option<Result<(), String>>> {
+        let words = self.log.0.borrow_mut().pop().expect("it has ended");
+        Ok(Some(match words == DONE {
+            true => Ok(()),
+            false => Err(words),
+        }))
     }
 }
 
@@ -127,8 +135,8 @@ enum Upper {
     Errand(Bytes),
 }
 
-/// The script's end of a connection, with the engine at the other.
-pub(crate) struct Peer {
+/// The case's end of a connection, with the engine at the other.
+struct Peer {
     engine: Connection,
     upper: Upper,
     /// The received part of the current message.
@@ -151,6 +159,76 @@ const ROOM: Room = Room {
     sends: 64,
     receives: 300,
 };
+
+impl Link for Peer {
+    fn connected(&self) -> Instant {
+        self.connected
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn post_receives(&mut self, count: u16, length: u32) {
+        self.script_receives.extend((0..count).map(|_| length));
+    }
+
+    fn send(&mut self, message: &[u8]) -> Verdict {
+        if self.ended {
+            return Ok(());
+        }
+        let length = self.receives.front().map(|&(_, length)| length as usize);
+        let fault = match length {
+            Some(length) if message.len() <= length => None,
+            Some(length) => Some(format!(
+                "a Send of {} for a receive of {length}",
+                message.len()
+            )),
+            None => Some("a Send without a posted receive".into()),
+        };
+        if let Some(what) = fault {
+            let error = ProviderError::new(ProviderErrorKind::Protocol, what);
+            self.break_off(Disconnect::Broken(error));
+        } else if let Some((id, _)) = self.receives.pop_front() {
+            let received = Completion::Received {
+                id,
+                message: Bytes::copy_from_slice(message),
+                invalidated: None,
+            };
+            self.engine.handle_completion(self.now, received);
+        }
+        self.drive();
+        Ok(())
+    }
+
+    fn next(&mut self, limit: Duration) -> Next {
+        let until = self.now + limit;
+        loop {
+            if let Some(message) = self.arrived.pop_front() {
+                return Next::Message(message);
+            }
+            if self.ended {
+                return Next::End;
+            }
+            match self.engine.poll_timeout() {
+                Some(due) if due <= until => {
+                    self.now = self.now.max(due);
+                    self.engine.handle_timeout(self.now);
+                    self.drive();
+                }
+                _ => {
+                    self.now = until;
+                    return Next::Silence;
+                }
+            }
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.break_off(Disconnect::Remote);
+        self.drive();
+    }
+}
 
 impl Peer {
     fn new(
@@ -186,73 +264,6 @@ impl Peer {
         peer.post(first);
         peer.drive();
         peer
-    }
-
-    pub(crate) fn connected(&self) -> Instant {
-        self.connected
-    }
-
-    pub(crate) fn now(&self) -> Instant {
-        self.now
-    }
-
-    pub(crate) fn post_receives(&mut self, count: u16, length: u32) {
-        self.script_receives.extend((0..count).map(|_| length));
-    }
-
-    pub(crate) fn send(&mut self, message: &[u8]) {
-        if self.ended {
-            return;
-        }
-        let length = self.receives.front().map(|&(_, length)| length as usize);
-        let fault = match length {
-            Some(length) if message.len() <= length => None,
-            Some(length) => Some(format!(
-                "a Send of {} for a receive of {length}",
-                message.len()
-            )),
-            None => Some("a Send without a posted receive".into()),
-        };
-        if let Some(what) = fault {
-            let error = ProviderError::new(ProviderErrorKind::Protocol, what);
-            self.break_off(Disconnect::Broken(error));
-        } else if let Some((id, _)) = self.receives.pop_front() {
-            let received = Completion::Received {
-                id,
-                message: Bytes::copy_from_slice(message),
-                invalidated: None,
-            };
-            self.engine.handle_completion(self.now, received);
-        }
-        self.drive();
-    }
-
-    pub(crate) fn next(&mut self, limit: Duration) -> Next {
-        let until = self.now + limit;
-        loop {
-            if let Some(message) = self.arrived.pop_front() {
-                return Next::Message(message);
-            }
-            if self.ended {
-                return Next::End;
-            }
-            match self.engine.poll_timeout() {
-                Some(due) if due <= until => {
-                    self.now = self.now.max(due);
-                    self.engine.handle_timeout(self.now);
-                    self.drive();
-                }
-                _ => {
-                    self.now = until;
-                    return Next::Silence;
-                }
-            }
-        }
-    }
-
-    pub(crate) fn disconnect(&mut self) {
-        self.break_off(Disconnect::Remote);
-        self.drive();
     }
 
     /// Takes the events of the engine and posts its work until there is none.

@@ -1,0 +1,323 @@
+//! `smbdirect conform`: judges another implementation of SMB Direct, with the cases of
+//! `smbdirect-conform`.
+//!
+//! The cases block, so they run on a thread of their own ([`judge`]). The command waits for it, and
+//! tells it to stop after the current case at a signal.
+
+mod capture;
+mod done;
+mod judge;
+mod junit;
+mod output;
+mod select;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, ValueEnum};
+use smbdirect::rdma::{
+    iwarp::{Iwarp, IwarpConfig},
+    provider::Provider,
+};
+use smbdirect_conform::{Case, Selection, Timers};
+use tokio::sync::oneshot;
+
+use crate::{
+    options::{AcceptOptions, Address, CommonOptions, ConnectOptions, Transport, seconds, usage},
+    report::Report,
+    signals::Interrupted,
+    transport::{self, Families},
+};
+use capture::Captures;
+use judge::{Clients, Judge, Servers, Waits};
+use output::Output;
+
+/// Judge another implementation: Microsoft's cases, hostile peers, known bugs
+///
+/// Connects to a server and runs cases 1 to 42 of Microsoft's suite, peers that break RDMA or SMB
+/// Direct, and bugs that other implementations have had. With --listen, judges clients that
+/// connect, by the mirror image of Microsoft's cases; each connection takes the next case. The
+/// status is 0 only if no case failed and at least one passed.
+///
+/// Cases that can disable a server run only with --disruptive. Cases that wait for long timers of
+/// the peer run only if --max-wait allows it. `docs/conform.md` explains each kind of result.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Conform {
+    /// The server to judge; with --listen, the address to listen on
+    #[arg(value_name = "HOST[:PORT]", required_unless_present = "list")]
+    address: Option<Address>,
+
+    /// Judge the clients that connect
+    #[arg(long)]
+    listen: bool,
+
+    /// Upper layer of the peer: echo is `smbdirect listen --echo` and `ping --echo`, smb2 any SMB3
+    /// server or client; auto finds out
+    #[arg(long, value_enum, default_value_t, value_name = "LAYER")]
+    upper: Upper,
+
+    /// Run only these cases: m7, m19-m33, or microsoft, mirror, hostile, bugs
+    #[arg(long, value_name = "CASES", value_delimiter = ',')]
+    only: Vec<Selection>,
+
+    /// Do not run these cases
+    #[arg(long, value_name = "CASES", value_delimiter = ',')]
+    skip: Vec<Selection>,
+
+    /// Also run the cases that can disable a server
+    #[arg(long)]
+    disruptive: bool,
+
+    /// Longest time that a case may wait for the timers of the peer; 400 is enough for all of them
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    max_wait: Duration,
+
+    /// Longest time that the peer may take for something that is due immediately
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    timeout: Duration,
+
+    /// With --listen, the longest time to wait for the next connection
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    accept_timeout: Duration,
+
+    /// Write the results to FILE, for a CI system
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+
+    /// Print the cases, and run none
+    #[arg(long)]
+    list: bool,
+
+    #[command(flatten)]
+    accept: AcceptOptions,
+
+    #[command(flatten)]
+    connect: ConnectOptions,
+
+    #[command(flatten)]
+    pub(crate) options: CommonOptions,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Upper {
+    #[default]
+    Auto,
+    Echo,
+    Smb2,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect conform fileserver
+  smbdirect conform fileserver --disruptive --junit conform.xml --pcap captures/
+  smbdirect conform 10.0.0.2:445 --transport verbs
+  smbdirect conform fileserver --only m35,m36 --max-wait 400
+  smbdirect conform --list
+
+  smbdirect conform --listen :5445          and on the client, in a loop, one of
+  mount -t cifs //HOST/x /mnt -o rdma,user=x,password=x
+  smbdirect ping HOST --echo --count 2 --size 65536
+
+\x1b[1m\x1b[4mConnection settings\x1b[0m
+  say what is known of the peer: --negotiation-timeout, --keepalive-interval,
+  --keepalive-response-timeout and --credit-grant-timeout are its timers. The cases choose sizes and
+  credits themselves. --pcap takes a file, or a directory for a file per case.
+
+\x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"started\", peer, transport, upper, cases}
+  {\"event\":\"case\", id, group, title, section, does, disruptive, outcome, expected, seen, reason,
+   seconds, capture}
+  {\"event\":\"summary\", passed, failed, skipped, seconds, interrupted}";
+
+impl Conform {
+    pub(crate) async fn run(self) -> Result<bool> {
+        let report = Report::new(self.options.json);
+        if self.list {
+            let listed = self.address.is_none() || self.listen;
+            output::list(
+                &report,
+                &self.cases(!listed || self.address.is_none(), listed),
+            );
+            return Ok(true);
+        }
+        self.check_options()?;
+        let cases = self.cases(!self.listen, self.listen);
+        if cases.is_empty() {
+            return Err(usage(match self.listen {
+                true => {
+                    "no case for clients is selected; those of the group mirror are for clients"
+                }
+                false => {
+                    "no case for servers is selected; those of the group mirror are for clients, see --listen"
+                }
+            }));
+        }
+        let captures = Captures::new(self.options.pcap.as_deref())?;
+        let provider = self.provider(&captures)?;
+        let output = Output::new(report, cases.len(), self.junit.clone());
+        let judge = Judge {
+            cases,
+            output,
+            captures,
+            disruptive: self.disruptive,
+            stop: Arc::default(),
+        };
+        let waits = self.waits()?;
+        match self.listen {
+            true => self.judge_clients(provider, judge, waits).await,
+            false => self.judge_server(provider, judge, waits).await,
+        }
+    }
+
+    /// Checks options that no case uses.
+    fn check_options(&self) -> Result<()> {
+        if self.options.transport == Transport::Loopback {
+            return Err(usage(
+                "--transport loopback stays within one process; leave it out for iwarp",
+            ));
+        }
+        if self.options.has_sizes_or_credits() {
+            return Err(usage(
+                "the cases choose sizes and credits themselves; leave --profile, the sizes and the \
+                 credits out",
+            ));
+        }
+        if !self.listen {
+            let address = self.address.as_ref().expect("clap requires it");
+            transport::check_connectable(address)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the selected cases, for servers, for clients or for both.
+    fn cases(&self, for_servers: bool, for_clients: bool) -> Vec<&'static Case> {
+        let servers = smbdirect_conform::server_cases().filter(|_| for_servers);
+        let clients = smbdirect_conform::client_cases().filter(|_| for_clients);
+        servers
+            .chain(clients)
+            .filter(|case| select::is_selected(case, &self.only, &self.skip))
+            .collect()
+    }
+
+    /// Returns the timers of the peer, and how long to wait for it.
+    fn waits(&self) -> Result<Waits> {
+        let config = self
+            .options
+            .config(Some(&self.connect), Some(&self.accept))?;
+        let default = match self.listen {
+            true => Timers::CLIENT,
+            false => Timers::SERVER,
+        };
+        Ok(Waits {
+            timers: Timers {
+                negotiation: self
+                    .accept
+                    .negotiation_timeout()
+                    .unwrap_or(default.negotiation),
+                keepalive_interval: config.keepalive_interval,
+                keepalive_response: config.keepalive_response_timeout,
+                credit_grant: self.options.given_credit_grant_timeout(),
+            },
+            prompt: self.timeout,
+            patience: self.max_wait,
+            accept: self.accept_timeout,
+        })
+    }
+
+    fn provider(&self, captures: &Captures) -> Result<Arc<dyn Provider>> {
+        let mut options = self.options.clone();
+        if options.transport == Transport::Iwarp {
+            let config = IwarpConfig {
+                connect_timeout: self.connect.connect_timeout,
+                tap: captures.tap(),
+                ..transport::iwarp_config(&options)
+            };
+            return Ok(Arc::new(Iwarp::new(config)));
+        }
+        if options.pcap.take().is_some() {
+            return Err(usage(
+                "--pcap has nothing to see with this transport; capture with tcpdump",
+            ));
+        }
+        let address = self.address.as_ref().expect("clap requires it");
+        let (provider, _) = transport::one_end(&options, Some(&self.connect), address)?;
+        Ok(provider)
+    }
+
+    async fn judge_server(
+        self,
+        provider: Arc<dyn Provider>,
+        judge: Judge,
+        waits: Waits,
+    ) -> Result<bool> {
+        let address = self.address.as_ref().expect("clap requires it");
+        let resolved = transport::resolve(address, provider.default_port()).await?;
+        let first = *resolved.first().context("the server has no address")?;
+        let stop = judge.stop.clone();
+        let upper = self.upper;
+        in_thread(stop, move || {
+            let servers = Servers {
+                provider,
+                address: first,
+                upper: judge::for_server(upper == Upper::Echo, upper == Upper::Smb2),
+            };
+            judge.servers(servers, &waits)
+        })
+        .await
+    }
+
+    async fn judge_clients(
+        self,
+        provider: Arc<dyn Provider>,
+        judge: Judge,
+        waits: Waits,
+    ) -> Result<bool> {
+        let address = self.address.as_ref().expect("clap requires it");
+        let families = Families::of(provider.name());
+        let port = provider.default_port();
+        let address = transport::resolve_listen(address, port, families).await?;
+        let stop = judge.stop.clone();
+        let upper = self.upper;
+        in_thread(stop, move || {
+            let clients = Clients {
+                provider,
+                address,
+                upper: judge::for_clients(upper == Upper::Echo, upper == Upper::Smb2),
+            };
+            judge.clients(clients, &waits)
+        })
+        .await
+    }
+}
+
+/// Runs the cases on a thread. The first signal stops them after the current case.
+async fn in_thread(
+    stop: Arc<AtomicBool>,
+    work: impl FnOnce() -> Result<bool> + Send + 'static,
+) -> Result<bool> {
+    let (sender, mut result) = oneshot::channel();
+    let mut interrupted = Interrupted::new();
+    thread::Builder::new()
+        .name("conform".into())
+        .spawn(move || sender.send(work()))
+        .context("no thread for the cases")?;
+    let ended = tokio::select! {
+        ended = &mut result => ended,
+        () = interrupted.wait() => {
+            stop.store(true, Ordering::Relaxed);
+            tokio::select! {
+                ended = result => ended,
+                () = interrupted.wait() => return Err(anyhow!("interrupted")),
+            }
+        }
+    };
+    ended.map_err(|_| anyhow!("a case failed in this program; please report it"))?
+}

@@ -1,0 +1,65 @@
+//! The command `conform`; and the cases of `smbdirect-conform` judge the built command over iWARP
+//! on 127.0.0.1: `listen --echo` as a server, `send` and `ping --echo` as clients.
+//!
+//! `smbdirect/tests` judges the engine alone with the same cases.
+
+mod command;
+mod process;
+
+use std::{
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use process::{CommandClient, CommandServer};
+use smbdirect_conform::{Case, Echo, Outcome, client_cases, run, run_client, server_cases};
+
+/// Number of cases that run concurrently; most of them wait.
+const WORKERS: usize = 4;
+
+/// Runs the cases, and asserts that all pass.
+fn assert_all_pass(
+    cases: impl Iterator<Item = &'static Case>,
+    judge: impl Fn(&Case) -> Outcome + Sync,
+) {
+    let cases = Mutex::new(cases.collect::<Vec<_>>().into_iter());
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                loop {
+                    let case = cases.lock().unwrap().next();
+                    let Some(case) = case else { break };
+                    let started = Instant::now();
+                    let outcome = judge(case);
+                    if started.elapsed() > Duration::from_secs(5) {
+                        println!("{} took {:?}", case.id, started.elapsed());
+                    }
+                    if outcome != Outcome::Pass {
+                        failed
+                            .lock()
+                            .unwrap()
+                            .push(format!("{}: {outcome:?}", case.id));
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+}
+
+#[test]
+fn listen_echo_passes_every_case_for_servers() {
+    assert_all_pass(server_cases(), |case| {
+        run(case, &mut CommandServer::new(), &Echo)
+    });
+}
+
+#[test]
+fn send_and_ping_pass_every_case_for_clients() {
+    assert_all_pass(client_cases(), |case| {
+        run_client(case, &mut CommandClient::new(), &Echo)
+    });
+}

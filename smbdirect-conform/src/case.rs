@@ -1,0 +1,319 @@
+//! A case, and what its steps work with.
+
+use smbdirect::wire::{NegotiateRequest, NegotiateResponse};
+
+use crate::{
+    outcome::{Stop, Verdict, fail},
+    peer::{Client, Errand, Known, Server, Wish},
+    raw::Raw,
+    script::{Script, encoded, is_unused, proposal},
+    upper::UpperLayer,
+};
+
+/// Where a case comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Group {
+    /// Cases 1 to 42 of Microsoft's suite for servers (WindowsProtocolTestSuites, MS-SMBD).
+    Microsoft,
+    /// The mirror image of Microsoft's cases, for clients.
+    Mirror,
+    /// Peers that break RDMA or SMB Direct on purpose.
+    Hostile,
+    /// Bugs that other implementations have had, as far as they show on the wire.
+    Bugs,
+}
+
+impl Group {
+    /// Returns the name for reports and for the selection of cases.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Microsoft => "microsoft",
+            Self::Mirror => "mirror",
+            Self::Hostile => "hostile",
+            Self::Bugs => "bugs",
+        }
+    }
+}
+
+/// One case.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// The name for selections: `m7` is case 7 of Microsoft's suite.
+    pub id: &'static str,
+    /// Where the case comes from.
+    pub group: Group,
+    /// The title; for Microsoft's cases the name in the suite.
+    pub title: &'static str,
+    /// The section of [MS-SMBD], or of an RFC, that decides.
+    pub section: &'static str,
+    /// What the case does and expects, in one sentence.
+    pub does: &'static str,
+    /// Whether the case can disable a peer that does not handle it.
+    pub is_disruptive: bool,
+    run: Run,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Run {
+    Server(fn(&mut ServerTrial<'_>) -> Verdict),
+    Client(fn(&mut ClientTrial<'_>) -> Verdict),
+}
+
+impl Case {
+    pub(crate) const fn server(
+        (id, group): (&'static str, Group),
+        title: &'static str,
+        section: &'static str,
+        does: &'static str,
+        run: fn(&mut ServerTrial<'_>) -> Verdict,
+    ) -> Self {
+        Self {
+            id,
+            group,
+            title,
+            section,
+            does,
+            is_disruptive: false,
+            run: Run::Server(run),
+        }
+    }
+
+    pub(crate) const fn client(
+        id: &'static str,
+        title: &'static str,
+        section: &'static str,
+        does: &'static str,
+        run: fn(&mut ClientTrial<'_>) -> Verdict,
+    ) -> Self {
+        Self {
+            id,
+            group: Group::Mirror,
+            title,
+            section,
+            does,
+            is_disruptive: false,
+            run: Run::Client(run),
+        }
+    }
+
+    pub(crate) const fn disruptive(self) -> Self {
+        Self {
+            is_disruptive: true,
+            ..self
+        }
+    }
+
+    /// Returns whether the case judges a server; the others judge a client.
+    pub const fn is_for_servers(&self) -> bool {
+        matches!(self.run, Run::Server(_))
+    }
+
+    /// Runs a case for servers.
+    ///
+    /// # Errors
+    /// The server broke a rule, or the case cannot decide.
+    ///
+    /// # Panics
+    /// Panics if the case is for clients.
+    pub fn judge_server(&self, server: &mut dyn Server, upper: &dyn UpperLayer) -> Verdict {
+        let Run::Server(run) = self.run else {
+            panic!("{} is for clients", self.id);
+        };
+        server.prepare(&Wish::default())?;
+        run(&mut ServerTrial::new(server, upper))
+    }
+
+    /// Runs a case for clients.
+    ///
+    /// # Errors
+    /// The client broke a rule, or the case cannot decide.
+    ///
+    /// # Panics
+    /// Panics if the case is for servers.
+    pub fn judge_client(&self, client: &mut dyn Client, upper: &dyn UpperLayer) -> Verdict {
+        let Run::Client(run) = self.run else {
+            panic!("{} is for servers", self.id);
+        };
+        let mut attempts = 1;
+        loop {
+            let verdict = run(&mut ClientTrial { client, upper });
+            match verdict {
+                Err(stop) if is_unused(&stop) && attempts < MAX_UNUSED => {
+                    // A client whose settings are known was started for the case.
+                    if client.known().is_strict() {
+                        return Err(stop);
+                    }
+                    attempts += 1;
+                }
+                verdict => return verdict,
+            }
+        }
+    }
+}
+
+/// Most connections that a client may leave unused before a case fails.
+const MAX_UNUSED: usize = 8;
+
+/// A server, during a case.
+pub(crate) struct ServerTrial<'a> {
+    server: &'a mut dyn Server,
+    upper: &'a dyn UpperLayer,
+}
+
+impl<'a> ServerTrial<'a> {
+    pub(crate) fn new(server: &'a mut dyn Server, upper: &'a dyn UpperLayer) -> Self {
+        Self { server, upper }
+    }
+
+    /// Prepares the server with other settings than the default.
+    pub(crate) fn wish(&mut self, wish: &Wish) -> Verdict {
+        self.server.prepare(wish)
+    }
+
+    pub(crate) fn known(&self) -> Known {
+        self.server.known()
+    }
+
+    /// Connects, without a negotiation.
+    pub(crate) fn connect(&mut self) -> Verdict<Script> {
+        let link = self.server.connect()?;
+        Ok(Script::new(link, self.server.known(), self.upper))
+    }
+
+    /// Connects below RDMA.
+    pub(crate) fn connect_tcp(&mut self) -> Verdict<Raw> {
+        let tcp = self.server.connect_tcp()?;
+        Raw::new(tcp, self.server.known().prompt)
+    }
+
+    /// Connects and negotiates.
+    pub(crate) fn negotiated(&mut self, request: &NegotiateRequest) -> Verdict<Script> {
+        let mut script = self.connect()?;
+        script.negotiate(request)?;
+        Ok(script)
+    }
+
+    /// Returns a connection that negotiated the proposal of the suite's client.
+    pub(crate) fn session(&mut self) -> Verdict<Script> {
+        self.negotiated(&proposal())
+    }
+
+    /// Checks that the server accepts the next connection and that it works.
+    pub(crate) fn serves(&mut self) -> Verdict {
+        let mut script = self.session().map_err(after_the_case)?;
+        script.works().map_err(after_the_case)?;
+        script.disconnect();
+        Ok(())
+    }
+
+    /// Checks that the server ends the connection immediately because of a rule, and that it
+    /// accepts the next one.
+    pub(crate) fn terminated(&mut self, script: Script, reason: &str) -> Verdict {
+        self.terminated_for_one_of(script, &[reason])
+    }
+
+    /// Like [`terminated`](Self::terminated), if several rules are broken.
+    pub(crate) fn terminated_for_one_of(
+        &mut self,
+        mut script: Script,
+        reasons: &[&str],
+    ) -> Verdict {
+        script.expect_terminated()?;
+        self.ended_because(reasons)?;
+        self.serves()
+    }
+
+    pub(crate) fn ended_because(&mut self, reasons: &[&str]) -> Verdict {
+        let reasons: Vec<_> = reasons.iter().map(|&reason| reason.to_owned()).collect();
+        self.server.ended_because(&reasons)
+    }
+
+    /// Checks that the request is accepted and that the connection works.
+    pub(crate) fn negotiates(&mut self, request: &NegotiateRequest) -> Verdict<NegotiateResponse> {
+        let mut script = self.connect()?;
+        let response = script.negotiate(request)?;
+        script.works()?;
+        script.disconnect();
+        Ok(response)
+    }
+
+    /// Checks that the request ends the connection without an answer.
+    pub(crate) fn refuses(&mut self, request: &NegotiateRequest, reason: &str) -> Verdict {
+        let mut script = self.connect()?;
+        script.say(&encoded(|out| request.encode(out)))?;
+        self.terminated(script, reason)
+    }
+}
+
+/// Says that a fault appeared on the connection after that of the case.
+fn after_the_case(stop: Stop) -> Stop {
+    match stop {
+        Stop::Fail { expected, seen } => Stop::Fail {
+            expected: format!("the server accepts the next connection, and it works: {expected}"),
+            seen,
+        },
+        stop @ Stop::Skip { .. } => stop,
+    }
+}
+
+/// A client, during a case.
+pub(crate) struct ClientTrial<'a> {
+    client: &'a mut dyn Client,
+    upper: &'a dyn UpperLayer,
+}
+
+impl ClientTrial<'_> {
+    pub(crate) fn known(&self) -> Known {
+        self.client.known()
+    }
+
+    /// Accepts the next connection.
+    pub(crate) fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Script> {
+        let link = self.client.accept(wish, errand)?;
+        Ok(Script::new(link, self.client.known(), self.upper))
+    }
+
+    /// Checks that the client ends the connection immediately and fails because of `reason`.
+    pub(crate) fn terminated(&mut self, mut script: Script, reason: &str) -> Verdict {
+        script.expect_terminated()?;
+        drop(script);
+        self.fails(&[reason])
+    }
+
+    /// Checks that the client reports one of `reasons`, if its words are known.
+    pub(crate) fn fails(&mut self, reasons: &[&str]) -> Verdict {
+        let Some(outcome) = self.client.finish()? else {
+            return Ok(());
+        };
+        let expected = format!("the client fails with \"{}\"", reasons.join("\" or \""));
+        match outcome {
+            Ok(()) => fail(expected, "it reports success"),
+            Err(words) if reasons.iter().any(|reason| words.contains(reason)) => Ok(()),
+            Err(words) => fail(expected, words),
+        }
+    }
+
+    /// Checks that the client has taken the answer and reports success.
+    pub(crate) fn ends_well(&mut self, mut script: Script) -> Verdict {
+        script.expect_taken()?;
+        if script.known().is_strict() {
+            script.expect_end()?;
+        } else {
+            script.disconnect();
+        }
+        match self.client.finish()? {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(words)) => fail("the client succeeds", words),
+        }
+    }
+
+    /// Checks that the connection works: answers the client's message in segments of `size`
+    /// bytes.
+    pub(crate) fn works(&mut self, mut script: Script) -> Verdict {
+        let request = script.receive_request()?;
+        let reply = script.reply_to(&request, 500)?;
+        let size = script.max_payload();
+        script.send(&reply, size)?;
+        self.ends_well(script)
+    }
+}

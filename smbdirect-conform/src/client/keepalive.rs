@@ -1,0 +1,134 @@
+//! Keepalives (3.1.6.2).
+
+use std::time::Instant;
+
+use smbdirect::wire::Flags;
+
+use super::session::{established, respond};
+use crate::{
+    case::{Case, ClientTrial},
+    outcome::{Verdict, require},
+    peer::{Errand, Wish},
+    script::{Script, Transfer, acceptance},
+};
+
+pub(super) const CASES: &[Case] = &[
+    Case::client(
+        "c34",
+        "keepalive of the acceptor",
+        "3.1.5.8",
+        "asks for a response; an empty message without the flag answers (case 34)",
+        of_the_acceptor,
+    ),
+    Case::client(
+        "c35",
+        "keepalive of the client",
+        "3.1.6.2",
+        "is silent for two KeepaliveIntervals; after each the client asks, and takes the answer \
+         (case 35)",
+        of_the_client,
+    ),
+    Case::client(
+        "c36",
+        "unanswered keepalive of the client",
+        "3.1.6.2",
+        "does not answer the client's keepalive; the client terminates (case 36)",
+        unanswered,
+    ),
+];
+
+//= SMBD-3.1.5.8-09 test
+fn of_the_acceptor(trial: &mut ClientTrial<'_>) -> Verdict {
+    let (mut script, request) = established(trial, Errand::Ask(500))?;
+    let reply = script.reply_to(&request, 500)?;
+    let lacked = script.send_credits < u32::from(script.credits_requested);
+    script.ask()?;
+    let Transfer { header, .. } = script.next()?;
+    require(
+        header.flags == Flags::empty() && header.data_length == 0,
+        "an empty message without SMB_DIRECT_RESPONSE_REQUESTED",
+        || format!("{header:?}"),
+    )?;
+    require(
+        header.credits_granted > 0 || !lacked,
+        "CreditsGranted above 0 in the answer",
+        || format!("{header:?}"),
+    )?;
+    script.expect_nothing()?;
+    let size = script.max_payload();
+    script.send(&reply, size)?;
+    trial.ends_well(script)
+}
+
+fn short_timers() -> Wish {
+    Wish {
+        short_timers: true,
+        ..Wish::default()
+    }
+}
+
+/// Returns an established connection, the client's request, and the time of the last message to
+/// it.
+fn patient(
+    trial: &mut ClientTrial<'_>,
+    errand: Errand,
+    intervals: u32,
+) -> Verdict<(Script, Vec<u8>, Instant)> {
+    let mut script = trial.accept(&short_timers(), errand)?;
+    let known = trial.known();
+    let since = script.now();
+    respond(&mut script, &acceptance())?;
+    let request = script.receive_request()?;
+    known.allow(known.timers.keepalive_interval * intervals)?;
+    Ok((script, request, since))
+}
+
+/// Waits for the keepalive that is due since the time `since`.
+fn keepalive(script: &mut Script, since: Instant) -> Verdict {
+    let known = script.known().clone();
+    let interval = known.timers.keepalive_interval;
+    let Transfer { header, .. } = script.next_within(interval + known.prompt)?;
+    known.check_took("a keepalive", script.now() - since, interval)?;
+    require(
+        header.flags == Flags::RESPONSE_REQUESTED && header.data_length == 0,
+        "an empty message with SMB_DIRECT_RESPONSE_REQUESTED",
+        || format!("{header:?}"),
+    )
+}
+
+//= SMBD-3.1.6.2-02 test
+//= SMBD-3.1.5.1-09 test
+fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
+    let (mut script, request, mut since) = patient(trial, Errand::Ask(500), 2)?;
+    for flagged in [true, false] {
+        keepalive(&mut script, since)?;
+        since = script.now();
+        if flagged {
+            script.ask()?;
+            let answer = script.next()?.header;
+            require(
+                answer.flags == Flags::empty(),
+                "an answer without SMB_DIRECT_RESPONSE_REQUESTED",
+                || format!("{answer:?}"),
+            )?;
+        } else {
+            script.grant(1)?;
+        }
+    }
+    let reply = script.reply_to(&request, 500)?;
+    let size = script.max_payload();
+    script.send(&reply, size)?;
+    trial.ends_well(script)
+}
+
+//= SMBD-3.1.6.2-01 test
+//= SMBD-3.1.5.1-10 test
+fn unanswered(trial: &mut ClientTrial<'_>) -> Verdict {
+    let (mut script, _, since) = patient(trial, Errand::Send, 1)?;
+    let timers = trial.known().timers;
+    keepalive(&mut script, since)?;
+    let all = timers.keepalive_interval + timers.keepalive_response;
+    script.expect_terminated_after(since, all)?;
+    drop(script);
+    trial.fails(&["the Idle Connection Timer, a keepalive was not answered"])
+}

@@ -1,0 +1,48 @@
+//! Finds out which upper layer a peer carries.
+
+use super::{Answering, Asking, Echo, Smb2, UpperLayer};
+
+/// SMB2 towards a server; towards a client whichever of [`Smb2`] and [`Echo`] its first message
+/// is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Detect;
+
+impl UpperLayer for Detect {
+    fn name(&self) -> &'static str {
+        "auto"
+    }
+
+    fn ask(&self) -> Box<dyn Asking> {
+        Smb2.ask()
+    }
+
+    fn answer(&self) -> Box<dyn Answering> {
+        Box::new(Detecting { chosen: None })
+    }
+}
+
+struct Detecting {
+    chosen: Option<Box<dyn Answering>>,
+}
+
+impl Detecting {
+    fn choose(&mut self, request: &[u8]) -> &mut dyn Answering {
+        let is_smb2 = request.starts_with(b"\xfeSMB");
+        self.chosen
+            .get_or_insert_with(|| match is_smb2 {
+                true => Smb2.answer(),
+                false => Echo.answer(),
+            })
+            .as_mut()
+    }
+}
+
+impl Answering for Detecting {
+    fn reply(&mut self, request: &[u8], length: usize) -> Result<Vec<u8>, String> {
+        self.choose(request).reply(request, length)
+    }
+
+    fn farewell(&mut self, request: &[u8]) -> Option<Vec<u8>> {
+        self.choose(request).farewell(request)
+    }
+}
