@@ -1,6 +1,7 @@
 //! RoCEv2 in software: RDMA over UDP, compatible with network cards and with Linux rxe.
 //!
 //! ```text
+//!   many connections behind one socket              endpoint   no I/O, no clock
 //!   connecting and disconnecting                    cm         IBTA volume 1, chapter 12, annex A11
 //!   reliable connections: work and completions      rc         IBTA volume 1, chapter 9
 //!   packets: BTH, extended headers, payload         packet     IBTA volume 1, chapter 9
@@ -10,13 +11,18 @@
 //! ```
 //!
 //! The packet layer and the messages of the CM are public so that programs can decode captures with
-//! them. No module here has a socket or a clock.
+//! them. [`Endpoint`] is public for programs that have sockets of their own.
 
 pub mod cm;
+mod endpoint;
 pub mod icrc;
 pub mod packet;
 mod psn;
 mod rc;
 
+pub use endpoint::{
+    AcceptParameters, ConnectParameters, ConnectionId, Endpoint, EndpointEvent, EndpointSettings,
+    EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Transmit,
+};
 pub use psn::Psn;
 pub use rc::{QueuePair, QueuePairError, QueuePairSettings};

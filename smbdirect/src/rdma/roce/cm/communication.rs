@@ -534,6 +534,11 @@ impl Communication {
 }
 
 impl Output {
+    /// Returns whether there is nothing to do.
+    pub const fn is_empty(&self) -> bool {
+        self.message.is_none() && self.event.is_none()
+    }
+
     const fn event(event: CommunicationEvent) -> Self {
         Self {
             message: None,

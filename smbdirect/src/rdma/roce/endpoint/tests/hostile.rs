@@ -1,0 +1,274 @@
+//! Forged, replayed and damaged packets, floods of requests, and peers of other implementations.
+
+use super::*;
+use crate::rdma::roce::{
+    cm::{CmTimeout, ConnectRequest, DisconnectRequest, Message, PathRecord, ServiceId},
+    packet::UDP_PORT,
+};
+
+/// Returns a REQ as another implementation sends it.
+fn foreign_request(id: u32) -> ConnectRequest {
+    let timeout = CmTimeout::from_exponent(20);
+    ConnectRequest {
+        local_communication_id: id,
+        service_id: ServiceId::of_port(PORT),
+        ca_guid: 7,
+        queue_key: 0,
+        queue_pair: 0x11,
+        responder_resources: 1,
+        initiator_depth: 1,
+        remote_response_timeout: timeout,
+        transport_service_type: 0,
+        end_to_end_flow_control: false,
+        starting_psn: 9,
+        local_response_timeout: timeout,
+        retry_count: 7,
+        partition_key: 0xffff,
+        path_mtu: Some(PathMtu::Mtu1024),
+        rdc_exists: false,
+        rnr_retry_count: 7,
+        max_cm_retries: 15,
+        shared_receive_queue: false,
+        extended_transport_type: 0,
+        primary_path: PathRecord::between([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), timeout),
+        alternate_path: None,
+        private_data: PrivateData::default(),
+    }
+}
+
+impl Network {
+    /// Passes a CM message to the second endpoint, from a UDP port.
+    fn forge(&mut self, source_port: u16, message: Message) {
+        let mut path = self.path(0);
+        path.local.set_port(source_port);
+        let mad = Mad {
+            transaction_id: 1,
+            message,
+        };
+        let mut out = BytesMut::new();
+        self.ends[0].encode_mad(path, &mad, &mut out);
+        let path = Path {
+            local: path.remote,
+            remote: path.local,
+        };
+        self.ends[1].handle_datagram(self.now, path, &out);
+    }
+
+    fn forge_request(&mut self, source_port: u16, request: ConnectRequest) {
+        self.forge(source_port, Message::ConnectRequest(Box::new(request)));
+    }
+
+    /// Returns the next CM message of the second endpoint, and where it goes.
+    fn answer(&mut self) -> Option<(SocketAddr, &'static str)> {
+        let (path, mad) = self.ends[1].mads.pop_front()?;
+        Some((path.remote, mad.message.name()))
+    }
+}
+
+//= ROCE-UDP-04 test
+#[test]
+fn other_implementations_are_answered_on_the_port_of_rocev2() {
+    let mut network = Network::new(0);
+    network.forge_request(0xc123, foreign_request(1));
+    let id = network.requested();
+    network.accept(id);
+    let rocev2 = SocketAddr::new(network.addresses[0].ip(), UDP_PORT);
+    assert_eq!(network.answer(), Some((rocev2, "REP")));
+    let limits = network.ends[1].limits(id).unwrap();
+    assert_eq!(
+        (limits.max_outbound_reads, limits.max_inbound_reads),
+        (1, 1)
+    );
+}
+
+//= ROCE-UDP-04 test
+#[test]
+fn this_library_is_answered_on_its_port() {
+    let mut network = Network::new(0);
+    network.addresses[0].set_port(40_000);
+    let ids = network.connected();
+    network.post(1, ids[1], send(1, "hello"));
+    while network.ends[0].poll_completion(ids[0]).is_none() {
+        assert!(network.step());
+    }
+}
+
+//= ROCE-12.6-02 test
+#[test]
+fn only_the_queue_pair_of_the_cm_reaches_the_cm() {
+    let mut network = Network::new(0);
+    let mad = Mad {
+        transaction_id: 1,
+        message: Message::ConnectRequest(Box::new(foreign_request(1))),
+    };
+    let header = DatagramHeader::between(network.addresses[0], network.addresses[1]).unwrap();
+    let path = network.path(1);
+    let deth = |q_key, source_qp| Extended::Deth(Deth { q_key, source_qp });
+    for (q_key, source, length, is_valid) in [
+        (GENERAL_SERVICES_QUEUE_KEY, 2, 256, false),
+        (GENERAL_SERVICES_QUEUE_KEY ^ 1, 1, 256, false),
+        (GENERAL_SERVICES_QUEUE_KEY, 1, 252, false),
+        (GENERAL_SERVICES_QUEUE_KEY, 1, 256, true),
+    ] {
+        let packet = Packet {
+            bth: Bth::new(Opcode::UdSendOnly, 1, Psn::new(0)),
+            extended: deth(q_key, source),
+            payload: Bytes::copy_from_slice(&mad.encode()[..length]),
+        };
+        let mut out = BytesMut::new();
+        packet.encode(&mut out);
+        icrc::append(&header, &mut out, 0);
+        let malformed = network.ends[1].statistics().malformed;
+        let taken = network.ends[1].handle_datagram(network.now, path, &out);
+        assert_eq!(taken.is_some(), is_valid);
+        assert_eq!(
+            network.ends[1].statistics().malformed == malformed,
+            is_valid
+        );
+    }
+    assert_eq!(network.ends[1].connections.len(), 1);
+}
+
+//= ROCE-UDP-05 test
+#[test]
+fn a_flood_of_requests_takes_bounded_memory() {
+    let settings = EndpointSettings {
+        max_half_open: 10,
+        ..EndpointSettings::default()
+    };
+    let mut network = Network::with(0, settings);
+    for id in 1..1000 {
+        network.forge_request(0xc000, foreign_request(id));
+    }
+    assert_eq!(network.ends[1].connections.len(), 10);
+    assert_eq!(network.ends[1].statistics().ignored_requests, 989);
+    // The peers never confirm, and their places become free.
+    let ids: Vec<_> = (0..10).map(|_| network.requested()).collect();
+    for &id in &ids {
+        network.accept(id);
+    }
+    network.forge_request(0xc000, foreign_request(2000));
+    assert_eq!(network.ends[1].statistics().ignored_requests, 990);
+    for _ in ids {
+        network.event(1, |event| matches!(event, EndpointEvent::Failed { .. }));
+    }
+    network.forge_request(0xc000, foreign_request(2001));
+    network.requested();
+    // Nor do messages that wait to be sent grow without bound.
+    for id in 0..5000 {
+        let request = ConnectRequest {
+            service_id: ServiceId(id),
+            ..foreign_request(id as u32)
+        };
+        network.forge_request(0xc000, request);
+    }
+    assert!(network.ends[1].mads.len() <= MAX_WAITING_MADS);
+}
+
+//= ROCE-12.9-03 test
+#[test]
+fn a_request_with_the_identifier_of_a_connection_is_stale() {
+    let mut network = Network::new(0);
+    network.forge_request(0xc000, foreign_request(1));
+    let id = network.requested();
+    network.accept(id);
+    assert_eq!(network.answer().unwrap().1, "REP");
+    network.forge_request(0xc000, foreign_request(1));
+    assert_eq!(network.answer().unwrap().1, "REP");
+    let other = ConnectRequest {
+        queue_pair: 0x12,
+        ..foreign_request(1)
+    };
+    network.forge_request(0xc000, other);
+    assert_eq!(network.answer().unwrap().1, "REJ");
+    assert!(network.ends[1].limits(id).is_some());
+}
+
+//= ROCE-12.9-10 test
+#[test]
+fn impossible_requests_are_rejected() {
+    let mut network = Network::new(0);
+    for request in [
+        ConnectRequest {
+            transport_service_type: 1,
+            ..foreign_request(1)
+        },
+        ConnectRequest {
+            path_mtu: None,
+            ..foreign_request(1)
+        },
+        ConnectRequest {
+            queue_pair: 1,
+            ..foreign_request(1)
+        },
+        ConnectRequest {
+            service_id: ServiceId(PORT.into()),
+            ..foreign_request(1)
+        },
+    ] {
+        network.forge_request(0xc000, request);
+        assert_eq!(network.answer().unwrap().1, "REJ");
+    }
+    assert!(network.ends[1].connections.is_empty());
+}
+
+//= ROCE-12.9-09 test
+#[test]
+fn a_stray_dreq_is_answered_and_others_are_not() {
+    let mut network = Network::new(0);
+    let message = DisconnectRequest {
+        local_communication_id: 3,
+        remote_communication_id: 4,
+        remote_queue_pair: 5,
+        private_data: PrivateData::default(),
+    };
+    network.forge(4791, Message::DisconnectRequest(Box::new(message)));
+    assert_eq!(network.answer().unwrap().1, "DREP");
+    assert_eq!(network.answer(), None);
+}
+
+//= ROCE-UDP-06 test
+//= ROCE-A17.3.3-06 test
+#[test]
+fn forged_and_damaged_packets_have_no_effect() {
+    for seed in 0..2 {
+        let mut network = Network::new(seed);
+        let [active, passive] = network.connected();
+        network.post(0, active, send(1, "genuine"));
+        let mut out = BytesMut::new();
+        let now = network.now;
+        network.ends[0].poll_transmit(now, 1, &mut out).unwrap();
+        let path = network.path(1);
+        // From another address, and from another port of the same address.
+        for (ip, port) in [("10.0.0.9", 4791), ("fd00::9", 4791)] {
+            let remote = SocketAddr::new(ip.parse().unwrap(), port);
+            let path = Path { remote, ..path };
+            assert_eq!(network.ends[1].handle_datagram(now, path, &out), None);
+        }
+        let mut other = path;
+        other.remote.set_port(4792);
+        assert_eq!(network.ends[1].handle_datagram(now, other, &out), None);
+        // Each byte damaged, except the one that the ICRC does not cover.
+        for at in (0..out.len()).filter(|&at| at != 4) {
+            let mut damaged = out.to_vec();
+            damaged[at] ^= 0x10;
+            let taken = network.ends[1].handle_datagram(now, path, &damaged);
+            assert_eq!(taken, None, "byte {at}");
+        }
+        for length in 0..out.len() {
+            let taken = network.ends[1].handle_datagram(now, path, &out[..length]);
+            assert_eq!(taken, None, "{length} bytes");
+        }
+        assert!(network.ends[1].poll_completion(passive).is_none());
+        // The genuine packet arrives once, however often it is replayed.
+        for _ in 0..3 {
+            assert!(network.ends[1].handle_datagram(now, path, &out).is_some());
+        }
+        let received = network.ends[1].poll_completion(passive);
+        assert!(
+            matches!(received, Some(Completion::Received { .. })),
+            "{received:?}"
+        );
+        assert!(network.ends[1].poll_completion(passive).is_none());
+    }
+}
