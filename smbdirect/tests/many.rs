@@ -9,6 +9,7 @@ use smbdirect::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         provider::Provider,
+        roce::{Roce, RoceConfig},
     },
 };
 use tokio::time::timeout;
@@ -21,7 +22,19 @@ fn providers() -> Vec<Arc<dyn Provider>> {
     vec![
         Arc::new(Loopback::new()),
         Arc::new(Iwarp::new(IwarpConfig::default())),
+        Arc::new(roce()),
     ]
+}
+
+/// Returns a provider of RoCE with a UDP port of its own, so that tests can run concurrently.
+fn roce() -> Roce {
+    let probe = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let udp_port = probe.local_addr().unwrap().port();
+    Roce::new(RoceConfig {
+        udp_port,
+        peer_udp_port: udp_port,
+        ..RoceConfig::default()
+    })
 }
 
 /// Returns the bytes of memory in use, or `None` where the system does not report them.

@@ -13,6 +13,7 @@ use smbdirect::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         provider::Provider,
+        roce::{Roce, RoceConfig},
     },
 };
 use tokio::{
@@ -219,6 +220,27 @@ fn loopback() -> Arc<dyn Provider> {
 
 fn iwarp() -> Arc<dyn Provider> {
     Arc::new(Iwarp::new(IwarpConfig::default()))
+}
+
+/// Returns a provider of RoCE with a UDP port of its own, so that tests can run concurrently.
+fn roce() -> Arc<dyn Provider> {
+    let probe = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let udp_port = probe.local_addr().unwrap().port();
+    Arc::new(Roce::new(RoceConfig {
+        udp_port,
+        peer_udp_port: udp_port,
+        ..RoceConfig::default()
+    }))
+}
+
+#[test]
+fn roce_on_one_thread() {
+    play(roce, 0);
+}
+
+#[test]
+fn roce_on_three_threads() {
+    play(roce, 3);
 }
 
 #[test]

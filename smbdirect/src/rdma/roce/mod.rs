@@ -1,6 +1,8 @@
 //! RoCEv2 in software: RDMA over UDP, compatible with network cards and with Linux rxe.
 //!
 //! ```text
+//!   Roce: Provider, Listener, QueuePair             udp        (feature `tokio`)
+//!   ---------------------------------------------------------------------------------
 //!   many connections behind one socket              endpoint   no I/O, no clock
 //!   connecting and disconnecting                    cm         IBTA volume 1, chapter 12, annex A11
 //!   reliable connections: work and completions      rc         IBTA volume 1, chapter 9
@@ -19,6 +21,8 @@ pub mod icrc;
 pub mod packet;
 mod psn;
 mod rc;
+#[cfg(feature = "tokio")]
+mod udp;
 
 pub use endpoint::{
     AcceptParameters, ConnectParameters, ConnectionId, Endpoint, EndpointEvent, EndpointSettings,
@@ -26,3 +30,5 @@ pub use endpoint::{
 };
 pub use psn::Psn;
 pub use rc::{QueuePair, QueuePairError, QueuePairSettings};
+#[cfg(feature = "tokio")]
+pub use udp::{Capabilities, DatagramTap, Roce, RoceConfig, capabilities, port_owner};

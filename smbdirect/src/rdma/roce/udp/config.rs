@@ -1,0 +1,84 @@
+//! The settings of the RoCEv2 provider.
+
+use std::{sync::Arc, time::Duration};
+
+use super::tap::DatagramTap;
+use crate::rdma::roce::{cm::PathMtu, endpoint::EndpointSettings, packet::UDP_PORT};
+
+/// The settings of [`Roce`](super::Roce).
+#[derive(Clone, Debug)]
+pub struct RoceConfig {
+    /// IRD: the most RDMA Reads that a peer may have outstanding; at most 128.
+    pub ird: u8,
+    /// ORD: the most RDMA Reads that this end has outstanding; at most 128, and never more than the
+    /// peer serves.
+    pub ord: u8,
+    /// The UDP port to receive on. Network cards and Linux rxe send to 4791 only. An end that
+    /// connects uses a free port instead if this one is taken.
+    pub udp_port: u16,
+    /// The UDP port on which peers receive connection requests. Only listeners of this library can
+    /// have another port than 4791.
+    pub peer_udp_port: u16,
+    /// The largest path MTU. `None` uses the largest one that fits the interface.
+    pub path_mtu: Option<PathMtu>,
+    /// The longest time until a connection is established.
+    pub connect_timeout: Duration,
+    /// The longest time that a peer may take to confirm that it was accepted.
+    pub accept_timeout: Duration,
+    /// The longest time, after a graceful disconnect, until posted work is finished and the peer has
+    /// answered.
+    pub close_timeout: Duration,
+    /// The most connection requests of one socket that are open: not answered, or not confirmed by
+    /// the peer. Further requests are ignored, and their senders repeat them.
+    pub max_half_open: usize,
+    /// The most bytes of one connection that are sent and not acknowledged.
+    pub max_in_flight: usize,
+    /// How long a queue pair spins for more datagrams before it sleeps, once at least 16 KiB have
+    /// moved since its last sleep. Zero disables spinning.
+    pub spin_window: Duration,
+    /// An observer of all datagrams.
+    pub tap: Option<Arc<dyn DatagramTap>>,
+}
+
+/// The most RDMA Reads at a time.
+const MAX_READS: u8 = 128;
+
+impl Default for RoceConfig {
+    fn default() -> Self {
+        let settings = EndpointSettings::default();
+        Self {
+            ird: settings.responder_resources,
+            ord: settings.initiator_depth,
+            udp_port: UDP_PORT,
+            peer_udp_port: UDP_PORT,
+            path_mtu: None,
+            connect_timeout: Duration::from_secs(10),
+            accept_timeout: Duration::from_secs(5),
+            close_timeout: settings.close_timeout,
+            max_half_open: settings.max_half_open,
+            max_in_flight: settings.max_in_flight,
+            spin_window: Duration::from_micros(100),
+            tap: None,
+        }
+    }
+}
+
+impl RoceConfig {
+    /// Returns the settings of an endpoint.
+    pub(super) fn endpoint(&self) -> EndpointSettings {
+        EndpointSettings {
+            responder_resources: self.ird.min(MAX_READS),
+            initiator_depth: self.ord.min(MAX_READS),
+            max_in_flight: self.max_in_flight,
+            close_timeout: self.close_timeout,
+            max_half_open: self.max_half_open.max(1),
+            ..EndpointSettings::default()
+        }
+    }
+
+    /// Returns the largest path MTU on an interface with this MTU.
+    pub(super) fn path_mtu(&self, interface_mtu: usize, ipv6: bool) -> PathMtu {
+        let fits = PathMtu::of_interface(interface_mtu, ipv6);
+        self.path_mtu.map_or(fits, |most| most.min(fits))
+    }
+}

@@ -1,0 +1,76 @@
+//! A connection request that waits for an answer.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::{
+    address::with_port,
+    config::RoceConfig,
+    error::check_private_data,
+    queue_pair::{Owned, RoceQueuePair},
+    shared::Request,
+};
+use crate::rdma::{
+    provider::{Answer, Connected, Incoming},
+    roce::endpoint::{AcceptParameters, MAX_REPLY_DATA, Path},
+    work::{ProviderError, ProviderErrorKind},
+};
+
+/// Returns a request for the owner of the listener. Dropping it rejects the peer.
+pub(super) fn incoming(
+    owned: Owned,
+    request: Request,
+    port: u16,
+    config: Arc<RoceConfig>,
+) -> Incoming {
+    let path = request.path;
+    Incoming {
+        remote_address: path.remote,
+        private_data: request.private_data,
+        knows_read_depths: true,
+        answer: Box::new(move |answer| Box::pin(accept(owned, path, port, config, answer))),
+    }
+}
+
+/// Accepts the peer, and waits until it knows.
+async fn accept(
+    owned: Owned,
+    path: Path,
+    port: u16,
+    config: Arc<RoceConfig>,
+    answer: Answer,
+) -> Result<Connected, ProviderError> {
+    check_private_data(&answer.private_data, MAX_REPLY_DATA)?;
+    let established = {
+        let shared = &owned.socket.shared;
+        let parameters = AcceptParameters {
+            private_data: answer.private_data,
+            receive: answer.receive,
+            peer_serves_reads: answer.peer_serves_reads,
+        };
+        shared.with_core(|core, now| {
+            core.endpoint.accept(now, owned.id, parameters)?;
+            Ok::<_, ProviderError>(core.wait_until_established(owned.id))
+        })?
+    };
+    let timed_out = |_| {
+        let what = format!("{} did not confirm the connection", path.remote);
+        ProviderError::new(ProviderErrorKind::TimedOut, what)
+    };
+    let stopped = |_| {
+        let what = "the task of the socket has ended";
+        ProviderError::new(ProviderErrorKind::Local, what)
+    };
+    let private_data = timeout(config.accept_timeout, established)
+        .await
+        .map_err(timed_out)?
+        .map_err(stopped)?
+        .map_err(|(error, _)| error)?;
+    Ok(Connected {
+        queue_pair: Box::new(RoceQueuePair::new(owned, path, &config)),
+        remote_address: path.remote,
+        local_address: with_port(path.local, port),
+        private_data,
+    })
+}

@@ -1,0 +1,276 @@
+//! The provider of RoCEv2: it connects and it listens.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
+};
+
+use tokio::{sync::mpsc, time::timeout};
+use tracing::debug;
+
+use super::{
+    address::with_port,
+    config::RoceConfig,
+    driver::Running,
+    error::{check_private_data, os_error},
+    listen::RoceListener,
+    port_owner::port_owner,
+    queue_pair::{Owned, RoceQueuePair},
+    route::{Route, route_to},
+    shared::Shared,
+};
+use crate::rdma::{
+    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    roce::{
+        cm::PathMtu,
+        endpoint::{ConnectParameters, MAX_REQUEST_DATA, Path},
+        rc::QueuePair,
+    },
+    work::{Limits, ProviderError, ProviderErrorKind, WorkRequest},
+};
+
+/// The provider of RoCEv2 in software, over UDP.
+///
+/// Clones share their sockets.
+#[derive(Clone, Debug, Default)]
+pub struct Roce {
+    config: Arc<RoceConfig>,
+    sockets: Arc<Mutex<Vec<KnownSocket>>>,
+}
+
+/// A socket that may be in use.
+#[derive(Debug)]
+struct KnownSocket {
+    /// The address that was asked for.
+    address: SocketAddr,
+    shared: Weak<Shared>,
+}
+
+impl KnownSocket {
+    /// Returns the socket if its task runs.
+    fn join(&self) -> Option<Arc<Running>> {
+        Running::join(self.shared.upgrade()?).map(Arc::new)
+    }
+
+    /// Returns whether the socket is open, although its task may have ended.
+    fn is_open(&self) -> bool {
+        self.shared.strong_count() > 0
+    }
+}
+
+impl Roce {
+    /// Creates a provider with the settings `config`.
+    pub fn new(config: RoceConfig) -> Self {
+        Self {
+            config: Arc::new(config),
+            sockets: Arc::default(),
+        }
+    }
+
+    /// Returns the socket of this provider that is bound to `address`, or binds one.
+    fn socket(&self, address: SocketAddr) -> io::Result<Arc<Running>> {
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        sockets.retain(KnownSocket::is_open);
+        let known = sockets.iter().find(|socket| socket.address == address);
+        if let Some(running) = known.and_then(KnownSocket::join) {
+            return Ok(running);
+        }
+        let bind = || Shared::bind(address, &self.config);
+        let mut bound = bind();
+        // The task of the old socket has ended and is about to close it.
+        while known.is_some_and(KnownSocket::is_open) && bound.as_ref().is_err_and(is_taken) {
+            thread::yield_now();
+            bound = bind();
+        }
+        let running = Arc::new(Running::start(bound?));
+        // The next one who asks for a free port shares this one.
+        sockets.push(KnownSocket {
+            address,
+            shared: Arc::downgrade(&running.shared),
+        });
+        Ok(running)
+    }
+
+    /// Returns a socket to connect from `local`, and who has the UDP port of RoCEv2 if the socket has
+    /// another port because of that.
+    fn socket_to_connect(
+        &self,
+        local: IpAddr,
+    ) -> Result<(Arc<Running>, Option<String>), ProviderError> {
+        // A listener of this provider may have the port.
+        let any = match local {
+            IpAddr::V4(_) => IpAddr::from([0; 4]),
+            IpAddr::V6(_) => IpAddr::from([0; 16]),
+        };
+        let port = self.config.udp_port;
+        let listening = {
+            let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_any = |socket: &&KnownSocket| {
+                let ip = socket.address.ip();
+                socket.address.port() == port && (ip == any || ip == IpAddr::from([0; 16]))
+            };
+            let known = sockets.iter().find(is_any);
+            known.and_then(KnownSocket::join)
+        };
+        if let Some(socket) = listening {
+            return Ok((socket, None));
+        }
+        match self.socket(SocketAddr::new(local, port)) {
+            Ok(socket) => Ok((socket, None)),
+            Err(error) if is_taken(&error) => {
+                let owner = port_owner(port).unwrap_or_else(|| "another process".into());
+                debug!(%owner, port, "the UDP port is taken; connecting from a free port");
+                let socket = self.socket(SocketAddr::new(local, 0));
+                let socket = socket.map_err(|error| os_error("connecting", &error))?;
+                Ok((socket, Some(owner)))
+            }
+            Err(error) => Err(taken_or(error, "connecting", port)),
+        }
+    }
+
+    /// Connects with a path MTU.
+    async fn attempt(
+        &self,
+        request: &mut Option<WorkRequest>,
+        address: SocketAddr,
+        private_data: &bytes::Bytes,
+        route: Route,
+        path_mtu: PathMtu,
+    ) -> Result<Connected, (ProviderError, Option<PathMtu>)> {
+        let failed = |error| (error, None);
+        let (socket, owner) = self.socket_to_connect(route.local).map_err(failed)?;
+        let shared = &socket.shared;
+        let path = Path {
+            local: SocketAddr::new(route.local, shared.socket.local().port()),
+            remote: with_port(address, self.config.peer_udp_port),
+        };
+        let receive = copy_of(request);
+        let (id, established) = {
+            let parameters = ConnectParameters {
+                path,
+                path_mtu,
+                port: address.port(),
+                private_data: private_data.clone(),
+                receive,
+            };
+            let begun = shared.with_core(|core, now| {
+                let id = core.endpoint.connect(now, parameters)?;
+                Ok((id, core.wait_until_established(id)))
+            });
+            begun.map_err(failed)?
+        };
+        let owned = Owned::new(socket.clone(), id);
+        let timed_out = |_| {
+            let port = path.remote.port();
+            let mut what = format!("{} did not answer on UDP port {port}", path.remote.ip());
+            if let Some(owner) = owner {
+                what += &format!(
+                    "; {owner} has UDP port {port} here, and from another port only listeners of \
+                     this library can be reached"
+                );
+            }
+            (ProviderError::new(ProviderErrorKind::TimedOut, what), None)
+        };
+        let private_data = timeout(self.config.connect_timeout, established)
+            .await
+            .map_err(timed_out)?
+            .unwrap_or_else(|_| {
+                let what = "the task of the socket has ended";
+                Err((ProviderError::new(ProviderErrorKind::Local, what), None))
+            })?;
+        Ok(Connected {
+            queue_pair: Box::new(RoceQueuePair::new(owned, path, &self.config)),
+            remote_address: address,
+            local_address: path.local,
+            private_data,
+        })
+    }
+}
+
+impl Provider for Roce {
+    fn name(&self) -> &'static str {
+        "roce"
+    }
+
+    fn default_port(&self) -> u16 {
+        445
+    }
+
+    fn limits(&self) -> Limits {
+        let settings = self.config.endpoint();
+        QueuePair::limits_of(
+            settings.initiator_depth.into(),
+            settings.responder_resources.into(),
+        )
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        Box::pin(async move {
+            check_private_data(&request.private_data, MAX_REQUEST_DATA)?;
+            let remote = with_port(request.address, self.config.peer_udp_port);
+            let route = route_to(remote).map_err(|error| os_error("connecting", &error))?;
+            let mut path_mtu = self.config.path_mtu(route.mtu, remote.is_ipv6());
+            let mut receive = Some(request.receive);
+            loop {
+                let attempt = self.attempt(
+                    &mut receive,
+                    request.address,
+                    &request.private_data,
+                    route,
+                    path_mtu,
+                );
+                match attempt.await {
+                    Ok(connected) => return Ok(connected),
+                    Err((_, Some(smaller))) if smaller < path_mtu => path_mtu = smaller,
+                    Err((error, _)) => return Err(error),
+                }
+            }
+        })
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+        Box::pin(async move {
+            let udp_port = self.config.udp_port;
+            let socket = self
+                .socket(with_port(address, udp_port))
+                .map_err(|error| taken_or(error, "listening", udp_port))?;
+            let (sender, requests) = mpsc::unbounded_channel();
+            let port = socket.shared.lock().add_listener(address.port(), sender)?;
+            let local_address = with_port(address, port);
+            let listener = RoceListener::new(socket, local_address, requests, self.config.clone());
+            Ok(Box::new(listener) as Box<dyn Listener>)
+        })
+    }
+}
+
+/// Returns the receive of a request, and leaves a copy for another attempt.
+fn copy_of(receive: &mut Option<WorkRequest>) -> WorkRequest {
+    match receive {
+        &mut Some(WorkRequest::Receive { id, length, count }) => {
+            WorkRequest::Receive { id, length, count }
+        }
+        _ => panic!("only a receive can be posted before connecting"),
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
+}
+
+/// Returns the error of binding a UDP port, which names who has the port.
+fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
+    if !is_taken(&error) {
+        return os_error(doing, &error);
+    }
+    let owner = match port_owner(port) {
+        Some(owner) => format!("{owner} has it"),
+        None => "another program has it".into(),
+    };
+    let what = format!("{doing}: the UDP port {port} is in use: {owner}");
+    ProviderError::new(ProviderErrorKind::InUse, what)
+}

@@ -1,0 +1,181 @@
+//! The queue pair: one end of a connection, driven by the polls of its owner.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use bytes::BytesMut;
+
+use super::{config::RoceConfig, driver::Running};
+use crate::{
+    rdma::{
+        adaptive_spin::AdaptiveSpin,
+        memory::{DeregisterError, RegisterError, Registration},
+        provider::{QueuePair, Teardown},
+        roce::endpoint::{ConnectionId, Path},
+        work::{Access, Completion, Limits, Room, Token, WorkRequest},
+    },
+    runtime::wake_after_io_poll,
+};
+
+/// A connection of an endpoint that has an owner. Dropping it gives the connection up.
+#[derive(Debug)]
+pub(super) struct Owned {
+    pub(super) socket: Arc<Running>,
+    pub(super) id: ConnectionId,
+}
+
+impl Owned {
+    pub(super) const fn new(socket: Arc<Running>, id: ConnectionId) -> Self {
+        Self { socket, id }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.socket.shared.with_core(|core, now| {
+            core.forget(self.id);
+            core.endpoint.release(now, self.id);
+        });
+    }
+}
+
+/// One end of a connection.
+pub(super) struct RoceQueuePair {
+    owned: Owned,
+    path: Path,
+    limits: Limits,
+    adaptive_spin: AdaptiveSpin,
+    /// Whether the next poll receives without asking the runtime if the socket is ready.
+    skip_readiness_check: bool,
+    /// Whether the last completion was returned.
+    has_ended: bool,
+}
+
+impl RoceQueuePair {
+    pub(super) fn new(owned: Owned, path: Path, config: &RoceConfig) -> Self {
+        let limits = owned.socket.shared.lock().endpoint.limits(owned.id);
+        Self {
+            limits: limits.expect("an established connection has a queue pair"),
+            owned,
+            path,
+            adaptive_spin: AdaptiveSpin::new(config.spin_window),
+            skip_readiness_check: false,
+            has_ended: false,
+        }
+    }
+
+    /// Returns the bytes sent and received so far.
+    fn moved(&self) -> (u64, u64) {
+        let core = self.owned.socket.shared.lock();
+        core.endpoint.moved_bytes(self.owned.id)
+    }
+}
+
+impl QueuePair for RoceQueuePair {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn room(&self) -> Room {
+        let core = self.owned.socket.shared.lock();
+        core.endpoint.room(self.owned.id)
+    }
+
+    fn post(&mut self, work: WorkRequest) {
+        let mut core = self.owned.socket.shared.lock();
+        core.endpoint.post(self.owned.id, work);
+    }
+
+    fn flush(&mut self, _: &mut Context<'_>) {
+        // The task of the socket continues if the socket is full.
+        self.owned
+            .socket
+            .shared
+            .with_core(|core, _| core.endpoint.flush(self.owned.id));
+        let (sent, received) = self.moved();
+        self.adaptive_spin.record_flush(sent, received);
+    }
+
+    fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
+        if self.has_ended {
+            return Poll::Pending;
+        }
+        let shared = &self.owned.socket.shared;
+        let mut skip_readiness_check = std::mem::take(&mut self.skip_readiness_check);
+        let moved = loop {
+            let (moved, waits) = {
+                let mut core = shared.lock();
+                if let Some(completion) = core.endpoint.poll_completion(self.owned.id) {
+                    self.has_ended = matches!(completion, Completion::Disconnected(_));
+                    return Poll::Ready(completion);
+                }
+                core.wake_owner(self.owned.id, context.waker());
+                (
+                    core.endpoint.moved_bytes(self.owned.id),
+                    core.endpoint.awaits_packets(self.owned.id),
+                )
+            };
+            // The datagrams that have arrived may be for another queue pair.
+            let skip = std::mem::take(&mut skip_readiness_check);
+            if !waits || !shared.receive(skip) {
+                break moved;
+            }
+        };
+        if self
+            .adaptive_spin
+            .keep_spinning(moved.0, moved.1, Instant::now)
+        {
+            wake_after_io_poll(context);
+        }
+        Poll::Pending
+    }
+
+    fn has_completion(&self) -> bool {
+        if self.has_ended {
+            return false;
+        }
+        let core = self.owned.socket.shared.lock();
+        let (sent, received) = core.endpoint.moved_bytes(self.owned.id);
+        core.endpoint.has_completion(self.owned.id) || self.adaptive_spin.may_spin(sent, received)
+    }
+
+    fn busy_poll(&mut self) -> bool {
+        let shared = &self.owned.socket.shared;
+        let has_completion = || shared.lock().endpoint.has_completion(self.owned.id);
+        let found = has_completion() || shared.receive(true) && has_completion();
+        self.skip_readiness_check = found;
+        found
+    }
+
+    fn disconnect(&mut self, how: Teardown) {
+        let shared = &self.owned.socket.shared;
+        shared.with_core(|core, now| core.endpoint.disconnect(now, self.owned.id, how));
+    }
+
+    fn register(
+        &mut self,
+        buffer: BytesMut,
+        access: Access,
+    ) -> Result<Registration, RegisterError> {
+        let mut core = self.owned.socket.shared.lock();
+        core.endpoint.register(self.owned.id, buffer, access)
+    }
+
+    fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError> {
+        let mut core = self.owned.socket.shared.lock();
+        core.endpoint.deregister(self.owned.id, token)
+    }
+}
+
+impl fmt::Debug for RoceQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RoceQueuePair")
+            .field("path", &self.path)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}

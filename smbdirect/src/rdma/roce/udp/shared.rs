@@ -1,0 +1,343 @@
+//! A socket with its endpoint, shared by queue pairs, listeners and the task of the socket.
+
+use std::{
+    collections::HashMap,
+    io, mem,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    task::Waker,
+    time::Instant,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::debug;
+
+use super::{config::RoceConfig, receiver::Receiver, socket::Socket, tap::DatagramTap};
+use crate::rdma::{
+    iwarp::Direction,
+    roce::{
+        cm::PathMtu,
+        endpoint::{ConnectionId, Endpoint, EndpointEvent, Path, Transmit},
+    },
+    work::ProviderError,
+};
+
+/// A socket with its endpoint.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) socket: Socket,
+    core: Mutex<Core>,
+    receiver: Mutex<Receiver>,
+    /// Wakes the task of the socket, which then looks at the timers and at `Core::blocked`.
+    pub(super) attention: Notify,
+    tap: Option<Arc<dyn DatagramTap>>,
+}
+
+/// The endpoint, and those who wait for it.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) endpoint: Endpoint,
+    waiting: HashMap<ConnectionId, Waiting>,
+    listeners: HashMap<u16, mpsc::UnboundedSender<Request>>,
+    /// The datagrams of the group that is sent.
+    out: BytesMut,
+    /// The group in `out` that the socket did not take.
+    blocked: Option<Transmit>,
+    /// What to tell others after the lock is released, because they may use the socket at once.
+    notices: Vec<Notice>,
+    /// The time at which the task of the socket runs timers next.
+    armed: Option<Instant>,
+    /// The number of queue pairs, listeners and attempts to connect.
+    pub(super) users: usize,
+    /// Whether the task of the socket has ended.
+    pub(super) has_stopped: bool,
+}
+
+/// Something to tell others.
+#[derive(Debug)]
+enum Notice {
+    Completions(Waker),
+    Established(oneshot::Sender<Established>, Established),
+    Request(mpsc::UnboundedSender<Request>, Request),
+}
+
+impl Notice {
+    /// Tells it. Whoever no longer waits has given the connection up, or is about to.
+    fn give(self) {
+        match self {
+            Self::Completions(owner) => owner.wake(),
+            Self::Established(sender, result) => drop(sender.send(result)),
+            Self::Request(listener, request) => drop(listener.send(request)),
+        }
+    }
+}
+
+/// Who waits for something on a connection.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// The task of the owner, which waits for completions.
+    owner: Option<Waker>,
+    /// The attempt to connect or to accept.
+    establishing: Option<oneshot::Sender<Established>>,
+}
+
+/// The result of connecting or accepting: the private data of the answer, or the reason and the path
+/// MTU that the peer asks for instead.
+pub(super) type Established = Result<Bytes, (ProviderError, Option<PathMtu>)>;
+
+/// A request of a peer, for a listener.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) id: ConnectionId,
+    pub(super) path: Path,
+    pub(super) path_mtu: PathMtu,
+    pub(super) private_data: Bytes,
+}
+
+/// The most groups of datagrams that one call receives or sends, so that other tasks can run.
+const MAX_GROUPS_PER_CALL: usize = 64;
+
+impl Shared {
+    /// Binds a socket.
+    pub(super) fn bind(address: SocketAddr, config: &RoceConfig) -> io::Result<Self> {
+        let core = Core {
+            endpoint: Endpoint::new(config.endpoint()),
+            waiting: HashMap::new(),
+            listeners: HashMap::new(),
+            out: BytesMut::new(),
+            blocked: None,
+            notices: Vec::new(),
+            armed: None,
+            users: 0,
+            has_stopped: false,
+        };
+        Ok(Self {
+            socket: Socket::bind(address)?,
+            core: Mutex::new(core),
+            receiver: Mutex::new(Receiver::new()),
+            attention: Notify::new(),
+            tap: config.tap.clone(),
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
+        // No call that panics leaves the endpoint half changed in a way that harms others.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the endpoint by `change`, sends what it then has to send, and passes on its events.
+    pub(super) fn with_core<T>(&self, change: impl FnOnce(&mut Core, Instant) -> T) -> T {
+        let now = Instant::now();
+        let mut core = self.lock();
+        let result = change(&mut core, now);
+        self.pump(&mut core, now);
+        let notices = mem::take(&mut core.notices);
+        drop(core);
+        notices.into_iter().for_each(Notice::give);
+        result
+    }
+
+    /// Sends what the endpoint has to send, collects its events, and wakes the task of the socket if
+    /// it has to do more.
+    fn pump(&self, core: &mut Core, now: Instant) {
+        let mut is_complete = false;
+        for _ in 0..MAX_GROUPS_PER_CALL {
+            if !self.send_group(core, now) {
+                is_complete = core.blocked.is_none();
+                break;
+            }
+        }
+        core.collect_notices(now);
+        let next = core.endpoint.poll_timeout();
+        let is_earlier = match (next, core.armed) {
+            (Some(next), Some(armed)) => next < armed,
+            (next, None) => next.is_some(),
+            (None, Some(_)) => false,
+        };
+        if is_earlier || !is_complete {
+            self.attention.notify_one();
+        }
+    }
+
+    /// Sends one group of datagrams. Returns whether there may be another one.
+    fn send_group(&self, core: &mut Core, now: Instant) -> bool {
+        let transmit = match core.blocked.take() {
+            Some(transmit) => transmit,
+            None => {
+                core.out.clear();
+                let max_segments = self.socket.max_segments();
+                match core
+                    .endpoint
+                    .poll_transmit(now, max_segments, &mut core.out)
+                {
+                    Some(transmit) => transmit,
+                    None => return false,
+                }
+            }
+        };
+        match self.socket.send(&transmit, &core.out) {
+            Ok(()) => {
+                self.show_sent(&transmit, &core.out);
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                core.blocked = Some(transmit);
+                false
+            }
+            Err(error) => {
+                // The datagrams count as lost, and are sent again.
+                debug!(peer = %transmit.path.remote, %error, "sending datagrams failed");
+                true
+            }
+        }
+    }
+
+    /// Receives datagrams that have arrived and processes them. Returns whether there were any.
+    pub(super) fn receive(&self, skip_readiness_check: bool) -> bool {
+        // Whoever has the receiver also receives for this caller.
+        let mut receiver = match self.receiver.try_lock() {
+            Ok(receiver) => receiver,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let received = receiver.receive(&self.socket, skip_readiness_check, |group| {
+            self.with_core(|core, now| {
+                for datagram in group.datagrams() {
+                    let identification = core.endpoint.handle_datagram(now, group.path, datagram);
+                    if let (Some(tap), Some(identification)) = (&self.tap, identification) {
+                        let Path { local, remote } = group.path;
+                        tap.datagram(Direction::Received, local, remote, identification, datagram);
+                    }
+                }
+            });
+        });
+        received.is_ok_and(|count| count > 0)
+    }
+
+    /// Receives until nothing has arrived, or until the limit of one call is reached.
+    pub(super) fn receive_all(&self) {
+        for _ in 0..MAX_GROUPS_PER_CALL {
+            if !self.receive(false) {
+                break;
+            }
+        }
+        while let Some(peer) = self.socket.next_unreachable() {
+            self.with_core(|core, now| core.endpoint.handle_unreachable(now, peer));
+        }
+    }
+
+    /// Shows sent datagrams to the tap.
+    fn show_sent(&self, transmit: &Transmit, datagrams: &[u8]) {
+        let Some(tap) = &self.tap else { return };
+        let Path { local, remote } = transmit.path;
+        for (index, datagram) in datagrams.chunks(transmit.segment_size).enumerate() {
+            let identification = if local.is_ipv4() { index as u16 } else { 0 };
+            tap.datagram(Direction::Sent, local, remote, identification, datagram);
+        }
+    }
+}
+
+impl Core {
+    /// Returns whether the socket was full when datagrams were last sent.
+    pub(super) const fn is_blocked(&self) -> bool {
+        self.blocked.is_some()
+    }
+
+    /// Returns the time at which the task of the socket runs timers next.
+    pub(super) fn arm(&mut self) -> Option<Instant> {
+        self.armed = self.endpoint.poll_timeout();
+        self.armed
+    }
+
+    /// Returns a future for the end of connecting or accepting.
+    pub(super) fn wait_until_established(
+        &mut self,
+        id: ConnectionId,
+    ) -> oneshot::Receiver<Established> {
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.entry(id).or_default().establishing = Some(sender);
+        receiver
+    }
+
+    /// Wakes `waker` when the connection has completions.
+    pub(super) fn wake_owner(&mut self, id: ConnectionId, waker: &Waker) {
+        let waiting = self.waiting.entry(id).or_default();
+        match &mut waiting.owner {
+            Some(owner) => owner.clone_from(waker),
+            None => waiting.owner = Some(waker.clone()),
+        }
+    }
+
+    /// Forgets who waits for a connection.
+    pub(super) fn forget(&mut self, id: ConnectionId) {
+        self.waiting.remove(&id);
+    }
+
+    /// Begins to pass requests for `port` on.
+    pub(super) fn add_listener(
+        &mut self,
+        port: u16,
+        requests: mpsc::UnboundedSender<Request>,
+    ) -> Result<u16, ProviderError> {
+        let port = self.endpoint.listen(port)?;
+        self.listeners.insert(port, requests);
+        Ok(port)
+    }
+
+    /// Ends passing requests for `port` on.
+    pub(super) fn remove_listener(&mut self, port: u16) {
+        self.listeners.remove(&port);
+        self.endpoint.unlisten(port);
+    }
+
+    /// Turns the events of the endpoint into notices.
+    fn collect_notices(&mut self, now: Instant) {
+        while let Some(event) = self.endpoint.poll_event() {
+            match event {
+                EndpointEvent::Requested {
+                    id,
+                    port,
+                    path,
+                    path_mtu,
+                    private_data,
+                } => {
+                    let request = Request {
+                        id,
+                        path,
+                        path_mtu,
+                        private_data,
+                    };
+                    match self.listeners.get(&port) {
+                        Some(listener) => {
+                            self.notices
+                                .push(Notice::Request(listener.clone(), request));
+                        }
+                        None => self.endpoint.release(now, id),
+                    }
+                }
+                EndpointEvent::Connected { id, private_data } => {
+                    self.finish_establishing(id, Ok(private_data));
+                }
+                EndpointEvent::Failed {
+                    id,
+                    error,
+                    path_mtu,
+                } => self.finish_establishing(id, Err((error, path_mtu))),
+                EndpointEvent::Ready { id } => {
+                    let waiting = self.waiting.get_mut(&id);
+                    if let Some(owner) = waiting.and_then(|waiting| waiting.owner.take()) {
+                        self.notices.push(Notice::Completions(owner));
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish_establishing(&mut self, id: ConnectionId, result: Established) {
+        let waiting = self.waiting.get_mut(&id);
+        if let Some(sender) = waiting.and_then(|waiting| waiting.establishing.take()) {
+            self.notices.push(Notice::Established(sender, result));
+        }
+    }
+}
