@@ -1,12 +1,17 @@
-//! `smbdirect devices`: the RDMA adapters of this machine, and whether SMB Direct can use them.
+//! `smbdirect devices`: the RDMA of this machine, in software and by adapters, and whether SMB Direct
+//! can use it.
 
 use anyhow::Result;
 use clap::{ArgAction, Args};
+use serde::Serialize;
+use smbdirect::rdma::roce::{Capabilities, capabilities};
 
-/// List the RDMA adapters of this machine, and whether SMB Direct can use them
+use crate::report::{self, Report};
+
+/// List the RDMA of this machine, in software and by adapters, and whether SMB Direct can use it
 ///
-/// Uses the libraries of rdma-core, as `--transport verbs` does in the other commands. Ends with
-/// status 1 if no adapter can be used, and prints what to do about it.
+/// For adapters it uses the libraries of rdma-core, as `--transport verbs` does in the other commands.
+/// Ends with status 1 if no adapter can be used, and prints what to do about it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Devices {
@@ -29,33 +34,144 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   peer's can invalidate a token of ours that is a memory window.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"software\", transport, port_of_smb_direct, usable, why_not, datagrams_per_send,
+   datagrams_per_receive, receive_buffer, identification_is_right, udp_port_taken}
   {\"event\":\"device\", name, transport, port_of_smb_direct, ports, max_queue, max_send_elements,
    max_completions, max_inbound_reads, max_outbound_reads, send_with_invalidate, memory_windows,
    usable, why_not}";
 
 impl Devices {
-    #[cfg(not(target_os = "linux"))]
     pub(crate) fn run(self) -> Result<bool> {
-        let _ = self.json;
-        Err(anyhow::anyhow!(
-            "RDMA adapters are used through rdma-core, which is for Linux"
-        ))
+        let report = Report::new(self.json);
+        for software in [Software::iwarp(), Software::roce()] {
+            software.print(&report);
+        }
+        adapters(&report)
+    }
+}
+
+/// Prints the adapters. Returns whether one can be used.
+#[cfg(not(target_os = "linux"))]
+fn adapters(_: &Report) -> Result<bool> {
+    Err(anyhow::anyhow!(
+        "RDMA adapters are used through rdma-core, which is for Linux"
+    ))
+}
+
+/// Prints the adapters. Returns whether one can be used.
+#[cfg(target_os = "linux")]
+fn adapters(report: &Report) -> Result<bool> {
+    use crate::transport::unavailable;
+
+    let devices = smbdirect_verbs::Verbs::devices().map_err(|why| unavailable(&why))?;
+    let rows = devices.iter().flat_map(linux::rows).collect::<Vec<_>>();
+    for line in linux::table(&rows, report.style) {
+        report.line(line);
+    }
+    for device in &devices {
+        report.event(&linux::Event::of(device));
+    }
+    Ok(devices.iter().any(|device| device.unusable.is_none()))
+}
+
+/// A transport in software.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "software")]
+struct Software {
+    transport: &'static str,
+    port_of_smb_direct: u16,
+    usable: bool,
+    why_not: Option<String>,
+    datagrams_per_send: Option<usize>,
+    datagrams_per_receive: Option<usize>,
+    receive_buffer: Option<usize>,
+    identification_is_right: Option<bool>,
+    udp_port_taken: Option<String>,
+}
+
+impl Software {
+    const fn iwarp() -> Self {
+        Self {
+            transport: "iwarp",
+            port_of_smb_direct: 5445,
+            usable: true,
+            why_not: None,
+            datagrams_per_send: None,
+            datagrams_per_receive: None,
+            receive_buffer: None,
+            identification_is_right: None,
+            udp_port_taken: None,
+        }
     }
 
-    #[cfg(target_os = "linux")]
-    pub(crate) fn run(self) -> Result<bool> {
-        use crate::{report::Report, transport::unavailable};
+    fn roce() -> Self {
+        let roce = Self {
+            transport: "roce",
+            port_of_smb_direct: 445,
+            ..Self::iwarp()
+        };
+        match capabilities() {
+            Ok(Capabilities {
+                send_segments,
+                receive_segments,
+                receive_buffer,
+                identification,
+                port_taken,
+            }) => Self {
+                datagrams_per_send: Some(send_segments),
+                datagrams_per_receive: Some(receive_segments),
+                receive_buffer: Some(receive_buffer),
+                identification_is_right: identification,
+                udp_port_taken: port_taken,
+                ..roce
+            },
+            Err(error) => Self {
+                usable: false,
+                why_not: Some(format!("no UDP socket: {}", report::plain(&error))),
+                ..roce
+            },
+        }
+    }
 
-        let devices = smbdirect_verbs::Verbs::devices().map_err(|why| unavailable(&why))?;
-        let report = Report::new(self.json);
-        let rows = devices.iter().flat_map(linux::rows).collect::<Vec<_>>();
-        for line in linux::table(&rows, report.style) {
-            report.line(line);
+    fn print(&self, report: &Report) {
+        let port = self.port_of_smb_direct;
+        let verdict = match &self.why_not {
+            None => format!("yes, port {port}"),
+            Some(why) => format!("no: {}", report::printable(why)),
+        };
+        let over = if self.transport == "iwarp" {
+            "TCP"
+        } else {
+            "UDP"
+        };
+        report.line(format_args!(
+            "{:<6}in software over {over}: {verdict}",
+            self.transport
+        ));
+        if let (Some(send), Some(receive), Some(buffer)) = (
+            self.datagrams_per_send,
+            self.datagrams_per_receive,
+            self.receive_buffer,
+        ) {
+            let ports = match &self.udp_port_taken {
+                None => "UDP port 4791 is free".into(),
+                Some(who) => format!(
+                    "cannot listen: UDP port 4791 is taken, {}",
+                    report::printable(who)
+                ),
+            };
+            let checksums = match self.identification_is_right {
+                Some(true) => "checksums over IPv4 are right, as a raw socket shows",
+                Some(false) => "only peers of this library accept checksums over IPv4, so use IPv6",
+                None => "checksums over IPv4 are not tested: raw sockets need privileges",
+            };
+            let buffer = report::bytes(buffer as u64);
+            report.line(format_args!(
+                "      sends {send} and receives {receive} datagrams per call (GSO, GRO), receive buffer {buffer}"
+            ));
+            report.line(format_args!("      {ports}; {checksums}"));
         }
-        for device in &devices {
-            report.event(&linux::Event::of(device));
-        }
-        Ok(devices.iter().any(|device| device.unusable.is_none()))
+        report.event(self);
     }
 }
 

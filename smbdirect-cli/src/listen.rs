@@ -44,7 +44,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES), group = ArgGroup::new("mode").required(true))]
 pub(crate) struct Listen {
-    /// Address to listen on: HOST[:PORT]; port 0 picks a free one [default: :5445, every address]
+    /// Address to listen on: HOST[:PORT]; port 0 picks a free one [default: every address, port 5445, or 445 with --transport roce]
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
 

@@ -24,8 +24,9 @@ pub(crate) fn usage(what: impl Into<String>) -> anyhow::Error {
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CommonOptions {
-    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; verbs uses RDMA adapters through
-    /// rdma-core (see `smbdirect devices`); loopback stays within the process
+    /// Kind of RDMA: iwarp is software over TCP and runs anywhere; roce is RoCEv2 in software over
+    /// UDP; verbs uses RDMA adapters through rdma-core (see `smbdirect devices`); loopback stays
+    /// within the process
     #[arg(long, value_enum, default_value_t, value_name = "KIND")]
     pub(crate) transport: Transport,
 
@@ -101,6 +102,11 @@ pub(crate) struct CommonOptions {
     /// RDMA Reads to have outstanding, if the peer serves as many [default: 32]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ord: Option<u16>,
+
+    /// UDP port of the listening end, with --transport roce; adapters and the kernel's rxe have 4791
+    /// [default: 4791]
+    #[arg(long, value_name = "PORT", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) udp_port: Option<u16>,
 }
 
 const SETTINGS: &str = "Connection settings";
@@ -136,6 +142,7 @@ impl AcceptOptions {
 pub(crate) enum Transport {
     #[default]
     Iwarp,
+    Roce,
     Verbs,
     Loopback,
 }

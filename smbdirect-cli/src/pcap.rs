@@ -1,6 +1,7 @@
-//! `--pcap`: what an iWARP connection carried, as a capture of Ethernet, IP and TCP around it.
+//! `--pcap`: what a connection carried, as a capture with Ethernet, IP and TCP or UDP around it.
 //!
-//! The bytes are those of the socket. The packets around them are made here, because a program does
+//! The datagrams of RoCE are those of the network, with the Identification of IPv4 that their ICRC
+//! covers. The bytes of iWARP are those of the socket. The packets around them are made here, because a program does
 //! not see into which packets the network cut them. Wireshark recognises MPA, DDP, RDMAP and SMB
 //! Direct in the file.
 
@@ -17,12 +18,15 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use bytes::BytesMut;
-use etherparse::PacketBuilder;
+use etherparse::{IpFragOffset, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, PacketBuilder};
 use pcap_file::{
     DataLink,
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
-use smbdirect::rdma::iwarp::{Direction, Tap};
+use smbdirect::rdma::{
+    iwarp::{Direction, Tap},
+    roce::DatagramTap,
+};
 
 use crate::report::plain;
 
@@ -129,8 +133,13 @@ impl Capture {
         })
     }
 
-    /// Returns the tap that the provider passes its bytes to.
+    /// Returns the tap that the provider of iWARP passes its bytes to.
     pub(crate) fn tap(&self) -> Arc<dyn Tap> {
+        self.shared.clone()
+    }
+
+    /// Returns the tap that the provider of RoCE passes its datagrams to.
+    pub(crate) fn datagram_tap(&self) -> Arc<dyn DatagramTap> {
         self.shared.clone()
     }
 }
@@ -163,6 +172,24 @@ impl Tap for Shared {
     fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.bytes(direction, (local, remote), bytes);
+    }
+}
+
+impl DatagramTap for Shared {
+    fn datagram(
+        &self,
+        direction: Direction,
+        local: SocketAddr,
+        remote: SocketAddr,
+        identification: u16,
+        datagram: &[u8],
+    ) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (from, to) = match direction {
+            Direction::Sent => (local, remote),
+            Direction::Received => (remote, local),
+        };
+        state.write(&udp_frame(from, to, identification, datagram));
     }
 }
 
@@ -244,20 +271,30 @@ impl State {
         flags: u8,
         payload: &[u8],
     ) {
-        let Some(writer) = &mut self.writer else {
-            return;
-        };
         let (from, to) = match direction {
             Direction::Sent => (local, remote),
             Direction::Received => (remote, local),
         };
         let acknowledged = flow.sequence[opposite(direction) as usize];
         let sequence = flow.sequence[direction as usize];
-        let bytes = ethernet(from, to, [sequence, acknowledged], flags, payload);
+        self.write(&ethernet(
+            from,
+            to,
+            [sequence, acknowledged],
+            flags,
+            payload,
+        ));
+    }
+
+    /// Writes a frame.
+    fn write(&mut self, bytes: &[u8]) {
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let packet = PcapPacket::new(now, bytes.len() as u32, &bytes);
+        let packet = PcapPacket::new(now, bytes.len() as u32, bytes);
         if let Err(error) = writer.write_packet(&packet) {
             // The error of pcap_file says less than the write error.
             self.failure = Some(plain(&error));
@@ -314,11 +351,6 @@ fn ethernet(
     flags: u8,
     payload: &[u8],
 ) -> Vec<u8> {
-    let mac = |address: SocketAddr| {
-        let [high, low] = address.port().to_be_bytes();
-        // Locally administered addresses, different at the two ends.
-        [0x02, 0, 0, 0, high, low]
-    };
     let link = PacketBuilder::ethernet2(mac(from), mac(to));
     let packet = match (from.ip().to_canonical(), to.ip().to_canonical()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => link.ipv4(from.octets(), to.octets(), 64),
@@ -342,6 +374,41 @@ fn ethernet(
         .write(&mut bytes, payload)
         .expect("a segment fits its packet, and memory takes it");
     bytes
+}
+
+/// Builds an Ethernet frame with a UDP datagram that may not be fragmented, with all checksums.
+fn udp_frame(from: SocketAddr, to: SocketAddr, identification: u16, datagram: &[u8]) -> Vec<u8> {
+    let link = PacketBuilder::ethernet2(mac(from), mac(to));
+    let packet = match (from.ip().to_canonical(), to.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let header = Ipv4Header {
+                identification,
+                dont_fragment: true,
+                fragment_offset: IpFragOffset::ZERO,
+                time_to_live: 64,
+                protocol: IpNumber::UDP,
+                source: from.octets(),
+                destination: to.octets(),
+                ..Ipv4Header::default()
+            };
+            link.ip(IpHeaders::Ipv4(header, Ipv4Extensions::default()))
+        }
+        (from, to) => link.ipv6(octets(from), octets(to), 64),
+    };
+    let packet = packet.udp(from.port(), to.port());
+    let mut bytes = Vec::with_capacity(packet.size(datagram.len()));
+    packet
+        .write(&mut bytes, datagram)
+        .expect("a datagram fits its packet, and memory takes it");
+    bytes
+}
+
+/// Returns a locally administered address, which is different at the two ends of a connection.
+fn mac(address: SocketAddr) -> [u8; 6] {
+    let [high, low] = address.port().to_be_bytes();
+    let ip = address.ip().to_canonical();
+    let last = octets(ip)[15];
+    [0x02, 0, 0, last, high, low]
 }
 
 fn octets(address: IpAddr) -> [u8; 16] {
@@ -393,6 +460,45 @@ mod tests {
             ));
         }
         packets
+    }
+
+    #[test]
+    fn datagrams_are_written_as_they_were_sent() {
+        for (local, remote) in [
+            ("127.0.0.1:4791", "127.0.0.2:50000"),
+            ("[::1]:4791", "[::2]:4791"),
+        ] {
+            let (local, remote): (SocketAddr, SocketAddr) =
+                (local.parse().unwrap(), remote.parse().unwrap());
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let capture = Capture::create(file.path()).unwrap();
+            let tap = capture.datagram_tap();
+            tap.datagram(Direction::Sent, local, remote, 7, &[1; 40]);
+            tap.datagram(Direction::Received, local, remote, 0xfffe, &[2; 4136]);
+            drop(capture);
+            let mut reader = PcapReader::new(File::open(file.path()).unwrap()).unwrap();
+            let expected = [(local, remote, 7, 40), (remote, local, 0xfffe, 4136)];
+            for (from, to, identification, length) in expected {
+                let packet = reader.next_packet().unwrap().unwrap();
+                let sliced = SlicedPacket::from_ethernet(&packet.data).unwrap();
+                let Some(TransportSlice::Udp(udp)) = sliced.transport else {
+                    panic!("UDP")
+                };
+                assert_eq!(
+                    (udp.source_port(), udp.destination_port()),
+                    (from.port(), to.port())
+                );
+                assert_eq!(udp.payload().len(), length);
+                if let Some(NetSlice::Ipv4(ip)) = sliced.net {
+                    let header = ip.header();
+                    assert_eq!(header.identification(), identification);
+                    assert!(header.dont_fragment());
+                    assert_eq!(IpAddr::from(header.source_addr()), from.ip());
+                    assert_eq!(IpAddr::from(header.destination_addr()), to.ip());
+                }
+            }
+            assert!(reader.next_packet().is_none());
+        }
     }
 
     /// Returns an FPDU with `length` bytes of payload.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -15,6 +15,7 @@ use smbdirect::{
         iwarp::{Iwarp, IwarpConfig},
         loopback::Loopback,
         provider::Provider,
+        roce::{Roce, RoceConfig},
         work::{ProviderError, ProviderErrorKind},
     },
 };
@@ -59,6 +60,13 @@ pub(crate) fn both_ends(
             let (passive, _) = iwarp(options, None, None)?;
             Ok((Ends { active, passive }, capture))
         }
+        Transport::Roce => {
+            let mut options = options.clone();
+            options.udp_port = options.udp_port.or_else(free_udp_port);
+            let (active, capture) = roce(&options, Some(connect))?;
+            let passive = Arc::new(Roce::new(roce_config(&options)));
+            Ok((Ends { active, passive }, capture))
+        }
         Transport::Verbs => {
             let active = verbs(options, Some(connect), false)?;
             let passive = active.clone();
@@ -96,6 +104,7 @@ pub(crate) fn one_end(
             };
             Ok((Arc::new(Iwarp::new(config)), capture))
         }
+        Transport::Roce => roce(options, connect),
         Transport::Verbs => Ok((verbs(options, connect, address.port.is_none())?, None)),
         Transport::Loopback => Err(usage(
             "--transport loopback stays within one process, so only `smbdirect demo` can use it; \
@@ -189,6 +198,43 @@ fn captured(
     Ok((config, capture))
 }
 
+/// Returns the provider of RoCE, and the capture.
+fn roce(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+    let mut config = roce_config(options);
+    if let Some(connect) = connect {
+        config.connect_timeout = connect.connect_timeout;
+    }
+    let capture = options.pcap.as_deref().map(Capture::create).transpose()?;
+    config.tap = capture.as_ref().map(Capture::datagram_tap);
+    Ok((Arc::new(Roce::new(config)), capture))
+}
+
+/// Returns a UDP port for a command that is both ends, if another program has that of RoCE.
+fn free_udp_port() -> Option<u16> {
+    let bind = |port| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
+    if bind(RoceConfig::default().udp_port).is_ok() {
+        return None;
+    }
+    Some(bind(0).ok()?.local_addr().ok()?.port())
+}
+
+/// Returns the configuration of RoCE.
+pub(crate) fn roce_config(options: &CommonOptions) -> RoceConfig {
+    let default = RoceConfig::default();
+    let depth = |option: Option<u16>| option.and_then(|depth| u8::try_from(depth).ok());
+    let udp_port = options.udp_port.unwrap_or(default.udp_port);
+    RoceConfig {
+        ird: depth(options.ird).unwrap_or(default.ird),
+        ord: depth(options.ord).unwrap_or(default.ord),
+        udp_port,
+        peer_udp_port: udp_port,
+        ..default
+    }
+}
+
 /// Congestion control without pacing, for connections within this machine.
 const UNPACED: &str = "reno";
 
@@ -273,6 +319,7 @@ pub(crate) async fn connect(
         let fault = match Connection::connect(provider, address, config.clone()).await {
             Ok(connection) => return Ok(connection),
             Err(error) if provider.name() == "verbs" => explain_verbs(&error, address),
+            Err(error) if provider.name() == "roce" => explain_roce(&error, address),
             Err(error) => explain_connect(&error, address, options.connect_timeout).await,
         };
         peer_span(address).in_scope(|| debug!("{fault:#}"));
@@ -495,6 +542,30 @@ fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
     }
 }
 
+/// Explains why there is no connection over RoCE in software.
+fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) => {
+            let what = in_short(error);
+            match error.kind {
+                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+                    "nobody listens on {address} by RoCE ({what}); start `smbdirect listen \
+                     --transport roce` there, or check the port: 445 is for RoCE, 5445 for iWARP"
+                ),
+                ProviderErrorKind::TimedOut => anyhow!(
+                    "{what}; check the address and firewalls for UDP between, \
+                     or give it more by --connect-timeout"
+                ),
+                _ => explain_provider(error, address),
+            }
+        }
+        ConnectError::Negotiation(error) => anyhow!(
+            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
+        ),
+        error => anyhow!("no SMB Direct connection to {address}: {error}"),
+    }
+}
+
 fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
     let what = in_short(error);
     match error.kind {
@@ -548,7 +619,10 @@ fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
 }
 
 fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
-    let cure = if text.contains("in use") {
+    let cure = if text.contains("UDP port") {
+        "stop that, remove the rxe device (rdma link delete), or listen on another UDP port by \
+         --udp-port and connect with the same option"
+    } else if text.contains("in use") {
         "another program listens there; stop it, or give another port as ADDR"
     } else if text.contains("permission") {
         "ports below 1024 are the administrator's; give a higher one as ADDR"

@@ -22,6 +22,7 @@ use smbdirect::{
         iwarp::{Iwarp, IwarpConfig, MpaCrc},
         loopback::Loopback,
         provider::Provider,
+        roce::{Roce, RoceConfig},
     },
 };
 use socket2::{Domain, SockRef, Socket, Type};
@@ -149,6 +150,7 @@ pub(crate) struct InProcess {
 pub(crate) struct Setting {
     pub(crate) cores: Cores,
     pub(crate) iwarp: IwarpConfig,
+    pub(crate) roce: RoceConfig,
     /// The RDMA adapters of this machine; `None` for other transports.
     pub(crate) adapters: Option<Arc<dyn Provider>>,
     /// What both ends share; `None` if the other end is another process.
@@ -160,6 +162,8 @@ pub(crate) struct Setting {
 /// One end of the measurement, which runs in a thread of its own.
 struct End {
     setting: Setting,
+    /// The provider of software RoCE, whose links share a socket.
+    roce: Roce,
     runtime: Runtime,
     links: HashMap<u32, Connections>,
     /// About how many bytes each link takes; kept by the far end only.
@@ -182,6 +186,7 @@ impl End {
             .build()
             .context("the runtime does not start")?;
         Ok(Self {
+            roce: Roce::new(setting.roce.clone()),
             setting,
             runtime,
             links: HashMap::new(),
@@ -193,6 +198,7 @@ impl End {
     fn provider(&self, smb: &Smb) -> Result<Arc<dyn Provider>> {
         match smb.over {
             Over::Iwarp => {}
+            Over::Roce => return Ok(Arc::new(self.roce.clone())),
             Over::Verbs => {
                 let adapters = self.setting.adapters.clone();
                 return adapters.context("start it with --transport verbs");

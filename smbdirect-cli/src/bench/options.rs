@@ -137,6 +137,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect bench --serve :5446            on one machine
   smbdirect bench HOST                     on another
   smbdirect bench --serve --transport verbs, and there
+  smbdirect bench --transport roce         RoCEv2 in software, next to TCP
   smbdirect bench --transport verbs HOST   over RDMA adapters: HOST is an address of one
 
   Where the system's congestion control is bbr, which costs much on one machine:
@@ -168,6 +169,7 @@ impl Bench {
         let config = self.options.config(Some(&self.connect), None)?;
         let over = match self.options.transport {
             Transport::Iwarp => Over::Iwarp,
+            Transport::Roce => Over::Roce,
             Transport::Loopback => Over::Loopback,
             Transport::Verbs => Over::Verbs,
         };
@@ -217,9 +219,9 @@ impl Bench {
                  `smbdirect bench --serve --transport verbs` runs, on this machine or another",
             ));
         }
-        if over == Over::Verbs && self.compare {
+        if matches!(over, Over::Roce | Over::Verbs) && self.compare {
             return Err(usage(
-                "--compare is about this machine alone, without --transport verbs",
+                "--compare is about iWARP on this machine, without --transport",
             ));
         }
         if over == Over::Loopback && (self.address.is_some() || self.processes > 1) {
@@ -258,7 +260,8 @@ impl Bench {
 
     fn crcs(&self, over: Over) -> Vec<bool> {
         match (MpaCrc::from(self.options.mpa_crc), self.full) {
-            _ if over == Over::Verbs => vec![false],
+            // The ICRC of RoCE is not optional.
+            _ if matches!(over, Over::Roce | Over::Verbs) => vec![false],
             (MpaCrc::Auto, true) => vec![true, false],
             (MpaCrc::Off, _) => vec![false],
             _ => vec![true],
@@ -379,6 +382,7 @@ impl Bench {
                 congestion_control: self.congestion_control.clone(),
                 ..transport::iwarp_config(&self.options)
             },
+            roce: transport::roce_config(&self.options),
             adapters,
             in_process: None,
             limits: (MAX_CONNECTIONS, MAX_MESSAGE_BYTES),

@@ -125,6 +125,7 @@ impl Row {
             }
             name += match (smb.over, smb.crc) {
                 (Over::Loopback, _) => ", in process",
+                (Over::Roce, _) => ", RoCE",
                 (Over::Verbs, _) => ", verbs",
                 (Over::Iwarp, true) => ", CRC",
                 (Over::Iwarp, false) => ", no CRC",

@@ -70,7 +70,9 @@ impl RowEvent {
             transport,
             size: result.row.size(),
             segment: smb.map(|smb| smb.segment),
-            crc: smb.filter(|smb| smb.over != Over::Verbs).map(|smb| smb.crc),
+            crc: smb
+                .filter(|smb| matches!(smb.over, Over::Iwarp | Over::Loopback))
+                .map(|smb| smb.crc),
             outstanding: work
                 .map(|work| work.outstanding)
                 .filter(|&outstanding| outstanding > 0),

@@ -49,6 +49,8 @@ pub(crate) struct Smb {
 pub(crate) enum Over {
     /// Software iWARP over TCP.
     Iwarp,
+    /// Software RoCEv2 over UDP.
+    Roce,
     /// RDMA adapters.
     Verbs,
     /// The in-process provider.
@@ -59,6 +61,7 @@ impl Over {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Iwarp => "iwarp",
+            Self::Roce => "roce",
             Self::Verbs => "verbs",
             Self::Loopback => "loopback",
         }

@@ -13,7 +13,7 @@ const SIZES: [usize; 5] = [0, 1, 131_072, (1 << 20) + 1, 5_242_917];
 #[test]
 fn moves_files_of_all_sizes() {
     let directory = tempfile::tempdir().unwrap();
-    for transport in ["iwarp", "loopback"] {
+    for transport in ["iwarp", "roce", "loopback"] {
         for size in SIZES {
             let path = write_noise(directory.path(), "file", size);
             let path = path.to_str().unwrap();

@@ -32,7 +32,35 @@ fn without_adapters_one_line_gives_cause_and_cure() {
             "{done:?}"
         );
         assert!(!done.stderr.contains("os error"), "{done:?}");
-        assert_eq!(done.stdout, "", "{arguments:?}");
+        let software = arguments[0] == "devices";
+        assert_eq!(done.stdout.is_empty(), !software, "{arguments:?}");
+    }
+}
+
+#[test]
+fn software_rdma_is_listed_with_what_its_sockets_can_do() {
+    let done = run(&["devices"]);
+    let mut lines = done.stdout.lines();
+    assert_eq!(
+        lines.next(),
+        Some("iwarp in software over TCP: yes, port 5445")
+    );
+    assert_eq!(
+        lines.next(),
+        Some("roce  in software over UDP: yes, port 445")
+    );
+    assert!(done.stdout.contains("datagrams per call"), "{done:?}");
+    assert!(done.stdout.contains("UDP port 4791"), "{done:?}");
+    let done = run(&["devices", "--json"]);
+    let events = done.json();
+    let roce = &events[1];
+    assert_eq!(
+        (&roce["event"], &roce["transport"]),
+        (&"software".into(), &"roce".into())
+    );
+    assert!(roce["datagrams_per_send"].as_u64().unwrap() >= 1);
+    if cfg!(target_os = "linux") {
+        assert_ne!(roce["identification_is_right"], false, "{roce}");
     }
 }
 

@@ -14,6 +14,7 @@ mod gateway;
 mod listen;
 mod log;
 mod ping;
+mod roce;
 #[cfg(target_os = "linux")]
 mod segments;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,126 @@
+//! `--transport roce`: two processes on one machine, who has the UDP port, and captures.
+
+use std::{fs, net::UdpSocket, path::Path, process::Command};
+
+use crate::support::{Running, command, listening, run, start, write_noise};
+
+/// A UDP port that no other test uses.
+fn udp_port() -> String {
+    let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
+    probe.local_addr().unwrap().port().to_string()
+}
+
+#[test]
+fn files_arrive_between_two_processes_on_one_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let into = folder.path().join("into");
+    fs::create_dir(&into).unwrap();
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        if address.starts_with('[') && UdpSocket::bind(address).is_err() {
+            continue;
+        }
+        let port = udp_port();
+        let roce = ["--transport", "roce", "--udp-port", &port];
+        let mut listen = command(&["listen", address, "--receive", into.to_str().unwrap()]);
+        listen.args(roce);
+        let listening = listening(listen);
+        for (rdma, size) in [(false, 3_000_001), (true, 3_000_002)] {
+            let name = format!("file {} {size}", address.len());
+            let file = write_noise(folder.path(), &name, size);
+            let mut send = command(&["send", &listening.address]);
+            send.args(roce).arg(&file);
+            if rdma {
+                send.arg("--rdma");
+            }
+            Running::new(send).finish().succeeded();
+            assert!(fs::read(&file).unwrap() == fs::read(into.join(&name)).unwrap());
+        }
+        let mut ping = command(&[
+            "ping",
+            &listening.address,
+            "--count",
+            "3",
+            "--interval",
+            "0",
+        ]);
+        ping.args(roce);
+        Running::new(ping).finish().succeeded();
+        let done = listening.terminate().succeeded();
+        assert_eq!(done.stdout.matches("stored\n").count(), 2, "{done:?}");
+    }
+}
+
+#[test]
+fn nobody_listens_and_the_port_is_taken() {
+    let port = udp_port();
+    let roce = ["--transport", "roce", "--udp-port", &port];
+    let mut ping = vec!["ping", "127.0.0.1"];
+    ping.extend(roce);
+    run(&ping).failed(1, "nobody listens on 127.0.0.1:445 by RoCE");
+    let mut listen = vec!["listen", "127.0.0.1", "--echo"];
+    listen.extend(roce);
+    let mut first = start(&listen);
+    assert_eq!(first.line(), "listening on 127.0.0.1:445\n");
+    let second = run(&listen);
+    second.failed(1, &format!("UDP port {port} is in use"));
+    if cfg!(target_os = "linux") {
+        let owner = format!("process {} (smbdirect)", first.id());
+        second.failed(1, &owner);
+    }
+    second.one_line();
+    // The listener is there, but another service was asked for.
+    ping[1] = "127.0.0.1:446";
+    run(&ping).failed(1, "nobody listens on 127.0.0.1:446 by RoCE");
+}
+
+#[test]
+fn a_capture_is_read_by_tshark() {
+    let is_there = Command::new("tshark").arg("--version").output().is_ok();
+    if !is_there {
+        assert!(std::env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none());
+        return eprintln!("skipped: tshark is not installed");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = write_noise(folder.path(), "file", 300_001);
+    let capture = folder.path().join("own.pcap");
+    let port = udp_port();
+    let arguments = [
+        "demo",
+        file.to_str().unwrap(),
+        "--transport",
+        "roce",
+        "--udp-port",
+        &port,
+        "--pcap",
+        capture.to_str().unwrap(),
+    ];
+    run(&arguments).succeeded();
+    let count = |filter: &str| tshark(&capture, &port, filter);
+    let all = count("frame");
+    assert!(all > 100, "{all} packets");
+    assert_eq!(count("!infiniband"), 0);
+    assert_eq!(count("_ws.malformed"), 0);
+    for (attribute, name) in [(0x10, "REQ"), (0x13, "REP"), (0x14, "RTU"), (0x15, "DREQ")] {
+        let filter = format!("infiniband.mad.attributeid == {attribute}");
+        assert!(count(&filter) >= 1, "{name}");
+    }
+    // A Read Request, the first packets of Writes and Read Responses.
+    for opcode in [12, 6, 13] {
+        let filter = format!("infiniband.bth.opcode == {opcode}");
+        assert!(count(&filter) >= 1, "opcode {opcode}");
+    }
+}
+
+/// Returns how many packets of a capture match a filter.
+fn tshark(capture: &Path, port: &str, filter: &str) -> usize {
+    let output = Command::new("tshark")
+        .args(["-o", &format!("infiniband.rroce.port:{port}")])
+        .arg("-r")
+        .arg(capture)
+        .args(["-Y", filter])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{filter}: {errors}");
+    String::from_utf8_lossy(&output.stdout).lines().count()
+}
