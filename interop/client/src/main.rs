@@ -2,10 +2,10 @@
 //! read from memory that was registered here.
 //!
 //! ```text
-//!   smbdirect-interop [--verbs] ADDRESS SHARE USER PASSWORD
+//!   smbdirect-interop [--verbs | --roce] ADDRESS SHARE USER PASSWORD
 //! ```
 //!
-//! With `--verbs` by an RDMA adapter, else by software iWARP.
+//! With `--verbs` by an RDMA adapter, with `--roce` by software RoCEv2, else by software iWARP.
 //!
 //! Prints a line for each thing that was tried, `ok: ...` or `FAILED: ...`, and for each file that
 //! is left on the share `file NAME SHA-256`. The status is 0 only if nothing failed.
@@ -40,6 +40,7 @@ use smbdirect::{
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         provider::Provider,
+        roce::Roce,
     },
 };
 use smbdirect_verbs::{Verbs, VerbsConfig};
@@ -71,11 +72,12 @@ const TRIES: usize = 5;
 async fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let by_adapter = arguments.first().is_some_and(|first| first == "--verbs");
-    if by_adapter {
+    let by_roce = arguments.first().is_some_and(|first| first == "--roce");
+    if by_adapter || by_roce {
         arguments.remove(0);
     }
     let [address, share, user, password] = &arguments[..] else {
-        eprintln!("smbdirect-interop [--verbs] ADDRESS SHARE USER PASSWORD");
+        eprintln!("smbdirect-interop [--verbs | --roce] ADDRESS SHARE USER PASSWORD");
         return ExitCode::from(2);
     };
     let Ok(address) = address.parse() else {
@@ -90,6 +92,8 @@ async fn main() -> ExitCode {
                 return ExitCode::from(2);
             }
         }
+    } else if by_roce {
+        Box::new(Roce::default())
     } else {
         Box::new(Iwarp::new(IwarpConfig::default()))
     };
