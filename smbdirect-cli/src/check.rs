@@ -14,7 +14,6 @@ mod kernel;
 mod machine;
 mod mounts;
 mod output;
-mod password;
 mod path;
 mod rdma;
 mod root;
@@ -31,6 +30,7 @@ use clap::{ArgAction, Args};
 
 use crate::{
     options::{Address, usage},
+    password::password,
     pcap::Capture,
     report::Report,
     signals,
@@ -115,7 +115,7 @@ impl Check {
         }
         let account = match &self.user {
             Some(user) => Some(Account {
-                password: password::password(user, self.password_fd)?,
+                password: password(user, self.password_fd)?,
                 user: user.clone(),
             }),
             None => None,

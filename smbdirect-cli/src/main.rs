@@ -1,10 +1,10 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
 //! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`check`],
-//! [`gateway`], `run`, [`top`], [`tdi`], [`conform`], [`decode`], [`devices`]. They share [`options`]
-//! (the command line), [`transport`] (connecting, and why it failed), [`metrics`] (figures over HTTP),
-//! [`transfer`] (files over a connection), [`report`] (output), [`signals`] and [`pcap`]
-//! (captures).
+//! [`gateway`], `run`, [`smb`] (`get`, `put`, `ls`), [`top`], [`tdi`], [`conform`], [`decode`],
+//! [`devices`]. They share [`options`] (the command line), [`transport`] (connecting, and why it
+//! failed), [`metrics`] (figures over HTTP), [`transfer`] (files over a connection), [`password`],
+//! [`report`] (output), [`signals`] and [`pcap`] (captures).
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
 //! line asks for something impossible, or `check` could not tell.
@@ -19,6 +19,7 @@ mod gateway;
 mod listen;
 mod metrics;
 mod options;
+mod password;
 mod pcap;
 mod ping;
 mod report;
@@ -26,6 +27,7 @@ mod report;
 mod run;
 mod send;
 mod signals;
+mod smb;
 mod tdi;
 mod top;
 mod transfer;
@@ -59,6 +61,10 @@ enum Command {
     Gateway(gateway::Gateway),
     #[cfg(target_os = "linux")]
     Run(run::Run),
+    Get(Box<smb::Get>),
+    Put(Box<smb::Put>),
+    #[command(name = "ls")]
+    List(Box<smb::List>),
     Tdi(tdi::Tdi),
     Top(top::Top),
     Conform(Box<conform::Conform>),
@@ -76,6 +82,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect gateway :5445 fileserver     SMB Direct in front of a server that has only TCP
   smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
   smbdirect top                          connections of a running gateway, with rates
+  smbdirect get //HOST/SHARE/PATH        a file of an SMB server; put stores one, ls lists
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect conform HOST                 does it keep the rules?
   smbdirect decode traffic.pcap          messages, and which rules they break
@@ -94,6 +101,9 @@ impl Command {
             Self::Gateway(command) => command.options.verbose,
             #[cfg(target_os = "linux")]
             Self::Run(command) => command.options.verbose,
+            Self::Get(command) => command.options.common.verbose,
+            Self::Put(command) => command.options.common.verbose,
+            Self::List(command) => command.options.common.verbose,
             Self::Tdi(command) => command.options.verbose,
             Self::Top(command) => command.verbose,
             Self::Conform(command) => command.options.verbose,
@@ -110,6 +120,7 @@ impl Command {
             Self::Tdi(_) => true,
             Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Bench(_) => false,
             Self::Check(_) | Self::Gateway(_) => false,
+            Self::Get(_) | Self::Put(_) | Self::List(_) => false,
             #[cfg(target_os = "linux")]
             Self::Run(_) => false,
             Self::Conform(_) | Self::Top(_) | Self::Decode(_) | Self::Devices(_) => false,
@@ -127,6 +138,9 @@ impl Command {
             // It has a third answer: it could not be told.
             Self::Check(command) => return command.run().await,
             Self::Gateway(command) => command.run().await,
+            Self::Get(command) => command.run().await,
+            Self::Put(command) => command.run().await,
+            Self::List(command) => command.run().await,
             Self::Tdi(command) => command.run().await,
             Self::Top(command) => command.run().await,
             // The exit status is that of the program.

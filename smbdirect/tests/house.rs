@@ -329,6 +329,7 @@ const PACKAGES: &[&str] = &[
     "smbdirect-cli",
     "smbdirect-conform",
     "smbdirect-smb",
+    "smbdirect-smb2",
     "smbdirect-test",
     "smbdirect-verbs",
     "fuzz",

@@ -10,8 +10,6 @@
 //! Prints a line for each thing that was tried, `ok: ...` or `FAILED: ...`, and for each file that
 //! is left on the share `file NAME SHA-256`. The status is 0 only if nothing failed.
 
-mod requests;
-
 use std::{
     net::SocketAddr,
     process::ExitCode,
@@ -20,8 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use sha2::{Digest, Sha256};
 use smb2::{
     client::{Session, Tree, connection},
@@ -32,21 +29,22 @@ use smb2::{
         },
     },
     pack::{ReadCursor, Unpack},
-    transport::{TransportReceive, TransportSend},
     types::{Command, CreditCharge, FileId, OplockLevel, flags::FileAccessMask, status::NtStatus},
 };
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, MemoryRegion, Settings, Token,
+    Access, BufferDescriptorV1, Config, Connection, ConnectionError, MemoryRegion, Settings, Token,
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         provider::Provider,
         roce::Roce,
     },
 };
+use smbdirect_smb2::{
+    Channel, Transport,
+    requests::{ReadAnswer, ReadRequest, Source, WriteRequest, written},
+};
 use smbdirect_verbs::{Verbs, VerbsConfig};
 use tokio::time::timeout;
-
-use requests::{Channel, Read, Write};
 
 /// Bytes around what one operation of the kernel's carries, and one byte more than a MiB.
 const SIZES: [usize; 7] = [
@@ -156,38 +154,6 @@ struct Client {
 /// Tokens that the server has invalidated, in order.
 type Invalidated = Arc<Mutex<Vec<Token>>>;
 
-/// SMB messages by SMB Direct.
-struct Wire {
-    connection: Connection,
-    invalidated: Invalidated,
-}
-
-fn lost(error: impl std::error::Error + Send + Sync + 'static) -> smb2::Error {
-    smb2::Error::Io(std::io::Error::other(error))
-}
-
-#[async_trait]
-impl TransportSend for Wire {
-    async fn send(&self, message: &[u8]) -> smb2::Result<()> {
-        let sending = self.connection.send(Bytes::copy_from_slice(message));
-        sending.map_err(lost)?.await.map_err(lost)
-    }
-}
-
-#[async_trait]
-impl TransportReceive for Wire {
-    async fn receive(&self) -> smb2::Result<Vec<u8>> {
-        let message = self.connection.recv().await.map_err(lost)?;
-        if let Some(token) = message.invalidated_token() {
-            self.invalidated
-                .lock()
-                .expect("no panic under it")
-                .push(token);
-        }
-        Ok(message.into_bytes().into())
-    }
-}
-
 impl Client {
     async fn connect(login: &Login<'_>) -> Result<Self> {
         let settings = Settings {
@@ -204,14 +170,11 @@ impl Client {
             }
         };
         let invalidated = Invalidated::default();
-        let wire = || {
-            Box::new(Wire {
-                connection: connection.clone(),
-                invalidated: invalidated.clone(),
-            })
-        };
-        let host = login.address.ip().to_string();
-        let mut smb = connection::Connection::from_transport(wire(), wire(), host);
+        let told = invalidated.clone();
+        let transport = Transport::new(connection.clone()).on_invalidated(move |token| {
+            told.lock().expect("no panic under it").push(token);
+        });
+        let mut smb = transport.smb2(&login.address.ip().to_string());
         let tree = timeout(PATIENCE, async {
             smb.negotiate().await?;
             Session::setup(&mut smb, login.user, login.password, "").await?;
@@ -261,15 +224,10 @@ impl Client {
         parts: usize,
     ) -> Result<()> {
         let regions = self.register(data, parts, Access::REMOTE_READ)?;
-        let request = Write {
-            file_id,
-            channel,
-            length: data.len() as u32,
-            descriptors: descriptors(&regions),
-        };
+        let request = write_request(file_id, channel, data.len(), descriptors(&regions));
         let before = self.invalidations();
         let body = self.execute(Command::Write, &request, data.len()).await?;
-        let written = requests::written(&body).context("the answer to WRITE is too short")?;
+        let written = written(&body).context("the answer to WRITE is too short")?;
         ensure!(written as usize == data.len(), "{written} bytes written");
         self.check_invalidated(before, channel, &regions)?;
         ensure!(take_back(regions).await? == data, "the memory changed");
@@ -286,19 +244,14 @@ impl Client {
     ) -> Result<Vec<u8>> {
         let access = Access::REMOTE_WRITE;
         let regions = self.register(&vec![0xa5; length], parts, access)?;
-        let request = Read {
-            file_id,
-            channel,
-            length: length as u32,
-            descriptors: descriptors(&regions),
-        };
+        let request = read_request(file_id, channel, length, descriptors(&regions));
         let before = self.invalidations();
         let body = self.execute(Command::Read, &request, length).await?;
-        let (inline, remaining) =
-            requests::read(&body).context("the answer to READ is too short")?;
+        let answer = ReadAnswer::decode(&body).context("the answer to READ is too short")?;
+        let (inline, by_rdma) = (answer.inline.len(), answer.by_rdma);
         ensure!(
-            (inline, remaining) == (0, length as u32),
-            "{inline} bytes came in the message, {remaining} by RDMA"
+            (inline, by_rdma) == (0, length as u32),
+            "{inline} bytes came in the message, {by_rdma} by RDMA"
         );
         self.check_invalidated(before, channel, &regions)?;
         take_back(regions).await
@@ -373,12 +326,39 @@ impl Client {
     }
 }
 
-fn descriptors(regions: &[MemoryRegion]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for region in regions {
-        region.descriptor().encode(&mut bytes);
+fn descriptors(regions: &[MemoryRegion]) -> Vec<BufferDescriptorV1> {
+    regions.iter().map(MemoryRegion::descriptor).collect()
+}
+
+fn read_request(
+    file_id: FileId,
+    channel: Channel,
+    length: usize,
+    descriptors: Vec<BufferDescriptorV1>,
+) -> ReadRequest {
+    ReadRequest {
+        file_id,
+        offset: 0,
+        length: length as u32,
+        channel: Some((channel, descriptors)),
     }
-    bytes
+}
+
+fn write_request(
+    file_id: FileId,
+    channel: Channel,
+    length: usize,
+    descriptors: Vec<BufferDescriptorV1>,
+) -> WriteRequest<'static> {
+    WriteRequest {
+        file_id,
+        offset: 0,
+        source: Source::Memory {
+            length: length as u32,
+            channel,
+            descriptors,
+        },
+    }
 }
 
 async fn take_back(regions: Vec<MemoryRegion>) -> Result<Vec<u8>> {
@@ -446,12 +426,7 @@ async fn kept(login: &Login<'_>) -> Result<()> {
     let data = noise(LENGTH);
     client.write(file, Channel::RdmaV1, &data, 1).await?;
     let regions = client.register(&vec![0; LENGTH], 1, Access::REMOTE_WRITE)?;
-    let request = Read {
-        file_id: file,
-        channel: Channel::RdmaV1,
-        length: LENGTH as u32,
-        descriptors: descriptors(&regions),
-    };
+    let request = read_request(file, Channel::RdmaV1, LENGTH, descriptors(&regions));
     for _ in 0..50 {
         client.execute(Command::Read, &request, LENGTH).await?;
     }
@@ -511,24 +486,13 @@ impl Client {
         channel: Channel,
         access: Access,
         length: usize,
-        descriptors: Vec<u8>,
+        descriptors: Vec<BufferDescriptorV1>,
     ) -> Result<Vec<u8>> {
-        let length_field = length as u32;
         if access == Access::REMOTE_WRITE {
-            let request = Read {
-                file_id,
-                channel,
-                length: length_field,
-                descriptors,
-            };
+            let request = read_request(file_id, channel, length, descriptors);
             self.execute(Command::Read, &request, length).await
         } else {
-            let request = Write {
-                file_id,
-                channel,
-                length: length_field,
-                descriptors,
-            };
+            let request = write_request(file_id, channel, length, descriptors);
             self.execute(Command::Write, &request, length).await
         }
     }

@@ -6,16 +6,14 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use async_trait::async_trait;
-use bytes::Bytes;
 use smb2::{
     client::{Session as Login, Tree, connection::Connection as Smb2},
     msg::ioctl::{IoctlRequest, IoctlResponse, SMB2_0_IOCTL_IS_FSCTL},
     pack::{ReadCursor, Unpack},
-    transport::{TransportReceive, TransportSend},
     types::{Command, FileId, status::NtStatus},
 };
 use smbdirect::Connection;
+use smbdirect_smb2::Transport;
 use tokio::time::timeout;
 
 use super::facts::{ServerInterface, Session};
@@ -79,10 +77,7 @@ async fn converse(
 ) -> Result<()> {
     let mut connection = match over {
         Over::Tcp(address) => Smb2::connect(&address.to_string(), TIMEOUT).await?,
-        Over::SmbDirect(connection) => {
-            let wire = || Box::new(Wire(connection.clone()));
-            Smb2::from_transport(wire(), wire(), host)
-        }
+        Over::SmbDirect(connection) => Transport::new(connection).smb2(host),
     };
     connection.negotiate().await.context("NEGOTIATE")?;
     let (domain, user) = match account.user.split_once(['\\', '/']) {
@@ -167,29 +162,6 @@ fn socket_address(bytes: &[u8]) -> Option<IpAddr> {
         INTER_NETWORK => Some(Ipv4Addr::from(*bytes.get(4..)?.first_chunk::<4>()?).into()),
         INTER_NETWORK_V6 => Some(Ipv6Addr::from(*bytes.get(8..)?.first_chunk::<16>()?).into()),
         _ => None,
-    }
-}
-
-/// SMB messages over SMB Direct.
-struct Wire(Connection);
-
-fn lost(error: impl std::error::Error + Send + Sync + 'static) -> smb2::Error {
-    smb2::Error::Io(std::io::Error::other(error))
-}
-
-#[async_trait]
-impl TransportSend for Wire {
-    async fn send(&self, message: &[u8]) -> smb2::Result<()> {
-        let sending = self.0.send(Bytes::copy_from_slice(message));
-        sending.map_err(lost)?.await.map_err(lost)
-    }
-}
-
-#[async_trait]
-impl TransportReceive for Wire {
-    async fn receive(&self) -> smb2::Result<Vec<u8>> {
-        let message = self.0.recv().await.map_err(lost)?;
-        Ok(message.into_bytes().into())
     }
 }
 

@@ -236,6 +236,22 @@ fn usage_errors_have_status_2() {
             &["ping", "localhost", "--negotiation-timeout", "1"],
             "unexpected argument",
         ),
+        (&["get", "server/share/a"], "a place is //SERVER"),
+        (&["get", "//server/share"], "is a folder"),
+        (&["put", ".", "//server/share"], "is not a regular file"),
+        (&["ls", "//server"], "a place is //SERVER"),
+        (
+            &["ls", "//server/share", "--password-fd", "3"],
+            "--user <USER>",
+        ),
+        (
+            &["ls", "//server/share", "--user", "me"],
+            "there is no terminal to ask on",
+        ),
+        (
+            &["ls", "//server/share", "--transport", "loopback"],
+            "stays within one process",
+        ),
         (&["demo", "--profile", "macos"], "invalid value 'macos'"),
         (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
         (&["demo", "--mpa-revision", "0"], "0 is not in 1..=2"),
@@ -259,7 +275,7 @@ fn usage_errors_have_status_2() {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in ["demo", "listen", "send", "ping", "tdi"] {
+    for command in ["demo", "listen", "send", "ping", "tdi", "get", "put", "ls"] {
         let done = run(&[command, "--help"]).succeeded();
         assert!(
             done.stdout.contains("Examples:\n  smbdirect "),
@@ -282,7 +298,7 @@ fn every_command_has_help_with_examples() {
         assert!(done.stdout.lines().all(short), "{}", done.stdout);
     }
     let done = run(&["--help"]).succeeded();
-    for command in ["demo", "listen", "send", "ping", "tdi"] {
+    for command in ["demo", "listen", "send", "ping", "tdi", "get", "put", "ls"] {
         assert!(
             done.stdout.contains(&format!("\n  {command} ")),
             "{}",

@@ -1,5 +1,5 @@
-//! The password: from a file descriptor, the environment, or the terminal. Never from the command
-//! line, where other users see it.
+//! The password of an account: from a file descriptor, the environment, or the terminal. Never from the
+//! command line, where other users of the machine see it.
 
 use std::{
     env, fs,
@@ -11,15 +11,16 @@ use anyhow::{Context, Result};
 use crate::options::usage;
 
 /// The variable of the environment.
-pub(super) const VARIABLE: &str = "SMBDIRECT_PASSWORD";
-/// Longest password that is read.
+const VARIABLE: &str = "SMBDIRECT_PASSWORD";
+/// Longest password that is read, in bytes.
 const MAX_BYTES: u64 = 4096;
 
-/// Returns the password of `user`.
+/// Returns the password of `user`: the first line of `descriptor`, or else the variable of the
+/// environment, or else what the user types.
 ///
 /// # Errors
 /// The descriptor cannot be read, or there is no terminal to ask on.
-pub(super) fn password(user: &str, descriptor: Option<u32>) -> Result<String> {
+pub(crate) fn password(user: &str, descriptor: Option<u32>) -> Result<String> {
     if let Some(descriptor) = descriptor {
         // Opening the descriptor's file avoids adopting it, which would need unsafe code.
         let path = format!("/dev/fd/{descriptor}");

@@ -1,0 +1,221 @@
+//! `smbdirect get`: fetches a file from an SMB server.
+
+use std::{
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::BytesMut;
+use clap::Args;
+use indicatif::ProgressBar;
+use sha2::{Digest, Sha256};
+use smbdirect_smb2::{File, OpenMode, Read};
+use tempfile::NamedTempFile;
+use tokio::task::block_in_place;
+
+use crate::{
+    options::{usage, with_profiles},
+    report::Report,
+    signals,
+};
+
+use super::{
+    outcome::{Outcome, hexadecimal},
+    pipeline::{Pipeline, Shape},
+    place::Place,
+    session::{Moved, Session, SmbOptions, explain},
+};
+
+/// Fetch a file from an SMB server over SMB Direct
+///
+/// The server writes the bytes into memory here by RDMA Write, where the session allows it: SMB 3.0 or
+/// newer, no signing required, no encryption. Otherwise they come in messages, and the last line says
+/// why. An existing FILE is never overwritten without --force, and a failed transfer leaves no file.
+#[derive(Debug, Args)]
+#[command(after_help = with_profiles(EXAMPLES))]
+pub(crate) struct Get {
+    /// The file to fetch: //SERVER[:PORT]/SHARE/PATH
+    #[arg(value_name = "PLACE")]
+    place: Place,
+
+    /// Where to store it: a file, or a folder [default: its name, in the current folder]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Replace an existing file
+    #[arg(short, long)]
+    force: bool,
+
+    /// Print the SHA-256 of what was moved
+    #[arg(long)]
+    checksum: bool,
+
+    /// Move the data in messages, signed if the session has a key
+    #[arg(long)]
+    messages: bool,
+
+    #[command(flatten)]
+    pub(crate) options: SmbOptions,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect get //fileserver/data/big.iso --user me
+  smbdirect get //10.0.0.2:5445/data/logs/today.txt /tmp --user 'CORP\\me' --checksum
+  smbdirect get //fileserver/public/readme.txt --password-fd 3 --user me 3<password
+
+\x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"connected\", address, transport, negotiated, dialect, signs, rdma, reason}
+  {\"event\":\"file\", place, file, bytes, bytes_by_rdma, method (rdma_write, messages), reason,
+   seconds, bytes_per_second, sha256}";
+
+/// What the server does to move the bytes.
+const OPERATION: &str = "RDMA Write";
+
+impl Get {
+    pub(crate) async fn run(self) -> Result<bool> {
+        let report = Report::new(self.options.common.json);
+        let target = self.target()?;
+        let place = &self.place;
+        let got = signals::unless_interrupted(async {
+            let session = self.options.open(place, self.messages, &report).await?;
+            let got = self.fetch(&session, &target, &report).await;
+            session.close().await;
+            got
+        });
+        let outcome = got.await?;
+        outcome.report(&report);
+        Ok(true)
+    }
+
+    /// Returns the path of the file to store.
+    fn target(&self) -> Result<PathBuf> {
+        if self.place.is_directory {
+            return Err(usage(format!(
+                "{} is a folder; give the path of a file",
+                self.place
+            )));
+        }
+        let name = Path::new(self.place.name());
+        let target = match &self.file {
+            None => name.to_owned(),
+            Some(folder) if folder.is_dir() => folder.join(name),
+            Some(file) => file.clone(),
+        };
+        if !self.force && target.symlink_metadata().is_ok() {
+            bail!("{} exists; --force replaces it", target.display());
+        }
+        Ok(target)
+    }
+
+    async fn fetch(&self, session: &Session, target: &Path, report: &Report) -> Result<Outcome> {
+        let place = &self.place;
+        let opened = session.share.open(&place.path, OpenMode::Read).await;
+        let file = opened.map_err(|error| explain(error, place))?;
+        let mut stored =
+            unnamed(target).with_context(|| format!("{} cannot be written", target.display()))?;
+        let bar = report.progress(file.length(), place.name());
+        let started = Instant::now();
+        let mut sum = self.checksum.then(Sha256::new);
+        let moved = self
+            .receive(session, &file, &mut stored, &mut sum, &bar)
+            .await;
+        bar.finish_and_clear();
+        let moved = moved?;
+        keep(stored, target, self.force)?;
+        let took = started.elapsed();
+        // The bytes are here, so a failure to close the file does not matter.
+        let _ = file.close().await;
+        Ok(Outcome {
+            place: place.to_string(),
+            file: target.to_owned(),
+            moved,
+            transfer: session.share.transfer(),
+            operation: OPERATION,
+            took,
+            sum: sum.map(|sum| hexadecimal(&sum.finalize())),
+        })
+    }
+
+    /// Reads the file into `stored`, with several requests outstanding.
+    async fn receive(
+        &self,
+        session: &Session,
+        file: &File,
+        stored: &mut NamedTempFile,
+        sum: &mut Option<Sha256>,
+        bar: &ProgressBar,
+    ) -> Result<Moved> {
+        let shape = Shape::of(&session.share);
+        let mut pipeline = Pipeline::new();
+        let mut moved = Moved {
+            bytes: 0,
+            by_rdma: 0,
+        };
+        let mut asked = 0;
+        let mut spare: Vec<BytesMut> = Vec::new();
+        while moved.bytes < file.length() {
+            while asked < file.length() && pipeline.len() < shape.outstanding {
+                let left = usize::try_from(file.length() - asked).unwrap_or(usize::MAX);
+                let mut buffer = spare.pop().unwrap_or_default();
+                buffer.resize(left.min(shape.request_bytes), 0);
+                let (file, at, length) = (file.clone(), asked, buffer.len());
+                asked += length as u64;
+                pipeline.push(async move { Ok((file.read(at, buffer).await?, length)) });
+            }
+            let next = pipeline.next().await.expect("the file has more bytes");
+            let (Read { data, by_rdma }, length) =
+                next.map_err(|error| explain(error, &self.place))?;
+            if data.len() < length {
+                return Err(anyhow!("{} became shorter while it was read", self.place));
+            }
+            block_in_place(|| {
+                if let Some(sum) = sum {
+                    sum.update(&data);
+                }
+                stored.write_all(&data)
+            })
+            .context("the file cannot be written")?;
+            moved.bytes += length as u64;
+            moved.by_rdma += by_rdma as u64;
+            bar.set_position(moved.bytes);
+            spare.push(data);
+        }
+        Ok(moved)
+    }
+}
+
+/// Creates a file beside `target` that is removed unless it is kept.
+fn unnamed(target: &Path) -> io::Result<NamedTempFile> {
+    let folder = match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".smbdirect-").suffix(".partial");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // The process's umask applies, as for any new file.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
+}
+
+/// Gives a complete file its name.
+fn keep(stored: NamedTempFile, target: &Path, force: bool) -> Result<()> {
+    let kept = match force {
+        true => stored.persist(target),
+        false => stored.persist_noclobber(target),
+    };
+    match kept {
+        Ok(_) => Ok(()),
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+            bail!("{} exists; --force replaces it", target.display())
+        }
+        Err(error) => {
+            Err(error.error).with_context(|| format!("{} cannot be written", target.display()))
+        }
+    }
+}

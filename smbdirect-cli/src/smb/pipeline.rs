@@ -1,0 +1,69 @@
+//! Requests in parallel, whose results are taken in order.
+
+use std::collections::VecDeque;
+
+use smbdirect_smb2::{Error, Share};
+use tokio::task::JoinHandle;
+
+/// Bytes of one request, if the server takes as many.
+const REQUEST_BYTES: usize = 1 << 20;
+/// Bytes of the requests that are outstanding. More do not make a transfer faster.
+const OUTSTANDING_BYTES: usize = 8 << 20;
+/// Most requests that are outstanding: some servers grant 128 credits or fewer.
+const MAX_OUTSTANDING: usize = 32;
+
+/// The size of requests, and how many are outstanding.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) request_bytes: usize,
+    pub(super) outstanding: usize,
+}
+
+impl Shape {
+    pub(super) fn of(share: &Share) -> Self {
+        let request_bytes = share.max_bytes().min(REQUEST_BYTES);
+        Self {
+            request_bytes,
+            outstanding: (OUTSTANDING_BYTES / request_bytes).clamp(2, MAX_OUTSTANDING),
+        }
+    }
+}
+
+/// Outstanding requests, oldest first. Dropping it abandons them.
+pub(super) struct Pipeline<T> {
+    requests: VecDeque<JoinHandle<Result<T, Error>>>,
+}
+
+impl<T: Send + 'static> Pipeline<T> {
+    pub(super) const fn new() -> Self {
+        Self {
+            requests: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub(super) fn push(
+        &mut self,
+        request: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) {
+        self.requests.push_back(tokio::spawn(request));
+    }
+
+    /// Returns the result of the oldest request; `None` if there is none.
+    pub(super) async fn next(&mut self) -> Option<Result<T, Error>> {
+        let result = self.requests.front_mut()?.await;
+        self.requests.pop_front();
+        Some(result.expect("requests neither panic nor are aborted while they are waited for"))
+    }
+}
+
+impl<T> Drop for Pipeline<T> {
+    fn drop(&mut self) {
+        for request in &self.requests {
+            request.abort();
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! A place on a server: `//SERVER[:PORT]/SHARE[/PATH]`.
+
+use std::{fmt, str::FromStr};
+
+use crate::options::Address;
+
+/// A file or directory of a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) address: Address,
+    pub(crate) share: String,
+    /// The path in the share, its parts joined by `/`; empty for the root.
+    pub(crate) path: String,
+    /// The path ended with `/`, so it names a directory.
+    pub(crate) is_directory: bool,
+}
+
+const FORM: &str = "a place is //SERVER[:PORT]/SHARE/PATH";
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let forward = match text.starts_with(r"\\") {
+            true => text.replace('\\', "/"),
+            false => text.to_owned(),
+        };
+        let place = forward
+            .strip_prefix("smb://")
+            .or_else(|| forward.strip_prefix("//"))
+            .ok_or(FORM)?;
+        let (server, rest) = place.split_once('/').ok_or(FORM)?;
+        let address: Address = server.parse()?;
+        if address.host.is_empty() || address.port == Some(0) {
+            return Err(format!("`{server}` is no server"));
+        }
+        let (share, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if share.is_empty() {
+            return Err(FORM.into());
+        }
+        let parts: Vec<_> = path
+            .split('/')
+            .filter(|part| !part.is_empty() && *part != ".")
+            .collect();
+        if parts.contains(&"..") {
+            return Err("a path on a server has no `..`".into());
+        }
+        Ok(Self {
+            address,
+            share: share.into(),
+            path: parts.join("/"),
+            is_directory: parts.is_empty() || path.ends_with('/'),
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            address,
+            share,
+            path,
+            ..
+        } = self;
+        write!(f, "//{address}/{share}/{path}")
+    }
+}
+
+impl Place {
+    /// Returns the last part of the path; empty for the root.
+    pub(crate) fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Returns the path of the entry `name` in this directory.
+    pub(crate) fn entry(&self, name: &str) -> Self {
+        let path = match self.path.is_empty() {
+            true => name.to_owned(),
+            false => format!("{}/{name}", self.path),
+        };
+        Self {
+            path,
+            is_directory: false,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the path of another entry of the directory that this place is in.
+    pub(crate) fn sibling(&self, name: &str) -> String {
+        match self.path.rsplit_once('/') {
+            Some((directory, _)) => format!("{directory}/{name}"),
+            None => name.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_in_all_their_forms() {
+        for (text, host, port, share, path, is_directory) in [
+            ("//server/share/a/b", "server", None, "share", "a/b", false),
+            (
+                "//server:4455/share",
+                "server",
+                Some(4455),
+                "share",
+                "",
+                true,
+            ),
+            ("smb://server/share/", "server", None, "share", "", true),
+            (r"\\server\share\a\b", "server", None, "share", "a/b", false),
+            (
+                "//[::1]:5445/s//a/./b/",
+                "::1",
+                Some(5445),
+                "s",
+                "a/b",
+                true,
+            ),
+            (
+                r"//server/share/a\b",
+                "server",
+                None,
+                "share",
+                r"a\b",
+                false,
+            ),
+        ] {
+            let place: Place = text.parse().unwrap();
+            assert_eq!(place.address.host, host, "{text}");
+            assert_eq!(place.address.port, port, "{text}");
+            assert_eq!((&*place.share, &*place.path), (share, path), "{text}");
+            assert_eq!(place.is_directory, is_directory, "{text}");
+        }
+        for text in [
+            "",
+            "server",
+            "//server",
+            "//server/",
+            "///share",
+            "//:445/share",
+            "//server:0/share",
+            "/server/share",
+            "//server/share/../x",
+            "//a b/share",
+        ] {
+            assert!(text.parse::<Place>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn entries_and_siblings() {
+        let place: Place = "//server/share/a/b".parse().unwrap();
+        assert_eq!(place.name(), "b");
+        assert_eq!(place.sibling("c"), "a/c");
+        assert_eq!(place.entry("c").to_string(), "//server/share/a/b/c");
+        let root: Place = "//server:1/share".parse().unwrap();
+        assert_eq!(root.name(), "");
+        assert_eq!(root.entry("c").path, "c");
+        assert_eq!(root.entry("c").sibling("d"), "d");
+    }
+}

@@ -1,0 +1,267 @@
+//! `smbdirect put`: stores a file on an SMB server.
+
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::BytesMut;
+use clap::Args;
+use indicatif::ProgressBar;
+use sha2::{Digest, Sha256};
+use smb2::types::status::NtStatus;
+use smbdirect_smb2::{File, OpenMode, Share};
+use tokio::{task::block_in_place, time::timeout};
+
+use crate::{
+    options::{usage, with_profiles},
+    report::{self, Report},
+    signals::{Interrupted, Stopped, unless},
+};
+
+use super::{
+    outcome::{Outcome, hexadecimal},
+    pipeline::{Pipeline, Shape},
+    place::Place,
+    session::{Moved, Session, SmbOptions, explain},
+};
+
+/// Store a file on an SMB server over SMB Direct
+///
+/// The server reads the bytes from memory here by RDMA Read, where the session allows it: SMB 3.0 or
+/// newer, no signing required, no encryption. Otherwise they go in messages, and the last line says why.
+/// An existing file is never overwritten without --force. The file gets its name when it is complete, and
+/// a failed transfer leaves no file.
+#[derive(Debug, Args)]
+#[command(after_help = with_profiles(EXAMPLES))]
+pub(crate) struct Put {
+    /// The file to store
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Where to store it: //SERVER[:PORT]/SHARE/PATH, a file or a folder
+    #[arg(value_name = "PLACE")]
+    place: Place,
+
+    /// Replace an existing file
+    #[arg(short, long)]
+    force: bool,
+
+    /// Print the SHA-256 of what was moved
+    #[arg(long)]
+    checksum: bool,
+
+    /// Move the data in messages, signed if the session has a key
+    #[arg(long)]
+    messages: bool,
+
+    #[command(flatten)]
+    pub(crate) options: SmbOptions,
+}
+
+const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
+  smbdirect put big.iso //fileserver/data --user me
+  smbdirect put big.iso //10.0.0.2:5445/data/images/new.iso --user me --force --checksum
+
+\x1b[1m\x1b[4mWith --json:\x1b[0m
+  {\"event\":\"connected\", address, transport, negotiated, dialect, signs, rdma, reason}
+  {\"event\":\"file\", place, file, bytes, bytes_by_rdma, method (rdma_read, messages), reason,
+   seconds, bytes_per_second, sha256}";
+
+/// What the server does to move the bytes.
+const OPERATION: &str = "RDMA Read";
+/// Longest time for removing an unfinished file.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Put {
+    pub(crate) async fn run(self) -> Result<bool> {
+        let report = Report::new(self.options.common.json);
+        let mut source = Source::open(&self.file)?;
+        let mut interrupted = Interrupted::new();
+        let opening = self.options.open(&self.place, self.messages, &report);
+        let session = stopped(unless(&mut interrupted, opening).await)?;
+        let stored = self.store(&session, &mut source, &report, &mut interrupted);
+        let stored = stored.await;
+        session.close().await;
+        stored?.report(&report);
+        Ok(true)
+    }
+
+    async fn store(
+        &self,
+        session: &Session,
+        source: &mut Source,
+        report: &Report,
+        interrupted: &mut Interrupted,
+    ) -> Result<Outcome> {
+        let share = &session.share;
+        let place = stopped(unless(interrupted, self.target(share)).await)?;
+        let partial = place.sibling(&format!(".smbdirect-{:016x}.partial", fastrand::u64(..)));
+        let opening = async {
+            let opened = share.open(&partial, OpenMode::CreateNew).await;
+            opened.map_err(|error| explain(error, &place))
+        };
+        let file = stopped(unless(interrupted, opening).await)?;
+        let bar = report.progress(source.length, place.name());
+        let started = Instant::now();
+        let mut sum = self.checksum.then(Sha256::new);
+        let storing = async {
+            let moved = send(source, share, &file, &mut sum, &bar, &place).await?;
+            // Closing and renaming may report a full disk.
+            let fail = |error| explain(error, &place);
+            file.clone().close().await.map_err(fail)?;
+            let renamed = share.rename(&partial, &place.path, self.force).await;
+            renamed.map_err(fail)?;
+            Ok::<_, anyhow::Error>(moved)
+        };
+        let stored = unless(interrupted, storing).await;
+        bar.finish_and_clear();
+        let moved = match stopped(stored) {
+            Ok(moved) => moved,
+            Err(error) => {
+                remove(share, file, &partial, &place).await;
+                return Err(error);
+            }
+        };
+        Ok(Outcome {
+            place: place.to_string(),
+            file: self.file.clone(),
+            moved,
+            transfer: share.transfer(),
+            operation: OPERATION,
+            took: started.elapsed(),
+            sum: sum.map(|sum| hexadecimal(&sum.finalize())),
+        })
+    }
+
+    /// Returns the place of the file to store: in a folder it gets the name of the source.
+    async fn target(&self, share: &Share) -> Result<Place> {
+        let name = self.file.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        let place = &self.place;
+        if place.is_directory {
+            let place = place.entry(&name);
+            return self.check_free(share, place).await;
+        }
+        match share.stat(&place.path).await {
+            Ok(info) if info.is_directory => self.check_free(share, place.entry(&name)).await,
+            Ok(_) if !self.force => bail!("{place} exists; --force replaces it"),
+            Ok(_) => Ok(place.clone()),
+            Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => {
+                Ok(place.clone())
+            }
+            Err(error) => Err(explain(error, place)),
+        }
+    }
+
+    /// Fails if a file is at the place, and must not be replaced.
+    async fn check_free(&self, share: &Share, place: Place) -> Result<Place> {
+        match share.stat(&place.path).await {
+            Ok(info) if info.is_directory => bail!("{place} is a folder; give the path of a file"),
+            Ok(_) if !self.force => bail!("{place} exists; --force replaces it"),
+            Ok(_) => Ok(place),
+            Err(error) if error.status() == Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Ok(place),
+            Err(error) => Err(explain(error, &place)),
+        }
+    }
+}
+
+/// The file to store.
+struct Source {
+    file: fs::File,
+    path: PathBuf,
+    length: u64,
+}
+
+impl Source {
+    fn open(path: &Path) -> Result<Self> {
+        let shown = path.display();
+        let file = fs::File::open(path)
+            .map_err(|error| anyhow!("{shown} cannot be opened: {}", report::plain(&error)))?;
+        let metadata = file.metadata();
+        let metadata = metadata.with_context(|| format!("{shown} cannot be examined"))?;
+        if !metadata.is_file() {
+            return Err(usage(format!("{shown} is not a regular file")));
+        }
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            length: metadata.len(),
+        })
+    }
+}
+
+/// Writes the source to `file`, with several requests outstanding.
+async fn send(
+    source: &mut Source,
+    share: &Share,
+    file: &File,
+    sum: &mut Option<Sha256>,
+    bar: &ProgressBar,
+    place: &Place,
+) -> Result<Moved> {
+    let shape = Shape::of(share);
+    let mut pipeline = Pipeline::new();
+    let mut moved = Moved {
+        bytes: 0,
+        by_rdma: 0,
+    };
+    let mut asked = 0;
+    let mut spare: Vec<BytesMut> = Vec::new();
+    while moved.bytes < source.length {
+        while asked < source.length && pipeline.len() < shape.outstanding {
+            let left = usize::try_from(source.length - asked).unwrap_or(usize::MAX);
+            let mut buffer = spare.pop().unwrap_or_default();
+            buffer.resize(left.min(shape.request_bytes), 0);
+            let read = block_in_place(|| {
+                source.file.read_exact(&mut buffer)?;
+                if let Some(sum) = sum {
+                    sum.update(&buffer);
+                }
+                Ok::<_, std::io::Error>(())
+            });
+            // It became shorter, or the disk failed.
+            read.with_context(|| format!("{} cannot be read", source.path.display()))?;
+            let (file, at) = (file.clone(), asked);
+            asked += buffer.len() as u64;
+            pipeline.push(async move { file.write(at, buffer).await });
+        }
+        let next = pipeline.next().await.expect("the file has more bytes");
+        let written = next.map_err(|error| explain(error, place))?;
+        moved.bytes += written.data.len() as u64;
+        moved.by_rdma += written.by_rdma as u64;
+        bar.set_position(moved.bytes);
+        spare.push(written.data);
+    }
+    Ok(moved)
+}
+
+/// Removes an unfinished file, or says that it is left.
+async fn remove(share: &Share, file: File, partial: &str, place: &Place) {
+    let removing = async {
+        // The file may be closed already.
+        let _ = file.close().await;
+        match share.delete(partial).await {
+            Err(error) if error.status() != Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Err(error),
+            _ => Ok(()),
+        }
+    };
+    if !matches!(timeout(REMOVE_TIMEOUT, removing).await, Ok(Ok(()))) {
+        let left = place.sibling(partial.rsplit('/').next().unwrap_or(partial));
+        report::error(&anyhow!(
+            "the unfinished file `{left}` is left on the server; delete it there"
+        ));
+    }
+}
+
+/// Turns a signal into an error.
+fn stopped<T>(result: Result<T, Stopped>) -> Result<T> {
+    match result {
+        Ok(value) => Ok(value),
+        Err(Stopped::Interrupted) => bail!("interrupted"),
+        Err(Stopped::Failed(error)) => Err(error),
+    }
+}

@@ -1,0 +1,218 @@
+//! A session with a server for `get`, `put` and `ls`: its options, its start, and why a server refuses.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use serde::Serialize;
+use smb2::{ErrorKind, types::status::NtStatus};
+use smbdirect::Connection;
+use smbdirect_smb2::{Account, Client, Error, Reason, Share, Transfer};
+
+use crate::{
+    options::{CommonOptions, ConnectOptions, usage},
+    password::password,
+    pcap::Capture,
+    report::{NegotiatedReport, Report},
+    transport,
+};
+
+use super::place::Place;
+
+/// Options of `get`, `put` and `ls`.
+#[derive(Debug, Args)]
+pub(crate) struct SmbOptions {
+    /// Log in as this user, DOMAIN\USER for a domain [default: an anonymous session]. The password is
+    /// asked for, unless SMBDIRECT_PASSWORD is set
+    #[arg(short, long, value_name = "USER")]
+    user: Option<String>,
+
+    /// Read the password from this file descriptor
+    #[arg(long, value_name = "N", requires = "user")]
+    password_fd: Option<u32>,
+
+    #[command(flatten)]
+    pub(crate) connect: ConnectOptions,
+
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+}
+
+/// Longest time for closing the connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A session with one share.
+pub(super) struct Session {
+    pub(super) share: Share,
+    connection: Connection,
+    /// The capture ends with the session.
+    _capture: Option<Capture>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Connected {
+        address: String,
+        transport: &'static str,
+        negotiated: NegotiatedReport,
+        dialect: &'a str,
+        signs: bool,
+        rdma: bool,
+        reason: Option<String>,
+    },
+}
+
+impl SmbOptions {
+    /// Connects, logs in and connects to the share of `place`. With `by_messages`, data does not move by
+    /// RDMA.
+    pub(super) async fn open(
+        &self,
+        place: &Place,
+        by_messages: bool,
+        report: &Report,
+    ) -> Result<Session> {
+        let account = self.account()?;
+        let config = self.common.config(Some(&self.connect), None)?;
+        let (provider, capture) =
+            transport::one_end(&self.common, Some(&self.connect), &place.address)?;
+        let connection =
+            transport::connect(&*provider, &place.address, &config, &self.connect).await?;
+        let login = Client::connect(connection.clone(), &place.address.host, &account).await;
+        let mut client = login.map_err(|error| explain_login(error, place, &account))?;
+        if by_messages {
+            client.use_messages();
+        }
+        let share = client.share(&place.share).await;
+        let share = share.map_err(|error| explain_share(error, place))?;
+        let reason = match share.transfer() {
+            Transfer::Rdma(_) => None,
+            Transfer::Messages(reason) => Some(reason.to_string()),
+        };
+        report.event(&Event::Connected {
+            address: connection.remote_address().to_string(),
+            transport: provider.name(),
+            negotiated: connection.negotiated().into(),
+            dialect: &client.dialect(),
+            signs: client.signs(),
+            rdma: reason.is_none(),
+            reason,
+        });
+        Ok(Session {
+            share,
+            connection,
+            _capture: capture,
+        })
+    }
+
+    fn account(&self) -> Result<Account> {
+        let Some(user) = &self.user else {
+            return Ok(Account::default());
+        };
+        let (domain, name) = user.split_once('\\').unwrap_or(("", user));
+        if name.is_empty() {
+            return Err(usage("--user has no name"));
+        }
+        Ok(Account {
+            user: name.into(),
+            domain: domain.into(),
+            password: password(user, self.password_fd)?,
+        })
+    }
+}
+
+impl Session {
+    /// Ends the connection gracefully.
+    pub(super) async fn close(self) {
+        transport::close(&self.connection, CLOSE_TIMEOUT).await;
+    }
+}
+
+/// How the bytes of a file moved.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moved {
+    pub(super) bytes: u64,
+    pub(super) by_rdma: u64,
+}
+
+impl Moved {
+    /// Returns the reason for messages; `None` if RDMA moved the file. The last bytes of a file may be
+    /// too few for RDMA, and move in a message.
+    pub(super) fn reason(self, transfer: Transfer) -> Option<Reason> {
+        match transfer {
+            _ if self.by_rdma > 0 => None,
+            Transfer::Messages(reason) => Some(reason),
+            Transfer::Rdma(_) => Some(Reason::Small),
+        }
+    }
+
+    /// Returns `by RDMA Write`, or `by messages because ...`; `operation` is the server's.
+    pub(super) fn in_words(self, transfer: Transfer, operation: &str) -> String {
+        match self.reason(transfer) {
+            None => format!("by {operation}"),
+            Some(reason) => format!("by messages because {reason}"),
+        }
+    }
+}
+
+fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Error {
+    let (address, user) = (&place.address, &account.user);
+    let status = error.status();
+    if status.is_some() && user.is_empty() {
+        return anyhow!("{address} refuses an anonymous session ({error}); give --user USER");
+    }
+    if status == Some(NtStatus::LOGON_FAILURE) {
+        return anyhow!("{address} refuses the login of {user}; check the user and the password");
+    }
+    match error {
+        Error::Smb2(ref cause) if cause.kind() == ErrorKind::GuestSessionRefused => anyhow!(
+            "{address} lets {user} in as a guest only; check the user and the password, or give \
+             --user Guest"
+        ),
+        Error::Connection(cause) => anyhow!(
+            "{address} speaks SMB Direct, but the login failed: {}",
+            transport::explain_end(&cause)
+        ),
+        error => anyhow!("{address} refuses the login of `{user}`: {error}"),
+    }
+}
+
+fn explain_share(error: Error, place: &Place) -> anyhow::Error {
+    let Place { address, share, .. } = place;
+    match error.status() {
+        Some(NtStatus::BAD_NETWORK_NAME) => {
+            anyhow!("{address} has no share `{share}`; check its name")
+        }
+        Some(NtStatus::ACCESS_DENIED) => anyhow!(
+            "{address} refuses the share `{share}` to this user; check the share's permissions, or \
+             give --user USER"
+        ),
+        _ => anyhow!("{address} refuses the share `{share}`: {error}"),
+    }
+}
+
+/// Explains why an operation on `place` failed, and what to try.
+pub(super) fn explain(error: Error, place: &Place) -> anyhow::Error {
+    let cause = match error.status() {
+        Some(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::NO_SUCH_FILE) => {
+            "it does not exist; see `smbdirect ls`"
+        }
+        Some(NtStatus::OBJECT_PATH_NOT_FOUND) => {
+            "its folder does not exist; see `smbdirect ls`, or check the path"
+        }
+        Some(NtStatus::OBJECT_NAME_COLLISION) => "it exists; --force replaces it",
+        Some(NtStatus::FILE_IS_A_DIRECTORY) => "it is a folder; give the path of a file",
+        Some(NtStatus::ACCESS_DENIED) => "access is denied; check the permissions of this user",
+        Some(NtStatus::SHARING_VIOLATION) => "another program has it open; try again later",
+        Some(NtStatus::DISK_FULL) => "the server's disk is full",
+        _ => {
+            return match error {
+                Error::Connection(cause) => {
+                    anyhow!("{place}: {}", transport::explain_end(&cause))
+                }
+                error => anyhow!("{place}: {error}"),
+            };
+        }
+    };
+    anyhow!("{place}: {cause}")
+}

@@ -1,0 +1,170 @@
+//! A session with a server.
+
+use std::fmt;
+
+use smb2::client::{Session, connection};
+use smbdirect::Connection;
+
+use crate::{
+    error::Error,
+    share::Share,
+    transfer::{Terms, Transfer},
+    transport::Transport,
+    tree::Requests,
+};
+
+/// The account to log in with.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Account {
+    /// The name of the user; empty for an anonymous session.
+    pub user: String,
+    /// The domain; empty for an account of the server.
+    pub domain: String,
+    /// The password.
+    pub password: String,
+}
+
+/// Shows no password.
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { user, domain, .. } = self;
+        f.debug_struct("Account")
+            .field("user", user)
+            .field("domain", domain)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A session with a server over one SMB Direct connection.
+pub struct Client {
+    transport: Transport,
+    smb: connection::Connection,
+    session: Session,
+    terms: Terms,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("transport", &self.transport)
+            .field("terms", &self.terms)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Negotiates SMB over `connection` and logs in. `server` is the name in the paths of shares.
+    ///
+    /// # Errors
+    /// The server refuses the login or breaks the protocol, or the connection ends.
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the session. The connection stays open as long as the caller has
+    /// it.
+    pub async fn connect(
+        connection: Connection,
+        server: &str,
+        account: &Account,
+    ) -> Result<Self, Error> {
+        let transport = Transport::new(connection);
+        let mut smb = transport.smb2(server);
+        let login = async {
+            smb.negotiate().await?;
+            let Account {
+                user,
+                domain,
+                password,
+            } = account;
+            Session::setup(&mut smb, user, password, domain).await
+        };
+        let session = match login.await {
+            Ok(session) => session,
+            Err(error) => return Err(transport.explain(error)),
+        };
+        Ok(Self::with_session(transport, smb, session))
+    }
+
+    /// Returns the client of an established session.
+    pub(crate) fn with_session(
+        transport: Transport,
+        smb: connection::Connection,
+        session: Session,
+    ) -> Self {
+        let params = smb.params().expect("NEGOTIATE succeeded");
+        let terms = Terms {
+            dialect: params.dialect,
+            signing_required: params.signing_required,
+            encrypts: session.should_encrypt,
+            asked_for_messages: false,
+        };
+        if session.should_sign && !params.signing_required {
+            transport.leave_rdma_unsigned(&session);
+        }
+        Self {
+            transport,
+            smb,
+            session,
+            terms,
+        }
+    }
+
+    /// Makes the files of shares that are connected from now on move their data in messages. Requests
+    /// with data are then signed too, if the session has a key.
+    pub const fn use_messages(&mut self) {
+        self.terms.asked_for_messages = true;
+    }
+
+    /// Returns how files of a share without encryption of its own move their data.
+    pub fn transfer(&self) -> Transfer {
+        Transfer::decide(self.terms)
+    }
+
+    /// Returns the negotiated dialect, as in `SMB 3.1.1`.
+    pub fn dialect(&self) -> String {
+        self.terms.dialect.to_string()
+    }
+
+    /// Returns whether the session signs the requests that carry no data by RDMA.
+    pub const fn signs(&self) -> bool {
+        self.session.should_sign
+    }
+
+    /// Returns the connection of the crate smb2, for everything that this package does not do.
+    pub const fn smb2(&mut self) -> &mut connection::Connection {
+        &mut self.smb
+    }
+
+    /// Connects to a share.
+    ///
+    /// # Errors
+    /// The server has no such share or refuses the access, or the connection ends.
+    pub async fn share(&mut self, name: &str) -> Result<Share, Error> {
+        let tree = match smb2::Tree::connect(&mut self.smb, name).await {
+            Ok(tree) => tree,
+            Err(error) => return Err(self.transport.explain(error)),
+        };
+        let mut terms = self.terms;
+        if tree.encrypt_data && !terms.encrypts {
+            terms.encrypts = true;
+            self.encrypt();
+        }
+        let transfer = Transfer::decide(terms);
+        let (transport, smb) = (self.transport.clone(), self.smb.clone());
+        Ok(Share::new(Requests::new(transport, smb, tree, transfer)))
+    }
+
+    /// Encrypts all requests from now on, because a share asks for it.
+    fn encrypt(&mut self) {
+        use smb2::crypto::encryption::Cipher;
+
+        let keys = (&self.session.encryption_key, &self.session.decryption_key);
+        if let (Some(encryption), Some(decryption)) = keys {
+            let cipher = self.smb.params().and_then(|params| params.cipher);
+            // A server that names no cipher speaks SMB 3.0, which has only this one.
+            let cipher = cipher.unwrap_or(Cipher::Aes128Ccm);
+            let (encryption, decryption) = (encryption.clone(), decryption.clone());
+            self.smb.activate_encryption(encryption, decryption, cipher);
+            self.terms.encrypts = true;
+        }
+    }
+}

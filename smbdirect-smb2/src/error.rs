@@ -1,0 +1,55 @@
+//! Why an operation on a server failed.
+
+use smb2::types::{Command, status::NtStatus};
+use smbdirect::ConnectionError;
+use thiserror::Error;
+
+/// Why an operation on a server failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The server refused a request.
+    #[error("{command:?}: {status}")]
+    Status {
+        /// The request.
+        command: Command,
+        /// The server's answer.
+        status: NtStatus,
+    },
+    /// The SMB Direct connection ended.
+    #[error("the connection ended: {0}")]
+    Connection(#[source] ConnectionError),
+    /// The server broke the protocol.
+    #[error("the server's answer to {command:?} is wrong: {fault}")]
+    Answer {
+        /// The request.
+        command: Command,
+        /// What is wrong.
+        fault: &'static str,
+    },
+    /// The provider refused to register memory.
+    #[error("memory cannot be registered for RDMA: {0}")]
+    Register(String),
+    /// Another fault of the SMB2 client.
+    #[error(transparent)]
+    Smb2(smb2::Error),
+}
+
+impl Error {
+    /// Returns the status, if the server refused the request.
+    pub const fn status(&self) -> Option<NtStatus> {
+        match self {
+            Self::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+}
+
+impl From<smb2::Error> for Error {
+    fn from(error: smb2::Error) -> Self {
+        match error {
+            smb2::Error::Protocol { status, command } => Self::Status { command, status },
+            error => Self::Smb2(error),
+        }
+    }
+}

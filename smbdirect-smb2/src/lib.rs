@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod requests;
+
+mod client;
+mod error;
+mod file;
+mod share;
+mod transfer;
+mod transport;
+mod tree;
+mod unsigned;
+
+pub use client::{Account, Client};
+pub use error::Error;
+pub use file::{File, Read, Written};
+pub use share::{OpenMode, Share};
+pub use transfer::{Channel, Reason, Transfer};
+pub use transport::Transport;
+
+#[cfg(test)]
+mod tests;

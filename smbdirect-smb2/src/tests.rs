@@ -1,0 +1,383 @@
+//! A client with a scripted server over the in-process provider: what is signed, what moves by RDMA, and
+//! what happens with servers that do not take RDMA.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use smb2::{
+    client::Session,
+    crypto::signing::{self, SigningAlgorithm},
+    msg::{
+        close::CloseResponse,
+        create::{CreateAction, CreateResponse},
+        header::Header,
+        negotiate::NegotiateResponse,
+        tree_connect::{ShareType, TreeConnectResponse},
+    },
+    pack::{FileTime, Guid, Pack, ReadCursor, Unpack, WriteCursor},
+    types::{
+        Command, Dialect, FileId, OplockLevel, SessionId, TreeId,
+        flags::{Capabilities, SecurityMode, ShareCapabilities, ShareFlags},
+        status::NtStatus,
+    },
+};
+use smbdirect::{
+    BufferDescriptorV1, Config, Connection, Listener, Token, rdma::loopback::Loopback,
+};
+
+use crate::{Channel, Client, OpenMode, Reason, Share, Transfer, transport::Transport};
+
+const KEY: [u8; 16] = *b"0123456789abcdef";
+const FILE: FileId = FileId {
+    persistent: 1,
+    volatile: 2,
+};
+/// Bytes of the server's file: several requests by message, and by RDMA one.
+const LENGTH: usize = 700_001;
+
+/// What the server does with an RDMA channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behaviour {
+    Takes,
+    Refuses,
+    /// As Samba does: it never looks at the channel.
+    Ignores,
+}
+
+/// A request that the server received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    command: Command,
+    signed: bool,
+    channel: u32,
+    length: u32,
+}
+
+struct Server {
+    connection: Connection,
+    behaviour: Behaviour,
+    file: Vec<u8>,
+    seen: Vec<Seen>,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn packed(body: &dyn Pack) -> Vec<u8> {
+    let mut cursor = WriteCursor::new();
+    body.pack(&mut cursor);
+    cursor.into_inner()
+}
+
+fn descriptor(request: &[u8]) -> BufferDescriptorV1 {
+    BufferDescriptorV1 {
+        offset: u64::from_le_bytes(request[112..120].try_into().unwrap()),
+        token: u32_at(request, 120),
+        length: u32_at(request, 124),
+    }
+}
+
+impl Server {
+    /// Answers until the client closes the connection. Returns what it has seen.
+    async fn run(mut self) -> (Vec<Seen>, Vec<u8>) {
+        while let Ok(message) = self.connection.recv().await {
+            let request: Vec<u8> = message.into_bytes().into();
+            let header = Header::unpack(&mut ReadCursor::new(&request)).unwrap();
+            let signed = header.flags.is_signed();
+            if signed {
+                let mut again = request.clone();
+                let id = header.message_id.0;
+                signing::sign_message(&mut again, &KEY, SigningAlgorithm::AesCmac, id, false)
+                    .unwrap();
+                assert_eq!(again, request, "the signature is correct");
+            }
+            let (status, body, invalidate) = self.answer(header.command, &request).await;
+            let channel = match header.command {
+                Command::Read => u32_at(&request, 100),
+                Command::Write => u32_at(&request, 96),
+                _ => 0,
+            };
+            self.seen.push(Seen {
+                command: header.command,
+                signed,
+                channel,
+                length: u32_at(&request, 68),
+            });
+            let mut answer = Header::new_request(header.command);
+            answer.flags.set_response();
+            answer.credits = 64;
+            answer.status = status;
+            answer.message_id = header.message_id;
+            answer.session_id = SessionId(5);
+            answer.tree_id = Some(TreeId(7));
+            if signed {
+                answer.flags.set_signed();
+            }
+            let mut message = packed(&answer);
+            message.extend(body);
+            if signed {
+                let id = header.message_id.0;
+                signing::sign_message(&mut message, &KEY, SigningAlgorithm::AesCmac, id, false)
+                    .unwrap();
+            }
+            let message = Bytes::from(message);
+            let sending = match invalidate {
+                Some(token) => self.connection.send_and_invalidate(message, Token(token)),
+                None => self.connection.send(message),
+            };
+            sending.unwrap().await.unwrap();
+        }
+        (self.seen, self.file)
+    }
+
+    async fn answer(
+        &mut self,
+        command: Command,
+        request: &[u8],
+    ) -> (NtStatus, Vec<u8>, Option<u32>) {
+        let body = match command {
+            Command::Negotiate => packed(&negotiate_response()),
+            Command::TreeConnect => packed(&TreeConnectResponse {
+                share_type: ShareType::Disk,
+                share_flags: ShareFlags::new(0),
+                capabilities: ShareCapabilities::new(0),
+                maximal_access: u32::MAX,
+            }),
+            Command::Create => packed(&create_response(self.file.len() as u64)),
+            Command::Close => packed(&close_response()),
+            Command::Read => return self.read(request).await,
+            Command::Write => return self.write(request).await,
+            command => panic!("{command:?}"),
+        };
+        (NtStatus::SUCCESS, body, None)
+    }
+
+    async fn read(&self, request: &[u8]) -> (NtStatus, Vec<u8>, Option<u32>) {
+        let length = u32_at(request, 68) as usize;
+        let offset = u32_at(request, 72) as usize;
+        let has_channel = u32_at(request, 100) != 0;
+        let mut body = vec![0; 16];
+        body[0] = 17;
+        if has_channel && self.behaviour == Behaviour::Refuses {
+            return (
+                NtStatus::INVALID_PARAMETER,
+                vec![9, 0, 0, 0, 0, 0, 0, 0, 0],
+                None,
+            );
+        }
+        if offset >= self.file.len() {
+            return (NtStatus::END_OF_FILE, vec![9, 0, 0, 0, 0, 0, 0, 0, 0], None);
+        }
+        let data = &self.file[offset..self.file.len().min(offset + length)];
+        if has_channel && self.behaviour == Behaviour::Takes {
+            let memory = descriptor(request);
+            let data = Bytes::copy_from_slice(data);
+            body[8..12].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            self.connection.write(data, &[memory], 0).await.unwrap();
+            return (NtStatus::SUCCESS, body, Some(memory.token));
+        }
+        body[2] = 80;
+        body[4..8].copy_from_slice(&(data.len() as u32).to_le_bytes());
+        body.extend(data);
+        (NtStatus::SUCCESS, body, None)
+    }
+
+    async fn write(&mut self, request: &[u8]) -> (NtStatus, Vec<u8>, Option<u32>) {
+        let offset = u32_at(request, 72) as usize;
+        let has_channel = u32_at(request, 96) != 0;
+        let (data, token) = match (has_channel, self.behaviour) {
+            (true, Behaviour::Refuses) => {
+                return (
+                    NtStatus::INVALID_PARAMETER,
+                    vec![9, 0, 0, 0, 0, 0, 0, 0, 0],
+                    None,
+                );
+            }
+            (true, Behaviour::Takes) => {
+                let memory = descriptor(request);
+                let into = BytesMut::zeroed(u32_at(request, 100) as usize);
+                let read = self.connection.read(&[memory], 0, into).await.unwrap();
+                (read.to_vec(), Some(memory.token))
+            }
+            _ => {
+                let length = u32_at(request, 68) as usize;
+                (request[112..][..length].to_vec(), None)
+            }
+        };
+        let end = offset + data.len();
+        self.file.resize(self.file.len().max(end), 0);
+        self.file[offset..end].copy_from_slice(&data);
+        let mut body = vec![0; 16];
+        body[0] = 17;
+        body[4..8].copy_from_slice(&(data.len() as u32).to_le_bytes());
+        (NtStatus::SUCCESS, body, token)
+    }
+}
+
+fn negotiate_response() -> NegotiateResponse {
+    NegotiateResponse {
+        security_mode: SecurityMode::new(SecurityMode::SIGNING_ENABLED),
+        dialect_revision: Dialect::Smb3_0_2,
+        server_guid: Guid::default(),
+        capabilities: Capabilities::new(Capabilities::LARGE_MTU),
+        max_transact_size: 1 << 20,
+        max_read_size: 8 << 20,
+        max_write_size: 8 << 20,
+        system_time: 0,
+        server_start_time: 0,
+        security_buffer: Vec::new(),
+        negotiate_contexts: Vec::new(),
+    }
+}
+
+fn create_response(length: u64) -> CreateResponse {
+    CreateResponse {
+        oplock_level: OplockLevel::None,
+        flags: 0,
+        create_action: CreateAction::FileOpened,
+        creation_time: FileTime::ZERO,
+        last_access_time: FileTime::ZERO,
+        last_write_time: FileTime::ZERO,
+        change_time: FileTime::ZERO,
+        allocation_size: 0,
+        end_of_file: length,
+        file_attributes: 0,
+        file_id: FILE,
+        create_contexts: Vec::new(),
+    }
+}
+
+fn close_response() -> CloseResponse {
+    CloseResponse {
+        flags: 0,
+        creation_time: FileTime::ZERO,
+        last_access_time: FileTime::ZERO,
+        last_write_time: FileTime::ZERO,
+        change_time: FileTime::ZERO,
+        allocation_size: 0,
+        end_of_file: 0,
+        file_attributes: 0,
+    }
+}
+
+fn noise() -> Vec<u8> {
+    let mut bytes = vec![0; LENGTH];
+    fastrand::Rng::with_seed(7).fill(&mut bytes);
+    bytes
+}
+
+/// Returns a client with a signed session, and the server's task.
+async fn connect(
+    behaviour: Behaviour,
+) -> (
+    Client,
+    Connection,
+    tokio::task::JoinHandle<(Vec<Seen>, Vec<u8>)>,
+) {
+    let provider = Arc::new(Loopback::new());
+    let address = "127.0.0.1:5445".parse().unwrap();
+    let listener = Listener::bind(provider.clone(), address, Config::default());
+    let mut listener = listener.await.unwrap();
+    let connection = Connection::connect(&*provider, address, Config::default());
+    let connection = connection.await.unwrap();
+    let server = Server {
+        connection: listener.accept().await.unwrap(),
+        behaviour,
+        file: noise(),
+        seen: Vec::new(),
+    };
+    let server = tokio::spawn(server.run());
+    let transport = Transport::new(connection.clone());
+    let mut smb = transport.smb2("server");
+    smb.negotiate().await.unwrap();
+    smb.set_session_id(SessionId(5));
+    smb.activate_signing(KEY.to_vec(), SigningAlgorithm::AesCmac);
+    let session = Session {
+        session_id: SessionId(5),
+        signing_key: KEY.to_vec(),
+        encryption_key: None,
+        decryption_key: None,
+        signing_algorithm: SigningAlgorithm::AesCmac,
+        should_sign: true,
+        should_encrypt: false,
+    };
+    (
+        Client::with_session(transport, smb, session),
+        connection,
+        server,
+    )
+}
+
+/// Reads the file, writes it changed, and reads it again. Returns the bytes that RDMA moved.
+async fn exchange(share: &Share) -> (usize, usize) {
+    let file = share.open("a/b", OpenMode::Replace).await.unwrap();
+    assert_eq!(file.length(), LENGTH as u64);
+    let read = file.read(0, BytesMut::zeroed(LENGTH + 9000)).await.unwrap();
+    assert_eq!(read.data.len(), LENGTH, "to the end of the file");
+    assert!(read.data == noise(), "the bytes of the file");
+    let at_end = file
+        .read(LENGTH as u64, BytesMut::zeroed(5000))
+        .await
+        .unwrap();
+    assert!(at_end.data.is_empty());
+    let mut changed = read.data;
+    changed.reverse();
+    let written = file.write(0, changed).await.unwrap();
+    let expected: Vec<u8> = noise().into_iter().rev().collect();
+    assert!(written.data == expected, "the buffer is unchanged");
+    file.close().await.unwrap();
+    (read.by_rdma, written.by_rdma)
+}
+
+#[tokio::test]
+async fn rdma_moves_the_data_and_only_those_requests_are_unsigned() {
+    let (mut client, connection, server) = connect(Behaviour::Takes).await;
+    let share = client.share("share").await.unwrap();
+    assert_eq!(share.transfer(), Transfer::Rdma(Channel::RdmaV1Invalidate));
+    assert_eq!(exchange(&share).await, (LENGTH, LENGTH));
+    connection.close().await.unwrap();
+    let (seen, file) = server.await.unwrap();
+    assert!(file.iter().eq(noise().iter().rev()));
+    for seen in seen
+        .iter()
+        .filter(|seen| seen.command != Command::Negotiate)
+    {
+        assert_eq!(seen.signed, seen.channel == 0, "{seen:?}");
+    }
+    assert_eq!(seen.iter().filter(|seen| seen.channel == 2).count(), 3);
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_take_rdma_gets_messages() {
+    for behaviour in [Behaviour::Refuses, Behaviour::Ignores] {
+        let (mut client, connection, server) = connect(behaviour).await;
+        let share = client.share("share").await.unwrap();
+        assert_eq!(exchange(&share).await, (0, 0), "{behaviour:?}");
+        assert_eq!(share.transfer(), Transfer::Messages(Reason::Refused));
+        connection.close().await.unwrap();
+        let (seen, file) = server.await.unwrap();
+        assert!(file.iter().eq(noise().iter().rev()), "{behaviour:?}");
+        let by_rdma = seen.iter().filter(|seen| seen.channel != 0).count();
+        assert_eq!(by_rdma, 1, "it is asked once");
+    }
+}
+
+#[tokio::test]
+async fn messages_are_signed_and_fit() {
+    let (mut client, connection, server) = connect(Behaviour::Takes).await;
+    client.use_messages();
+    let share = client.share("share").await.unwrap();
+    assert_eq!(share.transfer(), Transfer::Messages(Reason::Asked));
+    let room = connection.negotiated().max_fragmented_send_size as usize;
+    assert!(share.max_bytes() < room);
+    assert_eq!(exchange(&share).await, (0, 0));
+    connection.close().await.unwrap();
+    let (seen, file) = server.await.unwrap();
+    assert!(file.iter().eq(noise().iter().rev()));
+    let data = |seen: &&Seen| matches!(seen.command, Command::Read | Command::Write);
+    for seen in seen.iter().filter(data) {
+        assert!(seen.signed && seen.channel == 0, "{seen:?}");
+        assert!((seen.length as usize) < room, "{seen:?}");
+    }
+}

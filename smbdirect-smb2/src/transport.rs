@@ -1,0 +1,116 @@
+//! SMB2 messages of the crate smb2 over an SMB Direct connection.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use smb2::{
+    client::{Session, connection},
+    transport::{TransportReceive, TransportSend},
+};
+use smbdirect::{Connection, Token};
+
+use crate::{error::Error, unsigned::Unsigned};
+
+/// Carries the messages of a [`smb2::client::connection::Connection`] over SMB Direct. Clones share one
+/// connection.
+#[derive(Clone)]
+pub struct Transport {
+    connection: Connection,
+    unsigned: Arc<Mutex<Unsigned>>,
+    on_invalidated: Option<Arc<dyn Fn(Token) + Send + Sync>>,
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport")
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Transport {
+    /// Returns a transport over an established connection.
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            unsigned: Arc::default(),
+            on_invalidated: None,
+        }
+    }
+
+    /// Calls `observer` with each token that the server invalidates, before the message that did so is
+    /// delivered. It runs in the receiving task, so it must not block.
+    #[must_use]
+    pub fn on_invalidated(mut self, observer: impl Fn(Token) + Send + Sync + 'static) -> Self {
+        self.on_invalidated = Some(Arc::new(observer));
+        self
+    }
+
+    /// Returns the SMB Direct connection.
+    pub const fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Returns the connection of the crate smb2 over this transport. `server` is the name in the paths of
+    /// shares, `\\server\share`.
+    pub fn smb2(&self, server: &str) -> connection::Connection {
+        let half = || Box::new(self.clone());
+        connection::Connection::from_transport(half(), half(), server)
+    }
+
+    /// From now on sends READ and WRITE with an RDMA channel without a signature. All other requests stay
+    /// signed. The session must not require signing.
+    pub fn leave_rdma_unsigned(&self, session: &Session) {
+        let key = session.signing_key.clone();
+        self.unsigned().begin(key, session.signing_algorithm);
+    }
+
+    /// Replaces the error of a request by the reason for which the connection ended, if it did.
+    pub(crate) fn explain(&self, error: impl Into<Error>) -> Error {
+        match (self.connection.error(), error.into()) {
+            (Some(reason), Error::Smb2(_)) => Error::Connection(reason),
+            (_, error) => error,
+        }
+    }
+
+    fn unsigned(&self) -> MutexGuard<'_, Unsigned> {
+        self.unsigned.lock().expect("no panic under it")
+    }
+}
+
+fn lost(error: impl std::error::Error + Send + Sync + 'static) -> smb2::Error {
+    smb2::Error::Io(std::io::Error::other(error))
+}
+
+#[async_trait]
+impl TransportSend for Transport {
+    async fn send(&self, message: &[u8]) -> smb2::Result<()> {
+        let unsigned = self.unsigned().request(message);
+        let message = match unsigned {
+            Some(message) => Bytes::from(message),
+            None => Bytes::copy_from_slice(message),
+        };
+        self.connection
+            .send(message)
+            .map_err(lost)?
+            .await
+            .map_err(lost)
+    }
+}
+
+#[async_trait]
+impl TransportReceive for Transport {
+    async fn receive(&self) -> smb2::Result<Vec<u8>> {
+        let message = self.connection.recv().await.map_err(lost)?;
+        if let (Some(token), Some(observer)) = (message.invalidated_token(), &self.on_invalidated) {
+            observer(token);
+        }
+        let mut message: Vec<u8> = message.into_bytes().into();
+        self.unsigned().answer(&mut message);
+        Ok(message)
+    }
+}
