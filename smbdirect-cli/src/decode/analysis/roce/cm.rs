@@ -1,6 +1,6 @@
 //! The messages of the communication manager (CM) in a capture, and the connections that they make.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::net::IpAddr;
 
 use smbdirect::rdma::roce::cm::{Mad, Message};
 
@@ -13,42 +13,6 @@ use super::{
     datagram::Packet,
     flows::Roce,
 };
-
-/// The queue pair of the general services, which the CM uses.
-pub(super) const CM_QUEUE_PAIR: u32 = 1;
-
-/// The communication IDs of the connections.
-#[derive(Debug, Default)]
-pub(super) struct CommunicationIds {
-    /// The connection and the direction of the end that chose the ID, by the two ends and the ID.
-    ids: HashMap<Id, (u32, usize)>,
-    /// The IDs of a connection.
-    of: HashMap<u32, Vec<Id>>,
-}
-
-/// The sender of a message, its receiver, and the communication ID of the sender.
-type Id = (IpAddr, IpAddr, u32);
-
-impl CommunicationIds {
-    fn get(&self, from: IpAddr, to: IpAddr, id: u32) -> Option<(u32, usize)> {
-        self.ids.get(&(from, to, id)).copied()
-    }
-
-    fn insert(&mut self, id: Id, connection: u32, way: usize) {
-        if self.ids.insert(id, (connection, way)) != Some((connection, way)) {
-            self.of.entry(connection).or_default().push(id);
-        }
-    }
-
-    /// Forgets the IDs of a connection.
-    pub(super) fn forget(&mut self, connection: u32) {
-        for id in self.of.remove(&connection).unwrap_or_default() {
-            if self.ids.get(&id).is_some_and(|&(of, _)| of == connection) {
-                self.ids.remove(&id);
-            }
-        }
-    }
-}
 
 impl Roce {
     /// Handles a datagram for the general services. Returns false if it is no message of the CM, or

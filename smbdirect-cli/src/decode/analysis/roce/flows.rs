@@ -18,7 +18,7 @@ use super::{
         streams::{Out, RoceCounts},
         tcp::Place,
     },
-    cm::{CM_QUEUE_PAIR, CommunicationIds},
+    communication_ids::{CM_QUEUE_PAIR, CommunicationIds},
     connection::{Connection, QueuePair},
     datagram::{Packet, packets},
     recognise::{is_initiator, recognise_packet},

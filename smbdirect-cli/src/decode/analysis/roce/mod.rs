@@ -13,6 +13,7 @@
 //! sends and the other acknowledges, and [`recognise`] decides whether they carry SMB Direct.
 
 mod cm;
+mod communication_ids;
 mod connection;
 mod datagram;
 mod flows;
