@@ -1,0 +1,38 @@
+"""Messages with asyncio: `echo.py listen ADDRESS` returns each message, and `echo.py connect ADDRESS` sends some
+and compares what comes back. Also talks to `smbdirect listen --echo`."""
+
+import asyncio
+import sys
+
+from smbdirect import aio
+
+
+async def serve(connection):
+    count = 0
+    async with connection:
+        async for message in connection:
+            await connection.send(message)
+            count += 1
+    print(f"returned {count} messages")
+
+
+async def listen(address):
+    async with await aio.listen(address) as listener:
+        print(f"listening on {listener.address}", flush=True)
+        await serve(await listener.accept())
+
+
+async def connect(address):
+    async with await aio.connect(address) as connection:
+        for length in (1, 1364, 100_000, 1_000_000):
+            message = bytes(length)
+            await connection.send(message)
+            if await connection.recv() != message:
+                sys.exit(f"the echo of {length} bytes differs")
+            print(f"{length} bytes came back")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("listen", "connect"):
+        sys.exit("usage: echo.py listen|connect ADDRESS")
+    asyncio.run({"listen": listen, "connect": connect}[sys.argv[1]](sys.argv[2]))

@@ -1,0 +1,289 @@
+"""SMB Direct ([MS-SMBD], SMB3 over RDMA) in user space.
+
+A connection carries whole messages in both directions, and gives each end RDMA access to memory that the other
+end registered. Calls of this module block; `smbdirect.aio` has the same for asyncio.
+
+    with smbdirect.connect("192.0.2.1:5445", timeout=5) as connection:
+        connection.send(b"hello")
+        print(connection.recv(timeout=5))
+
+Timeouts are in seconds, and None is no limit. Connections may be used by several threads at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from ctypes import byref, c_int, c_uint64, c_void_p
+from types import TracebackType
+from typing import Iterator, Optional, Sequence, Union
+
+from . import _library as c
+from ._common import (
+    ClosedError,
+    Data,
+    Descriptor,
+    Error,
+    Handle,
+    Info,
+    InvalidError,
+    LostError,
+    ProtocolError,
+    RefusedError,
+    TimedOutError,
+    access,
+    as_bytes,
+    check,
+    descriptors,
+    milliseconds,
+    parts,
+    settings,
+    take_buffer,
+)
+from ._library import library
+
+__all__ = [
+    "ClosedError",
+    "Connection",
+    "Data",
+    "Descriptor",
+    "Error",
+    "Info",
+    "InvalidError",
+    "Listener",
+    "LostError",
+    "ProtocolError",
+    "RefusedError",
+    "Region",
+    "TimedOutError",
+    "connect",
+    "listen",
+]
+
+
+def connect(
+    address: str,
+    *,
+    timeout: Optional[float] = None,
+    transport: str = "iwarp",
+    profile: str = "default",
+    **changes: int,
+) -> "Connection":
+    """Connects to a peer and negotiates.
+
+    `address` is HOST, HOST:PORT or [IPV6]:PORT, `transport` is "iwarp", "verbs" or "loopback", and `profile` is
+    "default", "windows" or "linux". Further arguments change settings of smbdirect.h, such as
+    `max_fragmented_receive_size`. SMB servers that send up to 8 MiB need 8454144 there.
+
+    Raises Error, most often RefusedError or TimedOutError.
+    """
+    limit = milliseconds(timeout)
+    if limit == 0:
+        raise ValueError("a timeout of 0 s")
+    error, pointer = c.Error(), c_void_p()
+    made = settings(transport, profile, changes)
+    status = library.smbdirect_connect(None, address.encode(), byref(made), limit, byref(pointer), byref(error))
+    check(status, error)
+    assert pointer.value is not None
+    return Connection(pointer.value)
+
+
+def listen(
+    address: str, *, transport: str = "iwarp", profile: str = "default", **changes: int
+) -> "Listener":
+    """Listens on an address; port 0 picks a free one. The arguments are those of `connect`."""
+    error, pointer = c.Error(), c_void_p()
+    made = settings(transport, profile, changes)
+    check(library.smbdirect_listen(None, address.encode(), byref(made), byref(pointer), byref(error)), error)
+    assert pointer.value is not None
+    return Listener(pointer.value)
+
+
+class Connection(Handle):
+    """An established connection. Use `connect` or `Listener.accept` to get one."""
+
+    def send(self, *pieces: Data, timeout: Optional[float] = None, invalidate: Optional[int] = None) -> None:
+        """Sends one message of one or several pieces. Returns when it was submitted, with the data copied.
+
+        `invalidate` is a token of the peer, whose registration ends when the message arrives.
+        """
+        array, _held = parts(pieces)
+        error, limit = c.Error(), milliseconds(timeout)
+        if invalidate is None:
+            status = library.smbdirect_send(self._live(), array, len(array), limit, byref(error))
+        else:
+            status = library.smbdirect_send_and_invalidate(
+                self._live(), array, len(array), invalidate, limit, byref(error)
+            )
+        check(status, error)
+
+    def recv(self, timeout: Optional[float] = None) -> bytes:
+        """Returns the next message, or b"" after the connection was closed in good order.
+
+        Afterwards, `invalidated` is the token of the registration that the peer ended with it, if any.
+        """
+        message = self._take(milliseconds(timeout))
+        if message is None:
+            raise TimedOutError("no message has arrived")
+        return message
+
+    def register(
+        self, content: Union[int, Data], *, read: bool = False, write: bool = False, invalidate: bool = True
+    ) -> "Region":
+        """Registers a copy of `content`, or a number of zero bytes, for the peer.
+
+        The peer may read it by RDMA Read, write it by RDMA Write, and end the registration by a message.
+        """
+        return Region(*self._register(content, access(read, write, invalidate)))
+
+    def read(
+        self,
+        source: Union[Descriptor, Sequence[Descriptor]],
+        length: int,
+        offset: int = 0,
+        timeout: Optional[float] = None,
+    ) -> bytes:
+        """Reads the peer's memory by RDMA Read, from an offset into the range of its descriptors."""
+        array, error = descriptors(source), c.Error()
+        into = ctypes.create_string_buffer(length)
+        status = library.smbdirect_read(
+            self._live(), array, len(array), offset, into, length, milliseconds(timeout), byref(error)
+        )
+        check(status, error)
+        return into.raw
+
+    def write(
+        self,
+        target: Union[Descriptor, Sequence[Descriptor]],
+        data: Data,
+        offset: int = 0,
+        timeout: Optional[float] = None,
+    ) -> None:
+        """Writes the peer's memory by RDMA Write. The data is in place before the peer receives any message that
+        is sent after this call."""
+        array, error, held = descriptors(target), c.Error(), as_bytes(data)
+        status = library.smbdirect_write(
+            self._live(), array, len(array), offset, held, len(held), milliseconds(timeout), byref(error)
+        )
+        check(status, error)
+
+    def keepalive(self, timeout: Optional[float] = None) -> float:
+        """Asks the peer for a keepalive, and returns the seconds until its answer."""
+        error, nanoseconds = c.Error(), c_uint64()
+        status = library.smbdirect_keepalive(self._live(), milliseconds(timeout), byref(nanoseconds), byref(error))
+        check(status, error)
+        return nanoseconds.value / 1e9
+
+    def stream(self) -> socket.socket:
+        """Returns a socket that carries the messages with the 4-byte length of SMB over TCP, for libraries that
+        speak SMB over a socket. Afterwards use the connection for registrations, reads and writes only."""
+        error, descriptor = c.Error(), c_int()
+        check(library.smbdirect_stream(self._live(), byref(descriptor), byref(error)), error)
+        return socket.socket(fileno=descriptor.value)
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """Closes the connection in good order and frees it. Does nothing on a connection that was freed."""
+        if self._pointer is None:
+            return
+        error = c.Error()
+        try:
+            check(library.smbdirect_close(self._pointer, milliseconds(timeout), byref(error)), error)
+        finally:
+            self.free()
+
+    def free(self) -> None:
+        """Frees the connection, which closes in the background after the messages that were submitted."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            library.smbdirect_connection_free(pointer)
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        value: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if kind is None:
+            self.close(timeout=30)
+        else:
+            self.free()
+
+    def __del__(self) -> None:
+        self.free()
+
+
+class Region:
+    """Memory that the peer can use. Send it `descriptor`."""
+
+    def __init__(self, pointer: int, descriptor: Descriptor) -> None:
+        self._pointer: Optional[int] = pointer
+        self.descriptor = descriptor
+
+    def deregister(self, timeout: Optional[float] = None) -> bytes:
+        """Ends the access of the peer and returns the content."""
+        if self._pointer is None:
+            raise ValueError("the region was deregistered before")
+        error, buffer = c.Error(), c_void_p()
+        status = library.smbdirect_deregister(self._pointer, milliseconds(timeout), byref(buffer), byref(error))
+        check(status, error)
+        self.free()
+        assert buffer.value is not None
+        return take_buffer(buffer.value)
+
+    def free(self) -> None:
+        """Ends the access of the peer without the content. Does nothing after `deregister`."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            library.smbdirect_region_free(pointer)
+
+    def __del__(self) -> None:
+        self.free()
+
+
+class Listener:
+    """Accepts connections. Iterating over it accepts without end."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer: Optional[int] = pointer
+
+    def _live(self) -> int:
+        if self._pointer is None:
+            raise ValueError("the listener was closed")
+        return self._pointer
+
+    @property
+    def address(self) -> str:
+        """The address with the port that was picked."""
+        error, text = c.Error(), ctypes.create_string_buffer(c.ADDRESS_LENGTH)
+        check(library.smbdirect_listener_address(self._live(), text, len(text), byref(error)), error)
+        return text.value.decode()
+
+    def accept(self, timeout: Optional[float] = None) -> Connection:
+        """Returns the next connection, which is established."""
+        error, pointer = c.Error(), c_void_p()
+        status = library.smbdirect_accept(self._live(), milliseconds(timeout), byref(pointer), byref(error))
+        check(status, error)
+        assert pointer.value is not None
+        return Connection(pointer.value)
+
+    def close(self) -> None:
+        """Stops listening. Connections that were not accepted are closed."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            library.smbdirect_listener_free(pointer)
+
+    def __iter__(self) -> Iterator[Connection]:
+        while True:
+            yield self.accept()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
