@@ -136,31 +136,57 @@ fn run(name: &str) {
     print!("{}", finish(child, name, String::new()));
 }
 
-/// Runs both ends of an example, each by `tool` if there is one.
-fn run_pair(name: &str, tool: &[&str]) {
-    let Some(folder) = programs() else {
-        return;
-    };
-    let command = |role: &str, address: &str| {
-        let mut words: Vec<_> = tool.iter().map(Into::into).collect();
-        words.push(folder.join(name).into_os_string());
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args([role, address]);
-        command
-    };
-    let mut listener = start(&mut command("listen", "127.0.0.1:0"));
+/// Returns the command of one end of an example, run by `tool` if there is one.
+fn end(folder: &Path, name: &str, tool: &[&str]) -> Command {
+    let mut words: Vec<_> = tool.iter().map(Into::into).collect();
+    words.push(folder.join(name).into_os_string());
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+/// Returns the command of one end of the example in Python, or `None` without Python.
+fn python_end() -> Option<Command> {
+    let package = source().join("../python");
+    if !available("python3") || !package.exists() {
+        return None;
+    }
+    let mut command = Command::new("python3");
+    command
+        .arg("-B")
+        .arg(package.join("examples/echo.py"))
+        .env("PYTHONPATH", package.join("src"))
+        .env(
+            "SMBDIRECT_LIBRARY",
+            libraries().join("libsmbdirect_capi.so"),
+        );
+    Some(command)
+}
+
+/// Runs both ends of an example, and returns what they have printed.
+fn run_ends(name: &str, mut listen: Command, mut connect: Command) -> String {
+    let mut listener = start(listen.args(["listen", "127.0.0.1:0"]));
     let mut stdout = BufReader::new(listener.stdout.take().unwrap());
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     let address = line.trim_end().strip_prefix("listening on ");
     let address = address.unwrap_or_else(|| panic!("{name}: {line:?}"));
-    let client = start(&mut command("connect", address));
+    let client = start(connect.args(["connect", address]));
     let said = finish(client, name, String::new());
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
     let served = finish(listener, name, rest);
-    println!("{said}{served}");
     assert!(!said.is_empty() && !served.is_empty());
+    said + &served
+}
+
+/// Runs an example with itself.
+fn run_pair(name: &str, tool: &[&str]) {
+    let Some(folder) = programs() else {
+        return;
+    };
+    let printed = run_ends(name, end(folder, name, tool), end(folder, name, tool));
+    println!("{printed}");
 }
 
 #[test]
@@ -168,6 +194,52 @@ fn examples_work_with_each_other() {
     for name in ["echo", "rdma", "poll_loop"] {
         run_pair(name, &[]);
     }
+}
+
+#[test]
+fn examples_in_c_and_python_work_with_each_other() {
+    let (Some(folder), Some(listen), Some(connect)) = (programs(), python_end(), python_end())
+    else {
+        return;
+    };
+    for (name, listen, connect) in [
+        ("C to Python", listen, end(folder, "echo", &[])),
+        ("Python to C", end(folder, "echo", &[]), connect),
+    ] {
+        println!("{name}: {}", run_ends(name, listen, connect));
+    }
+}
+
+/// The command echoes what the example sends. It is built with the workspace only.
+#[test]
+fn example_works_with_the_command() {
+    let command = libraries().join("../smbdirect");
+    let Some(folder) = programs() else {
+        return;
+    };
+    if !command.exists() {
+        assert!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "{command:?} is missing"
+        );
+        eprintln!("skipped: cargo build -p smbdirect-cli");
+        return;
+    }
+    let mut listener = start(Command::new(command).args(["listen", "127.0.0.1:0", "--echo"]));
+    let mut line = String::new();
+    let mut stdout = BufReader::new(listener.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    let address = line
+        .split_whitespace()
+        .find(|word| word.starts_with("127.0.0.1:"));
+    let address = address
+        .unwrap_or_else(|| panic!("{line:?}"))
+        .trim_end_matches([',', ';']);
+    let client = start(end(folder, "echo", &[]).args(["connect", address]));
+    let said = finish(client, "echo", String::new());
+    listener.kill().unwrap();
+    listener.wait().unwrap();
+    assert_eq!(said.matches("came back").count(), 6, "{said}");
 }
 
 #[test]

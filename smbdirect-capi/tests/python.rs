@@ -19,11 +19,16 @@ fn python(arguments: &[&str]) {
         .stderr(Stdio::null())
         .status();
     if !version.is_ok_and(|status| status.success()) {
-        assert!(env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(), "Python 3.9 is missing");
+        assert!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "Python 3.9 is missing"
+        );
         eprintln!("skipped: Python 3.9 or later is missing");
         return;
     }
-    let library = env::current_exe().unwrap().with_file_name("libsmbdirect_capi.so");
+    let library = env::current_exe()
+        .unwrap()
+        .with_file_name("libsmbdirect_capi.so");
     let output = Command::new("timeout")
         .args(["100", "python3", "-B", "-W", "error"])
         .args(arguments)
