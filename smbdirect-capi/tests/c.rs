@@ -259,6 +259,30 @@ fn examples_are_clean_under_valgrind() {
     }
 }
 
+/// The sanitizers see what the programs do with the memory of the library, and what is freed twice or never.
+#[test]
+fn programs_are_clean_under_sanitizers() {
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    for name in ["misuse", "threads"] {
+        let program = compile(folder.path(), &format!("tests/c/{name}.c"), &flags);
+        print!(
+            "{}",
+            finish(start(&mut Command::new(program)), name, String::new())
+        );
+    }
+    compile(folder.path(), "examples/rdma.c", &flags);
+    let printed = run_ends(
+        "rdma",
+        end(folder.path(), "rdma", &[]),
+        end(folder.path(), "rdma", &[]),
+    );
+    println!("{printed}");
+}
+
 #[test]
 fn misuse_fails_with_a_status_code() {
     run("misuse");
