@@ -317,6 +317,18 @@ const RULES: &[(&str, &str)] = &[
         "The payload is padded to a multiple of four bytes, and the pad count holds the number of pad bytes.",
     ),
     (
+        "ROCE-9.7.4-01",
+        "A Middle or Last packet continues a message of its kind, and no other request begins inside a message; otherwise the NAK is Invalid Request.",
+    ),
+    (
+        "ROCE-9.7.4-04",
+        "The response to a Read is cut as a message is, and has exactly the requested bytes; another response breaks the connection.",
+    ),
+    (
+        "ROCE-9.7.4-06",
+        "A Write whose packets have more or fewer bytes than its RETH announced is answered with the NAK Invalid Request.",
+    ),
+    (
         "ROCE-9.7.5-01",
         "The syndrome of an AETH is an acknowledgement, a receiver-not-ready NAK or a NAK with one of its defined codes; a packet with a reserved syndrome is not processed.",
     ),

@@ -475,6 +475,7 @@ fn the_rules_are_those_of_the_requirements() {
     let tables = [
         include_str!("../../../../specs/ms-smbd.toml"),
         include_str!("../../../../specs/iwarp.toml"),
+        include_str!("../../../../specs/roce.toml"),
     ];
     let rows = tables
         .iter()
@@ -489,7 +490,9 @@ fn the_rules_are_those_of_the_requirements() {
         .collect();
     let texts: Vec<_> = quoted(source).collect();
     let mut compared = 0;
-    for pair in texts.windows(2).filter(|pair| is_rule(pair[0])) {
+    // The rules of RoCE are tested in `roce`.
+    let is_known = |text: &str| is_rule(text) || text.starts_with("ROCE-");
+    for pair in texts.windows(2).filter(|pair| is_known(pair[0])) {
         let row = requirements.iter().find(|(id, _)| id == pair[0]);
         let (_, text) = row.unwrap_or_else(|| panic!("{} is in no table", pair[0]));
         assert_eq!(text, pair[1], "{}", pair[0]);

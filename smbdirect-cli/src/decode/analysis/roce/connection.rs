@@ -7,7 +7,7 @@ use std::{collections::VecDeque, net::IpAddr};
 use smbdirect::rdma::roce::{
     Psn,
     cm::Message,
-    packet::{DecodeError, ICRC_LENGTH, Opcode, Reth, Syndrome},
+    packet::{DecodeError, ICRC_LENGTH, Opcode, Syndrome},
 };
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     },
     datagram::{Packet, Undecoded},
     order::Requests,
-    reads::{Read, Reads, Response},
+    reads::{Read, Reads, Response, response_packets},
 };
 
 /// A reliable connection of two queue pairs.
@@ -433,7 +433,14 @@ impl Connection {
             length: read.length,
             packets: read.packets,
         };
-        self.say(way, place, what, Vec::new(), out);
+        let faults = match u64::from(read.reth.length) {
+            requested if missing == 0 && requested != read.length => {
+                let how = format!("{} bytes of {requested} requested", read.length);
+                vec![broken("ROCE-9.7.4-04", how)]
+            }
+            _ => Vec::new(),
+        };
+        self.say(way, place, what, faults, out);
     }
 
     /// Counts a packet that was sent again; any other one ends the series.
@@ -590,11 +597,4 @@ const fn rule(error: DecodeError) -> Option<&'static str> {
         // Later versions of the specification define more opcodes.
         DecodeError::Opcode(_) => None,
     }
-}
-
-/// Returns the largest and, if the path MTU is known, the real number of packets of a response.
-fn response_packets(reth: &Reth, mtu: Option<u32>) -> (i64, Option<i64>) {
-    const LEAST_MTU: u32 = 256;
-    let packets = |mtu| i64::from(reth.length.div_ceil(mtu).max(1));
-    (packets(mtu.unwrap_or(LEAST_MTU)), mtu.map(packets))
 }

@@ -208,6 +208,13 @@ impl Places {
     }
 }
 
+/// Returns the largest and, if the path MTU is known, the real number of packets of a response.
+pub(super) fn response_packets(reth: &Reth, mtu: Option<u32>) -> (i64, Option<i64>) {
+    const LEAST_MTU: u32 = 256;
+    let packets = |mtu| i64::from(reth.length.div_ceil(mtu).max(1));
+    (packets(mtu.unwrap_or(LEAST_MTU)), mtu.map(packets))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

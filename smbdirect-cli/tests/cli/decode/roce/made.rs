@@ -5,7 +5,7 @@ use pcap_file::{
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
 use serde_json::Value;
-use smbdirect::rdma::roce::packet::{Extended, NakCode, Opcode, Syndrome};
+use smbdirect::rdma::roce::packet::{Extended, NakCode, Opcode, Reth, Syndrome};
 
 use super::{
     super::talk::{I, R, Transfer, broken, decode, events, names, write_pcap},
@@ -432,4 +432,65 @@ fn the_rules_of_smb_direct_are_checked() {
     let done = talk.decoded(&["--json", "--broken"]);
     assert_eq!(broken(&done), ["SMBD-3.1.5.1-04", "SMBD-3.1.5.1-06"]);
     assert_eq!(events(&done, "message").len(), 2);
+}
+
+/// The packets of a message follow each other, and have the announced bytes.
+#[test]
+fn the_rules_of_roce_are_checked() {
+    fn part(talk: &mut Talk, opcode: Opcode, extended: Extended, length: usize) {
+        let psn = talk.next(R, 1);
+        talk.packet(R, opcode, psn, (extended, &vec![0; length]));
+    }
+    fn write(length: u32) -> Extended {
+        Extended::Reth(Reth {
+            virtual_address: 1,
+            r_key: 2,
+            length,
+        })
+    }
+    /// A rule, and what breaks it.
+    type Case = (&'static str, fn(&mut Talk));
+    let cases: [Case; 7] = [
+        ("ROCE-9.7.4-01", |talk| {
+            part(talk, Opcode::SendLast, Extended::Plain, 30);
+        }),
+        ("ROCE-9.7.4-01", |talk| {
+            part(talk, Opcode::SendFirst, Extended::Plain, MTU);
+            part(talk, Opcode::SendFirst, Extended::Plain, MTU);
+        }),
+        ("ROCE-9.7.4-01", |talk| {
+            part(talk, Opcode::SendFirst, Extended::Plain, MTU);
+            part(talk, Opcode::WriteOnly, write(4), 4);
+        }),
+        ("ROCE-9.7.4-01", |talk| {
+            part(talk, Opcode::WriteMiddle, Extended::Plain, MTU);
+        }),
+        ("ROCE-9.7.4-01", |talk| {
+            part(talk, Opcode::WriteFirst, write(2000), MTU);
+            talk.read(R, 100);
+        }),
+        ("ROCE-9.7.4-06", |talk| {
+            part(talk, Opcode::WriteFirst, write(2000), MTU);
+            part(talk, Opcode::WriteLast, Extended::Plain, 975);
+        }),
+        ("ROCE-9.7.4-04", |talk| {
+            let psn = talk.read(R, 2000);
+            talk.respond(I, psn, 1999);
+        }),
+    ];
+    for (index, (rule, say)) in cases.into_iter().enumerate() {
+        let mut talk = Talk::established();
+        say(&mut talk);
+        let done = talk.decoded(&["--json"]);
+        assert_eq!(done.status.code(), Some(1), "case {index}: {}", done.stdout);
+        assert_eq!(broken(&done), [rule], "case {index}: {}", done.stdout);
+        // The capture may lack what is missing, if it lacks something.
+        let mut talk = Talk::established();
+        talk.next(R, 1);
+        say(&mut talk);
+        if rule != "ROCE-9.7.4-04" {
+            let done = talk.decoded(&["--json"]);
+            assert_eq!(broken(&done), [""; 0], "case {index}: {}", done.stdout);
+        }
+    }
 }

@@ -5,16 +5,17 @@ use smbdirect::rdma::roce::packet::{Extended, Opcode};
 use super::{
     super::{
         super::{
-            event::{Region, What},
+            event::{Region, What, broken},
             smb::{Context, SmbDirect},
             streams::Out,
             tcp::Place,
         },
         datagram::Packet,
         order::Held,
+        reads::response_packets,
         recognise::{Recognised, is_initiator, recognise},
     },
-    Connection, Sending, Upper, response_packets,
+    Connection, Sending, Upper,
 };
 
 /// Most bytes that are kept of a Send.
@@ -91,8 +92,7 @@ impl Connection {
             ..Sending::default()
         });
         if is_headless {
-            let note = "a packet of a Send that has not begun";
-            self.say(way, place, What::Note(note), Vec::new(), out);
+            self.out_of_sequence(way, "a packet of a Send that has not begun", place, out);
         }
         let send = &mut sending.send;
         if sending.whole && send.head.len() as u64 == send.length {
@@ -178,17 +178,27 @@ impl Connection {
     /// Reports a Send that did not end.
     fn finish_sending(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
         if self.ways[way].sending.take().is_some() {
-            let note = "a Send without its last packet";
-            self.say(way, place, What::Note(note), Vec::new(), out);
+            self.out_of_sequence(way, "a Send without its last packet", place, out);
             self.smb.lost(way);
         }
     }
 
+    /// Reports a packet that does not fit the one before it. If the capture lacks something, that
+    /// may be the reason.
+    fn out_of_sequence(&mut self, way: usize, note: &'static str, place: Place, out: &mut Out<'_>) {
+        let faults = match self.ways[way].whole {
+            true => vec![broken("ROCE-9.7.4-01", note)],
+            false => Vec::new(),
+        };
+        self.say(way, place, What::Note(note), faults, out);
+    }
+
     fn write(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {
-        let opcode = packet.bth.opcode;
         let reth = packet.extended.reth();
         if reth.is_some() {
             self.finish_writing(way, place, out);
+        } else if self.ways[way].writing.is_none() && self.ways[way].whole {
+            self.out_of_sequence(way, "a packet of a Write that has not begun", place, out);
         }
         let writing = self.ways[way].writing.get_or_insert(Region {
             reth,
@@ -197,15 +207,35 @@ impl Connection {
         });
         writing.length += u64::from(packet.length);
         writing.packets += 1;
-        if opcode.ends_message() {
-            self.finish_writing(way, place, out);
+        if packet.bth.opcode.ends_message() {
+            self.end_writing(way, place, out);
         }
     }
 
-    /// Reports the Write under way.
+    /// Reports a Write after its last packet.
+    fn end_writing(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
+        let Some(region) = self.ways[way].writing.take() else {
+            return;
+        };
+        let announced = region.reth.map(|reth| u64::from(reth.length));
+        let faults = match announced {
+            Some(announced) if announced != region.length && self.ways[way].whole => {
+                let how = format!("{} bytes of {announced} announced", region.length);
+                vec![broken("ROCE-9.7.4-06", how)]
+            }
+            _ => Vec::new(),
+        };
+        self.say(way, place, What::RoceWrite(region), faults, out);
+    }
+
+    /// Reports a Write without its last packet.
     fn finish_writing(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
         if let Some(region) = self.ways[way].writing.take() {
-            self.say(way, place, What::RoceWrite(region), Vec::new(), out);
+            let faults = match self.ways[way].whole {
+                true => vec![broken("ROCE-9.7.4-01", "a Write without its last packet")],
+                false => Vec::new(),
+            };
+            self.say(way, place, What::RoceWrite(region), faults, out);
         }
     }
 
