@@ -198,13 +198,20 @@ pub fn verify(header: &DatagramHeader, datagram: &[u8]) -> bool {
 /// Returns the Identification with which the ICRC at the end of a UDP payload is right, or `None`
 /// if there is none.
 ///
-/// The Identification in `header` is a guess. If it is right, no more than the ICRC is computed.
-/// For IPv6 the result is 0 if the ICRC is right.
+/// The Identification in `header` is a guess. If it is right, no more than the ICRC is computed, and
+/// if 0 is right, no more than two. For IPv6 the result is 0 if the ICRC is right.
 pub fn solve(header: &DatagramHeader, datagram: &[u8]) -> Option<u16> {
     let difference = difference(header, datagram)?;
     match header.ip {
         IpHeader::V6 { .. } => (difference == 0).then_some(0),
         IpHeader::V4 { identification, .. } if difference == 0 => Some(identification),
+        // A sender that leaves segmentation to its kernel begins each group of packets at 0. Another
+        // CRC takes less time than the general solution.
+        IpHeader::V4 { identification, .. }
+            if identification != 0 && verify(&header.with_identification(0), datagram) =>
+        {
+            Some(0)
+        }
         IpHeader::V4 { identification, .. } => {
             // The bytes from the Identification to the end of the CRC.
             let covered = datagram.len() - ICRC_LENGTH;
