@@ -7,6 +7,8 @@ mod command;
 mod process;
 
 use std::{
+    path::Path,
+    process::Command,
     sync::Mutex,
     thread,
     time::{Duration, Instant},
@@ -62,4 +64,32 @@ fn send_and_ping_pass_every_case_for_clients() {
     assert_all_pass(client_cases(), |case| {
         run_client(case, &mut CommandClient::new(), &Echo)
     });
+}
+
+/// `docs/interop.md` says which rule each capture shows, and which end breaks it.
+#[test]
+fn captures_of_linux_show_what_the_documentation_says() {
+    let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/captures");
+    for (name, rule, by) in [
+        ("ksmbd-m1", "SMBD-3.1.5.7-04", "responder"),
+        ("ksmbd-m40", "SMBD-3.1.5.1-06", "responder"),
+        ("ksmbd-m32", "SMBD-3.1.5.8-16", "initiator"),
+        ("cifs-c32", "SMBD-3.1.5.8-16", "responder"),
+        ("ksmbd-h14", "SMBD-3.1.5.6-01", "initiator"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smbdirect"));
+        command
+            .arg("decode")
+            .arg(captures.join(format!("{name}.pcap")));
+        let output = command.args(["--broken", "--json"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{name}: rules are broken");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let shown = text.lines().any(|line| {
+            let event: serde_json::Value = serde_json::from_str(line).unwrap();
+            let broken = event["broken"].as_array();
+            event["from"] == by
+                && broken.is_some_and(|rules| rules.iter().any(|broken| broken["rule"] == rule))
+        });
+        assert!(shown, "{name}: {rule} by the {by}\n{text}");
+    }
 }
