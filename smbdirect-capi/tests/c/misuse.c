@@ -12,7 +12,7 @@ static void count(struct smbdirect_connection *connection, const struct smbdirec
                   struct smbdirect_buffer *buffer, void *user_data)
 {
     (void)connection;
-    (void)buffer;
+    smbdirect_buffer_free(buffer);
     assert(user_data == &callbacks);
     assert(error == NULL || error->code < 0);
     callbacks++;
