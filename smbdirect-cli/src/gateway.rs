@@ -19,8 +19,11 @@ mod carried;
 mod ends;
 mod exchange;
 mod figures;
+mod file;
+mod live;
 mod memory;
 mod peer;
+mod phase;
 mod relay;
 mod requests;
 mod service;
@@ -28,17 +31,16 @@ mod session;
 mod tcp;
 
 use std::{
+    env,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    path::PathBuf,
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use smbdirect::{Config, Listener};
+use smbdirect::{Config, Listener, rdma::provider::Provider};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -50,18 +52,23 @@ use tracing::{debug, warn};
 use crate::{
     metrics::MetricsOptions,
     options::{
-        AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES, at_least_one,
-        large_size, seconds, usage, with_profiles,
+        self, AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES,
+        at_least_one, large_size, seconds, seconds_or_zero, usage, with_profiles,
     },
     report::{self, Report},
-    signals::Interrupted,
+    resources,
+    signals::{Hangup, Interrupted},
+    systemd::{self, State},
     transport,
 };
 
 use buffers::Buffers;
 use carried::Counts;
+use file::SettingsFile;
+use live::{LIVE_KEYS, Live, Network};
 use memory::Memory;
 use peer::{CLOSE_TIMEOUT, Peer};
+use phase::{Phase, Phases};
 use service::{Event, Kind, Service, Totals};
 use session::Session;
 
@@ -77,12 +84,21 @@ use session::Session;
 pub(crate) struct Gateway {
     /// The address that clients connect to: HOST[:PORT]; port 0 picks a free one; without HOST it
     /// is every address of the machine
-    #[arg(value_name = "LISTEN")]
-    listen: Address,
+    #[arg(value_name = "LISTEN", required_unless_present = "config")]
+    listen: Option<Address>,
 
     /// The server: HOST[:PORT]; the default port is 5445 for SMB Direct and 445 for TCP
-    #[arg(value_name = "UPSTREAM")]
-    upstream: Address,
+    #[arg(value_name = "UPSTREAM", required_unless_present = "config")]
+    upstream: Option<Address>,
+
+    /// Read settings from a TOML file: its keys are these options without dashes, and `listen` and
+    /// `upstream`. Options given here take precedence. SIGHUP reads the file again
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Check the file of --config, and end
+    #[arg(long, requires = "config")]
+    check_config: bool,
 
     /// Protocol of the clients
     #[arg(long, value_enum, value_name = "KIND", default_value = "smbdirect")]
@@ -106,6 +122,15 @@ pub(crate) struct Gateway {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_limit: Duration,
 
+    /// Permit only clients with these addresses or networks, as in 10.0.0.0/8 [default: all]
+    #[arg(long, value_name = "NETWORK")]
+    allow: Vec<Network>,
+
+    /// Longest time that SIGTERM waits for the answers to requests; 0 ends sessions at once. A second
+    /// signal ends the wait
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds_or_zero)]
+    drain_timeout: Duration,
+
     #[command(flatten)]
     metrics: MetricsOptions,
 
@@ -123,6 +148,12 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect gateway :5445 127.0.0.1                               SMB Direct for a Samba next to it
   smbdirect gateway 127.0.0.1:4450 nas --from tcp --to smbdirect  a TCP client to SMB Direct
   smbdirect gateway :5445 nas:5445 --to smbdirect --pcap FILE     capture what passes
+  smbdirect gateway --config /etc/smbdirect/gateway.toml          as the service does
+
+\x1b[1m\x1b[4mAs a service:\x1b[0m
+  SIGTERM stops listening, waits until requests are answered (--drain-timeout), and ends. SIGHUP
+  reads --config again: allow, drain-timeout, max-connections, stall-limit, upstream and verbose
+  change for sessions that begin later; other changes need a restart, and are named.
 
 \x1b[1m\x1b[4mRDMA:\x1b[0m
   READ and WRITE with a channel need no setting, on the client or on the server. They are
@@ -138,7 +169,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   {\"event\":\"refused\", id, peer, reason, cure}   before the end of a connection whose client
    asked for what cannot be translated
   {\"event\":\"closed\", id, peer, seconds, ok, ended, CARRIED, open, total}
-  {\"event\":\"turned_away\", peer, open}
+  {\"event\":\"turned_away\", peer, open, reason}
+  {\"event\":\"reloaded\", changed, needs_restart}   after SIGHUP, with --config
+  {\"event\":\"draining\", open, seconds}   after SIGTERM or SIGINT, if sessions are open
   {\"event\":\"summary\", total, failed, turned_away, CARRIED}
   CARRIED is messages_to_server, bytes_to_server, messages_to_client, bytes_to_client,
    reads_by_rdma, bytes_read_by_rdma, writes_by_rdma, bytes_written_by_rdma, requests_passed,
@@ -148,37 +181,51 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Gateway {
-    pub(crate) async fn run(self) -> Result<bool> {
-        transport::check_connectable(&self.upstream)?;
+    pub(crate) async fn run(mut self) -> Result<bool> {
+        let mut file = None;
+        if let Some(path) = self.config.take() {
+            let arguments = env::args_os().skip(2).collect();
+            let mut settings = SettingsFile::new(path, arguments);
+            (self, _) = settings.load()?;
+            options::set_verbosity(self.options.verbose);
+            file = Some(settings);
+        }
         let report = Report::new(self.options.json);
-        let config = self.settings()?;
-        let max_connections = self
-            .max_connections
-            .min(self.affordable_connections(&config));
-        if max_connections == 0 {
-            let needed = report::bytes(2 * self.memory_of_one(&config));
-            return Err(usage(format!(
-                "--memory is too little for one connection, which needs {needed}; say more, or \
-                 less for --max-fragmented-size"
-            )));
+        let (listen, config) = self.check()?;
+        if let (true, Some(file)) = (self.check_config, &file) {
+            report.line(format_args!("{} is valid", file.name()));
+            return Ok(true);
         }
-        if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
-            return Err(usage("--pcap has nothing to see from TCP to TCP"));
-        }
+        self.limit_memory();
+        let live = self.live(&config)?;
+        self.raise_open_files(&live);
         let smbdirect = match self.from {
-            Kind::Smbdirect => &self.listen,
-            Kind::Tcp => &self.upstream,
+            Kind::Smbdirect => &listen,
+            Kind::Tcp => &live.upstream,
         };
+        let passed = systemd::passed_listener()?;
+        let (for_provider, for_tcp) = match self.from {
+            Kind::Smbdirect => (passed, None),
+            Kind::Tcp => (None, passed),
+        };
+        let connect = Some(&self.connect);
         let (provider, _capture) =
-            transport::one_end(&self.options, Some(&self.connect), smbdirect)?;
+            transport::accepting_end(&self.options, connect, smbdirect, for_provider)?;
         // From here on a signal ends the command gracefully.
-        let interrupted = Interrupted::new();
-        let listener = match self.from {
-            Kind::Smbdirect => {
+        let control = Control {
+            interrupted: Interrupted::new(),
+            hangup: file.is_some().then(Hangup::new),
+            file,
+        };
+        let listener = match (self.from, for_tcp) {
+            (Kind::Smbdirect, _) => {
                 let provider = provider.clone();
-                ClientListener::SmbDirect(transport::listen(provider, &self.listen, &config).await?)
+                ClientListener::SmbDirect(transport::listen(provider, &listen, &config).await?)
             }
-            Kind::Tcp => ClientListener::Tcp(transport::listen_tcp(&self.listen, tcp::PORT).await?),
+            (Kind::Tcp, Some(passed)) => ClientListener::Tcp(TcpListener::from_std(passed)?),
+            (Kind::Tcp, None) => {
+                ClientListener::Tcp(transport::listen_tcp(&listen, tcp::PORT).await?)
+            }
         };
         let mut metrics = self.metrics.bind().await?;
         let address = listener.address()?;
@@ -186,29 +233,115 @@ impl Gateway {
         report.event(&Event::Listening {
             address: address.to_string(),
         });
+        let service = Arc::new(self.service(address, live, provider, config, report));
+        if let Some(server) = &mut metrics {
+            server.start(report, service.clone());
+        }
+        tokio::select! {
+            served = serve(listener, service, control) => served?,
+            () = systemd::keep_watchdog_quiet() => {}
+        }
+        Ok(true)
+    }
+
+    /// Checks what can be checked without the network, and returns the address to listen on and the
+    /// settings of connections.
+    fn check(&self) -> Result<(Address, Config)> {
+        let missing = |what: &str| usage(format!("{what} is missing; it is an address"));
+        let listen = self.listen.clone().ok_or_else(|| missing("listen"))?;
+        let upstream = self.upstream.as_ref();
+        transport::check_connectable(upstream.ok_or_else(|| missing("upstream"))?)?;
+        let config = self.settings()?;
+        self.live(&config)?;
+        if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
+            return Err(usage("--pcap has nothing to see from TCP to TCP"));
+        }
+        Ok((listen, config))
+    }
+
+    /// Returns the settings that can change while the gateway runs.
+    ///
+    /// # Errors
+    /// There is not enough memory for one connection, or no server.
+    fn live(&self, config: &Config) -> Result<Live> {
+        let upstream = self.upstream.clone();
+        let max_connections = self
+            .max_connections
+            .min(self.affordable_connections(config));
+        if max_connections == 0 {
+            let needed = report::bytes(2 * self.memory_of_one(config));
+            return Err(usage(format!(
+                "--memory is too little for one connection, which needs {needed}; say more, or \
+                 less for --max-fragmented-size"
+            )));
+        }
+        Ok(Live {
+            upstream: upstream.ok_or_else(|| usage("upstream is missing; it is an address"))?,
+            allow: self.allow.clone(),
+            max_connections,
+            stall_limit: self.stall_limit,
+            drain_timeout: self.drain_timeout,
+        })
+    }
+
+    /// Keeps --memory below the limit of the control group, beyond which the kernel would kill this
+    /// process.
+    fn limit_memory(&mut self) {
+        let Some(limit) = resources::memory_limit() else {
+            return;
+        };
+        let most = limit.bytes / 4 * 3;
+        if self.memory > most {
+            warn!(
+                "--memory is {}, and {} permits {}: using {}, and leaving the rest to the program \
+                 itself",
+                report::bytes(self.memory),
+                limit.file,
+                report::bytes(limit.bytes),
+                report::bytes(most)
+            );
+            self.memory = most;
+        }
+    }
+
+    /// Raises the limit of open files, and names it if it is too low for all connections.
+    fn raise_open_files(&self, live: &Live) {
+        let Some(limit) = resources::raise_open_files() else {
+            return;
+        };
+        let needed = 2 * live.max_connections + OTHER_FILES;
+        if limit < needed {
+            warn!(
+                "--max-connections {} needs {needed} open files, and the limit is {limit}; raise \
+                 RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of the unit)",
+                live.max_connections
+            );
+        }
+    }
+
+    fn service(
+        self,
+        listening: SocketAddr,
+        live: Live,
+        provider: Arc<dyn Provider>,
+        config: Config,
+        report: Report,
+    ) -> Service {
         let in_flight = self.memory / 4;
-        let service = Service {
-            listening: address,
-            upstream: self.upstream,
+        Service {
+            listening,
             to: self.to,
             provider,
             config,
             connect: self.connect,
-            stall_limit: self.stall_limit,
-            max_connections: AtomicU64::new(max_connections),
+            live: Mutex::new(Arc::new(live)),
             requests: Memory::new(in_flight),
             answers: Memory::new(in_flight),
             // Half of the memory for one direction, so that a small --memory also limits free buffers.
             buffers: Arc::new(Buffers::new(in_flight / 2)),
             report,
             totals: Totals::default(),
-        };
-        let service = Arc::new(service);
-        if let Some(server) = &mut metrics {
-            server.start(report, service.clone());
         }
-        serve(listener, service, interrupted).await?;
-        Ok(true)
     }
 
     /// Returns the settings of both sides.
@@ -253,47 +386,146 @@ const PENDING_REQUESTS_BYTES: u64 = 2 << 20;
 /// Maximum number of bytes that a TCP connection buffers, in addition to requests and answers in flight.
 const TCP_BUFFER_BYTES: u64 = 512 << 10;
 
+/// Open files besides those of connections: standard streams, the runtime, metrics, captures.
+const OTHER_FILES: u64 = 64;
+
+/// What controls a running gateway from outside.
+struct Control {
+    interrupted: Interrupted,
+    hangup: Option<Hangup>,
+    file: Option<SettingsFile>,
+}
+
 async fn serve(
     mut listener: ClientListener,
     service: Arc<Service>,
-    mut interrupted: Interrupted,
+    mut control: Control,
 ) -> Result<()> {
-    let (end, ended) = watch::channel(false);
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let phases = Phases(phases);
     let mut sessions = JoinSet::new();
+    let ready = format!("listening on {}", service.listening);
+    systemd::notify(State::Ready(&ready));
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let (peer, client) = accepted?;
-                let peer = report::peer(peer);
-                if service.totals.open.load(Relaxed) >= service.max_connections() {
-                    service.turn_away(peer);
-                    continue;
+                if let Some(session) = admit(&service, report::peer(peer), &phases) {
+                    sessions.spawn(session.run(client));
                 }
-                service.totals.open.fetch_add(1, Relaxed);
-                let id = service.totals.total.fetch_add(1, Relaxed) + 1;
-                let session = Session {
-                    id,
-                    peer,
-                    service: service.clone(),
-                    started: Instant::now(),
-                    counts: Counts::default(),
-                };
-                sessions.spawn(session.run(client, ended.clone()));
             }
             // Removes a finished session from the set; it has already reported its result.
             Some(_) = sessions.join_next() => {}
-            () = interrupted.wait() => break,
+            () = Hangup::wait(&mut control.hangup) => {
+                systemd::notify(State::Reloading);
+                reload(&service, &mut control.file);
+                systemd::notify(State::Ready(&ready));
+            }
+            () = control.interrupted.wait() => break,
         }
     }
     drop(listener);
-    end.send_replace(true);
+    systemd::notify(State::Stopping("waiting for the answers to requests"));
+    drain(&service, &phase, &mut sessions, &mut control.interrupted).await;
+    service.report_summary();
+    Ok(())
+}
+
+/// Returns the session of a client that was accepted, or turns the client away.
+fn admit(service: &Arc<Service>, peer: SocketAddr, phases: &Phases) -> Option<Session> {
+    let live = service.live();
+    if !live.permits(peer.ip()) {
+        service.refuse_address(peer);
+        return None;
+    }
+    let totals = &service.totals;
+    if totals.open.load(Relaxed) >= live.max_connections {
+        service.turn_away(peer);
+        return None;
+    }
+    totals.open.fetch_add(1, Relaxed);
+    Some(Session {
+        id: totals.total.fetch_add(1, Relaxed) + 1,
+        peer,
+        service: service.clone(),
+        live,
+        phases: phases.clone(),
+        started: Instant::now(),
+        counts: Counts::default(),
+    })
+}
+
+/// Reads the settings again. Those that can change do so for sessions that begin later.
+fn reload(service: &Service, file: &mut Option<SettingsFile>) {
+    let Some(file) = file else { return };
+    let loaded = file.load::<Gateway>().and_then(|(mut gateway, changed)| {
+        let (_, config) = gateway.check()?;
+        gateway.limit_memory();
+        Ok((gateway.live(&config)?, gateway.options.verbose, changed))
+    });
+    let (live, verbose, changed) = match loaded {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            warn!("the settings stay as they are: {error:#}");
+            return;
+        }
+    };
+    service.set_live(live);
+    options::set_verbosity(verbose);
+    let (changed, fixed): (Vec<_>, Vec<_>) = changed
+        .into_iter()
+        .partition(|key| LIVE_KEYS.contains(&key.as_str()));
+    let names = match changed.is_empty() {
+        true => "nothing has changed".to_owned(),
+        false => format!("changed {}", changed.join(", ")),
+    };
+    service
+        .report
+        .line(format_args!("{} read again: {names}", file.name()));
+    if !fixed.is_empty() {
+        warn!(
+            "these settings need a restart to change: {}",
+            fixed.join(", ")
+        );
+    }
+    service.report.event(&Event::Reloaded {
+        changed: &changed,
+        needs_restart: &fixed,
+    });
+}
+
+/// Ends the sessions: first those whose requests are answered, and all of them after the drain
+/// timeout or another signal.
+async fn drain(
+    service: &Service,
+    phase: &watch::Sender<Phase>,
+    sessions: &mut JoinSet<()>,
+    interrupted: &mut Interrupted,
+) {
+    let limit = service.live().drain_timeout;
+    let open = service.totals.open.load(Relaxed);
+    if open > 0 && !limit.is_zero() {
+        service.report.event(&Event::Draining {
+            open,
+            seconds: limit.as_secs_f64(),
+        });
+        phase.send_replace(Phase::Draining);
+        let all = async { while sessions.join_next().await.is_some() {} };
+        tokio::select! {
+            done = timeout(limit, all) => if done.is_err() {
+                let open = service.totals.open.load(Relaxed);
+                let open = report::plural(open, "session");
+                warn!("{open} with unanswered requests end after --drain-timeout");
+            },
+            () = interrupted.wait() => {}
+        }
+    }
+    phase.send_replace(Phase::Ending);
     let all = async { while sessions.join_next().await.is_some() {} };
     // Each session has a time limit of its own.
     if timeout(CLOSE_TIMEOUT * 2, all).await.is_err() {
         debug!("some connections did not end in time");
     }
-    service.report_summary();
-    Ok(())
 }
 
 /// The listener that clients connect to.
@@ -323,7 +555,8 @@ impl ClientListener {
                 match listener.accept().await {
                     Ok((stream, peer)) => return Ok((peer, Peer::Tcp(stream, peer))),
                     Err(error) => {
-                        warn!(%error, "a connection cannot be accepted");
+                        let cure = resources::cure(&error);
+                        warn!(%error, cure, "a connection cannot be accepted");
                         sleep(ACCEPT_PAUSE).await;
                     }
                 }

@@ -9,6 +9,7 @@
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
 //! line asks for something impossible, or `check` could not tell.
 
+mod assets;
 mod bench;
 mod check;
 mod conform;
@@ -23,11 +24,13 @@ mod password;
 mod pcap;
 mod ping;
 mod report;
+mod resources;
 #[cfg(target_os = "linux")]
 mod run;
 mod send;
 mod signals;
 mod smb;
+mod systemd;
 mod tdi;
 mod top;
 mod transfer;
@@ -36,7 +39,7 @@ mod transport;
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tokio::runtime;
 
 use options::UsageError;
@@ -58,7 +61,7 @@ enum Command {
     Ping(ping::Ping),
     Bench(Box<bench::Bench>),
     Check(check::Check),
-    Gateway(gateway::Gateway),
+    Gateway(Box<gateway::Gateway>),
     #[cfg(target_os = "linux")]
     Run(run::Run),
     Get(Box<smb::Get>),
@@ -70,6 +73,8 @@ enum Command {
     Conform(Box<conform::Conform>),
     Decode(decode::Decode),
     Devices(devices::Devices),
+    #[command(hide = true)]
+    Assets(assets::Assets),
 }
 
 const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
@@ -109,6 +114,7 @@ impl Command {
             Self::Conform(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
             Self::Devices(command) => command.verbose,
+            Self::Assets(_) => 0,
         }
     }
 
@@ -123,7 +129,8 @@ impl Command {
             Self::Get(_) | Self::Put(_) | Self::List(_) => false,
             #[cfg(target_os = "linux")]
             Self::Run(_) => false,
-            Self::Conform(_) | Self::Top(_) | Self::Decode(_) | Self::Devices(_) => false,
+            Self::Conform(_) | Self::Top(_) => false,
+            Self::Decode(_) | Self::Devices(_) | Self::Assets(_) => false,
         }
     }
 
@@ -149,6 +156,7 @@ impl Command {
             Self::Conform(command) => command.run().await,
             Self::Decode(command) => command.run(),
             Self::Devices(command) => command.run(),
+            Self::Assets(command) => command.run(Cli::command()),
         };
         done.map(|done| u8::from(!done))
     }

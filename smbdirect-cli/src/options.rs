@@ -1,13 +1,17 @@
 //! The options that commands share: settings under the names of the specification, addresses,
 //! units.
 
-use std::{fmt, io::IsTerminal, net::Ipv6Addr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    io::IsTerminal, net::Ipv6Addr, path::PathBuf, str::FromStr, sync::OnceLock, time::Duration,
+};
 
 use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
 use smbdirect::{Config, ConfigError, Revision, Settings, rdma::iwarp::MpaCrc};
 use thiserror::Error;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
 
 use crate::report;
 
@@ -267,18 +271,44 @@ impl CommonOptions {
     }
 }
 
-/// Starts logging to stderr, as `-v` or `RUST_LOG` say.
+/// Starts logging to stderr, or to the journal with fields if stderr is the journal, as `-v` or
+/// `RUST_LOG` say.
 pub(crate) fn start_tracing(verbose: u8) {
-    let filter = match verbose {
+    let (filter, handle) = reload::Layer::new(filter(verbose));
+    let registry = tracing_subscriber::registry().with(filter);
+    #[cfg(target_os = "linux")]
+    if crate::systemd::logs_to_journal()
+        && let Ok(journal) = tracing_journald::layer()
+    {
+        let journal = journal.with_field_prefix(Some("SMBDIRECT".into()));
+        registry.with(journal).init();
+        let _ = FILTER.set(handle);
+        return;
+    }
+    let lines = fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted());
+    registry.with(lines).init();
+    let _ = FILTER.set(handle);
+}
+
+/// The filter of the log, which [`set_verbosity`] changes.
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// Changes what is logged, as `-v` does.
+pub(crate) fn set_verbosity(verbose: u8) {
+    if let Some(handle) = FILTER.get() {
+        let changed = handle.reload(filter(verbose));
+        changed.expect("the subscriber lives as long as the process");
+    }
+}
+
+fn filter(verbose: u8) -> EnvFilter {
+    match verbose {
         0 => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
         1 => EnvFilter::new("smbdirect=debug,info"),
         _ => EnvFilter::new("smbdirect=trace,info"),
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && report::colour_wanted())
-        .init();
+    }
 }
 
 /// Translates a library error to the names of the options.
@@ -396,8 +426,8 @@ fn check_ipv6(host: &str) -> Result<(), String> {
     }
 }
 
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { host, port } = self;
         match port {
             None => f.write_str(host),

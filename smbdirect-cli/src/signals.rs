@@ -47,6 +47,40 @@ impl Interrupted {
     }
 }
 
+/// Waits for SIGHUP, which asks to read the settings again. While it exists, SIGHUP does not kill the
+/// process.
+#[derive(Debug)]
+pub(crate) struct Hangup {
+    #[cfg(unix)]
+    signal: tokio::signal::unix::Signal,
+}
+
+impl Hangup {
+    /// # Panics
+    /// The system accepts no signal handlers, which no supported system does.
+    pub(crate) fn new() -> Self {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let signal = signal(SignalKind::hangup()).expect("the signal can be handled");
+            Self { signal }
+        }
+        #[cfg(not(unix))]
+        Self {}
+    }
+
+    /// Returns at the next signal, or never if there is no handler. Dropping the future loses none.
+    pub(crate) async fn wait(this: &mut Option<Self>) {
+        #[cfg(unix)]
+        if let Some(hangup) = this {
+            hangup.signal.recv().await;
+            return;
+        }
+        let _ = this;
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Why work did not complete.
 #[derive(Debug)]
 pub(crate) enum Stopped {

@@ -95,6 +95,25 @@ pub(crate) fn one_end(
     connect: Option<&ConnectOptions>,
     address: &Address,
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+    accepting_end(options, connect, address, None)
+}
+
+/// Returns the same provider as [`one_end`]. It listens on `passed`, if the service manager has passed
+/// a socket.
+///
+/// # Errors
+/// Those of `one_end`, or RDMA adapters cannot listen on a socket.
+pub(crate) fn accepting_end(
+    options: &CommonOptions,
+    connect: Option<&ConnectOptions>,
+    address: &Address,
+    passed: Option<std::net::TcpListener>,
+) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
+    if passed.is_some() && options.transport != Transport::Iwarp {
+        return Err(usage(
+            "RDMA adapters do not listen on the socket of the service manager; disable the socket unit",
+        ));
+    }
     match options.transport {
         Transport::Iwarp => {
             let (config, capture) = captured(options, connect, options.pcap.as_deref())?;
@@ -102,7 +121,12 @@ pub(crate) fn one_end(
                 congestion_control: local_congestion_control(address).map(str::to_owned),
                 ..config
             };
-            Ok((Arc::new(Iwarp::new(config)), capture))
+            let iwarp = Iwarp::new(config);
+            let iwarp = match passed {
+                Some(listener) => iwarp.with_listener(listener),
+                None => iwarp,
+            };
+            Ok((Arc::new(iwarp), capture))
         }
         Transport::Roce => roce(options, connect),
         Transport::Verbs => Ok((verbs(options, connect, address.port.is_none())?, None)),

@@ -19,6 +19,7 @@ use super::{
     carried::Counters,
     memory::{Grant, Share},
     peer::{Side, Stop},
+    phase::{Phase, Phases},
 };
 
 /// One session's state that requests and answers share.
@@ -35,6 +36,7 @@ pub(super) struct Exchange<'a> {
     pub(super) answers: Share,
     pub(super) buffers: Arc<Buffers>,
     pub(super) counters: Counters<'a>,
+    phases: Phases,
 }
 
 /// Memory that the server may access.
@@ -56,6 +58,7 @@ impl<'a> Exchange<'a> {
         answers: Share,
         buffers: Arc<Buffers>,
         counters: Counters<'a>,
+        phases: Phases,
     ) -> Self {
         Self {
             id,
@@ -67,6 +70,15 @@ impl<'a> Exchange<'a> {
             answers,
             buffers,
             counters,
+            phases,
+        }
+    }
+
+    /// Checks that another request may be taken from the client.
+    pub(super) fn check_serving(&self) -> Result<(), Stop> {
+        match self.phases.has_reached(Phase::Draining) {
+            true => Err(Stop::Here),
+            false => Ok(()),
         }
     }
 

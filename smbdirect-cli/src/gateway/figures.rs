@@ -9,7 +9,7 @@ use crate::metrics::Figures;
 
 impl Figures for Service {
     fn title(&self) -> String {
-        format!("gateway {} to {}", self.listening, self.upstream)
+        format!("gateway {} to {}", self.listening, self.live().upstream)
     }
 
     fn families(&self) -> Vec<Family> {
@@ -18,7 +18,8 @@ impl Figures for Service {
             Family::single(name, help, Kind::Counter, count.load(Relaxed) as f64)
         };
         let gauge = |name, help, value| Family::single(name, help, Kind::Gauge, value);
-        let mut families = vec![
+        let mut families =
+            vec![
             counter(
                 "smbdirect_gateway_sessions_total",
                 "Client connections accepted.",
@@ -32,16 +33,17 @@ impl Figures for Service {
             gauge(
                 "smbdirect_gateway_sessions_max",
                 "Sessions that may be open at the same time.",
-                self.max_connections() as f64,
+                self.live().max_connections as f64,
             ),
             totals.ends.sessions.family(
                 "smbdirect_gateway_sessions_ended_total",
                 "Sessions that have ended, by cause.",
             ),
-            counter(
+            labelled(
                 "smbdirect_gateway_turned_away_total",
-                "Clients that were turned away because too many sessions were open.",
-                &totals.turned_away,
+                "Clients that were turned away, by cause.",
+                "cause",
+                [("too_many", &totals.turned_away), ("not_allowed", &totals.not_allowed)],
             ),
             totals.ends.refusals.family(
                 "smbdirect_gateway_requests_refused_total",
@@ -54,18 +56,18 @@ impl Figures for Service {
             ("answers", self.answers.used(), self.answers.limit()),
             ("free_buffers", self.buffers.kept(), self.buffers.max_kept()),
         ];
-        let labelled = |(pool, bytes): (_, u64)| (vec![("pool", pool)], bytes as f64);
+        let of_pool = |(pool, bytes): (_, u64)| (vec![("pool", pool)], bytes as f64);
         families.push(Family::labelled(
             "smbdirect_gateway_memory_bytes",
             "Memory of requests and answers in flight, and of free buffers.",
             Kind::Gauge,
-            memory.map(|(pool, used, _)| labelled((pool, used))),
+            memory.map(|(pool, used, _)| of_pool((pool, used))),
         ));
         families.push(Family::labelled(
             "smbdirect_gateway_memory_limit_bytes",
             "Limits of smbdirect_gateway_memory_bytes.",
             Kind::Gauge,
-            memory.map(|(pool, _, limit)| labelled((pool, limit))),
+            memory.map(|(pool, _, limit)| of_pool((pool, limit))),
         ));
         families
     }
@@ -73,13 +75,6 @@ impl Figures for Service {
 
 /// Returns the figures of messages and requests.
 fn traffic(counts: &Counts) -> Vec<Family> {
-    let labelled = |name, help, label, values: [(&'static str, &AtomicU64); 2]| {
-        let samples = values.map(|(value, count)| {
-            let labels: Vec<(&'static str, &'static str)> = vec![(label, value)];
-            (labels, count.load(Relaxed) as f64)
-        });
-        Family::labelled(name, help, Kind::Counter, samples)
-    };
     let directions = |to_server, to_client| [("to_server", to_server), ("to_client", to_client)];
     let commands = |read, write| [("read", read), ("write", write)];
     vec![
@@ -114,4 +109,15 @@ fn traffic(counts: &Counts) -> Vec<Family> {
             counts.requests_passed.load(Relaxed) as f64,
         ),
     ]
+}
+
+/// Returns a counter for each value of a label.
+fn labelled(
+    name: &'static str,
+    help: &'static str,
+    label: &'static str,
+    values: [(&'static str, &AtomicU64); 2],
+) -> Family {
+    let samples = values.map(|(value, count)| (vec![(label, value)], count.load(Relaxed) as f64));
+    Family::labelled(name, help, Kind::Counter, samples)
 }

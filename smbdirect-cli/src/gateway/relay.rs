@@ -39,6 +39,9 @@ pub(super) async fn tcp_to_tcp(
         Side::Server => Side::Client,
     };
     loop {
+        if side == Side::Client {
+            exchange.check_serving()?;
+        }
         let length = from.message(0).await;
         let length = length.map_err(|fault| Stop::of_tcp(side, &fault))?;
         let Some(length) = length else {

@@ -77,6 +77,7 @@ enum Piece {
 
 /// Waits until another request can be recorded, and returns the next request of an SMB Direct client.
 async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Request, Stop> {
+    exchange.check_serving()?;
     unless_gone(gone(client), exchange.client_channel_room()).await?;
     let message = client.recv().await;
     let message = message.map_err(|error| Stop::of(Side::Client, &error))?;
@@ -335,6 +336,7 @@ async fn offload(
     let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Client, &fault);
     let most = longest(server);
     loop {
+        exchange.check_serving()?;
         let message = client.message(ServerChannel::REQUEST_HEAD).await;
         let Some(length) = message.map_err(failed)? else {
             return Err(Stop::Closed(Side::Client));

@@ -3,10 +3,9 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -18,6 +17,7 @@ use super::{
     buffers::Buffers,
     carried::{Carried, Counts},
     ends::Ends,
+    live::Live,
     memory::Memory,
     peer::Peer,
     tcp,
@@ -73,6 +73,15 @@ pub(super) enum Event<'a> {
     TurnedAway {
         peer: SocketAddr,
         open: u64,
+        reason: &'a str,
+    },
+    Reloaded {
+        changed: &'a [String],
+        needs_restart: &'a [String],
+    },
+    Draining {
+        open: u64,
+        seconds: f64,
     },
     Summary {
         total: u64,
@@ -87,13 +96,11 @@ pub(super) enum Event<'a> {
 pub(super) struct Service {
     /// The address that clients connect to.
     pub(super) listening: SocketAddr,
-    pub(super) upstream: Address,
     pub(super) to: Kind,
     pub(super) provider: Arc<dyn Provider>,
     pub(super) config: Config,
     pub(super) connect: ConnectOptions,
-    pub(super) stall_limit: Duration,
-    pub(super) max_connections: AtomicU64,
+    pub(super) live: Mutex<Arc<Live>>,
     /// Bounds the bytes of requests in flight.
     pub(super) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.
@@ -114,6 +121,8 @@ pub(super) struct Totals {
     pub(super) failed: AtomicU64,
     /// Connections closed immediately because too many were open.
     pub(super) turned_away: AtomicU64,
+    /// Connections closed immediately because --allow does not have their address.
+    pub(super) not_allowed: AtomicU64,
     /// Why sessions ended.
     pub(super) ends: Ends,
     pub(super) counts: Counts,
@@ -124,8 +133,7 @@ impl Service {
     ///
     /// # Errors
     /// The server cannot be reached.
-    pub(super) async fn connect(&self) -> Result<Peer> {
-        let upstream = &self.upstream;
+    pub(super) async fn connect(&self, upstream: &Address) -> Result<Peer> {
         Ok(match self.to {
             Kind::Smbdirect => {
                 let provider = &*self.provider;
@@ -144,22 +152,39 @@ impl Service {
         })
     }
 
-    /// Returns the number of sessions that may be open at the same time.
-    pub(super) fn max_connections(&self) -> u64 {
-        self.max_connections.load(Relaxed)
+    /// Returns the settings for a session that begins now.
+    pub(super) fn live(&self) -> Arc<Live> {
+        self.live
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Sets the settings for sessions that begin later.
+    pub(super) fn set_live(&self, live: Live) {
+        *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
     }
 
     /// Reports a client that is turned away because too many connections are open.
     pub(super) fn turn_away(&self, peer: SocketAddr) {
         self.totals.turned_away.fetch_add(1, Relaxed);
         let open = self.totals.open.load(Relaxed);
-        let why = format!(
-            "turned away: {} are open",
-            report::plural(open, "connection")
-        );
+        let open_now = report::plural(open, "connection");
+        self.report_turned_away(peer, open, &format!("{open_now} are open"));
+    }
+
+    /// Reports a client that is turned away because --allow does not have its address.
+    pub(super) fn refuse_address(&self, peer: SocketAddr) {
+        self.totals.not_allowed.fetch_add(1, Relaxed);
+        let open = self.totals.open.load(Relaxed);
+        self.report_turned_away(peer, open, "--allow does not have its address");
+    }
+
+    fn report_turned_away(&self, peer: SocketAddr, open: u64, reason: &str) {
+        let why = format!("turned away: {reason}");
         let why = self.report.style.bad(&why);
         self.report.line(format_args!("{peer}  {why}"));
-        self.report.event(&Event::TurnedAway { peer, open });
+        self.report.event(&Event::TurnedAway { peer, open, reason });
     }
 
     /// Prints the totals.

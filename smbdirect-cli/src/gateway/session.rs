@@ -4,18 +4,20 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use smbdirect_smb::{Refusal, ServerChannel, server_channel::Settings};
-use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::{Instrument, info_span, warn};
 
 use super::{
     answers,
     carried::{Counters, Counts},
     exchange::Exchange,
+    live::Live,
     peer::{Peer, Side, Stop},
+    phase::{Phase, Phases},
     requests,
     service::{Event, Service, Totals},
 };
@@ -24,30 +26,39 @@ use crate::report;
 /// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
 const RDMA_THRESHOLD: u32 = 16 << 10;
 
+/// Time between two looks at a session that drains.
+const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Looks that must find each request answered before the session ends. A request that was just taken
+/// is not counted before it is sent.
+const QUIET_POLLS: u32 = 5;
+
 /// One accepted connection, and the connection to the server that belongs to it.
 pub(super) struct Session {
     pub(super) id: u64,
     pub(super) peer: SocketAddr,
     pub(super) service: Arc<Service>,
+    /// The settings when the session began.
+    pub(super) live: Arc<Live>,
+    pub(super) phases: Phases,
     pub(super) started: Instant,
     pub(super) counts: Counts,
 }
 
 impl Session {
     /// Forwards messages until either side ends. Each log line of the session names it.
-    pub(super) async fn run(self, client: Peer, told_to_end: watch::Receiver<bool>) {
+    pub(super) async fn run(self, client: Peer) {
         let span = info_span!("session", id = self.id, client = %self.peer);
-        self.carry(client, told_to_end).instrument(span).await;
+        self.carry(client).instrument(span).await;
     }
 
-    async fn carry(self, client: Peer, mut told_to_end: watch::Receiver<bool>) {
-        let stop = match self.connect(&client, &mut told_to_end).await {
+    async fn carry(self, client: Peer) {
+        let stop = match self.connect(&client).await {
             Ok(server) => {
                 self.report_opened(&client, &server);
-                self.carry_both(client, server, &mut told_to_end).await
+                self.carry_both(client, server).await
             }
             Err(stop) => {
-                let (_, mut to_client) = client.split(self.service.stall_limit);
+                let (_, mut to_client) = client.split(self.live.stall_limit);
                 to_client.close().await;
                 stop
             }
@@ -55,42 +66,46 @@ impl Session {
         self.report_closed(&stop);
     }
 
-    async fn connect(
-        &self,
-        client: &Peer,
-        told_to_end: &mut watch::Receiver<bool>,
-    ) -> Result<Peer, Stop> {
+    async fn connect(&self, client: &Peer) -> Result<Peer, Stop> {
         client.prepare(Side::Client, &self.service.config)?;
         let server = tokio::select! {
-            server = self.service.connect() => server,
-            () = told(told_to_end) => return Err(Stop::Here),
+            server = self.service.connect(&self.live.upstream) => server,
+            () = self.phases.reached(Phase::Draining) => return Err(Stop::Here),
         };
         let server = server.map_err(|error| Stop::Unreachable(format!("{error:#}")))?;
         server.prepare(Side::Server, &self.service.config)?;
         Ok(server)
     }
 
-    async fn carry_both(
-        &self,
-        client: Peer,
-        server: Peer,
-        told_to_end: &mut watch::Receiver<bool>,
-    ) -> Stop {
+    async fn carry_both(&self, client: Peer, server: Peer) -> Stop {
         let answers_can_follow = matches!(client, Peer::Tcp(..));
         // A TCP server closes its connection when the gateway shuts down sending; SMB Direct has no
         // such signal.
         let server_goes_on = matches!(server, Peer::SmbDirect(_));
-        let stall_limit = self.service.stall_limit;
+        let stall_limit = self.live.stall_limit;
         let exchange = self.exchange(&server);
         let (mut from_client, mut to_client) = client.split(stall_limit);
         let (mut from_server, mut to_server) = server.split(stall_limit);
         let stop = {
             let mut down = pin!(answers::carry(&exchange, &mut from_server, &mut to_client));
+            let mut answers_go_on = true;
             let stop = tokio::select! {
                 stop = requests::carry(&exchange, &mut from_client, &mut to_server) => stop,
-                stop = &mut down => stop,
-                () = told(told_to_end) => Stop::Here,
+                stop = &mut down => {
+                    answers_go_on = false;
+                    stop
+                }
+                () = self.drained() => Stop::Here,
+                () = self.phases.reached(Phase::Ending) => Stop::Here,
             };
+            if answers_go_on && matches!(stop, Stop::Here) {
+                // No further request is taken. The answers to the others are due.
+                tokio::select! {
+                    () = self.drained() => {}
+                    _ = &mut down => {}
+                    () = self.phases.reached(Phase::Ending) => {}
+                }
+            }
             let answers_are_due = answers_can_follow && !(server_goes_on && self.is_answered());
             if answers_are_due && matches!(stop, Stop::Closed(Side::Client)) {
                 to_server.finish().await;
@@ -100,7 +115,7 @@ impl Session {
                         _ => stop,
                     },
                     () = self.counts.silence() => stop,
-                    () = told(told_to_end) => stop,
+                    () = self.phases.reached(Phase::Ending) => stop,
                 }
             } else {
                 stop
@@ -120,6 +135,16 @@ impl Session {
         self.counts.messages_to_client.load(Relaxed) >= to_server
     }
 
+    /// Waits until the gateway drains and every request has been answered for a moment.
+    async fn drained(&self) {
+        self.phases.reached(Phase::Draining).await;
+        let mut quiet = 0;
+        while quiet < QUIET_POLLS {
+            sleep(QUIET_POLL_INTERVAL).await;
+            quiet = if self.is_answered() { quiet + 1 } else { 0 };
+        }
+    }
+
     fn exchange(&self, server: &Peer) -> Exchange<'_> {
         let max_read_write_size = match server {
             Peer::SmbDirect(connection) => connection.negotiated().max_read_write_size,
@@ -136,6 +161,7 @@ impl Session {
             self.service.answers.share(),
             self.service.buffers.clone(),
             Counters([&self.counts, &self.service.totals.counts]),
+            self.phases.clone(),
         )
     }
 
@@ -207,10 +233,4 @@ impl Session {
             total: total.load(Relaxed),
         });
     }
-}
-
-/// Waits until this process is told to end.
-async fn told(told_to_end: &mut watch::Receiver<bool>) {
-    // The result holds a lock, so it is dropped immediately.
-    let _ = told_to_end.wait_for(|&told| told).await;
 }

@@ -30,20 +30,20 @@ const fn column(header: &'static str, width: usize, rank: u8, cell: Cell) -> Col
 pub(super) const COLUMNS: &[Column] = &[
     column("PEER", 21, 0, |one, _| one.peer.to_string()),
     column("AGE", 9, 6, |one, _| age(one.seconds)),
-    column("SENT/s", 8, 2, |_, rate| number(rate.messages_sent)),
-    column("RECV/s", 8, 2, |_, rate| number(rate.messages_received)),
+    column("SENT/s", 8, 3, |_, rate| number(rate.messages_sent)),
+    column("RECV/s", 8, 3, |_, rate| number(rate.messages_received)),
     column("OUT", 10, 1, |_, rate| bytes(rate.bytes_sent)),
     column("IN", 10, 1, |_, rate| bytes(rate.bytes_received)),
     column("READ", 10, 1, |_, rate| bytes(rate.bytes_read)),
     column("WRITE", 10, 1, |_, rate| bytes(rate.bytes_written)),
-    column("CREDITS", 8, 3, |one, _| {
+    column("CREDITS", 8, 2, |one, _| {
         format!("{}/{}", one.send_credits, one.send_credit_target)
     }),
     column("GRANTED", 8, 5, |one, _| {
         format!("{}/{}", one.granted_credits, one.receive_credit_max)
     }),
-    column("STALLS/s", 8, 3, |_, rate| number(rate.credit_stalls)),
-    column("WAIT", 5, 4, |_, rate| {
+    column("STALLS/s", 8, 4, |_, rate| number(rate.credit_stalls)),
+    column("WAIT", 5, 2, |_, rate| {
         format!("{:.0}%", rate.waiting * 100.0)
     }),
     column("RTT", 8, 6, |one, _| {
@@ -139,8 +139,7 @@ pub(super) fn summary(rated: &Rated) -> [String; 4] {
             bytes(rates.bytes_written),
         ),
         format!(
-            "send credit stalls {}/s, {:.1} connections waiting  send queue stalls {}/s  \
-             registrations {}/s, {} now",
+            "stalls: send credit {}/s, {:.1} waiting  send queue {}/s  registrations {}/s, {} now",
             number(rates.credit_stalls),
             rates.waiting,
             number(rates.send_queue_stalls),
@@ -201,7 +200,7 @@ mod tests {
                 .join(" ")
         };
         assert_eq!(fitting(200).len(), COLUMNS.len());
-        assert_eq!(headers(80), "PEER SENT/s OUT IN READ WRITE");
+        assert_eq!(headers(80), "PEER OUT IN READ WRITE CREDITS WAIT");
         assert_eq!(headers(5), "PEER");
         for width in 22..200 {
             let used: usize = fitting(width).iter().map(|column| column.width + 1).sum();

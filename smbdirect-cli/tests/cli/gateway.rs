@@ -32,6 +32,8 @@ mod pair;
 mod rdma;
 mod refused;
 mod server_rdma;
+#[cfg(unix)]
+mod service;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -183,6 +185,9 @@ impl End {
 fn gateway(from: Kind, to: Kind, upstream: &str, arguments: &[&str]) -> Listening {
     let mut command = command(&["gateway", "127.0.0.1:0", upstream, "--json"]);
     command.args(["--from", from.name(), "--to", to.name()]);
+    if !arguments.contains(&"--drain-timeout") {
+        command.args(["--drain-timeout", "0"]);
+    }
     command.args(arguments);
     listening(command)
 }
@@ -662,7 +667,7 @@ async fn signals_end_it_with_a_summary() {
     for signal in ["TERM", "INT"] {
         let mut server = Server::bind(Tcp, Config::default()).await;
         let address = server.address().to_string();
-        let command = command(&["gateway", "127.0.0.1:0", &address]);
+        let command = command(&["gateway", "127.0.0.1:0", &address, "--drain-timeout", "0"]);
         let gateway = listening(command);
         let mut client = End::connect(SmbDirect, &gateway.address).await;
         let mut server = server.accept().await;

@@ -2,6 +2,8 @@
 //!
 //! All tests use 127.0.0.1 with ports that the system picks, and every wait has a time limit.
 
+#[cfg(target_os = "linux")]
+mod assets;
 mod bench;
 mod check;
 mod conform;
@@ -21,6 +23,7 @@ mod segments;
 mod siw;
 mod support;
 mod tdi;
+mod top;
 mod tshark;
 mod usage;
 

@@ -2,7 +2,10 @@
 
 #[cfg(any(target_os = "linux", target_os = "freebsd"))]
 use std::os::fd::AsFd;
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::{self, SocketAddr},
+};
 
 #[cfg(target_os = "linux")]
 use nix::{libc, setsockopt_impl, sockopt_impl};
@@ -21,6 +24,13 @@ pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpL
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(LISTEN_BACKLOG)
+}
+
+/// Prepares a listening socket that was opened elsewhere.
+pub(super) fn adopt(listener: net::TcpListener, config: &IwarpConfig) -> io::Result<TcpListener> {
+    set_congestion_control(&listener, config)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 /// The most connections that wait to be accepted, equal to tokio's own default.

@@ -1,6 +1,9 @@
 //! The iWARP provider: it connects and it listens.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{self, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use tokio::sync::mpsc;
 use tracing::debug;
@@ -10,7 +13,7 @@ use super::{
     connect::{ConnectFailure, initiate},
     error::os_error,
     listen::{IwarpListener, accept_all},
-    options::bind,
+    options::{adopt, bind},
     queue_pair::IwarpQueuePair,
 };
 use crate::rdma::{
@@ -23,6 +26,8 @@ use crate::rdma::{
 #[derive(Clone, Debug, Default)]
 pub struct Iwarp {
     config: Arc<IwarpConfig>,
+    /// A listening socket for the next listener.
+    listener: Arc<Mutex<Option<net::TcpListener>>>,
 }
 
 impl Iwarp {
@@ -30,6 +35,17 @@ impl Iwarp {
     pub fn new(config: IwarpConfig) -> Self {
         Self {
             config: Arc::new(config),
+            listener: Arc::default(),
+        }
+    }
+
+    /// Has the first call of `listen` use this listening socket instead of one of its own, whatever
+    /// the address. So a service manager can open the port (socket activation).
+    #[must_use]
+    pub fn with_listener(self, listener: net::TcpListener) -> Self {
+        Self {
+            listener: Arc::new(Mutex::new(Some(listener))),
+            ..self
         }
     }
 }
@@ -88,7 +104,16 @@ impl Provider for Iwarp {
     ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
         Box::pin(async move {
             let failed = |error| os_error("listening", &error);
-            let listener = bind(address, &self.config).map_err(failed)?;
+            let passed = self
+                .listener
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            let listener = match passed {
+                Some(listener) => adopt(listener, &self.config),
+                None => bind(address, &self.config),
+            };
+            let listener = listener.map_err(failed)?;
             let local_address = listener.local_addr().map_err(failed)?;
             let (sender, incoming) = mpsc::channel(16);
             let task = tokio::spawn(accept_all(listener, self.config.clone(), sender));
@@ -108,6 +133,18 @@ mod tests {
 
     use super::*;
     use crate::rdma::work::{ProviderErrorKind, WorkId, WorkRequest};
+
+    #[tokio::test]
+    async fn a_socket_that_listens_already_is_used_once() {
+        let passed = net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = passed.local_addr().unwrap();
+        let iwarp = Iwarp::default().with_listener(passed);
+        let other = SocketAddr::from(([127, 0, 0, 1], 0));
+        let first = iwarp.listen(other).await.unwrap();
+        assert_eq!(first.local_address(), address);
+        let second = iwarp.listen(other).await.unwrap();
+        assert_ne!(second.local_address(), address);
+    }
 
     #[tokio::test]
     async fn an_unknown_congestion_control_is_an_error() {

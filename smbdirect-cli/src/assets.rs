@@ -1,0 +1,199 @@
+//! `smbdirect assets DIR`, hidden: writes what a package installs besides the program.
+//!
+//! | file | from |
+//! |---|---|
+//! | `man/smbdirect*.1` | the help of each command |
+//! | `completions/smbdirect.bash`, `_smbdirect`, `smbdirect.fish` | the options of each command |
+//! | `gateway.toml` | the options of `gateway`, as comments |
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use clap::{Arg, ArgAction, Args, Command};
+use clap_complete::Shell;
+
+use crate::report;
+
+/// Write man pages, completions and an example of the settings file into DIR
+#[derive(Debug, Args)]
+pub(crate) struct Assets {
+    /// A directory, which is created if it does not exist
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// Shells with completions, and the names under which they look for them.
+const SHELLS: [(Shell, &str); 3] = [
+    (Shell::Bash, "smbdirect.bash"),
+    (Shell::Zsh, "_smbdirect"),
+    (Shell::Fish, "smbdirect.fish"),
+];
+
+impl Assets {
+    /// Writes the files for `command`, which is the whole command line.
+    pub(crate) fn run(self, command: Command) -> Result<bool> {
+        let written = self.write(command);
+        written.with_context(|| {
+            let directory = report::printable(&self.directory.to_string_lossy());
+            format!("cannot write to {directory}")
+        })?;
+        Ok(true)
+    }
+
+    fn write(&self, mut command: Command) -> Result<()> {
+        let [man, completions] = ["man", "completions"].map(|name| self.directory.join(name));
+        fs::create_dir_all(&man)?;
+        fs::create_dir_all(&completions)?;
+        clap_mangen::generate_to(without_styles(command.clone()), &man)?;
+        for (shell, name) in SHELLS {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut command, "smbdirect", &mut text);
+            fs::write(completions.join(name), text)?;
+        }
+        let gateway = command.find_subcommand("gateway");
+        let example = example(gateway.context("the command has no gateway")?);
+        write(&self.directory.join("gateway.toml"), &example)
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    Ok(fs::write(path, text)?)
+}
+
+/// Removes the styles from the text after the options, which man pages would show as characters.
+fn without_styles(command: Command) -> Command {
+    let after = command
+        .get_after_help()
+        .map(|text| plain(&text.to_string()));
+    let names: Vec<_> = command
+        .get_subcommands()
+        .map(|one| one.get_name().to_owned())
+        .collect();
+    let mut command = names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, without_styles)
+    });
+    if let Some(after) = after {
+        command = command.after_help(after);
+    }
+    command
+}
+
+/// Returns text without escape sequences for styles.
+fn plain(text: &str) -> String {
+    let mut parts = text.split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + part.split_once('m').map_or(part, |(_, rest)| rest)
+    })
+}
+
+/// Options that the example does not have: they make no sense in a file of a service.
+const NOT_IN_EXAMPLE: [&str; 7] = [
+    "config",
+    "check-config",
+    "help",
+    "version",
+    "json",
+    "pcap",
+    "verbose",
+];
+
+/// Returns a settings file that names each option of the gateway, with its default.
+fn example(gateway: &Command) -> String {
+    let mut text = String::from(
+        "# Settings of `smbdirect gateway --config FILE`: the options of the command, with their names.\n\
+         # Check them with `smbdirect gateway --config FILE --check-config`, and have a running service\n\
+         # read them again with `systemctl reload smbdirect-gateway`.\n\
+         \n\
+         # The address that clients connect to: HOST[:PORT].\n\
+         listen = \":5445\"\n\
+         \n\
+         # The SMB server. This one is next to the gateway, with TCP on port 445.\n\
+         upstream = \"127.0.0.1\"\n\
+         \n\
+         # 0 warns, 1 logs the events of each connection, 2 logs each message.\n\
+         # verbose = 0\n",
+    );
+    let options = gateway
+        .get_arguments()
+        .filter(|option| !option.is_positional());
+    for option in options {
+        let Some(name) = option.get_long() else {
+            continue;
+        };
+        if NOT_IN_EXAMPLE.contains(&name) || option.is_hide_set() {
+            continue;
+        }
+        let help = option
+            .get_help()
+            .map(|help| plain(&help.to_string()))
+            .unwrap_or_default();
+        text.push('\n');
+        for line in wrapped(&help) {
+            let _ = writeln!(text, "# {line}");
+        }
+        let _ = writeln!(text, "# {name} = {}", value(option));
+    }
+    text
+}
+
+/// Returns the default of an option, or an example of its value, in TOML.
+fn value(option: &Arg) -> String {
+    let default = option.get_default_values().first();
+    let text = match default {
+        Some(value) => value.to_string_lossy().into_owned(),
+        None => match option.get_value_names().and_then(|names| names.first()) {
+            _ if matches!(option.get_action(), ArgAction::SetTrue) => return "false".into(),
+            Some(name) if *name == "NETWORK" => return "[\"10.0.0.0/8\", \"fd00::/8\"]".into(),
+            Some(name) if *name == "ADDR" => "127.0.0.1:9445".into(),
+            Some(name) if *name == "SECONDS" => "5".into(),
+            Some(name) if *name == "SIZE" => "1M".into(),
+            _ => "1".into(),
+        },
+    };
+    match text.parse::<f64>() {
+        Ok(_) => text,
+        Err(_) => format!("\"{text}\""),
+    }
+}
+
+/// Returns text in lines of at most 96 characters.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is a line");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.len() + word.len() < 96 {
+            *line += &format!(" {word}");
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn styles_are_removed() {
+        assert_eq!(
+            plain("\x1b[1m\x1b[4mExamples:\x1b[0m\n  x"),
+            "Examples:\n  x"
+        );
+        assert_eq!(plain("none"), "none");
+    }
+
+    #[test]
+    fn lines_are_wrapped() {
+        let lines = wrapped(&"word ".repeat(40));
+        assert_eq!(lines.len(), 3);
+        assert!(lines.iter().all(|line| line.len() <= 96));
+    }
+}

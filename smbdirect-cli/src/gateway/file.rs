@@ -1,0 +1,423 @@
+//! `--config FILE`: a TOML file with the names and the values of the options.
+//!
+//! Each key is an option of the command without its dashes, and is checked by the option itself. So
+//! the file and the command line cannot differ. Options on the command line take precedence.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    error::Error as _,
+    ffi::OsString,
+    fs,
+    path::PathBuf,
+};
+
+use anyhow::Result;
+use clap::{
+    Arg, ArgAction, Args, Command, FromArgMatches,
+    error::{ContextKind, ContextValue},
+    parser::ValueSource,
+};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::{
+    options::usage,
+    report::{plain, printable},
+};
+
+/// Options that make no sense in the file.
+const NOT_IN_FILES: [&str; 4] = ["config", "check-config", "help", "version"];
+
+/// A file of settings, and the command line that goes with it.
+#[derive(Debug)]
+pub(super) struct SettingsFile {
+    path: PathBuf,
+    /// The arguments after the name of the command.
+    arguments: Vec<OsString>,
+    /// The settings that the file gave last.
+    given: BTreeMap<String, Vec<String>>,
+}
+
+impl SettingsFile {
+    pub(super) fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
+        Self {
+            path,
+            arguments,
+            given: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the path without control characters.
+    pub(super) fn name(&self) -> String {
+        printable(&self.path.to_string_lossy())
+    }
+
+    /// Reads the file, and returns the options of the file and the command line together, and the
+    /// settings of the file that are not those of the last time.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the line that is wrong and why.
+    pub(super) fn load<T: Args + FromArgMatches>(&mut self) -> Result<(T, BTreeSet<String>)> {
+        let command = T::augment_args(Command::new("smbdirect"));
+        let matches = command
+            .clone()
+            .try_get_matches_from(with_name(&self.arguments))
+            .map_err(|error| usage(first_line(&error)))?;
+        let mut given = self.read(&command)?;
+        given.retain(|key, _| {
+            let id = argument(&command, key).map(Arg::get_id);
+            let source = id.and_then(|id| matches.value_source(id.as_str()));
+            source != Some(ValueSource::CommandLine)
+        });
+        let merged = merged(&command, &given, &self.arguments);
+        let options = command
+            .try_get_matches_from(with_name(&merged))
+            .and_then(|matches| T::from_arg_matches(&matches))
+            .map_err(|error| usage(format!("{}: {}", self.name(), first_line(&error))))?;
+        let keys = given.keys().chain(self.given.keys());
+        let changed = keys.filter(|&key| given.get(key) != self.given.get(key));
+        let changed = changed.cloned().collect();
+        self.given = given;
+        Ok((options, changed))
+    }
+
+    /// Reads and checks each setting of the file.
+    fn read(&self, command: &Command) -> Result<BTreeMap<String, Vec<String>>> {
+        let text = fs::read_to_string(&self.path)
+            .map_err(|error| usage(format!("{}: {}", self.name(), plain(&error))))?;
+        let at = |span: usize, what: &str| {
+            let line = text.as_bytes()[..span]
+                .iter()
+                .filter(|&&byte| byte == b'\n')
+                .count()
+                + 1;
+            usage(format!("{}, line {line}: {what}", self.name()))
+        };
+        let table = DeTable::parse(&text)
+            .map_err(|error| at(error.span().map_or(0, |span| span.start), error.message()))?;
+        let mut given = BTreeMap::new();
+        for (key, value) in table.get_ref() {
+            let start = key.span().start;
+            let key = key.get_ref().as_ref();
+            let Some(option) = argument(command, key) else {
+                return Err(at(start, &unknown(command, key)));
+            };
+            let values = values(option, value)
+                .and_then(|values| check(option, &values).map(|()| values))
+                .map_err(|what| at(start, &format!("{key}: {what}")))?;
+            given.insert(key.to_owned(), values);
+        }
+        Ok(given)
+    }
+}
+
+fn with_name(arguments: &[OsString]) -> impl Iterator<Item = OsString> {
+    [OsString::from("smbdirect")]
+        .into_iter()
+        .chain(arguments.iter().cloned())
+}
+
+/// Returns the option or argument that a key names.
+fn argument<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    let mut arguments = command.get_arguments();
+    arguments.find(|argument| name(argument) == Some(key) && !NOT_IN_FILES.contains(&key))
+}
+
+/// Returns the key of an option or argument.
+fn name(argument: &Arg) -> Option<&str> {
+    match argument.is_positional() {
+        true => Some(argument.get_id().as_str()),
+        false => argument.get_long(),
+    }
+}
+
+/// Says that no option has the name of a key, and which one is nearest.
+fn unknown(command: &Command, key: &str) -> String {
+    let names = command.get_arguments().filter_map(name);
+    let names = names.filter(|name| !NOT_IN_FILES.contains(name));
+    let near = |name: &str| strsim::jaro(&key.replace('_', "-"), name);
+    let nearest = names.max_by(|&one, &other| near(one).total_cmp(&near(other)));
+    let key = printable(key);
+    match nearest {
+        Some(nearest) if near(nearest) > 0.7 => {
+            format!("`{key}` is no setting; is it `{nearest}`?")
+        }
+        _ => format!("`{key}` is no setting; `smbdirect gateway --help` has them"),
+    }
+}
+
+/// Returns the values of a key as the command line has them. A flag that is on has no value.
+fn values(option: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, String> {
+    match (option.get_action(), value.get_ref()) {
+        (ArgAction::SetTrue, DeValue::Boolean(on)) => Ok(vec![on.to_string()]),
+        (ArgAction::SetTrue, _) => Err("it is true or false".into()),
+        (ArgAction::Append, DeValue::Array(list)) => {
+            list.iter().map(|value| scalar(value.get_ref())).collect()
+        }
+        (_, value) => Ok(vec![scalar(value)?]),
+    }
+}
+
+fn scalar(value: &DeValue<'_>) -> Result<String, String> {
+    match value {
+        DeValue::String(text) => Ok(text.to_string()),
+        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
+        DeValue::Float(number) => Ok(number.as_str().to_owned()),
+        _ => Err("it is a string or a number".into()),
+    }
+}
+
+/// Returns the arguments of one setting.
+fn as_arguments(option: &Arg, values: &[String]) -> Vec<OsString> {
+    let long = option.get_long().unwrap_or_default();
+    match option.get_action() {
+        ArgAction::SetTrue if values[0] == "true" => vec![format!("--{long}").into()],
+        ArgAction::SetTrue => Vec::new(),
+        ArgAction::Count => {
+            let times = values[0].parse().unwrap_or(0).min(MAX_COUNT);
+            vec![format!("--{long}").into(); times]
+        }
+        _ => values
+            .iter()
+            .map(|value| format!("--{long}={value}").into())
+            .collect(),
+    }
+}
+
+/// Most times that a flag can be given.
+const MAX_COUNT: usize = 9;
+
+/// Checks the values of one setting by its option.
+fn check(option: &Arg, values: &[String]) -> Result<(), String> {
+    if matches!(option.get_action(), ArgAction::Count) {
+        let number = values[0]
+            .parse()
+            .ok()
+            .filter(|&number: &usize| number <= MAX_COUNT);
+        return number
+            .map(|_| ())
+            .ok_or_else(|| format!("it is a number, at most {MAX_COUNT}"));
+    }
+    // The value parser alone, so that nothing else can be wrong.
+    let command = Command::new("smbdirect")
+        .no_binary_name(true)
+        .disable_help_flag(true);
+    let alone = Arg::new("value")
+        .long("value")
+        .action(ArgAction::Append)
+        .value_parser(option.get_value_parser().clone());
+    let arguments = values.iter().map(|value| format!("--value={value}"));
+    match option.get_action() {
+        ArgAction::SetTrue => Ok(()),
+        _ => command
+            .arg(alone)
+            .try_get_matches_from(arguments)
+            .map(|_| ())
+            .map_err(|e| why(&e)),
+    }
+}
+
+/// Returns why a value is wrong, without the option.
+fn why(error: &clap::Error) -> String {
+    if let Some(source) = error.source() {
+        return source.to_string();
+    }
+    match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(values)) => format!("it is one of {}", values.join(", ")),
+        _ => first_line(error),
+    }
+}
+
+/// Returns the first line of an error of the command line, without its label.
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+}
+
+/// Returns the command line with the settings of the file in front. The addresses are in their
+/// places, whichever of the two has them.
+fn merged(
+    command: &Command,
+    given: &BTreeMap<String, Vec<String>>,
+    arguments: &[OsString],
+) -> Vec<OsString> {
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    let positionals: Vec<_> = command.get_positionals().filter_map(name).collect();
+    let mut all_before = true;
+    for &key in &positionals {
+        match given.get(key) {
+            Some(values) if all_before => before.extend(values.iter().map(OsString::from)),
+            Some(values) => after.extend(values.iter().map(OsString::from)),
+            None => all_before = false,
+        }
+    }
+    for (key, values) in given {
+        let option = argument(command, key).expect("each key was looked up");
+        if !option.is_positional() {
+            before.extend(as_arguments(option, values));
+        }
+    }
+    [before, arguments.to_vec(), after].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{ValueEnum, value_parser};
+
+    use super::*;
+    use crate::options::{Address, seconds};
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+    enum Colour {
+        Red,
+        Green,
+    }
+
+    #[derive(Debug, Args)]
+    struct Options {
+        #[arg(required_unless_present = "config")]
+        listen: Option<Address>,
+        #[arg(required_unless_present = "config")]
+        upstream: Option<Address>,
+        #[arg(long)]
+        config: Option<PathBuf>,
+        #[arg(long, default_value = "5", value_parser = seconds)]
+        time_limit: std::time::Duration,
+        #[arg(long, value_enum)]
+        colour: Option<Colour>,
+        #[arg(long)]
+        json: bool,
+        #[arg(long, value_parser = value_parser!(u16).range(1..))]
+        credits: Vec<u16>,
+        #[arg(short, long, action = ArgAction::Count)]
+        verbose: u8,
+    }
+
+    fn file(text: &str, arguments: &[&str]) -> (tempfile::TempDir, SettingsFile) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gateway.toml");
+        fs::write(&path, text).unwrap();
+        let config = ["--config", "x"].iter().chain(arguments);
+        let arguments = config.map(OsString::from).collect();
+        (directory, SettingsFile::new(path, arguments))
+    }
+
+    fn loaded(text: &str, arguments: &[&str]) -> Result<Options> {
+        let (_directory, mut file) = file(text, arguments);
+        Ok(file.load()?.0)
+    }
+
+    const FILE: &str = "# Both ends.\nlisten = ':5445'\nupstream = 'nas'\ntime-limit = 0.25\n\
+                        colour = 'green'\njson = true\ncredits = [1, 2]\nverbose = 2\n";
+
+    #[test]
+    fn each_key_is_an_option() {
+        let options = loaded(FILE, &[]).unwrap();
+        assert_eq!(options.listen.unwrap().to_string(), ":5445");
+        assert_eq!(options.upstream.unwrap().to_string(), "nas");
+        assert_eq!(options.time_limit.as_millis(), 250);
+        assert_eq!(options.colour, Some(Colour::Green));
+        assert!(options.json);
+        assert_eq!((options.credits, options.verbose), (vec![1, 2], 2));
+        assert!(options.config.is_some());
+    }
+
+    #[test]
+    fn the_command_line_takes_precedence() {
+        let arguments = ["--time-limit", "7", ":1", "--credits=9", "-v"];
+        let options = loaded(FILE, &arguments).unwrap();
+        assert_eq!(options.listen.unwrap().to_string(), ":1");
+        assert_eq!(
+            options.upstream.unwrap().to_string(),
+            "nas",
+            "from the file"
+        );
+        assert_eq!(options.time_limit.as_secs(), 7);
+        assert_eq!((options.credits, options.verbose), (vec![9], 1));
+        let options = loaded(FILE, &[":1", "other"]).unwrap();
+        assert_eq!(options.upstream.unwrap().to_string(), "other");
+    }
+
+    #[test]
+    fn a_fault_names_its_line_and_its_cure() {
+        for (line, what) in [
+            (
+                "time-limits = 1",
+                "line 2: `time-limits` is no setting; is it `time-limit`?",
+            ),
+            (
+                "time_limit = 1",
+                "line 2: `time_limit` is no setting; is it `time-limit`?",
+            ),
+            (
+                "zzz = 1",
+                "line 2: `zzz` is no setting; `smbdirect gateway --help` has them",
+            ),
+            ("config = 'x'", "line 2: `config` is no setting"),
+            (
+                "time-limit = 0",
+                "line 2: time-limit: it must be more than zero",
+            ),
+            (
+                "time-limit = true",
+                "line 2: time-limit: it is a string or a number",
+            ),
+            ("colour = 'blue'", "line 2: colour: it is one of red, green"),
+            ("credits = [1, 0]", "line 2: credits: 0 is not in 1..=65535"),
+            ("json = 1", "line 2: json: it is true or false"),
+            (
+                "verbose = 100",
+                "line 2: verbose: it is a number, at most 9",
+            ),
+            (
+                "listen = 'a b'",
+                "line 2: listen: an address is HOST[:PORT]",
+            ),
+            ("json =", "line 2: "),
+            ("json = true\njson = true", "line 3: duplicate key"),
+            ("[gateway]\njson = true", "line 2: `gateway` is no setting"),
+        ] {
+            let error = loaded(&format!("# x\n{line}\n"), &[":1", "nas"]).unwrap_err();
+            let text = format!("{error:#}");
+            assert!(
+                text.contains(&format!("gateway.toml, {what}")),
+                "{line}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let (directory, mut file) = file("", &[]);
+        drop(directory);
+        let error = file.load::<Options>().unwrap_err().to_string();
+        assert!(error.contains("gateway.toml: no such file"), "{error}");
+    }
+
+    #[test]
+    fn changes_are_those_of_the_file() {
+        let (directory, mut file) = file(FILE, &["-v"]);
+        let keys = |changed: BTreeSet<String>| changed.into_iter().collect::<Vec<_>>().join(" ");
+        let (_, changed) = file.load::<Options>().unwrap();
+        assert_eq!(
+            keys(changed),
+            "colour credits json listen time-limit upstream"
+        );
+        let changed = FILE
+            .replace("0.25", "1")
+            .replace("verbose = 2", "verbose = 3");
+        let changed = changed.replace("json = true", "");
+        fs::write(directory.path().join("gateway.toml"), changed).unwrap();
+        let (options, changed) = file.load::<Options>().unwrap();
+        assert_eq!(
+            keys(changed),
+            "json time-limit",
+            "-v is on the command line"
+        );
+        assert!(!options.json && options.time_limit.as_secs() == 1);
+        assert_eq!(keys(file.load::<Options>().unwrap().1), "");
+    }
+}

@@ -1,0 +1,31 @@
+//! The phases of a gateway: it serves, then it drains, then it ends.
+
+use tokio::sync::watch;
+
+/// What the gateway is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    Serving,
+    /// No further request is taken from a client, and a session ends when its requests are answered.
+    Draining,
+    /// Every session ends immediately.
+    Ending,
+}
+
+/// The current phase, as sessions see it.
+#[derive(Clone, Debug)]
+pub(super) struct Phases(pub(super) watch::Receiver<Phase>);
+
+impl Phases {
+    /// Returns whether the gateway has reached this phase.
+    pub(super) fn has_reached(&self, phase: Phase) -> bool {
+        *self.0.borrow() >= phase
+    }
+
+    /// Waits until the gateway has reached this phase.
+    pub(super) async fn reached(&self, phase: Phase) {
+        let mut phases = self.0.clone();
+        // The result holds a lock, so it is dropped immediately.
+        let _ = phases.wait_for(|&now| now >= phase).await;
+    }
+}

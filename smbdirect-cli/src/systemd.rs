@@ -1,0 +1,106 @@
+//! What this process tells its service manager, and what it gets from it. Everywhere but under
+//! systemd, nothing of this does anything.
+
+use std::{net::TcpListener, time::Duration};
+
+use anyhow::Result;
+
+/// A state of the service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum State<'a> {
+    /// It listens; the text is shown by `systemctl status`.
+    Ready(&'a str),
+    /// It reads its settings again; `Ready` follows.
+    Reloading,
+    /// It ends.
+    Stopping(&'a str),
+}
+
+/// Tells the service manager a state.
+#[cfg(target_os = "linux")]
+pub(crate) fn notify(state: State<'_>) {
+    use sd_notify::NotifyState;
+
+    let states = match state {
+        State::Ready(text) => vec![NotifyState::Ready, NotifyState::Status(text)],
+        State::Reloading => {
+            let now = NotifyState::monotonic_usec_now();
+            [NotifyState::Reloading]
+                .into_iter()
+                .chain(now.ok())
+                .collect()
+        }
+        State::Stopping(text) => vec![NotifyState::Stopping, NotifyState::Status(text)],
+    };
+    if let Err(error) = sd_notify::notify(&states) {
+        tracing::warn!(%error, "the service manager cannot be told the state of the service");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn notify(_: State<'_>) {}
+
+/// Tells the service manager regularly that this process is alive, if it wants that.
+#[cfg(target_os = "linux")]
+pub(crate) async fn keep_watchdog_quiet() {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return std::future::pending().await;
+    };
+    let mut ticks = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
+    loop {
+        ticks.tick().await;
+        // A failure is repeated each time; the service manager acts on it.
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) async fn keep_watchdog_quiet() {
+    let _: Duration = std::future::pending().await;
+}
+
+/// Returns the listening socket that the service manager has passed to this process (socket
+/// activation), if any.
+///
+/// # Errors
+/// What was passed is not one listening TCP socket.
+#[cfg(target_os = "linux")]
+pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
+    use anyhow::{Context, bail};
+
+    let mut passed = listenfd::ListenFd::from_env();
+    match passed.len() {
+        0 => return Ok(None),
+        1 => {}
+        number => bail!(
+            "the service manager has passed {number} sockets, one is needed; have one \
+             ListenStream= in the socket unit"
+        ),
+    }
+    let listener = passed
+        .take_tcp_listener(0)
+        .context("the socket of the service manager is no TCP listener")?;
+    if let Some(listener) = &listener {
+        listener
+            .set_nonblocking(true)
+            .context("the socket of the service manager cannot be used")?;
+    }
+    Ok(listener)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
+    Ok(None)
+}
+
+/// Returns whether stderr is the journal, so that log lines can have fields.
+#[cfg(target_os = "linux")]
+pub(crate) fn logs_to_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    let Ok(stat) = rustix::fs::fstat(std::io::stderr()) else {
+        return false;
+    };
+    stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}

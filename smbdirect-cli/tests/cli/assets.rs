@@ -1,0 +1,60 @@
+//! `assets`: what a package installs is complete, and the example of the settings is valid.
+
+use std::fs;
+
+use crate::support::{names_in, run};
+
+#[test]
+fn pages_completions_and_a_valid_example_are_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    run(&["assets", root.to_str().unwrap()]).succeeded();
+    let pages = names_in(&root.join("man"));
+    for page in [
+        "smbdirect.1",
+        "smbdirect-gateway.1",
+        "smbdirect-top.1",
+        "smbdirect-listen.1",
+    ] {
+        assert!(pages.contains(&page.to_owned()), "{pages:?}");
+    }
+    assert!(
+        !pages.contains(&"smbdirect-assets.1".to_owned()),
+        "it is hidden"
+    );
+    for page in &pages {
+        let text = fs::read_to_string(root.join("man").join(page)).unwrap();
+        assert!(!text.contains('\x1b') && !text.contains("[1m"), "{page}");
+    }
+    let completions = names_in(&root.join("completions"));
+    assert_eq!(
+        completions,
+        ["_smbdirect", "smbdirect.bash", "smbdirect.fish"]
+    );
+
+    let example = root.join("gateway.toml");
+    let check = |path: &std::path::Path| {
+        run(&[
+            "gateway",
+            "--check-config",
+            "--config",
+            path.to_str().unwrap(),
+        ])
+    };
+    check(&example).succeeded();
+    // Each setting that is a comment is valid, too.
+    let text = fs::read_to_string(&example).unwrap();
+    let keys = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# ")?.split_once(" = "));
+    let keys: Vec<_> = keys.filter(|(key, _)| !key.contains(' ')).collect();
+    assert!(keys.len() > 20, "{text}");
+    let all: String = keys
+        .iter()
+        .map(|(key, value)| format!("{key} = {value}\n"))
+        .collect();
+    let every = root.join("every.toml");
+    fs::write(&every, format!("listen = ':5445'\nupstream = 'nas'\n{all}")).unwrap();
+    check(&every).succeeded();
+    run(&["assets", "/proc/no/such"]).failed(1, "cannot write to /proc/no/such");
+}

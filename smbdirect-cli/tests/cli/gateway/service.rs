@@ -1,0 +1,365 @@
+//! The gateway as a service: its settings file, reload, drain, limits, and what it tells systemd.
+
+use std::{
+    net,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use super::*;
+use crate::support::{Running, eventually};
+
+/// A settings file in a directory of its own.
+struct Settings {
+    directory: tempfile::TempDir,
+}
+
+impl Settings {
+    fn new(text: &str) -> Self {
+        let settings = Self {
+            directory: tempfile::tempdir().unwrap(),
+        };
+        settings.write(text);
+        settings
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("gateway.toml")
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.path(), text).unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command(&["gateway", "--json", "--config"]);
+        command.arg(self.path()).args(arguments);
+        command
+    }
+}
+
+/// Returns the settings of a gateway from SMB Direct to this TCP server.
+fn settings(server: &Server, more: &str) -> String {
+    let address = server.address();
+    format!("listen = '127.0.0.1:0'\nupstream = '{address}'\n{more}\n")
+}
+
+#[test]
+fn a_settings_file_is_checked_without_starting() {
+    let file = Settings::new("listen = ':5445'\nupstream = 'nas'\nmax-connections = 10\n");
+    let check = |arguments: &[&str]| {
+        let mut all = vec!["gateway", "--check-config", "--config"];
+        let path = file.path();
+        all.push(path.to_str().unwrap());
+        all.extend(arguments);
+        run(&all)
+    };
+    let done = check(&[]).succeeded();
+    assert!(done.stdout.ends_with("gateway.toml is valid\n"), "{done:?}");
+    for (text, says) in [
+        (
+            "max-conections = 10",
+            "line 1: `max-conections` is no setting; is it `max-connections`?",
+        ),
+        ("max-connections = 0", "line 1: max-connections: at least 1"),
+        (
+            "\nfrom = 'smb'",
+            "line 2: from: it is one of smbdirect, tcp",
+        ),
+        (
+            "allow = ['10.0.0.0/40']",
+            "line 1: allow: it is an IP address or a network",
+        ),
+        ("listen = ':1'", "upstream is missing"),
+        (
+            "listen = ':1'\nupstream = 'nas'\nmemory = '1M'",
+            "--memory is too little",
+        ),
+        ("listen = ':1'\nupstream = ':1'", "has no host"),
+    ] {
+        file.write(text);
+        check(&[]).failed(2, says).one_line();
+    }
+    file.write("upstream = 'nas'");
+    check(&[":1"]).succeeded();
+    run(&["gateway", ":1", "nas", "--check-config"]).failed(2, "--config");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_change_without_dropping_connections() {
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let limits = "max-connections = 1\nstall-limit = 5";
+    let file = Settings::new(&settings(&server, limits));
+    let mut gateway = listening(file.command(&[]));
+    let mut client = End::connect(SmbDirect, &gateway.address).await;
+    let mut upstream = server.accept().await;
+    let mut second = End::connect(SmbDirect, &gateway.address).await;
+    assert_eq!(second.receive().await, None);
+    assert_eq!(
+        event(&mut gateway, "turned_away")["reason"],
+        "1 connection are open"
+    );
+
+    let reload = |gateway: &mut Listening, text: &str| {
+        file.write(text);
+        gateway.running.signal("HUP");
+        let event = event(gateway, "reloaded");
+        (
+            event["changed"].to_string(),
+            event["needs_restart"].to_string(),
+        )
+    };
+    let changed = reload(
+        &mut gateway,
+        &settings(&server, "max-connections = 3\nmemory = '3G'"),
+    );
+    assert_eq!(
+        changed,
+        (
+            "[\"max-connections\",\"stall-limit\"]".into(),
+            "[\"memory\"]".into()
+        )
+    );
+    let third = End::connect(SmbDirect, &gateway.address).await;
+    let _third_upstream = server.accept().await;
+
+    // The first connection has not noticed.
+    client.send(b"hello").await;
+    assert_eq!(upstream.receive().await.as_deref(), Some(&b"hello"[..]));
+
+    let changed = reload(
+        &mut gateway,
+        &settings(&server, "allow = ['10.0.0.0/8']\nmemory = '3G'"),
+    );
+    assert_eq!(changed.0, "[\"allow\",\"max-connections\"]");
+    let mut stranger = End::connect(SmbDirect, &gateway.address).await;
+    assert_eq!(stranger.receive().await, None);
+    let reason = event(&mut gateway, "turned_away")["reason"].clone();
+    assert_eq!(reason, "--allow does not have its address");
+
+    // A file with a fault changes nothing.
+    file.write("allow = []\nmax-conections = 9");
+    gateway.running.signal("HUP");
+    upstream.send(b"world").await;
+    assert_eq!(client.receive().await.as_deref(), Some(&b"world"[..]));
+    client.close().await;
+    third.close().await;
+    let done = gateway.terminate();
+    assert!(done.status.success(), "{done:?}");
+    assert!(done.stderr.contains("is it `max-connections`?"), "{done:?}");
+    assert!(
+        done.stderr.contains("need a restart to change: memory"),
+        "{done:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_waits_for_the_answers_to_requests() {
+    for (from, to) in [(SmbDirect, Tcp), (Tcp, SmbDirect), (Tcp, Tcp)] {
+        let mut server = Server::bind(to, Config::default()).await;
+        let address = server.address().to_string();
+        let arguments = [
+            "--from",
+            from.name(),
+            "--to",
+            to.name(),
+            "--drain-timeout",
+            "60",
+        ];
+        let mut start = command(&["gateway", "127.0.0.1:0", &address, "--json"]);
+        start.args(arguments);
+        let mut gateway = listening(start);
+        let mut client = End::connect(from, &gateway.address).await;
+        let mut idle = End::connect(from, &gateway.address).await;
+        let (mut one, other) = (server.accept().await, server.accept().await);
+        client.send(b"question").await;
+        // The sessions connect to the server in any order.
+        let (mut busy, _quiet) = tokio::select! {
+            message = one.receive() => { assert!(message.is_some()); (one, other) }
+            () = sleep(Duration::from_secs(2)) => (other, one),
+        };
+        gateway.running.signal("TERM");
+        let draining = event(&mut gateway, "draining");
+        assert_eq!(
+            (&draining["open"], &draining["seconds"]),
+            (&2.into(), &60.0.into())
+        );
+        assert_eq!(idle.receive().await, None, "an idle session ends");
+        let refused = net::TcpStream::connect(&gateway.address);
+        assert!(refused.is_err(), "nothing is accepted any more");
+        busy.send(b"answer").await;
+        assert_eq!(
+            client.receive().await.as_deref(),
+            Some(&b"answer"[..]),
+            "{from:?} {to:?}"
+        );
+        assert_eq!(client.receive().await, None);
+        let done = gateway.running.finish().succeeded();
+        assert_eq!(summary(&done)["failed"], 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wait_for_answers_has_a_limit_and_a_second_signal_ends_it() {
+    for (limit, signals) in [("0.3", 1), ("60", 2)] {
+        let mut server = Server::bind(Tcp, Config::default()).await;
+        let address = server.address().to_string();
+        let mut gateway = gateway(SmbDirect, Tcp, &address, &["--drain-timeout", limit]);
+        let mut client = End::connect(SmbDirect, &gateway.address).await;
+        let mut upstream = server.accept().await;
+        client.send(b"question").await;
+        assert!(upstream.receive().await.is_some());
+        let started = Instant::now();
+        for _ in 0..signals {
+            gateway.running.signal("TERM");
+            if signals > 1 {
+                sleep(Duration::from_millis(200)).await;
+            }
+        }
+        assert_eq!(client.receive().await, None);
+        assert_eq!(ended(&mut gateway), "closed here");
+        assert!(gateway.running.finish().status.success());
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn systemd_is_told_each_state() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
+    socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
+    let next = || {
+        let mut bytes = [0; 4096];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    };
+    let file = Settings::new("listen = '127.0.0.1:0'\nupstream = '127.0.0.1'\n");
+    let mut command = file.command(&[]);
+    command.env("NOTIFY_SOCKET", directory.path().join("notify"));
+    let gateway = listening(command);
+    let ready = format!("STATUS=listening on {}", gateway.address);
+    let text = next();
+    assert!(text.contains("READY=1") && text.contains(&ready), "{text}");
+    gateway.running.signal("HUP");
+    let text = next();
+    assert!(
+        text.contains("RELOADING=1") && text.contains("MONOTONIC_USEC="),
+        "{text}"
+    );
+    assert!(next().contains("READY=1"));
+    gateway.running.signal("TERM");
+    assert!(next().contains("STOPPING=1"));
+    gateway.running.finish().succeeded();
+}
+
+/// Returns whether a program is installed. Says so if it is not.
+fn has(program: &str) -> bool {
+    let mut version = Command::new(program);
+    version
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let found = version.status().is_ok();
+    if !found {
+        println!("skipped: needs {program} (Debian: apt install systemd)");
+    }
+    found
+}
+
+#[test]
+fn systemd_can_pass_the_listening_socket() {
+    if !has("systemd-socket-activate") {
+        return;
+    }
+    for from in ["smbdirect", "tcp"] {
+        let free = net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let mut activate = Command::new("systemd-socket-activate");
+        activate
+            .args([
+                "--listen",
+                &address,
+                crate::support::PROGRAM,
+                "gateway",
+                ":1",
+                "127.0.0.1",
+            ])
+            .args(["--from", from, "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut running = Running::new(activate);
+        eventually("listening", || net::TcpStream::connect(&address).is_ok());
+        let first = running.line();
+        assert_eq!(
+            first,
+            format!("{{\"event\":\"listening\",\"address\":\"{address}\"}}\n")
+        );
+        running.signal("TERM");
+        assert!(running.status().success());
+    }
+}
+
+#[test]
+fn the_sandbox_of_the_unit_is_tight() {
+    if !has("systemd-analyze") {
+        return;
+    }
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../packaging/systemd/smbdirect-gateway.service");
+    // The threshold is ten times the exposure level: 2.0.
+    let done = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--threshold=20", "--no-pager"])
+        .arg(&unit)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        done.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    assert!(
+        text.contains("Overall exposure level for smbdirect-gateway.service: "),
+        "{text}"
+    );
+}
+
+/// Runs a gateway under limits of the shell.
+fn limited(limit: &str, arguments: &str) -> Listening {
+    let program = crate::support::PROGRAM;
+    let script =
+        format!("{limit}; exec {program} gateway 127.0.0.1:0 127.0.0.1 --json {arguments}");
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &script])
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    listening(shell)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised_and_named_if_it_is_too_low() {
+    let gateway = limited("ulimit -Sn 128", "");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.running.id())).unwrap();
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap();
+    let fields: Vec<_> = line.split_whitespace().skip(3).collect();
+    assert_eq!(fields[0], fields[1], "{line}");
+    let low = limited("ulimit -n 128", "--max-connections 100");
+    let done = low.terminate();
+    assert!(
+        done.stderr
+            .contains("needs 264 open files, and the limit is 128"),
+        "{done:?}"
+    );
+    assert!(done.stderr.contains("RLIMIT_NOFILE"), "{done:?}");
+}

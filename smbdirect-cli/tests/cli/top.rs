@@ -1,0 +1,94 @@
+//! `top`: what it prints of a running listener, and how it fails.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+
+use crate::support::{listen, run, start};
+
+/// A listener with metrics, and their address.
+fn metered() -> (crate::support::Listening, String) {
+    let mut listening = listen(&["--echo", "--metrics", "127.0.0.1:0", "--json"]);
+    let line = listening.running.line();
+    let event: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(event["event"], "metrics");
+    let address = event["address"].as_str().unwrap().to_owned();
+    (listening, address)
+}
+
+#[test]
+fn one_table_shows_the_connections_and_their_rates() {
+    let (listening, metrics) = metered();
+    let idle = run(&["top", &metrics, "--interval", "0.1"]).succeeded();
+    assert_eq!(
+        idle.stdout.lines().count(),
+        4,
+        "without a terminal: {idle:?}"
+    );
+    assert!(
+        idle.stdout
+            .starts_with(&format!("listen {}  up ", listening.address))
+    );
+    assert!(
+        idle.stdout
+            .contains("0 connections open, 0 so far, 0 failed")
+    );
+
+    let arguments = [
+        "ping",
+        &listening.address,
+        "--echo",
+        "--count",
+        "200",
+        "--interval",
+        "0.05",
+    ];
+    let mut ping = start(&arguments);
+    for _ in 0..3 {
+        ping.line();
+    }
+    let busy = run(&["top", &metrics, "--once", "--interval", "0.5"]).succeeded();
+    assert!(
+        busy.stdout
+            .contains("1 connection open, 1 so far, 0 failed"),
+        "{busy:?}"
+    );
+    let rows: Vec<_> = busy.stdout.lines().skip(5).collect();
+    assert_eq!(rows.len(), 2, "{busy:?}");
+    assert!(
+        rows[0].starts_with("PEER ") && rows[1].starts_with("127.0.0.1:"),
+        "{busy:?}"
+    );
+
+    let json = run(&["top", &metrics, "--once", "--json", "--interval", "0.5"]).succeeded();
+    let top = &json.json()[0];
+    assert_eq!(top["event"], "top");
+    assert_eq!(top["connections"][0]["role"], "passive");
+    for rate in [
+        &top["rates"]["messages_sent"],
+        &top["connection_rates"][0]["bytes_received"],
+    ] {
+        assert!(rate.as_f64().unwrap() > 0.0, "{top}");
+    }
+    drop(ping);
+    listening.terminate().succeeded();
+}
+
+#[test]
+fn what_is_not_there_is_named_with_a_cure() {
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    run(&["top", &free])
+        .failed(1, "start the gateway or listener with --metrics ADDR")
+        .one_line();
+    let listening = listen(&["--sink"]);
+    run(&["top", &listening.address])
+        .failed(1, "is not the address of --metrics")
+        .one_line();
+    run(&["top", ":0"]).failed(2, "host");
+    run(&["listen", "--tdi", "--metrics", "127.0.0.1:0"])
+        .failed(2, "--metrics does not go with --tdi");
+}
