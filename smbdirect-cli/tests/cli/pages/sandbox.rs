@@ -15,13 +15,16 @@ use super::markdown::{Mark, Page};
 /// Names of other machines in the book. All of them are this machine.
 const HOSTS: &str = "127.0.0.1 localhost server.example client.example\n::1 localhost\n";
 
-/// Functions for the script of a page. `serve NUMBER` starts a block and waits for its first line.
+/// Begin of the script of a page. `serve NUMBER` starts a block and waits for its first line.
 const FUNCTIONS: &str = r#"set -eu
 ip link set lo up
 mount --bind hosts /etc/hosts
+servers=
 serve() {
-  sh -eu "block-$1.sh" >"out-$1" 2>&1 </dev/null &
+  sh -eu "block-$1.sh" >"out-$1" 2>"out-$1-errors" </dev/null &
+  servers="$servers $!"
   for _ in $(seq 200); do
+    kill -0 $!
     [ ! -s "out-$1" ] || return 0
     sleep 0.05
   done
@@ -29,6 +32,9 @@ serve() {
   return 1
 }
 "#;
+
+/// End of the script: every server still runs.
+const END: &str = "for server in $servers; do kill -0 $server; done\n";
 
 /// Returns whether this machine can run the commands of a page.
 pub(super) fn is_available() -> bool {
@@ -95,6 +101,7 @@ pub(super) fn run(page: &Page) -> usize {
         fs::write(folder.path().join(name), &block.commands).unwrap();
         blocks += 1;
     }
+    script += END;
     fs::write(folder.path().join("page.sh"), script).unwrap();
 
     let helpers = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/pages/bin");
