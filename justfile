@@ -45,6 +45,10 @@ bless:
     SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements
     SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- --instructions
 
+# Build the book into book/html (cargo install mdbook)
+book:
+    mdbook build book
+
 # Check the licences and sources of the dependencies (cargo install cargo-deny)
 deny:
     cargo deny check licenses bans sources

@@ -146,10 +146,22 @@ pub(crate) fn error(error: &anyhow::Error) {
     let _ = writeln!(io::stderr(), "{} {text}", style.bad("error:"));
 }
 
-/// Returns whether colours are wanted (no-color.org).
+/// Returns whether colours are wanted (no-color.org), and the console of Windows, if there is one, shows them.
 pub(crate) fn colour_wanted() -> bool {
     env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && env::var_os("TERM").is_none_or(|term| term != "dumb")
+        && console_has_colours()
+}
+
+/// Older consoles of Windows show escape sequences as text until the program asks for their meaning.
+#[cfg(windows)]
+fn console_has_colours() -> bool {
+    anstyle_query::windows::enable_ansi_colors().unwrap_or(true)
+}
+
+#[cfg(not(windows))]
+const fn console_has_colours() -> bool {
+    true
 }
 
 impl Style {

@@ -1,48 +1,68 @@
-//! Waits for SIGINT and SIGTERM, to end commands gracefully.
+//! Waits for SIGINT and SIGTERM, and on Windows for Ctrl-C and Ctrl-Break, to end commands gracefully.
 
-use std::future::Future;
+use std::{future::Future, io};
 
 use anyhow::{Result, bail};
 
-/// Waits for either signal. While it exists, they do not kill the process.
+/// Waits for a signal to end. While it exists, these signals do not kill the process.
 #[derive(Debug)]
 pub(crate) struct Interrupted {
-    #[cfg(unix)]
-    signals: [tokio::signal::unix::Signal; 2],
+    signals: Signals,
 }
 
 impl Interrupted {
     /// # Panics
     /// The system accepts no signal handlers, which no supported system does.
     pub(crate) fn new() -> Self {
-        #[cfg(unix)]
-        {
-            use tokio::signal::unix::{SignalKind, signal};
-            let handle = |kind| signal(kind).expect("the signal can be handled");
-            Self {
-                signals: [SignalKind::interrupt(), SignalKind::terminate()].map(handle),
-            }
-        }
-        #[cfg(not(unix))]
-        Self {}
+        let signals = Signals::new().expect("the signals can be handled");
+        Self { signals }
     }
 
     /// Returns at the next signal. Dropping the future loses none.
     pub(crate) async fn wait(&mut self) {
-        #[cfg(unix)]
-        {
-            let [interrupt, terminate] = &mut self.signals;
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        #[cfg(not(unix))]
-        {
-            // Without a handler there is nothing to wait for.
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+        self.signals.recv().await;
+    }
+}
+
+/// SIGINT and SIGTERM.
+#[cfg(unix)]
+#[derive(Debug)]
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+/// Ctrl-C and Ctrl-Break of the console.
+#[cfg(windows)]
+#[derive(Debug)]
+struct Signals {
+    interrupt: tokio::signal::windows::CtrlC,
+    terminate: tokio::signal::windows::CtrlBreak,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    #[cfg(windows)]
+    fn new() -> io::Result<Self> {
+        use tokio::signal::windows::{ctrl_break, ctrl_c};
+        Ok(Self {
+            interrupt: ctrl_c()?,
+            terminate: ctrl_break()?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
         }
     }
 }

@@ -5,6 +5,8 @@
 //! * [`messages`]: SMB2 messages, written by their offsets.
 //! * [`within`]: awaits a future that has to resolve.
 //!
+//! Its documentation tests are the programs of the book.
+//!
 //! This package depends on `smbdirect`, whose integration tests depend on this package. Its unit tests cannot:
 //! they would see the types of two different builds of `smbdirect`.
 #![forbid(unsafe_code)]
@@ -16,3 +18,8 @@ pub mod provider;
 mod time;
 
 pub use time::within;
+
+/// The programs of `docs/upper-layer.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/upper-layer.md")]
+pub struct UpperLayerPage;

@@ -39,7 +39,9 @@ const SESSION_REQUEST: u8 = 0x81;
 const KEEPALIVE: u8 = 0x85;
 /// Maximum number of bytes to read before the destination of a message is known.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
-/// Number of unanswered TCP keepalive probes after which the system ends the connection.
+/// Number of unanswered TCP keepalive probes after which the system ends the connection. Windows sends 10,
+/// and versions before Windows 10 refuse to change that.
+#[cfg(any(target_os = "linux", target_os = "macos", target_os = "freebsd"))]
 const PROBES: u32 = 5;
 /// Interval of TCP keepalive probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);

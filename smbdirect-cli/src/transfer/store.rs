@@ -64,6 +64,8 @@ pub(crate) enum NameFault {
     Backslash,
     #[error("it has control characters in it")]
     Control,
+    #[error("it is a device, a stream or a drive on Windows, or ends in a dot or a space")]
+    NotOnWindows,
     #[error("names that begin with `{PREFIX}` are for files being received")]
     Reserved,
 }
@@ -102,7 +104,33 @@ pub(crate) fn check_name(name: &str) -> Result<(), NameFault> {
     if name.starts_with(PREFIX) {
         return Err(NameFault::Reserved);
     }
+    if cfg!(windows) && !is_file_name_on_windows(name) {
+        return Err(NameFault::NotOnWindows);
+    }
     Ok(())
+}
+
+/// Returns whether a name without separators names a file of that name on Windows. `C:a` names a file on
+/// another drive, `a:b` a stream of the file `a`, and `nul.txt` a device.
+fn is_file_name_on_windows(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default().trim_end();
+    let is_device = ["con", "prn", "aux", "nul", "conin$", "conout$"]
+        .iter()
+        .any(|device| stem.eq_ignore_ascii_case(device));
+    // The digits of ports can be superscript, too.
+    let is_port = ["com", "lpt"].iter().any(|port| {
+        let number = stem
+            .get(..3)
+            .filter(|start| start.eq_ignore_ascii_case(port))
+            .map(|_| &stem[3..]);
+        number.is_some_and(|number| {
+            let mut digits = number.chars();
+            let digit = digits.next();
+            digit.is_some_and(|digit| "0123456789¹²³".contains(digit)) && digits.next().is_none()
+        })
+    });
+    let has_special = name.contains(['<', '>', ':', '"', '|', '?', '*']);
+    !is_device && !is_port && !has_special && !name.ends_with(['.', ' '])
 }
 
 /// A directory for received files.
@@ -342,17 +370,11 @@ mod tests {
 
     #[test]
     fn names() {
-        for name in [
-            "a",
-            "a b",
-            ".bashrc",
-            "...",
-            "ü.txt",
-            "a:b",
-            &"x".repeat(255),
-        ] {
+        for name in ["a", "a b", ".bashrc", "...", "ü.txt", &"x".repeat(255)] {
             assert_eq!(check_name(name), Ok(()), "{name}");
         }
+        #[cfg(not(windows))]
+        assert_eq!(check_name("a:b"), Ok(()));
         for (name, fault) in [
             ("", NameFault::Empty),
             (".", NameFault::Directory),
@@ -369,6 +391,22 @@ mod tests {
             (&"x".repeat(256), NameFault::TooLong),
         ] {
             assert_eq!(check_name(name), Err(fault), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn names_that_windows_takes_for_something_else_are_known() {
+        for name in [
+            "a", "a b", "console", "com10", "com", "lpt.", "nul1", "ü.txt", ".nul", "cöm1",
+        ] {
+            let expected = name != "lpt.";
+            assert_eq!(is_file_name_on_windows(name), expected, "{name:?}");
+        }
+        for name in [
+            "C:a", "a:b", "CON", "nul.txt", "Aux .x", "COM1", "lpt9.log", "com²", "CONOUT$", "a.",
+            "a ", "a*", "what?", "<", "a|b", "\"",
+        ] {
+            assert!(!is_file_name_on_windows(name), "{name:?}");
         }
     }
 

@@ -15,6 +15,8 @@ mod files;
 mod gateway;
 mod listen;
 mod log;
+#[cfg(target_os = "linux")]
+mod pages;
 mod ping;
 mod roce;
 #[cfg(target_os = "linux")]

@@ -341,8 +341,7 @@ impl Socket {
     /// Returns the longest FPDU, in bytes, that fits the current size of a TCP segment. With
     /// `fpdu_per_segment` it fits even when TCP adds options.
     pub(super) fn max_fpdu(&self, fpdu_per_segment: bool) -> usize {
-        // 1460 bytes is the segment size on Ethernet.
-        let mss = SockRef::from(&self.stream).tcp_mss().unwrap_or(1460);
+        let mss = max_segment_size(&self.stream);
         //= MPA-35
         let options = if fpdu_per_segment {
             TCP_OPTION_RESERVE_BYTES
@@ -351,6 +350,23 @@ impl Socket {
         };
         mpa::max_fpdu(mss.saturating_sub(options))
     }
+}
+
+/// The maximum segment size of TCP over IPv4 on Ethernet, in bytes, for when the system does not
+/// report that of a connection.
+const ETHERNET_MSS: u32 = 1460;
+
+/// Returns the current maximum segment size of a connection, in bytes.
+#[cfg(unix)]
+fn max_segment_size(stream: &TcpStream) -> u32 {
+    SockRef::from(stream).tcp_mss().unwrap_or(ETHERNET_MSS)
+}
+
+/// Returns the maximum segment size on Ethernet, because the socket library of this system has no
+/// option for that of a connection. A larger FPDU is legal: TCP cuts it into segments.
+#[cfg(not(unix))]
+fn max_segment_size(_: &TcpStream) -> u32 {
+    ETHERNET_MSS
 }
 
 #[cfg(all(test, target_os = "linux"))]
