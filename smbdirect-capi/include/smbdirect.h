@@ -431,8 +431,8 @@ void smbdirect_buffer_free(struct smbdirect_buffer *buffer);
  * Connects to a peer and negotiates, within `timeout_ms` milliseconds.
  *
  * `runtime` may be NULL for the shared one, and `settings` may be NULL for the default ones. `address` is
- * HOST, HOST:PORT, an IPv4 or IPv6 address, or [IPV6]:PORT; without a port it is 5445 for iWARP and 445
- * otherwise. With a timeout of -1 only the settings limit the time.
+ * HOST or HOST:PORT, where an IPv6 address with a port is in brackets. Without a port, 5445 is used for iWARP
+ * and 445 otherwise. With a timeout of -1 only the settings limit the time.
  *
  * Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_INVALID, _UNSUPPORTED, _ADDRESS,
  * _REFUSED, _TIMED_OUT, _PROTOCOL, _LOST or _SYSTEM, and stores nothing.
