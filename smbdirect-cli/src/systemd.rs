@@ -7,6 +7,10 @@ use anyhow::Result;
 
 /// A state of the service.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(target_os = "linux"),
+    allow(dead_code, reason = "only systemd reads the texts")
+)]
 pub(crate) enum State<'a> {
     /// It listens; the text is shown by `systemctl status`.
     Ready(&'a str),

@@ -40,6 +40,7 @@ impl Socket {
         let state = UdpSocketState::new((&socket).into())?;
         let io = UdpSocket::from_std(socket)?;
         // Without it, nobody listening at the peer is noticed by timeout only.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
         let _ = state.enable_transport_errors((&io).into());
         let local = io.local_addr()?;
         Ok(Self { io, state, local })
@@ -106,6 +107,14 @@ impl Socket {
     }
 
     /// Returns the next address whose system reported that nobody receives on a port there.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    #[allow(clippy::unused_self, reason = "only Linux passes on these reports")]
+    pub(super) const fn next_unreachable(&self) -> Option<IpAddr> {
+        None
+    }
+
+    /// Returns the next address whose system reported that nobody receives on a port there.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) fn next_unreachable(&self) -> Option<IpAddr> {
         self.io
             .try_io(Interest::ERROR, || {
