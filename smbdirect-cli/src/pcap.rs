@@ -23,10 +23,7 @@ use pcap_file::{
     DataLink,
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
-use smbdirect::rdma::{
-    iwarp::{Direction, Tap},
-    roce::DatagramTap,
-};
+use smbdirect::rdma::{Direction, iwarp::Tap, roce::DatagramTap};
 
 use crate::report::plain;
 

@@ -11,7 +11,8 @@ use std::{
 };
 
 use smbdirect::rdma::{
-    iwarp::{Direction, Iwarp, IwarpConfig, Tap},
+    Direction,
+    iwarp::{Iwarp, IwarpConfig, Tap},
     provider::Provider,
 };
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use smbdirect::rdma::iwarp::{Direction, Tap};
+use smbdirect::rdma::{Direction, iwarp::Tap};
 use smbdirect_conform::Watch;
 
 use crate::pcap::Capture;

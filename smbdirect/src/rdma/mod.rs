@@ -7,6 +7,7 @@
 
 mod adaptive_spin;
 mod arena;
+mod direction;
 pub mod iwarp;
 pub mod loopback;
 pub mod memory;
@@ -14,3 +15,5 @@ pub mod provider;
 mod receive_queue;
 pub mod roce;
 pub mod work;
+
+pub use direction::Direction;

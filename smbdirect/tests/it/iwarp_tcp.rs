@@ -9,8 +9,9 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
+    Direction,
     iwarp::{
-        Direction, Iwarp, IwarpConfig, MpaCrc, Tap,
+        Iwarp, IwarpConfig, MpaCrc, Tap,
         ddp::{Header, Tagged, Untagged},
         mpa::{Enhanced, Fpdu, FrameKind, StartupError, StartupFrame},
         rdmap::{Opcode, ReadRequest, Terminate, TerminateCode},

@@ -21,4 +21,4 @@ mod wait;
 
 pub use config::IwarpConfig;
 pub use provider::Iwarp;
-pub use tap::{Direction, Tap};
+pub use tap::Tap;

@@ -19,9 +19,10 @@ use super::{
     config::IwarpConfig,
     error::{malformed, os_error},
     options::set_congestion_control,
-    tap::{Direction, Tap},
+    tap::Tap,
 };
 use crate::rdma::{
+    direction::Direction,
     iwarp::{
         mpa::{self, FrameKind, StartupError, StartupFrame},
         stream::Stream,

@@ -2,6 +2,8 @@
 
 use std::{fmt, net::SocketAddr};
 
+use crate::rdma::direction::Direction;
+
 /// An observer of the bytes of connections, startup frames included, for example to write captures.
 pub trait Tap: Send + Sync + fmt::Debug {
     /// Receives the next `bytes` that the socket accepted or delivered in their direction.
@@ -12,13 +14,4 @@ pub trait Tap: Send + Sync + fmt::Debug {
     fn call(&self, direction: Direction, count: usize) {
         let _ = (direction, count);
     }
-}
-
-/// The direction in which bytes travelled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// To the peer.
-    Sent,
-    /// From the peer.
-    Received,
 }

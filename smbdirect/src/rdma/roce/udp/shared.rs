@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::{config::RoceConfig, receiver::Receiver, socket::Socket, tap::DatagramTap};
 use crate::rdma::{
-    iwarp::Direction,
+    direction::Direction,
     roce::{
         cm::PathMtu,
         endpoint::{ConnectionId, Endpoint, EndpointEvent, Path, Transmit},

@@ -106,9 +106,8 @@ impl Socket {
         self.io.ready(interest).await.map(drop)
     }
 
-    /// Returns the next address whose system reported that nobody receives on a port there.
+    /// Returns `None`: only Linux reports that nobody receives on a port of an address.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    #[allow(clippy::unused_self, reason = "only Linux passes on these reports")]
     pub(super) const fn next_unreachable(&self) -> Option<IpAddr> {
         None
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr};
 
-use crate::rdma::iwarp::Direction;
+use crate::rdma::direction::Direction;
 
 /// An observer of the RoCEv2 datagrams of all connections, for example to write captures.
 pub trait DatagramTap: Send + Sync + fmt::Debug {

@@ -1,0 +1,10 @@
+//! [`Direction`]: which way bytes travelled, for observers of the wire.
+
+/// The direction in which bytes travelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// To the peer.
+    Sent,
+    /// From the peer.
+    Received,
+}
