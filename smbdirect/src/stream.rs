@@ -52,7 +52,8 @@ impl Connection {
     ///   the stream, and its writes fail with `EPIPE`. A frame with another type than 0, with no message in
     ///   it or with one longer than
     ///   [`max_fragmented_send_size`](crate::Negotiated::max_fragmented_send_size) aborts the connection
-    ///   with a line in the log.
+    ///   with a line in the log. So does a message that is too long for a frame, 16 MiB or more, which can
+    ///   only arrive if `max_fragmented_receive_size` allows it.
     ///
     /// Must be called within a tokio runtime.
     ///
@@ -112,6 +113,12 @@ async fn write_messages(connection: &Connection, mut socket: OwnedWriteHalf) -> 
                 return End::Connection;
             }
         };
+        if message.len() > MAX_FRAME_LENGTH {
+            let bytes = message.len();
+            warn!(peer = %connection.remote_address(), bytes, "a message is too long for a frame");
+            connection.abort();
+            return End::Connection;
+        }
         if let Err(error) = write_frame(&mut socket, message).await {
             debug!(peer = %connection.remote_address(), %error, "the program has closed its stream");
             return End::Program;
@@ -119,11 +126,8 @@ async fn write_messages(connection: &Connection, mut socket: OwnedWriteHalf) -> 
     }
 }
 
+/// Writes a message of at most [`MAX_FRAME_LENGTH`] as a frame.
 async fn write_frame(socket: &mut OwnedWriteHalf, message: Message) -> io::Result<()> {
-    if message.len() > MAX_FRAME_LENGTH {
-        let what = "a message is too long for a frame of SMB over TCP";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-    }
     let header = (message.len() as u32).to_be_bytes();
     let mut frame = Buf::chain(&header[..], message);
     socket.write_all_buf(&mut frame).await

@@ -9,13 +9,19 @@ use std::{
 
 use bytes::Bytes;
 use smbdirect::{
-    Config, Connection, ConnectionError, Listener, engine::Initiator, rdma::loopback::Loopback,
+    Config, Connection, ConnectionError, Listener, Settings, engine::Initiator,
+    rdma::loopback::Loopback,
 };
 use smbdirect_test::within;
 use tokio::time::timeout;
 
 /// Returns the program's end of a stream, and the connection of the peer.
 async fn stream() -> (UnixStream, Connection) {
+    stream_with(Config::default()).await
+}
+
+/// Returns a stream whose connection has these settings.
+async fn stream_with(config: Config) -> (UnixStream, Connection) {
     let provider = Arc::new(Loopback::new());
     let address = "127.0.0.1:0".parse().unwrap();
     let mut listener = Listener::bind(provider.clone(), address, Config::default())
@@ -23,7 +29,7 @@ async fn stream() -> (UnixStream, Connection) {
         .unwrap();
     let address = listener.local_address();
     let (client, server) = tokio::join!(
-        Connection::connect(&*provider, address, Config::default()),
+        Connection::connect(&*provider, address, config),
         listener.accept()
     );
     let stream = UnixStream::from(client.unwrap().into_stream_fd().unwrap());
@@ -131,6 +137,30 @@ async fn a_reader_that_stops_holds_the_peer_back() {
     let held_back = timeout(Duration::from_secs(2), sending).await;
     assert!(held_back.is_err(), "the peer sent everything");
     drop(stream);
+}
+
+/// The length of a frame has 24 bits, and that of a message 32.
+#[tokio::test]
+async fn message_that_is_too_long_for_a_frame_aborts_the_connection() {
+    let longest = 0xFF_FFFF;
+    let settings = Settings {
+        max_fragmented_receive_size: longest + 1,
+        ..Settings::default()
+    };
+    for (length, fits) in [(longest, true), (longest + 1, false)] {
+        let (mut stream, server) = stream_with(Config::new(settings.clone()).unwrap()).await;
+        drop(server.send(vec![7; length as usize]).unwrap());
+        let read = blocking(move || {
+            let mut header = [0; 4];
+            stream.read_exact(&mut header).map(|()| (header, stream))
+        });
+        let read = read.await.ok().map(|(header, _stream)| header);
+        assert_eq!(read, fits.then(|| length.to_be_bytes()));
+        if !fits {
+            let end = within(server.closed()).await;
+            assert!(!matches!(end, ConnectionError::TimedOut(_)), "{end}");
+        }
+    }
 }
 
 #[tokio::test]
