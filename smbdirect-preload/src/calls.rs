@@ -11,7 +11,7 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 use crate::{
     broker, connecting,
     next::next,
-    sockets::{Socket, socket},
+    sockets::{Socket, option, socket},
 };
 
 /// Replaces `connect`.
@@ -51,7 +51,8 @@ fn connect_again(socket: &mut Socket) -> c_int {
     -1
 }
 
-/// Runs `known` for a socket of an SMB Direct connection, and `other` for any other descriptor.
+/// Runs `known` for a socket of an SMB Direct connection, and `other` for any other descriptor, such as one
+/// that `dup2` has put in the place of such a socket.
 fn with<T>(
     descriptor: c_int,
     known: impl FnOnce(&mut Socket) -> T,
@@ -59,6 +60,7 @@ fn with<T>(
 ) -> T {
     if let Some(mut place) = socket(descriptor)
         && let Some(socket) = place.as_mut()
+        && option(descriptor, libc::SO_DOMAIN) == Some(libc::AF_UNIX)
     {
         return known(socket);
     }

@@ -14,7 +14,6 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use crate::{
     broker::{self, Target},
-    next::next,
     sockets::{self, Socket},
 };
 
@@ -44,22 +43,10 @@ unsafe fn wanted(
         _ => return None,
     };
     let target = Target::new(&storage)?;
-    let stream = option(descriptor, libc::SO_TYPE) == Some(libc::SOCK_STREAM);
-    let inet = option(descriptor, libc::SO_DOMAIN) == Some(i32::from(storage.ss_family));
+    let stream = sockets::option(descriptor, libc::SO_TYPE) == Some(libc::SOCK_STREAM);
+    let inet = sockets::option(descriptor, libc::SO_DOMAIN) == Some(i32::from(storage.ss_family));
     (length as usize >= needed && stream && inet && target.is_of(settings))
         .then_some((storage, target))
-}
-
-/// Returns an option of a socket.
-fn option(descriptor: c_int, name: c_int) -> Option<c_int> {
-    let mut value: c_int = 0;
-    let mut length = size_of::<c_int>() as socklen_t;
-    // SAFETY: the value has the length that is given.
-    let status = unsafe {
-        let value = (&raw mut value).cast();
-        (next().getsockopt)(descriptor, libc::SOL_SOCKET, name, value, &raw mut length)
-    };
-    (status == 0).then_some(value)
 }
 
 /// Connects by SMB Direct if the call is for the broker. Returns `None` otherwise.
@@ -92,6 +79,9 @@ fn establish(
     target: &Target,
 ) -> io::Result<()> {
     let settings = broker::settings().ok_or(io::ErrorKind::NotFound)?;
+    // Before the broker connects, as the program could not use the connection.
+    let too_many_files = || io::Error::from_raw_os_error(libc::EMFILE);
+    drop(sockets::socket(descriptor).ok_or_else(too_many_files)?);
     // SAFETY: reading the flags of a descriptor has no preconditions.
     let (status_flags, descriptor_flags) = unsafe {
         (
@@ -113,8 +103,7 @@ fn establish(
         }
     }
     program.set_nonblocking(!waits)?;
-    let mut place =
-        sockets::socket(descriptor).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
+    let mut place = sockets::socket(descriptor).ok_or_else(too_many_files)?;
     // SAFETY: the descriptor of the program stays open, with another socket behind it.
     unsafe {
         let close_on_exec = match descriptor_flags & libc::FD_CLOEXEC {

@@ -127,6 +127,17 @@ static void blocking(void)
     fd = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(connect_to(fd, nobody) == -1 && errno == ECONNREFUSED);
     CHECK(close(fd) == 0);
+
+    /* A number that becomes another socket is no connection any more. */
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect_to(fd, server) == 0);
+    int fresh = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fresh >= 0 && dup2(fresh, fd) == fd && close(fresh) == 0);
+    length = sizeof peer;
+    CHECK(getpeername(fd, (struct sockaddr *)&peer, &length) == -1 && errno == ENOTCONN);
+    CHECK(connect_to(fd, server) == 0);
+    echo(fd, 10);
+    CHECK(close(fd) == 0);
 }
 
 /* Waits by one of three calls until a descriptor is writable. */
