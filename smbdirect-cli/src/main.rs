@@ -8,6 +8,7 @@
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
 //! line asks for something impossible, or `check` could not tell.
+#![forbid(unsafe_code)]
 
 mod assets;
 mod bench;

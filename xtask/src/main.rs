@@ -1,6 +1,7 @@
 //! Commands for developers of this project that need more than a line of shell: `cargo xtask`.
 //!
 //! The commands of one line are in the `justfile`.
+#![forbid(unsafe_code)]
 
 mod goals;
 

@@ -9,6 +9,7 @@
 //!
 //! Prints a line for each thing that was tried, `ok: ...` or `FAILED: ...`, and for each file that
 //! is left on the share `file NAME SHA-256`. The status is 0 only if nothing failed.
+#![forbid(unsafe_code)]
 
 use std::{
     net::SocketAddr,
