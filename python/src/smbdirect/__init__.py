@@ -27,15 +27,18 @@ from ._common import (
     Handle,
     Info,
     InvalidError,
+    ListenerHandle,
     LostError,
     ProtocolError,
     RefusedError,
+    RegionHandle,
     TimedOutError,
     access,
     as_bytes,
     check,
     descriptors,
     milliseconds,
+    open_listener,
     parts,
     settings,
     take_buffer,
@@ -92,11 +95,7 @@ def listen(
     address: str, *, transport: str = "iwarp", profile: str = "default", **changes: int
 ) -> "Listener":
     """Listens on an address; port 0 picks a free one. The arguments are those of `connect`."""
-    error, pointer = c.Error(), c_void_p()
-    made = settings(transport, profile, changes)
-    check(library.smbdirect_listen(None, address.encode(), byref(made), byref(pointer), byref(error)), error)
-    assert pointer.value is not None
-    return Listener(pointer.value)
+    return Listener(open_listener(address, transport, profile, changes))
 
 
 class Connection(Handle):
@@ -215,51 +214,21 @@ class Connection(Handle):
         self.free()
 
 
-class Region:
+class Region(RegionHandle):
     """Memory that the peer can use. Send it `descriptor`."""
-
-    def __init__(self, pointer: int, descriptor: Descriptor) -> None:
-        self._pointer: Optional[int] = pointer
-        self.descriptor = descriptor
 
     def deregister(self, timeout: Optional[float] = None) -> bytes:
         """Ends the access of the peer and returns the content."""
-        if self._pointer is None:
-            raise ValueError("the region was deregistered before")
         error, buffer = c.Error(), c_void_p()
-        status = library.smbdirect_deregister(self._pointer, milliseconds(timeout), byref(buffer), byref(error))
+        status = library.smbdirect_deregister(self._registered(), milliseconds(timeout), byref(buffer), byref(error))
         check(status, error)
         self.free()
         assert buffer.value is not None
         return take_buffer(buffer.value)
 
-    def free(self) -> None:
-        """Ends the access of the peer without the content. Does nothing after `deregister`."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            library.smbdirect_region_free(pointer)
 
-    def __del__(self) -> None:
-        self.free()
-
-
-class Listener:
+class Listener(ListenerHandle):
     """Accepts connections. Iterating over it accepts without end."""
-
-    def __init__(self, pointer: int) -> None:
-        self._pointer: Optional[int] = pointer
-
-    def _live(self) -> int:
-        if self._pointer is None:
-            raise ValueError("the listener was closed")
-        return self._pointer
-
-    @property
-    def address(self) -> str:
-        """The address with the port that was picked."""
-        error, text = c.Error(), ctypes.create_string_buffer(c.ADDRESS_LENGTH)
-        check(library.smbdirect_listener_address(self._live(), text, len(text), byref(error)), error)
-        return text.value.decode()
 
     def accept(self, timeout: Optional[float] = None) -> Connection:
         """Returns the next connection, which is established."""
@@ -268,12 +237,6 @@ class Listener:
         check(status, error)
         assert pointer.value is not None
         return Connection(pointer.value)
-
-    def close(self) -> None:
-        """Stops listening. Connections that were not accepted are closed."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            library.smbdirect_listener_free(pointer)
 
     def __iter__(self) -> Iterator[Connection]:
         while True:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from ctypes import byref, c_void_p
-from dataclasses import dataclass
-from typing import Iterable, Optional, Sequence, Union
+from dataclasses import dataclass, fields
+from typing import Any, Iterable, Optional, Sequence, Union
 
 from . import _library as c
 from ._library import library
@@ -131,7 +131,7 @@ def settings(transport: str, profile: str, changes: dict[str, int]) -> c.Setting
     made = c.Settings()
     library.smbdirect_settings_init(byref(made), ctypes.sizeof(made), c.PROFILES[profile])
     made.transport = transport.encode()
-    known = {name for name, _ in c.Settings._fields_} - {"size", "transport"}
+    known = {field[0] for field in c.Settings._fields_} - {"size", "transport"}
     for name, value in changes.items():
         if name not in known:
             raise TypeError(f"no setting {name!r}: there are {', '.join(sorted(known))}")
@@ -144,7 +144,7 @@ def as_bytes(data: Data) -> bytes:
     return data if isinstance(data, bytes) else bytes(data)
 
 
-def parts(pieces: Iterable[Data]) -> tuple[ctypes.Array, list[bytes]]:
+def parts(pieces: Iterable[Data]) -> tuple["ctypes.Array[c.IoVec]", list[bytes]]:
     """Returns pieces of a message for the library, and the objects that keep their memory alive."""
     held = [as_bytes(piece) for piece in pieces]
     array = (c.IoVec * len(held))()
@@ -154,7 +154,7 @@ def parts(pieces: Iterable[Data]) -> tuple[ctypes.Array, list[bytes]]:
     return array, held
 
 
-def descriptors(given: Union[Descriptor, Sequence[Descriptor]]) -> ctypes.Array:
+def descriptors(given: Union[Descriptor, Sequence[Descriptor]]) -> "ctypes.Array[c.BufferDescriptor]":
     """Returns descriptors for the library."""
     listed = [given] if isinstance(given, Descriptor) else list(given)
     array = (c.BufferDescriptor * len(listed))()
@@ -217,8 +217,10 @@ class Handle:
         error, made = c.Error(), c.ConnectionInfo()
         made.size = ctypes.sizeof(made)
         check(library.smbdirect_query(self._live(), byref(made), byref(error)), error)
-        values = {name: getattr(made, name) for name, _ in made._fields_ if name != "size"}
-        return Info(**{name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()})
+        values: dict[str, Any] = {field.name: getattr(made, field.name) for field in fields(Info)}
+        for address in ("local_address", "remote_address"):
+            values[address] = values[address].decode()
+        return Info(**values)
 
     def _register(self, content: Union[int, Data], access: int) -> tuple[int, Descriptor]:
         error, region, descriptor = c.Error(), c_void_p(), c.BufferDescriptor()
@@ -236,6 +238,62 @@ class Handle:
         """Ends the connection immediately."""
         error = c.Error()
         check(library.smbdirect_abort(self._live(), byref(error)), error)
+
+
+class ListenerHandle:
+    """A listener, with what needs no waiting."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer: Optional[int] = pointer
+
+    def _live(self) -> int:
+        if self._pointer is None:
+            raise ValueError("the listener was closed")
+        return self._pointer
+
+    @property
+    def address(self) -> str:
+        """The address with the port that was picked."""
+        error, text = c.Error(), ctypes.create_string_buffer(c.ADDRESS_LENGTH)
+        check(library.smbdirect_listener_address(self._live(), text, len(text), byref(error)), error)
+        return text.value.decode()
+
+    def close(self) -> None:
+        """Stops listening. Connections that were not accepted are closed."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            library.smbdirect_listener_free(pointer)
+
+
+class RegionHandle:
+    """Memory that the peer can use. Send it `descriptor`."""
+
+    def __init__(self, pointer: int, descriptor: Descriptor) -> None:
+        self._pointer: Optional[int] = pointer
+        self.descriptor = descriptor
+
+    def _registered(self) -> int:
+        if self._pointer is None:
+            raise ValueError("the region was deregistered before")
+        return self._pointer
+
+    def free(self) -> None:
+        """Ends the access of the peer without the content. Does nothing after `deregister`."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            library.smbdirect_region_free(pointer)
+
+    def __del__(self) -> None:
+        self.free()
+
+
+def open_listener(address: str, transport: str, profile: str, changes: dict[str, int]) -> int:
+    """Listens on an address, and returns the pointer of the listener."""
+    error, pointer = c.Error(), c_void_p()
+    made = settings(transport, profile, changes)
+    check(library.smbdirect_listen(None, address.encode(), byref(made), byref(pointer), byref(error)), error)
+    assert pointer.value is not None
+    return pointer.value
 
 
 def access(read: bool, write: bool, invalidate: bool) -> int:

@@ -11,7 +11,6 @@ cancelled `read` or `write` goes on without the caller. Use a connection on one 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from ctypes import byref, c_void_p
 from typing import Any, AsyncIterator, Callable, Optional, Sequence, TypeVar, Union
 
@@ -20,12 +19,15 @@ from ._common import (
     Data,
     Descriptor,
     Handle,
+    ListenerHandle,
+    RegionHandle,
     access,
     as_bytes,
     check,
     descriptors,
     exception,
     new_buffer,
+    open_listener,
     parts,
     settings,
     take_buffer,
@@ -124,11 +126,7 @@ async def listen(
     address: str, *, transport: str = "iwarp", profile: str = "default", **changes: int
 ) -> "Listener":
     """Listens on an address; port 0 picks a free one."""
-    error, pointer = c.Error(), c_void_p()
-    made = settings(transport, profile, changes)
-    check(library.smbdirect_listen(None, address.encode(), byref(made), byref(pointer), byref(error)), error)
-    assert pointer.value is not None
-    return Listener(pointer.value)
+    return Listener(open_listener(address, transport, profile, changes))
 
 
 class Connection(Handle):
@@ -247,59 +245,35 @@ class Connection(Handle):
             self.free()
 
 
-class Region:
+class Region(RegionHandle):
     """Memory that the peer can use. Send it `descriptor`."""
 
     def __init__(self, pointer: int, descriptor: Descriptor, connection: Connection) -> None:
-        self._pointer: Optional[int] = pointer
+        super().__init__(pointer, descriptor)
         self._connection = connection
-        self.descriptor = descriptor
 
     async def deregister(self) -> bytes:
         """Ends the access of the peer and returns the content."""
-        if self._pointer is None:
-            raise ValueError("the region was deregistered before")
-        pointer, buffer, error = self._pointer, c_void_p(), c.Error()
+        pointer, buffer, error = self._registered(), c_void_p(), c.Error()
 
         def attempt() -> Optional[bool]:
             status = library.smbdirect_deregister(pointer, 0, byref(buffer), byref(error))
-            return None if status == c.ERROR_WOULD_BLOCK else bool(check(status, error) == 0)
+            return None if status == c.ERROR_WOULD_BLOCK else check(status, error) == 0
 
         await self._connection._events.until(attempt)
         self.free()
         assert buffer.value is not None
         return take_buffer(buffer.value)
 
-    def free(self) -> None:
-        """Ends the access of the peer without the content. Does nothing after `deregister`."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            library.smbdirect_region_free(pointer)
 
-    def __del__(self) -> None:
-        self.free()
-
-
-class Listener:
+class Listener(ListenerHandle):
     """Accepts connections. `async for` accepts without end."""
 
     def __init__(self, pointer: int) -> None:
-        self._pointer: Optional[int] = pointer
+        super().__init__(pointer)
         error = c.Error()
         descriptor = check(library.smbdirect_listener_get_fd(pointer, byref(error)), error)
         self._events = _Events(descriptor, lambda: None)
-
-    def _live(self) -> int:
-        if self._pointer is None:
-            raise ValueError("the listener was closed")
-        return self._pointer
-
-    @property
-    def address(self) -> str:
-        """The address with the port that was picked."""
-        error, text = c.Error(), ctypes.create_string_buffer(c.ADDRESS_LENGTH)
-        check(library.smbdirect_listener_address(self._live(), text, len(text), byref(error)), error)
-        return text.value.decode()
 
     async def accept(self) -> Connection:
         """Returns the next connection, which is established."""
@@ -320,10 +294,9 @@ class Listener:
 
     def close(self) -> None:
         """Stops listening. Connections that were not accepted are closed."""
-        pointer, self._pointer = self._pointer, None
-        if pointer is not None:
+        if self._pointer is not None:
             self._events.stop()
-            library.smbdirect_listener_free(pointer)
+        super().close()
 
     async def __aenter__(self) -> "Listener":
         return self
