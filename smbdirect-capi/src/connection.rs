@@ -12,7 +12,8 @@ use tokio::{sync::SetOnce, task::AbortHandle};
 
 use crate::{
     address::Address,
-    events::Events,
+    buffer::smbdirect_buffer,
+    events::{Callback, Events},
     pointers,
     runtime::{Runtime, smbdirect_runtime},
     settings::{Prepared, smbdirect_settings},
@@ -121,6 +122,23 @@ impl smbdirect_connection {
         };
         let value = self.runtime.wait(timeout_ms, &waker, future);
         value.ok_or_else(|| Failure::timed_out(timeout_ms))
+    }
+
+    /// Runs an operation whose result goes to a callback. The operation ends when it needs nothing of the
+    /// caller any more.
+    pub(crate) fn start_operation(
+        &self,
+        callback: Callback,
+        operation: impl Future<Output = (Result<(), Failure>, Option<Box<smbdirect_buffer>>)>
+        + Send
+        + 'static,
+    ) {
+        let events = self.events.clone();
+        events.start();
+        self.runtime.spawn(async move {
+            let (result, buffer) = operation.await;
+            events.complete(callback, result, buffer);
+        });
     }
 
     fn finish(&self, timeout_ms: i32) -> Result<(), Failure> {

@@ -135,13 +135,10 @@ pub unsafe extern "C" fn smbdirect_send_start(
                 None => established.send(message),
                 Some(token) => established.send_and_invalidate(message, token),
             })?;
-            let callback = Callback::new(callback, user_data);
-            let events = handle.events.clone();
-            events.start();
-            handle.runtime.spawn(async move {
+            handle.start_operation(Callback::new(callback, user_data), async move {
                 let result = sending.await;
                 released.wait().await;
-                events.complete(callback, result.map_err(Into::into), None);
+                (result.map_err(Into::into), None)
             });
             Ok(())
         })

@@ -98,10 +98,7 @@ pub unsafe extern "C" fn smbdirect_read_start(
             let reading = handle
                 .runtime
                 .enter(|| connection.read(&range, offset, into));
-            let callback = Callback::new(callback, user_data);
-            let events = handle.events.clone();
-            events.start();
-            handle.runtime.spawn(async move {
+            handle.start_operation(Callback::new(callback, user_data), async move {
                 let (result, bytes) = match reading.await {
                     Ok(bytes) => (Ok(()), Some(bytes)),
                     Err(error) => (Err(error.fault.into()), error.buffer),
@@ -110,7 +107,7 @@ pub unsafe extern "C" fn smbdirect_read_start(
                     owned.bytes = bytes;
                     owned
                 });
-                events.complete(callback, result, buffer);
+                (result, buffer)
             });
             Ok(())
         })
@@ -185,13 +182,10 @@ pub unsafe extern "C" fn smbdirect_write_start(
             let writing = handle
                 .runtime
                 .enter(|| connection.write(data, &range, offset));
-            let callback = Callback::new(callback, user_data);
-            let events = handle.events.clone();
-            events.start();
-            handle.runtime.spawn(async move {
+            handle.start_operation(Callback::new(callback, user_data), async move {
                 let result = writing.await;
                 released.wait().await;
-                events.complete(callback, result.map_err(Into::into), None);
+                (result.map_err(Into::into), None)
             });
             Ok(())
         })
