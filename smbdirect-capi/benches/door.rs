@@ -48,9 +48,9 @@ impl Peer {
             .enable_all()
             .build()
             .unwrap();
-        let provider = std::sync::Arc::new(Iwarp::new(IwarpConfig::default()));
+        let provider = Iwarp::new(IwarpConfig::default());
         let any = "127.0.0.1:0".parse().unwrap();
-        let bind = Listener::bind(provider, any, Config::default());
+        let bind = Listener::bind(&provider, any, Config::default());
         let mut listener = runtime.block_on(bind).unwrap();
         let address = listener.local_address().to_string();
         runtime.spawn(async move {
@@ -173,7 +173,7 @@ impl Side for Rust {
         runtime.block_on(async {
             let mut flying = std::collections::VecDeque::new();
             for _ in 0..count {
-                flying.push_back(connection.write(bulk.clone(), &[*descriptor], 0));
+                flying.push_back(connection.write(&[*descriptor], 0, bulk.clone()));
                 if flying.len() == WINDOW {
                     flying.pop_front().unwrap().await.unwrap();
                 }

@@ -52,7 +52,7 @@ pub unsafe extern "C" fn smbdirect_listen(
             let address = Address::parse(text, provider.default_port())?;
             let binding = async {
                 let address = address.resolve().await?[0];
-                let listener = Listener::bind(provider, address, prepared.config.clone()).await?;
+                let listener = Listener::bind(&*provider, address, prepared.config.clone()).await?;
                 Ok::<_, Failure>(listener)
             };
             let bound = runtime.wait(-1, Waker::noop(), binding);

@@ -145,7 +145,7 @@ pub unsafe extern "C" fn smbdirect_write(
             let copy = Bytes::copy_from_slice(data);
             let writing = handle
                 .runtime
-                .enter(|| connection.write(copy, &range, offset));
+                .enter(|| connection.write(&range, offset, copy));
             Ok(handle.wait(timeout_ms, writing)??)
         })
     }
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn smbdirect_write_start(
             let data = parts.pop().unwrap_or_default();
             let writing = handle
                 .runtime
-                .enter(|| connection.write(data, &range, offset));
+                .enter(|| connection.write(&range, offset, data));
             handle.start_operation(Callback::new(callback, user_data), async move {
                 let result = writing.await;
                 released.wait().await;

@@ -197,7 +197,7 @@ impl Demo {
         config: Config,
     ) -> Result<(Connection, Connection)> {
         let address = SocketAddr::new(self.address, 0);
-        let mut listener = Listener::bind(ends.passive.clone(), address, config.clone())
+        let mut listener = Listener::bind(&*ends.passive, address, config.clone())
             .await
             .map_err(|error| anyhow!("cannot listen on {address}: {error}"))?;
         let address = listener.local_address();

@@ -116,11 +116,8 @@ pub(crate) fn accepting_end(
     }
     match options.transport {
         Transport::Iwarp => {
-            let (config, capture) = captured(options, connect, options.pcap.as_deref())?;
-            let config = IwarpConfig {
-                congestion_control: local_congestion_control(address).map(str::to_owned),
-                ..config
-            };
+            let (mut config, capture) = captured(options, connect, options.pcap.as_deref())?;
+            config.tuning.congestion_control = local_congestion_control(address).map(str::to_owned);
             let iwarp = Iwarp::new(config);
             let iwarp = match passed {
                 Some(listener) => iwarp.with_listener(listener),
@@ -377,7 +374,7 @@ pub(crate) async fn listen(
 ) -> Result<Listener> {
     let families = Families::of(provider.name());
     let address = resolve_listen(address, provider.default_port(), families).await?;
-    Listener::bind(provider, address, config.clone())
+    Listener::bind(&*provider, address, config.clone())
         .await
         .map_err(|error| explain_listen(&in_short(&error), address))
 }

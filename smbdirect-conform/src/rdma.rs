@@ -12,7 +12,9 @@ use std::{
 
 use bytes::Bytes;
 use smbdirect::rdma::{
-    provider::{Answer, ConnectRequest, Connected, Listener, Provider, QueuePair, Teardown},
+    provider::{
+        AcceptRequest, ConnectRequest, Connected, Provider, ProviderListener, QueuePair, Teardown,
+    },
     work::{Completion, Inline, ProviderError, WorkId, WorkRequest},
 };
 use tokio::{runtime::Runtime, time::timeout};
@@ -149,7 +151,7 @@ impl Server for RdmaServer {
 
 /// Clients that connect to a listener.
 pub struct RdmaClient {
-    listener: Box<dyn Listener>,
+    listener: Box<dyn ProviderListener>,
     runtime: Rc<Runtime>,
     waiting: Box<dyn FnMut()>,
     /// Longest time to wait for the next connection.
@@ -210,12 +212,12 @@ impl Client for RdmaClient {
             true => called,
             false => Instant::now(),
         };
-        let answer = Answer {
+        let answer = AcceptRequest {
             private_data: Bytes::new(),
             receive: first_receive(),
             peer_serves_reads: None,
         };
-        let accepted = within(&self.runtime, self.known.prompt, (incoming.answer)(answer));
+        let accepted = within(&self.runtime, self.known.prompt, (incoming.accept)(answer));
         match accepted {
             Some(Ok(connected)) => Ok(Box::new(RdmaLink::new(
                 connected,

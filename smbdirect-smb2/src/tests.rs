@@ -174,7 +174,7 @@ impl Server {
             let memory = descriptor(request);
             let data = Bytes::copy_from_slice(data);
             body[8..12].copy_from_slice(&(data.len() as u32).to_le_bytes());
-            self.connection.write(data, &[memory], 0).await.unwrap();
+            self.connection.write(&[memory], 0, data).await.unwrap();
             return (NtStatus::SUCCESS, body, Some(memory.token));
         }
         body[2] = 80;
@@ -277,7 +277,7 @@ async fn connect(
 ) {
     let provider = Arc::new(Loopback::new());
     let address = "127.0.0.1:5445".parse().unwrap();
-    let listener = Listener::bind(provider.clone(), address, Config::default());
+    let listener = Listener::bind(&*provider, address, Config::default());
     let mut listener = listener.await.unwrap();
     let connection = Connection::connect(&*provider, address, Config::default());
     let connection = connection.await.unwrap();

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use smbdirect::rdma::{
-    provider::{Answer, BoxFuture, Connected, Incoming, Listener, QueuePair},
+    provider::{AcceptRequest, BoxFuture, Connected, IncomingRequest, ProviderListener, QueuePair},
     work::ProviderError,
 };
 use tracing::{debug, trace};
@@ -121,7 +121,7 @@ impl VerbsListener {
     }
 
     /// Waits for the next connection request that can be answered.
-    async fn next(&self) -> Result<Incoming, ProviderError> {
+    async fn next(&self) -> Result<IncomingRequest, ProviderError> {
         loop {
             let mut event = poll_fn(|context| self.poll_next(context)).await?;
             match event.kind {
@@ -156,19 +156,19 @@ impl fmt::Debug for VerbsListener {
     }
 }
 
-impl Listener for VerbsListener {
+impl ProviderListener for VerbsListener {
     fn local_address(&self) -> SocketAddr {
         self.local_address
     }
 
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(self.next())
     }
 }
 
-/// Converts a connection request, whose identifier is `id`, to an [`Incoming`]. The caller has
+/// Converts a connection request, whose identifier is `id`, to an [`IncomingRequest`]. The caller has
 /// entered the span of the connection.
-fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result<Incoming> {
+fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result<IncomingRequest> {
     let id = id.migrate()?;
     let capabilities = Capabilities::of_id(&id)?;
     let wanted = wanted_read_depths(&capabilities, &config);
@@ -182,11 +182,11 @@ fn incoming_of(id: CmId, event: CmEvent, config: Arc<VerbsConfig>) -> io::Result
         capabilities,
         config,
     };
-    Ok(Incoming {
+    Ok(IncomingRequest {
         remote_address: request.id().remote_address()?,
         private_data: event.private_data,
         knows_read_depths,
-        answer: Box::new(move |answer| Box::pin(async move { request.accept(answer) })),
+        accept: Box::new(move |answer| Box::pin(async move { request.accept(answer) })),
     })
 }
 
@@ -203,7 +203,7 @@ impl PendingRequest {
         self.id.as_ref().expect("the request is not answered yet")
     }
 
-    fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
+    fn accept(mut self, answer: AcceptRequest) -> Result<Connected, ProviderError> {
         check_private_data(&answer.private_data)?;
         let mut queue_pair =
             VerbsQueuePair::new(self.id().clone(), &self.config, &self.capabilities)?;

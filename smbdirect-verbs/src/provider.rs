@@ -7,7 +7,7 @@ use std::{
 };
 
 use smbdirect::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
     work::{Limits, ProviderError},
 };
 
@@ -140,12 +140,12 @@ impl Provider for Verbs {
         best
     }
 
-    fn is_iwarp(&self) -> bool {
+    fn negotiates_read_depths(&self) -> bool {
         let usable = |device: &&Device| device.unusable.is_none();
         self.devices
             .iter()
             .filter(usable)
-            .any(|device| device.transport == Transport::Iwarp)
+            .all(|device| device.transport != Transport::Iwarp)
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -159,9 +159,9 @@ impl Provider for Verbs {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
         let (functions, config) = (self.functions.clone(), self.config.clone());
         let listener = VerbsListener::new(functions, config, &self.ports(), address);
-        Box::pin(async move { Ok(Box::new(listener?) as Box<dyn Listener>) })
+        Box::pin(async move { Ok(Box::new(listener?) as Box<dyn ProviderListener>) })
     }
 }

@@ -43,7 +43,7 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         Ok(verbs) => Arc::new(verbs),
         Err(why) => return skip(why.to_string()),
     };
-    let over_iwarp = verbs.is_iwarp();
+    let over_iwarp = !verbs.negotiates_read_depths();
     if !over_iwarp && adapter != Adapter::Both {
         println!("skipped: there is no software provider for InfiniBand and RoCE");
         return None;

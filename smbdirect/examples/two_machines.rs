@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     match &arguments[..] {
         [role, address] if role == "listen" => {
             let mut listener =
-                Listener::bind(provider, address.parse()?, Config::default()).await?;
+                Listener::bind(&*provider, address.parse()?, Config::default()).await?;
             println!("listening on {}", listener.local_address());
             serve(listener.accept().await?).await
         }
@@ -64,7 +64,7 @@ async fn serve(connection: Connection) -> Result<(), Box<dyn Error>> {
 
     let data = Bytes::from(vec![0x5a; descriptor.length as usize]);
     // No need to await the write here: messages sent after this call arrive after the data.
-    let writing = connection.write(data, &[descriptor], 0);
+    let writing = connection.write(&[descriptor], 0, data);
     connection
         .send_and_invalidate("your buffer is full", descriptor.token.into())?
         .await?;

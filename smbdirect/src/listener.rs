@@ -2,24 +2,20 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use bytes::Bytes;
-use thiserror::Error;
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
-    time::timeout,
 };
-use tracing::{Instrument, Span, debug, field, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use crate::{
-    connection::{Connection, encoded, read_depths},
-    driver::now,
-    engine::{self, Config, ConnectionError},
+    connection::Connection,
+    engine::Config,
+    incoming::IncomingListener,
     rdma::{
-        provider::{self, Answer, Incoming, Provider, connection_span},
-        work::ProviderError,
+        provider::Provider,
+        work::{ProviderError, ProviderErrorKind},
     },
-    wire::{IrdOrd, ZeroDepth},
 };
 
 /// Largest number of peers that negotiate concurrently. Further peers wait until a negotiation is over.
@@ -32,6 +28,8 @@ const BACKLOG: usize = 256;
 /// Each peer negotiates in a task of its own, so that a silent peer does not delay others. A failed
 /// attempt is logged and has no other effect. Dropping the listener stops listening and closes
 /// connections that were not accepted yet. Accepted connections continue.
+///
+/// To refuse a peer by its address, or to choose settings for each peer, use [`IncomingListener`].
 #[derive(Debug)]
 pub struct Listener {
     local_address: SocketAddr,
@@ -49,15 +47,15 @@ impl Listener {
     /// # Errors
     /// Fails if the provider cannot listen on the address.
     pub async fn bind(
-        provider: Arc<dyn Provider>,
+        provider: &dyn Provider,
         address: SocketAddr,
         config: Config,
     ) -> Result<Self, ProviderError> {
-        let listener = provider.listen(address).await?;
+        let listener = IncomingListener::bind(provider, address).await?;
         let local_address = listener.local_address();
         let (sender, connections) = mpsc::channel(BACKLOG);
         let mut task = JoinSet::new();
-        task.spawn(listen(provider, listener, config, sender));
+        task.spawn(listen(listener, config, sender));
         Ok(Self {
             local_address,
             connections,
@@ -80,10 +78,7 @@ impl Listener {
     pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
         let gone = || {
             let what = "the listener has failed before";
-            Err(ProviderError::new(
-                crate::rdma::work::ProviderErrorKind::Local,
-                what,
-            ))
+            Err(ProviderError::new(ProviderErrorKind::Local, what))
         };
         self.connections.recv().await.unwrap_or_else(gone)
     }
@@ -91,8 +86,7 @@ impl Listener {
 
 /// Accepts connection requests and negotiates, until the provider cannot listen any more.
 async fn listen(
-    provider: Arc<dyn Provider>,
-    mut listener: Box<dyn provider::Listener>,
+    mut listener: IncomingListener,
     config: Config,
     connections: mpsc::Sender<Result<Connection, ProviderError>>,
 ) {
@@ -114,11 +108,10 @@ async fn listen(
             }
         };
         while tasks.try_join_next().is_some() {}
-        let (provider, config, connections) =
-            (provider.clone(), config.clone(), connections.clone());
-        let span = connection_span(incoming.remote_address);
+        let (config, connections) = (config.clone(), connections.clone());
+        let span = incoming.span().clone();
         let negotiating = async move {
-            match accept_incoming(&*provider, incoming, config).await {
+            match incoming.accept(config).await {
                 Ok(connection) => {
                     debug!("accepted");
                     let _ = connections.send(Ok(connection)).await;
@@ -129,88 +122,4 @@ async fn listen(
         };
         tasks.spawn(negotiating.instrument(span));
     }
-}
-
-/// Why a peer that asked for a connection did not get one.
-#[derive(Debug, Error)]
-pub(crate) enum AcceptError {
-    #[error("its private data is malformed: {0}")]
-    PrivateData(ZeroDepth),
-    #[error("it did not connect: {0}")]
-    Provider(ProviderError),
-    #[error("it took too long to connect")]
-    TooLate,
-    #[error("it did not negotiate: {0}")]
-    Negotiation(ConnectionError),
-}
-
-#[cfg(feature = "metrics")]
-impl AcceptError {
-    /// Returns the cause as one of [`ConnectionError::LABELS`].
-    fn label(&self) -> &'static str {
-        match self {
-            Self::PrivateData(_) => "rdma_protocol",
-            Self::Provider(error) => ConnectionError::from(error.clone()).label(),
-            Self::TooLate => "negotiation_timeout",
-            Self::Negotiation(error) => error.label(),
-        }
-    }
-}
-
-/// Accepts an RDMA connection (3.1.7.2) and negotiates on it. The caller polls the future in the
-/// [span of the connection](connection_span).
-///
-/// # Cancel safety
-/// Dropping the future turns the peer away, or closes the connection in the background.
-pub(crate) async fn accept_incoming(
-    provider: &dyn Provider,
-    incoming: Incoming,
-    config: Config,
-) -> Result<Connection, AcceptError> {
-    let result = answer_and_negotiate(provider, incoming, config).await;
-    #[cfg(feature = "metrics")]
-    if let Err(error) = &result {
-        crate::metrics::failed(crate::metrics::Role::Passive, error.label());
-    }
-    result
-}
-
-async fn answer_and_negotiate(
-    provider: &dyn Provider,
-    incoming: Incoming,
-    config: Config,
-) -> Result<Connection, AcceptError> {
-    let mut engine = engine::Connection::passive(config.clone(), now());
-    let own = read_depths(provider);
-    let depths = match IrdOrd::decode(&incoming.private_data) {
-        _ if own.is_none() => None,
-        Ok(depths) => depths,
-        // The handshake has carried the read depths, so these bytes are the peer's own.
-        Err(_) if incoming.knows_read_depths => None,
-        //= SMBD-6-04
-        Err(error) => return Err(AcceptError::PrivateData(error)),
-    };
-    //= SMBD-6-02
-    //= EST-15
-    let private_data = match (depths, own) {
-        (Some(theirs), Some(own)) if !incoming.knows_read_depths => encoded(theirs.answer(own)),
-        _ => Bytes::new(),
-    };
-    let peer_serves_reads = depths.map(|depths| depths.ird);
-    //= SMBD-3.1.7.2-03
-    let answer = Answer {
-        private_data,
-        receive: engine.negotiate_receive(),
-        peer_serves_reads,
-    };
-    let accepting = (incoming.answer)(answer);
-    let connected = timeout(config.passive_negotiation_timeout, accepting)
-        .await
-        .map_err(|_| AcceptError::TooLate)?
-        .map_err(AcceptError::Provider)?;
-    Span::current().record("local", field::display(connected.local_address));
-    engine.handle_connected(connected.queue_pair.limits());
-    //= SMBD-3.1.7.2-07
-    let negotiating = Connection::negotiate(engine, connected, &config);
-    negotiating.await.map_err(AcceptError::Negotiation)
 }

@@ -64,7 +64,7 @@ impl Scene {
         let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());
         let config = Config::new(settings).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
-        let mut listener = Listener::bind(provider.clone(), address, config.clone())
+        let mut listener = Listener::bind(&*provider, address, config.clone())
             .await
             .unwrap();
         let address = listener.local_address();

@@ -27,8 +27,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("engine/", &["pool", "rdma::work", "wire"]),
     ("tdi/status.rs", &[]),
     ("tdi/flags.rs", &[]),
-    ("tdi/port.rs", &["rdma::work", "rdma::provider"]),
-    ("tdi/device.rs", &["engine", "rdma::provider"]),
+    ("tdi/port.rs", &["incoming", "rdma::work"]),
+    ("tdi/device.rs", &["engine", "incoming", "rdma::provider"]),
     ("tdi/transport.rs", &["rdma::provider"]),
     (
         "tdi/session.rs",
@@ -39,8 +39,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
         &["engine", "rdma::work", "inbox", "waiters"],
     ),
     ("tdi/sends.rs", &["waiters"]),
-    ("tdi/objects/address.rs", &["tdi", "rdma::provider"]),
-    ("tdi/objects/phase.rs", &["tdi", "rdma::provider"]),
+    ("tdi/objects/address.rs", &["tdi", "incoming"]),
+    ("tdi/objects/phase.rs", &["tdi", "incoming"]),
     ("tdi/objects/requests.rs", &["tdi", "driver"]),
     (
         "tdi/objects/data.rs",
@@ -48,14 +48,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
     (
         "tdi/objects/establish.rs",
-        &[
-            "tdi",
-            "connection",
-            "engine",
-            "listener",
-            "rdma::provider",
-            "rdma::work",
-        ],
+        &["tdi", "connection", "engine", "incoming", "rdma::work"],
     ),
     ("tdi/objects/", &["tdi", "rdma::work"]),
     ("tdi/", &["engine", "rdma::work"]),
@@ -76,9 +69,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
         &["engine", "metrics", "rdma", "inbox", "driver", "wire"],
     ),
     (
-        "listener.rs",
+        "incoming.rs",
         &["engine", "metrics", "rdma", "connection", "driver", "wire"],
     ),
+    ("listener.rs", &["engine", "rdma", "connection", "incoming"]),
     ("stream.rs", &["connection", "engine"]),
 ];
 
@@ -87,6 +81,7 @@ const TOKIO: &[&str] = &[
     "connection/establish.rs",
     "driver/clock.rs",
     "driver/task.rs",
+    "incoming.rs",
     "lib.rs",
     "listener.rs",
     "rdma/iwarp/mod.rs",

@@ -83,7 +83,7 @@ fn iwarp() -> Arc<dyn Provider> {
 }
 
 async fn listen(provider: &Arc<dyn Provider>) -> Listener {
-    let bound = Listener::bind(provider.clone(), any_port(), Config::default());
+    let bound = Listener::bind(&**provider, any_port(), Config::default());
     bound.await.unwrap()
 }
 

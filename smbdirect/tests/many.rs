@@ -71,7 +71,7 @@ async fn session(client: Connection, server: Connection, index: usize) {
         server.read(&[region.descriptor()], 0, into).await.unwrap(),
         message
     );
-    drop(server.write(message.slice(1..), &[region.descriptor()], 0));
+    drop(server.write(&[region.descriptor()], 0, message.slice(1..)));
     drop(server.send_and_invalidate("done", region.token()).unwrap());
     assert_eq!(
         client.recv().await.unwrap().invalidated_token(),
@@ -94,7 +94,7 @@ async fn session(client: Connection, server: Connection, index: usize) {
 
 async fn listen(provider: &Arc<dyn Provider>) -> (Listener, SocketAddr) {
     let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(provider.clone(), address, Config::default())
+    let listener = Listener::bind(&**provider, address, Config::default())
         .await
         .unwrap();
     let address = listener.local_address();

@@ -94,7 +94,7 @@ fn address(port: u16) -> SocketAddr {
 
 async fn pair(provider: &Arc<dyn Provider>, port: u16) -> [Connection; 2] {
     let config = Config::new(Settings::default()).unwrap();
-    let mut listener = Listener::bind(provider.clone(), address(port), config.clone())
+    let mut listener = Listener::bind(&**provider, address(port), config.clone())
         .await
         .unwrap();
     let client = Connection::connect(&**provider, address(port), config).await;
@@ -140,7 +140,7 @@ async fn figures(kept: &Kept) {
         .unwrap();
     let descriptors = [region.descriptor()];
     server
-        .write(Bytes::from(vec![1; 4096]), &descriptors, 0)
+        .write(&descriptors, 0, Bytes::from(vec![1; 4096]))
         .await
         .unwrap();
     server

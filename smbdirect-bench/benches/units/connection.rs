@@ -73,7 +73,7 @@ impl Connections {
         let (Traffic::Send(length) | Traffic::Read(length) | Traffic::Write(length)) = traffic;
         let (client, server, listener, region) = runtime.block_on(async {
             let address = "127.0.0.1:0".parse().expect("an address");
-            let listener = Listener::bind(accepting, address, config.clone()).await;
+            let listener = Listener::bind(&*accepting, address, config.clone()).await;
             let mut listener = listener.expect("a free port");
             let (client, server) = tokio::join!(
                 Connection::connect(&*connecting, listener.local_address(), config),
@@ -146,7 +146,7 @@ impl Connections {
                         if under_way.len() == window {
                             finish(under_way.pop_front()).await;
                         }
-                        under_way.push_back(client.write(data.clone(), descriptor, 0));
+                        under_way.push_back(client.write(descriptor, 0, data.clone()));
                     }
                     // A message after the last Write: when it arrives, the Writes are complete.
                     drop(client.send("done").expect("the connection is there"));

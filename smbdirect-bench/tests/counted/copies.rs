@@ -248,8 +248,8 @@ impl<P: Provider> Provider for Watched<P> {
         self.provider.limits()
     }
 
-    fn is_iwarp(&self) -> bool {
-        self.provider.is_iwarp()
+    fn negotiates_read_depths(&self) -> bool {
+        self.provider.negotiates_read_depths()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -269,7 +269,7 @@ impl<P: Provider> Provider for Watched<P> {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn provider::Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn provider::ProviderListener>, ProviderError>> {
         self.provider.listen(address)
     }
 }
@@ -342,7 +342,7 @@ fn assert_messages_stay_where_the_provider_put_them(
     runtime.block_on(async {
         let address = "127.0.0.1:0".parse().unwrap();
         let config = Config::default();
-        let mut listener = Listener::bind(provider.clone(), address, config.clone())
+        let mut listener = Listener::bind(&*provider, address, config.clone())
             .await
             .unwrap();
         let (receiver, sender) = tokio::join!(

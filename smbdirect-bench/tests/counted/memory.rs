@@ -32,7 +32,7 @@ fn kept(provider: &Arc<dyn Provider>) -> (i64, i64) {
     let address = "127.0.0.1:0".parse().unwrap();
     let config = Config::default();
     let mut listener = runtime
-        .block_on(Listener::bind(provider.clone(), address, config.clone()))
+        .block_on(Listener::bind(&**provider, address, config.clone()))
         .unwrap();
     let mut connect = || {
         runtime.block_on(async {

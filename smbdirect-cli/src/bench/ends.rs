@@ -248,7 +248,7 @@ impl End {
 
     /// Sets the congestion control of a socket that is not connected yet.
     fn control_congestion(&self, socket: SockRef<'_>) -> Result<()> {
-        let Some(algorithm) = &self.setting.iwarp.congestion_control else {
+        let Some(algorithm) = &self.setting.iwarp.tuning.congestion_control else {
             return Ok(());
         };
         machine::set_congestion_control(socket, algorithm)
@@ -362,7 +362,7 @@ impl Near {
             Means::Channel => Some(self.end.connect(id, &link, (self.far, 0).into())?),
             _ => None,
         };
-        let congestion_control = self.end.setting.iwarp.congestion_control.clone();
+        let congestion_control = self.end.setting.iwarp.tuning.congestion_control.clone();
         self.control.say(&Order::Open {
             id,
             link,
@@ -448,7 +448,7 @@ pub(crate) fn serve_orders(stream: TcpStream, setting: Setting) -> Result<()> {
                 link,
                 congestion_control,
             } => {
-                end.setting.iwarp.congestion_control = congestion_control;
+                end.setting.iwarp.tuning.congestion_control = congestion_control;
                 open(&mut end, &mut control, address, id, &link)
             }
             Order::Burst { id, burst } => check(&burst, &end.setting)
@@ -521,7 +521,7 @@ fn open(
             let (provider, config) = (end.provider(smb)?, smb::config(smb, link)?);
             let listener = end
                 .runtime
-                .block_on(Listener::bind(provider, any, config))?;
+                .block_on(Listener::bind(&*provider, any, config))?;
             let port = listener.local_address().port();
             control.say(&Answer::Listening { port })?;
             let accepting = smb::accept(listener, link);

@@ -6,10 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use smbdirect::{
     Config,
-    rdma::{
-        iwarp::{IwarpConfig, MpaCrc},
-        provider::Provider,
-    },
+    rdma::{iwarp::MpaCrc, provider::Provider},
 };
 
 use super::{
@@ -376,12 +373,11 @@ impl Bench {
     }
 
     pub(super) fn setting(&self, cores: &Cores, adapters: Option<Arc<dyn Provider>>) -> Setting {
+        let mut iwarp = transport::iwarp_config(&self.options);
+        iwarp.tuning.congestion_control = self.congestion_control.clone();
         Setting {
             cores: cores.clone(),
-            iwarp: IwarpConfig {
-                congestion_control: self.congestion_control.clone(),
-                ..transport::iwarp_config(&self.options)
-            },
+            iwarp,
             roce: transport::roce_config(&self.options),
             adapters,
             in_process: None,

@@ -337,7 +337,7 @@ impl End {
                 finish(&mut writing, outstanding.div_ceil(2)).await?;
             }
             let place = done % places * u64::from(burst.size);
-            writing.push_back(self.connection.write(data.clone(), &theirs, place));
+            writing.push_back(self.connection.write(&theirs, place, data.clone()));
         }
         let rest = writing.len();
         finish(&mut writing, rest).await

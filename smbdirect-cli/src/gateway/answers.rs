@@ -75,7 +75,7 @@ impl Placing<'_, '_> {
         if self.chunks.len() >= MAX_CHUNKS_IN_FLIGHT {
             self.finish_one().await?;
         }
-        let writing = client.write(chunk.clone(), &placement.to, offset as u64);
+        let writing = client.write(&placement.to, offset as u64, chunk.clone());
         self.chunks.push_back((writing, chunk, grant));
         Ok(())
     }
@@ -181,7 +181,7 @@ async fn take_steps(
         match step {
             Step::Place { data, to } => {
                 let length = data.len();
-                let written = client.write(data, &to, 0).await;
+                let written = client.write(&to, 0, data).await;
                 written.map_err(|fault| Stop::of_transfer(&fault))?;
                 exchange.counters.read_by_rdma(length);
                 placed += length;
@@ -267,7 +267,7 @@ async fn deliver(
             while placed < data.len() {
                 let length = rest.chunk().len().min(data.len() - placed);
                 let chunk = rest.copy_to_bytes(length);
-                writing.push(client.write(chunk, &placement.to, placed as u64));
+                writing.push(client.write(&placement.to, placed as u64, chunk));
                 placed += length;
             }
             if !counted {

@@ -252,7 +252,7 @@ impl Sender<'_> {
                     .memory
                     .pop_front()
                     .expect("a piece is taken for memory");
-                let writing = self.connection.write(bytes.freeze(), &[memory], 0);
+                let writing = self.connection.write(&[memory], 0, bytes.freeze());
                 self.writes.push_back(writing);
                 let done = Frame::Done { offset: end }.into_message();
                 let token = Token(memory.token);

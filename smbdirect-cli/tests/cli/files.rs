@@ -698,7 +698,7 @@ async fn a_sender_notices_a_listener_that_breaks_the_rules() {
     let place = Place::new();
     let file = write_noise(&place.from, "file", 5 << 20);
     let address = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(provider(), address, Config::default())
+    let mut listener = Listener::bind(&*provider(), address, Config::default())
         .await
         .unwrap();
     let address = listener.local_address().to_string();

@@ -73,7 +73,7 @@ impl Server {
     async fn bind(kind: Kind, config: Config) -> Self {
         let address = "127.0.0.1:0".parse().unwrap();
         match kind {
-            SmbDirect => Self::SmbDirect(Listener::bind(iwarp(), address, config).await.unwrap()),
+            SmbDirect => Self::SmbDirect(Listener::bind(&*iwarp(), address, config).await.unwrap()),
             Tcp => Self::Tcp(TcpListener::bind(address).await.unwrap()),
         }
     }
@@ -335,7 +335,7 @@ async fn a_server_that_is_down_is_named_and_may_come_back() {
         assert!(why.starts_with(&says), "{why}");
         let mut server = match to {
             SmbDirect => {
-                let listener = Listener::bind(iwarp(), address, Config::default()).await;
+                let listener = Listener::bind(&*iwarp(), address, Config::default()).await;
                 Server::SmbDirect(listener.unwrap())
             }
             Tcp => Server::Tcp(TcpListener::bind(address).await.unwrap()),

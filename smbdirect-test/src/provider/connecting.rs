@@ -4,7 +4,7 @@ use std::{future::poll_fn, net::TcpStream, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use smbdirect::rdma::{
-    provider::{Answer, ConnectRequest},
+    provider::{AcceptRequest, ConnectRequest},
     work::{ProviderError, ProviderErrorKind},
 };
 
@@ -29,12 +29,12 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
         let incoming = next_incoming(listener.as_mut()).await;
         assert!(whole(&incoming.private_data, &question));
         let from = incoming.remote_address;
-        let answer = Answer {
+        let answer = AcceptRequest {
             private_data: Bytes::from_static(b"answer"),
             receive: first_receive(),
             peer_serves_reads: Some(4),
         };
-        (from, (incoming.answer)(answer).await.unwrap())
+        (from, (incoming.accept)(answer).await.unwrap())
     };
     let both = async { tokio::join!(connect, accept) };
     let (active, (from, passive)) = within_time("connecting", both).await;

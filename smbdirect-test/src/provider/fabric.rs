@@ -17,7 +17,8 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     memory::{DeregisterError, Registration},
     provider::{
-        Answer, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair, Teardown,
+        AcceptRequest, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
+        QueuePair, Teardown,
     },
     work::{
         Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind,
@@ -78,7 +79,7 @@ impl Default for Manners {
 }
 
 impl Fabric {
-    pub async fn listener(&self) -> Box<dyn Listener> {
+    pub async fn listener(&self) -> Box<dyn ProviderListener> {
         within_time("listen", self.passive.listen(self.listen))
             .await
             .unwrap()
@@ -100,7 +101,7 @@ impl Fabric {
         self.pair_at(listener.as_mut()).await
     }
 
-    pub async fn pair_at(&self, listener: &mut dyn Listener) -> Pair {
+    pub async fn pair_at(&self, listener: &mut dyn ProviderListener) -> Pair {
         let address = listener.local_address();
         let passive = async { accept(next_incoming(listener).await).await };
         let (active, passive) = tokio::join!(self.connect(address), passive);
@@ -135,17 +136,17 @@ pub fn first_receive() -> WorkRequest {
     }
 }
 
-pub async fn next_incoming(listener: &mut dyn Listener) -> Incoming {
+pub async fn next_incoming(listener: &mut dyn ProviderListener) -> IncomingRequest {
     within_time("accept", listener.accept()).await.unwrap()
 }
 
-pub async fn accept(incoming: Incoming) -> Result<Connected, ProviderError> {
-    let answer = Answer {
+pub async fn accept(incoming: IncomingRequest) -> Result<Connected, ProviderError> {
+    let answer = AcceptRequest {
         private_data: Bytes::new(),
         receive: first_receive(),
         peer_serves_reads: None,
     };
-    within_time("answer", (incoming.answer)(answer)).await
+    within_time("answer", (incoming.accept)(answer)).await
 }
 
 pub async fn within_time<T>(what: &str, future: impl Future<Output = T>) -> T {

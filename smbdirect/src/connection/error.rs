@@ -42,16 +42,6 @@ pub struct ReadError {
     pub buffer: Option<BytesMut>,
 }
 
-/// A registration that failed, with its buffer.
-#[derive(Debug, Error)]
-#[error("{reason}")]
-pub struct RegisterError {
-    /// The buffer, unchanged.
-    pub buffer: BytesMut,
-    /// Why the buffer was not registered.
-    pub reason: RegisterFault,
-}
-
 /// A registration of several buffers that failed at one of them. None of them is registered.
 #[derive(Debug, Error)]
 #[error("buffer {index} of those to register: {reason}")]

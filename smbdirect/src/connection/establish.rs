@@ -107,11 +107,11 @@ impl Connection {
     }
 }
 
-/// Returns the read depths of this end for the private data of iWARP (section 6), or `None` for other
-/// providers.
+/// Returns the read depths of this end for the private data (section 6), or `None` if the provider negotiates
+/// them.
 pub(crate) fn read_depths(provider: &dyn Provider) -> Option<IrdOrd> {
     let limits = provider.limits();
-    provider.is_iwarp().then(|| IrdOrd {
+    (!provider.negotiates_read_depths()).then(|| IrdOrd {
         ird: limits.max_inbound_reads.max(1),
         ord: limits.max_outbound_reads.max(1),
     })
@@ -134,7 +134,7 @@ fn no_rdma_connection() -> ProviderError {
 /// (section 6).
 fn limits(provider: &dyn Provider, connected: &Connected) -> Result<Limits, ProviderError> {
     let mut limits = connected.queue_pair.limits();
-    if !provider.is_iwarp() {
+    if provider.negotiates_read_depths() {
         return Ok(limits);
     }
     let answer = IrdOrd::decode(&connected.private_data)

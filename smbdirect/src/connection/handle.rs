@@ -11,15 +11,13 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 
-use super::{
-    MemoryRegion, Reading, RegisterAllError, RegisterError, Sending, TrySendError, Writing,
-};
+use super::{MemoryRegion, Reading, RegisterAllError, Sending, TrySendError, Writing};
 use crate::{
     driver::{Shared, State, now},
     engine::{ConnectionError, Credits, Message, Negotiated, SendError, Statistics},
     inbox::Segment,
     rdma::{
-        memory::Registration,
+        memory::{RegisterError, Registration},
         work::{Access, Token},
     },
     wire::BufferDescriptorV1,
@@ -46,7 +44,7 @@ use crate::{
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let provider = Arc::new(Loopback::new());
 /// let address = "127.0.0.1:445".parse()?;
-/// let mut listener = Listener::bind(provider.clone(), address, Config::default()).await?;
+/// let mut listener = Listener::bind(&*provider, address, Config::default()).await?;
 ///
 /// let client = Connection::connect(&*provider, address, Config::default()).await?;
 /// let server = listener.accept().await?;
@@ -325,12 +323,7 @@ impl Connection {
     ) -> Result<MemoryRegion, RegisterError> {
         self.shared().with(|state| {
             //= SMBD-3.1.4.3-03
-            let registration = state
-                .register(buffer, access)
-                .map_err(|error| RegisterError {
-                    buffer: error.buffer,
-                    reason: error.reason,
-                })?;
+            let registration = state.register(buffer, access)?;
             Ok(self.region(registration))
         })
     }
@@ -407,7 +400,7 @@ impl Connection {
     }
 
     /// Writes `data` by RDMA Write (3.1.4.5) into the peer's memory, from `offset` bytes into the range of
-    /// its descriptors. This call submits the write. When the future resolves, `data` was handed to the
+    /// its descriptors `to`. This call submits the write. When the future resolves, `data` was handed to the
     /// wire. It is in place before the peer receives any message that is sent after this call.
     ///
     /// A write that is longer than MaxReadWriteSize is done in several operations. A descriptor of memory
@@ -420,7 +413,7 @@ impl Connection {
     ///
     /// # Errors
     /// The future resolves to the fault.
-    pub fn write(&self, data: Bytes, to: &[BufferDescriptorV1], offset: u64) -> Writing {
+    pub fn write(&self, to: &[BufferDescriptorV1], offset: u64, data: Bytes) -> Writing {
         self.shared().with(|state| {
             let index = state.submit_write(to, offset, data);
             Writing::new(self.shared().clone(), index)

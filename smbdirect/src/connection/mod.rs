@@ -6,7 +6,7 @@ mod handle;
 mod memory_region;
 mod transfer;
 
-pub use error::{ConnectError, ReadError, RegisterAllError, RegisterError, TrySendError};
+pub use error::{ConnectError, ReadError, RegisterAllError, TrySendError};
 pub(crate) use establish::{encoded, read_depths};
 pub use handle::Connection;
 pub use memory_region::MemoryRegion;

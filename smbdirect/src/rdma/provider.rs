@@ -1,10 +1,13 @@
-//! The three traits of a provider: [`Provider`], [`Listener`] and [`QueuePair`].
+//! The three traits of a provider: [`Provider`], [`ProviderListener`] and [`QueuePair`].
 //!
 //! The traits are object-safe and small: each method is required by [MS-SMBD] 3.1.4 or by the
 //! lifecycle of a connection. A queue pair has no task of its own. Its owner posts, flushes and
 //! polls, and is woken through the context of its last poll.
 //!
-//! The library polls [`Provider::connect`] and [`Incoming::answer`] in the tracing span of the
+//! This interface and the types of [`work`](super::work) and [`memory`](super::memory) may change in any release:
+//! they are exempt from the promise of stability of the rest of the crate.
+//!
+//! The library polls [`Provider::connect`] and [`IncomingRequest::accept`] in the tracing span of the
 //! connection. It calls a queue pair in any span: a queue pair that logs keeps `Span::current()`
 //! when it is created, and enters that span to log.
 
@@ -39,10 +42,13 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// Returns the highest limits of a connection. The peer may lower them.
     fn limits(&self) -> Limits;
 
-    /// Returns whether this is iWARP, where SMB Direct announces the read depths in the private
-    /// data (section 6) because the provider may not negotiate them.
-    fn is_iwarp(&self) -> bool {
-        false
+    /// Returns whether each connection negotiates the read depths (IRD and ORD) in the handshake of
+    /// the provider, as the connection manager of InfiniBand and RoCE does.
+    ///
+    /// If the result is false, SMB Direct announces them in the private data (section 6): over
+    /// iWARP, MPA revision 1 does not negotiate them.
+    fn negotiates_read_depths(&self) -> bool {
+        true
     }
 
     /// Connects to a peer. The receive of the request is posted before the peer can send.
@@ -51,11 +57,12 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// Dropping the future abandons the attempt and releases its resources.
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>>;
 
-    /// Listens on `address`. Port 0 selects a free port, which [`Listener::local_address`] returns.
+    /// Listens on `address`. Port 0 selects a free port, which [`ProviderListener::local_address`]
+    /// returns.
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>>;
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>>;
 }
 
 /// The arguments of [`Provider::connect`].
@@ -83,7 +90,7 @@ pub struct Connected {
 }
 
 /// A listener, which waits for connection requests.
-pub trait Listener: Send + fmt::Debug {
+pub trait ProviderListener: Send + fmt::Debug {
     /// Returns the address of the listener, with its actual port.
     fn local_address(&self) -> SocketAddr;
 
@@ -91,11 +98,11 @@ pub trait Listener: Send + fmt::Debug {
     ///
     /// # Cancel safety
     /// Dropping the future loses no request.
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>>;
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>>;
 }
 
 /// A connection request that is not answered yet. Dropping it refuses the connection.
-pub struct Incoming {
+pub struct IncomingRequest {
     /// The address of the peer.
     pub remote_address: SocketAddr,
     /// The private data of the peer's request.
@@ -104,23 +111,24 @@ pub struct Incoming {
     /// private data of the request may contain them, and the private data of the answer must then
     /// contain them too.
     pub knows_read_depths: bool,
-    /// Accepts the connection with the given answer.
-    pub answer:
-        Box<dyn FnOnce(Answer) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send>,
+    /// Accepts the connection.
+    pub accept: Box<
+        dyn FnOnce(AcceptRequest) -> BoxFuture<'static, Result<Connected, ProviderError>> + Send,
+    >,
 }
 
-impl fmt::Debug for Incoming {
+impl fmt::Debug for IncomingRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Incoming")
+        f.debug_struct("IncomingRequest")
             .field("remote_address", &self.remote_address)
             .field("private_data", &self.private_data)
             .finish_non_exhaustive()
     }
 }
 
-/// The answer that accepts a connection request.
+/// The arguments of [`IncomingRequest::accept`].
 #[derive(Debug)]
-pub struct Answer {
+pub struct AcceptRequest {
     /// The private data of the answer.
     pub private_data: Bytes,
     /// The receive to post before answering.

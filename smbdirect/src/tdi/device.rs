@@ -18,7 +18,7 @@ use super::{
     statistics::{Counters, ProviderStatistics},
     status::Status,
 };
-use crate::{engine::Config, rdma::provider::Provider};
+use crate::{engine::Config, incoming::IncomingListener, rdma::provider::Provider};
 
 /// The settings of a transport, which apply to all of its connections.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Device {
             }
             return Ok(port);
         }
-        let listener = self.provider.listen(address).await;
+        let listener = IncomingListener::bind(&*self.provider, address).await;
         let listener = listener.map_err(|error| open_status(&error))?;
         let port = Port::open(self.counters.clone(), listener, share);
         ports.insert(port.local_address, Arc::downgrade(&port));

@@ -9,9 +9,9 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use super::{statistics::Counters, status::Status};
-use crate::rdma::{
-    provider::{Incoming, Listener, connection_span},
-    work::{ProviderError, ProviderErrorKind},
+use crate::{
+    incoming::{Incoming, IncomingListener},
+    rdma::work::{ProviderError, ProviderErrorKind},
 };
 
 /// Whether an address can be opened more than once.
@@ -46,7 +46,7 @@ impl Port {
     /// Starts the accept loop. Must be called within a tokio runtime.
     pub(crate) fn open(
         counters: Arc<Counters>,
-        listener: Box<dyn Listener>,
+        listener: IncomingListener,
         share: Share,
     ) -> Arc<Self> {
         let port = Arc::new(Self {
@@ -97,7 +97,7 @@ impl Port {
 }
 
 /// Accepts peers until the port is dropped or the listener fails.
-async fn accept_loop(port: Weak<Port>, counters: Arc<Counters>, mut listener: Box<dyn Listener>) {
+async fn accept_loop(port: Weak<Port>, counters: Arc<Counters>, mut listener: IncomingListener) {
     loop {
         let accepted = listener.accept().await;
         let Some(port) = port.upgrade() else {
@@ -105,7 +105,7 @@ async fn accept_loop(port: Weak<Port>, counters: Arc<Counters>, mut listener: Bo
         };
         match accepted {
             Ok(incoming) => {
-                let span = connection_span(incoming.remote_address);
+                let span = incoming.span().clone();
                 span.in_scope(|| port.offer(incoming, &counters));
             }
             Err(error) => {

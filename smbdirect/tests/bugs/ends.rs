@@ -26,9 +26,7 @@ pub(crate) fn bytes(length: usize, seed: u8) -> Bytes {
 
 pub(crate) async fn listen(provider: &Arc<dyn Provider>, settings: Settings) -> Listener {
     let config = Config::new(settings).unwrap();
-    Listener::bind(provider.clone(), HERE, config)
-        .await
-        .unwrap()
+    Listener::bind(&**provider, HERE, config).await.unwrap()
 }
 
 /// Returns both ends of a connection.

@@ -70,7 +70,7 @@ async fn bug_05_one_port_for_all_kinds_of_rdma() {
         (&local, "127.0.0.1:445".parse().unwrap()),
         (&local, "127.0.0.1:5445".parse().unwrap()),
     ] {
-        let listener = Listener::bind(provider.clone(), address, config.clone());
+        let listener = Listener::bind(&**provider, address, config.clone());
         listeners.push((provider, listener.await.unwrap()));
     }
     while let Some((_, last)) = listeners.last() {
@@ -175,7 +175,7 @@ async fn bug_13_write_of_the_descriptors_length() {
             let target = region(&ends.client, &before);
             let data = bytes(length, 0xff);
             let descriptors = [target.descriptor()];
-            let written = ends.server.write(data.clone(), &descriptors, 0);
+            let written = ends.server.write(&descriptors, 0, data.clone());
             drop(ends.server.send("done").unwrap());
             within(ends.client.recv()).await.unwrap();
             within(written).await.unwrap();
@@ -232,7 +232,7 @@ async fn bug_14_more_than_one_descriptor() {
             ));
 
             let data = bytes(total - 1, 2);
-            let written = ends.server.write(data.clone(), &descriptors, 1);
+            let written = ends.server.write(&descriptors, 1, data.clone());
             drop(ends.server.send("done").unwrap());
             within(ends.client.recv()).await.unwrap();
             within(written).await.unwrap();
@@ -281,7 +281,7 @@ async fn bug_15_the_wrong_limit() {
         for (one, other) in [(&client, &server), (&server, &client)] {
             let target = region(other, &vec![0; 1 << 20]);
             let descriptors = [target.descriptor()];
-            within(one.write(data.clone(), &descriptors, 0))
+            within(one.write(&descriptors, 0, data.clone()))
                 .await
                 .unwrap();
             let into = BytesMut::zeroed(1 << 20);
@@ -316,7 +316,7 @@ async fn bug_16_flood_of_reads_and_writes() {
             let into = BytesMut::zeroed(SIZE);
             let reading = ends.server.read(&[source.descriptor()], at as u64, into);
             let piece = data.slice(at..at + SIZE);
-            let writing = ends.server.write(piece, &[target.descriptor()], at as u64);
+            let writing = ends.server.write(&[target.descriptor()], at as u64, piece);
             drop(ends.server.send(vec![7; 100]).unwrap());
             begun.push((at, reading, writing));
         }
@@ -371,7 +371,7 @@ async fn end_with_work_in_flight(provider: &Arc<dyn Provider>, end: End, turns: 
         for _ in 0..8 {
             let into = BytesMut::zeroed(SIZE);
             readings.push(one.read(&[memory.descriptor()], 0, into));
-            writings.push(one.write(bytes(SIZE, 9), &[memory.descriptor()], 0));
+            writings.push(one.write(&[memory.descriptor()], 0, bytes(SIZE, 9)));
         }
         regions.push(memory);
     }
@@ -773,7 +773,7 @@ async fn bug_27_memory_that_is_taken_back_meanwhile() {
             let use_it = || {
                 let into = BytesMut::zeroed(SIZE);
                 match write {
-                    true => Err(server.write(data.clone(), &descriptors, 0)),
+                    true => Err(server.write(&descriptors, 0, data.clone())),
                     false => Ok(server.read(&descriptors, 0, into)),
                 }
             };

@@ -16,7 +16,7 @@ use smbdirect::{
             mpa::{Enhanced, FrameKind, StartupFrame},
             rdmap::Opcode,
         },
-        provider::{self, BoxFuture, ConnectRequest, Connected, Incoming, Provider},
+        provider::{self, BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider},
         work::{Limits, ProviderError},
     },
     wire::{IrdOrd, NegotiateResponse, Status},
@@ -52,8 +52,8 @@ impl Provider for Watched {
         self.provider.limits()
     }
 
-    fn is_iwarp(&self) -> bool {
-        self.provider.is_iwarp()
+    fn negotiates_read_depths(&self) -> bool {
+        self.provider.negotiates_read_depths()
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -63,35 +63,35 @@ impl Provider for Watched {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn provider::Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn provider::ProviderListener>, ProviderError>> {
         Box::pin(async move {
             let listener = self.provider.listen(address).await?;
             let seen = self.seen.clone();
-            Ok(Box::new(WatchedListener { listener, seen }) as Box<dyn provider::Listener>)
+            Ok(Box::new(WatchedListener { listener, seen }) as Box<dyn provider::ProviderListener>)
         })
     }
 }
 
 #[derive(Debug)]
 struct WatchedListener {
-    listener: Box<dyn provider::Listener>,
+    listener: Box<dyn provider::ProviderListener>,
     seen: Seen,
 }
 
-impl provider::Listener for WatchedListener {
+impl provider::ProviderListener for WatchedListener {
     fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
     }
 
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(async move {
             let incoming = self.listener.accept().await?;
-            let (accept, seen) = (incoming.answer, self.seen.clone());
-            Ok(Incoming {
-                answer: Box::new(move |answer| {
+            let (accept, seen) = (incoming.accept, self.seen.clone());
+            Ok(IncomingRequest {
+                accept: Box::new(move |request| {
                     Box::pin(async move {
-                        let said = answer.private_data.clone();
-                        let connected = accept(answer).await?;
+                        let said = request.private_data.clone();
+                        let connected = accept(request).await?;
                         let reads = connected.queue_pair.limits().max_outbound_reads;
                         seen.lock().unwrap().push((said, reads));
                         Ok(connected)

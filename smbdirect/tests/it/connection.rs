@@ -11,8 +11,8 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, ConnectError, Connection, ConnectionError, Listener, MemoryRegion, Message,
-    SendError, Settings, TransferFault, TrySendError,
+    Access, Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener,
+    MemoryRegion, Message, SendError, Settings, TransferFault, TrySendError,
     engine::{Expired, Initiator, Policy},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -39,7 +39,7 @@ struct Pair {
 async fn pair_with(provider: Arc<dyn Provider>, client: Settings, server: Settings) -> Pair {
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let server_config = Config::new(server).unwrap();
-    let mut listener = Listener::bind(provider.clone(), address, server_config)
+    let mut listener = Listener::bind(&*provider, address, server_config)
         .await
         .unwrap();
     let address = listener.local_address();
@@ -101,6 +101,7 @@ over_every_provider! {
     send_many_and_recv_many_act_as_single_calls
     busy_poll_receives_messages_and_can_time_out
     connect_returns_what_failed
+    each_peer_is_refused_or_accepted_with_settings
     the_acceptor_may_speak_first
     smallest_credits_and_sizes_allow_traffic_both_ways
     reads_writes_and_invalidation
@@ -221,6 +222,46 @@ async fn busy_poll_receives_messages_and_can_time_out(provider: Arc<dyn Provider
     within(echo).await.unwrap();
 }
 
+/// The owner of an `IncomingListener` refuses a peer, drops one, and accepts one with its own settings.
+async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provider>) {
+    let address = "127.0.0.1:0".parse().unwrap();
+    let mut listener = IncomingListener::bind(&*provider, address).await.unwrap();
+    let address = listener.local_address();
+    for refuses in [true, false] {
+        let deciding = async {
+            let incoming = listener.accept().await.unwrap();
+            assert!(incoming.remote_address().ip().is_loopback());
+            match refuses {
+                true => incoming.refuse(),
+                false => drop(incoming),
+            }
+        };
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (result, ()) = within(async { tokio::join!(connecting, deciding) }).await;
+        let Err(ConnectError::Provider(error)) = result else {
+            panic!("a refused peer got a connection");
+        };
+        assert_eq!(error.kind, ProviderErrorKind::Refused);
+    }
+    for max_read_write_size in [1 << 20, 2 << 20] {
+        let config = Config::new(Settings {
+            max_read_write_size,
+            ..Settings::default()
+        });
+        let accepting = async {
+            let incoming = listener.accept().await.unwrap();
+            incoming.accept(config.unwrap()).await
+        };
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (client, server) = within(async { tokio::join!(connecting, accepting) }).await;
+        let (client, server) = (client.unwrap(), server.unwrap());
+        assert_eq!(client.negotiated().max_read_write_size, max_read_write_size);
+        within(client.send("message").unwrap()).await.unwrap();
+        let message = within(server.recv()).await.unwrap();
+        assert_eq!(message.into_bytes(), "message");
+    }
+}
+
 //= SMBD-3.1.4.1-08 test
 //= SMBD-3.1.4.1-10 test
 async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
@@ -233,9 +274,7 @@ async fn connect_returns_what_failed(provider: Arc<dyn Provider>) {
     };
     let address = "127.0.0.1:0".parse().unwrap();
     let refusing = Config::new(refusing).unwrap();
-    let listener = Listener::bind(provider.clone(), address, refusing)
-        .await
-        .unwrap();
+    let listener = Listener::bind(&*provider, address, refusing).await.unwrap();
     let address = listener.local_address();
     let large = Config::new(Settings {
         max_send_size: 8137,
@@ -327,7 +366,7 @@ async fn reads_writes_and_invalidation(provider: Arc<dyn Provider>) {
         .await
         .unwrap();
     assert_eq!(read, data);
-    let writing = server.write(data.clone(), &[sink.descriptor()], 0);
+    let writing = server.write(&[sink.descriptor()], 0, data.clone());
     drop(server.send_and_invalidate("done", sink.token()).unwrap());
     let done = within(client.recv()).await.unwrap();
     assert_eq!(done.invalidated_token(), Some(sink.token()));
@@ -511,7 +550,7 @@ async fn submitted_messages_leave_although_the_inbox_is_full(provider: Arc<dyn P
 
 async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(provider.clone(), address, Config::default())
+    let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
     let address = listener.local_address();
@@ -745,7 +784,7 @@ async fn mpa_revision_1_client_keeps_to_the_read_depth_it_received() {
     });
     let address = "127.0.0.1:0".parse().unwrap();
     let config = Config::default();
-    let mut listener = Listener::bind(Arc::new(shallow), address, config.clone())
+    let mut listener = Listener::bind(&shallow, address, config.clone())
         .await
         .unwrap();
     let address = listener.local_address();
@@ -777,7 +816,7 @@ async fn mpa_revision_1_peer_receives_the_read_depths() {
     const REFUSED: u8 = 0x60;
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(provider, address, Config::default())
+    let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
     for (private_data, flags, answer) in [
@@ -822,7 +861,7 @@ async fn read_depth_of_zero_is_announced_as_one() {
         ..IwarpConfig::default()
     }));
     let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(provider, address, Config::default())
+    let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
     let mut peer = tokio::net::TcpStream::connect(listener.local_address())
@@ -841,7 +880,7 @@ async fn read_depth_of_zero_is_announced_as_one() {
 async fn mpa_revision_2_peer_receives_no_read_depths_in_private_data() {
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(provider, address, Config::default())
+    let listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
     for private_data in [[0; 8], [0, 0, 0, 16, 0, 0, 0, 16]] {
@@ -893,7 +932,7 @@ async fn a_peer_that_does_not_negotiate_is_never_accepted() {
     let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
     let address = "127.0.0.1:0".parse().unwrap();
     let config = Config::default();
-    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+    let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
     let address = listener.local_address();
@@ -926,7 +965,7 @@ fn messages_leave_while_the_driver_task_cannot_run() {
         runtime().block_on(async move {
             let provider = Arc::new(Iwarp::new(IwarpConfig::default()));
             let address = "127.0.0.1:0".parse().unwrap();
-            let listener = Listener::bind(provider, address, Config::default());
+            let listener = Listener::bind(&*provider, address, Config::default());
             let mut listener = listener.await.unwrap();
             tell.send(listener.local_address()).unwrap();
             let server = within(listener.accept()).await.unwrap();

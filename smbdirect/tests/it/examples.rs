@@ -4,9 +4,18 @@
 #[path = "../../examples/tdi_echo.rs"]
 mod tdi_echo;
 
+#[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../examples/event_loop.rs"]
+mod event_loop;
+
 use std::time::Duration;
 
 use tokio::time::timeout;
+
+#[test]
+fn event_loop() {
+    event_loop::run().expect("it succeeds");
+}
 
 #[tokio::test]
 async fn tdi_echo() {

@@ -6,8 +6,8 @@ use std::{future::poll_fn, io::ErrorKind, net::SocketAddr, time::Duration};
 use bytes::Bytes;
 use crc::{CRC_32_ISCSI, Crc};
 use smbdirect::rdma::{
-    iwarp::{Iwarp, IwarpConfig, MpaCrc, Rtr},
-    provider::{Answer, ConnectRequest, Connected, Provider},
+    iwarp::{Iwarp, IwarpConfig, IwarpTuning, MpaCrc, Rtr},
+    provider::{AcceptRequest, ConnectRequest, Connected, Provider},
     work::{Completion, Inline, ProviderError, ProviderErrorKind, WorkId, WorkRequest},
 };
 use smbdirect_test::within;
@@ -675,12 +675,12 @@ async fn a_responder_answers_every_valid_request_and_waits_for_the_first_fpdu() 
         assert_eq!(incoming.private_data, case.told, "{what}");
         let enhanced = case.request[16] & S != 0 && case.request[17] == 2;
         assert_eq!(incoming.knows_read_depths, enhanced, "{what}");
-        let answer = Answer {
+        let answer = AcceptRequest {
             private_data: Bytes::from_static(case.says),
             receive: receive(1),
             peer_serves_reads: None,
         };
-        let mut connected = within((incoming.answer)(answer)).await.expect(what);
+        let mut connected = within((incoming.accept)(answer)).await.expect(what);
         heard(&mut peer, case.reply, what).await;
 
         // Posted work waits for the first FPDU of the peer.
@@ -831,7 +831,10 @@ async fn startup_probes_are_few_and_not_for_every_peer() {
     let ours = reply(S, 2, &[b"\0\x01\0\x08", PEER_SIGNATURE]);
     for (reply, startup_probe, expected) in [(&siw, true, 3), (&siw, false, 0), (&ours, true, 0)] {
         let config = IwarpConfig {
-            startup_probe,
+            tuning: IwarpTuning {
+                startup_probe,
+                ..IwarpTuning::default()
+            },
             close_timeout: Duration::from_millis(1),
             ..IwarpConfig::default()
         };

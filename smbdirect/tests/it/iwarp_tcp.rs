@@ -11,13 +11,14 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     Direction,
     iwarp::{
-        Iwarp, IwarpConfig, MpaCrc, Tap,
+        Iwarp, IwarpConfig, IwarpTuning, MpaCrc, Tap,
         ddp::{Header, Tagged, Untagged},
         mpa::{Enhanced, Fpdu, FrameKind, StartupError, StartupFrame},
         rdmap::{Opcode, ReadRequest, Terminate, TerminateCode},
     },
     provider::{
-        Answer, ConnectRequest, Connected, Incoming, Listener, Provider, QueuePair, Teardown,
+        AcceptRequest, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
+        QueuePair, Teardown,
     },
     work::{
         Access, Completion, Disconnect, Inline, ProviderError, ProviderErrorKind, RemoteAddress,
@@ -58,19 +59,19 @@ fn request(address: SocketAddr) -> ConnectRequest {
     }
 }
 
-fn answer() -> Answer {
-    Answer {
+fn answer() -> AcceptRequest {
+    AcceptRequest {
         private_data: Bytes::from_static(b"welcome"),
         receive: receive(1),
         peer_serves_reads: None,
     }
 }
 
-async fn listen(config: IwarpConfig) -> Box<dyn Listener> {
+async fn listen(config: IwarpConfig) -> Box<dyn ProviderListener> {
     Iwarp::new(config).listen(HERE).await.unwrap()
 }
 
-async fn incoming(listener: &mut dyn Listener) -> Incoming {
+async fn incoming(listener: &mut dyn ProviderListener) -> IncomingRequest {
     let incoming = timeout(Duration::from_secs(20), listener.accept()).await;
     incoming.expect("a request in time").unwrap()
 }
@@ -82,7 +83,7 @@ async fn pair(initiator: IwarpConfig, responder: IwarpConfig) -> (Connected, Con
     let provider = Iwarp::new(initiator);
     let (one, other) = tokio::join!(provider.connect(request(address)), async {
         let incoming = incoming(&mut *listener).await;
-        (incoming.answer)(answer()).await
+        (incoming.accept)(answer()).await
     });
     (one.unwrap(), other.unwrap())
 }
@@ -264,7 +265,10 @@ async fn large_transfers_both_ways() {
     ] {
         let config = IwarpConfig {
             crc,
-            max_fpdu,
+            tuning: IwarpTuning {
+                max_fpdu,
+                ..IwarpTuning::default()
+            },
             ..IwarpConfig::default()
         };
         let (mut one, mut other) = pair(config.clone(), config).await;
@@ -338,7 +342,7 @@ async fn a_dropped_request_is_refused_and_the_listener_continues() {
     let provider = Iwarp::default();
     let (connected, other) = tokio::join!(provider.connect(request(address)), async {
         let incoming = incoming(&mut *listener).await;
-        (incoming.answer)(answer()).await
+        (incoming.accept)(answer()).await
     });
     greet(&mut connected.unwrap(), &mut other.unwrap()).await;
     drop(listener);
@@ -426,7 +430,7 @@ async fn bad_and_silent_peers_do_not_delay_others() {
     for _ in 0..2 {
         let (one, other) = tokio::join!(provider.connect(request(address)), async {
             let incoming = incoming(&mut *listener).await;
-            (incoming.answer)(answer()).await
+            (incoming.accept)(answer()).await
         });
         greet(&mut one.unwrap(), &mut other.unwrap()).await;
         silent.push(say(address, b"").await);
@@ -685,7 +689,7 @@ async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream
     let mut listener = listen(config).await;
     let mut stream = say(listener.local_address(), &bytes_of(frame)).await;
     let incoming = incoming(&mut *listener).await;
-    let connected = (incoming.answer)(answer()).await.unwrap();
+    let connected = (incoming.accept)(answer()).await.unwrap();
     let mut bytes = [0; 20];
     stream.read_exact(&mut bytes).await.unwrap();
     let length = u16::from_be_bytes([bytes[18], bytes[19]]);
@@ -840,8 +844,11 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
         let config = IwarpConfig {
             revision,
             crc,
-            max_fpdu,
-            fpdu_per_segment,
+            tuning: IwarpTuning {
+                max_fpdu,
+                fpdu_per_segment,
+                ..IwarpTuning::default()
+            },
             tap: Some(tap.clone()),
             ..IwarpConfig::default()
         };
@@ -884,7 +891,10 @@ async fn with_crcs_and_another_peer_each_fpdu_is_a_write() {
     };
     let config = IwarpConfig {
         tap: Some(tap.clone()),
-        max_fpdu: Some(65536),
+        tuning: IwarpTuning {
+            max_fpdu: Some(65536),
+            ..IwarpTuning::default()
+        },
         ..IwarpConfig::default()
     };
     let (mut peer, mut connected) = accept_by_hand(config, &frame).await;
@@ -972,7 +982,7 @@ async fn an_ipv4_peer_of_an_ipv6_listener_has_its_ipv4_address() {
     let (one, other) = tokio::join!(connecting, async {
         let incoming = incoming(&mut *listener).await;
         assert_eq!(incoming.remote_address.ip(), HERE.ip());
-        (incoming.answer)(answer()).await.unwrap()
+        (incoming.accept)(answer()).await.unwrap()
     });
     let one = one.unwrap();
     assert_eq!(other.remote_address, one.local_address);
@@ -1010,7 +1020,10 @@ async fn read_data_in_small_pieces_is_collected() {
     let tap = Arc::new(Recorder::default());
     let config = IwarpConfig {
         tap: Some(tap.clone()),
-        startup_probe: false,
+        tuning: IwarpTuning {
+            startup_probe: false,
+            ..IwarpTuning::default()
+        },
         ..IwarpConfig::default()
     };
     let (connected, mut peer) =

@@ -56,7 +56,7 @@ impl Provider for Refusing {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn provider::Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn provider::ProviderListener>, ProviderError>> {
         self.inner.listen(address)
     }
 }
@@ -128,7 +128,7 @@ async fn pair() -> (Connection, Connection, Registered, Listener) {
     });
     let address = "127.0.0.1:0".parse().unwrap();
     let config = Config::default();
-    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+    let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
     let (client, server) = tokio::join!(

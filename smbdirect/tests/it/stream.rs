@@ -24,7 +24,7 @@ async fn stream() -> (UnixStream, Connection) {
 async fn stream_with(config: Config) -> (UnixStream, Connection) {
     let provider = Arc::new(Loopback::new());
     let address = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(provider.clone(), address, Config::default())
+    let mut listener = Listener::bind(&*provider, address, Config::default())
         .await
         .unwrap();
     let address = listener.local_address();

@@ -106,7 +106,7 @@ async fn user(connection: Connection, end: usize, memory: Memory, mut random: Rn
                 }
             }
             9 if !theirs.is_empty() => {
-                let writing = connection.write(vec![9; length].into(), &theirs[..1], 0);
+                let writing = connection.write(&theirs[..1], 0, vec![9; length].into());
                 drop(perhaps(&mut random, writing).await);
             }
             10 => drop(perhaps(&mut random, connection.closed()).await),
@@ -130,7 +130,7 @@ async fn run_seed(provider: Arc<dyn Provider>, seed: u64) {
     })
     .unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+    let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
     let address = listener.local_address();

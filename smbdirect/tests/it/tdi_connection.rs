@@ -33,7 +33,7 @@ async fn pair(provider: Arc<dyn Provider>) -> Pair {
     };
     let config = Config::new(settings).unwrap();
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let mut listener = Listener::bind(provider.clone(), address, config.clone())
+    let mut listener = Listener::bind(&*provider, address, config.clone())
         .await
         .unwrap();
     let address = listener.local_address();

@@ -113,7 +113,7 @@ async fn answers(mut server: End, number: u64) {
                 read_answer(id, &data, 0)
             }
             (READ, _) => {
-                drop(server.connection().write(data.into(), &memory, 0));
+                drop(server.connection().write(&memory, 0, data.into()));
                 read_answer(id, &[], length)
             }
             (_, 0) => {

@@ -183,7 +183,7 @@ async fn unexpected_answer_is_ignored() {
 type Fault = fn(&Connection, &[BufferDescriptorV1]);
 
 fn write(server: &Connection, to: BufferDescriptorV1, length: usize) {
-    drop(server.write(Bytes::from(vec![7; length]), &[to], 0));
+    drop(server.write(&[to], 0, Bytes::from(vec![7; length])));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -276,7 +276,7 @@ async fn a_server_that_writes_after_its_answer_ends_its_connection() {
     client.send(&read(5, 0, 20_000, 0, &[])).await;
     let (_, memory) = described(&server.receive().await.unwrap());
     let data = noise(20_000, 1);
-    drop(server.connection().write(data.clone().into(), &memory, 0));
+    drop(server.connection().write(&memory, 0, data.clone().into()));
     server.send(&read_answer(5, &[], 20_000)).await;
     assert!(client.receive().await == Some(read_answer(5, &data, 0)));
     write(server.connection(), memory[0], 20_000);

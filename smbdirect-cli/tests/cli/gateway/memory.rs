@@ -122,7 +122,7 @@ async fn ten_thousand_reads_wait_for_a_server_that_answers_late() {
                 let answer = match &*server {
                     End::SmbDirect(connection) => {
                         let (_, memory) = described(request);
-                        drop(connection.write(data.clone().into(), &memory, 0));
+                        drop(connection.write(&memory, 0, data.clone().into()));
                         placed(id, data.len())
                     }
                     End::Tcp(_) => read_answer(id, &data, 0),
@@ -167,7 +167,7 @@ async fn serve_reads(
                 let request = request.into_bytes();
                 let (channel, memory) = described(&request);
                 assert_eq!(channel, V1_INVALIDATE);
-                drop(server.write(data.clone(), &memory, 0));
+                drop(server.write(&memory, 0, data.clone()));
                 ids.push(u64_at(&request, 24));
                 waiting.fetch_add(1, Relaxed);
             }
@@ -322,7 +322,7 @@ async fn reads_and_writes(client: &mut End, server: &mut End, id: u64) {
     let answer = match &*server {
         End::SmbDirect(connection) => {
             let (_, memory) = described(&asked.unwrap());
-            drop(connection.write(data.clone().into(), &memory, 0));
+            drop(connection.write(&memory, 0, data.clone().into()));
             placed(id, SIZE as usize)
         }
         End::Tcp(_) => read_answer(id, &data, 0),

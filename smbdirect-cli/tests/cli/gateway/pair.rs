@@ -42,7 +42,7 @@ async fn serve(server: &mut End, data: &[u8], invalidates: bool) {
         }
         (READ, _) => {
             assert_eq!(request, read_by_rdma(id, id, length, &memory));
-            drop(connection.write(Bytes::copy_from_slice(data), &memory, 0));
+            drop(connection.write(&memory, 0, Bytes::copy_from_slice(data)));
             read_answer(id, &[], length)
         }
         (_, 0) => {

@@ -130,7 +130,7 @@ async fn reads_and_writes_move_their_data_through_the_gateways_memory() {
             client.send(&read(id, 0, size as u32, 0, &[])).await;
             let (_, memory) = described(&server.receive().await.unwrap());
             let connection = server.connection();
-            let writing = connection.write(Bytes::from(data.clone()), &memory, 0);
+            let writing = connection.write(&memory, 0, Bytes::from(data.clone()));
             reply(connection, placed(id, size), &memory, invalidates);
             soon(writing).await.unwrap();
             let answered = client.receive().await;
@@ -192,7 +192,7 @@ async fn short_and_inline_answers_and_errors_reach_the_client() {
             let connection = server.connection();
             submit(connection, interim(READ, id));
             assert_eq!(client.receive().await, Some(interim(READ, id)));
-            let writing = connection.write(Bytes::copy_from_slice(&data[..length]), &memory, 0);
+            let writing = connection.write(&memory, 0, Bytes::copy_from_slice(&data[..length]));
             reply(connection, answer, &memory, invalidates);
             soon(writing).await.unwrap();
             assert!(client.receive().await == Some(expected), "{id}");
@@ -292,7 +292,7 @@ async fn serve(mut server: End, data: Vec<Vec<u8>>, mut random: Rng) -> End {
         assert_eq!(by_rdma, data.len() >= THRESHOLD);
         let answer = match (u16_at(&request, 12), by_rdma) {
             (READ, true) => {
-                drop(connection.write(data.clone().into(), &memory, 0));
+                drop(connection.write(&memory, 0, data.clone().into()));
                 placed(id, data.len())
             }
             (READ, false) => read_answer(id, data, 0),
@@ -364,7 +364,7 @@ async fn a_client_sees_nothing_of_another_clients_data() {
         drop(
             ones_server
                 .connection()
-                .write(secret.clone().into(), &memory, 0),
+                .write(&memory, 0, secret.clone().into()),
         );
         ones_server.send(&placed(id, SIZE)).await;
         assert!(one.receive().await == Some(read_answer(id, &secret, 0)));

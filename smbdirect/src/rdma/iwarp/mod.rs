@@ -47,4 +47,4 @@ pub use send_buffer::SendBuffer;
 pub use startup::{MpaCrc, Rtr};
 pub use stream::Stream;
 #[cfg(feature = "tokio")]
-pub use tcp::{Iwarp, IwarpConfig, Tap};
+pub use tcp::{Iwarp, IwarpConfig, IwarpTuning, Tap};

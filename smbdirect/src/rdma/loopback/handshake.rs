@@ -16,7 +16,7 @@ use super::{
     queue_pair::LoopbackQueuePair,
 };
 use crate::rdma::{
-    provider::{Answer, Connected, Incoming, QueuePair},
+    provider::{AcceptRequest, Connected, IncomingRequest, QueuePair},
     work::{Limits, ProviderError, ProviderErrorKind, WorkRequest},
 };
 
@@ -33,17 +33,17 @@ pub(super) struct Request {
 
 impl Request {
     /// Converts the request for the owner of a listener with `limits`.
-    pub(super) fn into_incoming(mut self, limits: Limits) -> Incoming {
-        Incoming {
+    pub(super) fn into_incoming(mut self, limits: Limits) -> IncomingRequest {
+        IncomingRequest {
             remote_address: self.from,
             private_data: mem::take(&mut self.private_data),
             knows_read_depths: true,
-            answer: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),
+            accept: Box::new(move |answer| Box::pin(async move { self.accept(answer, limits) })),
         }
     }
 
     /// Connects both ends and returns the accepting one.
-    fn accept(self, answer: Answer, limits: Limits) -> Result<Connected, ProviderError> {
+    fn accept(self, answer: AcceptRequest, limits: Limits) -> Result<Connected, ProviderError> {
         check_private_data(&answer.private_data)?;
         let mut ours = common_limits(limits, self.limits);
         if let Some(served) = answer.peer_serves_reads {

@@ -10,7 +10,7 @@ use std::{
 
 use super::{handshake::Request, lock::lock};
 use crate::rdma::{
-    provider::{BoxFuture, Incoming, Listener},
+    provider::{BoxFuture, IncomingRequest, ProviderListener},
     work::{Limits, ProviderError, ProviderErrorKind},
 };
 
@@ -90,12 +90,12 @@ pub(super) struct LoopbackListener {
     pub(super) addresses: Arc<Mutex<AddressSpace>>,
 }
 
-impl Listener for LoopbackListener {
+impl ProviderListener for LoopbackListener {
     fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(poll_fn(|context| {
             let mut addresses = lock(&self.addresses);
             let Some(backlog) = addresses.listeners.get_mut(&self.address) else {

@@ -11,7 +11,7 @@ use super::{
     lock::{lock, wake},
 };
 use crate::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
     work::{Limits, ProviderError},
 };
 
@@ -125,14 +125,14 @@ impl Provider for Loopback {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
         Box::pin(async move {
             let address = lock(&self.addresses).open(address, self.config.backlog)?;
             Ok(Box::new(LoopbackListener {
                 address,
                 limits: self.config.limits,
                 addresses: Arc::clone(&self.addresses),
-            }) as Box<dyn Listener>)
+            }) as Box<dyn ProviderListener>)
         })
     }
 }

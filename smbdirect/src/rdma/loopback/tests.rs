@@ -17,7 +17,7 @@ use super::{
     Loopback, LoopbackConfig, queue_pair::LoopbackQueuePair, staging::ZERO_COPY_THRESHOLD_BYTES,
 };
 use crate::rdma::{
-    provider::{Answer, BoxFuture, ConnectRequest, Provider, QueuePair},
+    provider::{AcceptRequest, BoxFuture, ConnectRequest, Provider, QueuePair},
     work::{
         Completion, Disconnect, Inline, ProviderError, ProviderErrorKind, Token, WorkId,
         WorkRequest,
@@ -71,8 +71,8 @@ fn send(id: u64, payload: &'static str) -> WorkRequest {
     }
 }
 
-fn answer(peer_serves_reads: Option<u32>) -> Answer {
-    Answer {
+fn answer(peer_serves_reads: Option<u32>) -> AcceptRequest {
+    AcceptRequest {
         private_data: Bytes::new(),
         receive: receive(0),
         peer_serves_reads,
@@ -93,7 +93,7 @@ fn pair(
     let mut connect = active.connect(request(listener.local_address()));
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
-    let passive = now((incoming.answer)(answer(peer_serves_reads))).unwrap();
+    let passive = now((incoming.accept)(answer(peer_serves_reads))).unwrap();
     [now(connect).unwrap().queue_pair, passive.queue_pair]
 }
 
@@ -162,7 +162,7 @@ fn accepting_a_withdrawn_request_fails() {
     assert!(waits(&mut connect));
     let incoming = now(listener.accept()).unwrap();
     drop(connect);
-    let connected = now((incoming.answer)(answer(None)));
+    let connected = now((incoming.accept)(answer(None)));
     assert_eq!(kind(connected), ProviderErrorKind::Reset);
 }
 

@@ -18,7 +18,7 @@ use super::{
     endpoint::{Endpoint, EndpointContext, Shared},
 };
 use crate::{
-    rdma::provider::Incoming,
+    incoming::Incoming,
     tdi::{
         device::Device,
         port::{OfferTarget, Port},
@@ -244,7 +244,7 @@ impl<C: EndpointContext> AddressShared<C> {
         };
         let address = Address { handle };
         let offer = Offer {
-            remote_address: incoming.remote_address,
+            remote_address: incoming.remote_address(),
         };
         match catch_unwind(AssertUnwindSafe(|| client.connect(&address, &offer))) {
             Ok(ConnectAnswer::Accept(endpoint)) => {
@@ -292,14 +292,14 @@ impl<C: EndpointContext> OfferTarget for AddressShared<C> {
             return Some(incoming);
         }
         //= TDI-CONN-06
-        while let Some(listen) = self.take_listen(incoming.remote_address) {
+        while let Some(listen) = self.take_listen(incoming.remote_address()) {
             let Some(endpoint) = listen.endpoint.upgrade().map(Endpoint::from_shared) else {
                 continue;
             };
             match endpoint.offer(&listen, incoming) {
-                Ok(()) => return None,
+                None => return None,
                 // The listen was cancelled.
-                Err(back) => incoming = back,
+                Some(back) => incoming = back,
             }
         }
         match self.client() {

@@ -218,7 +218,7 @@ impl<C: EndpointContext> Endpoint<C> {
     pub fn remote_address(&self) -> Result<SocketAddr, Status> {
         let state = self.lock();
         match (&state.phase, &state.session) {
-            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_address),
+            (Phase::Offered(incoming, _), _) => Ok(incoming.remote_address()),
             (Phase::Connected | Phase::Releasing, Some(session)) => {
                 Ok(session.connection.remote_address())
             }

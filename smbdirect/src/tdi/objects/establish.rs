@@ -18,11 +18,8 @@ use super::{
 use crate::{
     connection::{ConnectError, Connection},
     engine::ConnectionError,
-    listener::{AcceptError, accept_incoming},
-    rdma::{
-        provider::{Incoming, connection_span},
-        work::{ProviderError, ProviderErrorKind},
-    },
+    incoming::{AcceptError, Incoming},
+    rdma::work::{ProviderError, ProviderErrorKind},
     tdi::{
         cause::Cause,
         device::TransportSettings,
@@ -36,11 +33,7 @@ use crate::{
 
 impl<C: EndpointContext> Endpoint<C> {
     /// Offers a peer to a listen of this endpoint. Returns the offer if the listen is over.
-    pub(crate) fn offer(
-        &self,
-        listen: &PendingListen<C>,
-        incoming: Incoming,
-    ) -> Result<(), Incoming> {
+    pub(crate) fn offer(&self, listen: &PendingListen<C>, incoming: Incoming) -> Option<Incoming> {
         let &PendingListen {
             attempt,
             remote,
@@ -49,13 +42,13 @@ impl<C: EndpointContext> Endpoint<C> {
         } = listen;
         let mut state = self.lock();
         if state.attempt != attempt {
-            return Err(incoming);
+            return Some(incoming);
         }
         let completer = match std::mem::replace(&mut state.phase, Phase::Associated) {
             Phase::Listening(completer) => completer,
             phase => {
                 state.phase = phase;
-                return Err(incoming);
+                return Some(incoming);
             }
         };
         if query_accept {
@@ -66,14 +59,14 @@ impl<C: EndpointContext> Endpoint<C> {
             state.phase = Phase::Offered(incoming, Timer(timer.abort_handle()));
             drop(state);
             complete(Some(completer), Ok(()));
-            return Ok(());
+            return None;
         }
         let task = tokio::spawn(accept(self.downgrade(), attempt, incoming)).abort_handle();
         state.phase = Phase::Accepting(Attempt {
             listen: Some(remote),
             ..Attempt::new(Some(completer), task)
         });
-        Ok(())
+        None
     }
 
     /// Accepts a peer for which the connect handler has returned this endpoint.
@@ -214,7 +207,7 @@ pub(super) async fn accept<C: EndpointContext>(
     attempt: u64,
     incoming: Incoming,
 ) {
-    let span = connection_span(incoming.remote_address);
+    let span = incoming.span().clone();
     accept_in_span(endpoint, attempt, incoming)
         .instrument(span)
         .await;
@@ -229,9 +222,9 @@ async fn accept_in_span<C: EndpointContext>(
         return;
     };
     let config = device.settings.config.clone();
-    let result = accept_incoming(&*device.provider, incoming, config).await;
+    let result = incoming.accept(config).await;
     let result = result.map_err(|error| match error {
-        AcceptError::TooLate | AcceptError::Negotiation(ConnectionError::TimedOut(_)) => {
+        AcceptError::TimedOut | AcceptError::Negotiation(ConnectionError::TimedOut(_)) => {
             Status::IO_TIMEOUT
         }
         _ => Status::CONNECTION_ABORTED,

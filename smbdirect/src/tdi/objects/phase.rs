@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use tokio::task::AbortHandle;
 
 use crate::{
-    rdma::provider::Incoming,
+    incoming::Incoming,
     tdi::{
         pending::{Completer, complete},
         state::EndpointState,

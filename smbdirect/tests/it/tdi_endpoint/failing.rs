@@ -6,7 +6,9 @@ use std::{sync::Arc, time::Duration};
 use bytes::BytesMut;
 use smbdirect::{
     rdma::{
-        provider::{BoxFuture, ConnectRequest, Connected, Incoming, Listener, Provider},
+        provider::{
+            BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
+        },
         work::{Limits, ProviderError, ProviderErrorKind},
     },
     tdi::{
@@ -298,7 +300,7 @@ struct Failing {
 
 #[derive(Debug)]
 struct FailingListener {
-    below: Box<dyn Listener>,
+    below: Box<dyn ProviderListener>,
     failure: Arc<Notify>,
 }
 
@@ -322,21 +324,21 @@ impl Provider for Failing {
     fn listen(
         &self,
         address: std::net::SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
         Box::pin(async move {
             let below = self.below.listen(address).await?;
             let failure = self.failure.clone();
-            Ok(Box::new(FailingListener { below, failure }) as Box<dyn Listener>)
+            Ok(Box::new(FailingListener { below, failure }) as Box<dyn ProviderListener>)
         })
     }
 }
 
-impl Listener for FailingListener {
+impl ProviderListener for FailingListener {
     fn local_address(&self) -> std::net::SocketAddr {
         self.below.local_address()
     }
 
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(async move {
             tokio::select! {
                 incoming = self.below.accept() => incoming,

@@ -39,34 +39,57 @@ pub struct IwarpConfig {
     /// The most peers of one listener that may have connected without having sent their Request.
     /// Further connections wait in the backlog of the operating system.
     pub max_half_open: usize,
+    /// The settings for a particular network or peer.
+    pub tuning: IwarpTuning,
+    /// An observer of all bytes of all connections.
+    pub tap: Option<Arc<dyn Tap>>,
+}
+
+/// The settings of [`IwarpConfig`] that tune the provider for a network or a peer. The defaults suit all known
+/// peers; change one only after a measurement.
+#[derive(Clone, Debug)]
+pub struct IwarpTuning {
     /// The longest FPDU to send, in bytes, for peers that accept FPDUs longer than a TCP segment;
     /// at most 65536. `None` uses 65536 towards a peer that is this library, and the size of a TCP
-    /// segment towards any other peer, because network cards may require that.
+    /// segment towards any other peer, because network cards may require that. The default is
+    /// `None`.
     pub max_fpdu: Option<u32>,
     /// Whether each FPDU is sent as a TCP segment of its own, regardless of `max_fpdu`. `None`
     /// enables it where CRCs are on and the peer is not known to be this library: Linux siw
     /// reports a broken FPDU if the CRC is split between two segments. This requires Linux on
-    /// this end, and a path whose segment size does not shrink while FPDUs are in flight.
+    /// this end, and a path whose segment size does not shrink while FPDUs are in flight. The
+    /// default is `None`.
     pub fpdu_per_segment: Option<bool>,
     /// Whether an initiator whose first FPDUs are not answered sends up to three RDMA Writes of
     /// length 0 within the first second, unless the peer is known to be this library. Linux siw
-    /// may overlook the first FPDU until more bytes arrive.
+    /// may overlook the first FPDU until more bytes arrive. The default is true.
     pub startup_probe: bool,
     /// How long a queue pair spins for more bytes before it sleeps, once at least 16 KiB have
     /// moved since its last sleep. Zero disables spinning.
     ///
     /// Spinning costs CPU time. Each spin that finds nothing makes the next one rarer, down to one
     /// in 64 opportunities. A wake-up takes microseconds on bare metal, and about a hundred times
-    /// as long in some virtual machines.
+    /// as long in some virtual machines. The default is 100 µs.
     pub spin_window: Duration,
     /// The TCP congestion control algorithm, by the operating system's name for it; `None` keeps
     /// the system's default. Only Linux and FreeBSD support the choice. `connect` and `listen` fail
-    /// if the algorithm is missing or not permitted.
+    /// if the algorithm is missing or not permitted. The default is `None`.
     pub congestion_control: Option<String>,
-    /// The size of the operating system's send buffer.
+    /// The size of the operating system's send buffer. The default is [`SendBuffer::Auto`].
     pub send_buffer: SendBuffer,
-    /// An observer of all bytes of all connections.
-    pub tap: Option<Arc<dyn Tap>>,
+}
+
+impl Default for IwarpTuning {
+    fn default() -> Self {
+        Self {
+            max_fpdu: None,
+            fpdu_per_segment: None,
+            startup_probe: true,
+            spin_window: Duration::from_micros(100),
+            congestion_control: None,
+            send_buffer: SendBuffer::Auto,
+        }
+    }
 }
 
 impl Default for IwarpConfig {
@@ -82,12 +105,7 @@ impl Default for IwarpConfig {
             accept_timeout: Duration::from_secs(5),
             close_timeout: Duration::from_secs(5),
             max_half_open: 64,
-            max_fpdu: None,
-            fpdu_per_segment: None,
-            startup_probe: true,
-            spin_window: Duration::from_micros(100),
-            congestion_control: None,
-            send_buffer: SendBuffer::Auto,
+            tuning: IwarpTuning::default(),
             tap: None,
         }
     }

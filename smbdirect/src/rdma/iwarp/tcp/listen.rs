@@ -22,7 +22,9 @@ use crate::rdma::{
         mpa::{FrameKind, StartupError, StartupFrame},
         startup::{rejection, split_signature},
     },
-    provider::{Answer, BoxFuture, Connected, Incoming, Listener, connection_span},
+    provider::{
+        AcceptRequest, BoxFuture, Connected, IncomingRequest, ProviderListener, connection_span,
+    },
     work::{ProviderError, ProviderErrorKind},
 };
 
@@ -30,16 +32,16 @@ use crate::rdma::{
 #[derive(Debug)]
 pub(super) struct IwarpListener {
     pub(super) local_address: SocketAddr,
-    pub(super) incoming: mpsc::Receiver<Incoming>,
+    pub(super) incoming: mpsc::Receiver<IncomingRequest>,
     pub(super) task: AbortHandle,
 }
 
-impl Listener for IwarpListener {
+impl ProviderListener for IwarpListener {
     fn local_address(&self) -> SocketAddr {
         self.local_address
     }
 
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(async move {
             self.incoming.recv().await.ok_or_else(|| {
                 ProviderError::new(ProviderErrorKind::Local, "the listener has stopped")
@@ -58,7 +60,7 @@ impl Drop for IwarpListener {
 pub(super) async fn accept_all(
     listener: TcpListener,
     config: Arc<IwarpConfig>,
-    incoming: mpsc::Sender<Incoming>,
+    incoming: mpsc::Sender<IncomingRequest>,
 ) {
     let mut half_open = JoinSet::new();
     // A peer that is refused after its Request was passed on holds a permit until it closes the
@@ -91,7 +93,7 @@ pub(super) async fn accept_all(
 async fn read_request(
     stream: TcpStream,
     config: Arc<IwarpConfig>,
-    incoming: mpsc::Sender<Incoming>,
+    incoming: mpsc::Sender<IncomingRequest>,
     drain_permits: Arc<Semaphore>,
 ) {
     let Ok(socket) = Socket::new(stream, &config) else {
@@ -131,11 +133,11 @@ async fn read_request(
         config,
         drain_permits,
     };
-    let request = Incoming {
+    let request = IncomingRequest {
         remote_address,
         private_data,
         knows_read_depths,
-        answer: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
+        accept: Box::new(move |answer| Box::pin(pending_reply.accept(answer))),
     };
     // If the listener is gone, the request is dropped here, which refuses the peer.
     let _ = incoming.send(request).await;
@@ -152,7 +154,7 @@ struct PendingReply {
 
 impl PendingReply {
     /// Sends the Reply and returns the connection.
-    async fn accept(mut self, answer: Answer) -> Result<Connected, ProviderError> {
+    async fn accept(mut self, answer: AcceptRequest) -> Result<Connected, ProviderError> {
         check_private_data(&answer.private_data)?;
         let socket = self.socket.take().expect("a peer is answered only once");
         let config = &self.config;

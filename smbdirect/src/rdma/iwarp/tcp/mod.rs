@@ -19,6 +19,6 @@ mod socket;
 mod tap;
 mod wait;
 
-pub use config::IwarpConfig;
+pub use config::{IwarpConfig, IwarpTuning};
 pub use provider::Iwarp;
 pub use tap::Tap;

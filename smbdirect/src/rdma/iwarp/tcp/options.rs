@@ -51,7 +51,7 @@ pub(super) fn new_socket(address: SocketAddr, config: &IwarpConfig) -> io::Resul
 /// with bbr, with a timer for every few segments.
 #[cfg(any(target_os = "linux", target_os = "freebsd"))]
 pub(super) fn set_congestion_control(socket: &impl AsFd, config: &IwarpConfig) -> io::Result<()> {
-    let Some(algorithm) = &config.congestion_control else {
+    let Some(algorithm) = &config.tuning.congestion_control else {
         return Ok(());
     };
     let socket = SockRef::from(socket);
@@ -66,7 +66,7 @@ pub(super) fn set_congestion_control(socket: &impl AsFd, config: &IwarpConfig) -
 /// Returns an error if a congestion control is configured, because this system offers no choice.
 #[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
 pub(super) fn set_congestion_control<S>(_: &S, config: &IwarpConfig) -> io::Result<()> {
-    match config.congestion_control {
+    match config.tuning.congestion_control {
         Some(_) => Err(io::ErrorKind::Unsupported.into()),
         None => Ok(()),
     }
@@ -87,6 +87,7 @@ mod tests {
     use socket2::SockRef;
 
     use super::*;
+    use crate::rdma::iwarp::IwarpTuning;
 
     // A connection that starts with bbr and changes to another algorithm keeps pacing.
     #[tokio::test]
@@ -97,7 +98,10 @@ mod tests {
         };
         // Every user may select this algorithm.
         let config = IwarpConfig {
-            congestion_control: Some("reno".into()),
+            tuning: IwarpTuning {
+                congestion_control: Some("reno".into()),
+                ..IwarpTuning::default()
+            },
             ..IwarpConfig::default()
         };
         let any = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::rdma::{
     iwarp::stream::Stream,
-    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
     work::{Limits, ProviderError},
 };
 
@@ -65,8 +65,8 @@ impl Provider for Iwarp {
         Stream::limits_of(preferences.ord().into(), preferences.ird().into())
     }
 
-    fn is_iwarp(&self) -> bool {
-        true
+    fn negotiates_read_depths(&self) -> bool {
+        false
     }
 
     fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
@@ -101,7 +101,7 @@ impl Provider for Iwarp {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
         Box::pin(async move {
             let failed = |error| os_error("listening", &error);
             let passed = self
@@ -122,7 +122,7 @@ impl Provider for Iwarp {
                 incoming,
                 task: task.abort_handle(),
             };
-            Ok(Box::new(listener) as Box<dyn Listener>)
+            Ok(Box::new(listener) as Box<dyn ProviderListener>)
         })
     }
 }
@@ -132,7 +132,10 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::rdma::work::{ProviderErrorKind, WorkId, WorkRequest};
+    use crate::rdma::{
+        iwarp::IwarpTuning,
+        work::{ProviderErrorKind, WorkId, WorkRequest},
+    };
 
     #[tokio::test]
     async fn a_socket_that_listens_already_is_used_once() {
@@ -149,7 +152,10 @@ mod tests {
     #[tokio::test]
     async fn an_unknown_congestion_control_is_an_error() {
         let config = IwarpConfig {
-            congestion_control: Some("telepathy".into()),
+            tuning: IwarpTuning {
+                congestion_control: Some("telepathy".into()),
+                ..IwarpTuning::default()
+            },
             ..IwarpConfig::default()
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -114,11 +114,12 @@ impl IwarpQueuePair {
     ) -> Connected {
         let (local_address, remote_address) = (socket.local, socket.remote);
         //= MPA-35
-        let fpdu_per_segment = config
+        let tuning = &config.tuning;
+        let fpdu_per_segment = tuning
             .fpdu_per_segment
             .unwrap_or(agreement.crc && !agreement.peer_is_smbdirect);
         //= MPA-27
-        let fixed = match config.max_fpdu {
+        let fixed = match tuning.max_fpdu {
             _ if fpdu_per_segment => None,
             None if agreement.peer_is_smbdirect => Some(u32::MAX),
             chosen => chosen,
@@ -147,8 +148,8 @@ impl IwarpQueuePair {
             received: 0,
             low_water: LowWater::new(),
             low_water_timer: None,
-            adaptive_spin: AdaptiveSpin::new(config.spin_window),
-            probe_delays: match config.startup_probe && initiator && !agreement.peer_is_smbdirect {
+            adaptive_spin: AdaptiveSpin::new(tuning.spin_window),
+            probe_delays: match tuning.startup_probe && initiator && !agreement.peer_is_smbdirect {
                 true => &STARTUP_PROBE_DELAYS,
                 false => &[],
             },

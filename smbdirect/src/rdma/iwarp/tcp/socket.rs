@@ -95,6 +95,7 @@ impl Socket {
         let local = canonical(stream.local_addr()?);
         let remote = canonical(stream.peer_addr()?);
         config
+            .tuning
             .send_buffer
             .apply(&SockRef::from(&stream), local, remote);
         Ok(Self {
@@ -373,7 +374,7 @@ fn max_segment_size(_: &TcpStream) -> u32 {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::{super::options::bind, *};
-    use crate::rdma::iwarp::send_buffer::SendBuffer;
+    use crate::rdma::iwarp::{IwarpTuning, send_buffer::SendBuffer};
 
     #[tokio::test]
     async fn sockets_have_the_configured_send_buffer() {
@@ -407,7 +408,10 @@ mod tests {
             ),
         ] {
             let config = IwarpConfig {
-                send_buffer,
+                tuning: IwarpTuning {
+                    send_buffer,
+                    ..IwarpTuning::default()
+                },
                 ..IwarpConfig::default()
             };
             let socket = Socket::new(connect().await, &config).unwrap();

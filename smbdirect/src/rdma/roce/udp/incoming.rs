@@ -12,7 +12,7 @@ use super::{
     shared::Request,
 };
 use crate::rdma::{
-    provider::{Answer, Connected, Incoming},
+    provider::{AcceptRequest, Connected, IncomingRequest},
     roce::endpoint::{AcceptParameters, MAX_REPLY_DATA, Path},
     work::{ProviderError, ProviderErrorKind},
 };
@@ -23,13 +23,13 @@ pub(super) fn incoming(
     request: Request,
     port: u16,
     config: Arc<RoceConfig>,
-) -> Incoming {
+) -> IncomingRequest {
     let path = request.path;
-    Incoming {
+    IncomingRequest {
         remote_address: path.remote,
         private_data: request.private_data,
         knows_read_depths: true,
-        answer: Box::new(move |answer| Box::pin(accept(owned, path, port, config, answer))),
+        accept: Box::new(move |request| Box::pin(accept(owned, path, port, config, request))),
     }
 }
 
@@ -39,15 +39,15 @@ async fn accept(
     path: Path,
     port: u16,
     config: Arc<RoceConfig>,
-    answer: Answer,
+    request: AcceptRequest,
 ) -> Result<Connected, ProviderError> {
-    check_private_data(&answer.private_data, MAX_REPLY_DATA)?;
+    check_private_data(&request.private_data, MAX_REPLY_DATA)?;
     let established = {
         let shared = &owned.socket.shared;
         let parameters = AcceptParameters {
-            private_data: answer.private_data,
-            receive: answer.receive,
-            peer_serves_reads: answer.peer_serves_reads,
+            private_data: request.private_data,
+            receive: request.receive,
+            peer_serves_reads: request.peer_serves_reads,
         };
         shared.with_core(|core, now| {
             core.endpoint.accept(now, owned.id, parameters)?;

@@ -10,7 +10,7 @@ use super::{
     shared::Request,
 };
 use crate::rdma::{
-    provider::{BoxFuture, Incoming, Listener},
+    provider::{BoxFuture, IncomingRequest, ProviderListener},
     roce::endpoint::Rejection,
     work::{ProviderError, ProviderErrorKind},
 };
@@ -58,12 +58,12 @@ impl RoceListener {
     }
 }
 
-impl Listener for RoceListener {
+impl ProviderListener for RoceListener {
     fn local_address(&self) -> SocketAddr {
         self.local_address
     }
 
-    fn accept(&mut self) -> BoxFuture<'_, Result<Incoming, ProviderError>> {
+    fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
         Box::pin(async move {
             loop {
                 let Some(request) = self.requests.recv().await else {

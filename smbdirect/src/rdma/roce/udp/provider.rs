@@ -22,7 +22,7 @@ use super::{
     shared::Shared,
 };
 use crate::rdma::{
-    provider::{BoxFuture, ConnectRequest, Connected, Listener, Provider},
+    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
     roce::{
         cm::PathMtu,
         endpoint::{ConnectParameters, MAX_REQUEST_DATA, Path},
@@ -233,7 +233,7 @@ impl Provider for Roce {
     fn listen(
         &self,
         address: SocketAddr,
-    ) -> BoxFuture<'_, Result<Box<dyn Listener>, ProviderError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
         Box::pin(async move {
             let udp_port = self.config.udp_port;
             let socket = self
@@ -243,7 +243,7 @@ impl Provider for Roce {
             let port = socket.shared.lock().add_listener(address.port(), sender)?;
             let local_address = with_port(address, port);
             let listener = RoceListener::new(socket, local_address, requests, self.config.clone());
-            Ok(Box::new(listener) as Box<dyn Listener>)
+            Ok(Box::new(listener) as Box<dyn ProviderListener>)
         })
     }
 }

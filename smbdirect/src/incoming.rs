@@ -1,0 +1,195 @@
+//! [`IncomingListener`] and [`Incoming`]: connection requests of peers, which the owner accepts or refuses one
+//! by one.
+
+use std::{fmt, net::SocketAddr};
+
+use bytes::Bytes;
+use thiserror::Error;
+use tokio::time::timeout;
+use tracing::{Instrument, Span, field};
+
+use crate::{
+    connection::{Connection, encoded, read_depths},
+    driver::now,
+    engine::{self, Config, ConnectionError},
+    rdma::{
+        provider::{AcceptRequest, IncomingRequest, Provider, ProviderListener, connection_span},
+        work::ProviderError,
+    },
+    wire::{IrdOrd, ZeroDepth},
+};
+
+/// Listens for peers and returns each connection request before it is answered.
+///
+/// The owner decides about each [`Incoming`]: it refuses the peer, or accepts it with settings of its choice.
+/// [`Listener`](crate::Listener) is the simpler interface for owners that accept every peer with the same
+/// settings.
+#[derive(Debug)]
+pub struct IncomingListener {
+    listener: Box<dyn ProviderListener>,
+    read_depths: Option<IrdOrd>,
+}
+
+impl IncomingListener {
+    /// Listens on `address`. Port 0 picks a free port.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops listening.
+    ///
+    /// # Errors
+    /// Fails if the provider cannot listen on the address.
+    pub async fn bind(provider: &dyn Provider, address: SocketAddr) -> Result<Self, ProviderError> {
+        Ok(Self {
+            listener: provider.listen(address).await?,
+            read_depths: read_depths(provider),
+        })
+    }
+
+    /// Returns the address that the listener listens on, with the port that was picked.
+    pub fn local_address(&self) -> SocketAddr {
+        self.listener.local_address()
+    }
+
+    /// Returns the next connection request.
+    ///
+    /// The provider bounds how many requests wait here. A peer waits while its request does, so the owner
+    /// calls this in a loop and accepts each peer in a task of its own.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no request.
+    ///
+    /// # Errors
+    /// Fails when the provider cannot listen any more.
+    pub async fn accept(&mut self) -> Result<Incoming, ProviderError> {
+        let request = self.listener.accept().await?;
+        Ok(Incoming {
+            span: connection_span(request.remote_address),
+            request,
+            read_depths: self.read_depths,
+        })
+    }
+}
+
+/// A connection request that is not answered yet. Dropping it refuses the peer.
+#[must_use = "accept it, or drop it to refuse the peer"]
+pub struct Incoming {
+    request: IncomingRequest,
+    /// The read depths of this end, if SMB Direct announces them (section 6).
+    read_depths: Option<IrdOrd>,
+    span: Span,
+}
+
+impl Incoming {
+    /// Returns the address of the peer.
+    pub const fn remote_address(&self) -> SocketAddr {
+        self.request.remote_address
+    }
+
+    /// Accepts the RDMA connection (3.1.7.2), and negotiates on it with the settings of `config`.
+    ///
+    /// Gives up after [`passive_negotiation_timeout`](crate::Settings::passive_negotiation_timeout).
+    ///
+    /// # Cancel safety
+    /// Dropping the future refuses the peer, or closes the connection in the background.
+    ///
+    /// # Errors
+    /// Returns why the peer did not get a connection.
+    pub async fn accept(self, config: Config) -> Result<Connection, AcceptError> {
+        let span = self.span.clone();
+        let result = self.accept_in_span(config).instrument(span).await;
+        #[cfg(feature = "metrics")]
+        if let Err(error) = &result {
+            crate::metrics::failed(crate::metrics::Role::Passive, error.label());
+        }
+        result
+    }
+
+    /// Refuses the peer, as dropping this value does.
+    pub fn refuse(self) {
+        drop(self);
+    }
+
+    /// Returns the tracing span of the connection.
+    pub(crate) const fn span(&self) -> &Span {
+        &self.span
+    }
+
+    async fn accept_in_span(self, config: Config) -> Result<Connection, AcceptError> {
+        let Self {
+            request,
+            read_depths: own,
+            ..
+        } = self;
+        let mut engine = engine::Connection::passive(config.clone(), now());
+        let depths = match IrdOrd::decode(&request.private_data) {
+            _ if own.is_none() => None,
+            Ok(depths) => depths,
+            // The handshake has carried the read depths, so these bytes are the peer's own.
+            Err(_) if request.knows_read_depths => None,
+            //= SMBD-6-04
+            Err(error) => return Err(AcceptError::PrivateData(error)),
+        };
+        //= SMBD-6-02
+        //= EST-15
+        let private_data = match (depths, own) {
+            (Some(theirs), Some(own)) if !request.knows_read_depths => encoded(theirs.answer(own)),
+            _ => Bytes::new(),
+        };
+        let peer_serves_reads = depths.map(|depths| depths.ird);
+        //= SMBD-3.1.7.2-03
+        let answer = AcceptRequest {
+            private_data,
+            receive: engine.negotiate_receive(),
+            peer_serves_reads,
+        };
+        let accepting = (request.accept)(answer);
+        let connected = timeout(config.passive_negotiation_timeout, accepting)
+            .await
+            .map_err(|_| AcceptError::TimedOut)?
+            .map_err(AcceptError::Provider)?;
+        Span::current().record("local", field::display(connected.local_address));
+        engine.handle_connected(connected.queue_pair.limits());
+        //= SMBD-3.1.7.2-07
+        let negotiating = Connection::negotiate(engine, connected, &config);
+        negotiating.await.map_err(AcceptError::Negotiation)
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming")
+            .field("remote_address", &self.remote_address())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The reason why a peer that requested a connection did not get one.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AcceptError {
+    /// The private data of the request announces a read depth of 0 (section 6).
+    #[error("its private data is malformed: {0}")]
+    PrivateData(ZeroDepth),
+    /// The provider could not establish the RDMA connection.
+    #[error("it did not connect: {0}")]
+    Provider(ProviderError),
+    /// The RDMA connection was not established in time.
+    #[error("it took too long to connect")]
+    TimedOut,
+    /// The RDMA connection was established, and the negotiation failed.
+    #[error("it did not negotiate: {0}")]
+    Negotiation(ConnectionError),
+}
+
+#[cfg(feature = "metrics")]
+impl AcceptError {
+    /// Returns the cause as one of [`ConnectionError::LABELS`].
+    fn label(&self) -> &'static str {
+        match self {
+            Self::PrivateData(_) => "rdma_protocol",
+            Self::Provider(error) => ConnectionError::from(error.clone()).label(),
+            Self::TimedOut => "negotiation_timeout",
+            Self::Negotiation(error) => error.label(),
+        }
+    }
+}
