@@ -355,6 +355,10 @@ impl State {
         let mut statistics = self.engine.statistics();
         statistics.regions = self.regions;
         statistics.registrations = self.registrations;
+        if let Some(bytes) = self.queue_pair.wire_bytes() {
+            statistics.wire_bytes_sent = bytes.sent;
+            statistics.wire_bytes_received = bytes.received;
+        }
         if let Some(since) = self.engine.credit_stall() {
             statistics.credit_stall_time += now().saturating_duration_since(since);
         }

@@ -56,6 +56,11 @@ pub struct Statistics {
     pub bytes_read: u64,
     /// Bytes written by RDMA.
     pub bytes_written: u64,
+    /// Bytes sent on the network, with the headers of RDMA and without those of TCP, UDP and IP. 0 if the
+    /// provider does not count them: loopback and RDMA adapters do not.
+    pub wire_bytes_sent: u64,
+    /// Bytes received from the network, counted as `wire_bytes_sent` are.
+    pub wire_bytes_received: u64,
     /// Memory regions registered since the connection began.
     pub registrations: u64,
     /// Receives posted now.
@@ -93,6 +98,8 @@ impl AddAssign for Statistics {
             writes,
             bytes_read,
             bytes_written,
+            wire_bytes_sent,
+            wire_bytes_received,
             registrations,
             receives_outstanding,
             work_outstanding,
@@ -121,6 +128,8 @@ impl AddAssign for Statistics {
         self.writes += writes;
         self.bytes_read += bytes_read;
         self.bytes_written += bytes_written;
+        self.wire_bytes_sent += wire_bytes_sent;
+        self.wire_bytes_received += wire_bytes_received;
         self.registrations += registrations;
         self.receives_outstanding += receives_outstanding;
         self.work_outstanding += work_outstanding;

@@ -214,6 +214,18 @@ const FIGURES: &[Figure] = &[
         |all| all.bytes_written as f64,
     ),
     (
+        "smbdirect_wire_sent_bytes_total",
+        "Bytes sent on the network with the headers of RDMA, as far as providers count them.",
+        Kind::Counter,
+        |all| all.wire_bytes_sent as f64,
+    ),
+    (
+        "smbdirect_wire_received_bytes_total",
+        "Bytes received from the network with the headers of RDMA, as far as providers count them.",
+        Kind::Counter,
+        |all| all.wire_bytes_received as f64,
+    ),
+    (
         "smbdirect_rdma_registrations_total",
         "Memory regions registered for peers.",
         Kind::Counter,

@@ -190,6 +190,12 @@ pub trait QueuePair: Send + fmt::Debug {
         false
     }
 
+    /// Returns the bytes that this connection has sent and received on the network so far, or `None`
+    /// if the provider does not count them, as in this default implementation.
+    fn wire_bytes(&self) -> Option<WireBytes> {
+        None
+    }
+
     /// Ends the connection, gracefully after the work that is already posted, or immediately. In
     /// both cases completions follow, and [`Completion::Disconnected`] is the last.
     fn disconnect(&mut self, how: Teardown);
@@ -208,6 +214,16 @@ pub trait QueuePair: Send + fmt::Debug {
     /// Returns [`DeregisterError::InUse`] while queued work still reads from the buffer. Call again
     /// after the next flush or completion.
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError>;
+}
+
+/// The bytes of a connection on the network: payloads with the headers and checksums of RDMA, without
+/// those of TCP, UDP and IP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WireBytes {
+    /// Bytes sent, including those sent again.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
 }
 
 /// The way to end a connection.

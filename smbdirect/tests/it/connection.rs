@@ -113,6 +113,25 @@ over_every_provider! {
     ready_resolves_on_credits_without_a_message
     every_future_ends_when_the_runtime_stops
     submitted_messages_leave_although_the_inbox_is_full
+    wire_bytes_are_payloads_with_headers
+}
+
+/// What one end sends the other receives, except over loopback, which has no network.
+async fn wire_bytes_are_payloads_with_headers(provider: Arc<dyn Provider>) {
+    let is_network = provider.name() != "loopback";
+    let Pair { client, server, .. } = pair(provider).await;
+    within(client.send(bytes(100_000)).unwrap()).await.unwrap();
+    assert_eq!(within(server.recv()).await.unwrap().len(), 100_000);
+    within(client.close()).await.unwrap();
+    within(server.closed()).await;
+    let (sent, received) = (client.stats(), server.stats());
+    let expected = match is_network {
+        true => 100_000..120_000,
+        false => 0..1,
+    };
+    assert!(expected.contains(&sent.wire_bytes_sent), "{sent:?}");
+    assert_eq!(received.wire_bytes_received, sent.wire_bytes_sent);
+    assert_eq!(received.wire_bytes_sent, sent.wire_bytes_received);
 }
 
 async fn messages_of_all_sizes_both_ways(provider: Arc<dyn Provider>) {

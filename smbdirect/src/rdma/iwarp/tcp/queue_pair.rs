@@ -28,7 +28,7 @@ use crate::{
             stream::Stream,
         },
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{Connected, QueuePair, Teardown},
+        provider::{Connected, QueuePair, Teardown, WireBytes},
         work::{Access, Completion, Disconnect, Limits, ProviderError, Room, Token, WorkRequest},
     },
     runtime::wake_after_io_poll,
@@ -384,6 +384,13 @@ impl QueuePair for IwarpQueuePair {
         self.close_if_ended();
         let sent = self.machine.transmitted_bytes();
         self.adaptive_spin.record_flush(sent, self.received);
+    }
+
+    fn wire_bytes(&self) -> Option<WireBytes> {
+        Some(WireBytes {
+            sent: self.machine.transmitted_bytes(),
+            received: self.received,
+        })
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {

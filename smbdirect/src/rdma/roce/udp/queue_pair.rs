@@ -14,7 +14,7 @@ use crate::{
     rdma::{
         adaptive_spin::AdaptiveSpin,
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{QueuePair, Teardown},
+        provider::{QueuePair, Teardown, WireBytes},
         roce::endpoint::{ConnectionId, Path},
         work::{Access, Completion, Limits, Room, Token, WorkRequest},
     },
@@ -98,6 +98,11 @@ impl QueuePair for RoceQueuePair {
             .with_core(|core, _| core.endpoint.flush(self.owned.id));
         let (sent, received) = self.moved();
         self.adaptive_spin.record_flush(sent, received);
+    }
+
+    fn wire_bytes(&self) -> Option<WireBytes> {
+        let (sent, received) = self.moved();
+        Some(WireBytes { sent, received })
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Completion> {
