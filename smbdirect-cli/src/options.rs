@@ -305,7 +305,8 @@ pub(crate) fn set_verbosity(verbose: u8) {
 
 fn filter(verbose: u8) -> EnvFilter {
     match verbose {
-        0 => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
+        0 => EnvFilter::try_from_default_env()
+            .unwrap_or_else(|_| EnvFilter::new(format!("warn,{}=info", report::CONNECTIONS))),
         1 => EnvFilter::new("smbdirect=debug,info"),
         _ => EnvFilter::new("smbdirect=trace,info"),
     }

@@ -14,10 +14,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use smbdirect::Negotiated;
 
+/// The target of log lines that say how a connection ended. They are logged at every verbosity.
+pub(crate) const CONNECTIONS: &str = "smbdirect::connections";
+
 /// Prints results to stdout, as lines or as JSON.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
     json: bool,
+    is_journal: bool,
     pub(crate) style: Style,
 }
 
@@ -35,8 +39,15 @@ impl Report {
         let colour = !json && io::stdout().is_terminal() && colour_wanted();
         Self {
             json,
+            is_journal: !json && crate::systemd::logs_to_journal(),
             style: Style { colour },
         }
+    }
+
+    /// Returns whether people read the output in the journal, where a log line with fields takes the place of
+    /// a printed line.
+    pub(crate) const fn is_journal(self) -> bool {
+        self.is_journal
     }
 
     /// Prints a line for people.
@@ -206,12 +217,50 @@ pub(crate) fn printable(text: &str) -> String {
 /// Returns an error of the operating system without its number and its capital letter.
 pub(crate) fn plain(error: &impl Display) -> String {
     let text = error.to_string();
-    let end = text.find(" (os error").unwrap_or(text.len());
-    let mut text = text[..end].to_owned();
-    if let Some(first) = text.get_mut(..1) {
+    let (before, code) = match text.split_once(" (os error ") {
+        Some((before, code)) => (
+            before,
+            code.split(')').next().and_then(|code| code.parse().ok()),
+        ),
+        None => (&*text, None),
+    };
+    // The error may follow words of this program, as in `listening: Permission denied`.
+    let (doing, what) = before.rsplit_once(": ").unwrap_or(("", before));
+    if let Some(what) = code.and_then(text_of_windows_error) {
+        return [doing, what].join(if doing.is_empty() { "" } else { ": " });
+    }
+    let mut text = before
+        .trim_end_matches(|c: char| c == '.' || c.is_whitespace())
+        .to_owned();
+    let is_word = !what.starts_with("OS ");
+    if let Some(first) = text.get_mut(..1).filter(|_| is_word) {
         first.make_ascii_lowercase();
     }
     text
+}
+
+/// Returns the text of a common error of Windows. Windows itself words it in the language of the user, and this
+/// program recognises some errors by their text. `None` on other systems, which word it as this does.
+fn text_of_windows_error(code: i32) -> Option<&'static str> {
+    use io::ErrorKind as Kind;
+    if !cfg!(windows) {
+        return None;
+    }
+    Some(match io::Error::from_raw_os_error(code).kind() {
+        Kind::NotFound => "no such file or directory",
+        Kind::PermissionDenied => "permission denied",
+        Kind::AlreadyExists => "file exists",
+        Kind::StorageFull => "no space left on device",
+        Kind::AddrInUse => "address already in use",
+        Kind::AddrNotAvailable => "cannot assign requested address",
+        Kind::ConnectionRefused => "connection refused",
+        Kind::ConnectionReset => "connection reset by peer",
+        Kind::ConnectionAborted => "software caused connection abort",
+        Kind::TimedOut => "connection timed out",
+        Kind::HostUnreachable => "no route to host",
+        Kind::NetworkUnreachable => "network is unreachable",
+        _ => return None,
+    })
 }
 
 /// The result of a negotiation, in JSON.

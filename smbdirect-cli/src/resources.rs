@@ -115,6 +115,8 @@ mod tests {
         limit.map(|limit| (limit.bytes, limit.file))
     }
 
+    // Paths of control groups have the separators of Linux.
+    #[cfg(not(windows))]
     #[test]
     fn the_smallest_limit_of_a_group_and_its_parents_counts() {
         let files = [

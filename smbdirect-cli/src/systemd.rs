@@ -97,6 +97,11 @@ pub(crate) fn passed_listener() -> Result<Option<TcpListener>> {
     Ok(None)
 }
 
+#[cfg(not(target_os = "linux"))]
+pub(crate) const fn logs_to_journal() -> bool {
+    false
+}
+
 /// Returns whether stderr is the journal, so that log lines can have fields.
 #[cfg(target_os = "linux")]
 pub(crate) fn logs_to_journal() -> bool {

@@ -2,12 +2,14 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
 use serde::Serialize;
 use tokio::time::sleep;
+use tracing::{info, warn};
 
 use crate::report;
 
@@ -122,6 +124,34 @@ pub(super) struct Carried {
     bytes_written_by_rdma: u64,
     requests_passed: u64,
     requests_refused: u64,
+}
+
+impl Carried {
+    /// Logs the end of the connection to `peer` that carried this, with its figures as fields.
+    pub(super) fn log_end(&self, peer: SocketAddr, took: Duration, ok: bool, ended: &str) {
+        macro_rules! log {
+            ($level:ident) => {
+                $level!(
+                    target: report::CONNECTIONS,
+                    %peer,
+                    ended,
+                    seconds = took.as_secs_f64(),
+                    messages_to_server = self.messages_to_server,
+                    bytes_to_server = self.bytes_to_server,
+                    messages_to_client = self.messages_to_client,
+                    bytes_to_client = self.bytes_to_client,
+                    bytes_read_by_rdma = self.bytes_read_by_rdma,
+                    bytes_written_by_rdma = self.bytes_written_by_rdma,
+                    "{peer}  {self} in {}  {ended}",
+                    report::time(took)
+                )
+            };
+        }
+        match ok {
+            true => log!(info),
+            false => log!(warn),
+        }
+    }
 }
 
 impl fmt::Display for Carried {

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 use smbdirect::{Config, rdma::provider::Provider};
+use tracing::warn;
 
 use super::{
     buffers::Buffers,
@@ -182,8 +183,12 @@ impl Service {
 
     fn report_turned_away(&self, peer: SocketAddr, open: u64, reason: &str) {
         let why = format!("turned away: {reason}");
-        let why = self.report.style.bad(&why);
-        self.report.line(format_args!("{peer}  {why}"));
+        if self.report.is_journal() {
+            warn!(target: report::CONNECTIONS, %peer, reason, "{peer}  {why}");
+        } else {
+            let why = self.report.style.bad(&why);
+            self.report.line(format_args!("{peer}  {why}"));
+        }
         self.report.event(&Event::TurnedAway { peer, open, reason });
     }
 

@@ -217,11 +217,15 @@ impl Session {
             self.report_refused(refusal);
         }
         let (took, carried) = (self.started.elapsed(), self.counts.carried());
-        report.line(format_args!(
-            "{}  {carried} in {}  {how}",
-            self.peer,
-            report::time(took)
-        ));
+        if report.is_journal() {
+            carried.log_end(self.peer, took, ok, &ended);
+        } else {
+            report.line(format_args!(
+                "{}  {carried} in {}  {how}",
+                self.peer,
+                report::time(took)
+            ));
+        }
         report.event(&Event::Closed {
             id: self.id,
             peer: self.peer,
