@@ -239,7 +239,7 @@ fn existing_files_are_not_overwritten() {
         let done = run(&arguments);
         done.failed(
             1,
-            "/taken: not stored: a file of this name is there already\n",
+            "taken: not stored: a file of this name is there already\n",
         )
         .one_line();
         assert!(done.stdout.contains("1 of 2 files arrived"), "{done:?}");

@@ -27,8 +27,15 @@ pub(crate) fn command(arguments: &[impl AsRef<OsStr>]) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    // A console of its own, so that `kill` ends this process and not the tests. See .ci/windows.
+    #[cfg(windows)]
+    std::os::windows::process::CommandExt::creation_flags(&mut command, CREATE_NO_WINDOW);
     command
 }
+
+/// A flag of CreateProcess: the process has a console, which is not shown.
+#[cfg(windows)]
+const CREATE_NO_WINDOW: u32 = 0x0800_0000;
 
 /// The result of a finished command.
 #[derive(Debug)]

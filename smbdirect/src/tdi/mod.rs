@@ -109,7 +109,11 @@ mod send_queue;
 mod sends;
 #[cfg(feature = "tokio")]
 mod session;
-#[cfg(all(test, feature = "tokio"))]
+#[cfg(all(
+    test,
+    feature = "tokio",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
 mod shuttled;
 #[cfg(feature = "tokio")]
 mod state;

@@ -15,7 +15,7 @@ use smbdirect::{
     SendError, Settings, TransferFault,
     rdma::{
         iwarp::{
-            Iwarp, IwarpConfig,
+            Iwarp, IwarpConfig, IwarpTuning,
             ddp::Header,
             mpa::{FrameKind, StartupFrame},
         },
@@ -730,6 +730,11 @@ async fn read_in_part() -> (Connection, MemoryRegion, Peer) {
     };
     let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig {
         close_timeout: Duration::from_millis(500),
+        // An FPDU of one segment is copied, where segments are those of Ethernet.
+        tuning: IwarpTuning {
+            max_fpdu: Some(65_536),
+            ..IwarpTuning::default()
+        },
         ..IwarpConfig::default()
     }));
     let buffer = BytesMut::from(&vec![0x5a; LARGE_BYTES][..]);

@@ -263,7 +263,10 @@ fn prometheus(directory: &Path, address: &str) -> (Program, String) {
         .unwrap();
     let program = Program(child);
     let started = Instant::now();
-    while net::TcpStream::connect(&own).is_err() {
+    // It listens before it can answer queries.
+    while net::TcpStream::connect(&own).is_err()
+        || http(&own, "GET", "/-/ready").0 != "HTTP/1.1 200 OK"
+    {
         assert!(
             started.elapsed() < STEP_TIMEOUT,
             "Prometheus starts in time"

@@ -1,0 +1,116 @@
+# What interop/package does in a fresh Debian, after it has booted. The page of the book is in the files
+# NN-server.sh and NN-client.sh; $block is the one that runs.
+set -uo pipefail
+export DEBIAN_FRONTEND=noninteractive HOME=/root
+failures=0
+fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
+# expect WHAT COMMAND...: runs a command that has to succeed.
+expect() {
+  local what=$1; shift
+  if "$@" >/lesson/out 2>&1; then echo "ok: $what"; else fail "$what"; tail -15 /lesson/out; fi
+}
+client() { ip netns exec client "$@"; }
+unit() { systemctl show smbdirect-gateway -P "$1"; }
+# until_so SECONDS COMMAND...
+until_so() {
+  local end=$((SECONDS + $1)); shift
+  until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.2; done
+}
+
+# A client with a network of its own.
+ip link set lo up
+ip netns add client
+ip link add server type veth peer name client netns client
+ip address add 10.0.0.1/24 dev server
+ip link set server up
+ip -n client address add 10.0.0.2/24 dev client
+ip -n client link set client up
+ip -n client link set lo up
+echo "10.0.0.1 server.example" >>/etc/hosts
+
+# "A running Samba", with a share.
+mkdir -p /srv/data
+cat >>/etc/samba/smb.conf <<'CONF'
+[data]
+  path = /srv/data
+  read only = no
+CONF
+printf 'secret\nsecret\n' | smbpasswd -s -a root >/dev/null
+expect "Samba runs" systemctl restart smbd
+
+cd /lesson
+head -c 4000000 /dev/urandom >big.iso
+for block in /lesson/[0-9][0-9]-*.sh; do
+  what=$(grep -v '^cat\|^END\|^ ' "$block" | tail -1)
+  case $block in
+    *-client.sh) where=client ;;
+    *) where="" ;;
+  esac
+  # The metrics of the server are not for the client.
+  grep -q "smbdirect top" "$block" && where=""
+  # Prometheus scrapes each minute.
+  grep -q promtool "$block" && until_so 90 sh -c "promtool query instant http://127.0.0.1:9090 'smbdirect_gateway_rdma_bytes_total > 0' | grep -q rdma"
+  expect "the page: $what" $where bash -eu "$block"
+  case $what in
+    *"systemctl status"*) grep -q "active (running)" out || fail "the status is not active" ;;
+    *"smbdirect ping"*) [ "$(grep -c "^127\|^10\|time\| ms\| µs" out)" -ge 5 ] || fail "not four round trips" ;;
+    *"smbdirect put"*) grep "by RDMA Read" out || fail "the file did not move by RDMA" ;;
+    *promtool*) cat out ;;
+  esac
+done
+cmp -s big.iso /srv/data/big.iso && cmp -s big.iso copy && echo "ok: the file is on the server, and came back" ||
+  fail "the file is another"
+
+echo "the unit: $(unit ActiveState), Type=$(unit Type), user $(unit User) (DynamicUser=$(unit DynamicUser)), status: $(unit StatusText)"
+systemd-analyze security --no-pager smbdirect-gateway 2>/dev/null | tail -1
+
+# The log has fields.
+journalctl -u smbdirect-gateway -o json --no-pager >log.json
+fields=$(grep -o '"SMBDIRECT_[A-Z_]*"' log.json | sort -u | tr -d '"' | tr '\n' ' ')
+echo "fields in the journal: $fields"
+peer=$(grep -o '"SMBDIRECT_PEER":"[^"]*"' log.json | head -1 | cut -d'"' -f4)
+journalctl -u smbdirect-gateway --no-pager SMBDIRECT_PEER="$peer" >one.log
+grep "to server" one.log && echo "ok: the journal finds a connection by its peer" ||
+  { fail "the journal does not find the peer $peer"; tail -n 3 log.json; }
+
+# A reload ends no connection, and a faulty file changes nothing.
+client smbdirect ping server.example --count 40 --interval 0.1 >ping 2>&1 &
+ping=$!
+sleep 1
+echo 'max-connections = 7' >>/etc/smbdirect/gateway.toml
+expect "systemctl reload" systemctl reload smbdirect-gateway
+echo 'max-conections = 8' >>/etc/smbdirect/gateway.toml
+systemctl reload smbdirect-gateway 2>/dev/null && fail "a faulty file was loaded"
+sed -i '$d' /etc/smbdirect/gateway.toml
+journalctl -u smbdirect-gateway --no-pager | grep -q 'max-conections' && echo "ok: the fault is in the journal" ||
+  fail "the journal does not name the fault"
+wait $ping && echo "ok: a connection outlives two reloads: $(tail -1 ping)" || { fail "a connection ended"; cat ping; }
+[ "$(smbdirect top --once 2>/dev/null | grep -c .)" -gt 0 ] && echo "ok: still served"
+
+# Stopping answers what was asked, and ends in time.
+client smbdirect ping server.example --count 1000 --interval 0.01 >ping 2>&1 &
+ping=$!
+head -c 200000000 /dev/urandom >large.iso
+SMBDIRECT_PASSWORD=secret client smbdirect put large.iso //server.example/data --user root >put 2>&1 &
+put=$!
+sleep 0.7
+begun=$(date +%s%N)
+expect "systemctl stop, with a file on its way" systemctl stop smbdirect-gateway
+echo "stopped within $((($(date +%s%N) - begun) / 1000000)) ms, result $(unit Result)"
+[ "$(unit Result)" = success ] || fail "the result is $(unit Result)"
+wait $put; echo "put ended with $?: $(tail -1 put)"
+wait $ping; echo "ping ended with $?: $(tail -1 ping)"
+rm -f large.iso
+[ "$(ls -A /srv/data | grep -v '^.smbdirect-')" = big.iso ] || fail "a file that did not arrive has its name"
+
+# The socket of systemd: a client that connects while the service is down waits.
+expect "the socket of systemd" sh -c "systemctl disable smbdirect-gateway && systemctl enable --now smbdirect-gateway.socket"
+expect "the first client starts the service" client smbdirect ping server.example --count 2 --interval 0.1
+[ "$(unit ActiveState)" = active ] || fail "the service is $(unit ActiveState)"
+(sleep 0.3; systemctl restart smbdirect-gateway) &
+for _ in 1 2 3 4 5; do client smbdirect ping server.example --count 1 || fail "refused during a restart"; sleep 0.2; done >/dev/null
+wait
+expect "apt purge" apt-get purge -y smbdirect
+systemctl is-active smbdirect-gateway smbdirect-gateway.socket | grep -qx active && fail "it still runs"
+[ ! -e /etc/smbdirect ] || fail "/etc/smbdirect is left"
+[ $failures = 0 ] && echo "the lesson ends"
