@@ -9,7 +9,7 @@ use super::{ConnectError, Connection};
 #[cfg(feature = "metrics")]
 use crate::metrics;
 use crate::{
-    driver::{Driver, Shared, State, now},
+    driver::{Condition, Driver, Shared, State, now},
     engine::{self, Config, ConnectionError},
     rdma::{
         provider::{ConnectRequest, Connected, Provider, connection_span},
@@ -93,7 +93,9 @@ impl Connection {
         let shared = Shared::new(engine, queue_pair, config);
         let guard = CloseOnDrop(Some(shared.clone()));
         Driver::spawn(shared.clone());
-        let negotiated = shared.wait(State::negotiation_result).await?;
+        let negotiated = shared
+            .wait(Condition::Negotiation, State::negotiation_result)
+            .await?;
         guard.disarm();
         #[cfg(feature = "metrics")]
         shared.meter(metrics::Identity {

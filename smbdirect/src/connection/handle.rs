@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{MemoryRegion, Reading, RegisterAllError, Sending, TrySendError, Writing};
 use crate::{
-    driver::{Shared, State, now},
+    driver::{Condition, Shared, State, now},
     engine::{ConnectionError, Credits, Message, Negotiated, SendError, Statistics},
     inbox::Segment,
     rdma::{
@@ -202,7 +202,8 @@ impl Connection {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), ConnectionError>> {
-        self.shared().poll(context, State::check_ready)
+        self.shared()
+            .poll(context, Condition::Ready, |state| state.check_ready())
     }
 
     #[inline(always)]
@@ -234,7 +235,7 @@ impl Connection {
     /// # Errors
     /// Returns why the connection is over.
     pub async fn recv(&self) -> Result<Message, ConnectionError> {
-        poll_fn(|context| self.poll_take(context, State::take_message)).await
+        poll_fn(|context| self.poll_take(context, Condition::Message, State::take_message)).await
     }
 
     /// Receives the part of the next message that has arrived, and waits only if no part of it has
@@ -254,7 +255,7 @@ impl Connection {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Segment, ConnectionError>> {
-        self.poll_take(context, State::take_segment)
+        self.poll_take(context, Condition::Segment, State::take_segment)
     }
 
     /// Receives up to `limit` messages that have arrived, and waits only if there is none. Appends them to
@@ -275,7 +276,7 @@ impl Connection {
         }
         let before = messages.len();
         poll_fn(|context| {
-            self.poll_take(context, |state| {
+            self.poll_take(context, Condition::Message, |state| {
                 let arrived = std::iter::from_fn(|| state.take_message());
                 messages.extend(arrived.take(limit));
                 (messages.len() > before).then(|| messages.len() - before)
@@ -288,9 +289,10 @@ impl Connection {
     fn poll_take<R>(
         &self,
         context: &mut Context<'_>,
+        condition: Condition,
         mut take: impl FnMut(&mut State) -> Option<R>,
     ) -> Poll<Result<R, ConnectionError>> {
-        self.shared().busy_poll(context, |state| {
+        self.shared().busy_poll(context, condition, |state| {
             if let Some(taken) = take(state) {
                 state.taken();
                 return Some(Ok(taken));
@@ -436,7 +438,7 @@ impl Connection {
         let started = now();
         let before = self.shared().with(|state| state.start_keepalive(started));
         self.shared()
-            .wait(|state| state.keepalive_result(before))
+            .wait(Condition::Keepalive, |state| state.keepalive_result(before))
             .await?;
         Ok(now() - started)
     }
@@ -496,7 +498,11 @@ impl Connection {
     /// Returns the error that ended the connection, if it was not closed in good order by either end.
     pub async fn close(&self) -> Result<(), ConnectionError> {
         self.start_close();
-        match self.shared().wait(State::final_reason).await {
+        match self
+            .shared()
+            .wait(Condition::End, State::final_reason)
+            .await
+        {
             ConnectionError::Closed(_) => Ok(()),
             error => Err(error),
         }
@@ -523,7 +529,8 @@ impl Connection {
 
     /// The poll function of [`closed`](Self::closed).
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
-        self.shared().poll(context, State::final_reason)
+        self.shared()
+            .poll(context, Condition::End, State::final_reason)
     }
 
     /// Returns why the connection is over, if it is.

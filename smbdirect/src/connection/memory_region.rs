@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use crate::{
-    driver::Shared,
+    driver::{Condition, Shared},
     rdma::{
         memory::{DeregisterError, Registration},
         work::Token,
@@ -60,7 +60,9 @@ impl MemoryRegion {
     pub async fn deregister(mut self) -> Result<BytesMut, DeregisterError> {
         let token = self.token();
         let shared = self.shared.clone();
-        let result = shared.wait(|state| state.deregister(token)).await;
+        let result = shared
+            .wait(Condition::Release, |state| state.deregister(token))
+            .await;
         self.owned = false;
         result
     }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{clock::now, shared::Shared, state::State};
+use super::{clock::now, shared::Shared, state::State, waiting::Condition};
 
 /// Spins between two reads of the clock. A read takes about a quarter of the time of a spin.
 const SPINS_PER_CLOCK_READ: u32 = 16;
@@ -15,10 +15,11 @@ const SPINS_PER_CLOCK_READ: u32 = 16;
 impl Shared {
     /// Returns the value of `poll`, as [`poll`](Self::poll) does. If it has none, drives the
     /// connection and asks again until the spin window of the connection closes, and only then
-    /// registers `context` and returns `Pending`.
+    /// registers `context` to be woken at `condition` and returns `Pending`.
     pub(crate) fn busy_poll<R>(
         &self,
         context: &mut Context<'_>,
+        condition: Condition,
         mut poll: impl FnMut(&mut State) -> Option<R>,
     ) -> Poll<R> {
         let mut window: Option<SpinWindow> = None;
@@ -46,7 +47,7 @@ impl Shared {
                 {
                     return None;
                 }
-                state.wait(context.waker());
+                state.waiting.add(condition, context.waker());
                 Some(Poll::Pending)
             });
             if let Some(polled) = polled {

@@ -1,14 +1,11 @@
 //! The events of the engine: messages received and sent, finished reads and writes, and the end of the
 //! connection.
 
-use std::{
-    mem,
-    task::{Context, Waker},
-};
+use std::task::{Context, Waker};
 
 use bytes::BytesMut;
 
-use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, state::State};
+use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, state::State, waiting::Condition};
 use crate::{
     engine::{ConnectionError, Event, Initiator},
     rdma::{
@@ -35,10 +32,9 @@ impl State {
                         self.budget.message_bytes += self.inbox.cost() - before;
                         // The next message may be the reply, which must not wait as part of a burst.
                         self.last_flush = None;
+                        self.wake(Condition::Message);
                     }
-                    if remaining == 0 || mem::take(&mut self.segment_waited) {
-                        self.wake_waiting();
-                    }
+                    self.wake(Condition::Segment);
                 }
                 Event::MessageSent(id) => {
                     if let Ok(waker) = self.sends.complete(id.0 as usize, Ok(())) {
@@ -62,13 +58,13 @@ impl State {
                 Event::Negotiated(negotiated) => {
                     self.max_receive_size = negotiated.max_receive_size as usize;
                     self.negotiated = Some(negotiated);
-                    self.wake_waiting();
+                    self.wake(Condition::Negotiation);
                 }
                 Event::KeepaliveAnswered => {
                     self.keepalives_answered += 1;
                     #[cfg(feature = "metrics")]
                     self.report_round_trip();
-                    self.wake_waiting();
+                    self.wake(Condition::Keepalive);
                 }
                 Event::Closed(error) => self.end(error),
             }
@@ -98,7 +94,7 @@ impl State {
         self.closed = Some(error);
         #[cfg(feature = "metrics")]
         self.report_end();
-        self.wake_waiting();
+        self.wake_all();
     }
 
     /// Ends the connection when its task is dropped first, because the runtime stops: aborts it, takes
@@ -120,7 +116,7 @@ impl State {
         let reason = self.reason();
         self.transfers
             .complete_all(|| (None, Err(reason.clone().into())), &mut self.wakes);
-        self.wake_waiting();
+        self.wake_all();
     }
 
     /// Returns why the connection is over: closed by this end, if the engine has given no other reason.

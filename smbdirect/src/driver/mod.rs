@@ -12,6 +12,7 @@
 //! | `gather` | when a message is flushed by its sender and when the task flushes it with others |
 //! | `rounds` | the poll rounds: completions, posts, flush |
 //! | `budget` | how much one turn moves before other tasks run |
+//! | `waiting` | the futures that wait for a change, by what they wait for |
 //! | `events` | what the engine reports, and the end of the connection |
 //! | `metered` | what the feature `metrics` reads and counts |
 //! | `busy_poll` | polling without sleeping, for the time that the user allows |
@@ -30,6 +31,7 @@ mod rounds;
 mod shared;
 mod state;
 mod task;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -38,3 +40,4 @@ pub(crate) use clock::now;
 pub(crate) use shared::Shared;
 pub(crate) use state::{State, TransferResult};
 pub(crate) use task::Driver;
+pub(crate) use waiting::Condition;

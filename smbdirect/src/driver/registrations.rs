@@ -22,15 +22,12 @@ impl State {
     }
 
     /// Ends a registration and returns its buffer. Returns `None` while queued work still reads from
-    /// the buffer, and then has the waiting futures woken after the next drive.
+    /// the buffer. Each drive wakes the futures that wait for [`Condition::Release`](super::Condition::Release).
     pub(crate) fn deregister(&mut self, token: Token) -> Option<Result<BytesMut, DeregisterError>> {
         match self.queue_pair.deregister(token) {
             //= SMBD-3.1.4.4-01
             //= SMBD-3.1.4.4-02
-            Err(DeregisterError::InUse) if !self.finished => {
-                self.release_waited = true;
-                None
-            }
+            Err(DeregisterError::InUse) if !self.finished => None,
             result => {
                 self.regions -= 1;
                 Some(result)

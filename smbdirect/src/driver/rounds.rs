@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use super::state::State;
+use super::{state::State, waiting::Condition};
 use crate::{
     rdma::work::{Completion, Room, WorkRequest},
     runtime::wake_after_io_poll,
@@ -82,7 +82,7 @@ impl State {
                     taken += 1;
                     if matches!(completion, Completion::Disconnected(_)) {
                         self.finished = true;
-                        self.wake_waiting();
+                        self.wake_all();
                     }
                 }
                 Poll::Pending => return taken,
@@ -129,11 +129,10 @@ impl State {
         }
         // Credits may arrive without a message, and the last queued message may leave. Neither is an
         // event of the engine.
-        let ready = self.ready_waited && self.engine.is_ready();
-        self.ready_waited &= !ready;
-        if std::mem::take(&mut self.release_waited) || ready {
-            self.wake_waiting();
+        if self.waiting.any(Condition::Ready) && self.engine.is_ready() {
+            self.wake(Condition::Ready);
         }
+        self.wake(Condition::Release);
         let due = self.engine.poll_timeout();
         if due.is_some_and(|due| self.armed.is_none_or(|armed| due < armed)) || self.finished {
             self.wake_task();

@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::state::State;
+use super::{state::State, waiting::Condition};
 use crate::{engine, rdma::provider::QueuePair};
 
 /// What the handles and the driver task of one connection share.
@@ -54,22 +54,27 @@ impl Shared {
     }
 
     /// Waits until `poll` returns a value. `poll` runs under the lock, at the first poll of the future and
-    /// after each change of the state.
-    pub(crate) async fn wait<R>(&self, mut poll: impl FnMut(&mut State) -> Option<R>) -> R {
-        poll_fn(|context| self.poll(context, &mut poll)).await
+    /// each time that `condition` holds or the connection ends.
+    pub(crate) async fn wait<R>(
+        &self,
+        condition: Condition,
+        mut poll: impl FnMut(&mut State) -> Option<R>,
+    ) -> R {
+        poll_fn(|context| self.poll(context, condition, &mut poll)).await
     }
 
-    /// Returns the value of `poll`. If it has none, registers `context` to be woken at the next
-    /// change.
+    /// Returns the value of `poll`. If it has none, registers `context` to be woken at `condition` and at
+    /// the end of the connection.
     pub(crate) fn poll<R>(
         &self,
         context: &mut Context<'_>,
+        condition: Condition,
         poll: impl FnOnce(&mut State) -> Option<R>,
     ) -> Poll<R> {
         self.with(|state| match poll(state) {
             Some(result) => Poll::Ready(result),
             None => {
-                state.wait(context.waker());
+                state.waiting.add(condition, context.waker());
                 Poll::Pending
             }
         })

@@ -9,7 +9,11 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tracing::Span;
 
-use super::{budget::TurnBudget, clock::now};
+use super::{
+    budget::TurnBudget,
+    clock::now,
+    waiting::{Condition, Waiting},
+};
 use crate::{
     engine::{
         self, ConnectionError, Credits, Message, MessageId, Negotiated, SendError, Statistics,
@@ -32,27 +36,19 @@ pub(crate) struct State {
     pub(super) inbox: Inbox,
     pub(super) sends: Waiters<Result<(), ConnectionError>>,
     pub(super) transfers: Waiters<TransferResult>,
-    /// Wakers of the futures to wake at the next change of any kind: a message has arrived, there is
-    /// room to send, or the connection has ended.
-    waiting: Vec<Waker>,
+    pub(super) waiting: Waiting,
     pub(super) negotiated: Option<Negotiated>,
     /// Why the connection is over for the protocol.
     pub(super) closed: Option<ConnectionError>,
     /// The queue pair has reported its disconnect, after which it reports nothing.
     pub(super) finished: bool,
     pub(super) keepalives_answered: u64,
-    /// A future waits for a segment: the next segment wakes it, not only a whole message.
-    pub(super) segment_waited: bool,
     /// Registered buffers.
     pub(super) regions: u64,
     /// Buffers that were ever registered.
     pub(super) registrations: u64,
     /// Registrations that their owner dropped while queued work still read from the buffer.
     pub(super) orphans: Vec<Token>,
-    /// A future waits for queued work to release a buffer: the end of the next drive wakes it.
-    pub(super) release_waited: bool,
-    /// A future waits until a message can start immediately.
-    pub(super) ready_waited: bool,
     /// Wakers to call when the lock is released.
     pub(super) wakes: Vec<Waker>,
     pub(super) task_waker: Waker,
@@ -92,17 +88,14 @@ impl State {
             queue_pair,
             sends: Waiters::default(),
             transfers: Waiters::default(),
-            waiting: Vec::new(),
+            waiting: Waiting::default(),
             negotiated: None,
             closed: None,
             finished: false,
             keepalives_answered: 0,
-            segment_waited: false,
             regions: 0,
             registrations: 0,
             orphans: Vec::new(),
-            release_waited: false,
-            ready_waited: false,
             wakes: Vec::new(),
             task_waker: Waker::noop().clone(),
             wake_pending: false,
@@ -188,15 +181,10 @@ impl State {
     }
 
     /// Returns `Ok` if a message can start immediately, or the reason if the connection is over.
-    /// Otherwise returns `None`, and the waiting futures are woken when a message can start.
-    pub(crate) fn check_ready(&mut self) -> Option<Result<(), ConnectionError>> {
+    pub(crate) fn check_ready(&self) -> Option<Result<(), ConnectionError>> {
         match &self.closed {
             Some(error) => Some(Err(error.clone())),
-            None if self.engine.is_ready() => Some(Ok(())),
-            None => {
-                self.ready_waited = true;
-                None
-            }
+            None => self.engine.is_ready().then_some(Ok(())),
         }
     }
 
@@ -291,13 +279,10 @@ impl State {
         self.inbox.take()
     }
 
-    /// Takes the oldest message, or the part of it that has arrived. If there is none, the next segment
-    /// wakes the waiting futures.
+    /// Takes the oldest message, or the part of it that has arrived.
     #[inline]
     pub(crate) fn take_segment(&mut self) -> Option<Segment> {
-        let segment = self.inbox.take_segment();
-        self.segment_waited |= segment.is_none();
-        segment
+        self.inbox.take_segment()
     }
 
     /// Posts the receives for which the messages that were just taken have made room.
@@ -406,17 +391,15 @@ impl State {
 
     // Wake-ups
 
-    /// Wakes `waker` at the next change.
-    pub(super) fn wait(&mut self, waker: &Waker) {
-        if !self.waiting.iter().any(|waiting| waiting.will_wake(waker)) {
-            self.waiting.push(waker.clone());
-        }
+    /// Wakes the futures that wait for `condition`, once the lock is released.
+    #[inline]
+    pub(super) fn wake(&mut self, condition: Condition) {
+        self.waiting.take(condition, &mut self.wakes);
     }
 
     /// Wakes every future that waits for a change, once the lock is released.
-    #[inline]
-    pub(super) fn wake_waiting(&mut self) {
-        self.wakes.append(&mut self.waiting);
+    pub(super) fn wake_all(&mut self) {
+        self.waiting.take_all(&mut self.wakes);
     }
 
     /// Wakes the driver task, once the lock is released, unless it was woken already.

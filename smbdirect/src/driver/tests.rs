@@ -3,8 +3,11 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    sync::{Arc, Mutex},
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
@@ -12,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::task::yield_now;
 
 use super::{
-    Driver, Shared, State,
+    Condition, Driver, Shared, State,
     budget::{MESSAGE_BUDGET_BYTES, READ_BUDGET_BYTES},
     gather::MAX_GATHERED_COUNT,
     now,
@@ -170,7 +173,7 @@ fn reply_flushes_the_work_that_busy_poll_deferred() {
     lists.lock().unwrap().done.push_back(segment(0));
     shared.with(|state| state.spin_window = Duration::from_secs(60));
     let context = &mut Context::from_waker(Waker::noop());
-    let found = shared.busy_poll(context, State::take_message);
+    let found = shared.busy_poll(context, Condition::Message, State::take_message);
     assert!(found.is_ready() && lists.lock().unwrap().posted.is_empty());
     shared.with(|state| assert!(state.wake_pending, "there may be no reply"));
     assert_eq!(send(), (1, 1));
@@ -187,7 +190,8 @@ async fn task_defers_work_until_the_woken_future_has_run() {
         yield_now().await;
         let (receiver, told) = (shared.clone(), lists.clone());
         let waiting = tokio::spawn(async move {
-            poll_fn(|context| receiver.busy_poll(context, State::take_message)).await;
+            poll_fn(|context| receiver.busy_poll(context, Condition::Message, State::take_message))
+                .await;
             told.lock().unwrap().posted.len()
         });
         yield_now().await;
@@ -241,6 +245,46 @@ fn segment_with(credits_granted: u16, remaining_data_length: u32) -> Completion 
     }
 }
 
+/// Counts its wake-ups.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A change wakes only the futures that wait for it, and the end of the connection wakes all of them.
+#[test]
+fn each_change_wakes_the_futures_that_wait_for_it() {
+    let (shared, lists) = established();
+    give_credits(&shared);
+    let wake_ups = |act: &dyn Fn(&mut State)| {
+        let conditions = [Condition::Message, Condition::Segment, Condition::End];
+        let woken = conditions.map(|condition| {
+            let count = Arc::new(Count::default());
+            let waker = Waker::from(count.clone());
+            let polled = shared.poll(&mut Context::from_waker(&waker), condition, |_| None::<()>);
+            assert!(polled.is_pending());
+            count
+        });
+        shared.with(act);
+        woken.map(|count| count.0.load(Ordering::Relaxed))
+    };
+    let receive = |remaining| {
+        lists.lock().unwrap().done.push_back(segment(remaining));
+        move |state: &mut State| state.drive(now())
+    };
+    assert_eq!(
+        wake_ups(&receive(1)),
+        [0, 1, 0],
+        "the first part of a message"
+    );
+    assert_eq!(wake_ups(&receive(0)), [1, 1, 0], "the last part");
+    assert_eq!(wake_ups(&State::abort), [1, 1, 1]);
+}
+
 /// Work that was gathered for the task, or waited for credits, is posted before the woken future runs.
 #[tokio::test]
 async fn queued_work_is_not_deferred_for_a_reply() {
@@ -255,7 +299,8 @@ async fn queued_work_is_not_deferred_for_a_reply() {
         Driver::spawn(shared.clone());
         let (receiver, told) = (shared.clone(), lists.clone());
         let waiting = tokio::spawn(async move {
-            poll_fn(|context| receiver.busy_poll(context, message_or_end)).await;
+            poll_fn(|context| receiver.busy_poll(context, Condition::Message, message_or_end))
+                .await;
             told.lock().unwrap().posted.len()
         });
         yield_now().await;
@@ -308,7 +353,7 @@ fn busy_poll_starts_with_a_fresh_budget() {
     });
     lists.lock().unwrap().done.push_back(segment(0));
     let context = &mut Context::from_waker(Waker::noop());
-    let found = shared.busy_poll(context, State::take_message);
+    let found = shared.busy_poll(context, Condition::Message, State::take_message);
     assert!(found.is_ready());
 }
 
@@ -327,7 +372,11 @@ fn busy_poll_takes_remaining_completions_before_it_sleeps() {
         shared.with(|state| state.spin_window = Duration::from_nanos(1));
         lists.lock().unwrap().done.extend(done);
         let context = &mut Context::from_waker(Waker::noop());
-        assert!(shared.busy_poll(context, message_or_end).is_ready());
+        assert!(
+            shared
+                .busy_poll(context, Condition::Message, message_or_end)
+                .is_ready()
+        );
     }
 }
 
@@ -343,7 +392,7 @@ fn busy_poll_polls_only_if_something_may_have_completed() {
             ..Lists::default()
         };
         let context = &mut Context::from_waker(Waker::noop());
-        let found = shared.busy_poll(context, State::take_message);
+        let found = shared.busy_poll(context, Condition::Message, State::take_message);
         assert!(found.is_pending());
         assert_eq!(lists.lock().unwrap().polls, polls);
     }

@@ -1,0 +1,59 @@
+//! The futures that wait for a change of the connection, by the change that they wait for.
+
+use std::task::Waker;
+
+/// A change of the connection. Its end is a change for every future.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Condition {
+    /// A whole message has arrived.
+    Message,
+    /// A segment has arrived, whether it completes a message or not.
+    Segment,
+    /// A message can start immediately.
+    Ready,
+    /// A keepalive was answered.
+    Keepalive,
+    /// Queued work may have released a registered buffer.
+    Release,
+    /// The negotiation is over.
+    Negotiation,
+    /// The connection is over.
+    End,
+}
+
+const CONDITIONS: usize = Condition::End as usize + 1;
+
+/// A list of wakers for each condition.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    lists: [Vec<Waker>; CONDITIONS],
+}
+
+impl Waiting {
+    /// Adds `waker` to the list of `condition`, unless it is in that list.
+    pub(super) fn add(&mut self, condition: Condition, waker: &Waker) {
+        let list = &mut self.lists[condition as usize];
+        if !list.iter().any(|waiting| waiting.will_wake(waker)) {
+            list.push(waker.clone());
+        }
+    }
+
+    /// Returns whether a future waits for `condition`.
+    #[inline]
+    pub(super) const fn any(&self, condition: Condition) -> bool {
+        !self.lists[condition as usize].is_empty()
+    }
+
+    /// Moves the wakers of `condition` to `wakes`.
+    #[inline]
+    pub(super) fn take(&mut self, condition: Condition, wakes: &mut Vec<Waker>) {
+        wakes.append(&mut self.lists[condition as usize]);
+    }
+
+    /// Moves the wakers of all conditions to `wakes`.
+    pub(super) fn take_all(&mut self, wakes: &mut Vec<Waker>) {
+        for list in &mut self.lists {
+            wakes.append(list);
+        }
+    }
+}
