@@ -1,6 +1,12 @@
 //! A session with a server.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use smb2::client::{Session, connection};
 use smbdirect::Connection;
@@ -41,6 +47,8 @@ pub struct Client {
     smb: connection::Connection,
     session: Session,
     terms: Terms,
+    /// Whether the session encrypts, for the shares that are connected already.
+    encrypts: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Client {
@@ -97,10 +105,9 @@ impl Client {
             encrypts: session.should_encrypt,
             asked_for_messages: false,
         };
-        if session.should_sign && !params.signing_required {
-            transport.leave_rdma_unsigned(&session);
-        }
+        transport.leave_rdma_unsigned(&session, &params);
         Self {
+            encrypts: Arc::new(AtomicBool::new(session.should_encrypt)),
             transport,
             smb,
             session,
@@ -129,6 +136,11 @@ impl Client {
         self.session.should_sign
     }
 
+    #[cfg(test)]
+    pub(crate) const fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// Returns the connection of the crate smb2, for everything that this package does not do.
     pub const fn smb2(&mut self) -> &mut connection::Connection {
         &mut self.smb
@@ -150,10 +162,13 @@ impl Client {
         }
         let transfer = Transfer::decide(terms);
         let (transport, smb) = (self.transport.clone(), self.smb.clone());
-        Ok(Share::new(Requests::new(transport, smb, tree, transfer)))
+        let encrypts = self.encrypts.clone();
+        let requests = Requests::new(transport, smb, tree, transfer, encrypts);
+        Ok(Share::new(requests))
     }
 
-    /// Encrypts all requests from now on, because a share asks for it.
+    /// Encrypts all requests from now on, because a share asks for it. Files of shares that were connected before
+    /// then move their data in messages too.
     fn encrypt(&mut self) {
         use smb2::crypto::encryption::Cipher;
 
@@ -165,6 +180,7 @@ impl Client {
             let (encryption, decryption) = (encryption.clone(), decryption.clone());
             self.smb.activate_encryption(encryption, decryption, cipher);
             self.terms.encrypts = true;
+            self.encrypts.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -77,8 +77,8 @@ impl File {
 
     /// Fills `buffer` from the file at `offset`. Returns fewer bytes only at the end of the file.
     ///
-    /// If the server refuses or ignores the RDMA channel, this and later requests of the share move their
-    /// data in messages.
+    /// If the server refuses or ignores the RDMA channel, and takes the same request without it, later requests
+    /// of the share move their data in messages.
     ///
     /// # Errors
     /// The server refuses the request or breaks the protocol, or the connection ends. The buffer is then
@@ -88,10 +88,10 @@ impl File {
     /// Dropping the future ends the server's access to the buffer and drops the buffer.
     pub async fn read(&self, offset: u64, buffer: BytesMut) -> Result<Read, Error> {
         let (mut rest, mut done) = (buffer, BytesMut::new());
-        let mut by_rdma = 0;
+        let (mut by_rdma, mut is_refused) = (0, false);
         while !rest.is_empty() {
             let at = offset + done.len() as u64;
-            let (asked, channel) = self.requests().next(rest.len());
+            let (asked, channel) = self.requests().next(rest.len(), is_refused);
             let mut piece = rest.split_to(asked);
             piece = match channel {
                 Some(channel) => match self.read_by_rdma(at, piece, channel).await? {
@@ -100,12 +100,19 @@ impl File {
                         piece
                     }
                     Err(Refused(piece)) => {
-                        self.requests().refuse_rdma();
+                        is_refused = true;
                         piece.unsplit_before(&mut rest);
                         continue;
                     }
                 },
-                None => self.read_by_message(at, piece).await?,
+                None => {
+                    let piece = self.read_by_message(at, piece).await?;
+                    // The server takes this request, so it was the channel that it refused.
+                    if is_refused {
+                        self.requests().refuse_rdma();
+                    }
+                    piece
+                }
             };
             let is_end = piece.len() < asked;
             done.unsplit(piece);
@@ -121,8 +128,8 @@ impl File {
 
     /// Writes `data` to the file at `offset`.
     ///
-    /// If the server refuses or ignores the RDMA channel, this and later requests of the share move their
-    /// data in messages.
+    /// If the server refuses or ignores the RDMA channel, and takes the same request without it, later requests
+    /// of the share move their data in messages.
     ///
     /// # Errors
     /// The server refuses the request, writes less or breaks the protocol, or the connection ends. The
@@ -133,10 +140,10 @@ impl File {
     /// may have been written.
     pub async fn write(&self, offset: u64, data: BytesMut) -> Result<Written, Error> {
         let (mut rest, mut done) = (data, BytesMut::new());
-        let mut by_rdma = 0;
+        let (mut by_rdma, mut is_refused) = (0, false);
         while !rest.is_empty() {
             let at = offset + done.len() as u64;
-            let (length, channel) = self.requests().next(rest.len());
+            let (length, channel) = self.requests().next(rest.len(), is_refused);
             let mut piece = rest.split_to(length);
             piece = match channel {
                 Some(channel) => match self.write_by_rdma(at, piece, channel).await? {
@@ -145,12 +152,19 @@ impl File {
                         piece
                     }
                     Err(Refused(piece)) => {
-                        self.requests().refuse_rdma();
+                        is_refused = true;
                         piece.unsplit_before(&mut rest);
                         continue;
                     }
                 },
-                None => self.write_by_message(at, piece).await?,
+                None => {
+                    let piece = self.write_by_message(at, piece).await?;
+                    // The server takes this request, so it was the channel that it refused.
+                    if is_refused {
+                        self.requests().refuse_rdma();
+                    }
+                    piece
+                }
             };
             done.unsplit(piece);
         }
@@ -305,12 +319,15 @@ impl UnsplitBefore for BytesMut {
     }
 }
 
-/// Returns whether the status means that the server does not take the channel. If it means something
+/// Returns whether the status can mean that the server does not take the channel. If it means something
 /// else, the request without a channel gets the same status.
+///
+/// A server that requires signing denies the access of an unsigned request ([MS-SMB2] 3.3.5.2.4). It announces
+/// this in NEGOTIATE, but a server may require more of one session than of all.
 const fn is_refusal(status: NtStatus) -> bool {
     matches!(
         status,
-        NtStatus::INVALID_PARAMETER | NtStatus::NOT_SUPPORTED
+        NtStatus::INVALID_PARAMETER | NtStatus::NOT_SUPPORTED | NtStatus::ACCESS_DENIED
     )
 }
 

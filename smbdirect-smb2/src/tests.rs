@@ -6,7 +6,10 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use smb2::{
     client::Session,
-    crypto::signing::{self, SigningAlgorithm},
+    crypto::{
+        encryption::{self, Cipher},
+        signing::{self, SigningAlgorithm},
+    },
     msg::{
         close::CloseResponse,
         create::{CreateAction, CreateResponse},
@@ -28,6 +31,12 @@ use smbdirect::{
 use crate::{Channel, Client, OpenMode, Reason, Share, Transfer, transport::Transport};
 
 const KEY: [u8; 16] = *b"0123456789abcdef";
+const CIPHER: Cipher = Cipher::Aes128Ccm;
+/// An offset at which the server denies every READ.
+const DENIED: u64 = 3 << 20;
+const TRANSFORM_BYTES: usize = 52;
+/// The share that requires encryption.
+const SEALED: TreeId = TreeId(8);
 const FILE: FileId = FileId {
     persistent: 1,
     volatile: 2,
@@ -42,6 +51,20 @@ enum Behaviour {
     Refuses,
     /// As Samba does: it never looks at the channel.
     Ignores,
+    /// It requires signing of this session, which NEGOTIATE does not say.
+    DeniesUnsigned,
+}
+
+/// What the server requires for the security of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Security {
+    Nothing,
+    /// NEGOTIATE requires signing.
+    Signing,
+    /// The session encrypts from its setup on.
+    EncryptedSession,
+    /// The share named `sealed` requires encryption.
+    EncryptedShare,
 }
 
 /// A request that the server received.
@@ -49,6 +72,7 @@ enum Behaviour {
 struct Seen {
     command: Command,
     signed: bool,
+    encrypted: bool,
     channel: u32,
     length: u32,
 }
@@ -56,6 +80,7 @@ struct Seen {
 struct Server {
     connection: Connection,
     behaviour: Behaviour,
+    security: Security,
     file: Vec<u8>,
     seen: Vec<Seen>,
 }
@@ -82,7 +107,12 @@ impl Server {
     /// Answers until the client closes the connection. Returns what it has seen.
     async fn run(mut self) -> (Vec<Seen>, Vec<u8>) {
         while let Ok(message) = self.connection.recv().await {
-            let request: Vec<u8> = message.into_bytes().into();
+            let mut request: Vec<u8> = message.into_bytes().into();
+            let encrypted = request.starts_with(b"\xfdSMB");
+            if encrypted {
+                let (transform, sealed) = request.split_at(TRANSFORM_BYTES);
+                request = encryption::decrypt_message(transform, sealed, &KEY, CIPHER).unwrap();
+            }
             let header = Header::unpack(&mut ReadCursor::new(&request)).unwrap();
             let signed = header.flags.is_signed();
             if signed {
@@ -92,7 +122,11 @@ impl Server {
                     .unwrap();
                 assert_eq!(again, request, "the signature is correct");
             }
-            let (status, body, invalidate) = self.answer(header.command, &request).await;
+            let denied = self.denies(&header, encrypted, &request);
+            let (status, body, invalidate) = match denied {
+                true => error(NtStatus::ACCESS_DENIED),
+                false => self.answer(header.command, &request).await,
+            };
             let channel = match header.command {
                 Command::Read => u32_at(&request, 100),
                 Command::Write => u32_at(&request, 96),
@@ -101,6 +135,7 @@ impl Server {
             self.seen.push(Seen {
                 command: header.command,
                 signed,
+                encrypted,
                 channel,
                 length: u32_at(&request, 68),
             });
@@ -110,7 +145,10 @@ impl Server {
             answer.status = status;
             answer.message_id = header.message_id;
             answer.session_id = SessionId(5);
-            answer.tree_id = Some(TreeId(7));
+            answer.tree_id = Some(match header.command {
+                Command::TreeConnect if is_sealed(&request) => SEALED,
+                _ => TreeId(7),
+            });
             if signed {
                 answer.flags.set_signed();
             }
@@ -120,6 +158,12 @@ impl Server {
                 let id = header.message_id.0;
                 signing::sign_message(&mut message, &KEY, SigningAlgorithm::AesCmac, id, false)
                     .unwrap();
+            }
+            if encrypted {
+                let nonce = [self.seen.len() as u8; 16];
+                let sealed = encryption::encrypt_message(&message, &KEY, CIPHER, &nonce, 5);
+                let (transform, sealed) = sealed.unwrap();
+                message = [transform, sealed].concat();
             }
             let message = Bytes::from(message);
             let sending = match invalidate {
@@ -131,16 +175,34 @@ impl Server {
         (self.seen, self.file)
     }
 
+    /// Returns whether the request has less security than is required ([MS-SMB2] 3.3.5.2.4, 3.3.5.2.11).
+    fn denies(&self, header: &Header, encrypted: bool, request: &[u8]) -> bool {
+        if matches!(header.command, Command::Negotiate | Command::TreeConnect) {
+            return false;
+        }
+        let signed = header.flags.is_signed();
+        match self.security {
+            Security::Nothing if self.behaviour == Behaviour::DeniesUnsigned => !signed,
+            Security::Nothing => false,
+            Security::Signing => !signed,
+            Security::EncryptedSession => !encrypted,
+            Security::EncryptedShare => u32_at(request, 36) == SEALED.0 && !encrypted,
+        }
+    }
+
     async fn answer(
         &mut self,
         command: Command,
         request: &[u8],
     ) -> (NtStatus, Vec<u8>, Option<u32>) {
         let body = match command {
-            Command::Negotiate => packed(&negotiate_response()),
+            Command::Negotiate => packed(&negotiate_response(self.security)),
             Command::TreeConnect => packed(&TreeConnectResponse {
                 share_type: ShareType::Disk,
-                share_flags: ShareFlags::new(0),
+                share_flags: ShareFlags::new(match is_sealed(request) {
+                    true => ShareFlags::ENCRYPT_DATA,
+                    false => 0,
+                }),
                 capabilities: ShareCapabilities::new(0),
                 maximal_access: u32::MAX,
             }),
@@ -160,14 +222,13 @@ impl Server {
         let mut body = vec![0; 16];
         body[0] = 17;
         if has_channel && self.behaviour == Behaviour::Refuses {
-            return (
-                NtStatus::INVALID_PARAMETER,
-                vec![9, 0, 0, 0, 0, 0, 0, 0, 0],
-                None,
-            );
+            return error(NtStatus::INVALID_PARAMETER);
+        }
+        if offset == DENIED as usize {
+            return error(NtStatus::ACCESS_DENIED);
         }
         if offset >= self.file.len() {
-            return (NtStatus::END_OF_FILE, vec![9, 0, 0, 0, 0, 0, 0, 0, 0], None);
+            return error(NtStatus::END_OF_FILE);
         }
         let data = &self.file[offset..self.file.len().min(offset + length)];
         if has_channel && self.behaviour == Behaviour::Takes {
@@ -187,13 +248,7 @@ impl Server {
         let offset = u32_at(request, 72) as usize;
         let has_channel = u32_at(request, 96) != 0;
         let (data, token) = match (has_channel, self.behaviour) {
-            (true, Behaviour::Refuses) => {
-                return (
-                    NtStatus::INVALID_PARAMETER,
-                    vec![9, 0, 0, 0, 0, 0, 0, 0, 0],
-                    None,
-                );
-            }
+            (true, Behaviour::Refuses) => return error(NtStatus::INVALID_PARAMETER),
             (true, Behaviour::Takes) => {
                 let memory = descriptor(request);
                 let into = BytesMut::zeroed(u32_at(request, 100) as usize);
@@ -215,9 +270,24 @@ impl Server {
     }
 }
 
-fn negotiate_response() -> NegotiateResponse {
+/// Returns an answer with an error.
+fn error(status: NtStatus) -> (NtStatus, Vec<u8>, Option<u32>) {
+    (status, vec![9, 0, 0, 0, 0, 0, 0, 0, 0], None)
+}
+
+/// Returns whether a TREE_CONNECT names the share that requires encryption.
+fn is_sealed(request: &[u8]) -> bool {
+    let name: Vec<u8> = "sealed".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    request.ends_with(&name)
+}
+
+fn negotiate_response(security: Security) -> NegotiateResponse {
+    let required = match security {
+        Security::Signing => SecurityMode::SIGNING_REQUIRED,
+        _ => 0,
+    };
     NegotiateResponse {
-        security_mode: SecurityMode::new(SecurityMode::SIGNING_ENABLED),
+        security_mode: SecurityMode::new(SecurityMode::SIGNING_ENABLED | required),
         dialect_revision: Dialect::Smb3_0_2,
         server_guid: Guid::default(),
         capabilities: Capabilities::new(Capabilities::LARGE_MTU),
@@ -270,6 +340,7 @@ fn noise() -> Vec<u8> {
 /// Returns a client with a signed session, and the server's task.
 async fn connect(
     behaviour: Behaviour,
+    security: Security,
 ) -> (
     Client,
     Connection,
@@ -284,6 +355,7 @@ async fn connect(
     let server = Server {
         connection: listener.accept().await.unwrap(),
         behaviour,
+        security,
         file: noise(),
         seen: Vec::new(),
     };
@@ -293,14 +365,18 @@ async fn connect(
     smb.negotiate().await.unwrap();
     smb.set_session_id(SessionId(5));
     smb.activate_signing(KEY.to_vec(), SigningAlgorithm::AesCmac);
+    let should_encrypt = security == Security::EncryptedSession;
+    if should_encrypt {
+        smb.activate_encryption(KEY.to_vec(), KEY.to_vec(), CIPHER);
+    }
     let session = Session {
         session_id: SessionId(5),
         signing_key: KEY.to_vec(),
-        encryption_key: None,
-        decryption_key: None,
+        encryption_key: Some(KEY.to_vec()),
+        decryption_key: Some(KEY.to_vec()),
         signing_algorithm: SigningAlgorithm::AesCmac,
         should_sign: true,
-        should_encrypt: false,
+        should_encrypt,
     };
     (
         Client::with_session(transport, smb, session),
@@ -332,7 +408,7 @@ async fn exchange(share: &Share) -> (usize, usize) {
 
 #[tokio::test]
 async fn rdma_moves_the_data_and_only_those_requests_are_unsigned() {
-    let (mut client, connection, server) = connect(Behaviour::Takes).await;
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
     let share = client.share("share").await.unwrap();
     assert_eq!(share.transfer(), Transfer::Rdma(Channel::RdmaV1Invalidate));
     assert_eq!(exchange(&share).await, (LENGTH, LENGTH));
@@ -350,8 +426,13 @@ async fn rdma_moves_the_data_and_only_those_requests_are_unsigned() {
 
 #[tokio::test]
 async fn a_server_that_does_not_take_rdma_gets_messages() {
-    for behaviour in [Behaviour::Refuses, Behaviour::Ignores] {
-        let (mut client, connection, server) = connect(behaviour).await;
+    let behaviours = [
+        Behaviour::Refuses,
+        Behaviour::Ignores,
+        Behaviour::DeniesUnsigned,
+    ];
+    for behaviour in behaviours {
+        let (mut client, connection, server) = connect(behaviour, Security::Nothing).await;
         let share = client.share("share").await.unwrap();
         assert_eq!(exchange(&share).await, (0, 0), "{behaviour:?}");
         assert_eq!(share.transfer(), Transfer::Messages(Reason::Refused));
@@ -365,7 +446,7 @@ async fn a_server_that_does_not_take_rdma_gets_messages() {
 
 #[tokio::test]
 async fn messages_are_signed_and_fit() {
-    let (mut client, connection, server) = connect(Behaviour::Takes).await;
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
     client.use_messages();
     let share = client.share("share").await.unwrap();
     assert_eq!(share.transfer(), Transfer::Messages(Reason::Asked));
@@ -379,5 +460,94 @@ async fn messages_are_signed_and_fit() {
     for seen in seen.iter().filter(data) {
         assert!(seen.signed && seen.channel == 0, "{seen:?}");
         assert!((seen.length as usize) < room, "{seen:?}");
+    }
+}
+
+/// [MS-SMB2] 3.2.4.1.1, 3.3.5.2.4: where signing is required, no request is without a signature.
+#[tokio::test]
+async fn nothing_is_unsigned_where_signing_is_required() {
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Signing).await;
+    assert_eq!(client.transfer(), Transfer::Messages(Reason::Signing));
+    let share = client.share("share").await.unwrap();
+    assert_eq!(exchange(&share).await, (0, 0));
+    connection.close().await.unwrap();
+    let (seen, file) = server.await.unwrap();
+    assert!(file.iter().eq(noise().iter().rev()));
+    let after = |seen: &&Seen| seen.command != Command::Negotiate;
+    for seen in seen.iter().filter(after) {
+        assert!(seen.signed && seen.channel == 0, "{seen:?}");
+    }
+}
+
+/// Where the session encrypts, all data is in encrypted messages, and none of it moves by RDMA.
+#[tokio::test]
+async fn nothing_is_in_the_clear_where_the_session_encrypts() {
+    let (mut client, connection, server) =
+        connect(Behaviour::Takes, Security::EncryptedSession).await;
+    assert_eq!(client.transfer(), Transfer::Messages(Reason::Encryption));
+    let share = client.share("share").await.unwrap();
+    assert_eq!(exchange(&share).await, (0, 0));
+    connection.close().await.unwrap();
+    let (seen, file) = server.await.unwrap();
+    assert!(file.iter().eq(noise().iter().rev()));
+    let after = |seen: &&Seen| seen.command != Command::Negotiate;
+    for seen in seen.iter().filter(after) {
+        assert!(seen.encrypted && seen.channel == 0, "{seen:?}");
+    }
+}
+
+/// A share that encrypts makes the session encrypt. The data of a share that was connected before moves by
+/// RDMA until then, and in encrypted messages afterwards.
+#[tokio::test]
+async fn a_share_that_encrypts_ends_rdma() {
+    let (mut client, connection, server) =
+        connect(Behaviour::Takes, Security::EncryptedShare).await;
+    let open = client.share("share").await.unwrap();
+    let file = open.open("a/b", OpenMode::Read).await.unwrap();
+    let read = file.read(0, BytesMut::zeroed(LENGTH)).await.unwrap();
+    assert_eq!(read.by_rdma, LENGTH);
+    let sealed = client.share("sealed").await.unwrap();
+    for share in [&open, &sealed] {
+        assert_eq!(share.transfer(), Transfer::Messages(Reason::Encryption));
+    }
+    let read = file.read(0, BytesMut::zeroed(LENGTH)).await.unwrap();
+    assert!(read.data == noise() && read.by_rdma == 0);
+    assert_eq!(exchange(&sealed).await, (0, 0));
+    connection.close().await.unwrap();
+    let (seen, file) = server.await.unwrap();
+    assert!(file.iter().eq(noise().iter().rev()));
+    let connects = |seen: &Seen| seen.command == Command::TreeConnect;
+    let begin = seen.iter().rposition(connects).unwrap();
+    assert!(seen[..begin].iter().any(|seen| seen.channel != 0));
+    for seen in &seen[begin + 1..] {
+        assert!(seen.encrypted && seen.channel == 0, "{seen:?}");
+    }
+}
+
+/// A request that is denied for another reason is denied without the channel too, and RDMA goes on.
+#[tokio::test]
+async fn a_denied_access_leaves_rdma_on() {
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
+    let share = client.share("share").await.unwrap();
+    let file = share.open("denied", OpenMode::Read).await.unwrap();
+    let error = file.read(DENIED, BytesMut::zeroed(9000)).await.unwrap_err();
+    assert_eq!(error.status(), Some(NtStatus::ACCESS_DENIED));
+    assert_eq!(share.transfer(), Transfer::Rdma(Channel::RdmaV1Invalidate));
+    let read = file.read(0, BytesMut::zeroed(9000)).await.unwrap();
+    assert_eq!(read.by_rdma, 9000);
+    connection.close().await.unwrap();
+    server.await.unwrap();
+}
+
+/// A transport leaves no request unsigned for a session that requires or encrypts.
+#[tokio::test]
+async fn a_transport_checks_the_session() {
+    for security in [Security::Signing, Security::EncryptedSession] {
+        let (mut client, connection, server) = connect(Behaviour::Takes, security).await;
+        let params = client.smb2().params().unwrap();
+        let transport = Transport::new(connection.clone());
+        assert!(!transport.leave_rdma_unsigned(client.session(), &params));
+        connection.close().await.unwrap();
+        server.await.unwrap();
     }
 }

@@ -8,7 +8,10 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use smb2::{
-    client::{Session, connection},
+    client::{
+        Session,
+        connection::{self, NegotiatedParams},
+    },
     transport::{TransportReceive, TransportSend},
 };
 use smbdirect::{Connection, Token};
@@ -62,11 +65,20 @@ impl Transport {
         connection::Connection::from_transport(half(), half(), server)
     }
 
-    /// From now on sends READ and WRITE with an RDMA channel without a signature. All other requests stay
-    /// signed. The session must not require signing.
-    pub fn leave_rdma_unsigned(&self, session: &Session) {
-        let key = session.signing_key.clone();
-        self.unsigned().begin(key, session.signing_algorithm);
+    /// From now on sends READ and WRITE with an RDMA channel without a signature, if the session signs but
+    /// requires no signatures ([MS-SMB2] 3.2.4.1.1). All other requests stay signed. Otherwise changes nothing.
+    ///
+    /// Returns whether the session allows it. If it does not, send no request with a channel: a server that
+    /// requires signing or encryption refuses it.
+    ///
+    /// [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
+    pub fn leave_rdma_unsigned(&self, session: &Session, params: &NegotiatedParams) -> bool {
+        let allowed = !params.signing_required && !session.should_encrypt;
+        if allowed && session.should_sign {
+            let key = session.signing_key.clone();
+            self.unsigned().begin(key, session.signing_algorithm);
+        }
+        allowed
     }
 
     /// Replaces the error of a request by the reason for which the connection ended, if it did.

@@ -32,6 +32,8 @@ struct Inner {
     transfer: Transfer,
     /// The server has refused or ignored a channel.
     refused: AtomicBool,
+    /// The session encrypts, perhaps since another share was connected.
+    encrypts: Arc<AtomicBool>,
     /// Most bytes of a READ or WRITE by RDMA.
     rdma_bytes: usize,
     /// Most bytes of a READ or WRITE with the data in the message.
@@ -44,6 +46,7 @@ impl Requests {
         smb: connection::Connection,
         tree: Tree,
         transfer: Transfer,
+        encrypts: Arc<AtomicBool>,
     ) -> Self {
         let params = smb.params().expect("NEGOTIATE succeeded");
         let server = params.max_read_size.min(params.max_write_size) as usize;
@@ -60,6 +63,7 @@ impl Requests {
             tree,
             transfer,
             refused: AtomicBool::new(false),
+            encrypts,
         };
         Self {
             inner: Arc::new(inner),
@@ -71,6 +75,9 @@ impl Requests {
         match self.inner.transfer {
             Transfer::Rdma(_) if self.inner.refused.load(Ordering::Relaxed) => {
                 Transfer::Messages(Reason::Refused)
+            }
+            Transfer::Rdma(_) if self.inner.encrypts.load(Ordering::Relaxed) => {
+                Transfer::Messages(Reason::Encryption)
             }
             transfer => transfer,
         }
@@ -86,11 +93,11 @@ impl Requests {
 
     /// Returns the bytes of the next request, of `left` that are left, and its channel; `None` is for
     /// messages. Another task may find out at any time that the server does not take RDMA, so both come
-    /// from one look at it.
-    pub(crate) fn next(&self, left: usize) -> (usize, Option<Channel>) {
+    /// from one look at it. With `is_refused` the server has refused the channel for this data.
+    pub(crate) fn next(&self, left: usize, is_refused: bool) -> (usize, Option<Channel>) {
         let (most, channel) = match self.transfer() {
-            Transfer::Rdma(channel) => (self.inner.rdma_bytes, Some(channel)),
-            Transfer::Messages(_) => (self.inner.message_bytes, None),
+            Transfer::Rdma(channel) if !is_refused => (self.inner.rdma_bytes, Some(channel)),
+            _ => (self.inner.message_bytes, None),
         };
         let bytes = left.min(most);
         (bytes, channel.filter(|_| bytes >= Transfer::MIN_RDMA_BYTES))
