@@ -2,6 +2,9 @@
 
 mod common;
 
+#[cfg(unix)]
+use std::collections::BTreeSet;
+
 use self::common::{Attempt, corpus, regressions, target};
 
 fn replay(name: &str) {
@@ -10,6 +13,30 @@ fn replay(name: &str) {
         let _attempt = Attempt::new(|| eprintln!("{} fails", input.name));
         run(&input.bytes);
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn capi_calls() {
+    replay("capi_calls");
+}
+
+/// Calls that only fail would test little.
+#[cfg(unix)]
+#[test]
+fn every_call_of_libsmbdirect_succeeds_in_some_input() {
+    let mut succeeded = BTreeSet::new();
+    for input in corpus("capi_calls") {
+        succeeded.extend(smbdirect_fuzz::capi_calls_that_succeed(&input.bytes));
+    }
+    let calls = "abort accept buffer_data buffer_free close connect connect_finish connect_start connection_free \
+                 deregister get_fd keepalive query read read_start recv recv_message region_free register runtime_run \
+                 send send_and_invalidate send_start service stream use_stream write write_start";
+    let failed: Vec<_> = calls
+        .split_whitespace()
+        .filter(|call| !succeeded.contains(call))
+        .collect();
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 #[test]

@@ -22,6 +22,8 @@
 
 // The names are those of the C interface, and the rules for callers are at the top of the header.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
+// Every block states the invariant that makes it sound.
+#![warn(clippy::undocumented_unsafe_blocks)]
 #![cfg(unix)]
 
 mod address;

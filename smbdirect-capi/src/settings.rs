@@ -19,6 +19,7 @@ pub const SMBDIRECT_PROFILE_LINUX: i32 = 2;
 /// The settings of connections. Initialise them with smbdirect_settings_init(), then change fields. Later
 /// versions of the library add fields at the end; `size` tells it which ones the program knows.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct smbdirect_settings {
     /// sizeof(struct smbdirect_settings).
     pub size: usize,

@@ -19,6 +19,7 @@
 //! | `calls` | the functions that replace those of the C library |
 //! | `next` | the functions of the C library |
 
+#![warn(clippy::undocumented_unsafe_blocks)]
 #![cfg(target_os = "linux")]
 
 mod broker;

@@ -16,6 +16,8 @@ pub(crate) type Run = fn(&[u8]);
 /// Returns the target of this name.
 pub(crate) fn target(name: &str) -> Run {
     match name {
+        #[cfg(unix)]
+        "capi_calls" => smbdirect_fuzz::capi_calls,
         "capture_reader" => smbdirect_fuzz::capture_reader,
         "decode" => smbdirect_fuzz::decode,
         "engine_operations" => smbdirect_fuzz::engine_operations,
