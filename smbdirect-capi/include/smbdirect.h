@@ -26,6 +26,11 @@
  * with a 0 byte and are UTF-8. Memory that is passed in has to be valid and unchanged, and memory for
  * results must be used by nothing else, during the call; with callbacks, until the callback.
  *
+ * Files. There is no registration of a file descriptor's memory: other processes can change or truncate the
+ * file, and RDMA adapters cannot pin the pages of most file systems. To send a file without a copy, map it and
+ * lend the mapping to smbdirect_write_start() or smbdirect_send_start(), until the callback. To store the peer's
+ * bytes, write() the buffer that smbdirect_deregister() or the callback of smbdirect_read_start() returns.
+ *
  * Threads. Functions on one handle may be called from several threads, except that nothing else may use a
  * handle while it is freed or handed over, and that buffers and messages belong to one thread at a time.
  *
