@@ -85,10 +85,7 @@ impl Client {
             } = account;
             Session::setup(&mut smb, user, password, domain).await
         };
-        let session = match login.await {
-            Ok(session) => session,
-            Err(error) => return Err(transport.explain(error)),
-        };
+        let session = transport.request(login).await?;
         Ok(Self::with_session(transport, smb, session))
     }
 
@@ -151,10 +148,8 @@ impl Client {
     /// # Errors
     /// The server has no such share or refuses the access, or the connection ends.
     pub async fn share(&mut self, name: &str) -> Result<Share, Error> {
-        let tree = match smb2::Tree::connect(&mut self.smb, name).await {
-            Ok(tree) => tree,
-            Err(error) => return Err(self.transport.explain(error)),
-        };
+        let connecting = smb2::Tree::connect(&mut self.smb, name);
+        let tree = self.transport.request(connecting).await?;
         let mut terms = self.terms;
         if tree.encrypt_data && !terms.encrypts {
             terms.encrypts = true;

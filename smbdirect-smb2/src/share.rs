@@ -109,8 +109,9 @@ impl Share {
     /// # Errors
     /// The server refuses it, or the connection ends.
     pub async fn list(&self, path: &str) -> Result<Vec<DirectoryEntry>, Error> {
-        let listed = self.tree().list_directory(&mut self.smb2(), path).await;
-        let mut entries = listed.map_err(|error| self.requests.explain(error))?;
+        let mut smb = self.smb2();
+        let listing = self.tree().list_directory(&mut smb, path);
+        let mut entries = self.requests.request(listing).await?;
         entries.retain(|entry| entry.name != "." && entry.name != "..");
         Ok(entries)
     }
@@ -120,8 +121,9 @@ impl Share {
     /// # Errors
     /// The server refuses it, or the connection ends.
     pub async fn stat(&self, path: &str) -> Result<FileInfo, Error> {
-        let info = self.tree().stat(&mut self.smb2(), path).await;
-        info.map_err(|error| self.requests.explain(error))
+        let mut smb = self.smb2();
+        let asking = self.tree().stat(&mut smb, path);
+        self.requests.request(asking).await
     }
 
     /// Deletes a file.
@@ -129,8 +131,9 @@ impl Share {
     /// # Errors
     /// The server refuses it, or the connection ends.
     pub async fn delete(&self, path: &str) -> Result<(), Error> {
-        let deleted = self.tree().delete_file(&mut self.smb2(), path).await;
-        deleted.map_err(|error| self.requests.explain(error))
+        let mut smb = self.smb2();
+        let deleting = self.tree().delete_file(&mut smb, path);
+        self.requests.request(deleting).await
     }
 
     /// Renames a file within the share. With `replace` an existing file of the new name is replaced.
@@ -139,11 +142,9 @@ impl Share {
     /// The server refuses it, or the connection ends.
     pub async fn rename(&self, from: &str, to: &str, replace: bool) -> Result<(), Error> {
         let options = RenameOptions::new().replace_if_exists(replace);
-        let renamed = self
-            .tree()
-            .rename_with(&mut self.smb2(), from, to, options)
-            .await;
-        renamed.map_err(|error| self.requests.explain(error))
+        let mut smb = self.smb2();
+        let renaming = self.tree().rename_with(&mut smb, from, to, options);
+        self.requests.request(renaming).await
     }
 
     /// Returns the tree of the crate smb2, for everything that this package does not do.

@@ -551,3 +551,22 @@ async fn a_transport_checks_the_session() {
         server.await.unwrap();
     }
 }
+
+/// The crate smb2 can miss the end of its connection, and then a request never completes by itself.
+#[tokio::test]
+async fn a_request_ends_with_the_connection() {
+    let address = "127.0.0.1:1".parse().unwrap();
+    let provider = Loopback::new();
+    let mut listener = Listener::bind(&provider, address, Config::default())
+        .await
+        .unwrap();
+    let connecting = Connection::connect(&provider, address, Config::default());
+    let (connection, server) = tokio::join!(connecting, listener.accept());
+    let transport = Transport::new(connection.unwrap());
+    let waiting = transport.request(std::future::pending::<Result<(), smb2::Error>>());
+    let (ended, ()) = tokio::join!(waiting, async { drop(server.unwrap()) });
+    assert!(
+        matches!(ended, Err(crate::Error::Connection(_))),
+        "{ended:?}"
+    );
+}

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
+    future::Future,
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -15,8 +18,12 @@ use smb2::{
     transport::{TransportReceive, TransportSend},
 };
 use smbdirect::{Connection, Token};
+use tokio::time::timeout;
 
 use crate::{error::Error, unsigned::Unsigned};
+
+/// Longest time from the end of a connection to the end of a request whose answer had arrived before.
+const LAST_ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Carries the messages of a [`smb2::client::connection::Connection`] over SMB Direct. Clones share one
 /// connection.
@@ -81,8 +88,26 @@ impl Transport {
         allowed
     }
 
+    /// Runs a request of the crate smb2, which ends when the connection ends. Without this, a request that
+    /// begins at that moment sometimes waits forever, because the crate misses the end.
+    pub(crate) async fn request<T, E: Into<Error>>(
+        &self,
+        request: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Error> {
+        let mut request = pin!(request);
+        let reason = tokio::select! {
+            biased;
+            done = &mut request => return done.map_err(|error| self.explain(error)),
+            reason = self.connection.closed() => reason,
+        };
+        match timeout(LAST_ANSWER_LIMIT, request).await {
+            Ok(done) => done.map_err(|error| self.explain(error)),
+            Err(_) => Err(Error::Connection(reason)),
+        }
+    }
+
     /// Replaces the error of a request by the reason for which the connection ended, if it did.
-    pub(crate) fn explain(&self, error: impl Into<Error>) -> Error {
+    fn explain(&self, error: impl Into<Error>) -> Error {
         match (self.connection.error(), error.into()) {
             (Some(reason), Error::Smb2(_)) => Error::Connection(reason),
             (_, error) => error,

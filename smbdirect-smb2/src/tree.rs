@@ -1,8 +1,11 @@
 //! The requests on one share: their limits, their sending, and how they move data.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use smb2::{
@@ -135,21 +138,21 @@ impl Requests {
             .inner
             .smb
             .execute_with_credits(command, body, tree, charge);
-        match frame.await {
-            Ok(frame) => Ok(Answer(frame)),
-            Err(error) => Err(self.explain(error)),
-        }
+        self.request(frame).await.map(Answer)
     }
 
     pub(crate) async fn close(&self, file_id: FileId) -> Result<(), Error> {
         let mut smb = self.smb2();
-        let closed = self.inner.tree.close_handle(&mut smb, file_id).await;
-        closed.map_err(|error| self.explain(error))
+        self.request(self.inner.tree.close_handle(&mut smb, file_id))
+            .await
     }
 
-    /// Replaces the error of a request by the reason for which the connection ended, if it did.
-    pub(crate) fn explain(&self, error: impl Into<Error>) -> Error {
-        self.inner.transport.explain(error)
+    /// Runs a request of the crate smb2, which ends when the connection ends.
+    pub(crate) async fn request<T, E: Into<Error>>(
+        &self,
+        request: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Error> {
+        self.inner.transport.request(request).await
     }
 }
 

@@ -170,8 +170,9 @@ impl Service {
     pub(super) fn turn_away(&self, peer: SocketAddr) {
         self.totals.turned_away.fetch_add(1, Relaxed);
         let open = self.totals.open.load(Relaxed);
+        let are = if open == 1 { "is" } else { "are" };
         let open_now = report::plural(open, "connection");
-        self.report_turned_away(peer, open, &format!("{open_now} are open"));
+        self.report_turned_away(peer, open, &format!("{open_now} {are} open"));
     }
 
     /// Reports a client that is turned away because --allow does not have its address.

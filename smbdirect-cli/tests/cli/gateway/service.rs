@@ -99,7 +99,7 @@ async fn settings_change_without_dropping_connections() {
     assert_eq!(second.receive().await, None);
     assert_eq!(
         event(&mut gateway, "turned_away")["reason"],
-        "1 connection are open"
+        "1 connection is open"
     );
 
     let reload = |gateway: &mut Listening, text: &str| {
