@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-async fn ask(connection: Connection) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn ask(connection: Connection) -> Result<(), Box<dyn Error>> {
     let access = Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
     let region = connection.register(BytesMut::zeroed(1 << 20), access)?;
 
@@ -58,7 +58,7 @@ async fn ask(connection: Connection) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn serve(connection: Connection) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn serve(connection: Connection) -> Result<(), Box<dyn Error>> {
     let request = connection.recv().await?.into_bytes();
     let descriptor = BufferDescriptorV1::decode(&request)?;
 

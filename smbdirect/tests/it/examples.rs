@@ -8,8 +8,16 @@ mod tdi_echo;
 #[path = "../../examples/event_loop.rs"]
 mod event_loop;
 
+#[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../examples/two_machines.rs"]
+mod two_machines;
+
 use std::time::Duration;
 
+use smbdirect::{
+    Config, Connection, Listener,
+    rdma::iwarp::{Iwarp, IwarpConfig},
+};
 use tokio::time::timeout;
 
 #[test]
@@ -21,4 +29,21 @@ fn event_loop() {
 async fn tdi_echo() {
     let run = timeout(Duration::from_secs(60), tdi_echo::run(&[]));
     run.await.expect("it ends").expect("it succeeds");
+}
+
+#[tokio::test]
+async fn two_machines() {
+    let provider = Iwarp::new(IwarpConfig::default());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(&provider, any, Config::default());
+    let mut listener = listener.await.unwrap();
+    let connecting = Connection::connect(&provider, listener.local_address(), Config::default());
+    let (client, server) = tokio::join!(connecting, listener.accept());
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let run = async { tokio::join!(two_machines::ask(client), two_machines::serve(server)) };
+    let (asked, served) = timeout(Duration::from_secs(60), run)
+        .await
+        .expect("it ends");
+    asked.expect("it succeeds");
+    served.expect("it succeeds");
 }
