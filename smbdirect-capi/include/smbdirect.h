@@ -815,6 +815,23 @@ const char *smbdirect_strerror(int32_t code);
 int32_t smbdirect_stream(struct smbdirect_connection *connection, int *fd, struct smbdirect_error *error);
 
 /**
+ * Connects to a peer as smbdirect_connect() does, and makes the socket of smbdirect_stream() of the connection.
+ *
+ * `connection` gets the handle for registrations, RDMA Reads and Writes. It may be NULL for programs that need
+ * only the socket.
+ *
+ * Stores the handle and the descriptor and returns 0. Otherwise stores nothing, and returns the errors of
+ * smbdirect_connect().
+ */
+int32_t smbdirect_connect_stream(struct smbdirect_runtime *runtime,
+                                 const char *address,
+                                 const struct smbdirect_settings *settings,
+                                 int32_t timeout_ms,
+                                 struct smbdirect_connection **connection,
+                                 int *fd,
+                                 struct smbdirect_error *error);
+
+/**
  * Reads `length` bytes of the peer's memory into `data` by RDMA Read, from `offset` bytes into the range of
  * `count` descriptors, and waits for them for up to `timeout_ms` milliseconds, which must not be 0.
  *

@@ -177,20 +177,38 @@ pub unsafe extern "C" fn smbdirect_connect(
     unsafe {
         call_status(error, || {
             let out = pointers::out(connection, "connection")?;
-            if timeout_ms == 0 {
-                let message =
-                    "a timeout of 0: use smbdirect_connect_start() to connect without waiting";
-                return Err(Failure::invalid(message));
-            }
-            let runtime = Runtime::of(runtime)?;
-            let prepared = Prepared::new(settings)?;
-            let address = pointers::text(address, "address")?;
-            let started = smbdirect_connection::start(&runtime, address, prepared)?;
-            started.finish(timeout_ms)?;
-            *out = Box::into_raw(started);
+            let connected = connect(runtime, address, settings, timeout_ms)?;
+            *out = Box::into_raw(connected);
             Ok(())
         })
     }
+}
+
+/// Connects to a peer and negotiates.
+///
+/// # Safety
+/// The arguments follow the rules for arguments.
+pub(crate) unsafe fn connect(
+    runtime: *mut smbdirect_runtime,
+    address: *const c_char,
+    settings: *const smbdirect_settings,
+    timeout_ms: i32,
+) -> Result<Box<smbdirect_connection>, Failure> {
+    if timeout_ms == 0 {
+        let message = "a timeout of 0: use smbdirect_connect_start() to connect without waiting";
+        return Err(Failure::invalid(message));
+    }
+    // SAFETY: all pointers follow the rules for arguments.
+    let (runtime, prepared, address) = unsafe {
+        (
+            Runtime::of(runtime)?,
+            Prepared::new(settings)?,
+            pointers::text(address, "address")?,
+        )
+    };
+    let started = smbdirect_connection::start(&runtime, address, prepared)?;
+    started.finish(timeout_ms)?;
+    Ok(started)
 }
 
 /// Starts to connect to a peer, and returns without waiting. The arguments are those of smbdirect_connect().

@@ -1,11 +1,16 @@
 //! The connection as a stream socket.
 
-use std::{ffi::c_int, os::fd::IntoRawFd};
+use std::{
+    ffi::{c_char, c_int},
+    os::fd::{IntoRawFd, OwnedFd},
+};
 
 use crate::{
-    connection::smbdirect_connection,
+    connection::{connect, smbdirect_connection},
     pointers,
-    status::{call_status, smbdirect_error},
+    runtime::smbdirect_runtime,
+    settings::smbdirect_settings,
+    status::{Failure, call_status, smbdirect_error},
 };
 
 /// Makes a socket that carries the messages of the connection with the 4-byte length of SMB over TCP: a byte
@@ -32,10 +37,51 @@ pub unsafe extern "C" fn smbdirect_stream(
         call_status(error, || {
             let handle = pointers::handle(connection, "connection")?;
             let out = pointers::out(fd, "fd")?;
-            let connection = handle.connection()?.clone();
-            let socket = handle.runtime.enter(|| connection.into_stream_fd())?;
-            *out = socket.into_raw_fd();
+            *out = handle.stream()?.into_raw_fd();
             Ok(())
         })
+    }
+}
+
+/// Connects to a peer as smbdirect_connect() does, and makes the socket of smbdirect_stream() of the connection.
+///
+/// `connection` gets the handle for registrations, RDMA Reads and Writes. It may be NULL for programs that need
+/// only the socket.
+///
+/// Stores the handle and the descriptor and returns 0. Otherwise stores nothing, and returns the errors of
+/// smbdirect_connect().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn smbdirect_connect_stream(
+    runtime: *mut smbdirect_runtime,
+    address: *const c_char,
+    settings: *const smbdirect_settings,
+    timeout_ms: i32,
+    connection: *mut *mut smbdirect_connection,
+    fd: *mut c_int,
+    error: *mut smbdirect_error,
+) -> i32 {
+    // SAFETY: all pointers follow the rules for arguments.
+    unsafe {
+        call_status(error, || {
+            let out = pointers::out(fd, "fd")?;
+            let handle = connect(runtime, address, settings, timeout_ms)?;
+            let socket = handle.stream();
+            match connection.as_mut() {
+                Some(connection) if socket.is_ok() => *connection = Box::into_raw(handle),
+                _ => {
+                    let runtime = handle.runtime.clone();
+                    runtime.enter(|| drop(handle));
+                }
+            }
+            *out = socket?.into_raw_fd();
+            Ok(())
+        })
+    }
+}
+
+impl smbdirect_connection {
+    fn stream(&self) -> Result<OwnedFd, Failure> {
+        let connection = self.connection()?.clone();
+        Ok(self.runtime.enter(|| connection.into_stream_fd())?)
     }
 }

@@ -85,7 +85,7 @@ fn programs() -> Option<&'static Path> {
         for name in ["echo", "rdma", "poll_loop"] {
             compile(folder.path(), &format!("examples/{name}.c"), &[]);
         }
-        for name in ["misuse", "fork", "threads", "layout"] {
+        for name in ["misuse", "fork", "threads", "stream", "layout"] {
             compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
         }
         Some(folder)
@@ -210,11 +210,11 @@ fn examples_in_c_and_python_work_with_each_other() {
     }
 }
 
-/// The command echoes what the example sends. It is built with the workspace only.
+/// The command echoes what the examples in C and Python send. It is built with the workspace only.
 #[test]
-fn example_works_with_the_command() {
+fn examples_work_with_the_command() {
     let command = libraries().join("../smbdirect");
-    let Some(folder) = programs() else {
+    let (Some(folder), Some(python)) = (programs(), python_end()) else {
         return;
     };
     if !command.exists() {
@@ -225,6 +225,14 @@ fn example_works_with_the_command() {
         eprintln!("skipped: cargo build -p smbdirect-cli");
         return;
     }
+    let said = echoed_by(&command, end(folder, "echo", &[]));
+    assert_eq!(said.matches("came back").count(), 6, "{said}");
+    let said = echoed_by(&command, python);
+    assert_eq!(said.matches("came back").count(), 4, "{said}");
+}
+
+/// Returns what the connecting end of an example prints when the command echoes its messages.
+fn echoed_by(command: &Path, mut connect: Command) -> String {
     let mut listener = start(Command::new(command).args(["listen", "127.0.0.1:0", "--echo"]));
     let mut line = String::new();
     let mut stdout = BufReader::new(listener.stdout.take().unwrap());
@@ -235,11 +243,11 @@ fn example_works_with_the_command() {
     let address = address
         .unwrap_or_else(|| panic!("{line:?}"))
         .trim_end_matches([',', ';']);
-    let client = start(end(folder, "echo", &[]).args(["connect", address]));
+    let client = start(connect.args(["connect", address]));
     let said = finish(client, "echo", String::new());
     listener.kill().unwrap();
     listener.wait().unwrap();
-    assert_eq!(said.matches("came back").count(), 6, "{said}");
+    said
 }
 
 #[test]
@@ -267,7 +275,7 @@ fn programs_are_clean_under_sanitizers() {
     }
     let folder = tempfile::tempdir().unwrap();
     let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    for name in ["misuse", "threads"] {
+    for name in ["misuse", "threads", "stream"] {
         let program = compile(folder.path(), &format!("tests/c/{name}.c"), &flags);
         print!(
             "{}",
@@ -291,6 +299,11 @@ fn misuse_fails_with_a_status_code() {
 #[test]
 fn forked_process_has_connections_of_its_own() {
     run("fork");
+}
+
+#[test]
+fn connection_is_a_socket() {
+    run("stream");
 }
 
 #[test]

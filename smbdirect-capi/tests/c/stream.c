@@ -1,0 +1,68 @@
+/* A connection is a socket with the frames of SMB over TCP, with and without its handle. */
+#include "common.h"
+#include <unistd.h>
+
+static void round_trip(struct smbdirect_listener *listener, const char *address,
+                       struct smbdirect_connection **handle)
+{
+    static const char frame[] = "\0\0\0\5hello";
+    struct smbdirect_error error;
+    struct smbdirect_connection *server;
+    char room[16];
+    struct iovec in = { room, sizeof room }, out = { "hi", 2 };
+    int fd = -1;
+
+    if (smbdirect_connect_stream(NULL, address, NULL, 10000, handle, &fd, &error) != 0)
+        fail("connect_stream", &error);
+    if (smbdirect_accept(listener, 10000, &server, &error) != 0)
+        fail("accept", &error);
+    if (write(fd, frame, 9) != 9)
+        exit(1);
+    if (smbdirect_recv(server, &in, 1, 10000, NULL, &error) != 5 || memcmp(room, "hello", 5) != 0)
+        fail("receive", &error);
+    if (smbdirect_send(server, &out, 1, 10000, &error) != 0)
+        fail("send", &error);
+    size_t length = 0;
+    while (length < 6) {
+        ssize_t more = read(fd, room + length, sizeof room - length);
+        if (more <= 0)
+            exit(2);
+        length += (size_t)more;
+    }
+    if (length != 6 || memcmp(room, "\0\0\0\2hi", 6) != 0)
+        exit(3);
+    /* The end of the socket is the end of the connection. */
+    close(fd);
+    if (smbdirect_recv(server, &in, 1, 10000, NULL, &error) != 0)
+        fail("the end", &error);
+    smbdirect_connection_free(server);
+}
+
+int main(void)
+{
+    struct smbdirect_error error;
+    struct smbdirect_listener *listener;
+    struct smbdirect_connection *handle = NULL;
+    char address[SMBDIRECT_ADDRESS_LENGTH];
+    int fd = -1;
+
+    if (smbdirect_listen(NULL, "127.0.0.1:0", NULL, &listener, &error) != 0
+        || smbdirect_listener_address(listener, address, sizeof address, &error) != 0)
+        fail("listen", &error);
+    round_trip(listener, address, &handle);
+    if (handle == NULL)
+        return 4;
+    smbdirect_connection_free(handle);
+    round_trip(listener, address, NULL);
+    smbdirect_listener_free(listener);
+
+    /* A failure stores nothing. */
+    handle = NULL;
+    if (smbdirect_connect_stream(NULL, address, NULL, 5000, &handle, &fd, &error) >= 0
+        || smbdirect_connect_stream(NULL, address, NULL, 0, &handle, &fd, &error) != SMBDIRECT_ERROR_INVALID
+        || smbdirect_connect_stream(NULL, address, NULL, 5000, &handle, NULL, &error) != SMBDIRECT_ERROR_INVALID
+        || handle != NULL || fd != -1)
+        return 5;
+    puts("frames went both ways, and the socket ended the connection");
+    return 0;
+}
