@@ -102,7 +102,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Info:
-    """What was negotiated, and what was counted. Sizes are in bytes."""
+    """The negotiated values and the counters of a connection. Sizes are in bytes."""
 
     local_address: str
     remote_address: str
@@ -183,7 +183,7 @@ def take_buffer(buffer: int) -> bytes:
 
 
 class Handle:
-    """A connection, with what needs no waiting."""
+    """A connection, with the calls that never wait."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer: Optional[int] = pointer
@@ -213,7 +213,7 @@ class Handle:
     invalidated: Optional[int] = None
 
     def info(self) -> Info:
-        """Returns what was negotiated, and what was counted."""
+        """Returns the negotiated values and the counters of the connection."""
         error, made = c.Error(), c.ConnectionInfo()
         made.size = ctypes.sizeof(made)
         check(library.smbdirect_query(self._live(), byref(made), byref(error)), error)
@@ -241,7 +241,7 @@ class Handle:
 
 
 class ListenerHandle:
-    """A listener, with what needs no waiting."""
+    """A listener, with the calls that never wait."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer: Optional[int] = pointer
