@@ -1,6 +1,9 @@
 //! What an endpoint does with the messages of the CM that it receives.
 
-use std::time::Instant;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Instant,
+};
 
 use super::{
     Endpoint, GENERAL_SERVICES_QUEUE_PAIR,
@@ -20,6 +23,9 @@ use crate::rdma::roce::{
 impl Endpoint {
     /// Processes a CM message, which came over `path`.
     pub(super) fn handle_mad(&mut self, now: Instant, path: Path, mad: Mad) {
+        if !can_be_answered(path) {
+            return;
+        }
         if let Message::ConnectRequest(request) = mad.message {
             return self.handle_request(now, path, mad.transaction_id, request);
         }
@@ -174,4 +180,12 @@ impl Endpoint {
         };
         self.send_mad(path, mad);
     }
+}
+
+/// Returns whether the system sends an answer over the reverse of `path`. An answer to port 0 or from a
+/// broadcast address fails with an error that turns off segmentation offload for all peers of the socket.
+pub(super) fn can_be_answered(path: Path) -> bool {
+    let local = path.local.ip();
+    let is_broadcast = local == IpAddr::V4(Ipv4Addr::BROADCAST);
+    path.remote.port() != 0 && !local.is_unspecified() && !local.is_multicast() && !is_broadcast
 }

@@ -72,11 +72,11 @@ impl Socket {
         };
         self.io.try_io(Interest::WRITABLE, || {
             match self.state.try_send((&self.io).into(), &message) {
-                // An error of an earlier datagram, which the call reports instead of sending.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    self.state.try_send((&self.io).into(), &message)
-                }
-                other => other,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+                // The call may report the ICMP error of another peer instead of sending. An error of
+                // these datagrams appears again.
+                Err(_) => self.state.try_send((&self.io).into(), &message),
+                sent => sent,
             }
         })
     }

@@ -1,6 +1,6 @@
 //! Forged, replayed and damaged packets, floods of requests, and peers of other implementations.
 
-use super::*;
+use super::{super::mads::can_be_answered, *};
 use crate::rdma::roce::{
     cm::{CmTimeout, ConnectRequest, DisconnectRequest, Message, PathRecord, ServiceId},
     packet::UDP_PORT,
@@ -225,6 +225,27 @@ fn a_stray_dreq_is_answered_and_others_are_not() {
     network.forge(4791, Message::DisconnectRequest(Box::new(message)));
     assert_eq!(network.answer().unwrap().1, "DREP");
     assert_eq!(network.answer(), None);
+}
+
+/// A failed answer would turn off segmentation offload for all peers of the socket.
+#[test]
+fn what_cannot_be_answered_is_ignored() {
+    let mut network = Network::new(0);
+    network.forge_request(0, foreign_request(1));
+    assert_eq!(network.answer(), None, "UDP port 0");
+    for local in [
+        "0.0.0.0:4791",
+        "255.255.255.255:4791",
+        "224.0.0.1:4791",
+        "[ff02::1]:4791",
+    ] {
+        let path = Path {
+            local: local.parse().unwrap(),
+            ..network.path(1)
+        };
+        assert!(!can_be_answered(path), "{local}");
+    }
+    assert!(can_be_answered(network.path(1)));
 }
 
 //= ROCE-UDP-06 test
