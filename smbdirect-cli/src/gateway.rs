@@ -328,6 +328,7 @@ impl Gateway {
         report: Report,
     ) -> Service {
         let in_flight = self.memory / 4;
+        let affordable_connections = self.affordable_connections(&config);
         Service {
             listening,
             to: self.to,
@@ -335,6 +336,7 @@ impl Gateway {
             config,
             connect: self.connect,
             live: Mutex::new(Arc::new(live)),
+            affordable_connections,
             requests: Memory::new(in_flight),
             answers: Memory::new(in_flight),
             // Half of the memory for one direction, so that a small --memory also limits free buffers.
@@ -463,13 +465,15 @@ fn reload(service: &Service, file: &mut Option<SettingsFile>) {
         gateway.limit_memory();
         Ok((gateway.live(&config)?, gateway.options.verbose, changed))
     });
-    let (live, verbose, changed) = match loaded {
+    let (mut live, verbose, changed) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => {
             warn!("the settings stay as they are: {error:#}");
             return;
         }
     };
+    // The memory and the buffers are those that the gateway was started with.
+    live.max_connections = live.max_connections.min(service.affordable_connections);
     service.set_live(live);
     options::set_verbosity(verbose);
     let (changed, fixed): (Vec<_>, Vec<_>) = changed

@@ -116,6 +116,7 @@ async fn place(
         let Some(length) = message.map_err(failed)? else {
             return Err(Stop::Closed(Side::Server));
         };
+        exchange.counters.note_answer(server.head());
         let answer = exchange.client_channel().answer(server.head(), length)?;
         match answer {
             Answer::Pass { invalidate } => {
@@ -208,6 +209,7 @@ async fn from_memory(
         let message = server.recv().await;
         let message = message.map_err(|error| Stop::of(Side::Server, &error))?;
         let message = message.into_bytes();
+        exchange.counters.note_answer(&message);
         let answer = exchange.server_channel().answer(&message)?;
         match answer {
             server_channel::Answer::Pass => deliver(exchange, to, message.into(), false).await?,

@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde::Serialize;
+use smbdirect_smb::smb2::{Command, Header};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -26,6 +27,10 @@ pub(super) struct Counts {
     pub(super) bytes_written_by_rdma: AtomicU64,
     pub(super) requests_passed: AtomicU64,
     pub(super) requests_refused: AtomicU64,
+    /// Messages to the server that have no answer: CANCEL.
+    unanswerable: AtomicU64,
+    /// Messages to the client that answer nothing: interim answers and notifications.
+    unsolicited: AtomicU64,
 }
 
 /// The counters of a session together with those of all sessions.
@@ -56,6 +61,19 @@ impl<'a> Counters<'a> {
         self.add(|counts| &counts.bytes_to_client, length as u64);
     }
 
+    /// Notices a request that has no answer, by the first bytes of the message.
+    pub(super) fn note_request(self, head: &[u8]) {
+        let is_cancel = Header::decode(head).is_ok_and(|header| header.command == Command::CANCEL);
+        self.add(|counts| &counts.unanswerable, u64::from(is_cancel));
+    }
+
+    /// Notices a message of the server that is not the last answer to a request, by its first bytes.
+    pub(super) fn note_answer(self, head: &[u8]) {
+        let answers_nothing = Header::decode(head)
+            .is_ok_and(|header| header.is_interim() || header.message_id == NO_MESSAGE_ID);
+        self.add(|counts| &counts.unsolicited, u64::from(answers_nothing));
+    }
+
     /// Counts the data of a READ that moved by RDMA, if there was any.
     pub(super) fn read_by_rdma(self, length: usize) {
         self.add(|counts| &counts.reads_by_rdma, u64::from(length > 0));
@@ -79,10 +97,22 @@ impl<'a> Counters<'a> {
     }
 }
 
+/// The MessageId of a notification ([MS-SMB2] 2.2.23.1), which belongs to no request.
+const NO_MESSAGE_ID: u64 = u64::MAX;
+
 /// Time without an answer after which the session of a TCP client that has finished sending ends.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Counts {
+    /// Returns whether the server has answered as many requests as it received. The contents of encrypted
+    /// messages are unknown, so each of them counts as a request or an answer.
+    pub(super) fn is_answered(&self) -> bool {
+        let now = |counter: &AtomicU64| counter.load(Relaxed);
+        let requests = now(&self.messages_to_server).saturating_sub(now(&self.unanswerable));
+        let answers = now(&self.messages_to_client).saturating_sub(now(&self.unsolicited));
+        answers >= requests
+    }
+
     /// Waits until no message has gone to the client for [`ANSWER_TIMEOUT`].
     pub(super) async fn silence(&self) {
         loop {

@@ -1,6 +1,7 @@
 //! Functions that both directions use to forward messages.
 
 use bytes::{Buf, Bytes};
+use smbdirect_smb::smb2::Header;
 
 use super::{
     exchange::Exchange,
@@ -42,11 +43,15 @@ pub(super) async fn tcp_to_tcp(
         if side == Side::Client {
             exchange.check_serving()?;
         }
-        let length = from.message(0).await;
+        let length = from.message(Header::LENGTH).await;
         let length = length.map_err(|fault| Stop::of_tcp(side, &fault))?;
         let Some(length) = length else {
             return Err(Stop::Closed(side));
         };
+        match side {
+            Side::Client => exchange.counters.note_request(from.head()),
+            Side::Server => exchange.counters.note_answer(from.head()),
+        }
         let header = tcp::header(length).map_err(|fault| Stop::of_tcp(side, &fault))?;
         let mut before = Bytes::copy_from_slice(&header);
         while from.remaining() > 0 {

@@ -81,6 +81,7 @@ async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Re
     unless_gone(gone(client), exchange.client_channel_room()).await?;
     let message = client.recv().await;
     let message = message.map_err(|error| Stop::of(Side::Client, &error))?;
+    exchange.counters.note_request(message.chunk());
     Ok(exchange.client_channel().request(message)?)
 }
 
@@ -341,6 +342,7 @@ async fn offload(
         let Some(length) = message.map_err(failed)? else {
             return Err(Stop::Closed(Side::Client));
         };
+        exchange.counters.note_request(client.head());
         let offload = exchange.server_channel().request(client.head(), length)?;
         match offload {
             Offload::Pass | Offload::Incomplete => {

@@ -102,6 +102,8 @@ pub(super) struct Service {
     pub(super) config: Config,
     pub(super) connect: ConnectOptions,
     pub(super) live: Mutex<Arc<Live>>,
+    /// The number of connections that the memory of the running gateway affords.
+    pub(super) affordable_connections: u64,
     /// Bounds the bytes of requests in flight.
     pub(super) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.

@@ -106,7 +106,10 @@ impl Session {
                     () = self.phases.reached(Phase::Ending) => {}
                 }
             }
-            let answers_are_due = answers_can_follow && !(server_goes_on && self.is_answered());
+            // If every request is answered, the session ends immediately: the server must close the client's
+            // files before the client connects again.
+            let answers_are_due =
+                answers_can_follow && !(server_goes_on && self.counts.is_answered());
             if answers_are_due && matches!(stop, Stop::Closed(Side::Client)) {
                 to_server.finish().await;
                 tokio::select! {
@@ -127,21 +130,17 @@ impl Session {
         stop
     }
 
-    /// Returns whether the server has sent as many messages as it received. If so, a client that closes
-    /// its connection expects no answer, and the session ends immediately: the server must close the
-    /// client's files before the client connects again.
-    fn is_answered(&self) -> bool {
-        let to_server = self.counts.messages_to_server.load(Relaxed);
-        self.counts.messages_to_client.load(Relaxed) >= to_server
-    }
-
     /// Waits until the gateway drains and every request has been answered for a moment.
     async fn drained(&self) {
         self.phases.reached(Phase::Draining).await;
         let mut quiet = 0;
         while quiet < QUIET_POLLS {
             sleep(QUIET_POLL_INTERVAL).await;
-            quiet = if self.is_answered() { quiet + 1 } else { 0 };
+            quiet = if self.counts.is_answered() {
+                quiet + 1
+            } else {
+                0
+            };
         }
     }
 

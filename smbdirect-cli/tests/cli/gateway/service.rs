@@ -8,6 +8,8 @@ use std::{
     time::Instant,
 };
 
+use smbdirect_smb::smb2;
+
 use super::*;
 use crate::support::{Running, eventually};
 
@@ -155,6 +157,55 @@ async fn settings_change_without_dropping_connections() {
     );
 }
 
+/// The memory takes effect at the start only, and so does the number of connections that it affords.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let file = Settings::new(&settings(&server, "memory = '1M'"));
+    let path = file.path();
+    let check = run(&[
+        "gateway",
+        "--check-config",
+        "--config",
+        path.to_str().unwrap(),
+    ]);
+    let needed = check.stderr.split("which needs ").nth(1).unwrap();
+    let needed: f64 = needed.split(" MiB").next().unwrap().parse().unwrap();
+    let enough = format!("memory = '{}M'\nmax-connections = 8", needed as u64 + 1);
+    file.write(&settings(&server, &enough));
+    let mut gateway = listening(file.command(&[]));
+    file.write(&settings(&server, "memory = '30G'\nmax-connections = 9"));
+    gateway.running.signal("HUP");
+    event(&mut gateway, "reloaded");
+    let first = End::connect(SmbDirect, &gateway.address).await;
+    let _upstream = server.accept().await;
+    let mut second = End::connect(SmbDirect, &gateway.address).await;
+    assert_eq!(second.receive().await, None);
+    let reason = event(&mut gateway, "turned_away")["reason"].clone();
+    assert_eq!(reason, "1 connection are open");
+    first.close().await;
+    gateway.terminate();
+}
+
+/// Returns an Oplock Break Notification ([MS-SMB2] 2.2.23.1) without its body.
+fn notification() -> Vec<u8> {
+    let header = smb2::Header {
+        credit_charge: 0,
+        status: 0,
+        command: smb2::Command(0x0012),
+        credits: 0,
+        flags: smb2::Flags::RESPONSE,
+        next_command: 0,
+        message_id: u64::MAX,
+        tree_or_async_id: 0,
+        session_id: 0,
+        signature: [0; 16],
+    };
+    let mut message = Vec::new();
+    header.encode(&mut message);
+    message
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_waits_for_the_answers_to_requests() {
     for (from, to) in [(SmbDirect, Tcp), (Tcp, SmbDirect), (Tcp, Tcp)] {
@@ -173,7 +224,11 @@ async fn a_signal_waits_for_the_answers_to_requests() {
         let mut gateway = listening(start);
         let mut client = End::connect(from, &gateway.address).await;
         let mut idle = End::connect(from, &gateway.address).await;
-        let (mut one, other) = (server.accept().await, server.accept().await);
+        let (mut one, mut other) = (server.accept().await, server.accept().await);
+        // A notification is no answer.
+        one.send(&notification()).await;
+        other.send(&notification()).await;
+        assert!(client.receive().await.is_some() && idle.receive().await.is_some());
         client.send(b"question").await;
         // The sessions connect to the server in any order.
         let (mut busy, _quiet) = tokio::select! {
