@@ -1,6 +1,7 @@
 //! Establishing and closing connections, and waiting for what happens on them.
 
 use std::{
+    collections::VecDeque,
     ffi::c_char,
     sync::{Arc, Mutex, PoisonError},
     task::Waker,
@@ -31,8 +32,8 @@ pub struct smbdirect_connection {
     connecting: Option<AbortHandle>,
     /// The peer keeps the memory of messages that were sent, so that callers cannot lend theirs.
     pub(crate) copies: bool,
-    /// A message that was longer than the caller's memory.
-    pub(crate) kept: Mutex<Option<Message>>,
+    /// Messages that were longer than the caller's memory, in the order in which they arrived.
+    pub(crate) kept: Mutex<VecDeque<Message>>,
 }
 
 impl smbdirect_connection {
@@ -48,7 +49,7 @@ impl smbdirect_connection {
             outcome: Arc::new(SetOnce::new_with(Some(Ok(connection)))),
             connecting: None,
             copies,
-            kept: Mutex::new(None),
+            kept: Mutex::default(),
         })
     }
 
@@ -91,7 +92,7 @@ impl smbdirect_connection {
             outcome,
             connecting: Some(connecting),
             copies,
-            kept: Mutex::new(None),
+            kept: Mutex::default(),
         }))
     }
 
@@ -415,7 +416,7 @@ pub unsafe extern "C" fn smbdirect_connection_free(connection: *mut smbdirect_co
     }
 }
 
-/// Locks a message that is kept for the next call.
+/// Locks the messages that are kept for the next calls.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,7 +21,7 @@ impl smbdirect_connection {
     /// Returns the next message, or `None` after a close in good order.
     fn receive(&self, timeout_ms: i32) -> Result<Option<Message>, Failure> {
         let connection = self.connection()?;
-        if let Some(kept) = lock(&self.kept).take() {
+        if let Some(kept) = lock(&self.kept).pop_front() {
             return Ok(Some(kept));
         }
         match self.wait(timeout_ms, connection.recv())? {
@@ -63,14 +63,18 @@ pub unsafe extern "C" fn smbdirect_recv(
                 (!missing).then(|| sum.saturating_add(piece.iov_len))
             });
             let room = room.ok_or_else(|| Failure::invalid("iov_base is NULL"))?;
+            if let Some(length) = lock(&handle.kept).front().map(Message::len)
+                && length > room
+            {
+                return Err(too_small(length, room));
+            }
             let Some(mut message) = handle.receive(timeout_ms)? else {
                 return Ok(0);
             };
             let length = message.len();
             if length > room {
-                *lock(&handle.kept) = Some(message);
-                let text = format!("a message of {length} bytes, there is room for {room}");
-                return Err(Failure::new(SMBDIRECT_ERROR_BUFFER_TOO_SMALL, text));
+                lock(&handle.kept).push_back(message);
+                return Err(too_small(length, room));
             }
             if let Some(out) = invalidated.as_mut() {
                 *out = message.invalidated_token().map_or(0, |token| token.0);
@@ -82,6 +86,11 @@ pub unsafe extern "C" fn smbdirect_recv(
             Ok(i64::try_from(length).unwrap_or(i64::MAX))
         })
     }
+}
+
+fn too_small(length: usize, room: usize) -> Failure {
+    let text = format!("a message of {length} bytes, there is room for {room}");
+    Failure::new(SMBDIRECT_ERROR_BUFFER_TOO_SMALL, text)
 }
 
 /// Moves `length` bytes of a message to the caller's memory.
