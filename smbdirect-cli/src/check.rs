@@ -70,7 +70,7 @@ pub(crate) struct Check {
     #[arg(long)]
     json: bool,
 
-    /// Capture the software iWARP connections to FILE, for Wireshark
+    /// Capture the connections of software iWARP and RoCE to FILE, for Wireshark
     #[arg(long, value_name = "FILE", requires = "target")]
     pcap: Option<PathBuf>,
 
@@ -149,13 +149,16 @@ impl Check {
             Some(Place { address, share }) => {
                 let mut iwarp = rdma::iwarp_config();
                 let capture = self.pcap.as_deref().map(Capture::create).transpose()?;
+                let mut roce = rdma::roce_config();
                 iwarp.tap = capture.as_ref().map(Capture::tap);
+                roce.tap = capture.as_ref().map(Capture::datagram_tap);
                 let target = Target {
                     host: address.host,
                     port: address.port,
                     share,
                     account,
                     iwarp,
+                    roce,
                 };
                 Some(way::gather(target, &machine, progress).await)
             }

@@ -26,6 +26,7 @@ use clap::{Args, ValueEnum};
 use smbdirect::rdma::{
     iwarp::{Iwarp, IwarpConfig},
     provider::Provider,
+    roce::{Roce, RoceConfig},
 };
 use smbdirect_conform::{Case, Selection, Timers};
 use tokio::sync::oneshot;
@@ -119,6 +120,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect conform fileserver
   smbdirect conform fileserver --disruptive --junit conform.xml --pcap captures/
   smbdirect conform 10.0.0.2:445 --transport verbs
+  smbdirect conform 10.0.0.2 --transport roce
   smbdirect conform fileserver --only m35,m36 --max-wait 400
   smbdirect conform --list
 
@@ -233,22 +235,26 @@ impl Conform {
     }
 
     fn provider(&self, captures: &Captures) -> Result<Arc<dyn Provider>> {
-        let mut options = self.options.clone();
+        let options = &self.options;
         if options.transport == Transport::Iwarp {
             let config = IwarpConfig {
                 connect_timeout: self.connect.connect_timeout,
                 tap: captures.tap(),
-                ..transport::iwarp_config(&options)
+                ..transport::iwarp_config(options)
             };
             return Ok(Arc::new(Iwarp::new(config)));
         }
-        if options.pcap.take().is_some() {
-            return Err(usage(
-                "--pcap has nothing to see with this transport; capture with tcpdump",
-            ));
+        if options.transport == Transport::Roce {
+            let config = RoceConfig {
+                connect_timeout: self.connect.connect_timeout,
+                tap: captures.datagram_tap(),
+                ..transport::roce_config(options)
+            };
+            return Ok(Arc::new(Roce::new(config)));
         }
+        // Adapters make their packets themselves: this says so if --pcap was given.
         let address = self.address.as_ref().expect("clap requires it");
-        let (provider, _) = transport::one_end(&options, Some(&self.connect), address)?;
+        let (provider, _) = transport::one_end(options, Some(&self.connect), address)?;
         Ok(provider)
     }
 

@@ -102,7 +102,8 @@ pub(crate) const CASES: &[Case] = &[
         "3.1.7.2",
         "keeps 32 TCP connections open without a word; the server serves others",
         half_open_connections,
-    ),
+    )
+    .disruptive(),
     case(
         "b25",
         "keepalives without end",

@@ -136,13 +136,10 @@ impl Case {
         };
         let mut attempts = 1;
         loop {
-            let verdict = run(&mut ClientTrial { client, upper });
-            match verdict {
-                Err(stop) if is_unused(&stop) && attempts < MAX_UNUSED => {
-                    // A client whose settings are known was started for the case.
-                    if client.known().is_strict() {
-                        return Err(stop);
-                    }
+            match run(&mut ClientTrial { client, upper }) {
+                Err(stop)
+                    if is_unused(&stop) && attempts < MAX_UNUSED && !client.known().is_strict() =>
+                {
                     attempts += 1;
                 }
                 verdict => return verdict,
@@ -151,7 +148,7 @@ impl Case {
     }
 }
 
-/// Most connections that a client may leave unused before a case fails.
+/// Most connections that a client may leave unused before a step of a case, and the case, fails.
 const MAX_UNUSED: usize = 8;
 
 /// A server, during a case.
@@ -268,9 +265,37 @@ impl ClientTrial<'_> {
     }
 
     /// Accepts the next connection.
-    pub(crate) fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Script> {
+    fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Script> {
         let link = self.client.accept(wish, errand)?;
         Ok(Script::new(link, self.client.known(), self.upper))
+    }
+
+    /// Accepts the next connection that the client uses, and begins the conversation on it.
+    ///
+    /// A client whose user has given up may connect once more for nothing, as a mount of Linux does
+    /// after a failed attempt. Such a connection says nothing about the case, so the next one is taken.
+    /// A client whose settings are known was started for the case, and uses its connection.
+    pub(crate) fn accept_used<T>(
+        &mut self,
+        wish: &Wish,
+        errand: Errand,
+        begin: impl Fn(&mut Script) -> Verdict<T>,
+    ) -> Verdict<(Script, T)> {
+        let mut attempts = 1;
+        loop {
+            let mut script = self.accept(wish, errand)?;
+            match begin(&mut script) {
+                Ok(begun) => return Ok((script, begun)),
+                Err(stop)
+                    if is_unused(&stop)
+                        && attempts < MAX_UNUSED
+                        && !self.client.known().is_strict() =>
+                {
+                    attempts += 1;
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
     }
 
     /// Checks that the client ends the connection immediately and fails because of `reason`.

@@ -39,9 +39,11 @@ fn unknown(timers: Timers) -> Known {
     }
 }
 
+/// Starts a runtime with a thread of its own: RoCE acknowledges and retransmits while a case does
+/// not wait for anything.
 fn runtime() -> std::io::Result<Rc<Runtime>> {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().map(Rc::new)
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().map(Rc::new)
 }
 
 /// Returns the result of the future if it takes at most `limit`.

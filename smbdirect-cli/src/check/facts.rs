@@ -208,7 +208,9 @@ pub(super) struct Server {
     pub(super) ksmbd: Ksmbd,
     /// Whether ksmbd.conf has `server multi channel support = yes`, if there is one.
     pub(super) ksmbd_multichannel: Option<bool>,
-    /// Programs that are running: `smbd`, `smbdirect`.
+    /// The program that listens on TCP port 5445, if one does.
+    pub(super) iwarp_port_owner: Option<String>,
+    /// Programs that are running: `smbd`, `ksmbd.mountd`, and `smbdirect` as a gateway.
     pub(super) programs: Vec<String>,
     /// TCP ports of SMB and SMB Direct that something listens on.
     pub(super) listens: Vec<u16>,
@@ -224,6 +226,8 @@ pub(super) enum Ksmbd {
     Absent,
     /// It is loaded, and its daemon does not run.
     Stopped,
+    /// Its daemon runs, and the kernel's part has not started.
+    NotStarted,
     Running,
 }
 
@@ -290,7 +294,7 @@ pub(super) enum Tcp {
 pub(super) struct Attempt {
     pub(super) fabric: Fabric,
     pub(super) port: u16,
-    /// What made it: `software iWARP`, or an adapter.
+    /// What made it: `software iWARP`, `software RoCE`, or an adapter.
     pub(super) by: String,
     pub(super) result: Result<Reached, AttemptFault>,
 }

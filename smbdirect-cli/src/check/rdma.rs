@@ -15,6 +15,7 @@ use smbdirect::{
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
         provider::Provider,
+        roce::{Roce, RoceConfig},
         work::{ProviderError, ProviderErrorKind},
     },
 };
@@ -58,6 +59,17 @@ impl Road {
         }
     }
 
+    /// Returns software RoCE, which runs on every machine whose UDP port of RoCE is free. All roads
+    /// share the socket of the provider.
+    pub(super) fn software_roce(port: u16, roce: &Roce) -> Self {
+        Self {
+            fabric: Fabric::Roce,
+            port,
+            by: "software RoCE".into(),
+            provider: Arc::new(roce.clone()),
+        }
+    }
+
     /// Returns the adapters of this machine.
     #[cfg(target_os = "linux")]
     pub(super) fn adapter(fabric: Fabric, name: &str) -> Result<Self, String> {
@@ -88,6 +100,14 @@ pub(super) fn iwarp_config() -> IwarpConfig {
     IwarpConfig {
         connect_timeout: CONNECT_TIMEOUT,
         ..IwarpConfig::default()
+    }
+}
+
+/// Returns the configuration of software RoCE for attempts.
+pub(super) fn roce_config() -> RoceConfig {
+    RoceConfig {
+        connect_timeout: CONNECT_TIMEOUT,
+        ..RoceConfig::default()
     }
 }
 
@@ -131,6 +151,9 @@ async fn connect(road: &Road, address: SocketAddr) -> Result<Connection, Attempt
         Err(ConnectError::Provider(error)) if road.provider.name() == "iwarp" => {
             Err(iwarp_fault(&error, address).await)
         }
+        Err(ConnectError::Provider(error)) if road.provider.name() == "roce" => {
+            Err(roce_fault(&error))
+        }
         Err(ConnectError::Provider(error)) => Err(adapter_fault(&error)),
         Err(ConnectError::Negotiation(error)) => Err(negotiation_fault(&error)),
         Err(error) => Err(AttemptFault::Local(error.to_string())),
@@ -156,6 +179,14 @@ async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault
         },
         _ => AttemptFault::Local(what),
     }
+}
+
+fn roce_fault(error: &ProviderError) -> AttemptFault {
+    // Servers send to the UDP port of RoCE only, and here another owner has it.
+    if error.kind == ProviderErrorKind::TimedOut && error.what.contains("has UDP port") {
+        return AttemptFault::Local(in_short(error));
+    }
+    adapter_fault(error)
 }
 
 fn adapter_fault(error: &ProviderError) -> AttemptFault {

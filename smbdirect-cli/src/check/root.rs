@@ -47,6 +47,12 @@ impl Root {
         Some(self.text(path)?.trim().to_owned())
     }
 
+    /// Returns the target of a symbolic link, or `None` if it cannot be read.
+    pub(super) fn link(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        Some(target.to_string_lossy().into_owned())
+    }
+
     /// Returns the sorted names in a directory; none if it cannot be read.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path))

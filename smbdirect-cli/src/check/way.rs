@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use smbdirect::rdma::iwarp::IwarpConfig;
+use smbdirect::rdma::{
+    iwarp::IwarpConfig,
+    roce::{Roce, RoceConfig},
+};
 use tokio::{net::lookup_host, task, time::timeout};
 
 use super::{
@@ -33,6 +36,7 @@ pub(super) struct Target {
     pub(super) share: Option<String>,
     pub(super) account: Option<Account>,
     pub(super) iwarp: IwarpConfig,
+    pub(super) roce: RoceConfig,
 }
 
 /// Called with the name of each step that begins.
@@ -65,41 +69,24 @@ pub(super) async fn gather(target: Target, machine: &Machine, progress: &Progres
     if !has_route {
         return way;
     }
-    let mut roads = vec![Road::software_iwarp(IWARP_PORT, target.iwarp.clone())];
-    if let Some(port) = target
-        .port
-        .filter(|&port| port != IWARP_PORT && port != SMB_PORT)
-    {
-        roads.push(Road::software_iwarp(port, target.iwarp.clone()));
-    }
-    let attempts = async {
-        let mut attempts = adapters(machine, &mut roads);
-        for road in &roads {
-            progress(&format!("{} on port {}", road.fabric.name(), road.port));
-            let attempt = rdma::attempt(road, address).await;
-            let refused = attempt.result == Err(AttemptFault::Refused);
-            attempts.push(attempt);
-            // RoCE and InfiniBand on the port of iWARP: clients do not find it.
-            if refused && road.fabric != Fabric::Iwarp {
-                let wrong = Road {
-                    port: IWARP_PORT,
-                    ..road.clone()
-                };
-                let attempt = rdma::attempt(&wrong, address).await;
-                attempts.extend(Some(attempt).filter(|attempt| attempt.result.is_ok()));
-            }
-        }
-        (attempts, roads)
-    };
+    let roce = Roce::new(target.roce.clone());
+    let (roads, unavailable) = roads(machine, &target, &roce);
+    let (over_iwarp, over_others) = roads
+        .into_iter()
+        .partition(|road| road.fabric == Fabric::Iwarp);
     let measured = task::spawn_blocking(move || path::measure(address, mtu));
-    let ((attempts, roads), (tcp, smb, segment), measured) = tokio::join!(
-        attempts,
+    let (by_iwarp, by_others, (tcp, smb, segment), measured) = tokio::join!(
+        attempts(over_iwarp, address, &roce, progress),
+        attempts(over_others, address, &roce, progress),
         over_tcp(SocketAddr::new(address, SMB_PORT), progress),
         measured
     );
     way.path = measured.unwrap_or_default();
     way.path.segment = segment;
-    way.attempts = attempts;
+    let mut tried = [by_others, by_iwarp].concat();
+    without_guesses(&mut tried);
+    let (roads, attempts): (Vec<_>, Vec<_>) = tried.into_iter().unzip();
+    way.attempts = [unavailable, attempts].concat();
     way.tcp = Some(tcp);
     // Something that is not SMB listens on the port of SMB: software iWARP at the wrong port?
     if matches!(smb, Some(Err(_))) && !way.attempts.iter().any(|attempt| attempt.result.is_ok()) {
@@ -166,33 +153,91 @@ fn preferred(addresses: &[IpAddr]) -> Option<IpAddr> {
     v4.or_else(|| addresses.first()).copied()
 }
 
-/// Adds a road for each fabric of which this machine has an active adapter. Returns what cannot be
-/// tried.
-fn adapters(machine: &Machine, roads: &mut Vec<Road>) -> Vec<Attempt> {
-    let mut missing = Vec::new();
-    for fabric in [Fabric::Roce, Fabric::InfiniBand, Fabric::Iwarp] {
-        let is_known = |road: &Road| road.fabric != Fabric::Iwarp && road.port == fabric.port();
-        if roads.iter().any(is_known) {
-            // The kernel chooses the adapter on the route, whichever of them it is.
-            continue;
-        }
+/// Returns what to try, and what cannot be tried: the adapters of this machine, software RoCE if none
+/// of them is for RoCE, software iWARP, and both at the port of the target.
+fn roads(machine: &Machine, target: &Target, roce: &Roce) -> (Vec<Road>, Vec<Attempt>) {
+    let mut roads = Vec::new();
+    let mut unavailable = Vec::new();
+    let mut adapter = |roads: &mut Vec<Road>, fabric: Fabric| {
         let mut active = machine.adapters.iter().filter(|adapter| {
             adapter.fabric == fabric && adapter.is_active() && adapter.unusable.is_none()
         });
         let Some(adapter) = active.next() else {
-            continue;
+            return false;
         };
         match Road::adapter(fabric, &adapter.name) {
             Ok(road) => roads.push(road),
-            Err(why) => missing.push(Attempt {
+            Err(why) => unavailable.push(Attempt {
                 fabric,
                 port: fabric.port(),
                 by: adapter.name.clone(),
                 result: Err(AttemptFault::Local(why)),
             }),
         }
+        true
+    };
+    let by_roce = adapter(&mut roads, Fabric::Roce);
+    // The kernel chooses the adapter on the route, so one road is enough for RoCE and InfiniBand.
+    if !by_roce && !adapter(&mut roads, Fabric::InfiniBand) {
+        roads.push(Road::software_roce(Fabric::Roce.port(), roce));
     }
-    missing
+    adapter(&mut roads, Fabric::Iwarp);
+    roads.push(Road::software_iwarp(IWARP_PORT, target.iwarp.clone()));
+    let other = target
+        .port
+        .filter(|&port| port != IWARP_PORT && port != SMB_PORT);
+    if let Some(port) = other {
+        roads.push(Road::software_iwarp(port, target.iwarp.clone()));
+        roads.push(Road::software_roce(port, roce));
+    }
+    (roads, unavailable)
+}
+
+/// Makes attempts, one after the other. Returns each with its road.
+async fn attempts(
+    roads: Vec<Road>,
+    address: IpAddr,
+    roce: &Roce,
+    progress: &Progress,
+) -> Vec<(Road, Attempt)> {
+    let mut tried = Vec::new();
+    for road in roads {
+        progress(&format!("{} on port {}", road.fabric.name(), road.port));
+        let attempt = rdma::attempt(&road, address).await;
+        let other = match attempt.result {
+            // RoCE and InfiniBand on the port of iWARP: clients do not find it.
+            Err(AttemptFault::Refused) if road.fabric != Fabric::Iwarp => Some(Road {
+                port: IWARP_PORT,
+                ..road.clone()
+            }),
+            // The route to the server has no adapter.
+            Err(AttemptFault::NoAdapter) if road.fabric != Fabric::Iwarp => {
+                Some(Road::software_roce(road.port, roce))
+            }
+            _ => None,
+        };
+        tried.push((road, attempt));
+        if let Some(other) = other {
+            let attempt = rdma::attempt(&other, address).await;
+            tried.extend(Some((other, attempt)).filter(|(_, attempt)| attempt.result.is_ok()));
+        }
+    }
+    tried
+}
+
+/// Removes failures of one transport at a port where another transport works, or that software RoCE
+/// was tried at only because the target names the port.
+fn without_guesses(tried: &mut Vec<(Road, Attempt)>) {
+    let works: Vec<u16> = tried
+        .iter()
+        .filter(|(_, attempt)| attempt.result.is_ok())
+        .map(|(road, _)| road.port)
+        .collect();
+    tried.retain(|(road, attempt)| {
+        let is_guess = road.port != road.fabric.port()
+            && (road.fabric != Fabric::Iwarp || works.contains(&road.port));
+        attempt.result.is_ok() || !is_guess
+    });
 }
 
 async fn over_tcp(

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use smbdirect::rdma::{Direction, iwarp::Tap};
+use smbdirect::rdma::{Direction, iwarp::Tap, roce::DatagramTap};
 use smbdirect_conform::Watch;
 
 use crate::pcap::Capture;
@@ -21,13 +21,38 @@ pub(super) struct Captures {
 
 /// A tap whose file changes from case to case.
 #[derive(Debug, Default)]
-struct Switch(Mutex<Option<(Capture, Arc<dyn Tap>)>>);
+struct Switch(Mutex<Option<Current>>);
+
+/// The file that is being written. The capture ends with it.
+#[derive(Debug)]
+struct Current {
+    _capture: Capture,
+    tap: Arc<dyn Tap>,
+    datagram_tap: Arc<dyn DatagramTap>,
+}
 
 impl Tap for Switch {
     fn bytes(&self, direction: Direction, local: SocketAddr, remote: SocketAddr, bytes: &[u8]) {
         let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, tap)) = &*current {
-            tap.bytes(direction, local, remote, bytes);
+        if let Some(current) = &*current {
+            current.tap.bytes(direction, local, remote, bytes);
+        }
+    }
+}
+
+impl DatagramTap for Switch {
+    fn datagram(
+        &self,
+        direction: Direction,
+        local: SocketAddr,
+        remote: SocketAddr,
+        identification: u16,
+        datagram: &[u8],
+    ) {
+        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(current) = &*current {
+            let tap = &current.datagram_tap;
+            tap.datagram(direction, local, remote, identification, datagram);
         }
     }
 }
@@ -35,9 +60,13 @@ impl Tap for Switch {
 impl Switch {
     fn open(&self, path: &Path) -> Result<()> {
         let capture = Capture::create(path)?;
-        let tap = capture.tap();
+        let opened = Current {
+            tap: capture.tap(),
+            datagram_tap: capture.datagram_tap(),
+            _capture: capture,
+        };
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = Some((capture, tap));
+        *current = Some(opened);
         Ok(())
     }
 
@@ -72,9 +101,16 @@ impl Captures {
         })
     }
 
-    /// Returns the tap for the connections of the provider.
+    /// Returns the tap for the connections of iWARP.
     pub(super) fn tap(&self) -> Option<Arc<dyn Tap>> {
         self.switch.clone().map(|switch| switch as Arc<dyn Tap>)
+    }
+
+    /// Returns the tap for the connections of RoCE.
+    pub(super) fn datagram_tap(&self) -> Option<Arc<dyn DatagramTap>> {
+        self.switch
+            .clone()
+            .map(|switch| switch as Arc<dyn DatagramTap>)
     }
 
     /// Returns the observer for connections below RDMA.

@@ -131,6 +131,77 @@ fn passwords_come_from_anywhere_but_the_command_line() {
     run(&["check", "server/share"]).failed(2, "//HOST/SHARE");
 }
 
+/// `interop/check` logs in with passwords from each source.
+#[cfg(unix)]
+#[test]
+fn a_password_from_a_descriptor_the_environment_or_a_terminal_is_taken() {
+    use std::process::{Command, Stdio};
+
+    let arguments = ["check", "127.0.0.1", "--user", "me", "--json"];
+    let is_answered = |done: crate::support::Done| {
+        assert_eq!(done.stderr, "", "{done:?}");
+        assert_eq!(done.json()[0]["event"], "verdict", "{done:?}");
+    };
+    let mut by_environment = command(&arguments);
+    by_environment.env("SMBDIRECT_PASSWORD", "secret");
+    is_answered(Running::new(by_environment).finish());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    fs::write(&file, "secret\n").unwrap();
+    let mut by_descriptor = command(&[&arguments[..], &["--password-fd", "0"]].concat());
+    by_descriptor.stdin(fs::File::open(&file).unwrap());
+    by_descriptor.env_remove("SMBDIRECT_PASSWORD");
+    is_answered(Running::new(by_descriptor).finish());
+
+    // `script` gives it a terminal.
+    let is_there = Command::new("script").arg("--version").output().is_ok();
+    if !is_there || !cfg!(target_os = "linux") {
+        assert!(std::env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none());
+        return eprintln!("skipped: script is not installed");
+    }
+    let mut terminal = Command::new("script");
+    let inside = format!("{} {}", crate::support::PROGRAM, arguments.join(" "));
+    terminal.args(["--quiet", "--return", "--command", &inside, "/dev/null"]);
+    terminal.env_remove("SMBDIRECT_PASSWORD");
+    terminal
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut typed = Running::new(terminal);
+    // The terminal has an echo until the command asks.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    typed.type_line("not shown");
+    let done = typed.finish();
+    assert!(done.stdout.contains("Password of me: "), "{done:?}");
+    assert!(done.stdout.contains("\"event\":\"verdict\""), "{done:?}");
+    let (_, after) = done.stdout.split_once("Password of me: ").unwrap();
+    assert!(!after.contains("not shown"), "{done:?}");
+}
+
+#[test]
+fn smb_direct_is_found_over_roce_too() {
+    let udp_port_is_free = std::net::UdpSocket::bind("127.0.0.1:4791").is_ok();
+    if !udp_port_is_free {
+        return eprintln!("skipped: another program has the UDP port of RoCE");
+    }
+    let roce = ["--transport", "roce", "--echo", "--json"];
+    let mut listen = start(&[&["listen", "127.0.0.1:4455"], &roce[..]].concat());
+    listen.line();
+    let done = run(&["check", "127.0.0.1:4455", "--json"]);
+    let events = done.json();
+    let step = events.iter().find(|event| event["name"] == "RoCE 4455");
+    let step = step.unwrap_or_else(|| panic!("{events:#?}"));
+    assert_eq!(step["fault"], "wrong-port", "{events:#?}");
+    let evidence = step["evidence"].as_str().unwrap();
+    assert!(
+        evidence.contains("SMB Direct 1.0 by software RoCE") && evidence.contains("keepalive"),
+        "{evidence}"
+    );
+    // Only what is there is told about a port that the target names.
+    let of_iwarp = events.iter().any(|event| event["name"] == "iWARP 4455");
+    assert!(!of_iwarp, "{events:#?}");
+}
+
 #[test]
 fn smb_direct_is_found_on_the_wrong_port() {
     let mut listener = start(&["listen", "127.0.0.1:0", "--echo", "--json"]);

@@ -90,13 +90,14 @@ fn overflow(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.1-04 test
 //= SMBD-3.1.5.8-06 test
 fn without_credit(trial: &mut ClientTrial<'_>) -> Verdict {
-    let mut script = trial.accept(&Wish::default(), Errand::Send)?;
     let response = NegotiateResponse {
         credits_requested: 4,
         credits_granted: 1,
         ..acceptance()
     };
-    respond(&mut script, &response)?;
+    let (mut script, _) = trial.accept_used(&Wish::default(), Errand::Send, |script| {
+        respond(script, &response)
+    })?;
     script.next()?;
     while script.send_credits > 0 {
         script.grant(0)?;
@@ -117,15 +118,16 @@ fn one_credit(trial: &mut ClientTrial<'_>) -> Verdict {
         credits: Some(1),
         ..Wish::default()
     };
-    let mut script = trial.accept(&wish, Errand::Ask(65_536))?;
     let response = NegotiateResponse {
         credits_requested: 1,
         credits_granted: 1,
         ..acceptance()
     };
-    script.receive_credit_max = 1;
-    respond(&mut script, &response)?;
-    let request = script.receive_request()?;
+    let (mut script, request) = trial.accept_used(&wish, Errand::Ask(65_536), |script| {
+        script.receive_credit_max = 1;
+        respond(script, &response)?;
+        script.receive_request()
+    })?;
     let reply = script.reply_to(&request, 65_536)?;
     script.send(&reply, 1000)?;
     trial.ends_well(script)
@@ -133,13 +135,15 @@ fn one_credit(trial: &mut ClientTrial<'_>) -> Verdict {
 
 //= SMBD-3.1.5.9-09 test
 fn all_credits(trial: &mut ClientTrial<'_>) -> Verdict {
-    let mut script = trial.accept(&Wish::default(), Errand::Ask(65_536))?;
     let response = NegotiateResponse {
         credits_requested: 10,
         ..acceptance()
     };
-    respond(&mut script, &response)?;
-    let request = script.receive_request()?;
+    let (mut script, request) =
+        trial.accept_used(&Wish::default(), Errand::Ask(65_536), |script| {
+            respond(script, &response)?;
+            script.receive_request()
+        })?;
     let credits = script.send_credits as usize;
     let reply = script.long_reply_to(&request, credits + 1)?;
     // The last byte of the answer has to wait for a credit.
@@ -168,17 +172,18 @@ fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
         short_timers: true,
         ..Wish::default()
     };
-    let mut script = trial.accept(&wish, Errand::Ask(65_536))?;
-    let known = trial.known();
+    let is_strict = trial.known().is_strict();
     // The shortest receives, so that a short request has several segments too.
-    let credits = if known.is_strict() { 10 } else { 1 };
     let response = NegotiateResponse {
-        credits_granted: credits,
+        credits_granted: if is_strict { 10 } else { 1 },
         max_receive_size: 128,
         ..acceptance()
     };
-    respond(&mut script, &response)?;
-    let since = script.now();
+    let (mut script, since) = trial.accept_used(&wish, Errand::Ask(65_536), |script| {
+        respond(script, &response)?;
+        Ok(script.now())
+    })?;
+    let known = trial.known();
     let mut left = None;
     while script.granted > 0 {
         left = Some(script.next()?.header.remaining_data_length);

@@ -74,11 +74,12 @@ fn patient(
     errand: Errand,
     intervals: u32,
 ) -> Verdict<(Script, Vec<u8>, Instant)> {
-    let mut script = trial.accept(&short_timers(), errand)?;
+    let (script, (since, request)) = trial.accept_used(&short_timers(), errand, |script| {
+        let since = script.now();
+        respond(script, &acceptance())?;
+        Ok((since, script.receive_request()?))
+    })?;
     let known = trial.known();
-    let since = script.now();
-    respond(&mut script, &acceptance())?;
-    let request = script.receive_request()?;
     known.allow(known.timers.keepalive_interval * intervals)?;
     Ok((script, request, since))
 }

@@ -6,7 +6,7 @@ use crate::{
     case::{Case, ClientTrial},
     outcome::Verdict,
     peer::{Errand, Wish},
-    script::{acceptance, encoded},
+    script::{Script, acceptance, encoded},
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -118,8 +118,8 @@ fn bytes_are_refused(
     change: impl FnOnce(&mut Vec<u8>),
     reason: &str,
 ) -> Verdict {
-    let mut script = trial.accept(&Wish::default(), Errand::Send)?;
-    let request = script.expect_request()?;
+    let (mut script, request) =
+        trial.accept_used(&Wish::default(), Errand::Send, Script::expect_request)?;
     let response = acceptance();
     let mut bytes = encoded(|out| response.encode(out));
     change(&mut bytes);
@@ -145,8 +145,8 @@ fn bytes_are_taken(
     response: &NegotiateResponse,
     change: impl FnOnce(&mut Vec<u8>),
 ) -> Verdict {
-    let mut script = trial.accept(&Wish::default(), Errand::Ask(500))?;
-    let request = script.expect_request()?;
+    let (mut script, request) =
+        trial.accept_used(&Wish::default(), Errand::Ask(500), Script::expect_request)?;
     let mut bytes = encoded(|out| response.encode(out));
     change(&mut bytes);
     script.respond_with(&request, response, &bytes)?;
@@ -252,8 +252,8 @@ fn requests_nothing(trial: &mut ClientTrial<'_>) -> Verdict {
 
 /// Checks one PreferredSendSize, computed from the client's MaxReceiveSize.
 fn one_preferred_send_size(trial: &mut ClientTrial<'_>, size: impl FnOnce(u32) -> u32) -> Verdict {
-    let mut script = trial.accept(&Wish::default(), Errand::Ask(500))?;
-    let request = script.expect_request()?;
+    let (mut script, request) =
+        trial.accept_used(&Wish::default(), Errand::Ask(500), Script::expect_request)?;
     let most = request.max_receive_size;
     let response = NegotiateResponse {
         preferred_send_size: size(most),
@@ -314,8 +314,7 @@ fn status(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.7.1-01 test
 //= SMBD-3.1.4.1-08 test
 fn end_instead_of_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let mut script = trial.accept(&Wish::default(), Errand::Send)?;
-    script.expect_request()?;
+    let (script, _) = trial.accept_used(&Wish::default(), Errand::Send, Script::expect_request)?;
     script.disconnect();
     // A command may explain a possible cause to its user.
     trial.fails(&[
@@ -333,10 +332,10 @@ fn short_timers() -> Wish {
 
 //= SMBD-3.1.4.1-06 test
 fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let mut script = trial.accept(&short_timers(), Errand::Ask(500))?;
+    let (mut script, request) =
+        trial.accept_used(&short_timers(), Errand::Ask(500), Script::expect_request)?;
     let known = trial.known();
     let timeout = known.timers.negotiation;
-    let request = script.expect_request()?;
     known.allow(timeout)?;
     script.expect_silence(known.almost(timeout))?;
     let response = acceptance();
@@ -348,10 +347,10 @@ fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.4.1-06 test
 //= SMBD-3.1.6.1-01 test
 fn no_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let mut script = trial.accept(&short_timers(), Errand::Send)?;
+    let (mut script, _) =
+        trial.accept_used(&short_timers(), Errand::Send, Script::expect_request)?;
     let known = trial.known();
     let timeout = known.timers.negotiation;
-    script.expect_request()?;
     known.allow(timeout)?;
     let since = script.connected();
     script.expect_terminated_after(since, timeout)?;

@@ -25,10 +25,10 @@ pub(super) fn established(
     trial: &mut ClientTrial<'_>,
     errand: Errand,
 ) -> Verdict<(Script, Vec<u8>)> {
-    let mut script = trial.accept(&Wish::default(), errand)?;
-    respond(&mut script, &acceptance())?;
-    let request = script.receive_request()?;
-    Ok((script, request))
+    trial.accept_used(&Wish::default(), errand, |script| {
+        respond(script, &acceptance())?;
+        script.receive_request()
+    })
 }
 
 /// Checks that a segment of `payload` bytes with a changed header ends the connection, whatever

@@ -182,12 +182,17 @@ fn least_fragmented() -> Wish {
     }
 }
 
+/// Accepts the negotiation and takes the client's request. Returns the client's MaxFragmentedSize.
+fn asked(script: &mut Script) -> Verdict<u32> {
+    let most = respond(script, &acceptance())?.max_fragmented_size;
+    script.receive_request()?;
+    Ok(most)
+}
+
 //= SMBD-3.1.5.8-05 test
 fn more_than_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
     for (payload, beyond) in [(0, Some(1)), (0, None), (1000, Some(1)), (1000, None)] {
-        let mut script = trial.accept(&least_fragmented(), Errand::Send)?;
-        let most = respond(&mut script, &acceptance())?.max_fragmented_size;
-        script.receive_request()?;
+        let (mut script, most) = trial.accept_used(&least_fragmented(), Errand::Send, asked)?;
         let remaining = match beyond {
             Some(more) => (most - payload).saturating_add(more),
             None => u32::MAX,
@@ -206,9 +211,11 @@ fn more_than_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.8-05 test
 //= SMBD-3.1.5.8-21 test
 fn exactly_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
-    let mut script = trial.accept(&least_fragmented(), Errand::Ask(131_072))?;
-    let most = respond(&mut script, &acceptance())?.max_fragmented_size as usize;
-    let request = script.receive_request()?;
+    let (mut script, (most, request)) =
+        trial.accept_used(&least_fragmented(), Errand::Ask(131_072), |script| {
+            let most = respond(script, &acceptance())?.max_fragmented_size;
+            Ok((most as usize, script.receive_request()?))
+        })?;
     let reply = script.long_reply_to(&request, most)?;
     script.send_segment(&[], reply.len())?;
     let size = script.max_payload();

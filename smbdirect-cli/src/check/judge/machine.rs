@@ -365,31 +365,76 @@ fn ksmbd(machine: &Machine, kernel: &Kernel) -> Step {
             place::HERE,
             "sudo ksmbd.mountd    # or: sudo systemctl start ksmbd",
         ),
+        Ksmbd::NotStarted => not_started(machine),
         Ksmbd::Running => running(machine),
     }
+}
+
+/// Returns the step for a ksmbd whose daemon runs without the kernel's part.
+fn not_started(machine: &Machine) -> Step {
+    let cause = "the kernel's server could not listen when ksmbd.mountd started: another program \
+                 had TCP port 5445 or 445";
+    let evidence = "ksmbd.mountd runs, and the kernel's server has not started";
+    let owner = machine.server.iwarp_port_owner.as_ref();
+    let evidence = match owner {
+        Some(owner) => format!("{evidence}; {owner} listens on port 5445"),
+        None => evidence.into(),
+    };
+    Step::fault("ksmbd", evidence, Fault::KsmbdNotListening, cause)
+        .cure(place::HERE, "sudo dmesg | grep -i ksmbd | tail -5    # why it did not start")
+        .cure(place::HERE, PORT_OWNER)
+        .cure(
+            place::HERE,
+            "sudo reboot    # then: the kernel keeps the port, and a restart of ksmbd does not help",
+        )
+}
+
+/// Names the program that has the port of iWARP.
+const PORT_OWNER: &str =
+    "sudo ss -Hltnp 'sport = :5445'    # the program to stop, or to start later";
+
+/// Returns a fault if ksmbd has no listener on a device of software iWARP.
+fn not_listening(machine: &Machine) -> Option<Step> {
+    let server = &machine.server;
+    let mut of_iwarp = machine
+        .adapters
+        .iter()
+        .filter(|each| each.fabric == Fabric::Iwarp && is_usable(each, machine));
+    let adapter = of_iwarp.next()?;
+    if machine.kernel.siw != Module::Present {
+        return None;
+    }
+    let is_gateway = server.programs.iter().any(|each| each == "smbdirect");
+    let owner = server.iwarp_port_owner.as_ref().filter(|_| !is_gateway);
+    let attempt = server.attempt.as_ref().map(|attempt| &attempt.result);
+    let is_foreign = attempt == Some(&Err(AttemptFault::NotIwarp));
+    let evidence = match owner {
+        Some(owner) => format!("running, and {owner} listens on TCP port 5445"),
+        None if is_foreign => "running, and what listens on TCP port 5445 is not iWARP".into(),
+        None if server.listens.contains(&Fabric::Iwarp.port()) => return None,
+        None => "running, and nothing listens on TCP port 5445".into(),
+    };
+    let cause = "ksmbd has no RDMA listener on the device: another program had the port when the \
+                 device was created";
+    let mut step = Step::fault("ksmbd", evidence, Fault::KsmbdNotListening, cause);
+    if owner.is_some() || is_foreign {
+        step = step.cure(place::HERE, PORT_OWNER);
+    }
+    let interface = adapter.interface.as_deref().unwrap_or("DEVICE");
+    let name = &adapter.name;
+    Some(step.cure(
+        place::HERE,
+        format!("sudo rdma link delete {name} && sudo rdma link add {name} type siw netdev {interface}    # creates the listener; a restart of ksmbd does not"),
+    ))
 }
 
 fn running(machine: &Machine) -> Step {
     const NAME: &str = "ksmbd";
     let server = &machine.server;
-    let usable = |fabric: Fabric| {
-        let of_kind = machine
-            .adapters
-            .iter()
-            .filter(move |each| each.fabric == fabric);
-        of_kind.filter(|each| is_usable(each, machine)).count()
-    };
     // The listeners of RoCE and InfiniBand are not in any file; those of software iWARP are TCP's.
     let listens = server.listens.contains(&Fabric::Iwarp.port());
-    if usable(Fabric::Iwarp) > 0 && !listens && machine.kernel.siw == Module::Present {
-        return Step::fault(
-            NAME,
-            "running, and nothing listens on TCP port 5445",
-            Fault::KsmbdNotListening,
-            "ksmbd has no RDMA listener: the adapter came after ksmbd had started, or the listener \
-             ended",
-        )
-        .cure(place::HERE, "sudo ksmbd.control -s && sudo ksmbd.mountd");
+    if let Some(step) = not_listening(machine) {
+        return step;
     }
     let attempt = server.attempt.as_ref().map(|attempt| &attempt.result);
     if let Some(Err(fault)) = attempt

@@ -192,17 +192,21 @@ fn protection(mount: &Mount) -> Option<Step> {
         "the session {what}, and then the Linux client moves all data in messages, never by RDMA \
          Read and Write"
     );
-    let asked = match mount.has(option) {
-        true => format!("mounted with `{option}`"),
-        false => "the server demands it".into(),
+    let asked = match (mount.has(option), fault) {
+        (true, _) => format!("mounted with `{option}`"),
+        // The kernel does not list the option `sign` in /proc/mounts.
+        (false, Fault::Signing) => "mounted with `sign`, or the server demands it".into(),
+        (false, _) => "the server demands it".into(),
     };
     let step = Step::warning(&*mount.directory, asked, fault, cause);
-    Some(match mount.has(option) {
-        true => step.cure(
-            place::HERE,
-            format!("{}    # without `{option}`", remount(mount, "rdma")),
-        ),
-        false => super::session::without_protection(step, fault),
+    let mounted_again = format!("{}    # without `{option}`", remount(mount, "rdma"));
+    Some(match (mount.has(option), fault) {
+        (true, _) => step.cure(place::HERE, mounted_again),
+        (false, Fault::Signing) => {
+            let step = step.cure(place::HERE, mounted_again);
+            super::session::without_protection(step, fault)
+        }
+        (false, _) => super::session::without_protection(step, fault),
     })
 }
 

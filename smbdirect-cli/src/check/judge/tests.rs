@@ -288,6 +288,33 @@ fn servers_of_this_machine() {
     is(&stopped, Outcome::Works, &[Fault::KsmbdStopped]);
     let deaf = serves(|machine| machine.server.listens = vec![445]);
     is(&deaf, Outcome::DoesNot, &[Fault::KsmbdNotListening]);
+    let cures = |answer: &Answer| -> Vec<String> {
+        let cures = answer.steps().flat_map(|step| &step.cures);
+        cures.map(|cure| cure.command.clone()).collect()
+    };
+    // Only a new device gets a listener.
+    let again = "sudo rdma link delete siw0 && sudo rdma link add siw0 type siw netdev eth0";
+    assert!(cures(&deaf)[0].starts_with(again), "{deaf:#?}");
+    let owner = |machine: &mut Machine| {
+        machine.server.iwarp_port_owner = Some("nc (process 98)".into());
+    };
+    let taken = serves(owner);
+    is(&taken, Outcome::DoesNot, &[Fault::KsmbdNotListening]);
+    assert!(cures(&taken)[0].contains("ss -Hltnp"), "{taken:#?}");
+    assert!(cures(&taken)[1].starts_with(again), "{taken:#?}");
+    // A gateway may have the port instead of ksmbd.
+    let gateway = serves(|machine| {
+        machine.server.iwarp_port_owner = Some("smbdirect (process 98)".into());
+        machine.server.programs = vec!["smbdirect".into()];
+    });
+    is(&gateway, Outcome::Works, &[]);
+    // Other users' programs are not visible; what answers is.
+    let foreign = serves(|machine| {
+        machine.server.attempt = Some(attempt(Fabric::Iwarp, Err(AttemptFault::NotIwarp)));
+    });
+    is(&foreign, Outcome::DoesNot, &[Fault::KsmbdNotListening]);
+    let not_started = serves(|machine| machine.server.ksmbd = Ksmbd::NotStarted);
+    is(&not_started, Outcome::DoesNot, &[Fault::KsmbdNotListening]);
     for (fault, expected) in [
         (
             AttemptFault::Rejected("turned away".into()),

@@ -148,6 +148,27 @@ fn smb_direct_itself() {
     let local = attempt(Fabric::Iwarp, Err(AttemptFault::Local("no memory".into())));
     let answer = of_way(|way| way.attempts = vec![local.clone()]);
     is(&answer, Outcome::Unknown, &[]);
+    // Software RoCE needs a UDP port that another program has.
+    let taken = attempt(Fabric::Roce, Err(AttemptFault::Local("rxe has it".into())));
+    let answer = of_way(|way| way.attempts.insert(0, taken.clone()));
+    is(&answer, Outcome::Works, &[]);
+    let both = attempt(Fabric::Roce, Ok(reached()));
+    let answer = of_way(|way| way.attempts.insert(0, both.clone()));
+    is(&answer, Outcome::Works, &[]);
+    assert_eq!(answer.verdict, "SMB Direct works: RoCE 445 and iWARP 5445");
+    // Of two transports that fail alike, the verdict names iWARP, which needs no adapter.
+    let answer = of_way(|way| {
+        way.attempts = vec![
+            attempt(Fabric::Roce, Err(AttemptFault::Dropped)),
+            attempt(Fabric::Iwarp, Err(AttemptFault::Refused)),
+        ];
+    });
+    is(
+        &answer,
+        Outcome::DoesNot,
+        &[Fault::PortDropped, Fault::PortRefused],
+    );
+    assert!(answer.verdict.contains("iWARP 5445"), "{}", answer.verdict);
     // One transport that works is enough.
     let answer = of_way(|way| way.attempts.push(refused));
     is(&answer, Outcome::Works, &[]);
