@@ -10,6 +10,9 @@ use crate::{
     report,
 };
 
+/// The evidence of an attempt where nothing listens.
+pub(super) const REFUSED: &str = "connection refused";
+
 /// Returns whether clients find SMB Direct where the attempt found it, with SMB behind it.
 pub(super) fn is_good(attempt: &Attempt) -> bool {
     let reached = attempt.result.as_ref().ok();
@@ -183,7 +186,7 @@ fn refused(name: String, attempt: &Attempt) -> Step {
         Fabric::Iwarp => "no server listens there, or a firewall resets connections",
         _ => "no server listens there by RDMA",
     };
-    let step = Step::fault(name, "connection refused", fault, cause);
+    let step = Step::fault(name, REFUSED, fault, cause);
     let step = match attempt.fabric {
         Fabric::Iwarp => step.cure(
             place::SERVER,

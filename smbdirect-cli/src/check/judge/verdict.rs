@@ -3,7 +3,7 @@
 use super::{attempts, machine, mounts};
 use crate::check::{
     answer::{About, Answer, Outcome, Section, State, Step},
-    facts::{Facts, Ksmbd, Machine, Module, Setting, Way},
+    facts::{Fabric, Facts, Ksmbd, Machine, Module, Setting, Way},
     fault::Fault,
 };
 
@@ -102,17 +102,23 @@ fn of_way(way: &Way, facts: &Facts, sections: &[Section]) -> (Outcome, String) {
     }
 }
 
-/// Returns how much a fault explains: the further an attempt came, the more.
-const fn weight(step: &Step) -> u8 {
+/// Returns how much a fault explains: the further an attempt came, the more. Of two refusals the
+/// verdict takes the last, which is that of iWARP.
+fn weight(step: &Step) -> u8 {
+    // Most servers without RoCE refuse or drop it, which explains nothing.
+    let is_iwarp = step.name.starts_with(Fabric::Iwarp.name());
     match step.fault {
         Some(Fault::WrongPort) => 9,
         Some(Fault::DialectBelow3) => 8,
         Some(Fault::NegotiationBroken | Fault::NegotiationRefused | Fault::NoSmb) => 7,
         Some(Fault::NegotiationSilent) => 6,
         Some(Fault::ListenerGone | Fault::MpaRefused) => 5,
+        Some(Fault::CmRefused) if step.evidence != attempts::REFUSED => 5,
         Some(Fault::NotSmbDirect) => 4,
-        Some(Fault::HostSilent | Fault::NoRoute | Fault::CmRefused) => 3,
-        Some(Fault::PortDropped | Fault::PortRejected | Fault::PortRefused) => 2,
+        Some(Fault::HostSilent | Fault::NoRoute) => 3,
+        Some(Fault::PortDropped | Fault::PortRejected) if is_iwarp => 3,
+        Some(Fault::PortDropped | Fault::PortRejected) => 2,
+        Some(Fault::PortRefused | Fault::CmRefused) => 2,
         _ => 1,
     }
 }

@@ -9,6 +9,7 @@
 //! messages  DDP, RDMAP              -> Sends, Writes, Reads, Terminates
 //! roce      BTH, PSNs, CM           -> Sends, Writes, Reads, NAKs, from packets of RoCE
 //! smb       [MS-SMBD]               -> negotiation, Data Transfers, credits
+//! silence   credits and time        -> ends that grant nothing
 //! streams   all of it, in one order -> events
 //! ```
 //!
@@ -23,6 +24,7 @@ mod messages;
 mod packet;
 mod roce;
 mod rules;
+mod silence;
 mod smb;
 mod streams;
 mod tcp;

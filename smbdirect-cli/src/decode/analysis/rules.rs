@@ -153,6 +153,10 @@ const RULES: &[(&str, &str)] = &[
         "DataLength and RemainingDataLength of a segment add up to exactly the number of bytes that were missing before it.",
     ),
     (
+        "SMBD-3.1.5.9-03",
+        "An end without receives, or with a message that waits for the last send credit, posts at least one receive.",
+    ),
+    (
         "SMBD-3.1.5.9-08",
         "A response grants at least one credit and no more than were asked for.",
     ),

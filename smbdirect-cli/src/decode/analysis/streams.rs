@@ -12,6 +12,7 @@ use super::{
     messages::Iwarp,
     packet::{Content, Segment, content},
     roce::Roce,
+    silence::Silence,
     tcp::{Connection, Piece, Place},
 };
 
@@ -37,6 +38,7 @@ pub(crate) struct Streams {
     held_bytes: usize,
     streams: u32,
     counts: Counts,
+    silence: Silence,
 }
 
 /// Counts over the capture.
@@ -119,6 +121,15 @@ impl Streams {
 
     /// Takes the next packet.
     pub(crate) fn packet(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
+        let mut silence = std::mem::take(&mut self.silence);
+        self.examine(packet, &mut |event| {
+            silence.event(&event).into_iter().for_each(&mut *sink);
+            sink(event);
+        });
+        self.silence = silence;
+    }
+
+    fn examine(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
         let counts = &mut self.counts;
         counts.packets += 1;
         counts.first.get_or_insert(packet.time);

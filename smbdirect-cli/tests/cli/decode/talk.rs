@@ -46,6 +46,8 @@ pub(crate) struct Talk {
     pub(crate) crc: bool,
     pub(crate) request: StartupFrame,
     pub(crate) reply: StartupFrame,
+    /// The time before the last packet; the others are a millisecond apart.
+    pub(crate) pause: Duration,
 }
 
 /// The fields of a Data Transfer; one payload byte by default.
@@ -146,6 +148,7 @@ impl Talk {
             crc: false,
             request: frame(FrameKind::Request),
             reply: frame(FrameKind::Reply),
+            pause: Duration::ZERO,
         };
         for (way, flags) in [(I, SYN), (R, SYN | ACK), (I, ACK)] {
             talk.packet(way, flags, &[]);
@@ -332,12 +335,17 @@ impl Talk {
     pub(crate) fn decoded(&self, arguments: &[&str]) -> Done {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made.pcap");
-        write_pcap(&path, DataLink::ETHERNET, &self.frames());
+        write_paused(&path, DataLink::ETHERNET, &self.frames(), self.pause);
         decode(&path, arguments)
     }
 }
 
 pub(crate) fn write_pcap(path: &Path, datalink: DataLink, frames: &[Vec<u8>]) {
+    write_paused(path, datalink, frames, Duration::ZERO);
+}
+
+/// Writes a capture with a pause before the last frame.
+fn write_paused(path: &Path, datalink: DataLink, frames: &[Vec<u8>], pause: Duration) {
     let header = PcapHeader {
         snaplen: 1 << 18,
         datalink,
@@ -345,7 +353,10 @@ pub(crate) fn write_pcap(path: &Path, datalink: DataLink, frames: &[Vec<u8>]) {
     };
     let mut writer = PcapWriter::with_header(File::create(path).unwrap(), header).unwrap();
     for (index, frame) in frames.iter().enumerate() {
-        let time = Duration::from_millis(1_000_000 + index as u64);
+        let mut time = Duration::from_millis(1_000_000 + index as u64);
+        if index + 1 == frames.len() {
+            time += pause;
+        }
         let packet = PcapPacket::new(time, frame.len() as u32, frame);
         writer.write_packet(&packet).unwrap();
     }

@@ -169,6 +169,23 @@ fn smb_direct_itself() {
         &[Fault::PortDropped, Fault::PortRefused],
     );
     assert!(answer.verdict.contains("iWARP 5445"), "{}", answer.verdict);
+    let answer = of_way(|way| {
+        way.attempts = vec![
+            attempt(Fabric::Roce, Err(AttemptFault::Refused)),
+            attempt(Fabric::Iwarp, Err(AttemptFault::Dropped)),
+        ];
+    });
+    assert!(answer.verdict.contains("a firewall"), "{}", answer.verdict);
+    let answer = of_way(|way| {
+        way.attempts = vec![
+            attempt(
+                Fabric::Roce,
+                Err(AttemptFault::Rejected("reason 28".into())),
+            ),
+            attempt(Fabric::Iwarp, Err(AttemptFault::Refused)),
+        ];
+    });
+    assert!(answer.verdict.contains("RoCE 445"), "{}", answer.verdict);
     // One transport that works is enough.
     let answer = of_way(|way| way.attempts.push(refused));
     is(&answer, Outcome::Works, &[]);

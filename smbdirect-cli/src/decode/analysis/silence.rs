@@ -1,0 +1,157 @@
+//! Silence that breaks a rule: an end leaves its peer without a send credit.
+//!
+//! An end that has received a message and has no receive left posts at least one and grants it
+//! (3.1.5.9). The specification gives no time for this. Windows and this implementation end a
+//! connection after [`GRANT_TIMEOUT`] without a credit, so that is when the rule counts as broken.
+
+use std::{collections::HashMap, time::Duration};
+
+use super::event::{Event, Sender, What, broken};
+
+/// The Send Credit Grant Timer of Windows.
+const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most streams that are watched at the same time.
+const MAX_STREAMS: usize = 2048;
+
+/// Watches the credits of all streams, over iWARP and over RoCE.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// When the initiator and the responder of a stream spent their last credit, if they have got
+    /// none since.
+    streams: HashMap<u32, [Option<Duration>; 2]>,
+}
+
+impl Silence {
+    /// Takes the next event, and returns the one that comes before it if an end has been silent for
+    /// too long.
+    pub(super) fn event(&mut self, event: &Event) -> Option<Event> {
+        if !self.streams.contains_key(&event.stream) && self.streams.len() >= MAX_STREAMS {
+            return None;
+        }
+        let ends = [Sender::Initiator, Sender::Responder];
+        let spent = self.streams.entry(event.stream).or_default();
+        let now = event.place.time;
+        let late = (0..2).find_map(|end| {
+            let waited = now.saturating_sub(spent[end]?);
+            (waited >= GRANT_TIMEOUT).then_some((end, waited))
+        });
+        for end in 0..2 {
+            let spends = event.from == ends[end] && matches!(event.what, What::DataTransfer(_));
+            match event.credits[end] {
+                Some(0) if spends => spent[end] = Some(now),
+                Some(0) => {}
+                _ => spent[end] = None,
+            }
+        }
+        let silence = late.map(|(end, waited)| {
+            // It is said once.
+            spent[end] = None;
+            let how = format!(
+                "no credit for {:.1} s after the peer had spent its last one",
+                waited.as_secs_f64()
+            );
+            let mut credits = event.credits;
+            credits[end] = Some(0);
+            Event {
+                stream: event.stream,
+                place: event.place,
+                from: ends[1 - end],
+                what: What::Note("leaves its peer without a send credit"),
+                credits,
+                broken: vec![broken("SMBD-3.1.5.9-03", how)],
+            }
+        });
+        if matches!(event.what, What::Closed { .. }) {
+            self.streams.remove(&event.stream);
+        }
+        silence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::analysis::{
+        event::{DataTransfer, Payload},
+        tcp::Place,
+    };
+
+    fn event(milliseconds: u64, from: Sender, credits: [u32; 2], what: What) -> Event {
+        Event {
+            stream: 1,
+            place: Place {
+                frame: 1,
+                time: Duration::from_millis(milliseconds),
+            },
+            from,
+            what,
+            credits: credits.map(Some),
+            broken: Vec::new(),
+        }
+    }
+
+    fn transfer() -> What {
+        What::DataTransfer(DataTransfer {
+            credits_requested: 1,
+            credits_granted: 0,
+            flags: 0,
+            reserved: 0,
+            remaining_data_length: 0,
+            data_offset: 0,
+            data_length: 0,
+            payload: Payload::None,
+            invalidated: None,
+        })
+    }
+
+    const END: What = What::Closed { reset: false };
+
+    /// Returns the rule that each event shows as broken, and by whom.
+    fn told(events: Vec<Event>) -> Vec<Option<Sender>> {
+        let mut silence = Silence::default();
+        events
+            .iter()
+            .map(|event| {
+                let told = silence.event(event)?;
+                assert_eq!(told.broken[0].rule, "SMBD-3.1.5.9-03");
+                Some(told.from)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn an_end_that_grants_nothing_for_five_seconds_is_told_once() {
+        use Sender::{Initiator, Responder};
+        // The end of the connection shows it, whoever ends it.
+        for closes in [Initiator, Responder] {
+            let stalled = vec![
+                event(0, Initiator, [0, 10], transfer()),
+                event(5000, closes, [0, 10], END),
+            ];
+            assert_eq!(told(stalled), [None, Some(Responder)]);
+        }
+        let both = vec![
+            event(0, Responder, [3, 0], transfer()),
+            event(6000, Responder, [3, 0], What::Note("-")),
+            event(12_000, Initiator, [3, 0], END),
+        ];
+        assert_eq!(told(both), [None, Some(Initiator), None]);
+    }
+
+    #[test]
+    fn a_grant_in_time_and_an_end_that_has_spent_nothing_are_no_faults() {
+        use Sender::{Initiator, Responder};
+        let granted = vec![
+            event(0, Initiator, [0, 10], transfer()),
+            event(4999, Responder, [1, 9], transfer()),
+            event(60_000, Initiator, [1, 9], END),
+        ];
+        assert_eq!(told(granted), [None; 3]);
+        // The responder has no credit until the initiator's first message.
+        let idle = vec![
+            event(0, Responder, [10, 0], What::Note("-")),
+            event(60_000, Initiator, [10, 0], END),
+        ];
+        assert_eq!(told(idle), [None; 2]);
+    }
+}
