@@ -76,8 +76,9 @@ fn captures_of_linux_show_what_the_documentation_says() {
         ("ksmbd-m32", "SMBD-3.1.5.8-16", "initiator"),
         ("cifs-c32", "SMBD-3.1.5.8-16", "responder"),
         ("ksmbd-h14", "SMBD-3.1.5.6-01", "initiator"),
-        // A stall: the silence is the fault.
+        // Stalls: the silence is the fault.
         ("ksmbd-m22", "SMBD-3.1.5.9-03", "responder"),
+        ("ksmbd-b26", "SMBD-3.1.5.9-03", "responder"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_smbdirect"));
         command
