@@ -75,6 +75,11 @@ fn rdmap_stream() {
 }
 
 #[test]
+fn roce_endpoint() {
+    replay("roce_endpoint");
+}
+
+#[test]
 fn roce_packet() {
     replay("roce_packet");
 }

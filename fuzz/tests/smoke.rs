@@ -115,6 +115,11 @@ fn rdmap_stream() {
 }
 
 #[test]
+fn roce_endpoint() {
+    smoke("roce_endpoint");
+}
+
+#[test]
 fn roce_packet() {
     smoke("roce_packet");
 }

@@ -25,6 +25,7 @@ pub(crate) fn target(name: &str) -> Run {
         "memory_table" => smbdirect_fuzz::memory_table,
         "mpa_stream" => smbdirect_fuzz::mpa_stream,
         "rdmap_stream" => smbdirect_fuzz::rdmap_stream,
+        "roce_endpoint" => smbdirect_fuzz::roce_endpoint,
         "roce_packet" => smbdirect_fuzz::roce_packet,
         "roce_queue_pair" => smbdirect_fuzz::roce_queue_pair,
         "smb2" => smbdirect_fuzz::smb2,
