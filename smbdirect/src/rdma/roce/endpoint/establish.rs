@@ -153,6 +153,7 @@ impl Endpoint {
                 path_mtu: request.path_mtu.unwrap_or(PathMtu::Mtu256),
                 responder_resources,
                 initiator_depth,
+                rnr_retry_count: request.rnr_retry_count,
             },
         );
         queue_pair.post(parameters.receive);
@@ -287,6 +288,7 @@ impl Endpoint {
                 path_mtu,
                 responder_resources,
                 initiator_depth,
+                rnr_retry_count: reply.rnr_retry_count,
             },
         );
         queue_pair.post(receive);
@@ -396,6 +398,8 @@ struct Agreed {
     path_mtu: PathMtu,
     responder_resources: u8,
     initiator_depth: u8,
+    /// What the peer asks for.
+    rnr_retry_count: u8,
 }
 
 /// Returns a queue pair that is ready to send and to receive.
@@ -413,7 +417,8 @@ fn open_queue_pair(settings: &EndpointSettings, agreed: &Agreed) -> QueuePair {
         responder_resources: agreed.responder_resources.into(),
         initiator_depth: agreed.initiator_depth.into(),
         retry_count: settings.retry_count,
-        rnr_retry_count: RNR_RETRY_ENDLESS,
+        //= ROCE-12.7-03
+        rnr_retry_count: agreed.rnr_retry_count,
         ack_timeout: settings.ack_timeout.duration(),
         max_in_flight: settings.max_in_flight,
     })

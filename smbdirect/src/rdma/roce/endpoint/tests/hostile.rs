@@ -3,7 +3,7 @@
 use super::{super::mads::can_be_answered, *};
 use crate::rdma::roce::{
     cm::{CmTimeout, ConnectRequest, DisconnectRequest, Message, PathRecord, ServiceId},
-    packet::UDP_PORT,
+    packet::{Aeth, Syndrome, UDP_PORT},
 };
 
 /// Returns a REQ as another implementation sends it.
@@ -79,6 +79,33 @@ fn other_implementations_are_answered_on_the_port_of_rocev2() {
         (limits.max_outbound_reads, limits.max_inbound_reads),
         (1, 1)
     );
+}
+
+/// A peer that permits no repetition is told with the first RNR NAK that the connection is broken.
+//= ROCE-12.7-03 test
+#[test]
+fn sends_without_a_receive_are_repeated_as_often_as_the_peer_asks() {
+    for (rnr_retry_count, is_broken) in [(0, true), (7, false)] {
+        let mut network = Network::new(0);
+        let request = ConnectRequest {
+            rnr_retry_count,
+            ..foreign_request(1)
+        };
+        network.forge_request(UDP_PORT, request);
+        let id = network.requested();
+        network.accept(id);
+        network.post(1, id, send(1, "nobody takes it"));
+        let pair = network.ends[1].connections.get_mut(&id.0).unwrap();
+        let pair = pair.queue_pair.as_mut().unwrap();
+        let psn = pair.poll_packet(network.now).expect("a Send").bth.psn;
+        let extended = Extended::Aeth(Aeth {
+            syndrome: Syndrome::RnrNak { timer: 1 },
+            message_sequence_number: 0,
+        });
+        let bth = Bth::new(Opcode::Acknowledge, id.0, psn);
+        pair.handle(network.now, &bth, &extended, &[]);
+        assert_eq!(pair.is_broken(), is_broken);
+    }
 }
 
 //= ROCE-UDP-04 test
