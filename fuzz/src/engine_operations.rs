@@ -314,5 +314,6 @@ fn limits(input: &mut Input<'_>, receive_queues: &[usize]) -> Limits {
         max_inbound_reads: 16,
         max_transfer: input.pick(&[1 << 20, 100, 7]),
         send_with_invalidate: input.byte() & 1 == 0,
+        packet_bytes: None,
     }
 }

@@ -260,6 +260,7 @@ impl Capabilities {
                 message => message.min(MAX_TRANSFER_BYTES),
             },
             send_with_invalidate: self.sends_with_invalidate(),
+            packet_bytes: None,
         }
     }
 

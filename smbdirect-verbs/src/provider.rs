@@ -118,6 +118,7 @@ impl Provider for Verbs {
             max_inbound_reads: 0,
             max_transfer: 0,
             send_with_invalidate: false,
+            packet_bytes: None,
         };
         let config = &self.config;
         for device in self

@@ -32,6 +32,7 @@ const LIMITS: Limits = Limits {
     max_inbound_reads: 16,
     max_transfer: u32::MAX,
     send_with_invalidate: true,
+    packet_bytes: None,
 };
 
 /// Lengths of messages, and of segments with their headers, that have a row.

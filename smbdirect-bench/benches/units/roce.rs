@@ -9,7 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smbdirect::rdma::{
     roce::{
         Psn, QueuePair, QueuePairSettings,
-        icrc::{self, DatagramHeader},
+        icrc::{DatagramHeader, FlowIcrc},
         packet::{Aeth, Bth, Extended, Opcode, Packet, Syndrome},
     },
     work::{Access, Completion, Inline, RemoteAddress, WorkId, WorkRequest},
@@ -106,7 +106,7 @@ fn datagram_header() -> DatagramHeader {
 struct Poster {
     queue_pair: QueuePair,
     shape: Shape,
-    header: DatagramHeader,
+    flow: FlowIcrc,
     inline: Inline,
     payload: Bytes,
     to: RemoteAddress,
@@ -124,7 +124,7 @@ impl Poster {
         Self {
             queue_pair: queue_pair(shape.path_mtu),
             shape,
-            header: datagram_header(),
+            flow: FlowIcrc::new(&datagram_header()),
             inline: Inline::build(|out| out.put_bytes(0x11, inline)),
             payload: content(shape.length - inline),
             to,
@@ -159,10 +159,10 @@ impl Poster {
         });
         loop {
             self.out.clear();
-            let (now, header) = (self.now, &self.header);
+            let (now, flow) = (self.now, &mut self.flow);
             let run = self
                 .queue_pair
-                .poll_datagrams(now, header, DATAGRAMS, &mut self.out);
+                .poll_datagrams(now, flow, DATAGRAMS, &mut self.out);
             let Some(length) = run else { break };
             sent(&self.out, length);
             let last = self.out.chunks(length).next_back().expect("a run has some");
@@ -248,18 +248,17 @@ impl Unit for Receive {
     }
 
     fn run(&mut self) -> Done {
-        let (now, header) = (self.poster.now, self.poster.header);
+        let (now, flow) = (self.poster.now, &mut self.poster.flow);
         for (run, length) in &self.runs {
             for (datagram, identification) in run.chunks(*length).zip(0..) {
-                let header = header.with_identification(identification);
-                assert!(icrc::verify(&header, datagram));
+                assert_eq!(flow.solve(identification, datagram), Some(identification));
                 let (bth, extended, payload) = Packet::split(datagram).expect("it is a packet");
                 self.queue_pair.handle(now, &bth, &extended, payload);
             }
             self.out.clear();
             // The acknowledgement, if the run asked for one.
             self.queue_pair
-                .poll_datagrams(now, &header, DATAGRAMS, &mut self.out);
+                .poll_datagrams(now, flow, DATAGRAMS, &mut self.out);
         }
         while let Some(completion) = self.queue_pair.poll_completion() {
             let is_message = matches!(completion, Completion::Received { .. });
@@ -276,6 +275,7 @@ struct Reads {
     from: RemoteAddress,
     buffers: Vec<BytesMut>,
     path_mtu: usize,
+    flow: FlowIcrc,
     now: Instant,
     out: BytesMut,
 }
@@ -296,6 +296,7 @@ impl Reads {
             from: registered.expect("the first of them").address,
             buffers: vec![BytesMut::zeroed(READ); READS],
             path_mtu,
+            flow: FlowIcrc::new(&datagram_header()),
             now: Instant::now(),
             out: BytesMut::new(),
         }
@@ -303,18 +304,22 @@ impl Reads {
 }
 
 /// Moves what one end has to send to the other. Returns whether there was anything.
-fn carry(from: &mut QueuePair, to: &mut QueuePair, now: Instant, out: &mut BytesMut) -> bool {
-    let header = datagram_header();
+fn carry(
+    from: &mut QueuePair,
+    to: &mut QueuePair,
+    flow: &mut FlowIcrc,
+    now: Instant,
+    out: &mut BytesMut,
+) -> bool {
     let mut any = false;
     loop {
         out.clear();
-        let Some(length) = from.poll_datagrams(now, &header, DATAGRAMS, out) else {
+        let Some(length) = from.poll_datagrams(now, flow, DATAGRAMS, out) else {
             return any;
         };
         any = true;
         for (datagram, identification) in out.chunks(length).zip(0..) {
-            let header = header.with_identification(identification);
-            assert!(icrc::verify(&header, datagram));
+            assert_eq!(flow.solve(identification, datagram), Some(identification));
             let (bth, extended, payload) = Packet::split(datagram).expect("it is a packet");
             to.handle(now, &bth, &extended, payload);
         }
@@ -332,8 +337,11 @@ impl Unit for Reads {
                 into,
             });
         }
-        let (reader, source, out) = (&mut self.reader, &mut self.source, &mut self.out);
-        while carry(reader, source, self.now, out) | carry(source, reader, self.now, out) {}
+        let (reader, source) = (&mut self.reader, &mut self.source);
+        let (flow, out) = (&mut self.flow, &mut self.out);
+        while carry(reader, source, flow, self.now, out)
+            | carry(source, reader, flow, self.now, out)
+        {}
         let mut bytes = 0;
         while let Some(completion) = self.reader.poll_completion() {
             let Completion::Read { buffer, .. } = completion else {

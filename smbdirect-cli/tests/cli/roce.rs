@@ -104,8 +104,8 @@ fn a_capture_is_read_by_tshark() {
         let filter = format!("infiniband.mad.attributeid == {attribute}");
         assert!(count(&filter) >= 1, "{name}");
     }
-    // A Read Request, the first packets of Writes and Read Responses.
-    for opcode in [12, 6, 13] {
+    // A Read Request, Writes of one packet, and the first packets of Read Responses.
+    for opcode in [12, 10, 13] {
         let filter = format!("infiniband.bth.opcode == {opcode}");
         assert!(count(&filter) >= 1, "opcode {opcode}");
     }

@@ -61,6 +61,9 @@ pub struct Manners {
     pub least_read: usize,
     /// Whether the passive end permits reading and invalidation only if they were registered.
     pub rights_are_checked: bool,
+    /// Whether a Write that does not fit into its region changes none of its bytes. A provider that cuts
+    /// Writes into several has them checked one by one.
+    pub writes_are_whole: bool,
 }
 
 impl Default for Manners {
@@ -74,6 +77,7 @@ impl Default for Manners {
             passive_may_begin: true,
             least_read: 0,
             rights_are_checked: true,
+            writes_are_whole: true,
         }
     }
 }

@@ -62,7 +62,10 @@ pub async fn bounds(fabric: &Fabric) {
             let above = inside.split_off(SIZE);
             let region = pair.passive.register(inside, READ | WRITE);
             attempt_fails(&mut pair, attempt, past(region, start), length).await;
-            let inside = pair.passive.deregister(region.address.token).unwrap();
+            let mut inside = pair.passive.deregister(region.address.token).unwrap();
+            if !fabric.manners.writes_are_whole {
+                inside.copy_from_slice(&pattern(3 * SIZE, 5)[SIZE..2 * SIZE]);
+            }
             let whole = [&below[..], &inside, &above].concat();
             assert!(
                 whole == pattern(3 * SIZE, 5),

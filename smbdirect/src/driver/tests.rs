@@ -54,6 +54,7 @@ impl QueuePair for Script {
             max_inbound_reads: 0,
             max_transfer: u32::MAX,
             send_with_invalidate: false,
+            packet_bytes: None,
         }
     }
 

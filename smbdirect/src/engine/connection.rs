@@ -173,6 +173,7 @@ impl Connection {
                 max_inbound_reads: 0,
                 max_transfer: 0,
                 send_with_invalidate: false,
+                packet_bytes: None,
             },
             send_credits: 0,
             receive_credits: ReceiveCredits::new(config.receive_credit_max),

@@ -3,18 +3,36 @@
 //!
 //! The queue of the specification holds segments; this one holds messages and cuts its head. The
 //! result on the wire is the same, and no other message can come between two segments of a message.
+//!
+//! # Packets of the same length
+//!
+//! A provider that sends packets in groups sends them faster if they all have the same length
+//! ([`Limits::packet_bytes`](crate::rdma::work::Limits)). The segments of a message are then as long as
+//! whole packets, where the negotiated length has room for several; where it has room for one, they
+//! are as long as each other. The specification leaves the length of segments to the sender.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, num::NonZeroU32};
 
 use bytes::{Buf, Bytes};
 
 use super::{event::MessageId, message::Message};
-use crate::rdma::work::Token;
+use crate::{rdma::work::Token, wire::DataTransfer};
 
 /// The queue of messages to send.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SendQueue {
     messages: VecDeque<Queued>,
+    /// Set if the length of segments follows that of packets.
+    packets: Option<Packets>,
+}
+
+/// The lengths of segments that make packets of the same length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packets {
+    /// The most bytes of payload in a segment.
+    max_payload: usize,
+    /// Whether a segment is one packet, and the segments of a message get the same length.
+    is_single: bool,
 }
 
 /// A message in the queue.
@@ -73,8 +91,27 @@ impl SendQueue {
         self.messages.front().map(|head| head.sequence)
     }
 
+    /// Lets the length of segments follow that of packets of `packet_bytes`, for messages of at most
+    /// `max_payload` bytes of payload.
+    pub(super) fn fit_packets(&mut self, packet_bytes: Option<NonZeroU32>, max_payload: usize) {
+        let header = DataTransfer::PAYLOAD_OFFSET as usize;
+        let Some(packet) = packet_bytes.map(|bytes| bytes.get() as usize) else {
+            return;
+        };
+        let packets = (max_payload + header) / packet;
+        // A segment that is shorter than a packet cannot fill one.
+        self.packets = (packets > 0 && packet > header).then(|| Packets {
+            max_payload: packets * packet - header,
+            is_single: packets == 1,
+        });
+    }
+
     /// Removes the next segment, of at most `max_payload` bytes, from the head.
     pub(super) fn cut(&mut self, max_payload: usize) -> Option<Segment> {
+        let max_payload = match self.packets {
+            None => max_payload,
+            Some(packets) => packets.next_payload(self.messages.front()?.unsent.len()),
+        };
         //= SMBD-3.1.4.2-03
         //= SMBD-3.1.5.4-04
         //= SMBD-3.1.5.4-11
@@ -99,9 +136,59 @@ impl SendQueue {
     }
 }
 
+impl Packets {
+    /// Returns the most bytes of the next segment of a message, of which `unsent` are left.
+    fn next_payload(self, unsent: usize) -> usize {
+        if !self.is_single || unsent <= self.max_payload {
+            return self.max_payload;
+        }
+        let segments = unsent.div_ceil(self.max_payload);
+        // Packets are padded to four bytes, so other lengths would need the same room.
+        let equal = unsent.div_ceil(segments).next_multiple_of(4);
+        equal.min(self.max_payload)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
+
+    /// Returns the lengths of the segments of a message, with their headers.
+    fn lengths(packet_bytes: u32, max_send_size: usize, message: usize) -> Vec<usize> {
+        let mut queue = SendQueue::default();
+        queue.fit_packets(NonZeroU32::new(packet_bytes), max_send_size - 24);
+        queue.push(MessageId(1), vec![1; message].into(), None, 0);
+        let segments = iter::from_fn(|| queue.cut(max_send_size - 24));
+        segments.map(|segment| segment.payload.len() + 24).collect()
+    }
+
+    #[test]
+    fn segments_fill_packets_or_have_the_same_length() {
+        for (packet, max_send_size, message, expected) in [
+            (4096, 8136, 8112, vec![4080, 4080]),
+            (4096, 8136, 4072, vec![4096]),
+            (4096, 8136, 4073, vec![2064, 2057]),
+            (4096, 8136, 12_216, vec![4096, 4096, 4096]),
+            (1024, 8136, 8112, vec![7168, 992]),
+            (1024, 1364, 1340, vec![696, 692]),
+            (4096, 1364, 1400, vec![1364, 84]),
+            (4096, 8192, 8200, vec![8192, 56]),
+            (16, 1364, 1400, vec![1364, 84]),
+            (4096, 8136, 0, vec![24]),
+        ] {
+            assert_eq!(
+                lengths(packet, max_send_size, message),
+                expected,
+                "{packet} {max_send_size} {message}"
+            );
+        }
+        let mut equal = lengths(4096, 8136, 1 << 20);
+        assert_eq!(equal.len(), 258);
+        equal.dedup();
+        assert_eq!(equal, [4092, 4088], "few groups of packets end early");
+    }
 
     //= SMBD-3.1.4.2-03 test
     //= SMBD-3.1.5.1-02 test

@@ -3,7 +3,7 @@
 //! Buffers move by value: into the work request, and back with its completion. So no buffer can be
 //! freed or read while the hardware or the peer still uses it.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, num::NonZeroU32, sync::Arc};
 
 use bitflags::bitflags;
 use bytes::{Bytes, BytesMut};
@@ -313,6 +313,9 @@ pub struct Limits {
     pub max_transfer: u32,
     /// Whether a Send can carry a token to invalidate.
     pub send_with_invalidate: bool,
+    /// The most bytes of a Send in one packet, if a provider is faster with Sends whose packets all have
+    /// the same length. `None` if the length does not matter.
+    pub packet_bytes: Option<NonZeroU32>,
 }
 
 /// The work that may be posted now.

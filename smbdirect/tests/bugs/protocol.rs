@@ -172,6 +172,7 @@ const NO_LIMITS: Limits = Limits {
     max_inbound_reads: 1,
     max_transfer: 1 << 20,
     send_with_invalidate: true,
+    packet_bytes: None,
 };
 
 fn negotiate_request() -> Bytes {

@@ -60,6 +60,7 @@ fn roce(listen: &str) -> Option<(RoceConfig, SocketAddr)> {
 fn roce_manners() -> Manners {
     Manners {
         private_data: 48,
+        writes_are_whole: false,
         ..Manners::default()
     }
 }

@@ -17,7 +17,7 @@ use fastrand::Rng;
 use smbdirect::rdma::{
     roce::{
         Psn, QueuePair, QueuePairSettings,
-        icrc::{self, DatagramHeader},
+        icrc::{self, DatagramHeader, FlowIcrc},
         packet::Packet,
     },
     work::{
@@ -157,6 +157,7 @@ struct End {
     queue_pair: QueuePair,
     /// The headers of the datagrams that it sends.
     header: DatagramHeader,
+    flow: FlowIcrc,
     work: VecDeque<WorkRequest>,
     /// The identifiers of outstanding Sends, Writes and Reads, and the data of the Reads.
     sends: VecDeque<WorkId>,
@@ -360,7 +361,7 @@ impl Scenario {
             out.clear();
             let count = self.random.usize(1..=self.max_datagrams);
             let queue_pair = &mut end.queue_pair;
-            let run = queue_pair.poll_datagrams(self.now, &end.header, count, &mut out);
+            let run = queue_pair.poll_datagrams(self.now, &mut end.flow, count, &mut out);
             let Some(length) = run else { break };
             for (datagram, at) in out.chunks(length).zip(0..) {
                 let header = end.header.with_identification(at);
@@ -407,9 +408,11 @@ impl End {
         };
         let [from, to] = [own, 1 - own]
             .map(|end| SocketAddr::new(hosts[end].parse().unwrap(), 4791 + end as u16));
+        let header = DatagramHeader::between(from, to).unwrap();
         Self {
             queue_pair,
-            header: DatagramHeader::between(from, to).unwrap(),
+            header,
+            flow: FlowIcrc::new(&header),
             work: VecDeque::new(),
             sends: VecDeque::new(),
             writes: VecDeque::new(),

@@ -105,6 +105,9 @@ impl Connection {
 
     #[cold]
     fn establish(&mut self, now: Instant, outcome: Outcome) {
+        let max_payload = outcome.negotiated.max_payload();
+        self.send_queue
+            .fit_packets(self.limits.packet_bytes, max_payload);
         self.role = Role::Established(outcome.negotiated);
         self.send_credits = outcome.send_credits;
         self.statistics.credits_received += u64::from(outcome.send_credits);

@@ -56,6 +56,7 @@ fn limits() -> Limits {
         max_inbound_reads: 2,
         max_transfer: 1 << 20,
         send_with_invalidate: true,
+        packet_bytes: None,
     }
 }
 

@@ -85,6 +85,7 @@ impl Stream {
             max_inbound_reads,
             max_transfer: u32::MAX,
             send_with_invalidate: true,
+            packet_bytes: None,
         }
     }
 

@@ -44,6 +44,7 @@ impl Default for LoopbackConfig {
                 max_inbound_reads: 16,
                 max_transfer: u32::MAX,
                 send_with_invalidate: true,
+                packet_bytes: None,
             },
             backlog: 128,
         }

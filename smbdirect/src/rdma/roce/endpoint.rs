@@ -208,6 +208,16 @@ impl Endpoint {
         completion
     }
 
+    /// Moves the completions of a connection to `into`, which is empty. Those that remain, of which
+    /// the end of the connection is the last, are for [`poll_completion`](Self::poll_completion).
+    #[cfg(feature = "tokio")]
+    pub(super) fn take_completions(&mut self, id: ConnectionId, into: &mut VecDeque<Completion>) {
+        let connection = self.connections.get_mut(&id.0);
+        if let Some(pair) = connection.and_then(|one| one.queue_pair.as_mut()) {
+            pair.take_completions(into);
+        }
+    }
+
     /// Returns the bytes of datagrams that a connection has sent and received so far.
     pub fn moved_bytes(&self, id: ConnectionId) -> (u64, u64) {
         let connection = self.connections.get(&id.0);

@@ -20,7 +20,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use bytes::{BufMut, BytesMut};
 use crc_fast::{CrcAlgorithm, Digest};
 
+pub use self::flow::FlowIcrc;
+use self::polynomial::{inverse_power, multiply};
 use super::packet::{Bth, ICRC_LENGTH};
+
+mod flow;
+mod polynomial;
 
 /// The fields of the IP and UDP headers of a packet that the ICRC covers. The lengths follow from
 /// the packet.
@@ -213,16 +218,28 @@ pub fn solve(header: &DatagramHeader, datagram: &[u8]) -> Option<u16> {
             Some(0)
         }
         IpHeader::V4 { identification, .. } => {
-            // The bytes from the Identification to the end of the CRC.
-            let covered = datagram.len() - ICRC_LENGTH;
-            let after = IPV4_LENGTH - IDENTIFICATION_OFFSET + UDP_LENGTH + covered;
-            let register = multiply(difference, inverse_power(8 * after as u32));
-            //= ROCE-A17.3.3-06
-            let register = u16::try_from(register).ok()?;
-            // The CRC takes the first byte into the low bits of its register.
-            Some(identification ^ register.swap_bytes())
+            Some(identification ^ correction(difference, inverse_of(datagram.len()))?)
         }
     }
+}
+
+/// Returns the change of the Identification that changes an ICRC by `difference`, or `None` if there is
+/// none. `inverse` is that of the packet's length.
+fn correction(difference: u32, inverse: u32) -> Option<u16> {
+    let register = multiply(difference, inverse);
+    //= ROCE-A17.3.3-06
+    let register = u16::try_from(register).ok()?;
+    // The CRC takes the first byte into the low bits of its register.
+    Some(register.swap_bytes())
+}
+
+/// Returns the factor that moves a difference between the ICRCs of UDP payloads of `length` bytes back
+/// to the Identification.
+fn inverse_of(length: usize) -> u32 {
+    // The bytes from the Identification to the end of the CRC.
+    let covered = length - ICRC_LENGTH;
+    let after = IPV4_LENGTH - IDENTIFICATION_OFFSET + UDP_LENGTH + covered;
+    inverse_power(8 * after as u32)
 }
 
 /// The offset of the Identification in an IPv4 header.
@@ -237,41 +254,6 @@ fn difference(header: &DatagramHeader, datagram: &[u8]) -> Option<u32> {
     }
     let right = icrc(header, &[packet]);
     Some(u32::from_le_bytes(*found) ^ u32::from_le_bytes(right))
-}
-
-/// The polynomial of the CRC, reflected: bit 31 is the coefficient of x^0.
-const POLYNOMIAL: u32 = 0xedb8_8320;
-/// The polynomial 1.
-const ONE: u32 = 1 << 31;
-/// x^(2^n) modulo the polynomial of the CRC, for n from 0 to 31.
-const SQUARES: [u32; 32] = {
-    let mut squares = [ONE >> 1; 32];
-    let mut n = 1;
-    while n < 32 {
-        squares[n] = multiply(squares[n - 1], squares[n - 1]);
-        n += 1;
-    }
-    squares
-};
-
-/// Returns the product of two polynomials modulo the polynomial of the CRC.
-const fn multiply(a: u32, mut b: u32) -> u32 {
-    let (mut product, mut bit) = (0, ONE);
-    while bit != 0 {
-        if a & bit != 0 {
-            product ^= b;
-        }
-        bit >>= 1;
-        b = b >> 1 ^ if b & 1 != 0 { POLYNOMIAL } else { 0 };
-    }
-    product
-}
-
-/// Returns x^-n modulo the polynomial of the CRC, whose powers of x repeat after 2^32 - 1.
-fn inverse_power(n: u32) -> u32 {
-    let exponent = u32::MAX - n;
-    let bits = (0..32).filter(|bit| exponent >> bit & 1 != 0);
-    bits.fold(ONE, |power, bit| multiply(power, SQUARES[bit]))
 }
 
 #[cfg(test)]

@@ -247,6 +247,7 @@ impl Peer {
             max_inbound_reads: 1,
             max_transfer: 1 << 20,
             send_with_invalidate: true,
+            packet_bytes: None,
         });
         let mut peer = Self {
             engine,

@@ -75,6 +75,7 @@ impl Real {
             max_inbound_reads: 1,
             max_transfer: 1 << 20,
             send_with_invalidate: true,
+            packet_bytes: None,
         });
         let mut end = Self {
             engine,

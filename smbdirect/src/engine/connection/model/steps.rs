@@ -29,6 +29,7 @@ impl State {
                 max_inbound_reads: 0,
                 max_transfer: 0,
                 send_with_invalidate: false,
+                packet_bytes: None,
             });
         }
         state.work(0, sabotage);

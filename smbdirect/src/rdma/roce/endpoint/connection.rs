@@ -1,6 +1,6 @@
 //! One connection of an endpoint: its communication, its queue pair and its progress.
 
-use std::time::Instant;
+use std::{net::SocketAddr, time::Instant};
 
 use bytes::BytesMut;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::rdma::{
     roce::{
         cm::{Communication, ConnectRequest, Mad, PathMtu},
-        icrc::DatagramHeader,
+        icrc::{DatagramHeader, FlowIcrc},
         rc::QueuePair,
     },
     work::WorkRequest,
@@ -28,6 +28,10 @@ pub(super) struct Connection {
     /// Whether the peer is an end of this library.
     pub(super) peer_is_smbdirect: bool,
     pub(super) identification: Identification,
+    /// The ICRCs of packets to the peer.
+    outbound: Flow,
+    /// The ICRCs of packets of the peer.
+    pub(super) inbound: Flow,
     /// The bytes of datagrams that were sent and received.
     pub(super) moved: (u64, u64),
     /// The DREQ to send after the last packets of a queue pair that broke.
@@ -81,6 +85,8 @@ impl Connection {
             queue_pair: None,
             peer_is_smbdirect: false,
             identification: Identification::new(),
+            outbound: Flow(None),
+            inbound: Flow(None),
             moved: (0, 0),
             farewell: None,
             close_deadline: None,
@@ -128,14 +134,35 @@ impl Connection {
         out: &mut BytesMut,
     ) -> Option<Transmit> {
         let queue_pair = self.queue_pair.as_mut()?;
-        let Path { local, remote } = self.path;
-        let header = DatagramHeader::between(local, remote)?;
         let before = out.len();
-        let segment_size = queue_pair.poll_datagrams(now, &header, max_segments, out)?;
+        let flow = self.outbound.get(self.path.local, self.path.remote)?;
+        let segment_size = queue_pair.poll_datagrams(now, flow, max_segments, out)?;
         self.moved.0 += (out.len() - before) as u64;
         Some(Transmit {
             path: self.path,
             segment_size,
         })
+    }
+}
+
+/// The ICRCs of one direction, as long as the sockets stay the same.
+#[derive(Debug)]
+pub(super) struct Flow(Option<(SocketAddr, SocketAddr, FlowIcrc)>);
+
+impl Flow {
+    /// Returns the ICRCs of packets from `source` to `destination`, or `None` if one address is IPv4
+    /// and the other is IPv6.
+    pub(super) fn get(
+        &mut self,
+        source: SocketAddr,
+        destination: SocketAddr,
+    ) -> Option<&mut FlowIcrc> {
+        let is_known =
+            matches!(&self.0, Some((from, to, _)) if (*from, *to) == (source, destination));
+        if !is_known {
+            let header = DatagramHeader::between(source, destination)?;
+            self.0 = Some((source, destination, FlowIcrc::new(&header)));
+        }
+        self.0.as_mut().map(|(.., flow)| flow)
     }
 }

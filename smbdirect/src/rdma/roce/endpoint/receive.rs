@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{Endpoint, GENERAL_SERVICES_QUEUE_KEY, GENERAL_SERVICES_QUEUE_PAIR, settings::Path};
 use crate::rdma::roce::{
     cm::Mad,
-    icrc::{self, DatagramHeader, IpHeader},
+    icrc::{self, DatagramHeader},
     packet::{Bth, Extended, Opcode, Packet},
 };
 
@@ -16,7 +16,6 @@ impl Endpoint {
     /// 0 for IPv6, and `None` for a datagram that was dropped.
     pub fn handle_datagram(&mut self, now: Instant, path: Path, datagram: &[u8]) -> Option<u16> {
         self.statistics.received += 1;
-        let header = DatagramHeader::between(path.remote, path.local)?;
         let Ok((bth, extended, payload)) = Packet::split(datagram) else {
             self.statistics.malformed += 1;
             return None;
@@ -25,6 +24,7 @@ impl Endpoint {
         if number == GENERAL_SERVICES_QUEUE_PAIR {
             let is_valid = is_general_services(&bth, &extended);
             let mad = Mad::decode(payload).ok().filter(|_| is_valid);
+            let header = DatagramHeader::between(path.remote, path.local)?;
             return self.handle_general_services(now, path, &header, mad, datagram);
         }
         //= ROCE-UDP-06
@@ -37,13 +37,13 @@ impl Endpoint {
             self.statistics.unknown_queue_pair += 1;
             return None;
         };
+        let flow = connection.inbound.get(path.remote, path.local)?;
+        let is_ipv4 = flow.has_identification();
         let guess = connection.identification.guess();
-        let header = header.with_identification(guess);
-        let Some(identification) = icrc::solve(&header, datagram) else {
+        let Some(identification) = flow.solve(guess, datagram) else {
             self.statistics.wrong_icrc += 1;
             return None;
         };
-        let is_ipv4 = matches!(header.ip, IpHeader::V4 { .. });
         if is_ipv4 && !connection.identification.accept(identification) {
             self.statistics.unexpected_identification += 1;
             return None;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::*;
+use super::{polynomial::POLYNOMIAL, *};
 use crate::rdma::roce::{
     Psn,
     packet::{Extended, Opcode, Packet, UDP_PORT},
@@ -123,6 +123,7 @@ fn short_payloads_have_no_icrc() {
     for length in 0..16 {
         assert!(!verify(&v4(0), &vec![0; length]));
         assert_eq!(solve(&v4(0), &vec![0; length]), None);
+        assert_eq!(FlowIcrc::new(&v4(0)).solve(0, &vec![0; length]), None);
     }
 }
 
@@ -143,6 +144,33 @@ fn every_identification_is_found() {
 }
 
 proptest! {
+    /// Lengths become known at their second packet, and share places.
+    //= ROCE-A17.3.3-04 test
+    //= ROCE-A17.3.3-06 test
+    #[test]
+    fn a_flow_computes_the_same_icrcs(
+        lengths in proptest::collection::vec(3..20_usize, 1..20),
+        identification: u16,
+        guess: u16,
+        congestion in proptest::sample::select(&[0, 0, 0x40, 0xc0][..]),
+        fill: u8,
+    ) {
+        for header in [v4(0), v6()] {
+            let mut flow = FlowIcrc::new(&header);
+            for length in lengths.iter().flat_map(|length| [length * 4; 3]) {
+                let mut packet = vec![fill; length];
+                packet[MASKED_BTH_BYTE] = congestion;
+                let expected = icrc(&header.with_identification(identification), &[&packet]);
+                prop_assert_eq!(flow.icrc(identification, &packet), expected);
+                packet.extend_from_slice(&expected);
+                let found = if flow.has_identification() { identification } else { 0 };
+                prop_assert_eq!(flow.solve(guess, &packet), Some(found));
+                packet[length - 1] ^= 1;
+                prop_assert_ne!(flow.solve(guess, &packet), Some(found));
+            }
+        }
+    }
+
     //= ROCE-A17.3.3-06 test
     #[test]
     fn damage_is_found_or_changes_the_identification(

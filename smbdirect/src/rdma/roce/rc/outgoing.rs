@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::shared::PacketSink;
 use crate::rdma::roce::{
-    icrc::{DatagramHeader, icrc},
+    icrc::FlowIcrc,
     packet::{Bth, Extended, ICRC_LENGTH, Packet, pad_count},
 };
 
@@ -26,7 +26,7 @@ impl PacketSink for Option<Packet> {
 /// A run of datagrams of the same length, one after the other, the last of which may be shorter.
 #[derive(Debug)]
 pub(super) struct Run<'a> {
-    header: DatagramHeader,
+    flow: &'a mut FlowIcrc,
     max_datagrams: usize,
     out: &'a mut BytesMut,
     /// The length of `out` before the run.
@@ -43,13 +43,9 @@ const MAX_RUN_BYTES: usize = 65_000;
 
 impl<'a> Run<'a> {
     /// Creates an empty run of at most `max_datagrams`, which is appended to `out`.
-    pub(super) fn new(
-        header: &DatagramHeader,
-        max_datagrams: usize,
-        out: &'a mut BytesMut,
-    ) -> Self {
+    pub(super) fn new(flow: &'a mut FlowIcrc, max_datagrams: usize, out: &'a mut BytesMut) -> Self {
         Self {
-            header: *header,
+            flow,
             max_datagrams,
             start: out.len(),
             out,
@@ -89,8 +85,7 @@ impl PacketSink for Run<'_> {
         self.out.extend_from_slice(second);
         self.out.extend_from_slice(&[0; 3][..pad]);
         // The kernel numbers the datagrams of a run from 0.
-        let header = self.header.with_identification(self.datagrams as u16);
-        let icrc = icrc(&header, &[&self.out[start..]]);
+        let icrc = self.flow.icrc(self.datagrams as u16, &self.out[start..]);
         self.out.extend_from_slice(&icrc);
         let length = self.out.len() - start;
         debug_assert_eq!(

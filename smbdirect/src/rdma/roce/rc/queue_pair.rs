@@ -26,7 +26,7 @@
 //! and the P_Key contain no secret. An attacker who sees the traffic can do what the peer can.
 //! RoCEv2 has no protection against that: use it in networks that are trusted, or under IPsec.
 
-use std::time::Instant;
+use std::{collections::VecDeque, mem, num::NonZeroU32, time::Instant};
 
 use bytes::BytesMut;
 
@@ -43,7 +43,7 @@ use crate::rdma::{
     memory::MemoryTable,
     receive_queue::Receives,
     roce::{
-        icrc::DatagramHeader,
+        icrc::FlowIcrc,
         packet::{Bth, Extended, NakCode, Opcode, Packet},
     },
     work::{Completion, Disconnect, Limits, ProviderError, Room, WorkRequest},
@@ -97,7 +97,10 @@ impl QueuePair {
             requester: Requester::new(settings),
             responder: Responder::new(settings),
             shared: Shared::default(),
-            limits: Self::limits_of(settings.initiator_depth, settings.responder_resources),
+            limits: Limits {
+                packet_bytes: NonZeroU32::new(settings.path_mtu as u32),
+                ..Self::limits_of(settings.initiator_depth, settings.responder_resources)
+            },
             responses_first: true,
             is_reply_late: false,
             closing: false,
@@ -109,7 +112,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns the limits of a queue pair with these read depths.
+    /// Returns the limits of a queue pair with these read depths and an unknown path MTU.
     pub const fn limits_of(initiator_depth: u32, responder_resources: u32) -> Limits {
         Limits {
             max_send_queue: MAX_QUEUE_ENTRIES,
@@ -118,6 +121,7 @@ impl QueuePair {
             max_inbound_reads: responder_resources,
             max_transfer: MAX_MESSAGE_BYTES,
             send_with_invalidate: true,
+            packet_bytes: None,
         }
     }
 
@@ -175,6 +179,13 @@ impl QueuePair {
         let ended = self.ended.clone().filter(|_| !self.reported)?;
         self.reported = true;
         Some(Completion::Disconnected(ended))
+    }
+
+    /// Moves all completions except the last one of the connection to `into`, which is empty.
+    #[cfg(feature = "tokio")]
+    pub(in crate::rdma::roce) fn take_completions(&mut self, into: &mut VecDeque<Completion>) {
+        debug_assert!(into.is_empty(), "the completions stay in order");
+        mem::swap(&mut self.shared.completions, into);
     }
 
     /// Returns whether [`poll_completion`](Self::poll_completion) has a completion.
@@ -278,11 +289,11 @@ impl QueuePair {
     pub fn poll_datagrams(
         &mut self,
         now: Instant,
-        header: &DatagramHeader,
+        flow: &mut FlowIcrc,
         max_datagrams: usize,
         out: &mut BytesMut,
     ) -> Option<usize> {
-        let mut run = Run::new(header, max_datagrams, out);
+        let mut run = Run::new(flow, max_datagrams, out);
         // An acknowledgement is shorter than most packets, so it is the last of a run. It waits for
         // at most one run.
         if self.is_reply_late || self.ended.is_some() {
@@ -374,7 +385,7 @@ impl QueuePair {
             self.shared.flush(id, None);
         }
         self.responder.clear();
-        for work in std::mem::take(&mut self.late) {
+        for work in mem::take(&mut self.late) {
             self.shared.flush_work(work);
         }
     }

@@ -174,16 +174,18 @@ impl Requester {
         let window = self.window.packets();
         let mut bth = Bth::new(opcode, self.remote_qpn, self.psn(sequence));
         self.unrequested += 1;
-        // The last packet that the window permits has to be acknowledged. Those before it are
-        // acknowledged four times a window, so that the window moves before it is empty.
+        let ends_request = sequence + 1 == request.end();
+        let ends_queue = ends_request && self.current + 1 == self.queue.len();
+        // The last packet that is posted or that the window permits has to be acknowledged. Those
+        // before it are acknowledged four times a window, so that the window moves before it is
+        // empty.
         //= ROCE-9.7.3-01
-        bth.ack_request =
-            opcode.ends_message() || self.room() == 1 || self.unrequested >= window / 4;
+        bth.ack_request = ends_queue || self.room() == 1 || self.unrequested >= window / 4;
         if bth.ack_request {
             self.unrequested = 0;
         }
         request.push(&bth, payload, sink);
-        if sequence + 1 == request.end() {
+        if ends_request {
             self.current += 1;
         }
         self.sent_to(now, sequence + 1, bth.ack_request);

@@ -1,4 +1,9 @@
 //! [`Request`]: a posted work request, and how it is cut into packets.
+//!
+//! A Write becomes one message per packet instead of one message of many packets. All of its
+//! datagrams then have the same length, also together with those of the next Write, and one system
+//! call sends many datagrams of the same length. With a First packet, which is longer than the
+//! others by its RETH, each Write would need at least two calls.
 
 use super::shared::PacketSink;
 use crate::rdma::{
@@ -73,10 +78,8 @@ impl Request {
             },
             (WorkRequest::Send { .. }, true, false) => Opcode::SendFirst,
             (WorkRequest::Send { .. }, false, false) => Opcode::SendMiddle,
-            (WorkRequest::Write { .. }, true, true) => Opcode::WriteOnly,
-            (WorkRequest::Write { .. }, true, false) => Opcode::WriteFirst,
-            (WorkRequest::Write { .. }, false, false) => Opcode::WriteMiddle,
-            (WorkRequest::Write { .. }, false, true) => Opcode::WriteLast,
+            //= ROCE-SW-03
+            (WorkRequest::Write { .. }, ..) => Opcode::WriteOnly,
             (WorkRequest::Read { .. }, ..) => Opcode::ReadRequest,
             (WorkRequest::Receive { .. }, ..) => unreachable!("receives are not sent"),
         }
@@ -105,10 +108,7 @@ impl Request {
                 sink.push(bth, &extended, parts(header, payload, offset, length));
             }
             WorkRequest::Write { data, to, .. } => {
-                let extended = match offset {
-                    0 => Extended::Reth(reth(*to, 0, data.len())),
-                    _ => Extended::Plain,
-                };
+                let extended = Extended::Reth(reth(*to, offset, length));
                 sink.push(bth, &extended, [&data[offset..offset + length], &[]]);
             }
             WorkRequest::Read { .. } | WorkRequest::Receive { .. } => {

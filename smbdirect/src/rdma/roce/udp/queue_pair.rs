@@ -1,6 +1,7 @@
 //! The queue pair: one end of a connection, driven by the polls of its owner.
 
 use std::{
+    collections::VecDeque,
     fmt,
     sync::Arc,
     task::{Context, Poll},
@@ -48,6 +49,8 @@ pub(super) struct RoceQueuePair {
     owned: Owned,
     path: Path,
     limits: Limits,
+    /// Completions that were taken from the endpoint together, so that each does not need the lock.
+    completions: VecDeque<Completion>,
     adaptive_spin: AdaptiveSpin,
     /// Whether the next poll receives without asking the runtime if the socket is ready.
     skip_readiness_check: bool,
@@ -62,6 +65,7 @@ impl RoceQueuePair {
             limits: limits.expect("an established connection has a queue pair"),
             owned,
             path,
+            completions: VecDeque::new(),
             adaptive_spin: AdaptiveSpin::new(config.spin_window),
             skip_readiness_check: false,
             has_ended: false,
@@ -109,11 +113,19 @@ impl QueuePair for RoceQueuePair {
         if self.has_ended {
             return Poll::Pending;
         }
+        if let Some(completion) = self.completions.pop_front() {
+            return Poll::Ready(completion);
+        }
         let shared = &self.owned.socket.shared;
         let mut skip_readiness_check = std::mem::take(&mut self.skip_readiness_check);
         let moved = loop {
             let (moved, waits) = {
                 let mut core = shared.lock();
+                core.endpoint
+                    .take_completions(self.owned.id, &mut self.completions);
+                if let Some(completion) = self.completions.pop_front() {
+                    return Poll::Ready(completion);
+                }
                 if let Some(completion) = core.endpoint.poll_completion(self.owned.id) {
                     self.has_ended = matches!(completion, Completion::Disconnected(_));
                     return Poll::Ready(completion);
@@ -143,6 +155,9 @@ impl QueuePair for RoceQueuePair {
         if self.has_ended {
             return false;
         }
+        if !self.completions.is_empty() {
+            return true;
+        }
         let core = self.owned.socket.shared.lock();
         let (sent, received) = core.endpoint.moved_bytes(self.owned.id);
         core.endpoint.has_completion(self.owned.id) || self.adaptive_spin.may_spin(sent, received)
@@ -151,7 +166,9 @@ impl QueuePair for RoceQueuePair {
     fn busy_poll(&mut self) -> bool {
         let shared = &self.owned.socket.shared;
         let has_completion = || shared.lock().endpoint.has_completion(self.owned.id);
-        let found = has_completion() || shared.receive(true) && has_completion();
+        let found = !self.completions.is_empty()
+            || has_completion()
+            || shared.receive(true) && has_completion();
         self.skip_readiness_check = found;
         found
     }

@@ -40,13 +40,12 @@ impl Receiver {
         }
     }
 
-    /// Receives groups of datagrams and passes each to `take`. Returns their number.
-    pub(super) fn receive(
-        &mut self,
+    /// Receives groups of datagrams, and returns them.
+    pub(super) fn receive<'a>(
+        &'a mut self,
         socket: &Socket,
         skip_readiness_check: bool,
-        mut take: impl FnMut(&Group<'_>),
-    ) -> io::Result<usize> {
+    ) -> io::Result<impl Iterator<Item = Group<'a>> + use<'a>> {
         let mut buffers = self.memory.chunks_exact_mut(BUFFER_LENGTH);
         let mut slices = [(); GROUPS].map(|()| {
             let buffer = buffers
@@ -55,22 +54,23 @@ impl Receiver {
             IoSliceMut::new(buffer)
         });
         let count = socket.receive(&mut slices, &mut self.metas, skip_readiness_check)?;
+        let local = socket.local();
         let buffers = self.memory.chunks_exact(BUFFER_LENGTH);
-        for (meta, buffer) in self.metas.iter().zip(buffers).take(count) {
-            let ip = match socket.local().ip() {
+        let groups = self.metas.iter().zip(buffers).take(count);
+        Ok(groups.map(move |(meta, buffer)| {
+            let ip = match local.ip() {
                 ip if ip.is_unspecified() => meta.dst_ip.unwrap_or(ip),
                 ip => ip,
             };
-            take(&Group {
+            Group {
                 path: Path {
-                    local: canonical(SocketAddr::new(ip, socket.local().port())),
+                    local: canonical(SocketAddr::new(ip, local.port())),
                     remote: canonical(meta.addr),
                 },
                 bytes: &buffer[..meta.len],
                 stride: meta.stride.max(1),
-            });
-        }
-        Ok(count)
+            }
+        }))
     }
 }
 
@@ -81,6 +81,11 @@ impl fmt::Debug for Receiver {
 }
 
 impl<'a> Group<'a> {
+    /// Returns the length of all datagrams together, in bytes.
+    pub(super) const fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Returns the datagrams, in the order in which they arrived.
     pub(super) fn datagrams(&self) -> impl Iterator<Item = &'a [u8]> {
         self.bytes.chunks(self.stride)

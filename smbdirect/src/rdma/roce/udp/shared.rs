@@ -13,7 +13,12 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::debug;
 
-use super::{config::RoceConfig, receiver::Receiver, socket::Socket, tap::DatagramTap};
+use super::{
+    config::RoceConfig,
+    receiver::{Group, Receiver},
+    socket::Socket,
+    tap::DatagramTap,
+};
 use crate::rdma::{
     direction::Direction,
     roce::{
@@ -97,6 +102,11 @@ pub(super) struct Request {
 
 /// The most groups of datagrams that one call receives or sends, so that other tasks can run.
 const MAX_GROUPS_PER_CALL: usize = 64;
+
+/// The bytes of received datagrams after which acknowledgements are sent, even if more have arrived. An
+/// acknowledgement for each group would cost a system call each, and the sender should not wait for
+/// one with an empty window.
+const MAX_BYTES_PER_ANSWER: usize = 100_000;
 
 impl Shared {
     /// Binds a socket.
@@ -201,18 +211,34 @@ impl Shared {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let received = receiver.receive(&self.socket, skip_readiness_check, |group| {
+        let Ok(groups) = receiver.receive(&self.socket, skip_readiness_check) else {
+            return false;
+        };
+        let mut groups = groups.peekable();
+        let has_any = groups.peek().is_some();
+        while groups.peek().is_some() {
             self.with_core(|core, now| {
-                for datagram in group.datagrams() {
-                    let identification = core.endpoint.handle_datagram(now, group.path, datagram);
-                    if let (Some(tap), Some(identification)) = (&self.tap, identification) {
-                        let Path { local, remote } = group.path;
-                        tap.datagram(Direction::Received, local, remote, identification, datagram);
-                    }
+                let mut processed = 0;
+                while processed < MAX_BYTES_PER_ANSWER
+                    && let Some(group) = groups.next()
+                {
+                    processed += group.len();
+                    self.process(core, now, &group);
                 }
             });
-        });
-        received.is_ok_and(|count| count > 0)
+        }
+        has_any
+    }
+
+    /// Passes a group of datagrams to the endpoint.
+    fn process(&self, core: &mut Core, now: Instant, group: &Group<'_>) {
+        for datagram in group.datagrams() {
+            let identification = core.endpoint.handle_datagram(now, group.path, datagram);
+            if let (Some(tap), Some(identification)) = (&self.tap, identification) {
+                let Path { local, remote } = group.path;
+                tap.datagram(Direction::Received, local, remote, identification, datagram);
+            }
+        }
     }
 
     /// Receives until nothing has arrived, or until the limit of one call is reached.

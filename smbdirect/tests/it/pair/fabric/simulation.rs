@@ -26,6 +26,7 @@ impl Pair {
             max_inbound_reads: self.faults.outbound_reads,
             max_transfer: self.faults.max_transfer,
             send_with_invalidate: self.faults.send_with_invalidate,
+            packet_bytes: None,
         }
     }
 

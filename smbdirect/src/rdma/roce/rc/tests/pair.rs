@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::*;
-use crate::rdma::roce::icrc::{self, DatagramHeader};
+use crate::rdma::roce::icrc::{self, DatagramHeader, FlowIcrc};
 
 /// Moves packets between two ends until there are none.
 fn exchange(ends: &mut [End; 2]) {
@@ -131,10 +131,13 @@ fn a_run_of_datagrams_is_what_udp_segment_takes() {
     let addresses = ["10.0.0.1:50000", "10.0.0.2:4791"];
     let [from, to] = addresses.map(|address| address.parse::<SocketAddr>().unwrap());
     let header = DatagramHeader::between(from, to).unwrap();
+    let mut flow = FlowIcrc::new(&header);
     let mut runs = Vec::new();
     loop {
         let mut out = BytesMut::from(&b"before"[..]);
-        let run = end.queue_pair.poll_datagrams(end.now, &header, 4, &mut out);
+        let run = end
+            .queue_pair
+            .poll_datagrams(end.now, &mut flow, 4, &mut out);
         let Some(length) = run else { break };
         let out = out.freeze().slice(6..);
         let datagrams: Vec<_> = out
@@ -157,12 +160,12 @@ fn a_run_of_datagrams_is_what_udp_segment_takes() {
         })
         .collect();
     let expected = [
-        // The first packet has a RETH, so the second is shorter, and the acknowledgement is late.
-        vec![WriteFirst, WriteMiddle],
+        // The acknowledgement waits for one run.
+        vec![WriteOnly; 4],
         vec![Acknowledge],
-        vec![WriteMiddle; 4],
-        vec![WriteMiddle; 4],
-        vec![WriteLast],
+        vec![WriteOnly; 4],
+        // The last packet of the Write is shorter than the others, and the Send is longer.
+        vec![WriteOnly; 3],
         vec![SendOnly],
     ];
     assert_eq!(opcodes, expected);

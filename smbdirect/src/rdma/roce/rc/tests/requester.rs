@@ -19,6 +19,7 @@ fn response(opcode: Opcode, index: u32, data: &[u8]) -> Packet {
 
 //= ROCE-9.4-01 test
 //= ROCE-9.7.3-01 test
+//= ROCE-SW-03 test
 #[test]
 fn messages_are_cut_into_packets() {
     use Opcode::*;
@@ -35,13 +36,13 @@ fn messages_are_cut_into_packets() {
             MTU + 1,
             vec![SendFirst, SendLast],
             vec![SendFirst, SendLastInvalidate],
-            vec![WriteFirst, WriteLast],
+            vec![WriteOnly; 2],
         ),
         (
             3 * MTU,
             vec![SendFirst, SendMiddle, SendLast],
             vec![SendFirst, SendMiddle, SendLastInvalidate],
-            vec![WriteFirst, WriteMiddle, WriteLast],
+            vec![WriteOnly; 3],
         ),
     ] {
         for (kind, opcodes) in [send, invalidate, write].into_iter().enumerate() {
@@ -62,7 +63,9 @@ fn messages_are_cut_into_packets() {
                 assert_eq!(packet.bth.ack_request, at + 1 == packets.len());
                 assert_eq!(packet.extended.layout(), opcode.layout());
                 if let Some(reth) = packet.extended.reth() {
-                    let expected = (REMOTE.offset, REMOTE.token.0, length as u32);
+                    let offset = at * MTU;
+                    let part = MTU.min(length - offset) as u32;
+                    let expected = (REMOTE.offset + offset as u64, REMOTE.token.0, part);
                     assert_eq!((reth.virtual_address, reth.r_key, reth.length), expected);
                 }
                 if let Some(ieth) = packet.extended.ieth() {
@@ -102,7 +105,7 @@ fn the_window_bounds_the_packets_in_flight() {
     end.handle_ack(10, SEQUENCE_ERROR);
     let again = end.opcodes();
     assert_eq!(again.len(), 4);
-    assert_eq!(again[0], (Opcode::WriteMiddle, 10));
+    assert_eq!(again[0], (Opcode::WriteOnly, 10));
 }
 
 //= ROCE-9.7.5-02 test
@@ -160,7 +163,7 @@ fn a_sequence_error_is_answered_once_by_sending_again() {
     end.handle_ack(1, SEQUENCE_ERROR);
     assert_eq!(end.opcodes(), []);
     end.handle_ack(2, SEQUENCE_ERROR);
-    assert_eq!(end.opcodes(), [(WriteLast, 2), (SendOnly, 3)]);
+    assert_eq!(end.opcodes(), [(WriteOnly, 2), (SendOnly, 3)]);
     // An acknowledgement of the first transmission ends the second.
     end.wait();
     end.handle_ack(3, ACK);
@@ -361,7 +364,7 @@ fn unacknowledged_packets_are_sent_again_until_the_retries_are_used_up() {
     let mut sent = 0;
     while !end.queue_pair.has_ended() {
         let opcodes = end.opcodes();
-        assert_eq!(opcodes[0], (Opcode::WriteFirst, 0));
+        assert_eq!(opcodes[0], (Opcode::WriteOnly, 0));
         sent += 1;
         end.wait();
     }
