@@ -2,14 +2,31 @@
 //!
 //! Set `SMBDIRECT_VERBS` to the address of a network interface that has an RDMA device. Without it,
 //! or without such a device, each test prints the reason and skips; `SMBDIRECT_REQUIRE_VERBS=1`
-//! turns that into a failure. Over iWARP the suite runs three times: with an adapter at both ends,
-//! and with an adapter at either end and software iWARP of `smbdirect` at the other.
+//! turns that into a failure. The suite runs three times: with an adapter at both ends, and with an
+//! adapter at either end and the software of `smbdirect` at the other.
+//!
+//! The kernel's rxe has the UDP port of RoCE in its network namespace, so software RoCE needs another
+//! one: `SMBDIRECT_ROCE_NAMESPACE` is its file, and `SMBDIRECT_ROCE` the address there. Without them
+//! the adapters of RoCE run with themselves only.
 
-use std::{env, net::SocketAddr, sync::Arc};
+#![cfg(target_os = "linux")]
 
+use std::{
+    env,
+    fs::File,
+    net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use smbdirect::rdma::{
     iwarp::{Iwarp, IwarpConfig},
-    provider::Provider,
+    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
+    roce::{Roce, RoceConfig},
+    work::{Limits, ProviderError},
 };
 use smbdirect_test::{
     conformance,
@@ -44,15 +61,26 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         Err(why) => return skip(why.to_string()),
     };
     let over_iwarp = !verbs.negotiates_read_depths();
-    if !over_iwarp && adapter != Adapter::Both {
-        println!("skipped: there is no software provider for InfiniBand and RoCE");
-        return None;
-    }
-    let software: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
-    let (active, passive): (Arc<dyn Provider>, Arc<dyn Provider>) = match adapter {
-        Adapter::Both => (verbs.clone(), verbs),
-        Adapter::Active => (verbs, software),
-        Adapter::Passive => (software, verbs),
+    let (software, software_address): (Arc<dyn Provider>, IpAddr) = match elsewhere() {
+        _ if over_iwarp => (Arc::new(Iwarp::new(IwarpConfig::default())), listen.ip()),
+        Some((provider, address)) => (Arc::new(provider), address),
+        None if adapter == Adapter::Both => (verbs.clone(), listen.ip()),
+        None => {
+            println!("skipped: SMBDIRECT_ROCE and SMBDIRECT_ROCE_NAMESPACE are not set");
+            return None;
+        }
+    };
+    let (active, passive, address): (Arc<dyn Provider>, Arc<dyn Provider>, IpAddr) = match adapter {
+        Adapter::Both => (verbs.clone(), verbs, listen.ip()),
+        Adapter::Active => (verbs, software, software_address),
+        Adapter::Passive => (software, verbs, listen.ip()),
+    };
+    let listen = SocketAddr::new(address, 0);
+    let private_data = match (over_iwarp, adapter) {
+        (true, _) => 200,
+        (false, Adapter::Both) => 56,
+        // Software RoCE needs eight of the bytes.
+        (false, _) => 48,
     };
     Some(Fabric {
         active,
@@ -60,22 +88,88 @@ fn fabric(adapter: Adapter) -> Option<Fabric> {
         listen,
         manners: Manners {
             over_tcp: over_iwarp,
-            private_data: if over_iwarp { 200 } else { 56 },
+            private_data,
             exact_private_data: over_iwarp,
             ends_are_told: false,
             // The user-space library of Linux' software iWARP does not report it.
             invalidation_is_told: !over_iwarp || adapter == Adapter::Active,
             // Software iWARP of `smbdirect` waits for the first message of the active end, unless
             // the peer negotiates another way to begin.
-            passive_may_begin: adapter != Adapter::Active,
+            passive_may_begin: !over_iwarp || adapter != Adapter::Active,
             // Linux' software iWARP fails on a Read of zero bytes, and returns wrong data for a
             // Read of up to 24 bytes that cross a page boundary.
             least_read: if over_iwarp { 64 } else { 0 },
             // The kernel part of Linux' software iWARP lets a peer read and invalidate everything
             // that is registered on a connection.
             rights_are_checked: !over_iwarp || adapter == Adapter::Active,
+            // Software RoCE cuts a Write into packets that are checked one by one.
+            writes_are_whole: over_iwarp || adapter != Adapter::Passive,
         },
     })
+}
+
+/// Software RoCE whose sockets are in another network namespace.
+#[derive(Debug)]
+struct Elsewhere {
+    provider: Roce,
+    here: File,
+    there: File,
+}
+
+/// Returns the software end of RoCE and its address, if the environment names its namespace.
+fn elsewhere() -> Option<(Elsewhere, IpAddr)> {
+    let address = env::var("SMBDIRECT_ROCE").ok()?;
+    let namespace = env::var_os("SMBDIRECT_ROCE_NAMESPACE")?;
+    let open = |path| File::open(path).expect("the network namespace can be opened");
+    let elsewhere = Elsewhere {
+        provider: Roce::new(RoceConfig::default()),
+        here: open("/proc/thread-self/ns/net".into()),
+        there: open(namespace),
+    };
+    let address = address.parse().expect("SMBDIRECT_ROCE is an IP address");
+    Some((elsewhere, address))
+}
+
+impl Elsewhere {
+    /// Polls `future` with this thread in the other namespace. A socket stays in the namespace in which
+    /// it was made.
+    fn visit<'a, T: Send + 'a>(&'a self, mut future: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
+        let enter = |namespace: &File| {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .expect("the thread may change its network namespace");
+        };
+        Box::pin(std::future::poll_fn(move |context: &mut Context<'_>| {
+            enter(&self.there);
+            let outcome: Poll<T> = Pin::new(&mut future).poll(context);
+            enter(&self.here);
+            outcome
+        }))
+    }
+}
+
+impl Provider for Elsewhere {
+    fn name(&self) -> &'static str {
+        self.provider.name()
+    }
+
+    fn default_port(&self) -> u16 {
+        self.provider.default_port()
+    }
+
+    fn limits(&self) -> Limits {
+        self.provider.limits()
+    }
+
+    fn connect(&self, request: ConnectRequest) -> BoxFuture<'_, Result<Connected, ProviderError>> {
+        self.visit(self.provider.connect(request))
+    }
+
+    fn listen(
+        &self,
+        address: SocketAddr,
+    ) -> BoxFuture<'_, Result<Box<dyn ProviderListener>, ProviderError>> {
+        self.visit(self.provider.listen(address))
+    }
 }
 
 conformance!(adapters, optional fabric(Adapter::Both));
