@@ -108,7 +108,7 @@
 #define SMBDIRECT_ERROR_TIMED_OUT -3
 
 /**
- * The connection was closed in good order, by the peer or by this end.
+ * The connection was closed gracefully, by the peer or by this end.
  */
 #define SMBDIRECT_ERROR_CLOSED -4
 
@@ -512,7 +512,7 @@ int32_t smbdirect_keepalive(struct smbdirect_connection *connection,
                             struct smbdirect_error *error);
 
 /**
- * Closes a connection in good order: sends the messages that were submitted, finishes RDMA Reads and Writes,
+ * Closes a connection gracefully: sends the messages that were submitted, finishes RDMA Reads and Writes,
  * disconnects, and waits for the end. The handle stays valid until it is freed.
  *
  * Take all messages before, as messages that were not received can keep the peer from granting the
@@ -609,7 +609,7 @@ int32_t smbdirect_query(const struct smbdirect_connection *connection,
  *
  * Messages that arrived before the end of the connection are returned before its error.
  *
- * Returns the length of the message, or 0 when the connection was closed in good order and all messages
+ * Returns the length of the message, or 0 when the connection was closed gracefully and all messages
  * were received. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
  * is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
  * the error names its length. smbdirect_recv_message() takes messages of any length.
@@ -625,7 +625,7 @@ int64_t smbdirect_recv(struct smbdirect_connection *connection,
  * Receives the next message, of any length, without a copy.
  *
  * Stores the message, which the caller frees with smbdirect_message_free(), and returns 1. Stores NULL and
- * returns 0 when the connection was closed in good order. Otherwise returns the errors of
+ * returns 0 when the connection was closed gracefully. Otherwise returns the errors of
  * smbdirect_recv(). The memory of messages that are not freed is missing for further ones.
  */
 int32_t smbdirect_recv_message(struct smbdirect_connection *connection,

@@ -5,7 +5,7 @@ use std::{ptr::NonNull, sync::Arc};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-/// Tells when no part of the caller's memory is used any more.
+/// A notification that no part of the caller's memory is used any more.
 pub(crate) struct Released(Option<oneshot::Receiver<()>>);
 
 impl Released {

@@ -338,7 +338,7 @@ pub unsafe extern "C" fn smbdirect_keepalive(
     }
 }
 
-/// Closes a connection in good order: sends the messages that were submitted, finishes RDMA Reads and Writes,
+/// Closes a connection gracefully: sends the messages that were submitted, finishes RDMA Reads and Writes,
 /// disconnects, and waits for the end. The handle stays valid until it is freed.
 ///
 /// Take all messages before, as messages that were not received can keep the peer from granting the

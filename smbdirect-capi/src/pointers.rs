@@ -39,7 +39,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
     if pointer.is_null() {
         return Err(Failure::invalid(format!("{name} is NULL")));
     }
-    // SAFETY: the bytes end with a 0, and nobody changes them during the call.
+    // SAFETY: the bytes end with a 0, and they do not change during the call.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str()
         .map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))

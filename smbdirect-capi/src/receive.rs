@@ -18,7 +18,7 @@ pub struct smbdirect_message {
 }
 
 impl smbdirect_connection {
-    /// Returns the next message, or `None` after a close in good order.
+    /// Returns the next message, or `None` after a graceful close.
     fn receive(&self, timeout_ms: i32) -> Result<Option<Message>, Failure> {
         let connection = self.connection()?;
         if let Some(kept) = lock(&self.kept).pop_front() {
@@ -38,7 +38,7 @@ impl smbdirect_connection {
 ///
 /// Messages that arrived before the end of the connection are returned before its error.
 ///
-/// Returns the length of the message, or 0 when the connection was closed in good order and all messages
+/// Returns the length of the message, or 0 when the connection was closed gracefully and all messages
 /// were received. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
 /// is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
 /// the error names its length. smbdirect_recv_message() takes messages of any length.
@@ -114,7 +114,7 @@ unsafe fn copy_part(message: &mut Message, mut to: *mut u8, mut length: usize) {
 /// Receives the next message, of any length, without a copy.
 ///
 /// Stores the message, which the caller frees with smbdirect_message_free(), and returns 1. Stores NULL and
-/// returns 0 when the connection was closed in good order. Otherwise returns the errors of
+/// returns 0 when the connection was closed gracefully. Otherwise returns the errors of
 /// smbdirect_recv(). The memory of messages that are not freed is missing for further ones.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_recv_message(

@@ -24,7 +24,7 @@ pub const SMBDIRECT_ERROR_INVALID: i32 = -1;
 pub const SMBDIRECT_ERROR_WOULD_BLOCK: i32 = -2;
 /// The timeout of the call, or a timer of the connection, ran out.
 pub const SMBDIRECT_ERROR_TIMED_OUT: i32 = -3;
-/// The connection was closed in good order, by the peer or by this end.
+/// The connection was closed gracefully, by the peer or by this end.
 pub const SMBDIRECT_ERROR_CLOSED: i32 = -4;
 /// The peer refused the connection or the negotiation, or nothing listens on the address.
 pub const SMBDIRECT_ERROR_REFUSED: i32 = -5;

@@ -17,7 +17,7 @@ fn source() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the folder of the libraries, which cargo has built beside this test.
+/// Returns the folder of the libraries, which cargo has built next to this test.
 fn libraries() -> PathBuf {
     let test = env::current_exe().unwrap();
     let folder = test.parent().unwrap().to_owned();
@@ -267,7 +267,7 @@ fn examples_are_clean_under_valgrind() {
     }
 }
 
-/// The sanitizers see what the programs do with the memory of the library, and what is freed twice or never.
+/// The sanitizers detect invalid uses of the library's memory, double frees and leaks.
 #[test]
 fn programs_are_clean_under_sanitizers() {
     if !available("cc") {

@@ -73,14 +73,14 @@ impl Bench {
             result = &mut done => return result.map_err(|_| gone())?,
             () = interrupted.wait() => stop.store(true, Ordering::Relaxed),
         }
-        // The burst that runs is the last; then there is something to print.
+        // The current burst is the last one, and its results are printed.
         tokio::select! {
             result = &mut done => result.map_err(|_| gone())?,
             () = interrupted.wait() => bail!("interrupted"),
         }
     }
 
-    /// Everything, in a thread of its own: it is the near end.
+    /// Runs the whole measurement as the near end, in a thread of its own.
     fn measure(
         &self,
         cores: &Cores,

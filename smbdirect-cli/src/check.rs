@@ -1,4 +1,4 @@
-//! `smbdirect check`: whether SMB Direct works, is used, and if not, why.
+//! `smbdirect check`: finds out whether SMB Direct works and is used, and if not, why.
 //!
 //! Small probes gather [`facts`]: [`machine`] those of this machine, [`way`] those of the way to a
 //! server. [`judge`] turns them into an [`answer`] without any I/O, so every diagnosis is tested
@@ -96,7 +96,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    cures: [{place, command}]}
 
 \x1b[1m\x1b[4mExit status:\x1b[0m
-  0 SMB Direct works, 1 it does not, 2 it could not be told";
+  0 SMB Direct works, 1 it does not, 2 it could not be checked";
 
 /// The server and share of TARGET.
 #[derive(Debug, PartialEq, Eq)]

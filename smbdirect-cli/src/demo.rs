@@ -136,9 +136,9 @@ impl Demo {
         let (ends, _capture) = transport::both_ends(&self.options, &self.connect)?;
         let path = match &self.file {
             Some(path) => path.clone(),
-            None => std::env::current_exe().context("this program does not find itself")?,
+            None => std::env::current_exe().context("the path of this program is unknown")?,
         };
-        let what = WhatMoves::find(path)?;
+        let what = DemoFile::find(path)?;
         let demo = self.demonstrate(&report, &ends, config, what);
         signals::unless_interrupted(demo).await
     }
@@ -148,7 +148,7 @@ impl Demo {
         report: &Report,
         ends: &transport::Ends,
         config: Config,
-        mut what: WhatMoves,
+        mut what: DemoFile,
     ) -> Result<bool> {
         let (active, passive) = self.connect(ends, config).await?;
         let name = ends.active.name();
@@ -217,7 +217,7 @@ impl Demo {
 }
 
 /// Returns a progress bar, which is visible for long files only.
-fn progress(report: &Report, what: &WhatMoves, doing: &str) -> ProgressBar {
+fn progress(report: &Report, what: &DemoFile, doing: &str) -> ProgressBar {
     if what.length < LONG_FILE_BYTES {
         return ProgressBar::hidden();
     }
@@ -229,13 +229,13 @@ const LONG_FILE_BYTES: u64 = 256 << 20;
 
 /// The file, hashed once, so that hashing at one end is not timed three times.
 #[derive(Debug)]
-struct WhatMoves {
+struct DemoFile {
     path: PathBuf,
     length: u64,
     checksum: Checksum,
 }
 
-impl WhatMoves {
+impl DemoFile {
     /// Finds the file and its length. The checksum is not known yet.
     fn find(path: PathBuf) -> Result<Self> {
         let source = Source::open(&path).map_err(|reason| unreadable(&path, &reason))?;
@@ -305,7 +305,7 @@ async fn move_once(
     report: &Report,
     from: &Connection,
     to: &Connection,
-    what: &WhatMoves,
+    what: &DemoFile,
     method: Method,
 ) -> Result<Moved, TransferError> {
     let mut source = Source::open(&what.path).map_err(TransferError::Here)?;
@@ -381,7 +381,7 @@ fn report_connection(
     report: &Report,
     [active, passive]: [&Connection; 2],
     transport: &'static str,
-    what: &WhatMoves,
+    what: &DemoFile,
     round_trip: Duration,
 ) {
     let address = passive.local_address();
@@ -467,7 +467,7 @@ const LEGS_HEAD: &str =
 
 fn report_leg(
     report: &Report,
-    what: &WhatMoves,
+    what: &DemoFile,
     method: Method,
     counted: &Counted,
     result: &Result<Moved, TransferError>,

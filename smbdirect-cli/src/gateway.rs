@@ -254,7 +254,9 @@ impl Gateway {
         let config = self.settings()?;
         self.live(&config)?;
         if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
-            return Err(usage("--pcap has nothing to see from TCP to TCP"));
+            return Err(usage(
+                "--pcap cannot capture this gateway: both sides are TCP",
+            ));
         }
         Ok((listen, config))
     }

@@ -7,7 +7,7 @@
 //! [`report`] (output), [`signals`] and [`pcap`] (captures).
 //!
 //! The exit status is 0 if the command did what was asked, 1 if it did not, and 2 if the command
-//! line asks for something impossible, or `check` could not tell.
+//! line asks for something impossible, or `check` could not find out.
 #![forbid(unsafe_code)]
 
 mod assets;
@@ -143,7 +143,7 @@ impl Command {
             Self::Send(command) => command.run().await,
             Self::Ping(command) => command.run().await,
             Self::Bench(command) => command.run().await,
-            // It has a third answer: it could not be told.
+            // Its third exit status means that it could not find out.
             Self::Check(command) => return command.run().await,
             Self::Gateway(command) => command.run().await,
             Self::Get(command) => command.run().await,

@@ -107,7 +107,7 @@ pub(crate) struct CommonOptions {
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub(crate) ord: Option<u16>,
 
-    /// UDP port of the listening end, with --transport roce; adapters and the kernel's rxe have 4791
+    /// UDP port of the listening end, with --transport roce; adapters and the kernel's rxe use only 4791
     /// [default: 4791]
     #[arg(long, value_name = "PORT", help_heading = SETTINGS, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) udp_port: Option<u16>,

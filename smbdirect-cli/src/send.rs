@@ -109,11 +109,11 @@ struct Total {
     took: Duration,
     interrupted: bool,
     connection: Option<Arc<Connection>>,
-    underway: Option<Underway>,
+    current: Option<CurrentFile>,
 }
 
 /// The file that is being sent.
-struct Underway {
+struct CurrentFile {
     path: PathBuf,
     name: String,
     length: u64,
@@ -137,8 +137,8 @@ impl Send {
             unless(&mut interrupted, sending).await
         };
         total.interrupted = matches!(result, Err(Stopped::Interrupted));
-        if let Some(underway) = total.underway.take() {
-            self.report_stopped(&report, underway);
+        if let Some(current) = total.current.take() {
+            self.report_stopped(&report, current);
         }
         for (path, source) in files {
             self.report_not_sent(&report, &path, source);
@@ -207,7 +207,7 @@ impl Send {
         while let Some((path, source)) = files.pop_front() {
             let (name, length) = (source.name.clone(), source.length);
             let bar = report.progress(length, &name);
-            total.underway = Some(Underway {
+            total.current = Some(CurrentFile {
                 path: path.clone(),
                 name: name.clone(),
                 length,
@@ -216,7 +216,7 @@ impl Send {
             let progress = |done| bar.set_position(done);
             let limit = self.inactivity_limit.unwrap_or(INACTIVITY_LIMIT);
             let result = send_file(&connection, source, self.method(), limit, progress).await;
-            total.underway = None;
+            total.current = None;
             // Finishing a bar fills it, so the position is read first.
             let moved = bar.position();
             bar.finish_and_clear();
@@ -290,13 +290,13 @@ impl Send {
     }
 
     /// Reports the file that was being sent at a signal.
-    fn report_stopped(&self, report: &Report, underway: Underway) {
-        let Underway {
+    fn report_stopped(&self, report: &Report, current: CurrentFile) {
+        let CurrentFile {
             path,
             name,
             length,
             bar,
-        } = underway;
+        } = current;
         // Finishing a bar fills it, so the position is read first.
         let moved = bar.position();
         bar.finish_and_clear();

@@ -1,7 +1,7 @@
 //! `smbdirect get`, `put` and `ls`: files of an SMB server over SMB Direct.
 //!
 //! Each command has a file. They share [`place`] (`//SERVER/SHARE/PATH`), [`session`] (connecting,
-//! logging in, and why a server refuses) [`pipeline`] (requests in
+//! logging in, and why a server refuses), [`pipeline`] (requests in
 //! parallel) and [`outcome`] (the last line).
 
 mod get;

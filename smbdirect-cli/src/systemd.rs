@@ -1,5 +1,5 @@
-//! What this process tells its service manager, and what it gets from it. Everywhere but under
-//! systemd, nothing of this does anything.
+//! Reports to the service manager, and the listening socket that it passes to this process. Without
+//! systemd these functions do nothing.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -37,14 +37,14 @@ pub(crate) fn notify(state: State<'_>) {
         State::Stopping(text) => vec![NotifyState::Stopping, NotifyState::Status(text)],
     };
     if let Err(error) = sd_notify::notify(&states) {
-        tracing::warn!(%error, "the service manager cannot be told the state of the service");
+        tracing::warn!(%error, "the state of the service cannot be reported to the service manager");
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn notify(_: State<'_>) {}
 
-/// Tells the service manager regularly that this process is alive, if it wants that.
+/// Tells the service manager regularly that this process is alive, if it asks for that.
 #[cfg(target_os = "linux")]
 pub(crate) async fn keep_watchdog_quiet() {
     let Some(limit) = sd_notify::watchdog_enabled() else {

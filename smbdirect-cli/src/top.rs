@@ -119,7 +119,7 @@ impl Top {
             tokio::select! {
                 _ = ticks.tick() => match client::status(address, DEFAULT_PORT).await {
                     Ok(status) => (rated, fault) = (rates.next(status), None),
-                    // It may be started again.
+                    // The command may be restarted, so the error is shown and the next tick tries again.
                     Err(error) => fault = Some(format!("{error:#}")),
                 },
                 key = keys.next() => match key {

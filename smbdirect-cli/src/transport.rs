@@ -75,7 +75,7 @@ pub(crate) fn both_ends(
         Transport::Loopback => {
             if options.pcap.is_some() {
                 return Err(usage(
-                    "--pcap has nothing to see with --transport loopback; use iwarp",
+                    "--pcap cannot capture --transport loopback; use iwarp",
                 ));
             }
             let provider = Arc::new(Loopback::new());
@@ -155,7 +155,7 @@ fn verbs(
 
     if options.pcap.is_some() {
         return Err(usage(
-            "--pcap has nothing to see with --transport verbs: the adapters make the packets; \
+            "--pcap cannot capture --transport verbs: the adapters make the packets; \
              leave it out, or capture with tcpdump where the kernel sees them",
         ));
     }
@@ -646,7 +646,7 @@ fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
     } else if text.contains("in use") {
         "another program listens there; stop it, or give another port as ADDR"
     } else if text.contains("permission") {
-        "ports below 1024 are the administrator's; give a higher one as ADDR"
+        "ports below 1024 need administrator rights; give a higher one as ADDR"
     } else if text.contains("assign") {
         "it is no address of this machine; leave the host out to listen on all of them"
     } else {

@@ -100,7 +100,7 @@ pub(crate) const CASES: &[Case] = &[
         "b23",
         "half-open connections",
         "3.1.7.2",
-        "keeps 32 TCP connections open without a word; the server serves others",
+        "keeps 32 silent TCP connections open; the server serves others",
         half_open_connections,
     )
     .disruptive(),
@@ -128,7 +128,7 @@ fn with_credits(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict<Script> {
     })?;
     let request = NegotiateRequest {
         credits_requested: credits,
-        // Whatever the server reassembles, it may send back.
+        // The server may answer with a message as long as the longest one that it reassembles.
         max_fragmented_size: 16 << 20,
         ..proposal()
     };

@@ -1,4 +1,4 @@
-//! A case, and what its steps work with.
+//! A case, and the server or client that its steps test.
 
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse};
 
@@ -305,7 +305,7 @@ impl ClientTrial<'_> {
         self.fails(&[reason])
     }
 
-    /// Checks that the client reports one of `reasons`, if its words are known.
+    /// Checks that the client reports one of `reasons`, if its error message is known.
     pub(crate) fn fails(&mut self, reasons: &[&str]) -> Verdict {
         let Some(outcome) = self.client.finish()? else {
             return Ok(());

@@ -66,7 +66,7 @@ pub struct Tcp {
     pub watch: Option<Watch>,
 }
 
-/// A server under judgement.
+/// A server under test.
 pub trait Server {
     /// Prepares the server for a case. A server that cannot be configured ignores the wish.
     ///
@@ -111,7 +111,7 @@ pub enum Errand {
     Ask(usize),
 }
 
-/// A client under judgement.
+/// A client under test.
 pub trait Client {
     /// Waits for the next connection of the client and accepts it. One receive of 512 bytes is
     /// posted before. A client that cannot be configured ignores the wish and the errand.
@@ -133,7 +133,7 @@ pub trait Client {
     }
 }
 
-/// The configuration of the peer that a case is best judged with. Fields that are `None` or false
+/// The configuration of the peer that a case asks for. Fields that are `None` or false
 /// leave the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {

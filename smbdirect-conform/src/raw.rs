@@ -63,7 +63,7 @@ impl Raw {
             return;
         }
         self.observe(true, bytes);
-        // A peer that has hung up is seen when the next bytes are read.
+        // If the peer has closed the connection, the next read reports it.
         self.is_over |= self.tcp.stream.write_all(bytes).is_err();
     }
 

@@ -32,7 +32,7 @@ fn unknown(timers: Timers) -> Known {
         prompt: Duration::from_secs(2),
         silence: Duration::from_millis(300),
         margin: Duration::from_secs(1),
-        // Kernels count in ticks.
+        // Kernels round their timers to ticks.
         early: Duration::from_millis(250),
         late: Duration::from_secs(3),
         patience: Duration::from_secs(10),
@@ -201,7 +201,7 @@ impl Client for RdmaClient {
             let left = until.saturating_duration_since(Instant::now());
             match within(&self.runtime, left, self.listener.accept()) {
                 Some(Ok(incoming)) => break incoming,
-                // A peer that was no SMB Direct client, or was gone already.
+                // The peer was not an SMB Direct client, or it had disconnected already.
                 Some(Err(_)) => {}
                 None => {
                     let limit = self.accept_timeout;
@@ -240,7 +240,7 @@ impl Client for RdmaClient {
 /// Longest time that this end waits for the peer to take part in a graceful end.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One connection. What is posted leaves when the case looks for what arrives.
+/// One connection. Posted messages are sent when the case next waits for a received one.
 pub(crate) struct RdmaLink {
     queue_pair: Box<dyn QueuePair>,
     runtime: Rc<Runtime>,
@@ -269,9 +269,9 @@ impl RdmaLink {
         WorkId(self.last_id)
     }
 
-    /// Drives the queue pair until `look` finds what it looks for, for at most `limit`.
+    /// Drives the queue pair until `look` returns a value, for at most `limit`.
     fn wait<T>(&mut self, limit: Duration, look: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
-        // Nothing is flushed where nothing has to be waited for.
+        // Without a wait there is no flush.
         if let Some(found) = look(self) {
             return Some(found);
         }

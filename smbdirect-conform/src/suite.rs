@@ -154,7 +154,7 @@ mod tests {
     fn ids_are_unique_and_texts_are_complete() {
         let mut ids = BTreeSet::new();
         for case in server_cases().chain(client_cases()) {
-            assert!(ids.insert(case.id), "{} is there twice", case.id);
+            assert!(ids.insert(case.id), "{} appears twice", case.id);
             assert!(number(case.id).is_some(), "{}", case.id);
             assert!(
                 !case.does.ends_with('.') && case.does.len() > 20,

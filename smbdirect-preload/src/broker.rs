@@ -157,7 +157,7 @@ fn connect_to_broker(settings: &Settings) -> io::Result<UnixStream> {
     for (to, from) in address.sun_path.iter_mut().zip(path) {
         *to = *from as _;
     }
-    // SAFETY: a new descriptor belongs to nobody else.
+    // SAFETY: a new descriptor has no other owner.
     let socket = unsafe {
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         let descriptor = libc::socket(libc::AF_UNIX, kind, 0);

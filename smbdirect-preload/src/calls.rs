@@ -205,7 +205,7 @@ pub unsafe extern "C" fn setsockopt(
     with(descriptor, known, pass)
 }
 
-/// Replaces `close`: the number may become another file.
+/// Replaces `close`, after which the number of the descriptor may stand for another file.
 ///
 /// # Safety
 /// As for the function of the C library.

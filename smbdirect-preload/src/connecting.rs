@@ -79,7 +79,7 @@ fn establish(
     target: &Target,
 ) -> io::Result<()> {
     let settings = broker::settings().ok_or(io::ErrorKind::NotFound)?;
-    // Before the broker connects, as the program could not use the connection.
+    // This is checked before the broker connects: the program could not use the connection.
     let too_many_files = || io::Error::from_raw_os_error(libc::EMFILE);
     drop(sockets::socket(descriptor).ok_or_else(too_many_files)?);
     // SAFETY: reading the flags of a descriptor has no preconditions.

@@ -1,4 +1,4 @@
-//! `smbdirect run` with a program that knows nothing of it, beside the same program over TCP.
+//! `smbdirect run` with an unchanged program, compared with the same program over TCP.
 #![cfg(target_os = "linux")]
 
 use std::{

@@ -25,10 +25,10 @@ const NON_DIRECTORY_FILE: u32 = 0x0000_0040;
 pub enum OpenMode {
     /// An existing file, to read it. Others may read, write, rename and delete it meanwhile.
     Read,
-    /// A new file, to write it. Fails if the name exists. Nobody else may open it meanwhile.
+    /// A new file, to write it. Fails if the name exists. No other client may open it meanwhile.
     CreateNew,
-    /// A new or an existing file, to read and write it. An existing one becomes empty. Nobody else may
-    /// open it meanwhile.
+    /// A new or an existing file, to read and write it. An existing one becomes empty. No other client
+    /// may open it meanwhile.
     Replace,
 }
 

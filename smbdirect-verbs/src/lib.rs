@@ -18,7 +18,7 @@
 //!
 //! [`Verbs`] is the provider, and [`Device`] describes an adapter of this machine.
 //!
-//! This is the only package of the project with `unsafe`. Each unsafe block states the invariant
+//! This package calls C libraries and therefore uses `unsafe`. Each unsafe block states the invariant
 //! that makes it sound, and a test compares the layout of every C structure with the C headers.
 //!
 //! The modules, from the bottom up:

@@ -2,8 +2,8 @@
 //!
 //! A `Connection` carries messages of any length between two ends, with flow control by credits, and gives each
 //! end RDMA access to buffers that the other has registered. It runs on a provider of RDMA: `Iwarp` speaks
-//! iWARP over plain TCP and needs no adapter, no kernel module and no root; `Loopback` connects ends in one
-//! process; the package `smbdirect-verbs` uses RDMA adapters through rdma-core.
+//! iWARP over plain TCP and needs no adapter, no kernel module and no root; `rdma::roce::Roce` speaks RoCEv2 over
+//! UDP; `Loopback` connects ends in one process; the package `smbdirect-verbs` uses RDMA adapters through rdma-core.
 //!
 //! ```text
 //!    an SMB server or client, a gateway, or another upper layer

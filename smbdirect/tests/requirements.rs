@@ -1,5 +1,5 @@
-//! Requirements are traced both ways: each row of `specs/*.toml` that has to be met stands at the
-//! line that decides it and above the tests that prove it, or among the exceptions with a reason.
+//! Requirements are traced both ways: each row of `specs/*.toml` that has to be met is named at the
+//! line that decides it and above the tests that prove it, or in the exceptions with a reason.
 //!
 //! `cargo test -p smbdirect --test requirements -- --nocapture` prints the compliance table. With
 //! `SMBDIRECT_BLESS=1` the test writes `docs/compliance.md` instead of comparing it.
@@ -190,7 +190,7 @@ impl Specs {
 
 /// Collects the ids of all sources below `directory`, whose name from the root is `name`.
 fn cite_all(directory: &Path, name: &str, citations: &mut BTreeMap<String, Cited>) {
-    // The fuzz targets are not everywhere.
+    // The published package does not contain the fuzz targets.
     let Ok(entries) = fs::read_dir(directory) else {
         return;
     };
@@ -241,7 +241,7 @@ fn stands_above_a_function_or_row(lines: &[&str]) -> bool {
         .is_some_and(|line| line.contains("fn ") || line.starts_with(['(', '[', '&']))
 }
 
-/// What is wrong, all of it at once.
+/// Fails with all complaints, if there are any.
 fn assert_none(complaints: &[String]) {
     assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
 }
@@ -293,7 +293,7 @@ fn every_exception_has_a_reason_and_its_proofs() {
         if reason.trim().is_empty() {
             complaints.push(format!("{id} is excepted without a reason"));
         }
-        // What we do otherwise than the text has it, we have to be able to show.
+        // Every deviation from the text needs a proof.
         if proof.is_empty() && row.is_some_and(|row| !specs.cited(row).code.is_empty()) {
             let figure = row.is_some_and(|row| !row.level.has_to_be_met());
             if !figure {

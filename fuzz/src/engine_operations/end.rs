@@ -439,7 +439,7 @@ impl End {
                 _ => unreachable!("the engine has no other events: {event:?}"),
             }
         }
-        // Whoever has no events left was told of every segment.
+        // An owner without further events has received every segment.
         assert!(self.segments.is_empty(), "a segment is missing: {self:?}");
         assert_eq!(self.closed.is_some(), self.is_over());
     }

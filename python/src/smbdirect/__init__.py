@@ -117,7 +117,7 @@ class Connection(Handle):
         check(status, error)
 
     def recv(self, timeout: Optional[float] = None) -> bytes:
-        """Returns the next message, or b"" after the connection was closed in good order.
+        """Returns the next message, or b"" after the connection was closed gracefully.
 
         Afterwards, `invalidated` is the token of the registration that the peer ended with it, if any.
         """
@@ -181,7 +181,7 @@ class Connection(Handle):
         return socket.socket(fileno=descriptor.value)
 
     def close(self, timeout: Optional[float] = None) -> None:
-        """Closes the connection in good order and frees it. Does nothing on a connection that was freed."""
+        """Closes the connection gracefully and frees it. Does nothing on a connection that was freed."""
         if self._pointer is None:
             return
         error = c.Error()

@@ -26,7 +26,7 @@ class InvalidError(Error, ValueError):
 
 
 class ClosedError(Error, ConnectionError):
-    """The connection was closed in good order."""
+    """The connection was closed gracefully."""
 
 
 class RefusedError(Error, ConnectionRefusedError):

@@ -162,11 +162,11 @@ class Connection(Handle):
         await self._events.until(lambda: self._status(function, *arguments, 0))
 
     async def recv(self) -> bytes:
-        """Returns the next message, or b"" after the connection was closed in good order."""
+        """Returns the next message, or b"" after the connection was closed gracefully."""
         return await self._events.until(lambda: self._take(0))
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yields messages until the connection is closed in good order."""
+        """Yields messages until the connection is closed gracefully."""
         while message := await self.recv():
             yield message
 
@@ -218,7 +218,7 @@ class Connection(Handle):
         await future
 
     async def close(self) -> None:
-        """Closes the connection in good order and frees it."""
+        """Closes the connection gracefully and frees it."""
         if self._pointer is None:
             return
         try:

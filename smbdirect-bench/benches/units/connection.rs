@@ -120,16 +120,16 @@ impl Connections {
             match traffic {
                 Traffic::Send(_) => {
                     let sending = async {
-                        let mut under_way = VecDeque::with_capacity(window);
+                        let mut outstanding = VecDeque::with_capacity(window);
                         for _ in 0..count {
-                            if under_way.len() == window {
-                                finish(under_way.pop_front()).await;
+                            if outstanding.len() == window {
+                                finish(outstanding.pop_front()).await;
                             }
                             let sending = client.send(data.clone());
-                            under_way.push_back(sending.expect("the connection is there"));
+                            outstanding.push_back(sending.expect("the connection is there"));
                         }
-                        while !under_way.is_empty() {
-                            finish(under_way.pop_front()).await;
+                        while !outstanding.is_empty() {
+                            finish(outstanding.pop_front()).await;
                         }
                     };
                     let receiving = async {
@@ -141,12 +141,12 @@ impl Connections {
                     tokio::join!(sending, receiving);
                 }
                 Traffic::Write(_) => {
-                    let mut under_way = VecDeque::with_capacity(window);
+                    let mut outstanding = VecDeque::with_capacity(window);
                     for _ in 0..count {
-                        if under_way.len() == window {
-                            finish(under_way.pop_front()).await;
+                        if outstanding.len() == window {
+                            finish(outstanding.pop_front()).await;
                         }
-                        under_way.push_back(client.write(descriptor, 0, data.clone()));
+                        outstanding.push_back(client.write(descriptor, 0, data.clone()));
                     }
                     // A message after the last Write: when it arrives, the Writes are complete.
                     drop(client.send("done").expect("the connection is there"));
@@ -154,16 +154,16 @@ impl Connections {
                 }
                 Traffic::Read(length) => {
                     buffers.resize_with(window, || BytesMut::zeroed(*length));
-                    let mut under_way = VecDeque::with_capacity(window);
+                    let mut outstanding = VecDeque::with_capacity(window);
                     for _ in 0..count {
-                        if under_way.len() == window {
-                            buffers.push(finish(under_way.pop_front()).await);
+                        if outstanding.len() == window {
+                            buffers.push(finish(outstanding.pop_front()).await);
                         }
-                        let into = buffers.pop().expect("as many as may be under way");
-                        under_way.push_back(client.read(descriptor, 0, into));
+                        let into = buffers.pop().expect("as many as may be outstanding");
+                        outstanding.push_back(client.read(descriptor, 0, into));
                     }
-                    while !under_way.is_empty() {
-                        buffers.push(finish(under_way.pop_front()).await);
+                    while !outstanding.is_empty() {
+                        buffers.push(finish(outstanding.pop_front()).await);
                     }
                 }
             }
@@ -173,7 +173,7 @@ impl Connections {
 
 /// The result of the oldest outstanding operation.
 async fn finish<T, E: Debug>(oldest: Option<impl Future<Output = Result<T, E>>>) -> T {
-    let oldest = oldest.expect("some are under way");
+    let oldest = oldest.expect("some are outstanding");
     oldest.await.expect("the connection is there")
 }
 

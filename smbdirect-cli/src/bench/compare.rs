@@ -250,13 +250,13 @@ impl Drop for Running {
 }
 
 fn iperf3(text: &str) -> Result<Sample> {
-    let report: Value = serde_json::from_str(text).context("iperf3 says nothing of use")?;
+    let report: Value = serde_json::from_str(text).context("iperf3 printed no usable result")?;
     let end = &report["end"];
     let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
     let (received, processor) = (&end["sum_received"], &end["cpu_utilization_percent"]);
     let Some((seconds, bytes)) = number(&received["seconds"]).zip(number(&received["bytes"]))
     else {
-        bail!("iperf3 did not come to its end");
+        bail!("iperf3 did not finish");
     };
     let size = number(&report["start"]["test_start"]["blksize"]).unwrap_or(bytes);
     let mut sample = Sample::reported(seconds, bytes as u64, (bytes / size) as u64);
@@ -270,13 +270,13 @@ fn ucx(text: &str, size: u32) -> Result<Sample> {
     // over the whole run.
     let line = text.lines().rev().find(|line| line.split(',').count() == 8);
     let numbers: Vec<f64> = line
-        .context("ucx_perftest says nothing of use")?
+        .context("ucx_perftest printed no usable result")?
         .split(',')
         .map(|number| number.trim().parse())
         .collect::<Result<_, _>>()
-        .context("ucx_perftest did not come to its end")?;
+        .context("ucx_perftest did not finish")?;
     let (count, rate) = (numbers[0], numbers[7]);
-    ensure!(rate > 0.0, "ucx_perftest did not come to its end");
+    ensure!(rate > 0.0, "ucx_perftest did not finish");
     let bytes = count * f64::from(size);
     Ok(Sample::reported(count / rate, bytes as u64, count as u64))
 }
@@ -285,12 +285,12 @@ fn libfabric(text: &str, size: u32, count: u64) -> Result<Sample> {
     let line = text.lines().rev().find(|line| !line.trim().is_empty());
     let mut words = line
         .filter(|line| line.contains('='))
-        .context("fi_pingpong did not come to its end")?
+        .context("fi_pingpong did not finish")?
         .split_whitespace();
     // The seventh column is the time of one direction.
     let microseconds = words.nth(6).and_then(|word| word.parse::<f64>().ok());
     let one_way = microseconds.filter(|time| *time > 0.0);
-    let one_way = one_way.context("fi_pingpong says nothing of use")? / 1e6;
+    let one_way = one_way.context("fi_pingpong printed no usable result")? / 1e6;
     let bytes = count.saturating_mul(u64::from(size) * 2);
     Ok(Sample::reported(one_way * 2.0 * count as f64, bytes, count))
 }

@@ -24,8 +24,8 @@ const ACTIVE: u32 = 64;
 const CREDITS: u16 = 8;
 /// Message size in bytes of active connections.
 const MESSAGE_BYTES: u32 = 64 << 10;
-/// Messages that each active connection has under way, 1 MiB in all.
-const UNDER_WAY: u32 = 16;
+/// Messages that each active connection keeps outstanding, 1 MiB in all.
+const OUTSTANDING_MESSAGES: u32 = 16;
 /// Samples of active connections.
 const ROUNDS: usize = 5;
 /// Duration of a burst of active connections without --time.
@@ -121,7 +121,7 @@ fn burst(size: u32, placement: Placement, count: u64, seconds: Option<f64>) -> B
         kind: Kind::Send,
         size,
         count,
-        outstanding: UNDER_WAY,
+        outstanding: OUTSTANDING_MESSAGES,
         both: false,
         busy: false,
         placement,

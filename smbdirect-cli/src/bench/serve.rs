@@ -126,7 +126,7 @@ impl Drop for Far {
 const CHILD_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn start_child() -> Result<(Child, SocketAddr)> {
-    let program = std::env::current_exe().context("this program does not find itself")?;
+    let program = std::env::current_exe().context("the path of this program is unknown")?;
     let mut command = Command::new(program);
     command
         .args(["bench", "--serve", "127.0.0.1:0", "--once"])

@@ -30,7 +30,7 @@ pub(crate) struct End {
     connection: Connection,
     /// The bytes to send and write. Messages are slices of it, so this end copies nothing.
     source: Bytes,
-    /// Copies of these bytes, to send messages of alternately, as many as a burst has messages. The
+    /// Copies of these bytes, at most one for each message of a burst, which are sent in turn. The
     /// in-process provider passes them without a copy, so both ends count references; with one
     /// buffer for all messages, that shared counter would dominate.
     sources: Vec<Bytes>,
@@ -96,7 +96,7 @@ pub(crate) async fn connect(
     Ok(ends)
 }
 
-/// Most copies of the bytes to send: as many as messages can be under way.
+/// Most copies of the bytes to send: as many as messages can be outstanding.
 const MAX_SOURCES: usize = 256;
 
 /// Returns an endless iterator of messages.
@@ -113,8 +113,8 @@ impl ToSend {
     }
 }
 
-/// Batches under way where one call sends several messages.
-const BATCHES_UNDER_WAY: usize = 8;
+/// Batches that are outstanding where one call sends several messages.
+const OUTSTANDING_BATCHES: usize = 8;
 
 /// Longest time of a step, which normally takes microseconds.
 const STEP_TIMEOUT: Duration = Duration::from_secs(20);
@@ -260,10 +260,10 @@ impl End {
         let (mut sending, mut messages) = (VecDeque::new(), Vec::new());
         let mut left = burst.count;
         while left > 0 {
-            if sending.len() == BATCHES_UNDER_WAY {
-                finish(&mut sending, BATCHES_UNDER_WAY / 2).await?;
+            if sending.len() == OUTSTANDING_BATCHES {
+                finish(&mut sending, OUTSTANDING_BATCHES / 2).await?;
             }
-            let now = left.min((window / BATCHES_UNDER_WAY) as u64);
+            let now = left.min((window / OUTSTANDING_BATCHES) as u64);
             messages.extend((0..now).map(|_| source.next()));
             sending.push_back(self.connection.send_many(&mut messages)?);
             left -= now;
@@ -429,8 +429,8 @@ fn check_length(length: usize, burst: &Burst) -> Result<()> {
     Ok(())
 }
 
-/// Awaits the first `number` operations under way, by waiting for the last of them.
-async fn finish<F, E>(under_way: &mut VecDeque<F>, number: usize) -> Result<()>
+/// Awaits the first `number` outstanding operations, by waiting for the last of them.
+async fn finish<F, E>(outstanding: &mut VecDeque<F>, number: usize) -> Result<()>
 where
     F: Future<Output = Result<(), E>> + Unpin,
     E: std::error::Error + Send + Sync + 'static,
@@ -438,13 +438,13 @@ where
     let Some(last) = number.checked_sub(1) else {
         return Ok(());
     };
-    let last = under_way
+    let last = outstanding
         .get_mut(last)
-        .expect("there are that many under way");
+        .expect("that many are outstanding");
     last.await?;
     // Operations finish in order. A failed one has ended the connection, and the next call reports
     // it.
-    under_way.drain(..number);
+    outstanding.drain(..number);
     Ok(())
 }
 

@@ -75,7 +75,7 @@ pub(crate) enum Kind {
     /// Sends, several messages by one call.
     Batch,
     Write,
-    /// RDMA Writes that each have their own place in the memory of the peer while under way, as
+    /// RDMA Writes that each have their own place in the memory of the peer while outstanding, as
     /// RDMA Reads have at this end.
     WriteApart,
     Read,
@@ -152,7 +152,7 @@ pub(crate) struct Half {
     pub(crate) round_trips: Vec<u64>,
 }
 
-/// Returns the number of messages to have under way: 1 MiB of them, and at least 16.
+/// Returns the number of messages to keep outstanding: 1 MiB of them, and at least 16.
 pub(crate) fn window(size: u32) -> usize {
     ((1 << 20) / size.max(1) as usize).clamp(16, 1024)
 }

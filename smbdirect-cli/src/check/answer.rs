@@ -43,7 +43,7 @@ pub(super) enum About {
     Session,
 }
 
-/// One thing that was looked at.
+/// One thing that was examined.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Step {
     pub(super) name: String,
@@ -64,9 +64,9 @@ pub(super) enum State {
     Warning,
     /// SMB Direct does not work because of it.
     Fault,
-    /// It could not be told.
+    /// The probes could not determine it.
     Unknown,
-    /// It was not looked at, or does not matter here.
+    /// It was not examined, or does not matter here.
     Skipped,
 }
 

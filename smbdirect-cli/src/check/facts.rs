@@ -120,9 +120,9 @@ pub(super) struct Adapter {
     pub(super) state: String,
     /// The network interface it uses, if that is known.
     pub(super) interface: Option<String>,
-    /// Scatter/gather elements of a Send, if libibverbs told them.
+    /// Scatter/gather elements of a Send, if libibverbs reports them.
     pub(super) max_send_elements: Option<u32>,
-    /// Why this library cannot use it, if libibverbs told that.
+    /// Why this library cannot use it, if libibverbs reports it.
     pub(super) unusable: Option<String>,
 }
 
@@ -224,7 +224,7 @@ pub(super) enum Ksmbd {
     /// Its module is not loaded.
     #[default]
     Absent,
-    /// It is loaded, and its daemon does not run.
+    /// It is loaded, but its daemon does not run.
     Stopped,
     /// Its daemon runs, and the kernel's part has not started.
     NotStarted,
@@ -320,13 +320,13 @@ pub(super) enum AttemptFault {
     Dropped,
     /// The server or the network cannot be reached.
     Unreachable(String),
-    /// TCP connects, and the answer is not iWARP.
+    /// TCP connects, but the answer is not iWARP.
     NotIwarp,
     /// The listener refused the RDMA connection.
     Rejected(String),
     /// The RDMA connection ended before the negotiation was complete.
     Lost(String),
-    /// Nothing came in the time for the negotiation.
+    /// The negotiation timed out without an answer.
     Silent(String),
     /// The server refused the negotiation with this status.
     NegotiationRefused(String),
@@ -360,7 +360,7 @@ pub(super) enum SmbFault {
     Other(String),
 }
 
-/// What a session told.
+/// The findings of a session.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Session {
     pub(super) user: String,

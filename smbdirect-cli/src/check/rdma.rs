@@ -40,7 +40,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One way to reach SMB Direct: a row of the list of attempts.
 #[derive(Clone)]
-pub(super) struct Road {
+pub(super) struct Candidate {
     pub(super) fabric: Fabric,
     pub(super) port: u16,
     /// What makes the attempt, for people.
@@ -48,7 +48,7 @@ pub(super) struct Road {
     pub(super) provider: Arc<dyn Provider>,
 }
 
-impl Road {
+impl Candidate {
     /// Returns software iWARP, which runs on every machine.
     pub(super) fn software_iwarp(port: u16, config: IwarpConfig) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Road {
         }
     }
 
-    /// Returns software RoCE, which runs on every machine whose UDP port of RoCE is free. All roads
+    /// Returns software RoCE, which runs on every machine whose UDP port of RoCE is free. All candidates
     /// share the socket of the provider.
     pub(super) fn software_roce(port: u16, roce: &Roce) -> Self {
         Self {
@@ -111,9 +111,9 @@ pub(super) fn roce_config() -> RoceConfig {
     }
 }
 
-/// Tries a road to `address`.
-pub(super) async fn attempt(road: &Road, address: IpAddr) -> Attempt {
-    let result = match open(road, address).await {
+/// Tries a candidate to `address`.
+pub(super) async fn attempt(candidate: &Candidate, address: IpAddr) -> Attempt {
+    let result = match open(candidate, address).await {
         Ok(connection) => {
             let reached = examine(&connection).await;
             leave(&connection).await;
@@ -122,36 +122,36 @@ pub(super) async fn attempt(road: &Road, address: IpAddr) -> Attempt {
         Err(fault) => Err(fault),
     };
     Attempt {
-        fabric: road.fabric,
-        port: road.port,
-        by: road.by.clone(),
+        fabric: candidate.fabric,
+        port: candidate.port,
+        by: candidate.by.clone(),
         result,
     }
 }
 
 /// Opens a connection. The caller uses it and then ends it by [`leave`]: the acceptor's software
 /// iWARP may not survive a connection that ends before a message.
-pub(super) async fn open(road: &Road, address: IpAddr) -> Result<Connection, AttemptFault> {
-    let address = SocketAddr::new(address, road.port);
-    match connect(road, address).await {
+pub(super) async fn open(candidate: &Candidate, address: IpAddr) -> Result<Connection, AttemptFault> {
+    let address = SocketAddr::new(address, candidate.port);
+    match connect(candidate, address).await {
         // Software iWARP of Linux may overlook the first message, and ksmbd then gives up.
-        Err(AttemptFault::Lost(_)) => connect(road, address).await,
+        Err(AttemptFault::Lost(_)) => connect(candidate, address).await,
         result => result,
     }
 }
 
-async fn connect(road: &Road, address: SocketAddr) -> Result<Connection, AttemptFault> {
+async fn connect(candidate: &Candidate, address: SocketAddr) -> Result<Connection, AttemptFault> {
     let settings = Settings {
         active_negotiation_timeout: NEGOTIATION_TIMEOUT,
         ..Settings::default()
     };
     let config = Config::new(settings).expect("the settings are legal");
-    match Connection::connect(&*road.provider, address, config).await {
+    match Connection::connect(&*candidate.provider, address, config).await {
         Ok(connection) => Ok(connection),
-        Err(ConnectError::Provider(error)) if road.provider.name() == "iwarp" => {
+        Err(ConnectError::Provider(error)) if candidate.provider.name() == "iwarp" => {
             Err(iwarp_fault(&error, address).await)
         }
-        Err(ConnectError::Provider(error)) if road.provider.name() == "roce" => {
+        Err(ConnectError::Provider(error)) if candidate.provider.name() == "roce" => {
             Err(roce_fault(&error))
         }
         Err(ConnectError::Provider(error)) => Err(adapter_fault(&error)),

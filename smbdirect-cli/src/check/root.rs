@@ -1,4 +1,4 @@
-//! Reads the files that tell about this machine, below a directory that tests can replace.
+//! Reads the files that describe this machine, below a directory that tests can replace.
 
 use std::{fs, io::Read, path::PathBuf};
 

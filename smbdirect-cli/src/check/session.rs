@@ -1,4 +1,4 @@
-//! What only a session tells: the interfaces that the server offers, signing and encryption.
+//! Queries that need a session: the interfaces that the server offers, signing and encryption.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},

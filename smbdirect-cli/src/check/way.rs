@@ -16,7 +16,7 @@ use tokio::{net::lookup_host, task, time::timeout};
 use super::{
     facts::{Attempt, AttemptFault, Fabric, Ksmbd, Machine, Path, Smb, SmbFault, Tcp, Way},
     path,
-    rdma::{self, Road},
+    rdma::{self, Candidate},
     session::{self, Account, Over},
     tcp,
 };
@@ -70,10 +70,10 @@ pub(super) async fn gather(target: Target, machine: &Machine, progress: &Progres
         return way;
     }
     let roce = Roce::new(target.roce.clone());
-    let (roads, unavailable) = roads(machine, &target, &roce);
-    let (over_iwarp, over_others) = roads
+    let (candidates, unavailable) = candidates(machine, &target, &roce);
+    let (over_iwarp, over_others) = candidates
         .into_iter()
-        .partition(|road| road.fabric == Fabric::Iwarp);
+        .partition(|candidate| candidate.fabric == Fabric::Iwarp);
     let measured = task::spawn_blocking(move || path::measure(address, mtu));
     let (by_iwarp, by_others, (tcp, smb, segment), measured) = tokio::join!(
         attempts(over_iwarp, address, &roce, progress),
@@ -85,14 +85,14 @@ pub(super) async fn gather(target: Target, machine: &Machine, progress: &Progres
     way.path.segment = segment;
     let mut tried = [by_others, by_iwarp].concat();
     without_guesses(&mut tried);
-    let (roads, attempts): (Vec<_>, Vec<_>) = tried.into_iter().unzip();
+    let (candidates, attempts): (Vec<_>, Vec<_>) = tried.into_iter().unzip();
     way.attempts = [unavailable, attempts].concat();
     way.tcp = Some(tcp);
     // Something that is not SMB listens on the port of SMB: software iWARP at the wrong port?
     if matches!(smb, Some(Err(_))) && !way.attempts.iter().any(|attempt| attempt.result.is_ok()) {
         progress("iWARP on port 445");
-        let road = Road::software_iwarp(SMB_PORT, target.iwarp.clone());
-        let attempt = rdma::attempt(&road, address).await;
+        let candidate = Candidate::software_iwarp(SMB_PORT, target.iwarp.clone());
+        let attempt = rdma::attempt(&candidate, address).await;
         if attempt.result.is_ok() {
             way.attempts.push(attempt);
         }
@@ -100,7 +100,7 @@ pub(super) async fn gather(target: Target, machine: &Machine, progress: &Progres
     way.smb = smb;
     if let Some(account) = &target.account {
         progress("session");
-        way.session = in_session(&way, address, &roads, account).await;
+        way.session = in_session(&way, address, &candidates, account).await;
     }
     way
 }
@@ -122,8 +122,8 @@ pub(super) async fn own_ksmbd(machine: &Machine, progress: &Progress) -> Option<
     });
     let address = *addresses.next()?;
     progress("ksmbd of this machine");
-    let road = Road::software_iwarp(IWARP_PORT, rdma::iwarp_config());
-    Some(rdma::attempt(&road, address).await)
+    let candidate = Candidate::software_iwarp(IWARP_PORT, rdma::iwarp_config());
+    Some(rdma::attempt(&candidate, address).await)
 }
 
 async fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
@@ -155,18 +155,18 @@ fn preferred(addresses: &[IpAddr]) -> Option<IpAddr> {
 
 /// Returns what to try, and what cannot be tried: the adapters of this machine, software RoCE if none
 /// of them is for RoCE, software iWARP, and both at the port of the target.
-fn roads(machine: &Machine, target: &Target, roce: &Roce) -> (Vec<Road>, Vec<Attempt>) {
-    let mut roads = Vec::new();
+fn candidates(machine: &Machine, target: &Target, roce: &Roce) -> (Vec<Candidate>, Vec<Attempt>) {
+    let mut candidates = Vec::new();
     let mut unavailable = Vec::new();
-    let mut adapter = |roads: &mut Vec<Road>, fabric: Fabric| {
+    let mut adapter = |candidates: &mut Vec<Candidate>, fabric: Fabric| {
         let mut active = machine.adapters.iter().filter(|adapter| {
             adapter.fabric == fabric && adapter.is_active() && adapter.unusable.is_none()
         });
         let Some(adapter) = active.next() else {
             return false;
         };
-        match Road::adapter(fabric, &adapter.name) {
-            Ok(road) => roads.push(road),
+        match Candidate::adapter(fabric, &adapter.name) {
+            Ok(candidate) => candidates.push(candidate),
             Err(why) => unavailable.push(Attempt {
                 fabric,
                 port: fabric.port(),
@@ -176,47 +176,47 @@ fn roads(machine: &Machine, target: &Target, roce: &Roce) -> (Vec<Road>, Vec<Att
         }
         true
     };
-    let by_roce = adapter(&mut roads, Fabric::Roce);
-    // The kernel chooses the adapter on the route, so one road is enough for RoCE and InfiniBand.
-    if !by_roce && !adapter(&mut roads, Fabric::InfiniBand) {
-        roads.push(Road::software_roce(Fabric::Roce.port(), roce));
+    let by_roce = adapter(&mut candidates, Fabric::Roce);
+    // The kernel chooses the adapter on the route, so one candidate is enough for RoCE and InfiniBand.
+    if !by_roce && !adapter(&mut candidates, Fabric::InfiniBand) {
+        candidates.push(Candidate::software_roce(Fabric::Roce.port(), roce));
     }
-    adapter(&mut roads, Fabric::Iwarp);
-    roads.push(Road::software_iwarp(IWARP_PORT, target.iwarp.clone()));
+    adapter(&mut candidates, Fabric::Iwarp);
+    candidates.push(Candidate::software_iwarp(IWARP_PORT, target.iwarp.clone()));
     let other = target
         .port
         .filter(|&port| port != IWARP_PORT && port != SMB_PORT);
     if let Some(port) = other {
-        roads.push(Road::software_iwarp(port, target.iwarp.clone()));
-        roads.push(Road::software_roce(port, roce));
+        candidates.push(Candidate::software_iwarp(port, target.iwarp.clone()));
+        candidates.push(Candidate::software_roce(port, roce));
     }
-    (roads, unavailable)
+    (candidates, unavailable)
 }
 
-/// Makes attempts, one after the other. Returns each with its road.
+/// Makes attempts, one after the other. Returns each with its candidate.
 async fn attempts(
-    roads: Vec<Road>,
+    candidates: Vec<Candidate>,
     address: IpAddr,
     roce: &Roce,
     progress: &Progress,
-) -> Vec<(Road, Attempt)> {
+) -> Vec<(Candidate, Attempt)> {
     let mut tried = Vec::new();
-    for road in roads {
-        progress(&format!("{} on port {}", road.fabric.name(), road.port));
-        let attempt = rdma::attempt(&road, address).await;
+    for candidate in candidates {
+        progress(&format!("{} on port {}", candidate.fabric.name(), candidate.port));
+        let attempt = rdma::attempt(&candidate, address).await;
         let other = match attempt.result {
             // RoCE and InfiniBand on the port of iWARP: clients do not find it.
-            Err(AttemptFault::Refused) if road.fabric != Fabric::Iwarp => Some(Road {
+            Err(AttemptFault::Refused) if candidate.fabric != Fabric::Iwarp => Some(Candidate {
                 port: IWARP_PORT,
-                ..road.clone()
+                ..candidate.clone()
             }),
             // The route to the server has no adapter.
-            Err(AttemptFault::NoAdapter) if road.fabric != Fabric::Iwarp => {
-                Some(Road::software_roce(road.port, roce))
+            Err(AttemptFault::NoAdapter) if candidate.fabric != Fabric::Iwarp => {
+                Some(Candidate::software_roce(candidate.port, roce))
             }
             _ => None,
         };
-        tried.push((road, attempt));
+        tried.push((candidate, attempt));
         if let Some(other) = other {
             let attempt = rdma::attempt(&other, address).await;
             tried.extend(Some((other, attempt)).filter(|(_, attempt)| attempt.result.is_ok()));
@@ -227,15 +227,15 @@ async fn attempts(
 
 /// Removes failures of one transport at a port where another transport works, or that software RoCE
 /// was tried at only because the target names the port.
-fn without_guesses(tried: &mut Vec<(Road, Attempt)>) {
+fn without_guesses(tried: &mut Vec<(Candidate, Attempt)>) {
     let works: Vec<u16> = tried
         .iter()
         .filter(|(_, attempt)| attempt.result.is_ok())
-        .map(|(road, _)| road.port)
+        .map(|(candidate, _)| candidate.port)
         .collect();
-    tried.retain(|(road, attempt)| {
-        let is_guess = road.port != road.fabric.port()
-            && (road.fabric != Fabric::Iwarp || works.contains(&road.port));
+    tried.retain(|(candidate, attempt)| {
+        let is_guess = candidate.port != candidate.fabric.port()
+            && (candidate.fabric != Fabric::Iwarp || works.contains(&candidate.port));
         attempt.result.is_ok() || !is_guess
     });
 }
@@ -258,7 +258,7 @@ async fn over_tcp(
 async fn in_session(
     way: &Way,
     address: IpAddr,
-    roads: &[Road],
+    candidates: &[Candidate],
     account: &Account,
 ) -> Option<super::facts::Session> {
     let over = match &way.smb {
@@ -266,10 +266,10 @@ async fn in_session(
         _ => {
             let works = |attempt: &Attempt| attempt.result.as_ref().is_ok_and(|it| it.smb.is_ok());
             let good = way.attempts.iter().find(|attempt| works(attempt))?;
-            let road = roads
+            let candidate = candidates
                 .iter()
-                .find(|road| (road.port, &road.by) == (good.port, &good.by))?;
-            Over::SmbDirect(rdma::open(road, address).await.ok()?)
+                .find(|candidate| (candidate.port, &candidate.by) == (good.port, &good.by))?;
+            Over::SmbDirect(rdma::open(candidate, address).await.ok()?)
         }
     };
     let connection = match &over {

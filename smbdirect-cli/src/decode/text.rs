@@ -191,7 +191,7 @@ fn words(what: &What, style: Style) -> String {
         What::Startup(frame) => startup(frame),
         What::BadStartup { error, .. } => error.to_string(),
         What::BadFpdu { ulpdu_length } => {
-            format!("ULPDU_Length {ulpdu_length}, not to be understood")
+            format!("ULPDU_Length {ulpdu_length}, cannot be decoded")
         }
         What::ReadyToReceive(what) => format!("{what} of length 0"),
         What::Write(tagged) | What::ReadResponse(tagged) => placed(tagged),
@@ -221,9 +221,7 @@ fn words(what: &What, style: Style) -> String {
         }
         What::InStep(bytes) => {
             let bytes = plural(*bytes, "byte");
-            return style.dim(&format!(
-                "-- {bytes} passed over, up to where an FPDU begins"
-            ));
+            return style.dim(&format!("-- {bytes} skipped, up to where an FPDU begins"));
         }
         What::Note(note) => return style.dim(&format!("-- {note}")),
         What::Closed { reset: true } => return style.dim("-- TCP is reset"),
@@ -434,14 +432,14 @@ fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     if summary.missing_bytes > 0 {
         let bytes = report::bytes(summary.missing_bytes);
         report.line(format_args!(
-            "{bytes} of the streams are not in the capture; what depends on them is not judged"
+            "{bytes} of the streams are not in the capture; rules that depend on them are not checked"
         ));
     }
     let missing: u64 = summary.roce.values().map(|totals| totals.missing).sum();
     if missing > 0 {
         let packets = plural(missing, "packet");
         report.line(format_args!(
-            "{packets} of RoCE not in the capture; what depends on them is not judged"
+            "{packets} of RoCE not in the capture; rules that depend on them are not checked"
         ));
     }
     let roce = &counts.roce;
@@ -453,7 +451,7 @@ fn beside(report: &Report, summary: &Summary, counts: &Counts) {
     }
     for (packets, what) in [
         (counts.cut, "of TCP cut by the snap length of the capture"),
-        (counts.fragments, "of fragmented IP, not put together"),
+        (counts.fragments, "of fragmented IP, not reassembled"),
         (
             roce.cut,
             "of RoCE cut by the snap length of the capture, so that the ICRC is unknown",

@@ -191,7 +191,11 @@ mod tests {
         let bytes = chunk.freeze();
         let reader = bytes.clone();
         buffers.give_chunk(bytes);
-        assert_ne!(buffers.chunk().as_ptr(), at, "somebody still reads it");
+        assert_ne!(
+            buffers.chunk().as_ptr(),
+            at,
+            "another handle still reads it"
+        );
         drop(reader);
         let mut chunk = buffers.chunk();
         let at = chunk.as_ptr();

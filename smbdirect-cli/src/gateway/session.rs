@@ -26,10 +26,10 @@ use crate::report;
 /// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
 const RDMA_THRESHOLD: u32 = 16 << 10;
 
-/// Time between two looks at a session that drains.
+/// Interval between two checks whether every request of a draining session is answered.
 const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Looks that must find each request answered before the session ends. A request that was just taken
-/// is not counted before it is sent.
+/// Consecutive checks that must find every request answered before the session ends. One check is not
+/// enough, because a request that was just taken is not counted before it is sent.
 const QUIET_POLLS: u32 = 5;
 
 /// One accepted connection, and the connection to the server that belongs to it.

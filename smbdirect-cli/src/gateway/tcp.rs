@@ -378,7 +378,7 @@ mod tests {
         for message in [&b"a"[..], &[0x85; 300], &long] {
             stream.extend(header(message.len()).unwrap());
             stream.extend(message);
-            // Neither of these is carried.
+            // Neither of these is forwarded.
             stream.extend([0x85, 0, 0, 0]);
             stream.extend([0; 4]);
         }

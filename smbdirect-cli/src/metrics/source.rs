@@ -1,4 +1,4 @@
-//! All that `--metrics` serves.
+//! Everything that `--metrics` serves.
 
 use std::{sync::Arc, time::Instant};
 

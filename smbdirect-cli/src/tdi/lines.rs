@@ -197,7 +197,10 @@ impl fmt::Display for Event {
                 "connected with {address} over {transport}, TSDUs of up to {max_tsdu} B"
             ),
             Self::NotConnected { address, status } => {
-                write!(f, "{address} was accepted and did not make it: {status}")
+                write!(
+                    f,
+                    "{address} was accepted, but the connection failed: {status}"
+                )
             }
             Self::Command { command } => write!(f, "> {command}"),
             Self::Request {

@@ -91,30 +91,30 @@ impl Completion {
 }
 
 /// The requests that have been woken.
-pub(super) struct Bells {
+pub(super) struct WokenRequests {
     /// Their numbers, in the order of the wakes.
-    rung: Mutex<VecDeque<u64>>,
+    numbers: Mutex<VecDeque<u64>>,
     /// The task that polls the requests of the session.
     task: Mutex<Waker>,
 }
 
 /// The waker of one request.
-pub(super) struct Bell {
+pub(super) struct RequestWaker {
     number: u64,
-    bells: Arc<Bells>,
+    woken: Arc<WokenRequests>,
 }
 
-impl Bells {
+impl WokenRequests {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            rung: Mutex::default(),
+            numbers: Mutex::default(),
             task: Mutex::new(Waker::noop().clone()),
         })
     }
 
     /// Returns the number of the next request to poll.
     pub(super) fn next(&self) -> Option<u64> {
-        self.rung.lock().expect("no panic under it").pop_front()
+        self.numbers.lock().expect("no panic under it").pop_front()
     }
 
     /// Has `task` woken when a request is.
@@ -126,19 +126,19 @@ impl Bells {
     }
 }
 
-impl Bell {
-    pub(super) fn new(number: u64, bells: &Arc<Bells>) -> Arc<Self> {
-        let bells = bells.clone();
-        Arc::new(Self { number, bells })
+impl RequestWaker {
+    pub(super) fn new(number: u64, woken: &Arc<WokenRequests>) -> Arc<Self> {
+        let woken = woken.clone();
+        Arc::new(Self { number, woken })
     }
 }
 
-impl Wake for Bell {
+impl Wake for RequestWaker {
     fn wake(self: Arc<Self>) {
-        let mut rung = self.bells.rung.lock().expect("no panic under it");
-        rung.push_back(self.number);
-        drop(rung);
-        let task = self.bells.task.lock().expect("no panic under it").clone();
+        let mut numbers = self.woken.numbers.lock().expect("no panic under it");
+        numbers.push_back(self.number);
+        drop(numbers);
+        let task = self.woken.task.lock().expect("no panic under it").clone();
         task.wake();
     }
 }

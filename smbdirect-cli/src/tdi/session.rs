@@ -24,7 +24,7 @@ use tokio::sync::watch;
 
 use super::{
     lines::{Data, Event, Lines, Name, Outcome},
-    pending::{Bell, Bells, Completion, Pending, Submitted},
+    pending::{Completion, Pending, RequestWaker, Submitted, WokenRequests},
     queries::names,
 };
 
@@ -46,10 +46,10 @@ pub(super) struct Session {
 struct State {
     handling: Handling,
     last_number: u64,
-    /// Requests under way, by their numbers.
+    /// Pending requests, by their numbers.
     pending: BTreeMap<u64, Pending>,
-    bells: Arc<Bells>,
-    /// Number of receive requests under way that a handler returned.
+    woken: Arc<WokenRequests>,
+    /// Number of pending receive requests that a handler returned.
     supplied: u64,
     /// What was indicated so far of a TSDU that is to be sent back.
     gathered: BytesMut,
@@ -91,7 +91,7 @@ impl Session {
                 handling: Handling::Take(None),
                 last_number: 0,
                 pending: BTreeMap::new(),
-                bells: Bells::new(),
+                woken: WokenRequests::new(),
                 supplied: 0,
                 gathered: BytesMut::new(),
                 echo_stalled: false,
@@ -124,7 +124,7 @@ impl Session {
     ) {
         let mut state = self.lock();
         let id = state.next_number();
-        pending.waker = Waker::from(Bell::new(id, &state.bells));
+        pending.waker = Waker::from(RequestWaker::new(id, &state.woken));
         let result = match pending.poll() {
             Poll::Pending => {
                 state.pending.insert(id, pending);
@@ -146,7 +146,7 @@ impl Session {
     pub(super) fn sweep(&self) {
         loop {
             let mut state = self.lock();
-            let Some(id) = state.bells.next() else {
+            let Some(id) = state.woken.next() else {
                 return;
             };
             let polled = state.pending.get_mut(&id).map(Pending::poll);
@@ -219,7 +219,7 @@ impl Session {
     /// Shows completions as they come. Never returns; drop the future to stop.
     pub(super) async fn drive(&self, endpoint: &SessionEndpoint) {
         poll_fn(|context| {
-            self.lock().bells.watch(context.waker());
+            self.lock().woken.watch(context.waker());
             self.sweep();
             let resumes = {
                 let mut state = self.lock();
@@ -402,7 +402,7 @@ impl Session {
         self.lock().handling = handling;
     }
 
-    /// Waits until no request is under way.
+    /// Waits until no request is pending.
     pub(super) async fn until_idle(&self) {
         let is_idle = |state: &State| state.pending.is_empty() && state.supplied == 0;
         self.until(is_idle).await;

@@ -164,7 +164,7 @@ fn bytes(rate: f64) -> String {
     }
 }
 
-/// Returns the time that a number from another program says; a wrong number is no time.
+/// Converts a number of seconds from another program; an invalid number counts as zero.
 fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Rates from the counters of two moments.
+//! Rates from two readings of the counters.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::metrics::{ConnectionStatus, Status, Traffic};
 
-/// Keeps the counters of the last moment.
+/// Keeps the last reading of the counters.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     before: Option<Status>,
@@ -71,7 +71,7 @@ impl Rate {
 
 impl Rates {
     /// Returns the rates since the last call. A connection that is new, and a command that has
-    /// started again, has the rates of its life so far.
+    /// started again, has its average rates since it began.
     pub(super) fn next(&mut self, status: Status) -> Rated {
         let before = self
             .before

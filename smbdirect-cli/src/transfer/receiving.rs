@@ -148,7 +148,7 @@ struct Waiting {
 enum Step {
     Message(Message),
     Read(Result<BytesMut, ReadError>),
-    Written(WriterSays),
+    Written(WriterEvent),
 }
 
 impl Receiver<'_> {
@@ -174,16 +174,16 @@ impl Receiver<'_> {
             Step::Message(message) => self.take_message(message).await?,
             Step::Read(Ok(buffer)) => self.writer.write(buffer.freeze()),
             Step::Read(Err(error)) => return Err(error.fault.into()),
-            Step::Written(WriterSays::Created) => {
+            Step::Written(WriterEvent::Created) => {
                 self.say(Frame::Accept)?;
                 self.give_memory()?;
             }
-            Step::Written(WriterSays::Written(bytes)) => self.stored(bytes as u64)?,
-            Step::Written(WriterSays::Published(checksum)) => {
+            Step::Written(WriterEvent::Written(bytes)) => self.stored(bytes as u64)?,
+            Step::Written(WriterEvent::Published(checksum)) => {
                 self.say(Frame::Stored)?;
                 return Ok(Some(checksum));
             }
-            Step::Written(WriterSays::Failed(reason)) => return Err(TransferError::Here(reason)),
+            Step::Written(WriterEvent::Failed(reason)) => return Err(TransferError::Here(reason)),
         }
         Ok(None)
     }
@@ -193,7 +193,7 @@ impl Receiver<'_> {
         let step = async {
             Ok(tokio::select! {
                 biased;
-                Some(says) = self.writer.says.recv() => Step::Written(says),
+                Some(event) = self.writer.events.recv() => Step::Written(event),
                 read = front(&mut self.reads) => Step::Read(read),
                 message = connection.recv() => Step::Message(message?),
             })
@@ -363,7 +363,7 @@ impl Receiver<'_> {
     }
 
     fn say(&self, frame: Frame) -> Result<(), TransferError> {
-        // The send is not awaited: the window bounds the messages under way.
+        // The send is not awaited: the window bounds the messages in flight.
         drop(self.connection.send(frame.into_message())?);
         Ok(())
     }
@@ -372,7 +372,7 @@ impl Receiver<'_> {
 /// A thread that hashes and writes one file. The window bounds its queue.
 struct Writer {
     jobs: mpsc::UnboundedSender<Job>,
-    says: mpsc::UnboundedReceiver<WriterSays>,
+    events: mpsc::UnboundedReceiver<WriterEvent>,
     thread: JoinHandle<()>,
 }
 
@@ -381,7 +381,7 @@ enum Job {
     Finish(Checksum),
 }
 
-enum WriterSays {
+enum WriterEvent {
     Created,
     Written(usize),
     Published(Checksum),
@@ -392,17 +392,21 @@ impl Writer {
     /// Starts the thread, which logs in `span`.
     fn spawn(store: Arc<dyn Store>, name: String, span: Span) -> Self {
         let (jobs, mut receiver) = mpsc::unbounded_channel();
-        let (sender, says) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         let thread = spawn_blocking(move || {
             let _entered = span.enter();
             let last = match write_file(&*store, &name, &mut receiver, &sender) {
-                Ok(Some(checksum)) => WriterSays::Published(checksum),
+                Ok(Some(checksum)) => WriterEvent::Published(checksum),
                 Ok(None) => return,
-                Err(reason) => WriterSays::Failed(reason),
+                Err(reason) => WriterEvent::Failed(reason),
             };
             let _ = sender.send(last);
         });
-        Self { jobs, says, thread }
+        Self {
+            jobs,
+            events,
+            thread,
+        }
     }
 
     fn write(&self, bytes: Bytes) {
@@ -416,7 +420,7 @@ impl Writer {
 
     /// Stops the thread, which removes the unfinished file.
     async fn end(self) {
-        drop((self.jobs, self.says));
+        drop((self.jobs, self.events));
         let _ = self.thread.await;
     }
 }
@@ -426,19 +430,19 @@ fn write_file(
     store: &dyn Store,
     name: &str,
     jobs: &mut mpsc::UnboundedReceiver<Job>,
-    says: &mpsc::UnboundedSender<WriterSays>,
+    events: &mpsc::UnboundedSender<WriterEvent>,
 ) -> Result<Option<Checksum>, String> {
     check_name(name).map_err(|fault| format!("the name is refused: {fault}"))?;
     let failed = |error: std::io::Error| plain(&error);
     let mut target: Box<dyn Target> = store.create(name).map_err(failed)?;
     let mut hasher = Sha256::new();
-    let _ = says.send(WriterSays::Created);
+    let _ = events.send(WriterEvent::Created);
     while let Some(job) = jobs.blocking_recv() {
         match job {
             Job::Write(bytes) => {
                 target.write(&bytes).map_err(failed)?;
                 hasher.update(&bytes);
-                let _ = says.send(WriterSays::Written(bytes.len()));
+                let _ = events.send(WriterEvent::Written(bytes.len()));
             }
             Job::Finish(expected) => {
                 let checksum = Checksum::from(hasher);

@@ -120,7 +120,7 @@ pub(crate) async fn send_file(
         length,
         offset: 0,
         pieces: spawn_reader(source, piece_size(connection, method)),
-        on_their_way: VecDeque::new(),
+        in_flight: VecDeque::new(),
         memory: VecDeque::new(),
         writes: VecDeque::new(),
         checksum: None,
@@ -176,7 +176,7 @@ struct Sender<'a> {
     offset: u64,
     pieces: mpsc::Receiver<Piece>,
     /// Pieces that were sent and are not done at the receiver.
-    on_their_way: VecDeque<OnItsWay>,
+    in_flight: VecDeque<PieceInFlight>,
     /// Memory of the receiver to write to.
     memory: VecDeque<BufferDescriptorV1>,
     /// RDMA Writes that have not completed.
@@ -185,7 +185,7 @@ struct Sender<'a> {
     checksum: Option<Checksum>,
 }
 
-struct OnItsWay {
+struct PieceInFlight {
     end: u64,
     /// Memory that the receiver reads from, registered until this is dropped.
     region: Option<MemoryRegion>,
@@ -197,7 +197,7 @@ impl Sender<'_> {
             && match self.method {
                 Method::RdmaWrite if self.offset == self.length => true,
                 Method::RdmaWrite => !self.memory.is_empty() && self.writes.len() < WINDOW,
-                Method::Messages | Method::RdmaRead => self.on_their_way.len() < WINDOW,
+                Method::Messages | Method::RdmaRead => self.in_flight.len() < WINDOW,
             };
         let connection = self.connection;
         let step = async {
@@ -261,7 +261,7 @@ impl Sender<'_> {
                 return Ok(());
             }
         };
-        self.on_their_way.push_back(OnItsWay { end, region });
+        self.in_flight.push_back(PieceInFlight { end, region });
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl Sender<'_> {
         let invalidated = message.invalidated_token();
         match (Frame::decode(message.into_bytes())?, self.method) {
             (Frame::Done { offset }, Method::Messages | Method::RdmaRead) => {
-                let Some(done) = self.on_their_way.pop_front() else {
+                let Some(done) = self.in_flight.pop_front() else {
                     return broken("DONE for a piece that was not sent");
                 };
                 if done.end != offset {
@@ -317,7 +317,7 @@ impl Sender<'_> {
     }
 
     fn nothing_outstanding(&self) -> bool {
-        self.on_their_way.is_empty() && self.writes.is_empty() && self.offset == self.length
+        self.in_flight.is_empty() && self.writes.is_empty() && self.offset == self.length
     }
 
     /// Gives the file up, and waits for the answer of the receiver.
@@ -344,7 +344,7 @@ impl Sender<'_> {
     }
 
     fn say(&self, frame: Frame) -> Result<(), TransferError> {
-        // The send is not awaited: the window bounds the messages under way.
+        // The send is not awaited: the window bounds the messages in flight.
         drop(self.connection.send(frame.into_message())?);
         Ok(())
     }

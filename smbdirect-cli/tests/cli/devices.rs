@@ -72,6 +72,6 @@ fn pcap_is_refused_with_adapters() {
             arguments.push("--echo");
         }
         let done = run(&arguments);
-        done.failed(2, "--pcap has nothing to see with --transport verbs");
+        done.failed(2, "--pcap cannot capture --transport verbs");
     }
 }

@@ -454,7 +454,7 @@ fn killed_listener_leaves_no_file_under_the_final_name() {
         listening.running.signal("KILL");
         sender.finish().failed(1, "lost");
         drop(listening);
-        // Where files need a name, one is left until the next listener finds that nobody writes it.
+        // Where unnamed files are not supported, a file is left until the next listener finds it unlocked.
         for left in names_in(&place.into) {
             assert!(left.starts_with(".smbdirect-") && !cfg!(target_os = "linux"));
             let old = SystemTime::now() - Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! `--transport roce`: two processes on one machine, who has the UDP port, and captures.
+//! `--transport roce`: two processes on one machine, the owner of the UDP port, and captures.
 
 use std::{fs, net::UdpSocket, path::Path, process::Command};
 

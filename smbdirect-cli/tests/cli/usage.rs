@@ -150,7 +150,7 @@ fn usage_errors_have_status_2() {
         ),
         (
             &["gateway", ":0", "localhost", "--from", "tcp", "--pcap", "x"],
-            "--pcap has nothing to see",
+            "--pcap cannot capture",
         ),
         (&["ping"], "<ADDR>"),
         (&["ping", "::1::"], "IPv6"),

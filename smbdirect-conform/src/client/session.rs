@@ -32,7 +32,7 @@ pub(super) fn established(
 }
 
 /// Checks that a segment of `payload` bytes with a changed header ends the connection, whatever
-/// the errand of the client.
+/// the client was asked to do.
 pub(super) fn header_is_refused(
     trial: &mut ClientTrial<'_>,
     payload: usize,

@@ -125,7 +125,7 @@ impl Script {
         let says_something = header.credits_granted > 0 || asks;
         require(
             says_something || std::mem::take(&mut self.asked),
-            "an empty message only to grant credits or to ask for or give a sign of life",
+            "an empty message only to grant credits, or to send or answer a keepalive",
             seen,
         )
     }

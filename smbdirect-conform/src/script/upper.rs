@@ -12,7 +12,7 @@ const REQUEST_EXPECTED: &str = "the client's first message of the upper layer";
 pub(crate) const NEGOTIATE_REQUEST_EXPECTED: &str = "a Negotiate Request";
 
 /// Returns whether a case ended because the client did not use the connection. A client whose user
-/// has given up may connect once more for nothing.
+/// has given up may connect once more and send nothing.
 pub(crate) fn is_unused(stop: &Stop) -> bool {
     matches!(stop, Stop::Fail { expected, .. }
         if expected == REQUEST_EXPECTED || expected == NEGOTIATE_REQUEST_EXPECTED)

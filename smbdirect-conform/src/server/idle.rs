@@ -29,7 +29,7 @@ pub(super) const CASES: &[Case] = &[
         ("m35", Group::Microsoft),
         "SmbdDataTransfer_IdleConnection_Server",
         "3.1.6.2",
-        "is silent for three KeepaliveIntervals; after each the server asks, and takes the answer",
+        "is silent for three KeepaliveIntervals; after each the server sends a keepalive and takes the answer",
         idle_connection_server,
     ),
     Case::server(

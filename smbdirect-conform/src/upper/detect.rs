@@ -2,8 +2,8 @@
 
 use super::{Answering, Asking, Echo, Smb2, UpperLayer};
 
-/// SMB2 towards a server; towards a client whichever of [`Smb2`] and [`Echo`] its first message
-/// is.
+/// The upper layer that the peer carries: SMB2 towards a server; towards a client, [`Smb2`] or
+/// [`Echo`], as its first message shows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Detect;
 

@@ -497,7 +497,7 @@ impl Connection {
     /// close.
     ///
     /// # Errors
-    /// Returns the error that ended the connection, if it was not closed in good order by either end.
+    /// Returns the error that ended the connection, if it was not closed gracefully by either end.
     pub async fn close(&self) -> Result<(), ConnectionError> {
         self.start_close();
         match self

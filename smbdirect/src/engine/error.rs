@@ -168,7 +168,7 @@ pub enum ConnectionError {
     /// A timer expired.
     #[error("time ran out: {0}")]
     TimedOut(Expired),
-    /// One end closed the connection in good order.
+    /// One end closed the connection gracefully.
     #[error("{}", match .0 {
         Initiator::Local => "the connection was closed here",
         Initiator::Remote => "the peer closed the connection",

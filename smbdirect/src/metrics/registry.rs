@@ -10,7 +10,7 @@ use std::{
 
 use crate::engine::{ConnectionError, Credits, Negotiated, Statistics};
 
-/// The end of a connection that this process is.
+/// The role of this process in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// This process connected to the peer.
@@ -29,7 +29,7 @@ impl Role {
     }
 }
 
-/// What a connection is, which does not change.
+/// The properties of a connection that never change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) role: Role,
@@ -39,7 +39,7 @@ pub(crate) struct Identity {
     pub(crate) negotiated: Negotiated,
 }
 
-/// What is read from a connection for a snapshot.
+/// The values that are read from a connection for a snapshot.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) credits: Credits,
@@ -53,7 +53,7 @@ pub(crate) trait Source: fmt::Debug + Send + Sync {
     fn read(&self) -> Reading;
 }
 
-/// What a connection has reported.
+/// The reports of a connection so far.
 #[derive(Debug, Default)]
 pub(crate) struct Metered {
     /// The number of the connection, once it is established.

@@ -11,7 +11,7 @@ use crate::engine::{ConnectionError, Credits, Negotiated, Statistics};
 pub struct ConnectionSnapshot {
     /// Number of the connection, counted from 1 since the process started.
     pub id: u64,
-    /// The end that this process is.
+    /// The role of this process in the connection.
     pub role: Role,
     /// Address of this end.
     pub local_address: SocketAddr,

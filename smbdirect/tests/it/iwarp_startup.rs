@@ -783,7 +783,7 @@ async fn a_refused_peer_closes_first() {
                 peer.shutdown().await.unwrap();
             }
             let end = within(peer.read(&mut [0])).await;
-            assert_eq!(end.unwrap(), 0, "an end in good order");
+            assert_eq!(end.unwrap(), 0, "a graceful end");
         }
     }
 }

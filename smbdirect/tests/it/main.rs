@@ -1,6 +1,6 @@
 //! The tests of the public interface, in one binary: each module tests one subject.
 //!
-//! Tests that depend on the state of the process are in binaries of their own beside this folder: `many`
+//! Tests that depend on the state of the process are in binaries of their own next to this folder: `many`
 //! and `hostile` measure it, and `log` sets subscribers, which `tracing` caches for all threads.
 //! `house` and `requirements` read the source and need no library.
 

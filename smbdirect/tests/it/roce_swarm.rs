@@ -48,8 +48,8 @@ fn every_byte_arrives_over_a_bad_network() {
     });
 }
 
-/// One end writes where it may not, at any time. Both ends then end, each knows whose fault it was,
-/// and all work of both completes.
+/// One end writes to memory that it may not access, at any time. Both ends then end, each reports
+/// which end was at fault, and all work of both completes.
 //= ROCE-9.7.5-05 test
 //= ROCE-9.7.5-15 test
 //= ROCE-9.7.7-03 test
@@ -257,7 +257,7 @@ impl Scenario {
         self
     }
 
-    /// Draws the work of an end, and what it leads to at the other.
+    /// Draws the work of an end, and its expected effects at the other.
     fn draw_work(&mut self, own: usize) {
         let random = &mut self.random;
         let (one, two) = self.ends.split_at_mut(1);

@@ -1,4 +1,4 @@
-//! A peer by hand that speaks iWARP over TCP, without CRC, and says what a test has it say.
+//! A scripted peer that speaks iWARP over TCP, without CRC, and sends what a test tells it to send.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,25 +16,25 @@ use tokio::{
     time::timeout,
 };
 
-/// Nothing here takes nearly as long.
+/// Awaits a future, for a time that no step of a passing test takes.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future)
         .await
         .expect("it takes forever")
 }
 
-/// A peer that says what a test has it say.
+/// A scripted peer.
 pub(crate) struct Peer {
     pub(crate) stream: TcpStream,
     received: Vec<u8>,
     next_send: u32,
     next_read: u32,
-    /// Data Transfers it may send.
+    /// Send credits of the peer.
     pub(crate) credits: u32,
 }
 
 impl Peer {
-    /// A TCP connection on which nothing was said.
+    /// Opens a TCP connection and sends nothing.
     pub(crate) async fn silent(address: SocketAddr) -> Self {
         Self {
             stream: within(TcpStream::connect(address)).await.unwrap(),
@@ -45,7 +45,7 @@ impl Peer {
         }
     }
 
-    /// Sends its MPA Request and takes the Reply, or nothing if the other side hangs up.
+    /// Sends its MPA Request and returns the Reply, or `None` if the other end closes the connection.
     pub(crate) async fn greet(&mut self, request: &StartupFrame) -> Option<StartupFrame> {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -107,7 +107,7 @@ impl Peer {
         within(self.stream.write_all(bytes)).await.unwrap();
     }
 
-    /// A message of the peer's own making.
+    /// Returns a message with any opcode and content, as an FPDU.
     pub(crate) fn send(&mut self, opcode: Opcode, invalidate: u32, message: &[u8]) -> Vec<u8> {
         let header = Untagged {
             last: true,
@@ -121,7 +121,7 @@ impl Peer {
         fpdu(&[&header.encode(), message])
     }
 
-    /// A Data Transfer that spends a credit.
+    /// Returns a Data Transfer, which spends a credit, as an FPDU.
     pub(crate) fn transfer(&mut self, header: DataTransfer, payload: &[u8]) -> Vec<u8> {
         self.credits -= 1;
         let mut message = Vec::new();
@@ -150,7 +150,7 @@ impl Peer {
         fpdu(&[&header.encode(), &request.encode()])
     }
 
-    /// The next FPDU: its header and payload.
+    /// Receives the next FPDU, and returns its header and payload.
     pub(crate) async fn hear(&mut self) -> (Header, Vec<u8>) {
         loop {
             if let Some(fpdu) = Fpdu::decode(&self.received, false).unwrap() {
@@ -164,7 +164,7 @@ impl Peer {
         }
     }
 
-    /// Waits for so many credits.
+    /// Waits until the peer holds this many credits.
     pub(crate) async fn await_credits(&mut self, credits: u32) {
         while self.credits < credits {
             let (_, message) = self.hear().await;
@@ -173,7 +173,7 @@ impl Peer {
         }
     }
 
-    /// Sees the other side hang up, and says how many bytes came before.
+    /// Waits until the other end closes the connection, and returns the number of bytes received before.
     pub(crate) async fn end(&mut self) -> usize {
         let mut rest = std::mem::take(&mut self.received);
         // A reset is an end, too.

@@ -77,7 +77,7 @@ fn worked(attempt: &Attempt, reached: &Reached) -> Step {
                     "SMB Direct works, and the connection ends at the first SMB \
                                      message: is the server behind the gateway gone?"
                 }
-                SmbFault::Other(_) => "SMB Direct works, and the answer is not SMB2",
+                SmbFault::Other(_) => "SMB Direct works, but the answer is not SMB2",
             };
             let said = match fault {
                 SmbFault::Other(what) => format!("{evidence}; {what}"),
@@ -121,7 +121,7 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
             let cause = "a TCP service that is not SMB Direct has this port";
             let step = Step::fault(
                 name,
-                format!("TCP port {port} is open, and the answer is not iWARP"),
+                format!("TCP port {port} is open, but the answer is not iWARP"),
                 Fault::NotSmbDirect,
                 cause,
             );
@@ -256,11 +256,11 @@ pub(super) fn allow(step: Step, attempt: &Attempt) -> Step {
 
 fn rejected(name: String, attempt: &Attempt, why: &str, way: &Way) -> Step {
     let answers_smb = matches!(way.smb, Some(Ok(_)));
-    // siw of Linux refuses without a reason if nobody accepts its connections.
+    // Linux siw refuses without a reason if no program accepts its connections.
     if attempt.fabric == Fabric::Iwarp && !why.contains("saying") && answers_smb {
         let cause = "nothing accepts behind the port. ksmbd closes its RDMA listener for good after eleven \
-                     failed negotiations; a gateway refuses so while it has as many connections as \
-                     it takes";
+                     failed negotiations; a gateway refuses in the same way while it is at its \
+                     limit of connections";
         return Step::fault(name, format!("MPA: {why}"), Fault::ListenerGone, cause)
             .cure(
                 place::KSMBD,

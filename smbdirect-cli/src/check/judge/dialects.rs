@@ -20,7 +20,7 @@ pub(super) fn name(number: u16) -> String {
 
 /// Returns the step for a server that has no SMB 3.
 pub(super) fn too_old(name: String, number: u16) -> Step {
-    let cause = "SMB Direct needs SMB 3.0 or later, and the server offers no more than this";
+    let cause = "SMB Direct needs SMB 3.0 or later, but the server offers no more than this";
     Step::fault(
         name,
         format!("SMB {}", self::name(number)),

@@ -1,4 +1,4 @@
-//! What a session told, and what a server demands before one.
+//! Judges the findings of a session, and what a server demands before one.
 
 use std::net::IpAddr;
 
@@ -105,7 +105,7 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
     let this = list.iter().find(|each| each.address == address);
     let cause = match this {
         Some(this) if this.is_rdma => return Some(Step::ok(NAME, evidence)),
-        Some(_) => format!("the server offers RDMA, and not on {address}, which clients use"),
+        Some(_) => format!("the server offers RDMA, but not on {address}, which clients use"),
         None => format!(
             "the server does not list {address}; clients go to the addresses that it lists, if they \
              can reach them"

@@ -81,7 +81,7 @@ fn of_way(way: &Way, facts: &Facts, sections: &[Section]) -> (Outcome, String) {
         return (Outcome::Works, verdict);
     }
     if way.addresses.is_err() {
-        let why = format!("It cannot be told: {} has no address", way.host);
+        let why = format!("SMB Direct cannot be checked: {} has no address", way.host);
         return (Outcome::Unknown, why);
     }
     let by_rdma = steps.iter().filter(|step| step.state == State::Fault);
@@ -97,7 +97,7 @@ fn of_way(way: &Way, facts: &Facts, sections: &[Section]) -> (Outcome, String) {
         }
         None => (
             Outcome::Unknown,
-            "It cannot be told whether SMB Direct works: no attempt could be made".into(),
+            "SMB Direct cannot be checked: no attempt could be made".into(),
         ),
     }
 }
@@ -166,7 +166,7 @@ fn of_machine(facts: &Facts, sections: &[Section]) -> (Outcome, String) {
     if !machine.is_linux {
         return (
             Outcome::Unknown,
-            "It cannot be told on this system; name a server to check the way to it".into(),
+            "This system cannot be checked; name a server to check the way to it".into(),
         );
     }
     let adapters: Vec<String> = machine
@@ -213,8 +213,7 @@ fn of_machine(facts: &Facts, sections: &[Section]) -> (Outcome, String) {
         }
         (Setting::Unknown, false) => (
             Outcome::Unknown,
-            "It cannot be told whether this kernel's client has SMB Direct; there is an adapter"
-                .into(),
+            "It is unknown whether this kernel's client has SMB Direct; there is an adapter".into(),
         ),
         _ => {
             let steps = sections.iter().flat_map(|section| &section.steps);

@@ -484,12 +484,12 @@ impl State {
     fn end(&mut self, way: usize, reset: bool, between: bool, said: Said<'_>) {
         let mut faults = Vec::new();
         let this = &self.ways[way];
-        let under_way = this.sending.is_some() || this.placing.is_some();
+        let in_progress = this.sending.is_some() || this.placing.is_some();
         if !reset && this.whole && !this.terminated {
             if !between {
                 let how = "TCP ends within an FPDU";
                 faults.push(broken("MPA-34", how));
-            } else if under_way {
+            } else if in_progress {
                 let how = "TCP ends before the last segment of a message";
                 faults.push(broken("DDP-09", how));
             }

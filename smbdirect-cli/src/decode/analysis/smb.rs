@@ -1,8 +1,8 @@
 //! SMB Direct: decodes a Send by its place in the connection, and checks the rules.
 //!
-//! Credits are counted from the negotiation on. A count is never less than what the sender had,
-//! because everything that it can have seen was counted before. So a spent last credit, or a
-//! message without a credit, is certain.
+//! Credits are counted from the negotiation on. A count is never lower than the credits that the
+//! sender held, because every grant that it can have received was counted before. A report that it
+//! spent its last credit, or had none, is therefore certain.
 
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};

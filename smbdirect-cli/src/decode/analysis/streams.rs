@@ -160,7 +160,7 @@ impl Streams {
             }
             Content::Fragment => counts.fragments += 1,
             Content::UnknownLink(link) => {
-                // A real file has few streams; more would be made up.
+                // A real file has few streams; a file with more is crafted.
                 if counts.unknown_links.len() < 64 || counts.unknown_links.contains_key(&link) {
                     *counts.unknown_links.entry(link).or_default() += 1;
                 }

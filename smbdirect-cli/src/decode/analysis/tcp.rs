@@ -55,7 +55,7 @@ struct Way {
     /// Bytes that wait, by their place.
     held: BTreeMap<i64, Held>,
     held_bytes: usize,
-    /// Packets of the connection since the first byte waits.
+    /// Packets of the connection since the first byte began to wait.
     waited: u32,
     /// The place where the direction ends, once a FIN was seen.
     fin: Option<(i64, Place)>,
@@ -70,7 +70,7 @@ struct Held {
     place: Place,
 }
 
-/// Number of packets of the connection that acknowledged bytes may be late, because two processors
+/// Number of packets of the connection by which acknowledged bytes may be late, because two processors
 /// or network cards can put packets into the wrong order.
 const LATE_PACKETS: u32 = 64;
 /// Most bytes that wait after a gap in one direction.
@@ -196,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// Declares lost what the packet that has waited longest waits for.
+    /// Declares lost the bytes that the longest-waiting packet waits for.
     fn force(&mut self, told: Told<'_>) {
         let first = |way: &usize| {
             let held = self.ways[*way].held.first_key_value();

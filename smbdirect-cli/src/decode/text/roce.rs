@@ -42,7 +42,7 @@ pub(super) fn words(what: &What) -> Option<String> {
             wait(*timer)
         ),
         What::BadPacket { opcode } => match Opcode::decode(*opcode) {
-            Ok(opcode) => format!("{}, not to be understood", opcode_name(opcode)),
+            Ok(opcode) => format!("{}, cannot be decoded", opcode_name(opcode)),
             Err(_) => format!("opcode 0x{opcode:02x}, not read"),
         },
         _ => return None,

@@ -109,7 +109,7 @@ fn command(settings: &Settings, arguments: &[&str]) -> Command {
         _ => ("--connect-timeout", settings.active_negotiation_timeout),
     };
     command.args([timeout.0, &seconds(timeout.1)]);
-    // What ends a negotiation is told there and nowhere else.
+    // Only the log says why a negotiation ended.
     command.env("RUST_LOG", "smbdirect=info");
     command.env_remove("NO_COLOR");
     command.stdin(Stdio::null());
@@ -120,7 +120,7 @@ fn command(settings: &Settings, arguments: &[&str]) -> Command {
 /// A running command; dropping it kills it.
 struct Running {
     child: Child,
-    /// All that it has said, on stdout and on stderr.
+    /// Its output so far, of stdout and stderr.
     said: Arc<Mutex<[String; 2]>>,
     readers: Vec<thread::JoinHandle<()>>,
 }
@@ -142,7 +142,7 @@ impl Running {
         }
     }
 
-    /// Waits until `look` finds what it looks for in stdout and stderr.
+    /// Waits until `look` returns a value for stdout and stderr.
     fn until<T>(&self, look: impl Fn(&[String; 2]) -> Option<T>) -> T {
         let started = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! `--memory` limits the data under way. When the limit is reached, clients wait and no request fails.
+//! `--memory` limits the data in flight. When the limit is reached, clients wait and no request fails.
 
 use std::{
     collections::VecDeque,

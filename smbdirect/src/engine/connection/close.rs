@@ -1,4 +1,4 @@
-//! The end of a connection: a close in good order, an abort, and the loss of the RDMA connection
+//! The end of a connection: a graceful close, an abort, and the loss of the RDMA connection
 //! (3.1.4.3, 3.1.7.1).
 
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Connection {
-    /// Closes the connection in good order once all earlier messages, reads and writes are done.
+    /// Closes the connection gracefully once all earlier messages, reads and writes are done.
     /// New ones are refused from now on. The connection also ends if none of them completes for
     /// [`keepalive_interval`](crate::engine::Settings::keepalive_interval), because a peer can
     /// leave a read unanswered for ever and still answer keepalives.

@@ -11,7 +11,7 @@
 //!   TCP
 //! ```
 //!
-//! The peer may be this library, Linux siw or a network card with iWARP. The three codecs are
+//! The peer may be this library, Linux siw or an iWARP adapter. The three codecs are
 //! public so that programs can decode captures with them. [`Stream`] is public for programs that
 //! have a transport of their own.
 

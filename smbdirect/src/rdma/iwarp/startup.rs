@@ -105,7 +105,7 @@ impl ReplyFault {
 
 /// The read depth that is assumed for peers that cannot announce theirs.
 const UNKNOWN_DEPTH: u16 = 16;
-/// The greatest depth that network cards and siw accept.
+/// The greatest depth that adapters and siw accept.
 const MAX_DEPTH: u16 = 128;
 
 impl MpaPreferences {

@@ -261,7 +261,7 @@ impl Endpoint {
         self.settle(now, id.0);
     }
 
-    /// Gives a connection up: its owner no longer uses it. An open connection is aborted, and a
+    /// Abandons a connection, because its owner no longer uses it. An open connection is aborted, and a
     /// request that is not answered is rejected.
     pub fn release(&mut self, now: Instant, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id.0) else {
@@ -457,7 +457,7 @@ impl Endpoint {
         }
     }
 
-    /// Brings a connection to rest after a change: notices the end of its queue pair, reports
+    /// Processes the consequences of a change to a connection: notices the end of its queue pair, reports
     /// completions, and updates its timer.
     fn settle(&mut self, now: Instant, number: u32) {
         let Some(connection) = self.connections.get(&number) else {

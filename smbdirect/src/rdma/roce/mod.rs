@@ -1,4 +1,4 @@
-//! RoCEv2 in software: RDMA over UDP, compatible with network cards and with Linux rxe.
+//! RoCEv2 in software: RDMA over UDP, compatible with RoCE adapters and with Linux rxe.
 //!
 //! ```text
 //!   Roce: Provider, Listener, QueuePair             udp        (feature `tokio`)

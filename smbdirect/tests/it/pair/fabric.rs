@@ -151,7 +151,7 @@ enum Packet {
         length: u32,
     },
     ReadResponse(Bytes),
-    /// The peer ended the connection, in good order or not.
+    /// The peer ended the connection, gracefully or not.
     End(Disconnect),
 }
 

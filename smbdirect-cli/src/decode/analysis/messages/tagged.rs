@@ -69,7 +69,7 @@ impl State {
         }
     }
 
-    /// Reports the Write or Read Response under way.
+    /// Reports the Write or Read Response in progress.
     pub(super) fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, said: Said<'_>) {
         let Some(placing) = self.ways[way].placing.take() else {
             return;

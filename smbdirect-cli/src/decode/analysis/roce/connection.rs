@@ -38,8 +38,8 @@ pub(super) struct Connection {
     /// The number of the stream, once it is reported.
     number: Option<u32>,
     upper: Upper,
-    /// Events of a connection of which it is not known whether it is one of SMB Direct, or which end
-    /// is the initiator.
+    /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
+    /// the initiator.
     waiting: Vec<(usize, Place, What, Vec<Broken>)>,
     /// What identifies the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
@@ -497,7 +497,7 @@ impl Connection {
         }
     }
 
-    /// Gives up what the packet that has waited longest waits for.
+    /// Gives up the packets that the longest-waiting packet waits for.
     fn force(&mut self, out: &mut Out<'_>) {
         let first = |&way: &usize| {
             let place = self.ways[way].requests.first_held();
@@ -587,7 +587,7 @@ impl Connection {
     }
 }
 
-/// Returns the rule that a packet breaks which cannot be decoded.
+/// Returns the rule that an undecodable packet breaks.
 const fn rule(error: DecodeError) -> Option<&'static str> {
     match error {
         DecodeError::TooShort { .. } => Some("ROCE-9.2.1-03"),

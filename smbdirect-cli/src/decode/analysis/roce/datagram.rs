@@ -111,7 +111,7 @@ impl Packet {
     }
 }
 
-/// Returns whether the payload is looked at.
+/// Returns whether the payload is examined.
 const fn has_content(opcode: Opcode) -> bool {
     matches!(
         opcode,

@@ -28,7 +28,7 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct Roce {
     pub(super) connections: HashMap<u32, Connection>,
-    /// The connection of a direction, and which of the two it is.
+    /// The connection of each direction, and the direction's index in it.
     directions: HashMap<Direction, (u32, usize)>,
     pub(super) ids: CommunicationIds,
     loose: HashMap<Direction, Loose>,
@@ -56,7 +56,7 @@ struct Loose {
     response: Option<Psn>,
 }
 
-/// What a loose direction fits to.
+/// The match for a loose direction.
 #[derive(Clone, Copy, Debug)]
 enum Fit {
     Loose(Direction),

@@ -29,7 +29,7 @@ pub(super) struct Requests {
     base: Option<Psn>,
     /// The place of the next request.
     next: i64,
-    /// How many places after `next` the next request may be, too.
+    /// The number of places after `next` at which the next request may also be.
     slack: i64,
     /// The place after the last packet that the peer has acknowledged.
     acknowledged: i64,
@@ -37,15 +37,15 @@ pub(super) struct Requests {
     given_up: (i64, i64),
     held: BTreeMap<i64, Held>,
     held_bytes: usize,
-    /// Packets of the connection since the first packet waits.
+    /// Packets of the connection since the first packet began to wait.
     waited: u32,
 }
 
-/// Number of packets of the connection that acknowledged packets may be late, because two
+/// Number of packets of the connection by which acknowledged packets may be late, because two
 /// processors or network cards can put packets into the wrong order.
 const LATE_PACKETS: u32 = 64;
-/// Number of packets of the connection that a packet may be late that nobody acknowledges: its
-/// sender waits for a timeout before it sends it again.
+/// Number of packets of the connection by which an unacknowledged packet may be late: its sender
+/// sends it again only after a timeout.
 const UNACKNOWLEDGED_PACKETS: u32 = 2048;
 /// Most bytes that wait after a gap in one direction.
 const MAX_HELD_BYTES: usize = 4 << 20;
@@ -192,15 +192,15 @@ impl Requests {
     }
 
     /// Returns the place in the other direction that the first packet waits for, if its own place
-    /// is next, and does not wait for it any more.
+    /// is next. The packet then no longer waits for it.
     pub(super) fn wanted(&mut self) -> Option<i64> {
         let reach = self.reach();
         let mut first = self.held.first_entry()?;
         (*first.key() <= reach).then(|| std::mem::replace(&mut first.get_mut().after, i64::MIN))
     }
 
-    /// Gives up what is missing before the first packet that waits, but nothing at `until` and
-    /// behind. Returns the number of packets.
+    /// Gives up the packets that are missing before the first waiting packet, but none at `until` or
+    /// after it. Returns their number.
     pub(super) fn lose(&mut self, until: i64) -> u64 {
         let first = self.held.first_key_value().map_or(until, |(&at, _)| at);
         let until = first.min(until);

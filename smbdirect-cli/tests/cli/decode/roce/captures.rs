@@ -218,7 +218,7 @@ fn the_captures_of_rxe_are_complete() {
     }
 }
 
-/// What was lost and sent again does not appear twice.
+/// A packet that was lost and sent again does not appear twice.
 #[test]
 fn losses_do_not_change_the_messages() {
     let Some(path) = capture("rxe-loss.pcap") else {
@@ -245,7 +245,7 @@ fn losses_do_not_change_the_messages() {
     }
 }
 
-/// Without its beginning, a capture is read as far as the two directions show each other.
+/// A capture without its beginning is read once the PSNs show which two directions are a connection.
 #[test]
 fn a_capture_is_read_from_any_packet_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -271,7 +271,7 @@ fn a_capture_is_read_from_any_packet_on() {
     }
 }
 
-/// What is missing is held against nobody, nor is the order of packets.
+/// Neither missing packets nor the order of packets is reported as a violation.
 #[test]
 fn a_capture_of_rxe_with_holes_accuses_nobody() {
     let folder = tempfile::tempdir().unwrap();

@@ -399,7 +399,7 @@ fn other_protocols_are_not_shown() {
             .contains("1 connection of RoCE without SMB Direct"),
         "{done:?}"
     );
-    // An opcode that needs no connection, and one that nobody knows.
+    // An opcode that needs no connection, and an undefined one.
     let mut talk = Talk::established();
     talk.packet(
         R,
@@ -484,7 +484,7 @@ fn the_rules_of_roce_are_checked() {
         let done = talk.decoded(&["--json"]);
         assert_eq!(done.status.code(), Some(1), "case {index}: {}", done.stdout);
         assert_eq!(broken(&done), [rule], "case {index}: {}", done.stdout);
-        // The capture may lack what is missing, if it lacks something.
+        // In a capture with gaps, the missing packet may be in a gap.
         let mut talk = Talk::established();
         talk.next(R, 1);
         say(&mut talk);

@@ -51,7 +51,7 @@ pub struct IwarpConfig {
 pub struct IwarpTuning {
     /// The longest FPDU to send, in bytes, for peers that accept FPDUs longer than a TCP segment;
     /// at most 65536. `None` uses 65536 towards a peer that is this library, and the size of a TCP
-    /// segment towards any other peer, because network cards may require that. The default is
+    /// segment towards any other peer, because adapters may require that. The default is
     /// `None`.
     pub max_fpdu: Option<u32>,
     /// Whether each FPDU is sent as a TCP segment of its own, regardless of `max_fpdu`. `None`

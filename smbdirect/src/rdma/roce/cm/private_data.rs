@@ -12,7 +12,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>([u8; N]);
 
-/// The error of too much private data.
+/// The error for private data that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{length} bytes of private data, at most {limit} fit")]
 pub struct TooLong {

@@ -44,7 +44,7 @@ pub(super) struct Connection {
     pub(super) is_queued: bool,
     /// Whether the owner was told that there are completions, and has not taken all of them.
     pub(super) is_reported: bool,
-    /// How often the system of the peer has reported that nobody receives on the port.
+    /// How often the system of the peer has reported the port as unreachable.
     pub(super) unreachable_reports: u8,
     /// Whether the owner no longer uses the connection.
     pub(super) is_released: bool,

@@ -29,7 +29,7 @@ use crate::rdma::{
 
 /// The transport service type of a reliable connection.
 pub(super) const RELIABLE_CONNECTION: u8 = 0;
-/// The reports that nobody receives on a port, after which an attempt to connect fails.
+/// The number of reports of an unreachable port after which an attempt to connect fails.
 const MIN_UNREACHABLE_REPORTS: u8 = 2;
 /// A Send without a posted receive is sent again without a limit.
 const RNR_RETRY_ENDLESS: u8 = 7;
@@ -202,7 +202,7 @@ impl Endpoint {
         self.settle(now, id.0);
     }
 
-    /// Records that the system of `remote` reported that nobody receives on a UDP port. The second
+    /// Records that the system of `remote` reported a UDP port as unreachable. The second
     /// report fails the attempts to connect there: the first may be about an earlier connection.
     pub fn handle_unreachable(&mut self, now: Instant, remote: IpAddr) {
         let is_meant = |connection: &Connection| {
@@ -223,7 +223,7 @@ impl Endpoint {
                 continue;
             }
             let none = PrivateData::default();
-            // Nobody receives a REJ either.
+            // A REJ would not arrive either.
             let _ = connection
                 .communication
                 .reject(now, RejectReason::TIMEOUT, &[], none);

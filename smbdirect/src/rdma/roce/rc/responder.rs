@@ -128,8 +128,8 @@ impl Responder {
             return;
         };
         let read = self.read(bth.psn, reth);
-        // A forged duplicate has half of all PSNs to choose from, so it is dropped without a NAK if
-        // it cannot be one.
+        // Half of all PSNs count as duplicates, so an attacker easily forges one. A request that cannot
+        // be a duplicate is therefore dropped without a NAK.
         let is_duplicate = reth.length <= MAX_MESSAGE_BYTES
             && read.end.distance(self.expected) <= 0
             && check_read(reth, memory).is_ok();

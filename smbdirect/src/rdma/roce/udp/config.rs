@@ -13,7 +13,7 @@ pub struct RoceConfig {
     /// ORD: the most RDMA Reads that this end has outstanding; at most 128, and never more than the
     /// peer serves.
     pub ord: u8,
-    /// The UDP port to receive on. Network cards and Linux rxe send to 4791 only. An end that
+    /// The UDP port to receive on. RoCE adapters and Linux rxe send to 4791 only. An end that
     /// connects uses a free port instead if this one is taken.
     pub udp_port: u16,
     /// The UDP port on which peers receive connection requests. Only listeners of this library can

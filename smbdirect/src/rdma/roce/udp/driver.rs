@@ -47,7 +47,8 @@ impl Drop for Running {
     }
 }
 
-/// Receives, runs timers and continues to send, until nobody uses the socket and every peer knows.
+/// Receives, runs timers and continues to send, until the socket has no user and the endpoint has no
+/// connection left.
 async fn drive(shared: Arc<Shared>) {
     loop {
         let (deadline, is_blocked) = {
@@ -69,7 +70,7 @@ async fn drive(shared: Arc<Shared>) {
             () = shared.attention.notified() => {}
             () = sleep_until(deadline.into()) => {}
         }
-        // The queue of the socket may never be empty.
+        // A steady flow of datagrams must not keep other tasks from running.
         tokio::task::consume_budget().await;
     }
 }

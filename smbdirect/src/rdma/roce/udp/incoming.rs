@@ -33,7 +33,7 @@ pub(super) fn incoming(
     }
 }
 
-/// Accepts the peer, and waits until it knows.
+/// Accepts the peer, and waits until the peer confirms the connection.
 async fn accept(
     owned: Owned,
     path: Path,

@@ -1,10 +1,10 @@
-//! Who has a UDP port of this machine.
+//! Finds the process or device that uses a UDP port of this machine.
 
 #[cfg(target_os = "linux")]
 use std::{fs, path::Path};
 
-/// Returns who receives on UDP port `port` of this machine, in words: Linux rxe with its device, or
-/// a process with its name and number. Returns `None` if that is not known.
+/// Describes the owner of UDP port `port` of this machine: Linux rxe with its device, or a process
+/// with its name and number. Returns `None` if the owner is not known.
 #[cfg(target_os = "linux")]
 pub fn port_owner(port: u16) -> Option<String> {
     if let (crate::rdma::roce::packet::UDP_PORT, Some(device)) = (port, rxe_device()) {
@@ -27,7 +27,7 @@ pub fn port_owner(port: u16) -> Option<String> {
     })
 }
 
-/// Returns `None`, because only Linux tells.
+/// Returns `None`, because only Linux reports the owner.
 #[cfg(not(target_os = "linux"))]
 pub const fn port_owner(_: u16) -> Option<String> {
     None

@@ -85,7 +85,7 @@ impl Roce {
             bound = bind();
         }
         let running = Arc::new(Running::start(bound?));
-        // The next one who asks for a free port shares this one.
+        // Later requests for a free port share this socket.
         sockets.push(KnownSocket {
             address,
             shared: Arc::downgrade(&running.shared),
@@ -93,8 +93,8 @@ impl Roce {
         Ok(running)
     }
 
-    /// Returns a socket to connect from `local`, and who has the UDP port of RoCEv2 if the socket has
-    /// another port because of that.
+    /// Returns a socket to connect from `local`. If the UDP port of RoCEv2 is taken and the socket
+    /// therefore has another port, also returns the owner of the port.
     fn socket_to_connect(
         &self,
         local: IpAddr,
@@ -262,7 +262,7 @@ fn is_taken(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
 }
 
-/// Returns the error of binding a UDP port, which names who has the port.
+/// Returns the error of binding a UDP port, which names the owner of the port.
 fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
     if !is_taken(&error) {
         return os_error(doing, &error);

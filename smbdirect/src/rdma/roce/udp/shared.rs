@@ -39,7 +39,7 @@ pub(super) struct Shared {
     tap: Option<Arc<dyn DatagramTap>>,
 }
 
-/// The endpoint, and those who wait for it.
+/// The endpoint, and the tasks that wait for it.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) endpoint: Endpoint,
@@ -49,7 +49,8 @@ pub(super) struct Core {
     out: BytesMut,
     /// The group in `out` that the socket did not take.
     blocked: Option<Transmit>,
-    /// What to tell others after the lock is released, because they may use the socket at once.
+    /// The notices to deliver after the lock is released, because a receiver may use the socket
+    /// immediately.
     notices: Vec<Notice>,
     /// The time at which the task of the socket runs timers next.
     armed: Option<Instant>,
@@ -59,7 +60,7 @@ pub(super) struct Core {
     pub(super) has_stopped: bool,
 }
 
-/// Something to tell others.
+/// A message for a task, to be delivered without the lock.
 #[derive(Debug)]
 enum Notice {
     Completions(Waker),
@@ -68,7 +69,8 @@ enum Notice {
 }
 
 impl Notice {
-    /// Tells it. Whoever no longer waits has given the connection up, or is about to.
+    /// Delivers the notice. A receiver that no longer waits has abandoned the connection, or is about
+    /// to.
     fn give(self) {
         match self {
             Self::Completions(owner) => owner.wake(),
@@ -78,7 +80,7 @@ impl Notice {
     }
 }
 
-/// Who waits for something on a connection.
+/// The tasks that wait for something on a connection.
 #[derive(Debug, Default)]
 struct Waiting {
     /// The task of the owner, which waits for completions.
@@ -132,7 +134,7 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
-        // No call that panics leaves the endpoint half changed in a way that harms others.
+        // A call that panics does not leave the endpoint in a state that harms other connections.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -205,7 +207,7 @@ impl Shared {
 
     /// Receives datagrams that have arrived and processes them. Returns whether there were any.
     pub(super) fn receive(&self, skip_readiness_check: bool) -> bool {
-        // Whoever has the receiver also receives for this caller.
+        // The task that holds the receiver also receives for this caller.
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -295,7 +297,7 @@ impl Core {
         }
     }
 
-    /// Forgets who waits for a connection.
+    /// Removes the tasks that wait for a connection.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         self.waiting.remove(&id);
     }

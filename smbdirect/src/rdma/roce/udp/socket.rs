@@ -39,7 +39,7 @@ impl Socket {
         //= ROCE-UDP-02
         let state = UdpSocketState::new((&socket).into())?;
         let io = UdpSocket::from_std(socket)?;
-        // Without it, nobody listening at the peer is noticed by timeout only.
+        // Without this option, only a timeout would show that the peer's port is unreachable.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let _ = state.enable_transport_errors((&io).into());
         let local = io.local_addr()?;
@@ -106,13 +106,13 @@ impl Socket {
         self.io.ready(interest).await.map(drop)
     }
 
-    /// Returns `None`: only Linux reports that nobody receives on a port of an address.
+    /// Returns `None`: only Linux reports unreachable ports.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     pub(super) const fn next_unreachable(&self) -> Option<IpAddr> {
         None
     }
 
-    /// Returns the next address whose system reported that nobody receives on a port there.
+    /// Returns the next address whose system reported a port as unreachable.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) fn next_unreachable(&self) -> Option<IpAddr> {
         self.io
@@ -150,7 +150,7 @@ fn enlarge_receive_buffer(socket: &RawSocket) {
     let _ = socket.set_recv_buffer_size(BUFFER_BYTES);
 }
 
-/// What UDP sockets of this machine can do for RoCEv2.
+/// The capabilities of this machine's UDP sockets for RoCEv2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The most datagrams that one system call sends (GSO); 1 if there is no such offload.
@@ -162,7 +162,7 @@ pub struct Capabilities {
     /// Whether datagrams leave with the IPv4 Identification that the ICRC needs. `None` if this
     /// process may not open a raw socket to look at it.
     pub identification: Option<bool>,
-    /// Why UDP port 4791 cannot be bound, and who has it, if that is known.
+    /// Why UDP port 4791 cannot be bound, with the owner of the port if it is known.
     pub port_taken: Option<String>,
 }
 
