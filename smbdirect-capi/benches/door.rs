@@ -1,4 +1,4 @@
-//! What the C interface costs: the same work through it and through the Rust interface, by turns.
+//! What the C interface costs: the same work through it and through the Rust interface, alternately.
 //!
 //! `cargo bench -p smbdirect-capi` prints medians and ratios. Both ends of each connection are in this process,
 //! over iWARP on 127.0.0.1. The receiving end is the same Rust code for both.
@@ -364,7 +364,7 @@ impl Side for C {
     }
 }
 
-/// Measures both sides by turns, and prints the median of each and of their ratio.
+/// Measures both sides alternately, and prints the median of each and of their ratio.
 fn compare(name: &str, rust: &mut dyn Side, c: &mut dyn Side, work: impl Fn(&mut dyn Side)) {
     let time = |side: &mut dyn Side| {
         let started = Instant::now();

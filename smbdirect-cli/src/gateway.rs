@@ -126,7 +126,7 @@ pub(crate) struct Gateway {
     #[arg(long, value_name = "NETWORK")]
     allow: Vec<Network>,
 
-    /// Longest time that SIGTERM waits for the answers to requests; 0 ends sessions at once. A second
+    /// Longest time that SIGTERM waits for the answers to requests; 0 ends sessions immediately. A second
     /// signal ends the wait
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds_or_zero)]
     drain_timeout: Duration,

@@ -139,7 +139,7 @@ fn with_other_libraries(library: &Path) -> OsString {
     libraries
 }
 
-/// Finds the library beside the command, or where packages install it.
+/// Finds the library next to the command, or where packages install it.
 fn find_library() -> Result<PathBuf> {
     if let Some(path) = env::var_os("SMBDIRECT_PRELOAD") {
         return Ok(path.into());

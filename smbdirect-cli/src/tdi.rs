@@ -162,7 +162,7 @@ impl Runner {
 fn explain_connect(status: Status, address: SocketAddr, limit: Duration) -> anyhow::Error {
     match status {
         Status::REMOTE_NOT_LISTENING => anyhow!(
-            "nobody listens on {address}, or it turned the offer away ({status}); start `smbdirect \
+            "nothing listens on {address}, or it turned the offer away ({status}); start `smbdirect \
              listen --tdi` there, or check the port"
         ),
         Status::BAD_NETWORK_PATH => {

@@ -394,7 +394,7 @@ pub(crate) async fn connect_tcp(
         let fault = match timeout(limit, connecting).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => anyhow!(
-                "nobody listens on {address} ({}); start the server there, or check the port",
+                "nothing listens on {address} ({}); start the server there, or check the port",
                 report::plain(&error)
             ),
             Ok(Err(error)) => anyhow!(
@@ -541,7 +541,7 @@ fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
             let what = in_short(error);
             match error.kind {
                 ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-                    "nobody listens on {address} ({what}); start `smbdirect listen` there, \
+                    "nothing listens on {address} ({what}); start `smbdirect listen` there, \
                      or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
                 ),
                 ProviderErrorKind::Address => anyhow!(
@@ -570,7 +570,7 @@ fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
             let what = in_short(error);
             match error.kind {
                 ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-                    "nobody listens on {address} by RoCE ({what}); start `smbdirect listen \
+                    "nothing listens on {address} by RoCE ({what}); start `smbdirect listen \
                      --transport roce` there, or check the port: 445 is for RoCE, 5445 for iWARP"
                 ),
                 ProviderErrorKind::TimedOut => anyhow!(
@@ -591,7 +591,7 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
     let what = in_short(error);
     match error.kind {
         ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-            "nobody listens on {address} ({what}); start `smbdirect listen` there, \
+            "nothing listens on {address} ({what}); start `smbdirect listen` there, \
              or check the port"
         ),
         ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),

@@ -35,7 +35,7 @@ pub(crate) const CASES: &[Case] = &[
         "b2",
         "credits without receives",
         "3.1.5.9",
-        "spends all credits but one at once, three times; each message is received",
+        "spends all credits but one without a pause, three times; each message is received",
         bursts,
     ),
     case(
@@ -47,7 +47,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "b6",
-        "eight requests at once",
+        "eight concurrent requests",
         "3.1.7.2",
         "makes eight connections, and negotiates on all of them; each is answered",
         burst_of_connections,

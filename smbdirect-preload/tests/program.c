@@ -1,5 +1,5 @@
 /* A program that speaks SMB's frames over TCP, as any SMB client: run with and without `smbdirect run`, it must
- * see the same. Arguments: an address where a peer returns each frame, one where nobody listens, and the port
+ * see the same. Arguments: an address where a peer returns each frame, one where nothing listens, and the port
  * of both. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -347,7 +347,7 @@ const PAGES: [(&str, &str); 5] = [
 #[test]
 fn every_sentence_of_the_pages_has_a_row() {
     let Ok(pages) = fs::read_dir(root().join("../shared/seeds")) else {
-        println!("skipped: the pages do not lie beside the repository");
+        println!("skipped: the pages are not next to the repository");
         return;
     };
     let paths: Vec<_> = pages.map(|page| page.unwrap().path()).collect();

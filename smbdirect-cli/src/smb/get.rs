@@ -186,7 +186,7 @@ impl Get {
     }
 }
 
-/// Creates a file beside `target` that is removed unless it is kept.
+/// Creates a file next to `target` that is removed unless it is kept.
 fn unnamed(target: &Path) -> io::Result<NamedTempFile> {
     let folder = match target.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

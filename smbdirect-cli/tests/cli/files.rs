@@ -263,7 +263,7 @@ fn unreadable_files_are_reported_before_connecting() {
     done.failed(1, "not a regular file").one_line();
     let file = write_noise(&place.from, "file", 1);
     let done = run(&["send", "127.0.0.1:1", file.to_str().unwrap()]);
-    done.failed(1, "nobody listens on 127.0.0.1:1").one_line();
+    done.failed(1, "nothing listens on 127.0.0.1:1").one_line();
 }
 
 #[test]

@@ -331,7 +331,7 @@ async fn a_server_that_is_down_is_named_and_may_come_back() {
         let closed = event(&mut gateway, "closed");
         assert_eq!(closed["ok"], false);
         let why = closed["ended"].as_str().unwrap();
-        let says = format!("server: nobody listens on {address} (connection refused)");
+        let says = format!("server: nothing listens on {address} (connection refused)");
         assert!(why.starts_with(&says), "{why}");
         let mut server = match to {
             SmbDirect => {

@@ -95,7 +95,7 @@ fn peers_without_a_connection_are_named() {
         ..done
     };
     assert_eq!(named(&log)[0].peer, address);
-    assert!(error.starts_with("error: nobody listens on"), "{error}");
+    assert!(error.starts_with("error: nothing listens on"), "{error}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn connecting_without_a_listener_fails() {
     let done = run(&["ping", &port.to_string()]);
     done.failed(1, "start `smbdirect listen`").one_line();
     assert!(
-        done.stderr.contains(&format!("nobody listens on {port}")),
+        done.stderr.contains(&format!("nothing listens on {port}")),
         "{done:?}"
     );
     assert_eq!(done.stdout, "");

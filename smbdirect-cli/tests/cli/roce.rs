@@ -56,7 +56,7 @@ fn nobody_listens_and_the_port_is_taken() {
     let roce = ["--transport", "roce", "--udp-port", &port];
     let mut ping = vec!["ping", "127.0.0.1"];
     ping.extend(roce);
-    run(&ping).failed(1, "nobody listens on 127.0.0.1:445 by RoCE");
+    run(&ping).failed(1, "nothing listens on 127.0.0.1:445 by RoCE");
     let mut listen = vec!["listen", "127.0.0.1", "--echo"];
     listen.extend(roce);
     let mut first = start(&listen);
@@ -70,7 +70,7 @@ fn nobody_listens_and_the_port_is_taken() {
     second.one_line();
     // The listener is there, but another service was asked for.
     ping[1] = "127.0.0.1:446";
-    run(&ping).failed(1, "nobody listens on 127.0.0.1:446 by RoCE");
+    run(&ping).failed(1, "nothing listens on 127.0.0.1:446 by RoCE");
 }
 
 #[test]

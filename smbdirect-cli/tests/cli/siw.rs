@@ -26,7 +26,7 @@ impl Guest {
     fn boot(words: &[&str]) -> Option<Self> {
         let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/lab");
         let Ok(lab) = lab.canonicalize() else {
-            eprintln!("skipped: no lab beside the repository");
+            eprintln!("skipped: no lab next to the repository");
             return None;
         };
         let shared = TempDir::new().unwrap();

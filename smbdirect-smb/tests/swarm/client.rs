@@ -227,7 +227,7 @@ impl Operation {
         let after = memory.content(&self.descriptors);
         let placed = match is_read_with_data(element) {
             true => {
-                // Whoever asks for RDMA looks for the data nowhere else.
+                // A client that asks for RDMA looks for the data nowhere else.
                 assert_eq!(u32_at(element, 68), 0, "data in the message");
                 let placed = u32_at(element, 72);
                 assert!(placed <= self.length);
