@@ -131,7 +131,10 @@ pub(super) async fn attempt(candidate: &Candidate, address: IpAddr) -> Attempt {
 
 /// Opens a connection. The caller uses it and then ends it by [`leave`]: the acceptor's software
 /// iWARP may not survive a connection that ends before a message.
-pub(super) async fn open(candidate: &Candidate, address: IpAddr) -> Result<Connection, AttemptFault> {
+pub(super) async fn open(
+    candidate: &Candidate,
+    address: IpAddr,
+) -> Result<Connection, AttemptFault> {
     let address = SocketAddr::new(address, candidate.port);
     match connect(candidate, address).await {
         // Software iWARP of Linux may overlook the first message, and ksmbd then gives up.

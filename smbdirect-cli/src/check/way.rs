@@ -202,7 +202,11 @@ async fn attempts(
 ) -> Vec<(Candidate, Attempt)> {
     let mut tried = Vec::new();
     for candidate in candidates {
-        progress(&format!("{} on port {}", candidate.fabric.name(), candidate.port));
+        progress(&format!(
+            "{} on port {}",
+            candidate.fabric.name(),
+            candidate.port
+        ));
         let attempt = rdma::attempt(&candidate, address).await;
         let other = match attempt.result {
             // RoCE and InfiniBand on the port of iWARP: clients do not find it.

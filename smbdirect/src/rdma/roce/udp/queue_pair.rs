@@ -10,7 +10,7 @@ use std::{
 
 use bytes::BytesMut;
 
-use super::{config::RoceConfig, driver::Running};
+use super::{config::RoceConfig, driver::Running, shared::MAX_GROUPS_PER_CALL};
 use crate::{
     rdma::{
         adaptive_spin::AdaptiveSpin,
@@ -118,6 +118,7 @@ impl QueuePair for RoceQueuePair {
         }
         let shared = &self.owned.socket.shared;
         let mut skip_readiness_check = std::mem::take(&mut self.skip_readiness_check);
+        let mut rounds = 0;
         let moved = loop {
             let (moved, waits) = {
                 let mut core = shared.lock();
@@ -139,6 +140,12 @@ impl QueuePair for RoceQueuePair {
             // The datagrams that have arrived may be for another queue pair.
             let skip = std::mem::take(&mut skip_readiness_check);
             if !waits || !shared.receive(skip) {
+                break moved;
+            }
+            // A flood of datagrams for nobody must not keep other tasks from running.
+            rounds += 1;
+            if rounds == MAX_GROUPS_PER_CALL {
+                context.waker().wake_by_ref();
                 break moved;
             }
         };

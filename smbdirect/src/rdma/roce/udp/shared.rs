@@ -69,14 +69,17 @@ enum Notice {
 }
 
 impl Notice {
-    /// Delivers the notice. A receiver that no longer waits has abandoned the connection, or is about
-    /// to.
-    fn give(self) {
+    /// Delivers the notice. Returns a request whose listener was dropped. Another receiver that no longer
+    /// waits has abandoned the connection, or is about to.
+    fn give(self) -> Option<ConnectionId> {
         match self {
             Self::Completions(owner) => owner.wake(),
             Self::Established(sender, result) => drop(sender.send(result)),
-            Self::Request(listener, request) => drop(listener.send(request)),
+            Self::Request(listener, request) => {
+                return listener.send(request).err().map(|failed| failed.0.id);
+            }
         }
+        None
     }
 }
 
@@ -103,7 +106,7 @@ pub(super) struct Request {
 }
 
 /// The most groups of datagrams that one call receives or sends, so that other tasks can run.
-const MAX_GROUPS_PER_CALL: usize = 64;
+pub(super) const MAX_GROUPS_PER_CALL: usize = 64;
 
 /// The bytes of received datagrams after which acknowledgements are sent, even if more have arrived. An
 /// acknowledgement for each group would cost a system call each, and the sender should not wait for
@@ -146,8 +149,16 @@ impl Shared {
         self.pump(&mut core, now);
         let notices = mem::take(&mut core.notices);
         drop(core);
-        notices.into_iter().for_each(Notice::give);
+        for request in notices.into_iter().filter_map(Notice::give) {
+            self.reject(request);
+        }
         result
+    }
+
+    /// Rejects a request that no listener takes any more.
+    #[cold]
+    fn reject(&self, request: ConnectionId) {
+        self.with_core(|core, now| core.endpoint.release(now, request));
     }
 
     /// Sends what the endpoint has to send, collects its events, and wakes the task of the socket if
