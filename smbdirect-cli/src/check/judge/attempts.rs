@@ -194,7 +194,7 @@ fn refused(name: String, attempt: &Attempt) -> Step {
         ),
         _ => step.cure(place::SERVER_LINUX, "rdma link; rdma resource show cm_id"),
     };
-    step.cure(place::KSMBD, format!("sudo ksmbd.control -s && sudo ksmbd.mountd    # after the RDMA device ({kind}) is there"))
+    step.cure(place::KSMBD, format!("sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # after the RDMA device ({kind}) is there"))
         .cure(place::SAMBA, format!("smbdirect gateway :{port} 127.0.0.1:445"))
         .cure(place::WINDOWS, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface")
 }
@@ -264,7 +264,7 @@ fn rejected(name: String, attempt: &Attempt, why: &str, way: &Way) -> Step {
         return Step::fault(name, format!("MPA: {why}"), Fault::ListenerGone, cause)
             .cure(
                 place::KSMBD,
-                "sudo ksmbd.control -s && sudo ksmbd.mountd    # all connections end",
+                "sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # all connections end",
             )
             .cure(
                 place::SERVER_LINUX,

@@ -472,7 +472,7 @@ const fn is_reached(fault: &AttemptFault) -> bool {
 /// Returns the step for a ksmbd that does not serve this machine itself.
 fn refuses(fault: &AttemptFault) -> Step {
     const NAME: &str = "ksmbd";
-    const AGAIN: &str = "sudo ksmbd.control -s && sudo ksmbd.mountd";
+    const AGAIN: &str = "sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd";
     match fault {
         AttemptFault::Rejected(why) => Step::fault(
             NAME,

@@ -3,7 +3,7 @@
 /// Returns the command for ksmbd, which has to start again. Its connections end.
 pub(super) fn ksmbd(key: &str, value: &str) -> String {
     let edit = edit(key, value);
-    format!("{edit} /etc/ksmbd/ksmbd.conf && sudo ksmbd.control -s && sudo ksmbd.mountd")
+    format!("{edit} /etc/ksmbd/ksmbd.conf && sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd")
 }
 
 /// Returns the command for Samba.
