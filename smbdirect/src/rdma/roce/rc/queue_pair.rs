@@ -26,7 +26,7 @@
 //! and the P_Key contain no secret. An attacker who sees the traffic can do what the peer can.
 //! RoCEv2 has no protection against that: use it in networks that are trusted, or under IPsec.
 
-use std::{collections::VecDeque, mem, num::NonZeroU32, time::Instant};
+use std::{mem, num::NonZeroU32, time::Instant};
 
 use bytes::BytesMut;
 
@@ -183,7 +183,10 @@ impl QueuePair {
 
     /// Moves all completions except the last one of the connection to `into`, which is empty.
     #[cfg(feature = "tokio")]
-    pub(in crate::rdma::roce) fn take_completions(&mut self, into: &mut VecDeque<Completion>) {
+    pub(in crate::rdma::roce) fn take_completions(
+        &mut self,
+        into: &mut std::collections::VecDeque<Completion>,
+    ) {
         debug_assert!(into.is_empty(), "the completions stay in order");
         mem::swap(&mut self.shared.completions, into);
     }
