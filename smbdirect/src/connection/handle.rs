@@ -194,9 +194,7 @@ impl Connection {
     /// # Errors
     /// Returns why the connection is over.
     pub async fn ready(&self) -> Result<(), ConnectionError> {
-        self.shared()
-            .wait(Condition::Ready, |state| state.check_ready())
-            .await
+        poll_fn(|context| self.poll_ready(context)).await
     }
 
     /// The poll function of [`ready`](Self::ready).
@@ -526,9 +524,7 @@ impl Connection {
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn closed(&self) -> ConnectionError {
-        self.shared()
-            .wait(Condition::End, State::final_reason)
-            .await
+        poll_fn(|context| self.poll_closed(context)).await
     }
 
     /// The poll function of [`closed`](Self::closed).
