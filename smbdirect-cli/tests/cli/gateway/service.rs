@@ -182,7 +182,7 @@ async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
     let mut second = End::connect(SmbDirect, &gateway.address).await;
     assert_eq!(second.receive().await, None);
     let reason = event(&mut gateway, "turned_away")["reason"].clone();
-    assert_eq!(reason, "1 connection are open");
+    assert_eq!(reason, "1 connection is open");
     first.close().await;
     gateway.terminate();
 }
