@@ -463,36 +463,29 @@ async fn messages_are_signed_and_fit() {
     }
 }
 
-/// [MS-SMB2] 3.2.4.1.1, 3.3.5.2.4: where signing is required, no request is without a signature.
+/// [MS-SMB2] 3.2.4.1.1, 3.3.5.2.4: where signing is required, no request is without a signature. Where the
+/// session encrypts, all data is in encrypted messages. In both cases none of it moves by RDMA.
 #[tokio::test]
-async fn nothing_is_unsigned_where_signing_is_required() {
-    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Signing).await;
-    assert_eq!(client.transfer(), Transfer::Messages(Reason::Signing));
-    let share = client.share("share").await.unwrap();
-    assert_eq!(exchange(&share).await, (0, 0));
-    connection.close().await.unwrap();
-    let (seen, file) = server.await.unwrap();
-    assert!(file.iter().eq(noise().iter().rev()));
-    let after = |seen: &&Seen| seen.command != Command::Negotiate;
-    for seen in seen.iter().filter(after) {
-        assert!(seen.signed && seen.channel == 0, "{seen:?}");
-    }
-}
-
-/// Where the session encrypts, all data is in encrypted messages, and none of it moves by RDMA.
-#[tokio::test]
-async fn nothing_is_in_the_clear_where_the_session_encrypts() {
-    let (mut client, connection, server) =
-        connect(Behaviour::Takes, Security::EncryptedSession).await;
-    assert_eq!(client.transfer(), Transfer::Messages(Reason::Encryption));
-    let share = client.share("share").await.unwrap();
-    assert_eq!(exchange(&share).await, (0, 0));
-    connection.close().await.unwrap();
-    let (seen, file) = server.await.unwrap();
-    assert!(file.iter().eq(noise().iter().rev()));
-    let after = |seen: &&Seen| seen.command != Command::Negotiate;
-    for seen in seen.iter().filter(after) {
-        assert!(seen.encrypted && seen.channel == 0, "{seen:?}");
+async fn nothing_is_unprotected_where_the_session_protects() {
+    for (security, reason) in [
+        (Security::Signing, Reason::Signing),
+        (Security::EncryptedSession, Reason::Encryption),
+    ] {
+        let (mut client, connection, server) = connect(Behaviour::Takes, security).await;
+        assert_eq!(client.transfer(), Transfer::Messages(reason));
+        let share = client.share("share").await.unwrap();
+        assert_eq!(exchange(&share).await, (0, 0));
+        connection.close().await.unwrap();
+        let (seen, file) = server.await.unwrap();
+        assert!(file.iter().eq(noise().iter().rev()));
+        let after = |seen: &&Seen| seen.command != Command::Negotiate;
+        for seen in seen.iter().filter(after) {
+            let is_protected = match reason {
+                Reason::Encryption => seen.encrypted,
+                _ => seen.signed,
+            };
+            assert!(is_protected && seen.channel == 0, "{seen:?}");
+        }
     }
 }
 
