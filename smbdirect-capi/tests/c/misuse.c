@@ -1,7 +1,11 @@
 /* Wrong arguments and wrong moments fail with a status code, and nothing crashes. */
 #include "common.h"
+#include <arpa/inet.h>
 #include <assert.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #undef NDEBUG
@@ -160,10 +164,18 @@ int main(void)
         CHECK(callbacks == 2);
         CHECK(lines > 0);
     }
-    /* A connection can be given up while it connects. */
-    CHECK(smbdirect_connect_start(NULL, "192.0.2.1:5445", NULL, &client, &error) == 0);
+    /* A connection can be given up while it connects, here to a program that does not answer. */
+    struct sockaddr_in silent = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t silent_length = sizeof silent;
+    int listening = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(listening, (struct sockaddr *)&silent, sizeof silent) == 0 && listen(listening, 1) == 0);
+    CHECK(getsockname(listening, (struct sockaddr *)&silent, &silent_length) == 0);
+    char silent_address[32];
+    snprintf(silent_address, sizeof silent_address, "127.0.0.1:%d", ntohs(silent.sin_port));
+    CHECK(smbdirect_connect_start(NULL, silent_address, NULL, &client, &error) == 0);
     CHECK(smbdirect_send(client, &part, 1, 0, &error) == SMBDIRECT_ERROR_WOULD_BLOCK);
     smbdirect_connection_free(client);
+    close(listening);
     puts("every misuse failed with its status code");
     return 0;
 }
