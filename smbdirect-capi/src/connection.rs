@@ -3,7 +3,10 @@
 use std::{
     collections::VecDeque,
     ffi::c_char,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
     time::Duration,
 };
@@ -34,6 +37,47 @@ pub struct smbdirect_connection {
     pub(crate) copies: bool,
     /// Messages that were longer than the caller's memory, in the order in which they arrived.
     pub(crate) kept: Mutex<VecDeque<Message>>,
+    /// The task that announces that a message can be sent, for callers that do not wait.
+    ready: Announcement,
+    /// The task that announces the end of the connection, likewise.
+    closed: Announcement,
+}
+
+/// A task that announces an event when a condition holds. At most one runs at a time. It ends with the handle.
+#[derive(Default)]
+struct Announcement {
+    is_running: Arc<AtomicBool>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Announcement {
+    /// Announces an event when `condition` is over, unless an announcement is due.
+    fn start(
+        &self,
+        runtime: &Runtime,
+        events: &Arc<Events>,
+        condition: impl Future + Send + 'static,
+    ) {
+        if self.is_running.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (is_running, events) = (self.is_running.clone(), events.clone());
+        let task = runtime.spawn(async move {
+            condition.await;
+            // A caller that sees it still set is woken by the event that follows.
+            is_running.store(false, Ordering::Release);
+            events.signal();
+        });
+        *lock(&self.task) = Some(task);
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        if let Some(task) = lock(&self.task).take() {
+            task.abort();
+        }
+    }
 }
 
 impl smbdirect_connection {
@@ -50,6 +94,8 @@ impl smbdirect_connection {
             connecting: None,
             copies,
             kept: Mutex::default(),
+            ready: Announcement::default(),
+            closed: Announcement::default(),
         })
     }
 
@@ -93,6 +139,8 @@ impl smbdirect_connection {
             connecting: Some(connecting),
             copies,
             kept: Mutex::default(),
+            ready: Announcement::default(),
+            closed: Announcement::default(),
         }))
     }
 
@@ -111,7 +159,8 @@ impl smbdirect_connection {
         }
     }
 
-    /// Runs `future` in the runtime of the connection, and announces its readiness if the timeout is 0.
+    /// Runs `future` in the runtime of the connection. With a timeout of 0, it is polled once. The arrival of a
+    /// message announces an event later; for other conditions the caller starts an [`Announcement`].
     pub(crate) fn wait<T>(
         &self,
         timeout_ms: i32,
@@ -123,6 +172,13 @@ impl smbdirect_connection {
         };
         let value = self.runtime.wait(timeout_ms, &waker, future);
         value.ok_or_else(|| Failure::timed_out(timeout_ms))
+    }
+
+    /// Announces an event when a message can be sent, or the connection is over.
+    pub(crate) fn announce_ready(&self, connection: &Connection) {
+        let connection = connection.clone();
+        let condition = async move { drop(connection.ready().await) };
+        self.ready.start(&self.runtime, &self.events, condition);
     }
 
     /// Runs an operation whose result goes to a callback. The operation ends when it needs nothing of the
@@ -356,8 +412,16 @@ pub unsafe extern "C" fn smbdirect_close(
     unsafe {
         call_status(error, || {
             let handle = pointers::handle(connection, "connection")?;
-            let closing = handle.connection()?.close();
-            Ok(handle.wait(timeout_ms, closing)??)
+            let connection = handle.connection()?;
+            let closed = handle.wait(timeout_ms, connection.close());
+            if closed.is_err() && timeout_ms == 0 {
+                let connection = connection.clone();
+                let condition = async move { drop(connection.closed().await) };
+                handle
+                    .closed
+                    .start(&handle.runtime, &handle.events, condition);
+            }
+            Ok(closed??)
         })
     }
 }

@@ -29,7 +29,7 @@ impl smbdirect_connection {
             copy.put_slice(part);
         }
         let mut message = Message::from(copy.freeze());
-        self.wait(timeout_ms, async {
+        let sent = self.wait(timeout_ms, async {
             loop {
                 let submitted = match invalidate {
                     None => connection.try_send(message),
@@ -51,7 +51,11 @@ impl smbdirect_connection {
                 }
                 connection.ready().await?;
             }
-        })?
+        });
+        if sent.is_err() && timeout_ms == 0 {
+            self.announce_ready(connection);
+        }
+        sent?
     }
 }
 

@@ -194,7 +194,9 @@ impl Connection {
     /// # Errors
     /// Returns why the connection is over.
     pub async fn ready(&self) -> Result<(), ConnectionError> {
-        poll_fn(|context| self.poll_ready(context)).await
+        self.shared()
+            .wait(Condition::Ready, |state| state.check_ready())
+            .await
     }
 
     /// The poll function of [`ready`](Self::ready).
@@ -524,7 +526,9 @@ impl Connection {
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn closed(&self) -> ConnectionError {
-        poll_fn(|context| self.poll_closed(context)).await
+        self.shared()
+            .wait(Condition::End, State::final_reason)
+            .await
     }
 
     /// The poll function of [`closed`](Self::closed).

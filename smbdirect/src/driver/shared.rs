@@ -3,10 +3,13 @@
 use std::{
     future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
-use super::{state::State, waiting::Condition};
+use super::{
+    state::State,
+    waiting::{Condition, Place},
+};
 use crate::{engine, rdma::provider::QueuePair};
 
 /// What the handles and the driver task of one connection share.
@@ -60,7 +63,23 @@ impl Shared {
         condition: Condition,
         mut poll: impl FnMut(&mut State) -> Option<R>,
     ) -> R {
-        poll_fn(|context| self.poll(context, condition, &mut poll)).await
+        let mut registered = Registered {
+            shared: self,
+            condition,
+            place: None,
+        };
+        poll_fn(|context| {
+            let _before = registered.leave();
+            self.with(|state| match poll(state) {
+                Some(result) => Poll::Ready(result),
+                None => {
+                    let place = state.waiting.add_future(condition, context.waker());
+                    registered.place = Some(place);
+                    Poll::Pending
+                }
+            })
+        })
+        .await
     }
 
     /// Returns the value of `poll`. If it has none, registers `context` to be woken at `condition` and at
@@ -78,5 +97,27 @@ impl Shared {
                 Poll::Pending
             }
         })
+    }
+}
+
+/// A future that waits, which leaves no waker behind when it is dropped.
+struct Registered<'a> {
+    shared: &'a Shared,
+    condition: Condition,
+    place: Option<Place>,
+}
+
+impl Registered<'_> {
+    /// Removes the waker of the last poll and returns it, to be dropped without the lock.
+    fn leave(&mut self) -> Option<Waker> {
+        let place = self.place.take()?;
+        self.shared
+            .with(|state| state.waiting.remove(self.condition, place))
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        drop(self.leave());
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{
     collections::VecDeque,
-    future::poll_fn,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -284,6 +285,28 @@ fn each_change_wakes_the_futures_that_wait_for_it() {
     );
     assert_eq!(wake_ups(&receive(0)), [1, 1, 0], "the last part");
     assert_eq!(wake_ups(&State::abort), [1, 1, 1]);
+}
+
+/// A future that is dropped while it waits leaves no waker behind.
+#[test]
+fn a_dropped_future_leaves_no_waker() {
+    let (shared, _lists) = established();
+    let count = Arc::new(Count::default());
+    for condition in [Condition::Ready, Condition::Keepalive, Condition::End] {
+        for _ in 0..3 {
+            let waker = Waker::from(count.clone());
+            let context = &mut Context::from_waker(&waker);
+            let mut waiting = pin!(shared.wait(condition, |_| None::<()>));
+            assert!(waiting.as_mut().poll(context).is_pending());
+            assert!(waiting.as_mut().poll(context).is_pending());
+            assert_eq!(
+                Arc::strong_count(&count),
+                3,
+                "the test, the context and one waker"
+            );
+        }
+    }
+    assert_eq!(Arc::strong_count(&count), 1);
 }
 
 /// Work that was gathered for the task, or waited for credits, is posted before the woken future runs.
