@@ -57,7 +57,9 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `tokio` (default) | connection, listener, the objects of `tdi`, and iWARP over TCP sockets |
+//! | `tokio` (default) | connection, listener, the objects of `tdi`, and iWARP and RoCE over sockets |
+//! | `tdi` (default) | the module `tdi` |
+//! | `metrics` | [`metrics`](mod@metrics): figures over all connections of the process |
 //!
 //! [`rdma::provider`], [`rdma::work`] and [`rdma::memory`] are the interface to providers. They may change in any
 //! release, and are exempt from the promise of stability of the rest.
@@ -70,6 +72,7 @@ pub mod engine;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod rdma;
+#[cfg(feature = "tdi")]
 pub mod tdi;
 pub mod wire;
 
@@ -93,8 +96,8 @@ mod waiters;
 
 #[cfg(feature = "tokio")]
 pub use connection::{
-    ConnectError, Connection, MemoryRegion, ReadError, Reading, RegisterAllError, Sending,
-    TrySendError, Writing,
+    ConnectError, Connection, MemoryRegion, MessageOptions, ReadError, Reading, RegisterAllError,
+    Sending, TrySendError, Writing,
 };
 pub use engine::{
     Config, ConfigError, ConnectionError, Credits, GrantPolicy, Message, Negotiated, Policy,

@@ -23,6 +23,17 @@ use crate::{
     wire::BufferDescriptorV1,
 };
 
+/// Options of [`Connection::send_with`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MessageOptions {
+    /// A registration of the peer that the arrival of the message invalidates.
+    pub invalidate: Option<Token>,
+    /// The segment that empties the send queue has the flag SMB_DIRECT_RESPONSE_REQUESTED (2.2.3): the peer answers
+    /// with any message, which also grants credits. The connection ends if nothing arrives within
+    /// `keepalive_response_timeout`.
+    pub response_requested: bool,
+}
+
 /// An established SMB Direct connection.
 ///
 /// Handles are cheap to clone, and all methods take `&self`. The connection ends when
@@ -157,15 +168,25 @@ impl Connection {
         })
     }
 
-    /// Sends a message. With `prompt`, its last segment asks the peer for an answer.
-    pub(crate) fn send_and_prompt(
+    /// Sends a message as [`send`](Self::send) does, with options (3.1.4.2).
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not recall the message.
+    ///
+    /// # Errors
+    /// Fails as [`send`](Self::send) does.
+    pub fn send_with(
         &self,
-        message: Message,
-        invalidate: Option<Token>,
-        prompt: bool,
+        message: impl Into<Message>,
+        options: MessageOptions,
     ) -> Result<Sending, SendError> {
+        let message = message.into();
+        let MessageOptions {
+            invalidate,
+            response_requested,
+        } = options;
         self.shared()
-            .with(|state| self.submit(state, message, invalidate, prompt))
+            .with(|state| self.submit(state, message, invalidate, response_requested))
     }
 
     /// Sends a message if it can start immediately.
@@ -199,11 +220,12 @@ impl Connection {
             .await
     }
 
-    /// The poll function of [`ready`](Self::ready).
-    pub(crate) fn poll_ready(
-        &self,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), ConnectionError>> {
+    /// The poll function of [`ready`](Self::ready), for futures that are written by hand. The connection keeps
+    /// the waker until the condition is true or the connection ends.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         self.shared()
             .poll(context, Condition::Ready, |state| state.check_ready())
     }
@@ -221,8 +243,8 @@ impl Connection {
     }
 
     /// Sends the peer an empty message with the credits that it can be granted, unless another message
-    /// is about to be sent.
-    pub(crate) fn prompt(&self) {
+    /// is about to be sent. The connection grants credits by itself; this does it earlier.
+    pub fn send_credits(&self) {
         self.shared().with(State::submit_prompt);
     }
 
@@ -249,11 +271,15 @@ impl Connection {
     /// # Errors
     /// Returns why the connection is over.
     pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
-        poll_fn(|context| self.poll_segment(context)).await
+        poll_fn(|context| self.poll_recv_segment(context)).await
     }
 
-    /// The poll function of [`recv_segment`](Self::recv_segment).
-    pub(crate) fn poll_segment(
+    /// The poll function of [`recv_segment`](Self::recv_segment), for futures that are written by hand. The
+    /// connection keeps the waker until a segment arrives or the connection ends.
+    ///
+    /// # Errors
+    /// Returns why the connection is over.
+    pub fn poll_recv_segment(
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Segment, ConnectionError>> {
@@ -470,13 +496,14 @@ impl Connection {
         self.handle.local_address
     }
 
-    /// Returns whether the peer was asked for an answer that has not arrived.
-    pub(crate) fn awaits_answer(&self) -> bool {
+    /// Returns whether a message with SMB_DIRECT_RESPONSE_REQUESTED (2.2.3) was sent or is about to be sent, and
+    /// nothing has arrived since.
+    pub fn is_response_due(&self) -> bool {
         self.shared().with(|state| state.awaits_answer())
     }
 
-    /// Runs `log` in the tracing span of the connection.
-    pub(crate) fn in_span(&self, log: impl FnOnce()) {
+    /// Runs `log` in the tracing span of the connection, so that its lines name the connection.
+    pub fn in_span(&self, log: impl FnOnce()) {
         let span = self.shared().with(|state| state.span());
         span.in_scope(log);
     }
@@ -510,8 +537,8 @@ impl Connection {
         }
     }
 
-    /// Starts what [`close`](Self::close) does, without waiting for its end.
-    pub(crate) fn start_close(&self) {
+    /// Starts what [`close`](Self::close) does, without waiting for its end. [`closed`](Self::closed) waits for it.
+    pub fn start_close(&self) {
         self.shared().with(State::close);
     }
 
@@ -531,8 +558,9 @@ impl Connection {
             .await
     }
 
-    /// The poll function of [`closed`](Self::closed).
-    pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
+    /// The poll function of [`closed`](Self::closed), for futures that are written by hand. The connection keeps
+    /// the waker until the end.
+    pub fn poll_closed(&self, context: &mut Context<'_>) -> Poll<ConnectionError> {
         self.shared()
             .poll(context, Condition::End, State::final_reason)
     }

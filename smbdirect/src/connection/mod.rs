@@ -8,6 +8,6 @@ mod transfer;
 
 pub use error::{ConnectError, ReadError, RegisterAllError, TrySendError};
 pub(crate) use establish::{encoded, read_depths};
-pub use handle::Connection;
+pub use handle::{Connection, MessageOptions};
 pub use memory_region::MemoryRegion;
 pub use transfer::{Reading, Sending, Writing};

@@ -35,7 +35,7 @@ use super::{
     status::Status,
 };
 use crate::{
-    connection::{Connection, Sending},
+    connection::{Connection, MessageOptions, Sending},
     driver::now,
     engine::ConnectionError,
     rdma::work::Token,
@@ -187,7 +187,7 @@ impl Session {
             send_credits: credits.send_credits,
             low_credits: credits.send_credit_target / 4,
             segment_payload: self.connection.negotiated().max_payload(),
-            response_pending: self.connection.awaits_answer(),
+            response_pending: self.connection.is_response_due(),
         }
     }
 
@@ -217,7 +217,7 @@ impl Session {
             receive_buffer_size: receive.receive_buffer,
             receive_buffer_held: held,
             unreliable: state != EndpointState::Connected
-                || self.connection.awaits_answer()
+                || self.connection.is_response_due()
                 || held >= receive.receive_buffer,
         }
     }
@@ -259,7 +259,11 @@ impl Task {
                 .poll_tsdu(self.session.send_availability())
         {
             let connection = &self.session.connection;
-            match connection.send_and_prompt(tsdu.message, tsdu.invalidate, tsdu.prompt) {
+            let options = MessageOptions {
+                invalidate: tsdu.invalidate,
+                response_requested: tsdu.prompt,
+            };
+            match connection.send_with(tsdu.message, options) {
                 Ok(sending) => self.sending.push_back(sending),
                 // The connection has just ended, and `finish` will end all sends.
                 Err(_) => break,
@@ -292,7 +296,7 @@ impl Task {
             if !all && !receives.wants_segment() {
                 return taken > 0;
             }
-            match self.session.connection.poll_segment(context) {
+            match self.session.connection.poll_recv_segment(context) {
                 Poll::Ready(Ok(segment)) => receives.handle_segment(segment),
                 _ => return taken > 0,
             }

@@ -1,6 +1,7 @@
 //! The handle, the driver and the listener, over every provider that needs no device.
 
 use std::{
+    future::poll_fn,
     net::SocketAddr,
     sync::{
         Arc,
@@ -12,7 +13,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, Config, ConnectError, Connection, ConnectionError, IncomingListener, Listener,
-    MemoryRegion, Message, SendError, Settings, TransferFault, TrySendError,
+    MemoryRegion, Message, MessageOptions, SendError, Settings, TransferFault, TrySendError,
     engine::{Expired, Initiator, Policy},
     rdma::{
         iwarp::{Iwarp, IwarpConfig},
@@ -110,6 +111,7 @@ over_every_provider! {
     dropping_the_last_handle_closes
     untaken_messages_stop_the_sender_and_memory_is_bounded
     keepalive_is_a_round_trip
+    a_requested_response_is_due_until_the_peer_answers
     ready_resolves_on_credits_without_a_message
     every_future_ends_when_the_runtime_stops
     submitted_messages_leave_although_the_inbox_is_full
@@ -518,6 +520,42 @@ async fn keepalive_is_a_round_trip(provider: Arc<dyn Provider>) {
     }
     assert_eq!(client.stats().keepalives_sent, 3);
     assert_eq!(client.stats().keepalives_received, 3);
+}
+
+async fn a_requested_response_is_due_until_the_peer_answers(provider: Arc<dyn Provider>) {
+    let Pair { client, server, .. } = pair(provider).await;
+    let options = MessageOptions {
+        response_requested: true,
+        ..MessageOptions::default()
+    };
+    let sending = client.send_with("answer me", options).unwrap();
+    within(sending).await.unwrap();
+    assert_eq!(
+        within(server.recv()).await.unwrap().into_bytes(),
+        "answer me"
+    );
+    within(async {
+        while client.is_response_due() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    assert_eq!(server.stats().keepalives_received, 1);
+
+    let empty = server.stats().empty_sent;
+    server.send_credits();
+    within(async {
+        while server.stats().empty_sent == empty {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    within(poll_fn(|context| client.poll_ready(context)))
+        .await
+        .unwrap();
+    client.start_close();
+    let reason = within(poll_fn(|context| client.poll_closed(context))).await;
+    assert!(matches!(reason, ConnectionError::Closed(_)), "{reason}");
 }
 
 async fn ready_resolves_on_credits_without_a_message(provider: Arc<dyn Provider>) {

@@ -10,7 +10,7 @@ mod conform;
 mod conformance;
 #[cfg(feature = "tokio")]
 mod connection;
-#[cfg(feature = "tokio")]
+#[cfg(all(feature = "tokio", feature = "tdi"))]
 mod examples;
 #[cfg(feature = "tokio")]
 mod iwarp_startup;
@@ -28,9 +28,11 @@ mod stream;
 #[cfg(feature = "tokio")]
 mod stress;
 mod swarm;
-#[cfg(feature = "tokio")]
+#[cfg(all(feature = "tokio", feature = "tdi"))]
 mod tdi_connection;
-#[cfg(feature = "tokio")]
+#[cfg(all(feature = "tokio", feature = "tdi"))]
 mod tdi_endpoint;
+#[cfg(feature = "tdi")]
 mod tdi_receive;
+#[cfg(feature = "tdi")]
 mod tdi_send;

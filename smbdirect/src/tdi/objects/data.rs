@@ -155,7 +155,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// # Errors
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION): the endpoint is not connected.
     pub fn force_send(&self) -> Result<(), Status> {
-        self.sending_session()?.connection.prompt();
+        self.sending_session()?.connection.send_credits();
         Ok(())
     }
 

@@ -20,16 +20,17 @@ use smbdirect::{
     },
 };
 use smbdirect_conform::{
-    Asking, Client, Echo, Errand, Known, Link, Next, Server, Timers, Verdict, Wish, fail,
+    Asking, Client, ClientAction, Echo, Known, Link, Next, PeerSettings, Server, Timers, Verdict,
+    fail,
 };
 
 /// Returns the settings that a case wishes.
-fn wished(wish: &Wish) -> Settings {
+fn settings_for(requested: &PeerSettings) -> Settings {
     let default = Settings::default();
     Settings {
-        send_credit_target: wish.credits.unwrap_or(default.send_credit_target),
-        receive_credit_max: wish.credits.unwrap_or(default.receive_credit_max),
-        max_fragmented_receive_size: wish
+        send_credit_target: requested.credits.unwrap_or(default.send_credit_target),
+        receive_credit_max: requested.credits.unwrap_or(default.receive_credit_max),
+        max_fragmented_receive_size: requested
             .max_fragmented_receive_size
             .unwrap_or(default.max_fragmented_receive_size),
         ..default
@@ -68,8 +69,8 @@ pub(crate) struct EngineServer {
 }
 
 impl Server for EngineServer {
-    fn prepare(&mut self, wish: &Wish) -> Verdict {
-        self.settings = wished(wish);
+    fn prepare(&mut self, requested: &PeerSettings) -> Verdict {
+        self.settings = settings_for(requested);
         Ok(())
     }
 
@@ -101,14 +102,14 @@ pub(crate) struct EngineClient {
 }
 
 impl Client for EngineClient {
-    fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Box<dyn Link>> {
-        self.settings = wished(wish);
+    fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Box<dyn Link>> {
+        self.settings = settings_for(requested);
         let config = Config::new(self.settings.clone()).unwrap();
-        let length = match errand {
-            Errand::Send => 30,
-            Errand::Ask(length) => length,
+        let length = match action {
+            ClientAction::Send => 30,
+            ClientAction::Exchange(length) => length,
         };
-        let upper = Upper::Errand(Echo.request(length).into());
+        let upper = Upper::ClientAction(Echo.request(length).into());
         let peer = Peer::new(Connection::active, config, upper, self.log.clone());
         Ok(Box::new(peer))
     }
@@ -132,7 +133,7 @@ const DONE: &str = "done";
 /// The engine's upper layer.
 enum Upper {
     Echo,
-    Errand(Bytes),
+    ClientAction(Bytes),
 }
 
 /// The case's end of a connection, with the engine at the other.
@@ -313,7 +314,7 @@ impl Peer {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Negotiated(_) => {
-                if let Upper::Errand(message) = &self.upper {
+                if let Upper::ClientAction(message) = &self.upper {
                     let message = message.clone().into();
                     self.submit(message);
                 }
@@ -336,7 +337,7 @@ impl Peer {
         let message = Bytes::from(std::mem::take(&mut self.gathered));
         match &self.upper {
             Upper::Echo => self.submit(message.into()),
-            Upper::Errand(sent) => {
+            Upper::ClientAction(sent) => {
                 assert!(message == *sent, "it comes back unchanged");
                 self.log.0.borrow_mut().push(DONE.into());
                 self.engine.close();
