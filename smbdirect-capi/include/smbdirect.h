@@ -265,7 +265,7 @@ typedef struct smbdirect_settings {
     uint32_t passive_negotiation_timeout_ms;
     /**
      * Time in microseconds that a receive polls before it sleeps, which shortens latency and costs a
-     * core. 0 sleeps at once.
+     * core. With 0 it sleeps immediately.
      */
     uint32_t busy_poll_us;
 } smbdirect_settings;

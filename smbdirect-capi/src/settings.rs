@@ -48,7 +48,7 @@ pub struct smbdirect_settings {
     /// Longest time for the negotiation of an accepted connection, in milliseconds.
     pub passive_negotiation_timeout_ms: u32,
     /// Time in microseconds that a receive polls before it sleeps, which shortens latency and costs a
-    /// core. 0 sleeps at once.
+    /// core. With 0 it sleeps immediately.
     pub busy_poll_us: u32,
 }
 

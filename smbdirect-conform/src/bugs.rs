@@ -9,7 +9,7 @@ use smbdirect::{
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
-    peer::Wish,
+    peer::PeerSettings,
     script::{Script, Transfer, padded, proposal},
 };
 
@@ -122,9 +122,9 @@ pub(crate) const CASES: &[Case] = &[
 
 /// Returns a connection whose ends request and grant at most this number of credits.
 fn with_credits(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict<Script> {
-    trial.wish(&Wish {
+    trial.prepare(&PeerSettings {
         credits: Some(credits),
-        ..Wish::default()
+        ..PeerSettings::default()
     })?;
     let request = NegotiateRequest {
         credits_requested: credits,

@@ -4,7 +4,7 @@ use smbdirect::wire::{NegotiateRequest, NegotiateResponse};
 
 use crate::{
     outcome::{Stop, Verdict, fail},
-    peer::{Client, Errand, Known, Server, Wish},
+    peer::{Client, ClientAction, Known, PeerSettings, Server},
     raw::Raw,
     script::{Script, encoded, is_unused, proposal},
     upper::UpperLayer,
@@ -119,7 +119,7 @@ impl Case {
         let Run::Server(run) = self.run else {
             panic!("{} is for clients", self.id);
         };
-        server.prepare(&Wish::default())?;
+        server.prepare(&PeerSettings::default())?;
         run(&mut ServerTrial::new(server, upper))
     }
 
@@ -163,8 +163,8 @@ impl<'a> ServerTrial<'a> {
     }
 
     /// Prepares the server with other settings than the default.
-    pub(crate) fn wish(&mut self, wish: &Wish) -> Verdict {
-        self.server.prepare(wish)
+    pub(crate) fn prepare(&mut self, requested: &PeerSettings) -> Verdict {
+        self.server.prepare(requested)
     }
 
     pub(crate) fn known(&self) -> Known {
@@ -265,8 +265,8 @@ impl ClientTrial<'_> {
     }
 
     /// Accepts the next connection.
-    fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Script> {
-        let link = self.client.accept(wish, errand)?;
+    fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Script> {
+        let link = self.client.accept(requested, action)?;
         Ok(Script::new(link, self.client.known(), self.upper))
     }
 
@@ -277,13 +277,13 @@ impl ClientTrial<'_> {
     /// A client whose settings are known was started for the case, and uses its connection.
     pub(crate) fn accept_used<T>(
         &mut self,
-        wish: &Wish,
-        errand: Errand,
+        requested: &PeerSettings,
+        action: ClientAction,
         begin: impl Fn(&mut Script) -> Verdict<T>,
     ) -> Verdict<(Script, T)> {
         let mut attempts = 1;
         loop {
-            let mut script = self.accept(wish, errand)?;
+            let mut script = self.accept(requested, action)?;
             match begin(&mut script) {
                 Ok(begun) => return Ok((script, begun)),
                 Err(stop)

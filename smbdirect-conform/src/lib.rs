@@ -54,7 +54,7 @@ mod upper;
 
 pub use case::{Case, Group};
 pub use outcome::{Outcome, Stop, Verdict, fail, require, skip};
-pub use peer::{Client, Errand, Known, Link, Next, Server, Tcp, Timers, Watch, Wish};
+pub use peer::{Client, ClientAction, Known, Link, Next, PeerSettings, Server, Tcp, Timers, Watch};
 #[cfg(feature = "tokio")]
 pub use rdma::{RdmaClient, RdmaServer};
 pub use suite::{

@@ -68,11 +68,11 @@ pub struct Tcp {
 
 /// A server under test.
 pub trait Server {
-    /// Prepares the server for a case. A server that cannot be configured ignores the wish.
+    /// Prepares the server for a case. A server that cannot be configured ignores `requested`.
     ///
     /// # Errors
     /// The server does not start.
-    fn prepare(&mut self, wish: &Wish) -> Verdict;
+    fn prepare(&mut self, requested: &PeerSettings) -> Verdict;
 
     /// Returns what is known about the server since it was prepared.
     fn known(&self) -> Known;
@@ -104,26 +104,26 @@ pub trait Server {
 
 /// What the client does on a connection, if the case can choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum ClientAction {
     /// Sends a message that is never answered.
     Send,
     /// Sends a message of this many bytes and expects the answer.
-    Ask(usize),
+    Exchange(usize),
 }
 
 /// A client under test.
 pub trait Client {
     /// Waits for the next connection of the client and accepts it. One receive of 512 bytes is
-    /// posted before. A client that cannot be configured ignores the wish and the errand.
+    /// posted before. A client that cannot be configured ignores `requested` and `action`.
     ///
     /// # Errors
     /// The client did not connect in time.
-    fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Box<dyn Link>>;
+    fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Box<dyn Link>>;
 
-    /// Returns what is known about the client since the last wish.
+    /// Returns what is known about the client since the last [`accept`](Self::accept).
     fn known(&self) -> Known;
 
-    /// Waits for the end of the errand, and returns how it ended: with the client's words if it
+    /// Waits for the end of the action, and returns how it ended: with the client's words if it
     /// failed, or `None` if this cannot be seen.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ pub trait Client {
 /// The configuration of the peer that a case asks for. Fields that are `None` or false
 /// leave the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct PeerSettings {
     /// SendCreditTarget and ReceiveCreditMax.
     pub credits: Option<u16>,
     /// MaxFragmentedRecvSize in bytes.

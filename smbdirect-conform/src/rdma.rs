@@ -21,7 +21,7 @@ use tokio::{runtime::Runtime, time::timeout};
 
 use crate::{
     outcome::{Verdict, fail, skip},
-    peer::{Client, Errand, Known, Link, Next, Server, Tcp, Timers, Watch, Wish},
+    peer::{Client, ClientAction, Known, Link, Next, PeerSettings, Server, Tcp, Timers, Watch},
 };
 
 /// What is known of a peer by default: the timers of the specification.
@@ -112,7 +112,7 @@ impl RdmaServer {
 }
 
 impl Server for RdmaServer {
-    fn prepare(&mut self, _wish: &Wish) -> Verdict {
+    fn prepare(&mut self, _wish: &PeerSettings) -> Verdict {
         Ok(())
     }
 
@@ -193,7 +193,7 @@ impl RdmaClient {
 }
 
 impl Client for RdmaClient {
-    fn accept(&mut self, _wish: &Wish, _errand: Errand) -> Verdict<Box<dyn Link>> {
+    fn accept(&mut self, _wish: &PeerSettings, _errand: ClientAction) -> Verdict<Box<dyn Link>> {
         (self.waiting)();
         let called = Instant::now();
         let until = called + self.accept_timeout;

@@ -8,7 +8,8 @@ use std::{
 use bytes::Bytes;
 use smbdirect::wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status};
 use smbdirect_conform::{
-    Echo, Group, Known, Link, Next, Outcome, Server, Timers, Verdict, Wish, run, server_cases,
+    Echo, Group, Known, Link, Next, Outcome, PeerSettings, Server, Timers, Verdict, run,
+    server_cases,
 };
 
 /// How a server deviates.
@@ -30,7 +31,7 @@ enum Deviation {
 struct Deviating(Deviation);
 
 impl Server for Deviating {
-    fn prepare(&mut self, _wish: &Wish) -> Verdict {
+    fn prepare(&mut self, _wish: &PeerSettings) -> Verdict {
         Ok(())
     }
 

@@ -95,8 +95,8 @@ impl Requests {
     }
 
     /// Returns the bytes of the next request, of `left` that are left, and its channel; `None` is for
-    /// messages. Another task may find out at any time that the server does not take RDMA, so both come
-    /// from one look at it. With `is_refused` the server has refused the channel for this data.
+    /// messages. Another task may find out at any time that the server does not take RDMA, so this reads
+    /// that state once for both. With `is_refused` the server has refused the channel for this data.
     pub(crate) fn next(&self, left: usize, is_refused: bool) -> (usize, Option<Channel>) {
         let (most, channel) = match self.transfer() {
             Transfer::Rdma(channel) if !is_refused => (self.inner.rdma_bytes, Some(channel)),

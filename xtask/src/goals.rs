@@ -1,7 +1,7 @@
 //! `cargo xtask goals`: checks the speed goals of this project on this machine.
 //!
 //! [`rows`] lists what to measure. `smbdirect bench --rows` measures all rows alternately. [`judge`] compares
-//! the results with the goals, which docs/performance.md shows.
+//! the results with the goals, which docs/goals.md shows.
 
 mod judge;
 mod rows;
@@ -23,7 +23,7 @@ use rows::Row;
 
 /// Check the speed goals of this project on this machine; takes minutes
 ///
-/// The exit status is 0 only if every required figure is reached. docs/performance.md has the figures of two
+/// The exit status is 0 only if every required figure is reached. docs/goals.md has the figures of two
 /// machines, and the network namespace to run it in.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  cargo xtask goals -- --keep-awake --rounds 7 --time 0.06")]

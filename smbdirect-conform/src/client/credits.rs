@@ -6,7 +6,7 @@ use super::session::{established, header_is_refused, respond, segment_is_taken};
 use crate::{
     case::{Case, ClientTrial},
     outcome::{Verdict, require, skip},
-    peer::{Errand, Wish},
+    peer::{ClientAction, PeerSettings},
     script::{Transfer, acceptance},
 };
 
@@ -75,7 +75,7 @@ fn requests_nothing(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.8-10 test
 //= SMBD-3.1.5.8-11 test
 fn overflow(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, _) = established(trial, Errand::Send)?;
+    let (mut script, _) = established(trial, ClientAction::Send)?;
     // No receives are posted for these credits, because the client ends the connection.
     script.overgrant(65_535)?;
     if !trial.known().is_strict() {
@@ -95,9 +95,10 @@ fn without_credit(trial: &mut ClientTrial<'_>) -> Verdict {
         credits_granted: 1,
         ..acceptance()
     };
-    let (mut script, _) = trial.accept_used(&Wish::default(), Errand::Send, |script| {
-        respond(script, &response)
-    })?;
+    let (mut script, _) =
+        trial.accept_used(&PeerSettings::default(), ClientAction::Send, |script| {
+            respond(script, &response)
+        })?;
     script.next()?;
     while script.send_credits > 0 {
         script.grant(0)?;
@@ -114,20 +115,21 @@ fn without_credit(trial: &mut ClientTrial<'_>) -> Verdict {
 
 //= SMBD-3.1.5.9-03 test
 fn one_credit(trial: &mut ClientTrial<'_>) -> Verdict {
-    let wish = Wish {
+    let requested = PeerSettings {
         credits: Some(1),
-        ..Wish::default()
+        ..PeerSettings::default()
     };
     let response = NegotiateResponse {
         credits_requested: 1,
         credits_granted: 1,
         ..acceptance()
     };
-    let (mut script, request) = trial.accept_used(&wish, Errand::Ask(65_536), |script| {
-        script.receive_credit_max = 1;
-        respond(script, &response)?;
-        script.receive_request()
-    })?;
+    let (mut script, request) =
+        trial.accept_used(&requested, ClientAction::Exchange(65_536), |script| {
+            script.receive_credit_max = 1;
+            respond(script, &response)?;
+            script.receive_request()
+        })?;
     let reply = script.reply_to(&request, 65_536)?;
     script.send(&reply, 1000)?;
     trial.ends_well(script)
@@ -139,11 +141,14 @@ fn all_credits(trial: &mut ClientTrial<'_>) -> Verdict {
         credits_requested: 10,
         ..acceptance()
     };
-    let (mut script, request) =
-        trial.accept_used(&Wish::default(), Errand::Ask(65_536), |script| {
+    let (mut script, request) = trial.accept_used(
+        &PeerSettings::default(),
+        ClientAction::Exchange(65_536),
+        |script| {
             respond(script, &response)?;
             script.receive_request()
-        })?;
+        },
+    )?;
     let credits = script.send_credits as usize;
     let reply = script.long_reply_to(&request, credits + 1)?;
     // The last byte of the answer has to wait for a credit.
@@ -168,9 +173,9 @@ fn all_credits(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.1-06 test
 //= SMBD-WIN-CGT-01 test
 fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
-    let wish = Wish {
+    let requested = PeerSettings {
         short_timers: true,
-        ..Wish::default()
+        ..PeerSettings::default()
     };
     let is_strict = trial.known().is_strict();
     // The shortest receives, so that a short request has several segments too.
@@ -179,10 +184,11 @@ fn no_more_credits(trial: &mut ClientTrial<'_>) -> Verdict {
         max_receive_size: 128,
         ..acceptance()
     };
-    let (mut script, since) = trial.accept_used(&wish, Errand::Ask(65_536), |script| {
-        respond(script, &response)?;
-        Ok(script.now())
-    })?;
+    let (mut script, since) =
+        trial.accept_used(&requested, ClientAction::Exchange(65_536), |script| {
+            respond(script, &response)?;
+            Ok(script.now())
+        })?;
     let known = trial.known();
     let mut left = None;
     while script.granted > 0 {

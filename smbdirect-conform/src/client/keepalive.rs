@@ -8,7 +8,7 @@ use super::session::{established, respond};
 use crate::{
     case::{Case, ClientTrial},
     outcome::{Verdict, require},
-    peer::{Errand, Wish},
+    peer::{ClientAction, PeerSettings},
     script::{Script, Transfer, acceptance},
 };
 
@@ -39,7 +39,7 @@ pub(super) const CASES: &[Case] = &[
 
 //= SMBD-3.1.5.8-09 test
 fn of_the_acceptor(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, request) = established(trial, Errand::Ask(500))?;
+    let (mut script, request) = established(trial, ClientAction::Exchange(500))?;
     let reply = script.reply_to(&request, 500)?;
     let lacked = script.send_credits < u32::from(script.credits_requested);
     script.ask()?;
@@ -60,10 +60,10 @@ fn of_the_acceptor(trial: &mut ClientTrial<'_>) -> Verdict {
     trial.ends_well(script)
 }
 
-fn short_timers() -> Wish {
-    Wish {
+fn short_timers() -> PeerSettings {
+    PeerSettings {
         short_timers: true,
-        ..Wish::default()
+        ..PeerSettings::default()
     }
 }
 
@@ -71,10 +71,10 @@ fn short_timers() -> Wish {
 /// it.
 fn patient(
     trial: &mut ClientTrial<'_>,
-    errand: Errand,
+    action: ClientAction,
     intervals: u32,
 ) -> Verdict<(Script, Vec<u8>, Instant)> {
-    let (script, (since, request)) = trial.accept_used(&short_timers(), errand, |script| {
+    let (script, (since, request)) = trial.accept_used(&short_timers(), action, |script| {
         let since = script.now();
         respond(script, &acceptance())?;
         Ok((since, script.receive_request()?))
@@ -100,7 +100,7 @@ fn keepalive(script: &mut Script, since: Instant) -> Verdict {
 //= SMBD-3.1.6.2-02 test
 //= SMBD-3.1.5.1-09 test
 fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, request, mut since) = patient(trial, Errand::Ask(500), 2)?;
+    let (mut script, request, mut since) = patient(trial, ClientAction::Exchange(500), 2)?;
     for flagged in [true, false] {
         keepalive(&mut script, since)?;
         since = script.now();
@@ -125,7 +125,7 @@ fn of_the_client(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.6.2-01 test
 //= SMBD-3.1.5.1-10 test
 fn unanswered(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, _, since) = patient(trial, Errand::Send, 1)?;
+    let (mut script, _, since) = patient(trial, ClientAction::Send, 1)?;
     let timers = trial.known().timers;
     keepalive(&mut script, since)?;
     let all = timers.keepalive_interval + timers.keepalive_response;

@@ -5,7 +5,7 @@ use smbdirect::wire::{NegotiateResponse, Status};
 use crate::{
     case::{Case, ClientTrial},
     outcome::Verdict,
-    peer::{Errand, Wish},
+    peer::{ClientAction, PeerSettings},
     script::{Script, acceptance, encoded},
 };
 
@@ -118,8 +118,11 @@ fn bytes_are_refused(
     change: impl FnOnce(&mut Vec<u8>),
     reason: &str,
 ) -> Verdict {
-    let (mut script, request) =
-        trial.accept_used(&Wish::default(), Errand::Send, Script::expect_request)?;
+    let (mut script, request) = trial.accept_used(
+        &PeerSettings::default(),
+        ClientAction::Send,
+        Script::expect_request,
+    )?;
     let response = acceptance();
     let mut bytes = encoded(|out| response.encode(out));
     change(&mut bytes);
@@ -145,8 +148,11 @@ fn bytes_are_taken(
     response: &NegotiateResponse,
     change: impl FnOnce(&mut Vec<u8>),
 ) -> Verdict {
-    let (mut script, request) =
-        trial.accept_used(&Wish::default(), Errand::Ask(500), Script::expect_request)?;
+    let (mut script, request) = trial.accept_used(
+        &PeerSettings::default(),
+        ClientAction::Exchange(500),
+        Script::expect_request,
+    )?;
     let mut bytes = encoded(|out| response.encode(out));
     change(&mut bytes);
     script.respond_with(&request, response, &bytes)?;
@@ -252,8 +258,11 @@ fn requests_nothing(trial: &mut ClientTrial<'_>) -> Verdict {
 
 /// Checks one PreferredSendSize, computed from the client's MaxReceiveSize.
 fn one_preferred_send_size(trial: &mut ClientTrial<'_>, size: impl FnOnce(u32) -> u32) -> Verdict {
-    let (mut script, request) =
-        trial.accept_used(&Wish::default(), Errand::Ask(500), Script::expect_request)?;
+    let (mut script, request) = trial.accept_used(
+        &PeerSettings::default(),
+        ClientAction::Exchange(500),
+        Script::expect_request,
+    )?;
     let most = request.max_receive_size;
     let response = NegotiateResponse {
         preferred_send_size: size(most),
@@ -314,7 +323,11 @@ fn status(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.7.1-01 test
 //= SMBD-3.1.4.1-08 test
 fn end_instead_of_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (script, _) = trial.accept_used(&Wish::default(), Errand::Send, Script::expect_request)?;
+    let (script, _) = trial.accept_used(
+        &PeerSettings::default(),
+        ClientAction::Send,
+        Script::expect_request,
+    )?;
     script.disconnect();
     // A command may explain a possible cause to its user.
     trial.fails(&[
@@ -323,17 +336,20 @@ fn end_instead_of_response(trial: &mut ClientTrial<'_>) -> Verdict {
     ])
 }
 
-fn short_timers() -> Wish {
-    Wish {
+fn short_timers() -> PeerSettings {
+    PeerSettings {
         short_timers: true,
-        ..Wish::default()
+        ..PeerSettings::default()
     }
 }
 
 //= SMBD-3.1.4.1-06 test
 fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, request) =
-        trial.accept_used(&short_timers(), Errand::Ask(500), Script::expect_request)?;
+    let (mut script, request) = trial.accept_used(
+        &short_timers(),
+        ClientAction::Exchange(500),
+        Script::expect_request,
+    )?;
     let known = trial.known();
     let timeout = known.timers.negotiation;
     known.allow(timeout)?;
@@ -348,7 +364,7 @@ fn late_response(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.6.1-01 test
 fn no_response(trial: &mut ClientTrial<'_>) -> Verdict {
     let (mut script, _) =
-        trial.accept_used(&short_timers(), Errand::Send, Script::expect_request)?;
+        trial.accept_used(&short_timers(), ClientAction::Send, Script::expect_request)?;
     let known = trial.known();
     let timeout = known.timers.negotiation;
     known.allow(timeout)?;

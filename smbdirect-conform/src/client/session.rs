@@ -5,7 +5,7 @@ use smbdirect::wire::{DataTransfer, NegotiateRequest, NegotiateResponse};
 use crate::{
     case::ClientTrial,
     outcome::Verdict,
-    peer::{Errand, Wish},
+    peer::{ClientAction, PeerSettings},
     script::{Script, acceptance, encoded, padded},
 };
 
@@ -23,9 +23,9 @@ pub(super) fn respond(
 /// Returns an established connection on which the client has sent its request.
 pub(super) fn established(
     trial: &mut ClientTrial<'_>,
-    errand: Errand,
+    action: ClientAction,
 ) -> Verdict<(Script, Vec<u8>)> {
-    trial.accept_used(&Wish::default(), errand, |script| {
+    trial.accept_used(&PeerSettings::default(), action, |script| {
         respond(script, &acceptance())?;
         script.receive_request()
     })
@@ -39,8 +39,8 @@ pub(super) fn header_is_refused(
     change: impl Fn(&mut DataTransfer),
     reason: &str,
 ) -> Verdict {
-    for errand in [Errand::Send, Errand::Ask(500)] {
-        let (mut script, request) = established(trial, errand)?;
+    for action in [ClientAction::Send, ClientAction::Exchange(500)] {
+        let (mut script, request) = established(trial, action)?;
         let mut content = script.reply_to(&request, payload)?;
         content.resize(payload, 0);
         let mut header = script.segment(payload, 0);
@@ -59,7 +59,7 @@ pub(super) fn segment_is_taken(
     trial: &mut ClientTrial<'_>,
     change: impl FnOnce(&mut Vec<u8>),
 ) -> Verdict {
-    let (mut script, request) = established(trial, Errand::Ask(500))?;
+    let (mut script, request) = established(trial, ClientAction::Exchange(500))?;
     let reply = script.reply_to(&request, 500)?;
     let header = script.segment(reply.len(), 0);
     script.transfer_altered(&header, &reply, change)?;

@@ -6,7 +6,7 @@ use super::session::{established, header_is_refused, respond, segment_is_taken};
 use crate::{
     case::{Case, ClientTrial},
     outcome::Verdict,
-    peer::{Errand, Wish},
+    peer::{ClientAction, PeerSettings},
     script::{Script, acceptance, padded},
 };
 
@@ -108,7 +108,7 @@ pub(super) const CASES: &[Case] = &[
 //= SMBD-3.1.5.8-01 test
 fn short_transfer(trial: &mut ClientTrial<'_>) -> Verdict {
     for length in [0, 19] {
-        let (mut script, _) = established(trial, Errand::Send)?;
+        let (mut script, _) = established(trial, ClientAction::Send)?;
         let header = script.empty(1);
         script.transfer_altered(&header, &[], |bytes| bytes.truncate(length))?;
         let reason = format!("Data Transfer of {length} bytes, 20 are needed");
@@ -120,7 +120,7 @@ fn short_transfer(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.8-03 test
 fn unaligned_offset(trial: &mut ClientTrial<'_>) -> Verdict {
     for offset in [23, 25] {
-        let (mut script, request) = established(trial, Errand::Ask(500))?;
+        let (mut script, request) = established(trial, ClientAction::Exchange(500))?;
         let reply = script.reply_to(&request, 500)?;
         let mut header = script.segment(reply.len(), 0);
         header.data_offset = offset;
@@ -139,7 +139,7 @@ fn offset_beyond_message(trial: &mut ClientTrial<'_>) -> Verdict {
         header_is_refused(trial, 500, change, &reason)?;
     }
     // The offset is checked even without a payload.
-    let (mut script, _) = established(trial, Errand::Send)?;
+    let (mut script, _) = established(trial, ClientAction::Send)?;
     let header = DataTransfer {
         data_offset: 24,
         ..script.empty(1)
@@ -162,23 +162,23 @@ fn length_beyond_message(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.7-11 test
 //= SMBD-3.1.5.9-07 test
 fn longer_than_max_receive_size(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, request) = established(trial, Errand::Send)?;
+    let (mut script, request) = established(trial, ClientAction::Send)?;
     let most = script.max_payload();
     let mut content = script.reply_to(&request, most + 1)?;
     content.resize(most + 1, 0);
     script.send(&content, most + 1)?;
     trial.terminated(script, &format!("for a receive of {}", most + 24))?;
-    let (mut script, request) = established(trial, Errand::Ask(1340))?;
+    let (mut script, request) = established(trial, ClientAction::Exchange(1340))?;
     let reply = script.reply_to(&request, most)?;
     script.send(&reply, most)?;
     trial.ends_well(script)
 }
 
 /// The smallest MaxFragmentedRecvSize.
-fn least_fragmented() -> Wish {
-    Wish {
+fn least_fragmented() -> PeerSettings {
+    PeerSettings {
         max_fragmented_receive_size: Some(131_072),
-        ..Wish::default()
+        ..PeerSettings::default()
     }
 }
 
@@ -192,7 +192,8 @@ fn asked(script: &mut Script) -> Verdict<u32> {
 //= SMBD-3.1.5.8-05 test
 fn more_than_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
     for (payload, beyond) in [(0, Some(1)), (0, None), (1000, Some(1)), (1000, None)] {
-        let (mut script, most) = trial.accept_used(&least_fragmented(), Errand::Send, asked)?;
+        let (mut script, most) =
+            trial.accept_used(&least_fragmented(), ClientAction::Send, asked)?;
         let remaining = match beyond {
             Some(more) => (most - payload).saturating_add(more),
             None => u32::MAX,
@@ -211,11 +212,14 @@ fn more_than_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
 //= SMBD-3.1.5.8-05 test
 //= SMBD-3.1.5.8-21 test
 fn exactly_max_fragmented_size(trial: &mut ClientTrial<'_>) -> Verdict {
-    let (mut script, (most, request)) =
-        trial.accept_used(&least_fragmented(), Errand::Ask(131_072), |script| {
+    let (mut script, (most, request)) = trial.accept_used(
+        &least_fragmented(),
+        ClientAction::Exchange(131_072),
+        |script| {
             let most = respond(script, &acceptance())?.max_fragmented_size;
             Ok((most as usize, script.receive_request()?))
-        })?;
+        },
+    )?;
     let reply = script.long_reply_to(&request, most)?;
     script.send_segment(&[], reply.len())?;
     let size = script.max_payload();
@@ -241,7 +245,7 @@ fn wrong_sequence(trial: &mut ClientTrial<'_>) -> Verdict {
         (1000, 9000),
         (0, 0),
     ] {
-        let (mut script, request) = established(trial, Errand::Send)?;
+        let (mut script, request) = established(trial, ClientAction::Send)?;
         let mut content = script.reply_to(&request, 10_000)?;
         content.resize(10_000, 0);
         script.send_segment(&content[..1000], 9000)?;
@@ -253,7 +257,7 @@ fn wrong_sequence(trial: &mut ClientTrial<'_>) -> Verdict {
         trial.terminated(script, &reason)?;
     }
     // A message begins with its first segment even if that has no payload.
-    let (mut script, request) = established(trial, Errand::Send)?;
+    let (mut script, request) = established(trial, ClientAction::Send)?;
     let content = script.reply_to(&request, 500)?;
     script.send_segment(&[], 9000)?;
     script.send_segment(&content, 0)?;
@@ -262,7 +266,7 @@ fn wrong_sequence(trial: &mut ClientTrial<'_>) -> Verdict {
 
 /// Returns an established connection and the answer to the client's request.
 fn answered(trial: &mut ClientTrial<'_>, length: usize) -> Verdict<(Script, Vec<u8>)> {
-    let (mut script, request) = established(trial, Errand::Ask(length))?;
+    let (mut script, request) = established(trial, ClientAction::Exchange(length))?;
     let reply = script.reply_to(&request, length)?;
     Ok((script, reply))
 }

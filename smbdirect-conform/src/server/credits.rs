@@ -6,7 +6,7 @@ use super::transfer::{MODERATE_BYTES, header_is_refused};
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Stop, Verdict, require, skip},
-    peer::Wish,
+    peer::PeerSettings,
     script::{Script, Transfer, padded, proposal},
 };
 
@@ -59,9 +59,9 @@ pub(super) const CASES: &[Case] = &[
 
 /// Returns a connection whose ends request and grant at most this number of credits.
 fn with_credits(trial: &mut ServerTrial<'_>, credits: u16) -> Verdict<Script> {
-    trial.wish(&Wish {
+    trial.prepare(&PeerSettings {
         credits: Some(credits),
-        ..Wish::default()
+        ..PeerSettings::default()
     })?;
     let request = NegotiateRequest {
         credits_requested: credits,
@@ -192,9 +192,9 @@ fn consume_all_receive_credits(trial: &mut ServerTrial<'_>) -> Verdict {
 
 //= SMBD-WIN-CGT-01 test
 fn consume_all_credit_server_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
-    trial.wish(&Wish {
+    trial.prepare(&PeerSettings {
         short_timers: true,
-        ..Wish::default()
+        ..PeerSettings::default()
     })?;
     let known = trial.known();
     let length = answer_length(trial)?;

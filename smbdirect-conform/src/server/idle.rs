@@ -5,7 +5,7 @@ use smbdirect::wire::Flags;
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
-    peer::{Known, Wish},
+    peer::{Known, PeerSettings},
     script::{Script, Transfer},
 };
 
@@ -41,16 +41,16 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-fn short_timers() -> Wish {
-    Wish {
+fn short_timers() -> PeerSettings {
+    PeerSettings {
         short_timers: true,
-        ..Wish::default()
+        ..PeerSettings::default()
     }
 }
 
 /// Returns what is known, if the case may wait for `intervals` keepalives.
 fn patient(trial: &mut ServerTrial<'_>, intervals: u32) -> Verdict<Known> {
-    trial.wish(&short_timers())?;
+    trial.prepare(&short_timers())?;
     let known = trial.known();
     known.allow(known.timers.keepalive_interval * intervals)?;
     Ok(known)

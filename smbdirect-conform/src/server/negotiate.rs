@@ -5,7 +5,7 @@ use smbdirect::wire::{NegotiateRequest, Status};
 use crate::{
     case::{Case, Group, ServerTrial},
     outcome::{Verdict, require},
-    peer::Wish,
+    peer::PeerSettings,
     script::{encoded, proposal},
 };
 
@@ -373,17 +373,17 @@ fn max_fragmented_size_accepted(trial: &mut ServerTrial<'_>) -> Verdict {
 }
 
 /// The server's timers, short if that can be chosen.
-fn short_timers() -> Wish {
-    Wish {
+fn short_timers() -> PeerSettings {
+    PeerSettings {
         short_timers: true,
-        ..Wish::default()
+        ..PeerSettings::default()
     }
 }
 
 //= SMBD-3.1.6.1-01 test
 //= SMBD-3.1.7.2-02 test
 fn negotiation_timer(trial: &mut ServerTrial<'_>) -> Verdict {
-    trial.wish(&short_timers())?;
+    trial.prepare(&short_timers())?;
     let known = trial.known();
     known.allow(known.timers.negotiation)?;
     let mut script = trial.connect()?;
@@ -397,7 +397,7 @@ fn negotiation_timer(trial: &mut ServerTrial<'_>) -> Verdict {
 //= SMBD-3.1.6.1-01 test
 //= SMBD-3.1.7.2-02 test
 fn negotiation_timer_timeout(trial: &mut ServerTrial<'_>) -> Verdict {
-    trial.wish(&short_timers())?;
+    trial.prepare(&short_timers())?;
     let known = trial.known();
     known.allow(known.timers.negotiation)?;
     let mut script = trial.connect()?;

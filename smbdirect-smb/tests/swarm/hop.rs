@@ -32,7 +32,7 @@ impl From<AccessFault> for End {
 pub(crate) enum Hop {
     /// Takes RDMA off.
     Client(ClientChannel),
-    /// Puts RDMA on, with the memory of the requests under way.
+    /// Puts RDMA on, with the memory of the unanswered requests.
     Server(ServerChannel, HashMap<u64, Vec<BufferDescriptorV1>>),
 }
 

@@ -15,7 +15,8 @@ use std::{
 
 use smbdirect::{Settings, rdma::iwarp::Iwarp};
 use smbdirect_conform::{
-    Client, Errand, Known, Link, RdmaClient, RdmaServer, Server, Tcp, Timers, Verdict, Wish, fail,
+    Client, ClientAction, Known, Link, PeerSettings, RdmaClient, RdmaServer, Server, Tcp, Timers,
+    Verdict, fail,
 };
 use tempfile::TempDir;
 
@@ -27,17 +28,17 @@ const SILENCE_TIMEOUT: Duration = Duration::from_millis(200);
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Returns the settings that a case wishes.
-fn wished(wish: &Wish) -> Settings {
+fn settings_for(requested: &PeerSettings) -> Settings {
     let default = Settings::default();
     let mut settings = Settings {
-        send_credit_target: wish.credits.unwrap_or(default.send_credit_target),
-        receive_credit_max: wish.credits.unwrap_or(default.receive_credit_max),
-        max_fragmented_receive_size: wish
+        send_credit_target: requested.credits.unwrap_or(default.send_credit_target),
+        receive_credit_max: requested.credits.unwrap_or(default.receive_credit_max),
+        max_fragmented_receive_size: requested
             .max_fragmented_receive_size
             .unwrap_or(default.max_fragmented_receive_size),
         ..default
     };
-    if wish.short_timers {
+    if requested.short_timers {
         settings.keepalive_interval = SHORT;
         settings.keepalive_response_timeout = SHORT;
         settings.active_negotiation_timeout = SHORT;
@@ -218,8 +219,8 @@ impl CommandServer {
 }
 
 impl Server for CommandServer {
-    fn prepare(&mut self, wish: &Wish) -> Verdict {
-        let settings = wished(wish);
+    fn prepare(&mut self, requested: &PeerSettings) -> Verdict {
+        let settings = settings_for(requested);
         if self.running.is_some() && settings == self.settings {
             return Ok(());
         }
@@ -265,7 +266,7 @@ impl Server for CommandServer {
 /// `smbdirect send` and `smbdirect ping --echo`.
 pub(crate) struct CommandClient {
     rdma: RdmaClient,
-    errand: Errand,
+    action: ClientAction,
     running: Option<Running>,
     /// The directory of the file that `send` sends.
     directory: TempDir,
@@ -278,7 +279,7 @@ impl CommandClient {
         rdma.accept_timeout = PROMPT_TIMEOUT;
         Self {
             rdma,
-            errand: Errand::Send,
+            action: ClientAction::Send,
             running: None,
             directory: TempDir::new().unwrap(),
         }
@@ -286,18 +287,18 @@ impl CommandClient {
 }
 
 impl Client for CommandClient {
-    fn accept(&mut self, wish: &Wish, errand: Errand) -> Verdict<Box<dyn Link>> {
-        let settings = wished(wish);
+    fn accept(&mut self, requested: &PeerSettings, action: ClientAction) -> Verdict<Box<dyn Link>> {
+        let settings = settings_for(requested);
         self.rdma.known = known(&settings, settings.active_negotiation_timeout);
-        self.errand = errand;
+        self.action = action;
         let address = self.rdma.local_address().to_string();
-        let command = match errand {
-            Errand::Send => {
+        let command = match action {
+            ClientAction::Send => {
                 let file = self.directory.path().join("file");
                 fs::write(&file, [0xa5; 1000]).unwrap();
                 command(&settings, &["send", &address, file.to_str().unwrap()])
             }
-            Errand::Ask(size) => {
+            ClientAction::Exchange(size) => {
                 let size = size.to_string();
                 let arguments = ["ping", &address, "--echo", "--count", "1", "--size", &size];
                 let mut command = command(&settings, &arguments);
@@ -306,7 +307,7 @@ impl Client for CommandClient {
             }
         };
         self.running = Some(Running::new(command));
-        self.rdma.accept(wish, errand)
+        self.rdma.accept(requested, action)
     }
 
     fn known(&self) -> Known {
@@ -316,11 +317,11 @@ impl Client for CommandClient {
     fn finish(&mut self) -> Verdict<Option<Result<(), String>>> {
         let running = self.running.take().expect("it was started");
         let (status, [stdout, stderr]) = running.finish();
-        match (status, self.errand) {
+        match (status, self.action) {
             (Some(0), _) => Ok(Some(Ok(()))),
             // Lost pings are part of the output.
-            (Some(1), Errand::Ask(_)) => Ok(Some(Err(stdout + &stderr))),
-            (Some(1), Errand::Send) if stderr.starts_with("error: ") => Ok(Some(Err(stderr))),
+            (Some(1), ClientAction::Exchange(_)) => Ok(Some(Err(stdout + &stderr))),
+            (Some(1), ClientAction::Send) if stderr.starts_with("error: ") => Ok(Some(Err(stderr))),
             (status, _) => fail("status 0 or 1", format!("{status:?} {stdout} {stderr}")),
         }
     }
