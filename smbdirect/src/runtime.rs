@@ -1,8 +1,21 @@
-//! What the async layer asks of the runtime beyond its documented interface.
+//! What the async layer needs of the runtime and of sockets that their interfaces do not offer.
 
 use std::{future::Future, pin::pin, task::Context};
 
 use tokio::task::yield_now;
+
+/// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Programs in Rust ignore that
+/// signal, and others, which have this library within them, end at it. Apple's systems have a socket option
+/// instead, which tokio sets.
+pub(crate) const MSG_NOSIGNAL: i32 = if cfg!(any(target_os = "linux", target_os = "android")) {
+    0x4000
+} else if cfg!(any(target_os = "freebsd", target_os = "dragonfly")) {
+    0x20000
+} else if cfg!(any(target_os = "openbsd", target_os = "netbsd")) {
+    0x400
+} else {
+    0
+};
 
 /// Wakes the task of `context` after the runtime has run other tasks and polled its sockets, or
 /// immediately on a thread without a runtime.

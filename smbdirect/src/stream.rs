@@ -1,14 +1,15 @@
 //! [`Connection::into_stream_fd`]: a connection as a stream socket, for programs that speak SMB over TCP.
 
 use std::{
-    io,
+    io::{self, IoSlice},
     os::{fd::OwnedFd, unix::net::UnixStream as BlockingStream},
     pin::pin,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
+use socket2::SockRef;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, Interest},
     net::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -19,6 +20,7 @@ use tracing::{debug, warn};
 use crate::{
     connection::Connection,
     engine::{ConnectionError, Message},
+    runtime::MSG_NOSIGNAL,
 };
 
 /// Length of the header of a frame: a type of 0, and the length of the message in 24 bits, big-endian
@@ -27,6 +29,9 @@ const HEADER_LENGTH: usize = 4;
 
 /// Longest message that the length of a frame can express, in bytes.
 const MAX_FRAME_LENGTH: usize = 0xFF_FFFF;
+
+/// Most parts of a message in one write.
+const MAX_SLICES_PER_WRITE: usize = 64;
 
 /// Least free space in the buffer for each read from the socket, in bytes.
 const MIN_READ_LENGTH: usize = 64 * 1024;
@@ -130,7 +135,23 @@ async fn write_messages(connection: &Connection, mut socket: OwnedWriteHalf) -> 
 async fn write_frame(socket: &mut OwnedWriteHalf, message: Message) -> io::Result<()> {
     let header = (message.len() as u32).to_be_bytes();
     let mut frame = Buf::chain(&header[..], message);
-    socket.write_all_buf(&mut frame).await
+    let socket: &UnixStream = (*socket).as_ref();
+    while frame.has_remaining() {
+        socket.writable().await?;
+        let written = socket.try_io(Interest::WRITABLE, || {
+            let mut slices = [IoSlice::new(&[]); MAX_SLICES_PER_WRITE];
+            let count = frame.chunks_vectored(&mut slices);
+            // The functions for writing in the standard library raise SIGPIPE if the program has closed its
+            // end.
+            SockRef::from(socket).send_vectored_with_flags(&slices[..count], MSG_NOSIGNAL)
+        });
+        match written {
+            Ok(count) => frame.advance(count),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Sends the frames that the program writes, then closes the connection.

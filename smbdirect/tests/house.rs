@@ -73,7 +73,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         &["engine", "metrics", "rdma", "connection", "driver", "wire"],
     ),
     ("listener.rs", &["engine", "rdma", "connection", "incoming"]),
-    ("stream.rs", &["connection", "engine"]),
+    ("stream.rs", &["connection", "engine", "runtime"]),
 ];
 
 /// The files and folders that may use tokio.

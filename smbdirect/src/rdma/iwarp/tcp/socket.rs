@@ -21,13 +21,16 @@ use super::{
     options::set_congestion_control,
     tap::Tap,
 };
-use crate::rdma::{
-    direction::Direction,
-    iwarp::{
-        mpa::{self, FrameKind, StartupError, StartupFrame},
-        stream::Stream,
+use crate::{
+    rdma::{
+        direction::Direction,
+        iwarp::{
+            mpa::{self, FrameKind, StartupError, StartupFrame},
+            stream::Stream,
+        },
+        work::ProviderError,
     },
-    work::ProviderError,
+    runtime::MSG_NOSIGNAL,
 };
 
 /// The most reads from a refused peer before the connection is closed.
@@ -206,7 +209,7 @@ impl Socket {
 
     /// Writes what the socket accepts without waiting. Errors are ignored.
     fn try_write(&self, bytes: &[u8]) {
-        if let Ok(count) = SockRef::from(&self.stream).send(bytes) {
+        if let Ok(count) = SockRef::from(&self.stream).send_with_flags(bytes, MSG_NOSIGNAL) {
             self.tap_bytes(Direction::Sent, &bytes[..count]);
         }
     }
@@ -310,7 +313,7 @@ impl Socket {
     /// TCP segment of its own.
     fn write(&self, slices: &[IoSlice<'_>], fpdu_per_segment: bool) -> io::Result<usize> {
         //= MPA-35
-        let flags = if fpdu_per_segment { MSG_EOR } else { 0 };
+        let flags = MSG_NOSIGNAL | if fpdu_per_segment { MSG_EOR } else { 0 };
         let mut count = None;
         let outcome = self.stream.try_io(Interest::WRITABLE, || {
             let socket = SockRef::from(&self.stream);
