@@ -708,7 +708,8 @@ void smbdirect_region_free(struct smbdirect_region *region);
  * saves the switch of threads for each message.
  *
  * `log` receives the lines of the log up to `log_level`: 1 error, 2 warning, 3 information, 4 debug,
- * 5 trace. It may be NULL.
+ * 5 trace. It may be NULL. It is not called any more when the runtime and all handles that were created from it
+ * have been freed.
  *
  * Returns 0 or SMBDIRECT_ERROR_SYSTEM.
  */

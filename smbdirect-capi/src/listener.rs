@@ -92,7 +92,14 @@ pub unsafe extern "C" fn smbdirect_accept(
             let accepting = async { handle.listener.lock().await.accept().await };
             let waker = handle.events.waker();
             let accepted = handle.runtime.wait(timeout_ms, &waker, accepting);
-            let accepted = accepted.ok_or_else(|| Failure::timed_out(timeout_ms))??;
+            let Some(accepted) = accepted else {
+                if timeout_ms != 0 {
+                    // Only a call that does not wait leaves the waker of the descriptor behind.
+                    handle.events.signal();
+                }
+                return Err(Failure::timed_out(timeout_ms));
+            };
+            let accepted = accepted?;
             // There may be more of them.
             handle.events.signal();
             accepted.set_busy_poll(handle.busy_poll);

@@ -186,6 +186,10 @@ impl smbdirect_region {
             Some(result) => Ok(result?),
             None => {
                 *state = State::Ending(ending);
+                if timeout_ms != 0 {
+                    // Only a call that does not wait leaves the waker of the descriptor behind.
+                    self.events.signal();
+                }
                 Err(Failure::timed_out(timeout_ms))
             }
         }

@@ -1,12 +1,13 @@
 //! Threads and timers: the shared runtime with a thread of its own, and runtimes that the caller drives.
 
 use std::{
+    cell::UnsafeCell,
     ffi::{CString, c_char, c_void},
     fmt::Write as _,
     future::Future,
     pin::pin,
     sync::{
-        Arc, Mutex, Once, PoisonError,
+        Arc, Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -58,16 +59,55 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The runtime of handles that were created without one. A forked process starts its own.
 static SHARED: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
 
+/// The lock of [`SHARED`], from the beginning to the end of a fork, so that it is free in the new process.
+struct DuringFork(UnsafeCell<Option<MutexGuard<'static, Option<Arc<Runtime>>>>>);
+
+// SAFETY: only the thread that has the lock uses the cell.
+unsafe impl Sync for DuringFork {}
+
+static DURING_FORK: DuringFork = DuringFork(UnsafeCell::new(None));
+
+/// The dynamic linker calls the functions in this section.
+#[used]
+#[cfg_attr(
+    target_vendor = "apple",
+    unsafe(link_section = "__DATA,__mod_init_func")
+)]
+#[cfg_attr(not(target_vendor = "apple"), unsafe(link_section = ".init_array"))]
+static LOAD: extern "C" fn() = prepare_forks;
+
+fn lock_shared() -> MutexGuard<'static, Option<Arc<Runtime>>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has forks counted, and [`SHARED`] locked during them. This is done when the library is loaded, because a thread
+/// may fork while another one makes the first call. The calls before [`SHARED`] is locked do it where the linker
+/// leaves [`LOAD`] out.
+extern "C" fn prepare_forks() {
+    static ONCE: Once = Once::new();
+
+    extern "C" fn before() {
+        let shared = lock_shared();
+        // SAFETY: this thread has the lock.
+        unsafe { *DURING_FORK.0.get() = Some(shared) };
+    }
+    extern "C" fn after_in_parent() {
+        // SAFETY: this thread has the lock.
+        drop(unsafe { (*DURING_FORK.0.get()).take() });
+    }
+    extern "C" fn after_in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+        after_in_parent();
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the functions lock, unlock, and change an atomic, which is allowed around a fork.
+        unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    });
+}
+
 impl Runtime {
     fn new(driven: bool, log: Option<Dispatch>) -> Result<Arc<Self>, Failure> {
-        static COUNT_FORKS: Once = Once::new();
-        COUNT_FORKS.call_once(|| {
-            extern "C" fn count() {
-                FORKS.fetch_add(1, Ordering::Relaxed);
-            }
-            // SAFETY: the function only changes an atomic, which is allowed in a forked process.
-            unsafe { libc::pthread_atfork(None, None, Some(count)) };
-        });
+        prepare_forks();
         let mut builder = match driven {
             true => runtime::Builder::new_current_thread(),
             false => runtime::Builder::new_multi_thread(),
@@ -102,7 +142,8 @@ impl Runtime {
             runtime.shared.check_fork()?;
             return Ok(runtime.shared.clone());
         }
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        prepare_forks();
+        let mut shared = lock_shared();
         match &*shared {
             Some(runtime) if runtime.check_fork().is_ok() => Ok(runtime.clone()),
             _ => {
@@ -240,7 +281,8 @@ impl Visit for Line {
 /// saves the switch of threads for each message.
 ///
 /// `log` receives the lines of the log up to `log_level`: 1 error, 2 warning, 3 information, 4 debug,
-/// 5 trace. It may be NULL.
+/// 5 trace. It may be NULL. It is not called any more when the runtime and all handles that were created from it
+/// have been freed.
 ///
 /// Returns 0 or SMBDIRECT_ERROR_SYSTEM.
 #[unsafe(no_mangle)]

@@ -1,7 +1,52 @@
 /* A forked process cannot use the handles of its parent, and makes its own. */
 #include "common.h"
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static void *start_runtime(void *address)
+{
+    struct smbdirect_connection *connection;
+    struct smbdirect_error error;
+
+    if (smbdirect_connect_start(NULL, address, NULL, &connection, &error) == 0)
+        smbdirect_connection_free(connection);
+    return NULL;
+}
+
+/* A thread forks while another one starts the shared runtime: the child starts its own. Each attempt needs a
+ * process in which the runtime was not started. */
+static void fork_while_another_thread_starts(void)
+{
+    static char nowhere[] = "127.0.0.1:1";
+
+    for (int attempt = 0; attempt < 200; attempt++) {
+        int status;
+        pid_t fresh = fork();
+        if (fresh == 0) {
+            pthread_t thread;
+            if (pthread_create(&thread, NULL, start_runtime, nowhere) != 0)
+                _exit(1);
+            for (volatile int delay = 0; delay < attempt * 500; delay++)
+                ;
+            pid_t child = fork();
+            if (child == 0) {
+                /* If it waits for a lock whose owner does not exist here, this ends it. */
+                alarm(10);
+                start_runtime(nowhere);
+                _exit(0);
+            }
+            if (waitpid(child, &status, 0) != child)
+                _exit(1);
+            pthread_join(thread, NULL);
+            _exit(status != 0);
+        }
+        if (waitpid(fresh, &status, 0) != fresh || status != 0) {
+            fprintf(stderr, "the child of attempt %d hung\n", attempt);
+            exit(1);
+        }
+    }
+}
 
 int main(void)
 {
@@ -12,6 +57,7 @@ int main(void)
     struct iovec out = { text, sizeof text }, in = { room, sizeof room };
     int status;
 
+    fork_while_another_thread_starts();
     if (smbdirect_listen(NULL, "127.0.0.1:0", NULL, &listener, &error) != 0
         || smbdirect_listener_address(listener, address, sizeof address, &error) != 0)
         fail("listen", &error);
