@@ -5,6 +5,7 @@ import gc
 import socket
 import struct
 import threading
+import time
 import unittest
 
 import smbdirect
@@ -78,6 +79,9 @@ class Blocking(unittest.TestCase):
         with self.assertRaises(ConnectionRefusedError) as raised:
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT)
         self.assertEqual(raised.exception.code, -5)
+        # A time limit is never rounded to 0, which means another thing.
+        with self.assertRaises(OSError):
+            smbdirect.connect("127.0.0.1:1", timeout=0.00001)
         with self.assertRaises(smbdirect.InvalidError):
             smbdirect.connect("127.0.0.1:1", timeout=LIMIT, max_send_size=1)
         with self.assertRaises(TypeError):
@@ -190,6 +194,27 @@ class Asyncio(unittest.TestCase):
             listener.close()
 
         self.run_limited(refuse())
+
+    def test_waiting_takes_no_time_of_the_processor(self):
+        async def wait():
+            listener = await aio.listen("127.0.0.1:0")
+            clients = [await aio.connect(listener.address) for _ in range(3)]
+            server = await listener.accept()
+            # Two connections wait to be accepted.
+            begun = time.thread_time()
+            await asyncio.sleep(0.5)
+            self.assertLess(time.thread_time() - begun, 0.1)
+            # They are not lost.
+            servers = [server, await listener.accept(), await listener.accept()]
+            accepting = asyncio.ensure_future(listener.accept())
+            await asyncio.sleep(0.01)
+            clients.append(await aio.connect(listener.address))
+            servers.append(await accepting)
+            for connection in clients + servers:
+                connection.free()
+            listener.close()
+
+        self.run_limited(wait())
 
 
 if __name__ == "__main__":

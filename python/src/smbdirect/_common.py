@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from ctypes import byref, c_void_p
 from dataclasses import dataclass, fields
@@ -79,7 +80,7 @@ def milliseconds(timeout: Optional[float]) -> int:
         return -1
     if timeout < 0:
         raise ValueError(f"a timeout of {timeout} s")
-    return min(round(timeout * 1000), 2**31 - 1)
+    return min(math.ceil(timeout * 1000), 2**31 - 1)
 
 
 @dataclass(frozen=True)

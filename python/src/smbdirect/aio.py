@@ -42,15 +42,21 @@ T = TypeVar("T")
 class _Events:
     """Wakes the coroutines that wait for a handle of the library."""
 
-    def __init__(self, descriptor: int, service: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, service: Optional[Callable[[], None]] = None) -> None:
+        """`service` makes the descriptor unreadable. Without it only attempts do so, and the loop has the descriptor
+        only while a coroutine waits: otherwise it would run without a pause."""
         self._loop = asyncio.get_running_loop()
         self._descriptor = descriptor
         self._service = service
         self._waiting: set[asyncio.Future[None]] = set()
-        self._loop.add_reader(descriptor, self._ready)
+        if service is not None:
+            self._loop.add_reader(descriptor, self._ready)
 
     def _ready(self) -> None:
-        self._service()
+        if self._service is not None:
+            self._service()
+        else:
+            self._loop.remove_reader(self._descriptor)
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
@@ -61,6 +67,8 @@ class _Events:
         while (value := attempt()) is None:
             future = self._loop.create_future()
             self._waiting.add(future)
+            if self._service is None:
+                self._loop.add_reader(self._descriptor, self._ready)
             try:
                 await future
             finally:
@@ -273,7 +281,7 @@ class Listener(ListenerHandle):
         super().__init__(pointer)
         error = c.Error()
         descriptor = check(library.smbdirect_listener_get_fd(pointer, byref(error)), error)
-        self._events = _Events(descriptor, lambda: None)
+        self._events = _Events(descriptor)
 
     async def accept(self) -> Connection:
         """Returns the next connection, which is established."""
