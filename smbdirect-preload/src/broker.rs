@@ -179,10 +179,19 @@ fn connect_to_broker(settings: &Settings) -> io::Result<UnixStream> {
 }
 
 /// Waits for the answer of the broker. Returns its error number, or that of a broker that is gone.
-pub(crate) fn answer(mut broker: impl Read) -> i32 {
+///
+/// # Errors
+/// A signal interrupted the wait, or the time limit of the socket passed. The broker goes on.
+pub(crate) fn answer(mut broker: &UnixStream) -> io::Result<i32> {
     let mut number = [0; 4];
-    match broker.read_exact(&mut number) {
-        Ok(()) => i32::from_ne_bytes(number),
-        Err(_) => libc::ECONNREFUSED,
+    match broker.read(&mut number) {
+        // The answer is one write of four bytes, which arrive together.
+        Ok(4) => Ok(i32::from_ne_bytes(number)),
+        Err(error)
+            if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock].contains(&error.kind()) =>
+        {
+            Err(error)
+        }
+        _ => Ok(libc::ECONNREFUSED),
     }
 }

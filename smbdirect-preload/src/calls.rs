@@ -1,17 +1,13 @@
 //! The functions that replace those of the C library.
 
-use std::{
-    ffi::{c_int, c_void},
-    fs::File,
-    os::fd::AsRawFd,
-};
+use std::ffi::{c_int, c_void};
 
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use crate::{
-    broker, connecting,
+    connecting,
     next::next,
-    sockets::{Socket, option, socket},
+    sockets::{self, Progress, Socket, with},
 };
 
 /// Replaces `connect`.
@@ -24,47 +20,48 @@ pub unsafe extern "C" fn connect(
     address: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    if let Some(status) = with(descriptor, |socket| Some(connect_again(socket)), || None) {
-        return status;
-    }
+    let again = with(descriptor, |socket| {
+        let family = c_int::from(socket.peer.ss_family);
+        socket.connect_again(descriptor).ok_or(family)
+    });
+    let family = match again {
+        Some(Ok(0)) => return 0,
+        Some(Ok(error)) => return fail(error),
+        Some(Err(family)) => Some(family),
+        None => None,
+    };
     // SAFETY: the arguments are those of the caller.
     unsafe {
-        match connecting::connect(descriptor, address, length) {
+        match connecting::connect(descriptor, address, length, family) {
             Some(status) => status,
             None => (next().connect)(descriptor, address, length),
         }
     }
 }
 
-/// Returns what a further `connect` on the socket returns: some programs ask this way whether they are
-/// connected.
-fn connect_again(socket: &mut Socket) -> c_int {
-    let first = socket.answer.is_some();
-    let number = match outcome(socket) {
-        Outcome::Pending => libc::EALREADY,
-        Outcome::Failed(error) => error,
-        Outcome::Connected if first => return 0,
-        Outcome::Connected => libc::EISCONN,
-    };
+/// Sets the error number, and returns the status of a call that failed.
+fn fail(error: c_int) -> c_int {
     // SAFETY: the location of the error number of this thread is always valid.
-    unsafe { *libc::__errno_location() = number };
+    unsafe { *libc::__errno_location() = error };
     -1
 }
 
-/// Runs `known` for a socket of an SMB Direct connection, and `other` for any other descriptor, such as one
-/// that `dup2` has put in the place of such a socket.
-fn with<T>(
-    descriptor: c_int,
-    known: impl FnOnce(&mut Socket) -> T,
-    other: impl FnOnce() -> T,
-) -> T {
-    if let Some(mut place) = socket(descriptor)
-        && let Some(socket) = place.as_mut()
-        && option(descriptor, libc::SO_DOMAIN) == Some(libc::AF_UNIX)
-    {
-        return known(socket);
+/// Copies an address of a socket to the caller.
+///
+/// # Safety
+/// As for `getpeername` of the C library.
+unsafe fn give(
+    from: &sockaddr_storage,
+    from_length: socklen_t,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    if address.is_null() || length.is_null() {
+        return fail(libc::EFAULT);
     }
-    other()
+    // SAFETY: the caller's memory has `*length` bytes.
+    unsafe { connecting::copy_address(from, from_length, address, length) };
+    0
 }
 
 /// Replaces `getpeername`: the peer is the server, not the broker.
@@ -77,15 +74,18 @@ pub unsafe extern "C" fn getpeername(
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: the arguments are those of the caller.
-    let known = |socket: &mut Socket| unsafe {
-        connecting::copy_address(&socket.peer, socket.peer_length, address, length);
-        0
+    let known = |socket: &mut Socket| match socket.progress(descriptor) {
+        Progress::Connected => Ok((socket.peer, socket.peer_length)),
+        Progress::Pending | Progress::Failed(_) => Err(libc::ENOTCONN),
     };
     // SAFETY: the arguments are those of the caller.
-    with(descriptor, known, || unsafe {
-        (next().getpeername)(descriptor, address, length)
-    })
+    unsafe {
+        match with(descriptor, known) {
+            Some(Ok((peer, peer_length))) => give(&peer, peer_length, address, length),
+            Some(Err(error)) => fail(error),
+            None => (next().getpeername)(descriptor, address, length),
+        }
+    }
 }
 
 /// Replaces `getsockname`: the address of this end is the unspecified one of the server's family, as only the
@@ -103,14 +103,15 @@ pub unsafe extern "C" fn getsockname(
         // SAFETY: all fields of the address are valid when they are zero.
         let mut own: sockaddr_storage = unsafe { std::mem::zeroed() };
         own.ss_family = socket.peer.ss_family;
-        // SAFETY: the arguments are those of the caller.
-        unsafe { connecting::copy_address(&own, socket.peer_length, address, length) };
-        0
+        (own, socket.peer_length)
     };
     // SAFETY: the arguments are those of the caller.
-    with(descriptor, known, || unsafe {
-        (next().getsockname)(descriptor, address, length)
-    })
+    unsafe {
+        match with(descriptor, known) {
+            Some((own, own_length)) => give(&own, own_length, address, length),
+            None => (next().getsockname)(descriptor, address, length),
+        }
+    }
 }
 
 /// Replaces `getsockopt`: `SO_ERROR` is the result of connecting, and options of TCP are 0.
@@ -127,61 +128,32 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     // SAFETY: the arguments are those of the caller.
     let pass = || unsafe { (next().getsockopt)(descriptor, level, name, value, length) };
-    let known = |socket: &mut Socket| {
-        let answer = match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                // This clears the error of the socket itself.
-                let status = pass();
-                match outcome(socket) {
-                    Outcome::Pending => 0,
-                    Outcome::Failed(error) => error,
-                    Outcome::Connected => return status,
-                }
-            }
-            (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.peer.ss_family.into(),
-            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
-            (libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => 0,
-            _ => return pass(),
-        };
-        // SAFETY: the caller's memory has `*length` bytes.
-        unsafe {
-            let count = (*length as usize).min(size_of::<c_int>());
-            let from = (&raw const answer).cast::<u8>();
-            value.cast::<u8>().copy_from_nonoverlapping(from, count);
-            *length = count as socklen_t;
+    let known = |socket: &mut Socket| match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            let error = socket.take_error(descriptor)?;
+            // The error of the socket itself says less, and is taken with it.
+            sockets::option::<c_int>(descriptor, libc::SO_ERROR);
+            Some(error)
         }
-        0
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => Some(socket.peer.ss_family.into()),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Some(libc::IPPROTO_TCP),
+        (libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => Some(0),
+        _ => None,
     };
-    with(descriptor, known, pass)
-}
-
-/// How far a socket has connected.
-enum Outcome {
-    Pending,
-    Connected,
-    Failed(c_int),
-}
-
-/// Asks the broker how far a socket has connected. A failure is returned once.
-fn outcome(socket: &mut Socket) -> Outcome {
-    if let Some(answer) = &socket.answer {
-        let mut ready = libc::pollfd {
-            fd: answer.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: there is one entry.
-        if unsafe { libc::poll(&raw mut ready, 1, 0) } != 1 {
-            return Outcome::Pending;
-        }
+    let Some(answer) = with(descriptor, known).flatten() else {
+        return pass();
+    };
+    if value.is_null() || length.is_null() {
+        return fail(libc::EFAULT);
     }
-    if let Some(answer) = socket.answer.take() {
-        socket.error = broker::answer(File::from(answer));
+    // SAFETY: the caller's memory has `*length` bytes.
+    unsafe {
+        let count = (*length as usize).min(size_of::<c_int>());
+        let from = (&raw const answer).cast::<u8>();
+        value.cast::<u8>().copy_from_nonoverlapping(from, count);
+        *length = count as socklen_t;
     }
-    match std::mem::take(&mut socket.error) {
-        0 => Outcome::Connected,
-        error => Outcome::Failed(error),
-    }
+    0
 }
 
 /// Replaces `setsockopt`: options of TCP and IP have no meaning for SMB Direct, and succeed.
@@ -196,13 +168,15 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
+    if matches!(
+        level,
+        libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6
+    ) && with(descriptor, |_| ()).is_some()
+    {
+        return 0;
+    }
     // SAFETY: the arguments are those of the caller.
-    let pass = || unsafe { (next().setsockopt)(descriptor, level, name, value, length) };
-    let known = |_: &mut Socket| match level {
-        libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6 => 0,
-        _ => pass(),
-    };
-    with(descriptor, known, pass)
+    unsafe { (next().setsockopt)(descriptor, level, name, value, length) }
 }
 
 /// Replaces `close`, after which the number of the descriptor may stand for another file.
@@ -211,9 +185,7 @@ pub unsafe extern "C" fn setsockopt(
 /// As for the function of the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
-    let forgotten = socket(descriptor).and_then(|mut place| place.take());
-    // Dropping it closes the socket to the broker, which comes here again, with the place unlocked.
-    drop(forgotten);
+    sockets::forget(descriptor);
     // SAFETY: the argument is that of the caller.
     unsafe { (next().close)(descriptor) }
 }

@@ -8,16 +8,19 @@ use std::{
         unix::net::UnixStream,
     },
     ptr,
+    time::Duration,
 };
 
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
 use crate::{
     broker::{self, Target},
+    epoll,
     sockets::{self, Socket},
 };
 
-/// Returns the address and the target of a call that is for the broker.
+/// Returns the address and the target of a call that is for the broker. `family` is that of the socket, if the
+/// socket stands for another one.
 ///
 /// # Safety
 /// `address` is valid for reads of `length` bytes.
@@ -25,6 +28,7 @@ unsafe fn wanted(
     descriptor: c_int,
     address: *const sockaddr,
     length: socklen_t,
+    family: Option<c_int>,
 ) -> Option<(sockaddr_storage, Target)> {
     let settings = broker::settings()?;
     if address.is_null() || length as usize > size_of::<sockaddr_storage>() {
@@ -44,12 +48,15 @@ unsafe fn wanted(
     };
     let target = Target::new(&storage)?;
     let stream = sockets::option(descriptor, libc::SO_TYPE) == Some(libc::SOCK_STREAM);
-    let inet = sockets::option(descriptor, libc::SO_DOMAIN) == Some(i32::from(storage.ss_family));
+    let family = family.or_else(|| sockets::option(descriptor, libc::SO_DOMAIN));
+    let inet = family == Some(i32::from(storage.ss_family));
     (length as usize >= needed && stream && inet && target.is_of(settings))
         .then_some((storage, target))
 }
 
 /// Connects by SMB Direct if the call is for the broker. Returns `None` otherwise.
+///
+/// `family` is that of the program's socket if a failed attempt has put another socket in its place.
 ///
 /// # Safety
 /// The arguments are those of `connect`.
@@ -57,9 +64,10 @@ pub(crate) unsafe fn connect(
     descriptor: c_int,
     address: *const sockaddr,
     length: socklen_t,
+    family: Option<c_int>,
 ) -> Option<c_int> {
     // SAFETY: the arguments are those of `connect`.
-    let (storage, target) = unsafe { wanted(descriptor, address, length) }?;
+    let (storage, target) = unsafe { wanted(descriptor, address, length, family) }?;
     let connected = establish(descriptor, storage, length, &target);
     Some(match connected {
         Ok(()) => 0,
@@ -80,8 +88,7 @@ fn establish(
 ) -> io::Result<()> {
     let settings = broker::settings().ok_or(io::ErrorKind::NotFound)?;
     // This is checked before the broker connects: the program could not use the connection.
-    let too_many_files = || io::Error::from_raw_os_error(libc::EMFILE);
-    drop(sockets::socket(descriptor).ok_or_else(too_many_files)?);
+    sockets::index(descriptor)?;
     // SAFETY: reading the flags of a descriptor has no preconditions.
     let (status_flags, descriptor_flags) = unsafe {
         (
@@ -94,36 +101,53 @@ fn establish(
     }
     let waits = status_flags & libc::O_NONBLOCK == 0;
     let (program, theirs) = UnixStream::pair()?;
-    let filling = if waits { 0 } else { fill(&program)? };
+    let filling = fill(&program)?;
     let broker = broker::ask(settings, target, filling, &OwnedFd::from(theirs))?;
+    // What `connect` returns if the connection is not established yet.
+    let mut unfinished = libc::EINPROGRESS;
+    let mut answer = None;
     if waits {
-        let number = broker::answer(&broker);
-        if number != 0 {
-            return Err(io::Error::from_raw_os_error(number));
+        // The time limit of sending is that of connecting, too.
+        broker.set_read_timeout(timeout(descriptor, libc::SO_SNDTIMEO))?;
+        match broker::answer(&broker) {
+            Ok(0) => {}
+            Ok(number) => return Err(io::Error::from_raw_os_error(number)),
+            Err(error) => {
+                if error.kind() == io::ErrorKind::Interrupted {
+                    unfinished = libc::EINTR;
+                }
+                answer = Some(broker);
+            }
         }
+    } else {
+        answer = Some(broker);
     }
     program.set_nonblocking(!waits)?;
-    let mut place = sockets::socket(descriptor).ok_or_else(too_many_files)?;
-    // SAFETY: the descriptor of the program stays open, with another socket behind it.
-    unsafe {
-        let close_on_exec = match descriptor_flags & libc::FD_CLOEXEC {
-            0 => 0,
-            _ => libc::O_CLOEXEC,
-        };
-        if libc::dup3(program.as_raw_fd(), descriptor, close_on_exec) < 0 {
-            return Err(io::Error::last_os_error());
-        }
+    program.set_read_timeout(timeout(descriptor, libc::SO_RCVTIMEO))?;
+    program.set_write_timeout(timeout(descriptor, libc::SO_SNDTIMEO))?;
+    let close_on_exec = match descriptor_flags & libc::FD_CLOEXEC {
+        0 => 0,
+        _ => libc::O_CLOEXEC,
+    };
+    let is_finished = answer.is_none();
+    let description = Socket::new(&program, answer, peer, peer_length)?;
+    let registrations = epoll::registrations(descriptor);
+    sockets::replace(descriptor, &program, close_on_exec, description)?;
+    for registration in registrations {
+        registration.renew(descriptor);
     }
-    *place = Some(Socket {
-        peer,
-        peer_length,
-        answer: (!waits).then(|| broker.into()),
-        error: 0,
-    });
-    match waits {
+    match is_finished {
         true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::EINPROGRESS)),
+        false => Err(io::Error::from_raw_os_error(unfinished)),
     }
+}
+
+/// Returns a time limit of a socket, or `None` if it has none.
+fn timeout(descriptor: c_int, name: c_int) -> Option<Duration> {
+    let limit: libc::timeval = sockets::option(descriptor, name)?;
+    let seconds = Duration::from_secs(limit.tv_sec.try_into().ok()?);
+    let limit = seconds + Duration::from_micros(limit.tv_usec.try_into().ok()?);
+    (!limit.is_zero()).then_some(limit)
 }
 
 /// Fills the send buffer of a socket, so that it is not writable. Returns the number of bytes.

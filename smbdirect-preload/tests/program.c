@@ -1,6 +1,7 @@
 /* A program that speaks SMB's frames over TCP, as any SMB client: run with and without `smbdirect run`, it must
- * see the same. Arguments: an address where a peer returns each frame, one where nothing listens, and the port
- * of both. */
+ * see the same. Arguments: an address where a peer returns each frame, one where nothing listens, the port
+ * of both, and perhaps an address where connecting takes forever. With the arguments `send`, an address and a port,
+ * it sends one frame and exits. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,12 +9,16 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +94,16 @@ static int error_of(int fd)
     socklen_t length = sizeof error;
     CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && length == sizeof error);
     return error;
+}
+
+/* Returns whether the socket has a peer. */
+static int is_connected(int fd)
+{
+    struct sockaddr_in peer;
+    socklen_t length = sizeof peer;
+    int status = getpeername(fd, (struct sockaddr *)&peer, &length);
+    CHECK(status == 0 || errno == ENOTCONN);
+    return status == 0;
 }
 
 static void blocking(void)
@@ -179,20 +194,215 @@ static void non_blocking(int how)
         wait_writable(fd, how);
         CHECK(error_of(fd) == ECONNREFUSED);
         CHECK(error_of(fd) == 0);
+        CHECK(!is_connected(fd));
+        /* This says that the attempt is over, and the next one is another. */
+        CHECK(connect_to(fd, server) == -1 && errno == ECONNABORTED);
+    }
+    CHECK(!is_connected(fd));
+    CHECK(connect_to(fd, server) == -1 && errno == EINPROGRESS);
+    wait_writable(fd, how);
+    CHECK(error_of(fd) == 0 && is_connected(fd));
+    CHECK(fcntl(fd, F_SETFL, 0) == 0);
+    echo(fd, 10);
+    CHECK(close(fd) == 0);
+
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    CHECK(connect_to(fd, nobody) == -1 && (errno == EINPROGRESS || errno == ECONNREFUSED));
+    if (errno == EINPROGRESS) {
+        wait_writable(fd, how);
+        CHECK(connect_to(fd, server) == -1 && errno == ECONNREFUSED);
     }
     CHECK(close(fd) == 0);
 }
 
+/* Programs may wait before they connect: epoll keeps the socket, with the data of the program. */
+static void epoll_before_connect(void)
+{
+    struct epoll_event event = { .events = EPOLLIN | EPOLLOUT | EPOLLET, .data.u64 = 0x123456789abcdef };
+    int epoll = epoll_create1(0), fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), other = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, other, &event) == 0 && close(other) == 0);
+    /* A socket that is not connected has events. */
+    CHECK(epoll_wait(epoll, &event, 1, 0) >= 0);
+    CHECK(connect_to(fd, server) == -1 && errno == EINPROGRESS);
+    do
+        CHECK(epoll_wait(epoll, &event, 1, 10000) == 1 && event.data.u64 == 0x123456789abcdef);
+    while ((event.events & EPOLLHUP) != 0);
+    CHECK((event.events & EPOLLOUT) != 0 && error_of(fd) == 0);
+    CHECK(epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL) == 0);
+    CHECK(close(epoll) == 0 && close(fd) == 0);
+}
+
+/* A number that becomes another file is no connection any more, however it came to that. */
+static void other_files(void)
+{
+    int pair[2], domain = 0, fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_storage name;
+    socklen_t length = sizeof name;
+    CHECK(connect_to(fd, server) == 0);
+    FILE *stream = fdopen(fd, "r+");
+    CHECK(stream != NULL && fclose(stream) == 0);
+    /* The lowest free number is the one that was closed. */
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && pair[0] == fd);
+    CHECK(getpeername(fd, (struct sockaddr *)&name, &length) == 0 && name.ss_family == AF_UNIX);
+    length = sizeof domain;
+    CHECK(getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX);
+    CHECK(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &domain, sizeof domain) == -1 && errno == EOPNOTSUPP);
+    CHECK(connect_to(fd, server) == -1 && errno != EALREADY && errno != EINTR);
+    CHECK(close(pair[0]) == 0 && close(pair[1]) == 0);
+
+    /* A program that closes all numbers that it does not know. */
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    CHECK(connect_to(fd, server) == -1 && errno == EINPROGRESS);
+    CHECK(syscall(SYS_close_range, fd + 1, ~0U, 0) == 0);
+    int files[8];
+    for (int i = 0; i < 8; i++)
+        CHECK((files[i] = open("/dev/null", O_RDONLY)) >= 0);
+    wait_writable(fd, 0);
+    CHECK(error_of(fd) == 0 && is_connected(fd) && fcntl(fd, F_SETFL, 0) == 0);
+    echo(fd, 10);
+    CHECK(close(fd) == 0);
+    for (int i = 0; i < 8; i++)
+        CHECK(fcntl(files[i], F_GETFD) >= 0 && close(files[i]) == 0);
+
+    /* A child of vfork() has the memory of its parent, and descriptors of its own. */
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect_to(fd, server) == 0);
+    pid_t child = vfork();
+    if (child == 0) {
+        close(fd);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0 && is_connected(fd));
+    echo(fd, 10);
+    CHECK(close(fd) == 0);
+}
+
+/* Time limits of a socket are set before or after it is connected. */
+static void time_limits(void)
+{
+    struct timeval limit = { 0, 50000 };
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    char byte;
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+    CHECK(connect_to(fd, server) == 0);
+    CHECK(recv(fd, &byte, 1, 0) == -1 && errno == EAGAIN);
+    CHECK(close(fd) == 0);
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+}
+
+/* A connect that takes forever ends at a signal and at the time limit, and goes on behind the program. */
+static void interrupted(const char *mute)
+{
+    struct timeval limit = { 0, 100000 };
+    struct itimerval timer = { { 0, 100000 }, { 0, 100000 } }, none = { { 0, 0 }, { 0, 0 } };
+    struct sigaction action = { .sa_handler = on_signal };
+    struct pollfd wait = { -1, POLLOUT, 0 };
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0);
+    CHECK(connect_to(fd, mute) == -1 && errno == EINPROGRESS);
+    CHECK(!is_connected(fd) && error_of(fd) == 0);
+    CHECK(connect_to(fd, mute) == -1 && errno == EALREADY);
+    wait.fd = fd;
+    CHECK(poll(&wait, 1, 0) == 0 && close(fd) == 0);
+
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    CHECK(connect_to(fd, mute) == -1 && errno == EINTR);
+    CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
+    CHECK(connect_to(fd, mute) == -1 && errno == EALREADY);
+    wait.fd = fd;
+    CHECK(!is_connected(fd) && poll(&wait, 1, 0) == 0 && close(fd) == 0);
+}
+
+enum { VICTIMS = 20 };
+static int victims[VICTIMS], asked;
+static volatile sig_atomic_t closed;
+static volatile int stop;
+
+/* Closes the next connection. POSIX lets signal handlers call close(). */
+static void close_one(int number)
+{
+    (void)number;
+    if (closed < VICTIMS)
+        close(victims[closed++]);
+}
+
+static void *ask(void *unused)
+{
+    while (!stop)
+        CHECK(error_of(asked) == 0);
+    return unused;
+}
+
+/* Signal handlers and forked processes close connections while others use them. */
+static void signals_and_forks(void)
+{
+    struct itimerval timer = { { 0, 1000 }, { 0, 1000 } }, none = { { 0, 0 }, { 0, 0 } };
+    struct sigaction action = { .sa_handler = close_one, .sa_flags = SA_RESTART };
+    pthread_t thread;
+    for (int i = 0; i < VICTIMS; i++) {
+        victims[i] = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(connect_to(victims[i], server) == 0);
+    }
+    asked = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect_to(asked, server) == 0);
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    while (closed < VICTIMS)
+        CHECK(error_of(asked) == 0);
+    CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
+
+    CHECK(pthread_create(&thread, NULL, ask, NULL) == 0);
+    for (int i = 0; i < 200; i++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            CHECK(error_of(asked) == 0);
+            _exit(close(asked));
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    stop = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    echo(asked, 10);
+    CHECK(close(asked) == 0);
+}
+
+/* Sends one frame and exits, with no regard to the answer. */
+static int send_and_exit(void)
+{
+    unsigned char frame[4 + 200] = { 0, 0, 0, 200 };
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect_to(fd, server) == 0);
+    write_all(fd, frame, sizeof frame);
+    return 7;
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 4)
+    if (argc != 4 && argc != 5)
         return 2;
+    port = atoi(argv[3]);
+    if (strcmp(argv[1], "send") == 0) {
+        server = argv[2];
+        return send_and_exit();
+    }
     server = argv[1];
     nobody = argv[2];
-    port = atoi(argv[3]);
     blocking();
     for (int how = 0; how < 3; how++)
         non_blocking(how);
+    epoll_before_connect();
+    other_files();
+    time_limits();
+    if (argc == 5)
+        interrupted(argv[4]);
+    signals_and_forks();
     /* Other sockets are none of the library's. */
     int other = socket(AF_INET, SOCK_DGRAM, 0);
     CHECK(connect_to(other, server) == 0 && close(other) == 0);

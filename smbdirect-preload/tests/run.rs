@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, ChildStdout, Command, Output, Stdio},
     thread,
 };
 
@@ -21,7 +21,8 @@ fn program(folder: &Path) -> Option<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.c");
     let program = folder.join("program");
     let compiler = Command::new("cc")
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o"])
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args([source, "-o"])
         .arg(&program)
         .status();
     match compiler {
@@ -84,52 +85,104 @@ fn program_sees_the_same_over_tcp_and_over_smb_direct() {
             port.to_owned(),
         ]
     };
-    let over_tcp = Command::new(&program)
+    let over_tcp = Command::new("timeout")
+        .arg("100")
+        .arg(&program)
         .args(arguments(&port))
         .output()
         .unwrap();
     check(&over_tcp);
 
     // Over SMB Direct, with frames returned by `listen --echo`.
-    let command = build().join("smbdirect");
-    if !command.exists() {
-        assert!(
-            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
-            "{command:?} is missing"
-        );
-        eprintln!("skipped: cargo build -p smbdirect-cli");
+    let Some(echo) = Listening::start(&["--echo"]) else {
         return;
-    }
-    let mut echo = Command::new(&command)
-        .args(["listen", "127.0.0.1:0", "--echo"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdout = BufReader::new(echo.stdout.take().unwrap());
-    let _echo = Ended(echo);
-    let mut line = String::new();
-    stdout.read_line(&mut line).unwrap();
-    let (_, direct_port) = line.trim_end().rsplit_once(':').unwrap();
-    let direct_port: String = direct_port
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .collect();
-    thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
-    let library = env::current_exe()
-        .unwrap()
-        .with_file_name("libsmbdirect_preload.so");
-    assert!(library.exists(), "{library:?}");
-    let over_smb_direct = Command::new(&command)
-        .args(["run", "--direct-port", &direct_port, "--"])
-        .arg(&program)
+    };
+    // This address takes connections and does not answer.
+    let mute = TcpListener::bind(("127.0.0.3", echo.port)).unwrap();
+    let over_smb_direct = run(&program, echo.port)
         .args(arguments("445"))
-        .env("SMBDIRECT_PRELOAD", library)
+        .arg("127.0.0.3")
         .output()
         .unwrap();
+    drop(mute);
     check(&over_smb_direct);
     let errors = String::from_utf8_lossy(&over_smb_direct.stderr);
     assert!(
         errors.contains("127.0.0.2"),
         "the refused connections are explained: {errors}"
     );
+}
+
+/// A program may exit as soon as it has written its last frame.
+#[test]
+fn last_frame_arrives_after_the_program_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = program(folder.path()) else {
+        return;
+    };
+    let Some(mut sink) = Listening::start(&["--sink", "--once"]) else {
+        return;
+    };
+    let sent = run(&program, sink.port)
+        .args(["send", "127.0.0.1", "445"])
+        .output()
+        .unwrap();
+    check(&sent);
+    let mut line = String::new();
+    sink.output.read_line(&mut line).unwrap();
+    assert!(line.contains("1 message, 200 B"), "{line}");
+    assert!(line.contains("closed"), "{line}");
+}
+
+/// `smbdirect listen` on a free port.
+struct Listening {
+    _process: Ended,
+    port: u16,
+    output: BufReader<ChildStdout>,
+}
+
+impl Listening {
+    /// Returns `None` without the command, which is built with the workspace.
+    fn start(options: &[&str]) -> Option<Self> {
+        let command = build().join("smbdirect");
+        if !command.exists() {
+            assert!(
+                env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+                "{command:?} is missing"
+            );
+            eprintln!("skipped: cargo build -p smbdirect-cli");
+            return None;
+        }
+        let mut process = Command::new(&command)
+            .args(["listen", "127.0.0.1:0"])
+            .args(options)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let process = Ended(process);
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let (_, port) = line.trim_end().rsplit_once(':').unwrap();
+        Some(Self {
+            _process: process,
+            port: port.parse().unwrap(),
+            output,
+        })
+    }
+}
+
+/// Returns the command that runs a program over SMB Direct.
+fn run(program: &Path, direct_port: u16) -> Command {
+    let library = env::current_exe()
+        .unwrap()
+        .with_file_name("libsmbdirect_preload.so");
+    assert!(library.exists(), "{library:?}");
+    let mut command = Command::new(build().join("smbdirect"));
+    command
+        .args(["run", "--direct-port", &direct_port.to_string(), "--"])
+        .args(["timeout", "100"])
+        .arg(program)
+        .env("SMBDIRECT_PRELOAD", library);
+    command
 }
