@@ -12,13 +12,18 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 use smbdirect::Config;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+use tracing::warn;
 
 use self::broker::Broker;
 use crate::{
@@ -66,6 +71,9 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect run --direct-port 5446 -- python3 backup.py
   smbdirect run -v -- smbclient -L fileserver     says when a connection is made, and how it ends";
 
+/// Longest time after the end of the program in which its connections close.
+const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Name of the library that is loaded into the program.
 const LIBRARY: &str = "libsmbdirect_preload.so";
 
@@ -93,9 +101,17 @@ impl Run {
         let port = self.direct_port.unwrap_or_else(|| provider.default_port());
         let broker = Broker::new(&socket, provider, port, config)
             .with_context(|| format!("no socket at {}", socket.display()))?;
+        let connections = broker.connections();
         let serving = tokio::spawn(broker.serve());
         let status = self.program(&library, &socket).await;
         serving.abort();
+        // The last frames of the program may still be in its socket, as TCP's would be in the kernel.
+        if timeout(LAST_FRAMES_TIMEOUT, connections.all_ended())
+            .await
+            .is_err()
+        {
+            warn!("connections that the program has left open are cut off");
+        }
         Ok(exit_code(status?))
     }
 

@@ -25,6 +25,7 @@ use smbdirect::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::{UnixListener, UnixStream},
+    sync::watch,
     time::{sleep, timeout},
 };
 use tracing::{debug, info, warn};
@@ -51,6 +52,29 @@ struct Connector {
     /// Port of SMB Direct at every server.
     port: u16,
     config: Config,
+    connections: Connections,
+}
+
+/// Counts the connections that are not over. Clones count together.
+#[derive(Clone)]
+pub(super) struct Connections(watch::Sender<usize>);
+
+impl Connections {
+    /// Waits until there is none.
+    pub(super) async fn all_ended(self) {
+        // The sender is this value, so that the wait does not fail.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// Counts a connection until its end.
+    fn add(&self, connection: Connection) {
+        let count = self.0.clone();
+        count.send_modify(|count| *count += 1);
+        tokio::spawn(async move {
+            connection.closed().await;
+            count.send_modify(|count| *count -= 1);
+        });
+    }
 }
 
 impl Broker {
@@ -65,11 +89,17 @@ impl Broker {
             provider,
             port,
             config,
+            connections: Connections(watch::Sender::new(0)),
         };
         Ok(Self {
             listener: UnixListener::bind(path)?,
             connector: Arc::new(connector),
         })
+    }
+
+    /// Returns the count of the program's connections.
+    pub(super) fn connections(&self) -> Connections {
+        self.connector.connections.clone()
     }
 
     /// Serves requests until the future is dropped.
@@ -127,9 +157,18 @@ impl Connector {
                 }
             };
         info!(%server, "the program is connected by SMB Direct");
-        program.write_all(&0i32.to_ne_bytes()).await?;
-        let socket = drain(request.socket, request.filling).await?;
-        connection.serve_stream(socket)?;
+        self.connections.add(connection.clone());
+        let serving = async {
+            // A program that closes all numbers that it does not know has no socket for the answer any more.
+            let _ = program.write_all(&0i32.to_ne_bytes()).await;
+            let socket = drain(request.socket, request.filling).await?;
+            connection.clone().serve_stream(socket)
+        };
+        if let Err(error) = serving.await {
+            // The program is gone. The count has a handle, so dropping this one closes nothing.
+            connection.abort();
+            return Err(error.into());
+        }
         Ok(())
     }
 }
