@@ -1,5 +1,6 @@
 """Messages with asyncio: `echo.py listen ADDRESS` returns each message, and `echo.py connect ADDRESS` sends some
-and compares what comes back. Also talks to `smbdirect listen --echo`."""
+and compares what comes back. The
+examples in C and Rust do the same, so each end works with any of them, and with `smbdirect listen --echo`."""
 
 import asyncio
 import sys
@@ -24,8 +25,8 @@ async def listen(address):
 
 async def connect(address):
     async with await aio.connect(address) as connection:
-        for length in (1, 1364, 100_000, 1_000_000):
-            message = bytes(length)
+        for length in (1, 64, 1364, 8192, 100_000, 1_000_000):
+            message = bytes(at * 31 // 7 % 256 for at in range(length))
             await connection.send(message)
             if await connection.recv() != message:
                 sys.exit(f"the echo of {length} bytes differs")

@@ -1,5 +1,6 @@
 /* Messages with blocking calls: `echo listen ADDRESS` returns each message, and `echo connect ADDRESS` sends
- * messages of several lengths and compares what comes back. */
+ * messages of several lengths and compares what comes back. The examples in Rust and Python do the same, so each
+ * end works with any of them, and with `smbdirect listen --echo`. */
 #include "common.h"
 
 static void serve(const char *address)

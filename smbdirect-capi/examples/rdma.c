@@ -1,5 +1,6 @@
 /* Remote memory: `rdma listen ADDRESS` registers a buffer and sends its descriptor, and `rdma connect ADDRESS`
- * reads it by RDMA Read, writes it by RDMA Write, and ends the registration by Send with Invalidate. */
+ * reads it by RDMA Read, writes half of it by RDMA Write, and ends the registration by Send with Invalidate. The
+ * connecting end also uses the memory of `smbdirect listen --memory`. */
 #include "common.h"
 
 enum { LENGTH = 1 << 20 };
@@ -41,8 +42,11 @@ static void serve(const char *address)
             fprintf(stderr, "byte %zu differs\n", at);
             exit(1);
         }
-    printf("the peer wrote half of %d bytes and ended token %s\n", LENGTH,
-           invalidated == descriptor.token ? "itself" : "of another region");
+    if (invalidated != descriptor.token) {
+        fprintf(stderr, "the message ended token %#x instead of %#x\n", invalidated, descriptor.token);
+        exit(1);
+    }
+    printf("the peer wrote half of %d bytes and ended its access\n", LENGTH);
     smbdirect_region_free(region);
     smbdirect_buffer_free(buffer);
     smbdirect_connection_free(connection);
@@ -54,30 +58,39 @@ static void use(const char *address)
     struct smbdirect_buffer_descriptor descriptor;
     struct smbdirect_error error;
     unsigned char encoded[16];
-    char *data = malloc(LENGTH), done[] = "done";
+    char done[] = "done";
 
-    struct iovec in = { encoded, sizeof encoded }, out = { done, sizeof done };
-    if (data == NULL || smbdirect_recv(connection, &in, 1, 30000, NULL, &error) != sizeof encoded)
+    struct iovec in = { encoded, sizeof encoded }, out = { done, sizeof done - 1 };
+    if (smbdirect_recv(connection, &in, 1, 30000, NULL, &error) != sizeof encoded)
         fail("receive", &error);
     decode_descriptor(encoded, &descriptor);
-    if (smbdirect_read(connection, &descriptor, 1, 0, data, LENGTH, 30000, &error) != 0)
+    size_t length = descriptor.length, half = length / 2;
+    char *before = malloc(length), *after = malloc(length);
+    if (before == NULL || after == NULL)
+        exit(1);
+    if (smbdirect_read(connection, &descriptor, 1, 0, before, length, 30000, &error) != 0)
         fail("read", &error);
-    for (size_t at = 0; at < LENGTH; at++)
-        if (data[at] != 'a')
-            exit(1);
-    memset(data, 'b', LENGTH / 2);
-    if (smbdirect_write(connection, &descriptor, 1, LENGTH / 2, data, LENGTH / 2, 30000, &error) != 0)
+    memset(before + half, 'b', length - half);
+    if (smbdirect_write(connection, &descriptor, 1, half, before + half, length - half, 30000, &error) != 0)
         fail("write", &error);
+    /* The read follows the write, so it finds what was written. */
+    if (smbdirect_read(connection, &descriptor, 1, 0, after, length, 30000, &error) != 0)
+        fail("read", &error);
+    if (memcmp(before, after, length) != 0) {
+        fprintf(stderr, "the memory has other bytes than were written\n");
+        exit(1);
+    }
     /* Beyond the descriptor the library refuses a transfer, and the connection lives on. */
-    if (smbdirect_read(connection, &descriptor, 1, 1, data, LENGTH, 30000, &error) != SMBDIRECT_ERROR_RANGE)
+    if (smbdirect_read(connection, &descriptor, 1, 1, after, length, 30000, &error) != SMBDIRECT_ERROR_RANGE)
         exit(1);
     if (smbdirect_send_and_invalidate(connection, &out, 1, descriptor.token, 30000, &error) != 0)
         fail("send", &error);
     if (smbdirect_close(connection, 30000, &error) != 0)
         fail("close", &error);
     smbdirect_connection_free(connection);
-    free(data);
-    printf("read %d bytes and wrote %d\n", LENGTH, LENGTH / 2);
+    free(before);
+    free(after);
+    printf("read %zu bytes and wrote %zu\n", length, length - half);
 }
 
 int main(int argc, char **argv)

@@ -1,10 +1,10 @@
-//! Programs in C: the examples with each other, misuse, threads, and fork.
+//! Programs in C: the examples with each other and with those in Rust and Python, misuse, threads, and fork.
 
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::OnceLock,
     thread,
     time::{Duration, Instant},
@@ -82,10 +82,12 @@ fn programs() -> Option<&'static Path> {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        for name in ["echo", "rdma", "poll_loop"] {
+        for name in ["echo", "rdma", "select_loop"] {
             compile(folder.path(), &format!("examples/{name}.c"), &[]);
         }
-        for name in ["misuse", "fork", "threads", "stream", "layout"] {
+        for name in [
+            "misuse", "fork", "threads", "stream", "wakeups", "sigpipe", "layout",
+        ] {
             compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
         }
         Some(folder)
@@ -145,16 +147,16 @@ fn end(folder: &Path, name: &str, tool: &[&str]) -> Command {
     command
 }
 
-/// Returns the command of one end of the example in Python, or `None` without Python.
-fn python_end() -> Option<Command> {
+/// Returns the command of an end of an example in Python, or `None` without Python.
+fn python_end(name: &str) -> Option<Command> {
     let package = source().join("../python");
     if !available("python3") || !package.exists() {
         return None;
     }
     let mut command = Command::new("python3");
     command
-        .arg("-B")
-        .arg(package.join("examples/echo.py"))
+        .args(["-B", "-W", "error"])
+        .arg(package.join(format!("examples/{name}.py")))
         .env("PYTHONPATH", package.join("src"))
         .env(
             "SMBDIRECT_LIBRARY",
@@ -163,15 +165,46 @@ fn python_end() -> Option<Command> {
     Some(command)
 }
 
-/// Runs both ends of an example, and returns what they have printed.
-fn run_ends(name: &str, mut listen: Command, mut connect: Command) -> String {
-    let mut listener = start(listen.args(["listen", "127.0.0.1:0"]));
+/// Returns the path of a program of another package, which cargo builds with the workspace.
+fn built(program: &str) -> Option<PathBuf> {
+    let path = libraries().join("..").join(program);
+    if !path.exists() {
+        assert!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "{path:?} is missing"
+        );
+        eprintln!("skipped: {path:?} is missing; cargo test --workspace builds it");
+        return None;
+    }
+    Some(path)
+}
+
+/// Returns the commands of an end of an example in each language that this machine has.
+fn ends(name: &str) -> Vec<(&'static str, Command)> {
+    let c = programs().map(|folder| end(folder, name, &[]));
+    let rust = built(&format!("examples/{name}")).map(Command::new);
+    let languages = [("C", c), ("Rust", rust), ("Python", python_end(name))];
+    let found = languages
+        .into_iter()
+        .filter_map(|(language, command)| Some((language, command?)));
+    found.collect()
+}
+
+/// Starts the listening end of an example, or the command, and returns its address and its further output.
+fn start_listening(listen: &mut Command) -> (Child, String, BufReader<ChildStdout>) {
+    let mut listener = start(listen);
     let mut stdout = BufReader::new(listener.stdout.take().unwrap());
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     let address = line.trim_end().strip_prefix("listening on ");
-    let address = address.unwrap_or_else(|| panic!("{name}: {line:?}"));
-    let client = start(connect.args(["connect", address]));
+    let address = address.unwrap_or_else(|| panic!("{listen:?}: {line:?}"));
+    (listener, address.to_owned(), stdout)
+}
+
+/// Runs both ends of an example, and returns what they have printed.
+fn run_ends(name: &str, mut listen: Command, mut connect: Command) -> String {
+    let (listener, address, mut stdout) = start_listening(listen.args(["listen", "127.0.0.1:0"]));
+    let client = start(connect.args(["connect", &address]));
     let said = finish(client, name, String::new());
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
@@ -189,65 +222,95 @@ fn run_pair(name: &str, tool: &[&str]) {
     println!("{printed}");
 }
 
+/// Each end of the examples in C, Rust and Python works with the other end in each language.
 #[test]
-fn examples_work_with_each_other() {
-    for name in ["echo", "rdma", "poll_loop"] {
-        run_pair(name, &[]);
+fn examples_in_all_languages_work_with_each_other() {
+    for (name, line) in [
+        ("echo", "1000000 bytes came back"),
+        ("rdma", "and wrote 524288"),
+    ] {
+        for listening in 0..ends(name).len() {
+            for connecting in 0..ends(name).len() {
+                let (listener, listen) = ends(name).swap_remove(listening);
+                let (client, connect) = ends(name).swap_remove(connecting);
+                let pair = format!("{name}, {client} to {listener}");
+                let said = run_ends(&pair, listen, connect);
+                assert!(said.contains(line), "{pair}: {said}");
+                println!("{pair}: works");
+            }
+        }
     }
 }
 
+/// One thread in C serves two connections by `select` at once: its own other end, and an example in Rust together
+/// with one in Python.
 #[test]
-fn examples_in_c_and_python_work_with_each_other() {
-    let (Some(folder), Some(listen), Some(connect)) = (programs(), python_end(), python_end())
-    else {
+fn select_loop_serves_two_connections() {
+    run_pair("select_loop", &[]);
+    let Some(folder) = programs() else {
         return;
     };
-    for (name, listen, connect) in [
-        ("C to Python", listen, end(folder, "echo", &[])),
-        ("Python to C", end(folder, "echo", &[]), connect),
-    ] {
-        println!("{name}: {}", run_ends(name, listen, connect));
+    let mut clients = ends("echo");
+    if clients.len() == 3 {
+        clients.remove(0);
     }
+    if clients.len() != 2 {
+        return;
+    }
+    let mut listen = end(folder, "select_loop", &[]);
+    let (listener, address, mut stdout) = start_listening(listen.args(["listen", "127.0.0.1:0"]));
+    let clients = clients.into_iter().map(|(language, mut connect)| {
+        let client = start(connect.args(["connect", &address]));
+        (language, client)
+    });
+    for (language, client) in clients.collect::<Vec<_>>() {
+        let said = finish(client, language, String::new());
+        assert!(said.contains("1000000 bytes came back"), "{said}");
+    }
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    let served = finish(listener, "select_loop", rest);
+    assert!(served.contains("messages of 2 connections"), "{served}");
 }
 
-/// The command echoes what the examples in C and Python send. It is built with the workspace only.
+/// The command is the other end of the connecting examples: it returns the messages of the first ones, and has
+/// memory for the second ones.
 #[test]
 fn examples_work_with_the_command() {
-    let command = libraries().join("../smbdirect");
-    let (Some(folder), Some(python)) = (programs(), python_end()) else {
+    let (Some(folder), Some(command)) = (programs(), built("smbdirect")) else {
         return;
     };
-    if !command.exists() {
-        assert!(
-            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
-            "{command:?} is missing"
-        );
-        eprintln!("skipped: cargo build -p smbdirect-cli");
-        return;
+    let mut clients: Vec<_> = ends("echo")
+        .into_iter()
+        .map(|(language, connect)| ("--echo", language, connect, "1000000 bytes came back"))
+        .collect();
+    let select_loop = end(folder, "select_loop", &[]);
+    clients.push((
+        "--echo",
+        "C, select",
+        select_loop,
+        "200 messages came back on each of 2",
+    ));
+    let with_memory = ends("rdma").into_iter();
+    clients.extend(with_memory.map(|(language, connect)| {
+        (
+            "--memory=300001",
+            language,
+            connect,
+            "read 300001 bytes and wrote 150001",
+        )
+    }));
+    for (mode, language, mut connect, line) in clients {
+        let mut listen = Command::new(&command);
+        let (mut listener, address, _stdout) =
+            start_listening(listen.args(["listen", "127.0.0.1:0", mode]));
+        let client = start(connect.args(["connect", &address]));
+        let said = finish(client, language, String::new());
+        assert!(said.contains(line), "{mode}, {language}: {said}");
+        println!("smbdirect listen {mode}, {language}: works");
+        listener.kill().unwrap();
+        listener.wait().unwrap();
     }
-    let said = echoed_by(&command, end(folder, "echo", &[]));
-    assert_eq!(said.matches("came back").count(), 6, "{said}");
-    let said = echoed_by(&command, python);
-    assert_eq!(said.matches("came back").count(), 4, "{said}");
-}
-
-/// Returns what the connecting end of an example prints when the command echoes its messages.
-fn echoed_by(command: &Path, mut connect: Command) -> String {
-    let mut listener = start(Command::new(command).args(["listen", "127.0.0.1:0", "--echo"]));
-    let mut line = String::new();
-    let mut stdout = BufReader::new(listener.stdout.take().unwrap());
-    stdout.read_line(&mut line).unwrap();
-    let address = line
-        .split_whitespace()
-        .find(|word| word.starts_with("127.0.0.1:"));
-    let address = address
-        .unwrap_or_else(|| panic!("{line:?}"))
-        .trim_end_matches([',', ';']);
-    let client = start(connect.args(["connect", address]));
-    let said = finish(client, "echo", String::new());
-    listener.kill().unwrap();
-    listener.wait().unwrap();
-    said
 }
 
 #[test]
@@ -262,7 +325,7 @@ fn examples_are_clean_under_valgrind() {
         "--leak-check=full",
         "--errors-for-leak-kinds=definite",
     ];
-    for name in ["rdma", "poll_loop"] {
+    for name in ["rdma", "select_loop"] {
         run_pair(name, &tool);
     }
 }
@@ -299,6 +362,16 @@ fn misuse_fails_with_a_status_code() {
 #[test]
 fn forked_process_has_connections_of_its_own() {
     run("fork");
+}
+
+#[test]
+fn descriptors_lose_no_event() {
+    run("wakeups");
+}
+
+#[test]
+fn peer_that_is_gone_raises_no_signal() {
+    run("sigpipe");
 }
 
 #[test]

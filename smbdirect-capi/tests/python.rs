@@ -45,8 +45,3 @@ fn python(arguments: &[&str]) {
 fn python_package_works() {
     python(&["tests/test_smbdirect.py"]);
 }
-
-#[test]
-fn python_example_works_with_itself() {
-    python(&["tests/run_example.py"]);
-}

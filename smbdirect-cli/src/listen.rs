@@ -10,17 +10,21 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
+use bytes::BytesMut;
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 use smbdirect::{
-    Config, Connection, ConnectionError, Listener, SendError, Sending, Statistics, metrics::Family,
+    Access, Config, Connection, ConnectionError, Listener, SendError, Sending, Statistics,
+    metrics::Family,
 };
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
 
 use crate::{
     metrics::{Figures, MetricsOptions},
-    options::{AcceptOptions, Address, CommonOptions, at_least_one, seconds, usage, with_profiles},
+    options::{
+        AcceptOptions, Address, CommonOptions, at_least_one, seconds, size, usage, with_profiles,
+    },
     report::{self, Report},
     signals::Interrupted,
     tdi::{
@@ -36,7 +40,7 @@ use crate::{
     transport,
 };
 
-/// Accept SMB Direct connections, and echo, drop, store or show what they send
+/// Accept SMB Direct connections, and echo, drop, store or show what they send, or lend them memory
 ///
 /// Prints the listening address in the first line, then one line for each file and one at the end
 /// of each connection. Runs until SIGINT or SIGTERM, and ends with status 0; with --count or
@@ -59,6 +63,13 @@ pub(crate) struct Listen {
     /// Store the files that `smbdirect send` offers in DIR; checks them and never overwrites
     #[arg(long, group = "mode", value_name = "DIR")]
     receive: Option<PathBuf>,
+
+    /// Register SIZE bytes for each peer to read and write by RDMA, and send it their descriptor
+    ///
+    /// The first message to the peer is the descriptor, 16 bytes. Messages of the peer are dropped. If
+    /// one of them ends the registration, the peer has no memory any more.
+    #[arg(long, group = "mode", value_name = "SIZE", value_parser = size)]
+    memory: Option<u32>,
 
     /// Accept peers on endpoints of the Transport Driver Interface, and show their events
     ///
@@ -100,6 +111,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --receive /srv/incoming
   smbdirect listen 127.0.0.1:0 --echo --once
   smbdirect listen [::]:5445 --sink --profile windows
+  smbdirect listen 127.0.0.1:0 --memory 1M    memory for peers that use RDMA Read and Write
   smbdirect listen --sink --metrics 127.0.0.1:9445
   smbdirect listen --tdi --execute 'hold; sleep 5; receive 1M'
 
@@ -158,6 +170,8 @@ const MAX_ECHOES: usize = 16;
 enum Mode {
     Echo,
     Sink,
+    /// Gives each peer memory of this length in bytes.
+    Memory(u32),
     Receive {
         store: Arc<dyn Store>,
         inactivity_limit: Duration,
@@ -232,6 +246,9 @@ impl Listen {
         }
         if self.echo {
             return Ok(Mode::Echo);
+        }
+        if let Some(length) = self.memory {
+            return Ok(Mode::Memory(length));
         }
         let Some(path) = &self.receive else {
             return Ok(Mode::Sink);
@@ -367,6 +384,7 @@ impl One {
         let result = match &self.mode {
             Mode::Echo => return self.echo().await,
             Mode::Sink => self.sink().await,
+            Mode::Memory(length) => return self.offer_memory(*length).await,
             Mode::Receive {
                 store,
                 inactivity_limit,
@@ -390,6 +408,22 @@ impl One {
             if let Err(error) = self.connection.recv().await {
                 return error;
             }
+        }
+    }
+
+    /// Lets the peer use memory of `length` bytes until the end of the connection.
+    async fn offer_memory(&self, length: u32) -> Result<(), String> {
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_INVALIDATE;
+        let region = self
+            .connection
+            .register(BytesMut::zeroed(length as usize), access)
+            .map_err(|error| format!("no memory for the peer: {}", error.reason))?;
+        let mut descriptor = BytesMut::new();
+        region.descriptor().encode(&mut descriptor);
+        match self.connection.send(descriptor) {
+            Ok(_) => well_ended(self.sink().await),
+            Err(SendError::Connection(error)) => well_ended(error),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -477,7 +511,7 @@ impl One {
                     report::bytes(bytes)
                 )
             }
-            Mode::Echo | Mode::Sink => {
+            Mode::Echo | Mode::Sink | Mode::Memory(_) => {
                 let messages = report::plural(statistics.messages_received, "message");
                 format!("{messages}, {}", report::bytes(statistics.bytes_received))
             }

@@ -66,7 +66,10 @@ fn usage_errors_have_status_2() {
             &["bench", "--max-fragmented-size", "64K"],
             "--max-fragmented-size 65536 is too small",
         ),
-        (&["listen"], "--echo|--sink|--receive <DIR>|--tdi"),
+        (
+            &["listen"],
+            "--echo|--sink|--receive <DIR>|--memory <SIZE>|--tdi",
+        ),
         (&["listen", "--tdi", "--echo"], "cannot be used with"),
         (
             &["listen", "--sink", "--atomic"],

@@ -9,10 +9,14 @@ mod tdi_echo;
 mod event_loop;
 
 #[allow(dead_code, reason = "its `main` is for the command line")]
-#[path = "../../examples/two_machines.rs"]
-mod two_machines;
+#[path = "../../examples/echo.rs"]
+mod echo;
 
-use std::time::Duration;
+#[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../examples/rdma.rs"]
+mod rdma;
+
+use std::{error::Error, time::Duration};
 
 use smbdirect::{
     Config, Connection, Listener,
@@ -31,8 +35,14 @@ async fn tdi_echo() {
     run.await.expect("it ends").expect("it succeeds");
 }
 
-#[tokio::test]
-async fn two_machines() {
+/// Runs both ends of an example.
+async fn run_ends<Ask, Serve>(
+    ask: impl FnOnce(Connection) -> Ask,
+    serve: impl FnOnce(Connection) -> Serve,
+) where
+    Ask: Future<Output = Result<(), Box<dyn Error>>>,
+    Serve: Future<Output = Result<(), Box<dyn Error>>>,
+{
     let provider = Iwarp::new(IwarpConfig::default());
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&provider, any, Config::default());
@@ -40,10 +50,20 @@ async fn two_machines() {
     let connecting = Connection::connect(&provider, listener.local_address(), Config::default());
     let (client, server) = tokio::join!(connecting, listener.accept());
     let (client, server) = (client.unwrap(), server.unwrap());
-    let run = async { tokio::join!(two_machines::ask(client), two_machines::serve(server)) };
+    let run = async { tokio::join!(ask(client), serve(server)) };
     let (asked, served) = timeout(Duration::from_secs(60), run)
         .await
         .expect("it ends");
     asked.expect("it succeeds");
     served.expect("it succeeds");
+}
+
+#[tokio::test]
+async fn echo() {
+    run_ends(echo::ask, echo::serve).await;
+}
+
+#[tokio::test]
+async fn rdma() {
+    run_ends(rdma::ask, rdma::serve).await;
 }

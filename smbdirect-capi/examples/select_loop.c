@@ -1,7 +1,8 @@
-/* An event loop with poll(): `poll_loop listen ADDRESS` serves two connections at once on one thread and
- * returns their messages without a copy, and `poll_loop connect ADDRESS` drives two connections. */
+/* An event loop with select(): `select_loop listen ADDRESS` serves two connections at once on one thread and
+ * returns their messages without a copy, and `select_loop connect ADDRESS` drives two connections. Loops with
+ * poll() or epoll wait for the same descriptors; smbdirect_which_events() gives the events of poll(). */
 #include "common.h"
-#include <poll.h>
+#include <sys/select.h>
 
 enum { CONNECTIONS = 2, MESSAGES = 200, LENGTH = 20000 };
 
@@ -10,6 +11,29 @@ static void check(const char *what, int64_t status, const struct smbdirect_error
 {
     if (status < 0 && status != SMBDIRECT_ERROR_WOULD_BLOCK)
         fail(what, error);
+}
+
+/* Adds the descriptor of a handle to a set, and returns the highest one. */
+static int add(int fd, fd_set *set, int highest, const struct smbdirect_error *error)
+{
+    if (fd < 0)
+        fail("descriptor", error);
+    if (fd >= FD_SETSIZE) {
+        fprintf(stderr, "select() takes no descriptor like %d, poll() does\n", fd);
+        exit(1);
+    }
+    FD_SET(fd, set);
+    return fd > highest ? fd : highest;
+}
+
+/* Waits until a descriptor of the set is readable. */
+static void wait_readable(fd_set *set, int highest)
+{
+    struct timeval limit = { 30, 0 };
+    if (select(highest + 1, set, NULL, NULL, &limit) <= 0) {
+        fprintf(stderr, "nothing happened for 30 seconds\n");
+        exit(1);
+    }
 }
 
 /* A message that was lent to the library was sent. */
@@ -38,16 +62,15 @@ static void serve(const char *address)
     printf("listening on %s\n", actual);
     fflush(stdout);
     while (closed < CONNECTIONS) {
-        struct pollfd fds[CONNECTIONS + 1];
-        nfds_t count = 0;
-        fds[count].fd = smbdirect_listener_get_fd(listener, &error);
-        fds[count++].events = POLLIN;
-        for (int i = 0; i < accepted; i++) {
-            fds[count].fd = connections[i] == NULL ? -1 : smbdirect_get_fd(connections[i], &error);
-            fds[count++].events = (short)smbdirect_which_events(connections[i]);
-        }
-        if (poll(fds, count, 30000) <= 0)
-            exit(1);
+        fd_set readable;
+        int highest = -1;
+        FD_ZERO(&readable);
+        if (accepted < CONNECTIONS)
+            highest = add(smbdirect_listener_get_fd(listener, &error), &readable, highest, &error);
+        for (int i = 0; i < accepted; i++)
+            if (connections[i] != NULL)
+                highest = add(smbdirect_get_fd(connections[i], &error), &readable, highest, &error);
+        wait_readable(&readable, highest);
         while (accepted < CONNECTIONS
                && smbdirect_accept(listener, 0, &connections[accepted], &error) == 0)
             accepted++;
@@ -88,13 +111,13 @@ static void ask(const char *address)
         if (smbdirect_connect_start(NULL, address, NULL, &connections[i], &error) != 0)
             fail("connect", &error);
     while (done < CONNECTIONS) {
-        struct pollfd fds[CONNECTIONS];
-        for (int i = 0; i < CONNECTIONS; i++) {
-            fds[i].fd = smbdirect_get_fd(connections[i], &error);
-            fds[i].events = (short)smbdirect_which_events(connections[i]);
-        }
-        if (poll(fds, CONNECTIONS, 30000) <= 0)
-            exit(1);
+        fd_set readable;
+        int highest = -1;
+        FD_ZERO(&readable);
+        for (int i = 0; i < CONNECTIONS; i++)
+            if (received[i] < MESSAGES)
+                highest = add(smbdirect_get_fd(connections[i], &error), &readable, highest, &error);
+        wait_readable(&readable, highest);
         for (int i = 0; i < CONNECTIONS; i++) {
             int64_t length;
             if (received[i] == MESSAGES)
@@ -145,6 +168,6 @@ int main(int argc, char **argv)
     else if (argc == 3 && strcmp(argv[1], "connect") == 0)
         ask(argv[2]);
     else
-        return fprintf(stderr, "usage: poll_loop listen|connect ADDRESS\n"), 2;
+        return fprintf(stderr, "usage: select_loop listen|connect ADDRESS\n"), 2;
     return 0;
 }
