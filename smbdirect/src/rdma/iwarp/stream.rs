@@ -43,11 +43,16 @@ pub struct Stream {
     late: Vec<WorkRequest>,
     /// Whether FIN is sent.
     finished: bool,
+    /// Where the bytes of a peer go that breaks a rule after FIN was sent. They are not examined.
+    discarded: Option<Box<[u8; DISCARD_BYTES]>>,
     /// How the stream ended, which is reported after all other completions.
     ended: Option<Disconnect>,
     /// Whether the end was reported.
     reported: bool,
 }
+
+/// The bytes that one read discards.
+const DISCARD_BYTES: usize = 4096;
 
 /// The most work requests that may be outstanding in each direction. It bounds the memory of a
 /// caller that posts and never polls.
@@ -71,6 +76,7 @@ impl Stream {
             closing: false,
             late: Vec::new(),
             finished: false,
+            discarded: None,
             ended: None,
             reported: false,
         }
@@ -247,16 +253,23 @@ impl Stream {
             return [&mut [], &mut []];
         }
         // This fails if the memory was deregistered while a payload for it was arriving.
-        if let Err(error) = self.receive.check_placement(&mut self.shared) {
+        if self.discarded.is_none()
+            && let Err(error) = self.receive.check_placement(&mut self.shared)
+        {
             self.fail(error.into());
-            return [&mut [], &mut []];
+            if self.ended.is_some() {
+                return [&mut [], &mut []];
+            }
         }
-        self.receive.slices(&mut self.shared)
+        match &mut self.discarded {
+            None => self.receive.slices(&mut self.shared),
+            Some(discarded) => [&mut discarded[..], &mut []],
+        }
     }
 
     /// Processes `count` bytes that were read into the [`receive_slices`](Self::receive_slices).
     pub fn received(&mut self, count: usize) {
-        if self.ended.is_some() {
+        if self.ended.is_some() || self.discarded.is_some() {
             return;
         }
         //= MPA-22
@@ -289,7 +302,9 @@ impl Stream {
     #[cold]
     pub fn handle_end(&mut self) {
         //= MPA-34
-        if !self.receive.at_boundary(&self.shared) {
+        if self.finished {
+            self.end(Disconnect::Local);
+        } else if !self.receive.at_boundary(&self.shared) {
             self.fail(StreamError::Truncated.into());
         } else if self.closing {
             self.end(Disconnect::Local);
@@ -301,6 +316,9 @@ impl Stream {
     /// Handles the loss of the TCP connection.
     #[cold]
     pub fn handle_loss(&mut self, error: ProviderError) {
+        if self.finished {
+            return self.end(Disconnect::Local);
+        }
         self.fail(StreamError::Lost(error).into());
     }
 
@@ -310,7 +328,9 @@ impl Stream {
         self.closing = true;
     }
 
-    /// Records that FIN is sent. From now on no error of the peer breaks the stream.
+    /// Records that FIN is sent. From now on no error of the peer breaks the stream: what the peer sends after an
+    /// error is discarded until its FIN, because a socket that is closed earlier resets the connection, and the
+    /// peer would not learn of the orderly end.
     pub const fn finish(&mut self) {
         self.finished = true;
     }
@@ -355,7 +375,8 @@ impl Stream {
             return;
         }
         if self.finished {
-            return self.end(Disconnect::Local);
+            self.discarded = Some(Box::new([0; DISCARD_BYTES]));
+            return;
         }
         let Fault { error, segment } = fault;
         let terminate = error.terminate_code().map(|code| {

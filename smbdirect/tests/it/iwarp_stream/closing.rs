@@ -91,6 +91,29 @@ fn closing_finishes_posted_work_and_takes_no_more() {
     );
 }
 
+/// If this end closed the socket at the error, TCP would reset the connection, and the peer might not see the FIN that
+/// it has not read yet.
+#[test]
+fn an_error_of_the_peer_after_fin_is_discarded_until_its_fin() {
+    let mut other = Stream::new(&config(true));
+    other.post(read(1, NOWHERE, 9));
+    let wrong_token = take_all(&mut other);
+    for bytes in [&wrong_token[..], &[0xff; 10_000]] {
+        let mut one = Stream::new(&config(false));
+        one.close();
+        one.finish();
+        for _ in 0..3 {
+            one.handle_bytes(bytes);
+        }
+        assert!(!one.has_ended());
+        let room: usize = one.receive_slices().map(|slice| slice.len()).iter().sum();
+        assert!(room > 0, "the rest is read");
+        one.handle_end();
+        assert_eq!(words(&completions(&mut one)), ["local"]);
+        assert!(!one.is_broken());
+    }
+}
+
 //= RDMAP-23 test
 #[test]
 fn a_stream_is_not_drained_while_a_read_is_in_flight() {

@@ -171,6 +171,10 @@ impl IwarpQueuePair {
     /// Writes what the stream has to send, until the socket is full or the limit of one call is
     /// reached.
     fn write(&mut self, context: &mut Context<'_>) {
+        // Nothing follows FIN, although the peer may still send Read Requests.
+        if self.closing == Closing::Finished {
+            return;
+        }
         let writes = if self.fpdu_per_segment {
             MAX_SEGMENT_WRITES_PER_CALL
         } else {
