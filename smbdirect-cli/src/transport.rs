@@ -20,7 +20,7 @@ use smbdirect::{
     },
 };
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
@@ -30,7 +30,7 @@ use tracing::{Span, debug, error_span, field};
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
     pcap::Capture,
-    report,
+    report, resources,
 };
 
 /// Most connections that wait to be accepted, as tokio has.
@@ -275,7 +275,7 @@ fn local_congestion_control(address: &Address) -> Option<&'static str> {
 
 #[cfg(target_os = "linux")]
 fn set_congestion_control(socket: &TcpSocket, algorithm: &str) -> io::Result<()> {
-    socket2::SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes())
+    SockRef::from(socket).set_tcp_congestion(algorithm.as_bytes())
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -398,8 +398,9 @@ pub(crate) async fn connect_tcp(
                 report::plain(&error)
             ),
             Ok(Err(error)) => anyhow!(
-                "{address} cannot be reached: {}; check the address and the route to it",
-                report::plain(&error)
+                "{address} cannot be reached: {}; {}",
+                report::plain(&error),
+                resources::cure(&error).unwrap_or("check the address and the route to it")
             ),
             Err(_) => unanswered(address, limit),
         };
@@ -419,6 +420,9 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
         // As tokio does, so that a server can start again while old connections are in TIME_WAIT.
         #[cfg(not(windows))]
         socket.set_reuseaddr(true)?;
+        if address.is_ipv6() && address.ip().is_unspecified() {
+            accept_ipv4(SockRef::from(&socket));
+        }
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
@@ -454,13 +458,20 @@ impl Families {
     }
 }
 
+/// Has an IPv6 listener accept IPv4 peers too, as the library does for its own. On Linux `net.ipv6.bindv6only`
+/// decides.
+fn accept_ipv4(socket: SockRef<'_>) {
+    if cfg!(not(target_os = "linux")) {
+        // Without this option of the system the listener accepts IPv6 peers only.
+        let _ = socket.set_only_v6(false);
+    }
+}
+
 /// Returns whether an IPv6 listener of this system accepts IPv4 peers too.
-///
-/// The library binds its sockets as the system makes them, so the answer is the system's default
-/// of IPV6_V6ONLY (`net.ipv6.bindv6only` on Linux).
 fn is_dual_stack() -> bool {
     let probe = || {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+        accept_ipv4(SockRef::from(&socket));
         socket.bind(&SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into())?;
         Ok::<_, io::Error>(!socket.only_v6()?)
     };

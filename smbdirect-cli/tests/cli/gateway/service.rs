@@ -383,11 +383,15 @@ fn the_sandbox_of_the_unit_is_tight() {
     );
 }
 
-/// Runs a gateway under limits of the shell.
+/// Runs a gateway to 127.0.0.1 under limits of the shell.
 fn limited(limit: &str, arguments: &str) -> Listening {
+    limited_to("127.0.0.1", limit, arguments)
+}
+
+/// Runs a gateway to a server under limits of the shell.
+fn limited_to(server: &str, limit: &str, arguments: &str) -> Listening {
     let program = crate::support::PROGRAM;
-    let script =
-        format!("{limit}; exec {program} gateway 127.0.0.1:0 127.0.0.1 --json {arguments}");
+    let script = format!("{limit}; exec {program} gateway 127.0.0.1:0 {server} --json {arguments}");
     let mut shell = Command::new("sh");
     shell
         .args(["-c", &script])
@@ -417,4 +421,61 @@ fn the_limit_of_open_files_is_raised_and_named_if_it_is_too_low() {
         "{done:?}"
     );
     assert!(done.stderr.contains("RLIMIT_NOFILE"), "{done:?}");
+}
+
+/// Returns a client, or `None` if the gateway does not answer it in time.
+#[cfg(target_os = "linux")]
+async fn client_if_accepted(kind: Kind, address: &str) -> Option<End> {
+    let limit = Duration::from_millis(500);
+    let address = address.parse().unwrap();
+    Some(match kind {
+        SmbDirect => {
+            let provider = iwarp();
+            let connecting = Connection::connect(&*provider, address, Config::default());
+            End::SmbDirect(timeout(limit, connecting).await.ok()?.ok()?)
+        }
+        Tcp => End::Tcp(
+            timeout(limit, TcpStream::connect(address))
+                .await
+                .ok()?
+                .ok()?,
+        ),
+    })
+}
+
+/// Each session takes two files, so with one of two limits that differ by one a client cannot be accepted, and with
+/// the other the server cannot be connected.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_of_open_files_is_named_when_it_is_reached() {
+    for (from, failed_to_accept) in [
+        (SmbDirect, "accepting a TCP connection failed"),
+        (Tcp, "a connection cannot be accepted"),
+    ] {
+        let mut output = String::new();
+        for limit in [48, 49] {
+            let server = Server::bind(Tcp, Config::default()).await;
+            let arguments = format!("--from {} --max-connections 100", from.name());
+            let address = server.address().to_string();
+            let gateway = limited_to(&address, &format!("ulimit -n {limit}"), &arguments);
+            let mut clients = Vec::new();
+            for _ in 0..limit / 2 {
+                clients.push(client_if_accepted(from, &gateway.address).await);
+                if clients.last().unwrap().is_none() {
+                    break;
+                }
+            }
+            sleep(Duration::from_millis(500)).await;
+            gateway.running.signal("TERM");
+            drop(clients);
+            let done = gateway.running.finish();
+            output += &done.stderr;
+            output += &done.stdout;
+        }
+        for failed in [failed_to_accept, "cannot be reached: too many open files"] {
+            let line = output.lines().find(|line| line.contains(failed));
+            let line = line.unwrap_or_else(|| panic!("{from:?}: no `{failed}` in {output}"));
+            assert!(line.contains("raise RLIMIT_NOFILE"), "{line}");
+        }
+    }
 }

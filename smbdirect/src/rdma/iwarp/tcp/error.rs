@@ -40,6 +40,13 @@ pub(super) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
     ProviderError::new(kind, format!("{doing}: {error}"))
 }
 
+/// Returns what to do about an error that a limit of the process causes.
+pub(super) fn cure(error: &io::Error) -> Option<&'static str> {
+    // EMFILE has this number on every Unix.
+    let is_emfile = cfg!(unix) && error.raw_os_error() == Some(24);
+    is_emfile.then_some("raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of a systemd unit)")
+}
+
 /// Converts an error of decoding a startup frame.
 pub(super) fn malformed(error: StartupError) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Protocol, error.to_string())

@@ -14,6 +14,7 @@ use tracing::{Instrument, Span, debug, field, warn};
 
 use super::{
     config::{IwarpConfig, check_private_data},
+    error::cure,
     queue_pair::IwarpQueuePair,
     socket::{FrameError, Socket, canonical},
 };
@@ -56,6 +57,9 @@ impl Drop for IwarpListener {
     }
 }
 
+/// Time between two attempts to accept a connection after one failed.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
 /// Accepts TCP connections and reads their Requests concurrently.
 pub(super) async fn accept_all(
     listener: TcpListener,
@@ -79,9 +83,10 @@ pub(super) async fn accept_all(
                         half_open.spawn(reading.instrument(connection_span(canonical(peer))));
                     }
                     Err(error) => {
-                        // The cause may be too many open files. The pause lets other connections end.
-                        warn!(%error, "accepting a TCP connection failed");
-                        sleep(Duration::from_millis(100)).await;
+                        let cure = cure(&error);
+                        warn!(%error, cure, "accepting a TCP connection failed");
+                        // Other connections may end meanwhile, and free what this one needs.
+                        sleep(ACCEPT_PAUSE).await;
                     }
                 }
             }

@@ -9,7 +9,6 @@ use std::{
 
 #[cfg(target_os = "linux")]
 use nix::{libc, setsockopt_impl, sockopt_impl};
-#[cfg(any(target_os = "linux", target_os = "freebsd"))]
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -22,9 +21,24 @@ pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpL
     // linger.
     #[cfg(not(windows))]
     socket.set_reuseaddr(true)?;
+    accept_ipv4(&socket, address);
     socket.bind(address)?;
     socket.listen(LISTEN_BACKLOG)
 }
+
+/// Has a listener on `[::]` accept IPv4 peers too, as on Linux. On Windows and FreeBSD the default is that it does
+/// not.
+#[cfg(not(target_os = "linux"))]
+fn accept_ipv4(socket: &TcpSocket, address: SocketAddr) {
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        // Without this option of the system the listener accepts IPv6 peers only.
+        let _ = SockRef::from(socket).set_only_v6(false);
+    }
+}
+
+/// Does nothing: `net.ipv6.bindv6only` decides, and its default is that a listener on `[::]` accepts IPv4 peers.
+#[cfg(target_os = "linux")]
+const fn accept_ipv4(_: &TcpSocket, _: SocketAddr) {}
 
 /// Prepares a listening socket that was opened elsewhere.
 pub(super) fn adopt(listener: net::TcpListener, config: &IwarpConfig) -> io::Result<TcpListener> {
