@@ -154,11 +154,11 @@ fn open(path: &Path) -> Result<Box<dyn Read>> {
         }
         return Ok(Box::new(stdin.lock()));
     }
-    let file = File::open(path).map_err(|error| anyhow!(plain(&error)))?;
-    let is_directory = file.metadata().is_ok_and(|metadata| metadata.is_dir());
-    if is_directory {
+    // Windows opens no directory, and names another reason.
+    if path.is_dir() {
         return Err(anyhow!("it is a directory"));
     }
+    let file = File::open(path).map_err(|error| anyhow!(plain(&error)))?;
     Ok(Box::new(file))
 }
 

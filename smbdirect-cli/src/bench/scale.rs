@@ -78,14 +78,17 @@ pub(crate) fn idle(report: &Report, near: &mut Near, choice: &Choice) -> Result<
     // Memory that the first connection needs once is not counted.
     let first = near.open(link(few, 1, 1364))?;
     near.burst(first, &burst(64, choice.placement, 1, None))?;
-    let before = near.resident()?;
+    let Some(before) = near.resident()? else {
+        near.close(first)?;
+        return Ok(None);
+    };
     let id = near.open(link(few, IDLE, 1364))?;
     // A connection is completely set up after it has moved a message.
     near.burst(id, &burst(64, choice.placement, 1, None))?;
     let after = near.resident()?;
     near.close(id)?;
     near.close(first)?;
-    let Some((before, after)) = before.zip(after) else {
+    let Some(after) = after else {
         return Ok(None);
     };
     let each = after.saturating_sub(before) as f64 / f64::from(2 * IDLE);

@@ -147,7 +147,6 @@ fn credits_are_shown_with_their_maximum() {
     }
 }
 
-#[cfg(unix)]
 #[test]
 fn a_long_file_can_be_interrupted_from_the_first_line_on() {
     let directory = tempfile::tempdir().unwrap();

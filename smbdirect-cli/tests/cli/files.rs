@@ -2,8 +2,8 @@
 
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    path::{MAIN_SEPARATOR, Path, PathBuf},
+    process::Stdio,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -19,8 +19,8 @@ use smbdirect::{
 use tokio::time::timeout;
 
 use crate::support::{
-    Listening, PROGRAM, Running, STEP_TIMEOUT, command, eventually, listen, listening, names_in,
-    noise, run, start, write_noise,
+    Listening, Running, STEP_TIMEOUT, command, eventually, listen, listening, names_in, noise, run,
+    start, write_noise,
 };
 
 const SIZES: [usize; 6] = [0, 1, 4095, 131_072, (1 << 20) + 1, 5_242_917];
@@ -410,7 +410,8 @@ fn unreachable_peers_are_reported_in_text_too() {
     let lines: Vec<_> = done.stdout.lines().collect();
     assert!(lines[1].ends_with(" of 64.0 GiB  interrupted"), "{done:?}");
     assert!(!lines[1].contains("  64.0 GiB of"), "{done:?}");
-    assert!(lines[2].ends_with("/last  0.98 KiB  not sent"), "{done:?}");
+    let last = format!("{MAIN_SEPARATOR}last  0.98 KiB  not sent");
+    assert!(lines[2].ends_with(&last), "{done:?}");
     assert!(
         lines[3].starts_with("1 of 3 files arrived; interrupted"),
         "{done:?}"
@@ -474,12 +475,12 @@ fn killed_listener_leaves_no_file_under_the_final_name() {
 #[test]
 fn a_full_disk_is_reported_on_both_sides() {
     let place = Place::new();
-    let mut limited = Command::new("sh");
+    let mut limited = std::process::Command::new("sh");
     limited
         .args([
             "-c",
             "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\"",
-            PROGRAM,
+            crate::support::PROGRAM,
         ])
         .args(["listen", "127.0.0.1:0", "--receive"])
         .arg(&place.into)

@@ -3,7 +3,7 @@
 //! All commands of a script are submitted before anything is sent, so the order of sends is the same in
 //! every run.
 
-use std::{collections::HashMap, fs, io::Write, net::TcpListener, path::Path, process::Stdio};
+use std::{collections::HashMap, fs, net::TcpListener, path::Path, process::Stdio};
 
 use crate::support::{
     Done, Listening, Running, command, listen, listening, run, start, write_noise,
@@ -487,7 +487,7 @@ fn a_person_is_asked() {
         return;
     };
     let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(b"sned\nsend ''\nquit\n").unwrap();
+    std::io::Write::write_all(&mut stdin, b"sned\nsend ''\nquit\n").unwrap();
     let output = child.wait_with_output().unwrap();
     drop(stdin);
     let text = String::from_utf8(output.stdout).unwrap();

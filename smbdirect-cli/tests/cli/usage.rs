@@ -1,8 +1,6 @@
 //! The command line itself: help, versions, and usage errors.
 
-use std::process::{Command, Stdio};
-
-use crate::support::{PROGRAM, run};
+use crate::support::run;
 
 #[test]
 fn usage_errors_have_status_2() {
@@ -271,6 +269,13 @@ fn usage_errors_have_status_2() {
         ),
     ] {
         let done = run(arguments);
+        // Only on Linux the command can pin threads to cores.
+        let pins = cfg!(target_os = "linux") || !arguments.contains(&"same-core");
+        let says = if pins {
+            says
+        } else {
+            "this system pins no threads"
+        };
         done.failed(2, says);
         assert_eq!(done.stdout, "", "{arguments:?}");
     }
@@ -318,6 +323,10 @@ fn every_command_has_help_with_examples() {
 #[cfg(target_os = "linux")]
 #[test]
 fn colour_where_it_is_wanted() {
+    use std::process::{Command, Stdio};
+
+    use crate::support::PROGRAM;
+
     let demo = format!("{PROGRAM} demo Cargo.toml --transport loopback");
     for (no_color, coloured) in [(None, true), (Some("1"), false), (Some(""), true)] {
         let mut script = Command::new("script");

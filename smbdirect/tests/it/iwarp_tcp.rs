@@ -1,5 +1,8 @@
 //! The iWARP provider on 127.0.0.1, against itself and against hand-made peers.
 
+// What the last test uses, which is for Linux only.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, unused_imports))]
+
 use std::{
     future::poll_fn,
     net::SocketAddr,
