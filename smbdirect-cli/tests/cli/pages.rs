@@ -5,10 +5,13 @@
 //! | fence | the block |
 //! |---|---|
 //! | `sh run` | runs to its end, and has to succeed |
+//! | `sh long` | the same, but only with `SMBDIRECT_BOOK=long`, because it takes minutes |
 //! | `sh serve` | starts, prints a line, and runs until the page ends |
+//! | `sh run by SCRIPT` | runs in a script of the repository, which needs more than this test, such as a kernel |
 //! | `sh not run: REASON` | does not run |
 //!
-//! `<!-- run: COMMAND -->` is a command that readers do not see, such as one that makes a file.
+//! `<!-- run: COMMAND -->` and `<!-- serve: COMMAND -->` are commands that readers do not see, such as one that
+//! makes a file.
 //! `<!-- needs: PROGRAM... -->` names programs, or `root`, without which the page is skipped.
 //!
 //! The blocks of a page run in order, in one folder, and in namespaces of their own for network, mounts and
@@ -54,16 +57,17 @@ fn the_commands_of_the_book_run() {
         eprintln!("skipped: the commands of the book need namespaces (unshare, ip)");
         return;
     }
+    let long = std::env::var_os("SMBDIRECT_BOOK").is_some_and(|form| form == "long");
     let mut commands = 0;
     for page in pages() {
-        if !page.runs() {
+        if !page.runs(long) {
             continue;
         }
         if let Some(missing) = page.needs.iter().find(|need| !sandbox::has(need)) {
             eprintln!("skipped: {} needs {missing}", page.path);
             continue;
         }
-        commands += sandbox::run(&page);
+        commands += sandbox::run(&page, long);
     }
     assert!(commands > 3, "{commands}");
 }
@@ -74,9 +78,18 @@ fn each_shell_block_of_the_book_runs_or_says_why_not() {
         for Block { line, mark, .. } in &page.blocks {
             let place = format!("{}:{line}", page.path);
             match mark {
-                Mark::None => panic!("{place}: says neither run, serve nor not run: REASON"),
+                Mark::None => panic!("{place}: does not say how it runs"),
                 Mark::NotRun(reason) => assert!(!reason.is_empty(), "{place}: no reason"),
-                Mark::Run | Mark::Serve | Mark::Hidden => {}
+                // The script names the page whose blocks it runs, with or without its suffix.
+                Mark::RunBy(script) => {
+                    let text = fs::read_to_string(repository().join(script));
+                    let text = text.unwrap_or_else(|error| panic!("{place}: {script}: {error}"));
+                    assert!(
+                        text.contains(page.path.trim_end_matches(".md")),
+                        "{place}: {script} does not name the page"
+                    );
+                }
+                Mark::Run | Mark::Long | Mark::Serve | Mark::Hidden => {}
             }
         }
     }

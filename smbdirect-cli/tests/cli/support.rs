@@ -164,7 +164,12 @@ impl Running {
     }
 
     #[track_caller]
-    pub(crate) fn finish(mut self) -> Done {
+    pub(crate) fn finish(self) -> Done {
+        self.finish_within(STEP_TIMEOUT)
+    }
+
+    #[track_caller]
+    pub(crate) fn finish_within(mut self, limit: Duration) -> Done {
         let mut stdout = self.stdout.take().expect("nobody else reads");
         let mut stderr = self.child.stderr.take().expect("nobody else reads");
         let (sender, receiver) = mpsc::channel();
@@ -181,9 +186,7 @@ impl Running {
         });
         let mut texts = [String::new(), String::new()];
         for _ in 0..2 {
-            let (is_stdout, text) = receiver
-                .recv_timeout(STEP_TIMEOUT)
-                .expect("it ends in time");
+            let (is_stdout, text) = receiver.recv_timeout(limit).expect("it ends in time");
             texts[usize::from(!is_stdout)] = text;
         }
         let [stdout, stderr] = texts;

@@ -24,7 +24,11 @@ pub(super) struct Block {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     Run,
+    /// Runs only if minutes do not matter.
+    Long,
     Serve,
+    /// A script of the repository runs it, where there is what it needs.
+    RunBy(String),
     NotRun(String),
     /// A comment of the page.
     Hidden,
@@ -42,6 +46,12 @@ impl Page {
                 blocks.push(Block {
                     line,
                     mark: Mark::Hidden,
+                    commands: command.to_owned(),
+                });
+            } else if let Some(command) = comment(text, "serve") {
+                blocks.push(Block {
+                    line,
+                    mark: Mark::Serve,
                     commands: command.to_owned(),
                 });
             } else if let Some(info) = text.trim_start().strip_prefix("```") {
@@ -80,10 +90,14 @@ impl Page {
         })
     }
 
-    /// Returns whether a block of the page runs.
-    pub(super) fn runs(&self) -> bool {
+    /// Returns whether a block of the page runs here: in the long form of the test, those that take minutes.
+    pub(super) fn runs(&self, long: bool) -> bool {
         let mut blocks = self.blocks.iter();
-        blocks.any(|block| matches!(block.mark, Mark::Run | Mark::Serve))
+        blocks.any(|block| match block.mark {
+            Mark::Run => true,
+            Mark::Long => long,
+            _ => false,
+        })
     }
 
     /// Returns each `smbdirect` command line of the shell blocks and of the text: its line, its command, and
@@ -118,11 +132,17 @@ fn mark(info: &str) -> Option<Mark> {
         .or_else(|| info.strip_prefix("console"))?;
     Some(match rest.trim() {
         "run" => Mark::Run,
+        "long" => Mark::Long,
         "serve" => Mark::Serve,
-        other => match other.strip_prefix("not run:") {
-            Some(reason) => Mark::NotRun(reason.trim().to_owned()),
-            None => Mark::None,
-        },
+        other => {
+            if let Some(reason) = other.strip_prefix("not run:") {
+                Mark::NotRun(reason.trim().to_owned())
+            } else if let Some(script) = other.strip_prefix("run by ") {
+                Mark::RunBy(script.trim().to_owned())
+            } else {
+                Mark::None
+            }
+        }
     })
 }
 

@@ -6,14 +6,19 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    time::Duration,
 };
 
-use crate::support::{PROGRAM, Running};
+use crate::support::{PROGRAM, Running, STEP_TIMEOUT};
 
 use super::markdown::{Mark, Page};
 
 /// Names of other machines in the book. All of them are this machine.
-const HOSTS: &str = "127.0.0.1 localhost server.example client.example\n::1 localhost\n";
+const HOSTS: &str = "127.0.0.1 localhost server.example client.example server fileserver SERVER HOST\n\
+    ::1 localhost\n";
+
+/// The time limit of a page in the long form of the test.
+const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Begin of the script of a page. `serve NUMBER` starts a block and waits for its first line.
 const FUNCTIONS: &str = r#"set -eu
@@ -82,8 +87,9 @@ fn unshare() -> Command {
     command
 }
 
-/// Runs the commands of a page, and returns the number of its blocks that ran.
-pub(super) fn run(page: &Page) -> usize {
+/// Runs the commands of a page, with those that take minutes if `long`, and returns the number of its blocks
+/// that ran.
+pub(super) fn run(page: &Page, long: bool) -> usize {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("hosts"), HOSTS).unwrap();
     let mut script = FUNCTIONS.to_owned();
@@ -92,7 +98,8 @@ pub(super) fn run(page: &Page) -> usize {
         let call = match block.mark {
             Mark::Run | Mark::Hidden => "sh -eux block-",
             Mark::Serve => "serve ",
-            Mark::NotRun(_) | Mark::None => continue,
+            Mark::Long if long => "sh -eux block-",
+            Mark::Long | Mark::RunBy(_) | Mark::NotRun(_) | Mark::None => continue,
         };
         let file = if call == "serve " { "" } else { ".sh" };
         writeln!(script, "echo '== {}:{}'", page.path, block.line).unwrap();
@@ -116,10 +123,13 @@ pub(super) fn run(page: &Page) -> usize {
             format!("{}:{}:{path}", helpers.display(), program.display()),
         )
         .env("HOME", folder.path())
+        // That of the users of start-samba.
+        .env("SMBDIRECT_PASSWORD", "secret")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let done = Running::new(command).finish();
+    let limit = if long { LONG_TIMEOUT } else { STEP_TIMEOUT };
+    let done = Running::new(command).finish_within(limit);
     let outputs = fs::read_dir(folder.path()).unwrap();
     let outputs: Vec<_> = outputs
         .map(|entry| entry.unwrap())
