@@ -62,7 +62,7 @@ def main():
     if set(others) != {dialect}:
         sys.exit(f"dialects {others}")
     print(
-        f"SMB {dialect >> 8}.{dialect & 255:x}, keepalive in {round_trip * 1e6:.0f} us, "
+        f"SMB {dialect >> 8}.{dialect >> 4 & 15}.{dialect & 15}, keepalive in {round_trip * 1e6:.0f} us, "
         f"{info.max_fragmented_send_size} B a message, {info.send_credits} credits"
     )
 
