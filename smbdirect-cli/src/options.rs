@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
-use smbdirect::{Config, ConfigError, Revision, Settings, rdma::iwarp::MpaCrc};
+use smbdirect::{
+    Config, ConfigError, Revision, Settings,
+    rdma::iwarp::{FpduAlignment, MpaCrc},
+};
 use thiserror::Error;
 use tracing_subscriber::{
     EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
@@ -94,6 +97,11 @@ pub(crate) struct CommonOptions {
     #[arg(long, visible_alias = "crc", value_enum, default_value_t, value_name = "WHEN", help_heading = SETTINGS)]
     pub(crate) mpa_crc: Crc,
 
+    /// Alignment of iWARP frames with TCP segments; auto uses runs where CRC is on and the peer is not this
+    /// library
+    #[arg(long, value_enum, default_value_t, value_name = "HOW", help_heading = SETTINGS)]
+    pub(crate) mpa_alignment: Alignment,
+
     /// MPA revision to connect with, and no other [default: 2, or 1 if the peer hangs up on it]
     #[arg(long, value_name = "N", help_heading = SETTINGS, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) mpa_revision: Option<u8>,
@@ -171,6 +179,17 @@ pub(crate) enum Crc {
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum Alignment {
+    #[default]
+    Auto,
+    Off,
+    /// One frame a segment, each written by itself
+    Single,
+    /// One frame a segment, written in runs that segmentation offload cuts
+    Runs,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Wording {
     /// The current wording
     #[default]
@@ -184,6 +203,17 @@ impl From<Wording> for Revision {
         match wording {
             Wording::Current => Self::Current,
             Wording::V2014 => Self::V2014,
+        }
+    }
+}
+
+impl From<Alignment> for FpduAlignment {
+    fn from(alignment: Alignment) -> Self {
+        match alignment {
+            Alignment::Auto => Self::Auto,
+            Alignment::Off => Self::Off,
+            Alignment::Single => Self::Single,
+            Alignment::Runs => Self::Runs,
         }
     }
 }

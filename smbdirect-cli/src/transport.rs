@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow};
 use smbdirect::{
     Config, ConnectError, Connection, ConnectionError, Listener,
     rdma::{
-        iwarp::{Iwarp, IwarpConfig},
+        iwarp::{Iwarp, IwarpConfig, IwarpTuning},
         loopback::Loopback,
         provider::Provider,
         roce::{Roce, RoceConfig},
@@ -307,6 +307,10 @@ pub(crate) fn iwarp_config(options: &CommonOptions) -> IwarpConfig {
         revision: options.mpa_revision.unwrap_or(default.revision),
         ird: options.ird.unwrap_or(default.ird),
         ord: options.ord.unwrap_or(default.ord),
+        tuning: IwarpTuning {
+            fpdu_alignment: options.mpa_alignment.into(),
+            ..default.tuning
+        },
         ..default
     }
 }

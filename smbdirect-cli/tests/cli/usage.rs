@@ -255,6 +255,7 @@ fn usage_errors_have_status_2() {
         ),
         (&["demo", "--profile", "macos"], "invalid value 'macos'"),
         (&["demo", "--mpa-crc", "maybe"], "invalid value 'maybe'"),
+        (&["demo", "--mpa-alignment", "on"], "invalid value 'on'"),
         (&["demo", "--mpa-revision", "0"], "0 is not in 1..=2"),
         (&["demo", "--mpa-revision", "3"], "3 is not in 1..=2"),
         (&["listen", "--sink", "--ird", "0"], "0 is not in 1..=128"),

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     Direction,
     iwarp::{
-        Iwarp, IwarpConfig, IwarpTuning, MpaCrc, Tap,
+        FpduAlignment, Iwarp, IwarpConfig, IwarpTuning, MpaCrc, Tap,
         ddp::{Header, Tagged, Untagged},
         mpa::{Enhanced, Fpdu, FrameKind, StartupError, StartupFrame},
         rdmap::{Opcode, ReadRequest, Terminate, TerminateCode},
@@ -831,22 +831,25 @@ async fn a_graceful_disconnect_follows_posted_work_and_an_abort_does_not() {
 //= MPA-27 test
 #[tokio::test]
 async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
+    use FpduAlignment::{Off as Unaligned, Runs, Single};
     use MpaCrc::{Auto, Off, On};
+    const AUTO: FpduAlignment = FpduAlignment::Auto;
     // An FPDU that fits a segment. Without the segment size of the connection, that of Ethernet counts.
     let fitting = match cfg!(unix) {
         true => 30_000..=65_483,
         false => 1400..=1460,
     };
     // With revision 1 or without CRCs, an end of this library is not recognised.
-    for (revision, crc, max_fpdu, fpdu_per_segment, expected) in [
-        (2, Auto, None, None, 65_536..=65_536),
-        (2, Auto, Some(1448), None, 1448..=1448),
-        (2, Auto, None, Some(true), fitting.clone()),
-        (1, On, None, None, fitting.clone()),
-        (1, On, Some(65_536), None, fitting.clone()),
-        (1, On, Some(65_536), Some(false), 65_536..=65_536),
-        (2, Off, None, None, fitting.clone()),
-        (2, Off, Some(65_536), None, 65_536..=65_536),
+    for (revision, crc, max_fpdu, fpdu_alignment, expected) in [
+        (2, Auto, None, AUTO, 65_536..=65_536),
+        (2, Auto, Some(1448), AUTO, 1448..=1448),
+        (2, Auto, None, Single, fitting.clone()),
+        (2, Auto, None, Runs, fitting.clone()),
+        (1, On, None, AUTO, fitting.clone()),
+        (1, On, Some(65_536), AUTO, fitting.clone()),
+        (1, On, Some(65_536), Unaligned, 65_536..=65_536),
+        (2, Off, None, AUTO, fitting.clone()),
+        (2, Off, Some(65_536), AUTO, 65_536..=65_536),
     ] {
         let tap = Arc::new(Recorder::default());
         let config = IwarpConfig {
@@ -854,7 +857,7 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
             crc,
             tuning: IwarpTuning {
                 max_fpdu,
-                fpdu_per_segment,
+                fpdu_alignment,
                 ..IwarpTuning::default()
             },
             tap: Some(tap.clone()),
@@ -945,6 +948,66 @@ async fn with_crcs_and_another_peer_each_fpdu_is_a_write() {
     }
     drop(connected);
     let _ = timeout(Duration::from_secs(5), reader).await;
+}
+
+/// A kernel that has to send into a window that is too small for an FPDU sends a part of it after 200 ms.
+//= MPA-35 test
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_peer_that_stops_reading_has_received_whole_fpdus_only() {
+    let frame = StartupFrame {
+        crc: true,
+        ..StartupFrame::new(FrameKind::Request, 1)
+    };
+    let (mut peer, mut connected) = accept_by_hand(IwarpConfig::default(), &frame).await;
+    let socket = socket2::SockRef::from(&peer);
+    socket.set_recv_buffer_size(100_000).unwrap();
+    let rtr = Tagged {
+        last: true,
+        rdmap_control: Opcode::RdmaWrite.control(),
+        stag: 1,
+        tagged_offset: 0,
+    };
+    peer.write_all(&fpdu(&[&rtr.encode()], true)).await.unwrap();
+    let nowhere = RemoteAddress {
+        token: Token(77),
+        offset: 0,
+    };
+    let lengths = [700_000, 20, 5000, 1_000_000, 1_300_001];
+    let works = lengths.iter().map(|&length| WorkRequest::Write {
+        id: WorkId(2),
+        data: vec![7; length].into(),
+        to: nowhere,
+    });
+    post(&mut connected, works);
+    let sender = tokio::spawn(async move {
+        for _ in lengths {
+            assert!(matches!(
+                next(&mut connected).await,
+                Completion::Written { .. }
+            ));
+        }
+        connected
+    });
+    let (mut fpdus, mut payload, mut buffer) = (Vec::new(), 0, vec![0; 1 << 20]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut pauses = [700, 300, 300].into_iter();
+    while payload < lengths.iter().sum() {
+        assert!(Instant::now() < deadline, "{payload} bytes have arrived");
+        sleep(Duration::from_millis(pauses.next().unwrap_or(5))).await;
+        // While this reads all that has arrived, the sender does not run.
+        while let Ok(count @ 1..) = peer.try_read(&mut buffer) {
+            fpdus.extend_from_slice(&buffer[..count]);
+        }
+        let mut rest = &fpdus[..];
+        while let Some(fpdu) = Fpdu::decode(rest, true).unwrap() {
+            payload += fpdu.ulpdu.len() - Tagged::LENGTH;
+            rest = &rest[fpdu.length..];
+        }
+        assert_eq!(rest.len(), 0, "a part of an FPDU has arrived");
+        fpdus.clear();
+    }
+    drop(sender.await.unwrap());
 }
 
 //= MPA-04 test

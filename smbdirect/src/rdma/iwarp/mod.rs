@@ -19,6 +19,8 @@ pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
 
+#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+mod alignment;
 mod config;
 mod error;
 #[cfg(test)]
@@ -40,6 +42,8 @@ mod stream;
 mod tcp;
 mod transmit;
 
+#[cfg(feature = "tokio")]
+pub use alignment::FpduAlignment;
 pub use config::StreamConfig;
 pub use error::StreamError;
 #[cfg(feature = "tokio")]

@@ -12,15 +12,16 @@ use std::{collections::VecDeque, io::IoSlice, mem};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use super::mpa::{Crc32c, Fpdu, crc32c, fpdu_length, pad_length};
+use super::{
+    alignment::FpduEnds,
+    mpa::{Crc32c, Fpdu, crc32c, fpdu_length, pad_length},
+};
 use crate::pool::Pool;
 
 /// The FPDUs whose bytes the socket has not taken yet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     crc: bool,
-    /// Whether each write is one FPDU.
-    one_fpdu_a_write: bool,
     /// The copied bytes are `staged[start..end]`. The bytes before them are sent, and the bytes
     /// after them are free. The buffer is large only while bytes wait.
     staged: BytesMut,
@@ -33,8 +34,8 @@ pub(super) struct Outgoing {
     /// The payloads that are not copied, each with its position among the staged bytes. The CRC of
     /// each is staged after it.
     shared: VecDeque<(usize, Bytes)>,
-    /// Where FPDUs end, in bytes since the start of the stream. Used only with `one_fpdu_a_write`.
-    ends: VecDeque<u64>,
+    /// Where FPDUs end, if the caller writes whole FPDUs.
+    ends: Option<FpduEnds>,
     /// The bytes added since the start of the stream.
     queued: u64,
     /// The bytes that the socket has taken since the start of the stream.
@@ -56,17 +57,16 @@ const GROWTH_BYTES: usize = 64 * 1024;
 static STAGING_BUFFERS: Pool = Pool::new(STAGING_CAPACITY, 8);
 
 impl Outgoing {
-    /// Creates a queue without FPDUs.
-    pub(super) fn new(crc: bool, one_fpdu_a_write: bool) -> Self {
+    /// Creates a queue without FPDUs. With `keep_ends` it records where FPDUs end.
+    pub(super) fn new(crc: bool, keep_ends: bool) -> Self {
         Self {
             crc,
-            one_fpdu_a_write,
             staged: BytesMut::new(),
             start: 0,
             end: 0,
             small_buffer: BytesMut::new(),
             shared: VecDeque::new(),
-            ends: VecDeque::new(),
+            ends: keep_ends.then(FpduEnds::default),
             queued: 0,
             transmitted: 0,
             digest: Crc32c::default(),
@@ -175,17 +175,19 @@ impl Outgoing {
 
     /// Records the end of an FPDU.
     fn finish(&mut self) {
-        if self.one_fpdu_a_write {
-            self.ends.push_back(self.queued);
+        if let Some(ends) = &mut self.ends {
+            ends.push(self.queued);
         }
     }
 
-    /// Fills `slices` with the next bytes to write and returns how many slices there are.
-    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let mut room = match self.ends.front() {
-            Some(end) => (end - self.transmitted) as usize,
-            None => usize::MAX,
-        };
+    /// Returns where FPDUs end, if that is recorded.
+    pub(super) const fn ends(&self) -> Option<&FpduEnds> {
+        self.ends.as_ref()
+    }
+
+    /// Fills `slices` with the next bytes to write, at most `room`, and returns how many slices there
+    /// are.
+    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>], mut room: usize) -> usize {
         let mut count = 0;
         for (slice, bytes) in slices.iter_mut().zip(self.pieces()) {
             let bytes = &bytes[..bytes.len().min(room)];
@@ -236,12 +238,8 @@ impl Outgoing {
         } else if self.start >= COMPACTION_THRESHOLD_BYTES {
             self.compact();
         }
-        while self
-            .ends
-            .front()
-            .is_some_and(|&end| end <= self.transmitted)
-        {
-            self.ends.pop_front();
+        if let Some(ends) = &mut self.ends {
+            ends.advance(self.transmitted);
         }
     }
 
@@ -268,8 +266,10 @@ impl Outgoing {
     pub(super) fn clear(&mut self) {
         self.release();
         self.shared.clear();
-        self.ends.clear();
         self.transmitted = self.queued;
+        if let Some(ends) = &mut self.ends {
+            ends.clear(self.transmitted);
+        }
     }
 }
 

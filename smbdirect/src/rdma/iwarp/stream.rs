@@ -14,6 +14,8 @@
 
 use std::io::IoSlice;
 
+#[cfg(feature = "tokio")]
+use super::alignment::Cut;
 use super::{
     config::StreamConfig,
     error::StreamError,
@@ -194,9 +196,38 @@ impl Stream {
         self.transmit.backlog()
     }
 
+    /// Returns whether bytes wait for the socket, or [`prepare`](Self::prepare) may make some.
+    #[cfg(feature = "tokio")]
+    pub(super) fn has_output(&self) -> bool {
+        self.transmit.backlog() > 0
+            || self.transmit.has_more()
+            || !self.shared.inbound_reads.is_empty()
+    }
+
     /// Fills `slices` with the next bytes to write and returns how many slices there are.
     pub fn transmit_slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.transmit.slices(slices)
+        let room = self.transmit.rest_of_fpdu().unwrap_or(usize::MAX);
+        self.transmit.slices(slices, room)
+    }
+
+    /// Returns how many bytes of the next FPDU are not written yet, if the stream returns one FPDU at
+    /// a time.
+    #[cfg(feature = "tokio")]
+    pub(super) fn rest_of_fpdu(&self) -> Option<usize> {
+        self.transmit.rest_of_fpdu()
+    }
+
+    /// Returns the length of the next record within the limits of `cut`, or `None` if no record may be
+    /// written.
+    #[cfg(feature = "tokio")]
+    pub(super) fn record(&self, cut: &Cut) -> Option<usize> {
+        self.transmit.record(cut)
+    }
+
+    /// Fills `slices` with the next `length` bytes to write and returns how many slices there are.
+    #[cfg(feature = "tokio")]
+    pub(super) fn record_slices<'a>(&'a self, slices: &mut [IoSlice<'a>], length: usize) -> usize {
+        self.transmit.slices(slices, length)
     }
 
     /// Returns whether this end is an initiator whose bytes are all sent, and no FPDU of the

@@ -5,6 +5,8 @@ use std::{collections::VecDeque, io::IoSlice};
 
 use bytes::BytesMut;
 
+#[cfg(feature = "tokio")]
+use super::alignment::Cut;
 use super::{
     config::StreamConfig,
     ddp::{Tagged, Untagged},
@@ -247,9 +249,25 @@ impl Transmit {
         Ok(())
     }
 
-    /// Fills `slices` with the next bytes to write and returns how many slices there are.
-    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.segments.outgoing.slices(slices)
+    /// Fills `slices` with the next bytes to write, at most `room`, and returns how many slices there
+    /// are.
+    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>], room: usize) -> usize {
+        self.segments.outgoing.slices(slices, room)
+    }
+
+    /// Returns how many bytes of the next FPDU are not written yet, if the stream returns one FPDU at
+    /// a time.
+    pub(super) fn rest_of_fpdu(&self) -> Option<usize> {
+        let outgoing = &self.segments.outgoing;
+        outgoing.ends()?.rest(outgoing.transmitted())
+    }
+
+    /// Returns the length of the next record within the limits of `cut`.
+    #[cfg(feature = "tokio")]
+    pub(super) fn record(&self, cut: &Cut) -> Option<usize> {
+        let outgoing = &self.segments.outgoing;
+        let ends = outgoing.ends()?;
+        ends.record(outgoing.transmitted(), cut.run, cut.room)
     }
 
     /// Records that the socket took `count` bytes, which finishes the work that ends with them.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::tap::Tap;
 use crate::rdma::{
     iwarp::{
+        alignment::FpduAlignment,
         send_buffer::SendBuffer,
         startup::{MpaCrc, MpaPreferences},
     },
@@ -54,12 +55,10 @@ pub struct IwarpTuning {
     /// segment towards any other peer, because adapters may require that. The default is
     /// `None`.
     pub max_fpdu: Option<u32>,
-    /// Whether each FPDU is sent as a TCP segment of its own, regardless of `max_fpdu`. `None`
-    /// enables it where CRCs are on and the peer is not known to be this library: Linux siw
-    /// reports a broken FPDU if the CRC is split between two segments. This requires Linux on
-    /// this end, and a path whose segment size does not shrink while FPDUs are in flight. The
-    /// default is `None`.
-    pub fpdu_per_segment: Option<bool>,
+    /// How FPDUs are aligned with TCP segments (RFC 5044, sections 4.5 and 5.1). Where FPDUs are
+    /// aligned, none is longer than a TCP segment, regardless of `max_fpdu`. The default is
+    /// [`FpduAlignment::Auto`].
+    pub fpdu_alignment: FpduAlignment,
     /// Whether an initiator whose first FPDUs are not answered sends up to three RDMA Writes of
     /// length 0 within the first second, unless the peer is known to be this library. Linux siw
     /// may overlook the first FPDU until more bytes arrive. The default is true.
@@ -83,7 +82,7 @@ impl Default for IwarpTuning {
     fn default() -> Self {
         Self {
             max_fpdu: None,
-            fpdu_per_segment: None,
+            fpdu_alignment: FpduAlignment::Auto,
             startup_probe: true,
             spin_window: Duration::from_micros(100),
             congestion_control: None,

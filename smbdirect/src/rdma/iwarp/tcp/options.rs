@@ -8,11 +8,20 @@ use std::{
 };
 
 #[cfg(target_os = "linux")]
-use nix::{libc, setsockopt_impl, sockopt_impl};
+use std::sync::LazyLock;
+
+#[cfg(target_os = "linux")]
+use nix::{
+    getsockopt_impl, libc, setsockopt_impl, sockopt_impl,
+    sys::{socket::getsockopt, utsname::uname},
+};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::config::IwarpConfig;
+use crate::rdma::iwarp::alignment::TcpState;
+#[cfg(target_os = "linux")]
+use crate::rdma::iwarp::alignment::Window;
 
 /// Creates a listening socket. The sockets that it accepts inherit its congestion control.
 pub(super) fn bind(address: SocketAddr, config: &IwarpConfig) -> io::Result<TcpListener> {
@@ -96,12 +105,107 @@ sockopt_impl!(
     i32
 );
 
+/// The fields of `struct tcp_info` of Linux that the alignment of FPDUs depends on.
+#[cfg(target_os = "linux")]
+#[expect(unreachable_pub, reason = "the macro makes the option public")]
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct TcpInfo {
+    to_snd_mss: [u32; 4],
+    snd_mss: u32,
+    rcv_mss: u32,
+    unacked: u32,
+    to_bytes_acked: [u32; 23],
+    bytes_acked: u64,
+    to_notsent_bytes: [u32; 4],
+    notsent_bytes: u32,
+    to_rcv_ooopack: [u32; 19],
+    rcv_ooopack: u32,
+    snd_wnd: u32,
+}
+
+#[cfg(target_os = "linux")]
+sockopt_impl!(
+    /// `TCP_INFO`: the state of a connection, up to the field `tcpi_snd_wnd`.
+    TcpInfoUpToWindow,
+    GetOnly,
+    libc::IPPROTO_TCP,
+    libc::TCP_INFO,
+    TcpInfo
+);
+
+/// Whether the kernel reports all fields of [`TcpInfo`]. Linux 5.4 added the last ones.
+#[cfg(target_os = "linux")]
+static REPORTS_WINDOW: LazyLock<bool> = LazyLock::new(|| {
+    let Ok(system) = uname() else { return false };
+    let release = system.release().to_string_lossy();
+    let mut numbers = release
+        .split(|digit: char| !digit.is_ascii_digit())
+        .map(|number| number.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version >= (5, 4)
+});
+
+/// Returns the state of a connection; `None` if the system does not report all of it.
+#[cfg(target_os = "linux")]
+pub(super) fn tcp_state(socket: &impl AsFd) -> Option<TcpState> {
+    if !*REPORTS_WINDOW {
+        return None;
+    }
+    let info = getsockopt(socket, TcpInfoUpToWindow).ok()?;
+    Some(TcpState {
+        segment: info.snd_mss,
+        window: Some(Window {
+            bytes: info.snd_wnd,
+            acknowledged: info.bytes_acked,
+            all_acknowledged: info.unacked == 0 && info.notsent_bytes == 0,
+            out_of_order: info.rcv_ooopack,
+        }),
+    })
+}
+
+/// Returns `None`, because this system has no such report.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn tcp_state<S>(_: &S) -> Option<TcpState> {
+    None
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use socket2::SockRef;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
     use crate::rdma::iwarp::IwarpTuning;
+
+    #[tokio::test]
+    async fn the_state_of_a_connection_has_its_segment_size_and_its_window() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = bind(any, &IwarpConfig::default()).unwrap();
+        let socket = new_socket(any, &IwarpConfig::default()).unwrap();
+        let connecting = socket.connect(listener.local_addr().unwrap());
+        let mut ours = connecting.await.unwrap();
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        let Some(before) = tcp_state(&ours) else {
+            assert!(!*REPORTS_WINDOW);
+            return;
+        };
+        let mss = SockRef::from(&ours).tcp_mss().unwrap();
+        assert_eq!(before.segment, mss);
+        let before = before.window.unwrap();
+        assert!(
+            before.all_acknowledged && before.bytes >= 1000,
+            "{before:?}"
+        );
+        ours.write_all(&[7; 1000]).await.unwrap();
+        theirs.read_exact(&mut [0; 1000]).await.unwrap();
+        theirs.write_all(&[8]).await.unwrap();
+        ours.read_exact(&mut [0]).await.unwrap();
+        let after = tcp_state(&ours).unwrap().window.unwrap();
+        assert_eq!(after.acknowledged - before.acknowledged, 1000);
+        assert!(after.all_acknowledged, "{after:?}");
+        assert_eq!(after.out_of_order, 0);
+    }
 
     // A connection that starts with bbr and changes to another algorithm keeps pacing.
     #[tokio::test]

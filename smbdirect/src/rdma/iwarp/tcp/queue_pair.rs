@@ -16,11 +16,14 @@ use tokio::{
 };
 use tracing::{Span, debug};
 
-use super::{config::IwarpConfig, error::os_error, socket::Socket, wait::ready};
+use super::{
+    config::IwarpConfig, error::os_error, socket::Socket, wait::ready, window_wait::WindowWait,
+};
 use crate::{
     rdma::{
         adaptive_spin::AdaptiveSpin,
         iwarp::{
+            alignment::{Alignment, Cut, FpduAlignment},
             config::StreamConfig,
             low_water::{self, LowWater},
             mpa,
@@ -39,8 +42,10 @@ pub(super) struct IwarpQueuePair {
     machine: Stream,
     /// The socket; `None` once nothing can be sent or received any more.
     socket: Option<Socket>,
-    /// Whether each FPDU is sent as a TCP segment of its own.
-    fpdu_per_segment: bool,
+    /// Aligns FPDUs with TCP segments; `None` if they are not aligned.
+    alignment: Option<Alignment>,
+    /// The wait until the peer has room for the next record.
+    window_wait: Option<WindowWait>,
     /// Whether the FPDU length is adjusted when the size of TCP segments (MSS) changes.
     follow_mss: bool,
     /// The total number of sent bytes at which the MSS is read again.
@@ -85,7 +90,7 @@ enum Closing {
 }
 
 /// The bytes that are sent between two reads of the MSS. It is not more than the backlog of a
-/// stream. With `fpdu_per_segment` the MSS is read before each round of writes instead.
+/// stream. Where FPDUs are aligned, the MSS is read before each round of writes instead.
 const MSS_CHECK_INTERVAL_BYTES: u64 = 256 * 1024;
 /// How long to wait for an answer to the first FPDU before each startup probe. A healthy peer
 /// answers sooner, and a Linux server gives up after 5 seconds.
@@ -96,8 +101,10 @@ const STARTUP_PROBE_DELAYS: [Duration; 3] = [
 ];
 /// The most writes in one call, so that other tasks can run.
 const MAX_WRITES_PER_CALL: usize = 16;
-/// The most writes in one call if each write is one FPDU.
-const MAX_SEGMENT_WRITES_PER_CALL: usize = 256;
+/// The most records that one call writes.
+const MAX_RECORDS_PER_CALL: usize = 256;
+/// The bytes after which a call writes no more records.
+const MAX_RECORD_BYTES_PER_CALL: u64 = 4 * 1024 * 1024;
 /// The most reads in one poll that yield no completion. One read can return ten thousand of the
 /// smallest FPDUs.
 const MAX_READS_PER_POLL: usize = 4;
@@ -115,20 +122,25 @@ impl IwarpQueuePair {
         let (local_address, remote_address) = (socket.local, socket.remote);
         //= MPA-35
         let tuning = &config.tuning;
-        let fpdu_per_segment = tuning
-            .fpdu_per_segment
-            .unwrap_or(agreement.crc && !agreement.peer_is_smbdirect);
+        let may_require_alignment = agreement.crc && !agreement.peer_is_smbdirect;
+        let alignment = match tuning.fpdu_alignment {
+            FpduAlignment::Auto if may_require_alignment => Some(Alignment::new(true)),
+            FpduAlignment::Auto | FpduAlignment::Off => None,
+            FpduAlignment::Single => Some(Alignment::new(false)),
+            FpduAlignment::Runs => Some(Alignment::new(true)),
+        };
+        let is_aligned = alignment.is_some();
         //= MPA-27
         let fixed = match tuning.max_fpdu {
-            _ if fpdu_per_segment => None,
+            _ if is_aligned => None,
             None if agreement.peer_is_smbdirect => Some(u32::MAX),
             chosen => chosen,
         };
         let mut machine = Stream::new(&StreamConfig {
             initiator,
             crc: agreement.crc,
-            max_fpdu: fixed.map_or_else(|| socket.max_fpdu(fpdu_per_segment), mpa::max_fpdu),
-            one_fpdu_a_write: fpdu_per_segment,
+            max_fpdu: fixed.map_or_else(|| socket.max_fpdu(), mpa::max_fpdu),
+            one_fpdu_a_write: is_aligned,
             max_outbound_reads: agreement.ord,
             max_inbound_reads: agreement.ird,
             ready_to_receive: agreement.ready_to_receive,
@@ -141,7 +153,8 @@ impl IwarpQueuePair {
         let queue_pair = Self {
             machine,
             socket: Some(socket),
-            fpdu_per_segment,
+            alignment,
+            window_wait: None,
             follow_mss: fixed.is_none(),
             next_mss_check: 0,
             skip_readiness_check: false,
@@ -175,19 +188,16 @@ impl IwarpQueuePair {
         if self.closing == Closing::Finished {
             return;
         }
-        let writes = if self.fpdu_per_segment {
-            MAX_SEGMENT_WRITES_PER_CALL
-        } else {
-            MAX_WRITES_PER_CALL
-        };
+        if self.alignment.is_some() {
+            return self.write_records(context);
+        }
         if let (true, Some(socket)) = (self.follow_mss, &self.socket)
-            && (self.fpdu_per_segment || self.machine.transmitted_bytes() >= self.next_mss_check)
+            && self.machine.transmitted_bytes() >= self.next_mss_check
         {
             self.next_mss_check = self.machine.transmitted_bytes() + MSS_CHECK_INTERVAL_BYTES;
-            self.machine
-                .set_max_fpdu(socket.max_fpdu(self.fpdu_per_segment));
+            self.machine.set_max_fpdu(socket.max_fpdu());
         }
-        for _ in 0..writes {
+        for _ in 0..MAX_WRITES_PER_CALL {
             if self.machine.prepare() == 0 || self.machine.has_ended() {
                 return;
             }
@@ -197,7 +207,7 @@ impl IwarpQueuePair {
             if !ready(&socket.stream, Interest::WRITABLE, context) {
                 return;
             }
-            match socket.write_from(&self.machine, self.fpdu_per_segment) {
+            match socket.write_from(&self.machine) {
                 Ok(count) => self.machine.transmitted(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => self.broken_pipe = Some(os_error("sending", &error)),
@@ -205,6 +215,98 @@ impl IwarpQueuePair {
         }
         if self.machine.prepare() > 0 {
             wake_after_io_poll(context);
+        }
+    }
+
+    /// Writes records of whole FPDUs, until the socket is full, the peer has no room for the next
+    /// record, or the limit of one call is reached.
+    fn write_records(&mut self, context: &mut Context<'_>) {
+        let last = self.machine.transmitted_bytes() + MAX_RECORD_BYTES_PER_CALL;
+        let mut known: Option<Cut> = None;
+        for _ in 0..MAX_RECORDS_PER_CALL {
+            let sent = self.machine.transmitted_bytes();
+            if sent >= last {
+                break;
+            }
+            let (Some(alignment), Some(socket), None, true) = (
+                &mut self.alignment,
+                &self.socket,
+                &self.broken_pipe,
+                self.machine.has_output() && !self.machine.has_ended(),
+            ) else {
+                return;
+            };
+            let mut read = || alignment.cut(socket.tcp_state(), sent, Instant::now);
+            let is_new = known.is_none();
+            let mut cut = *known.get_or_insert_with(&mut read);
+            self.machine.set_max_fpdu(cut.max_fpdu);
+            if self.machine.prepare() == 0 || self.machine.has_ended() {
+                return;
+            }
+            let mut record = self.machine.record(&cut);
+            if record.is_none() && !is_new {
+                // The peer may have made room since the last report.
+                cut = *known.insert(read());
+                record = self.machine.record(&cut);
+            }
+            let Some(length) = record.or_else(|| self.record_without_room(&cut)) else {
+                return self.wait_for_window(context);
+            };
+            let Some(socket) = &self.socket else { return };
+            if !ready(&socket.stream, Interest::WRITABLE, context) {
+                return;
+            }
+            match socket.write_record(&self.machine, length) {
+                Ok(count) => {
+                    self.machine.transmitted(count);
+                    cut.room = cut.room.saturating_sub(count);
+                    known = Some(cut);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => self.broken_pipe = Some(os_error("sending", &error)),
+            }
+            self.end_window_wait();
+        }
+        if self.machine.prepare() > 0 {
+            wake_after_io_poll(context);
+        }
+    }
+
+    /// Returns whether bytes wait for the socket. If FPDUs are aligned, those are included that are made
+    /// only when the size of a segment is known.
+    fn has_output(&mut self) -> bool {
+        match self.alignment {
+            Some(_) => self.machine.has_output(),
+            None => self.machine.prepare() > 0,
+        }
+    }
+
+    /// Returns the length of the next FPDU if waiting for room is useless: if the peer never offered a
+    /// window for it, or has offered a smaller one for too long. TCP then cuts the FPDU.
+    #[cold]
+    fn record_without_room(&mut self, cut: &Cut) -> Option<usize> {
+        let length = self.machine.rest_of_fpdu()?;
+        let alignment = self.alignment.as_mut()?;
+        let wait = self.window_wait.as_ref();
+        if cut.room > 0 && wait.is_some_and(WindowWait::is_overdue) {
+            alignment.accept_small_windows(cut.room);
+        }
+        alignment.exceeds_windows(length).then_some(length)
+    }
+
+    /// Wakes the context when the peer may have room for the next record.
+    #[cold]
+    fn wait_for_window(&mut self, context: &mut Context<'_>) {
+        if let Some(socket) = &self.socket {
+            let wait = self.window_wait.get_or_insert_with(WindowWait::new);
+            wait.poll(socket, context);
+        }
+    }
+
+    /// Ends the wait for the window, if there is one.
+    fn end_window_wait(&mut self) {
+        if let (Some(socket), Some(wait)) = (&self.socket, self.window_wait.take()) {
+            wait.end(socket);
         }
     }
 
@@ -336,7 +438,12 @@ impl IwarpQueuePair {
             return;
         }
         while self.machine.prepare() > 0 {
-            match socket.write_from(&self.machine, self.fpdu_per_segment) {
+            // The Terminate does not wait for room.
+            let written = match self.machine.rest_of_fpdu() {
+                Some(length) => socket.write_record(&self.machine, length),
+                None => socket.write_from(&self.machine),
+            };
+            match written {
                 Ok(count) => self.machine.transmitted(count),
                 Err(_) => self.machine.give_up_transmitting(),
             }
@@ -469,7 +576,7 @@ impl QueuePair for IwarpQueuePair {
             && !self.machine.has_ended()
             && self.closing == Closing::No
             && self.broken_pipe.is_none()
-            && self.machine.prepare() == 0;
+            && !self.has_output();
         // Mostly there is nothing, and one read is enough to find out.
         self.skip_readiness_check = !quiet || self.read_now(true);
         self.skip_readiness_check

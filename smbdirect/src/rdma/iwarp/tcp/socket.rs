@@ -10,7 +10,7 @@ use std::{
 
 #[cfg(target_os = "linux")]
 use nix::sys::socket::setsockopt;
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{io::Interest, net::TcpStream, time::timeout};
 
 #[cfg(target_os = "linux")]
@@ -18,13 +18,14 @@ use super::options::ReceiveLowWater;
 use super::{
     config::IwarpConfig,
     error::{malformed, os_error},
-    options::set_congestion_control,
+    options::{set_congestion_control, tcp_state},
     tap::Tap,
 };
 use crate::{
     rdma::{
         direction::Direction,
         iwarp::{
+            alignment::TcpState,
             mpa::{self, FrameKind, StartupError, StartupFrame},
             stream::Stream,
         },
@@ -35,17 +36,16 @@ use crate::{
 
 /// The most reads from a refused peer before the connection is closed.
 const MAX_DRAIN_READS: usize = 64;
-/// The bytes that TCP options can take from a segment: selective acknowledgements of segments that
-/// arrived out of order are options of up to four blocks.
-const TCP_OPTION_RESERVE_BYTES: u32 = 36;
+/// The time between two probes of the peer's window.
+const WINDOW_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// The most slices in one write. A large FPDU takes two.
 const MAX_SLICES_PER_WRITE: usize = 256;
 /// The number of slices that is tried first, because preparing [`MAX_SLICES_PER_WRITE`] slices
 /// takes longer than sending a few small FPDUs.
 const SMALL_WRITE_SLICES: usize = 4;
-/// The flag that keeps Linux from appending later bytes to this segment, even when it retransmits
-/// the segment. Linux accepts data that fits a segment as a whole or not at all, unless the kernel
-/// runs out of memory.
+/// The flag that keeps Linux from appending later bytes to the last segment of a write, even when it
+/// retransmits the segment. If the send buffer is full, Linux accepts a write up to a multiple of the
+/// segment size, unless the kernel runs out of memory.
 const MSG_EOR: i32 = if cfg!(target_os = "linux") { 0x80 } else { 0 };
 
 /// A TCP connection, its addresses and the observer of its bytes.
@@ -297,23 +297,35 @@ impl Socket {
     }
 
     /// Writes the next bytes of `machine` in one system call and returns how many were written.
-    pub(super) fn write_from(&self, machine: &Stream, fpdu_per_segment: bool) -> io::Result<usize> {
+    pub(super) fn write_from(&self, machine: &Stream) -> io::Result<usize> {
         let mut first_slices = [IoSlice::new(&[]); SMALL_WRITE_SLICES];
         let count = machine.transmit_slices(&mut first_slices);
         if count < first_slices.len() {
-            return self.write(&first_slices[..count], fpdu_per_segment);
+            return self.write(&first_slices[..count], 0);
         }
         let mut slices = [IoSlice::new(&[]); MAX_SLICES_PER_WRITE];
         let count = machine.transmit_slices(&mut slices);
-        self.write(&slices[..count], fpdu_per_segment)
+        self.write(&slices[..count], 0)
+    }
+
+    /// Writes the next record of `machine`, of `length` bytes, in one system call and returns how many
+    /// bytes were written. TCP appends nothing to its last segment.
+    pub(super) fn write_record(&self, machine: &Stream, length: usize) -> io::Result<usize> {
+        //= MPA-35
+        let mut first_slices = [IoSlice::new(&[]); SMALL_WRITE_SLICES];
+        let count = machine.record_slices(&mut first_slices, length);
+        if count < first_slices.len() {
+            return self.write(&first_slices[..count], MSG_EOR);
+        }
+        let mut slices = [IoSlice::new(&[]); MAX_SLICES_PER_WRITE];
+        let count = machine.record_slices(&mut slices, length);
+        self.write(&slices[..count], MSG_EOR)
     }
 
     /// Writes all slices in one system call and returns the number of bytes. A short write clears
-    /// the socket's readiness. With `fpdu_per_segment` the slices are one FPDU, which is sent as a
-    /// TCP segment of its own.
-    fn write(&self, slices: &[IoSlice<'_>], fpdu_per_segment: bool) -> io::Result<usize> {
-        //= MPA-35
-        let flags = MSG_NOSIGNAL | if fpdu_per_segment { MSG_EOR } else { 0 };
+    /// the socket's readiness.
+    fn write(&self, slices: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
+        let flags = MSG_NOSIGNAL | flags;
         let mut count = None;
         let outcome = self.stream.try_io(Interest::WRITABLE, || {
             let socket = SockRef::from(&self.stream);
@@ -343,17 +355,38 @@ impl Socket {
         Ok(count)
     }
 
-    /// Returns the longest FPDU, in bytes, that fits the current size of a TCP segment. With
-    /// `fpdu_per_segment` it fits even when TCP adds options.
-    pub(super) fn max_fpdu(&self, fpdu_per_segment: bool) -> usize {
-        let mss = max_segment_size(&self.stream);
-        //= MPA-35
-        let options = if fpdu_per_segment {
-            TCP_OPTION_RESERVE_BYTES
-        } else {
-            0
-        };
-        mpa::max_fpdu(mss.saturating_sub(options))
+    /// Returns the longest FPDU, in bytes, that fits the current size of a TCP segment.
+    pub(super) fn max_fpdu(&self) -> usize {
+        mpa::max_fpdu(max_segment_size(&self.stream))
+    }
+
+    /// Returns the state of the connection that the alignment of FPDUs depends on.
+    pub(super) fn tcp_state(&self) -> TcpState {
+        tcp_state(&self.stream).unwrap_or_else(|| TcpState {
+            segment: max_segment_size(&self.stream),
+            window: None,
+        })
+    }
+
+    /// Makes TCP probe whether the peer still accepts no data, while no sent data is unacknowledged:
+    /// if the segment that opens the window is lost, nothing else would report it. Returns whether
+    /// this changed anything.
+    pub(super) fn start_probing(&self) -> bool {
+        let socket = SockRef::from(&self.stream);
+        if socket.keepalive().unwrap_or(true) {
+            return false;
+        }
+        let probes = TcpKeepalive::new()
+            .with_time(WINDOW_PROBE_INTERVAL)
+            .with_interval(WINDOW_PROBE_INTERVAL);
+        // If this fails, the wait ends later.
+        let _ = socket.set_tcp_keepalive(&probes);
+        true
+    }
+
+    /// Ends what [`start_probing`](Self::start_probing) started.
+    pub(super) fn stop_probing(&self) {
+        let _ = SockRef::from(&self.stream).set_keepalive(false);
     }
 }
 
