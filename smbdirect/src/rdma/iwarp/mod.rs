@@ -19,7 +19,7 @@ pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
 
-#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+#[cfg_attr(not(all(feature = "tokio", target_os = "linux")), allow(dead_code))]
 mod alignment;
 mod config;
 mod error;
