@@ -59,7 +59,7 @@
 //! |---|---|
 //! | `tokio` (default) | connection, listener, the objects of `tdi`, and iWARP and RoCE over sockets |
 //! | `tdi` (default) | the module `tdi` |
-//! | `metrics` | [`metrics`](mod@metrics): figures over all connections of the process |
+//! | `metrics` | the module `metrics`: figures over all connections of the process |
 //!
 //! [`rdma::provider`], [`rdma::work`] and [`rdma::memory`] are the interface to providers. They may change in any
 //! release, and are exempt from the promise of stability of the rest.
