@@ -285,6 +285,9 @@ impl Bench {
         };
         let socket = TcpListener::bind("127.0.0.1:0")?;
         machine::set_congestion_control((&socket).into(), algorithm).map_err(|error| {
+            if cfg!(not(target_os = "linux")) {
+                return usage("--congestion-control: this system offers no choice");
+            }
             usage(format!(
                 "--congestion-control {algorithm}: {}; see net.ipv4.tcp_allowed_congestion_control",
                 report::plain(&error)

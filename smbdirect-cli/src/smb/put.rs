@@ -179,12 +179,17 @@ struct Source {
 impl Source {
     fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
+        let not_a_file = || usage(format!("{shown} is not a regular file"));
+        // Windows opens no directory, and names another reason.
+        if path.is_dir() {
+            return Err(not_a_file());
+        }
         let file = fs::File::open(path)
             .map_err(|error| anyhow!("{shown} cannot be opened: {}", report::plain(&error)))?;
         let metadata = file.metadata();
         let metadata = metadata.with_context(|| format!("{shown} cannot be examined"))?;
         if !metadata.is_file() {
-            return Err(usage(format!("{shown} is not a regular file")));
+            return Err(not_a_file());
         }
         Ok(Self {
             file,

@@ -270,7 +270,11 @@ fn usage_errors_have_status_2() {
         ),
     ] {
         let done = run(arguments);
-        // Only on Linux the command can pin threads to cores.
+        // Only on Linux the command can pin threads to cores, and choose the congestion control.
+        if cfg!(not(target_os = "linux")) && arguments.contains(&"telepathy") {
+            done.failed(2, "this system offers no choice");
+            continue;
+        }
         let pins = cfg!(target_os = "linux") || !arguments.contains(&"same-core");
         let says = if pins {
             says
