@@ -75,7 +75,7 @@ impl Message {
     }
 
     /// Returns the message with the local token that it invalidated.
-    #[cfg(feature = "tokio")]
+    #[cfg(any(feature = "tokio", feature = "tdi"))]
     pub(crate) fn invalidating(self, invalidated_token: Option<Token>) -> Self {
         Self {
             invalidated_token,
