@@ -45,6 +45,7 @@ pub use settings::{
 
 use self::{
     connection::{Connection, Stage},
+    identification::RecentIdentifications,
     signature::Cause,
 };
 use crate::rdma::{
@@ -90,6 +91,7 @@ pub struct Endpoint {
     events: VecDeque<EndpointEvent>,
     /// The deadlines of the connections.
     timers: BTreeSet<(Instant, u32)>,
+    recent_identifications: RecentIdentifications,
     statistics: EndpointStatistics,
 }
 
@@ -121,6 +123,7 @@ impl Endpoint {
             transmit_queue: VecDeque::new(),
             events: VecDeque::new(),
             timers: BTreeSet::new(),
+            recent_identifications: RecentIdentifications::default(),
             statistics: EndpointStatistics::default(),
         }
     }

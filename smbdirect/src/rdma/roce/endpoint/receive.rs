@@ -44,9 +44,14 @@ impl Endpoint {
             self.statistics.wrong_icrc += 1;
             return None;
         };
-        if is_ipv4 && !connection.identification.accept(identification) {
-            self.statistics.unexpected_identification += 1;
-            return None;
+        if is_ipv4 {
+            let (peer, recent) = (path.remote.ip(), &mut self.recent_identifications);
+            let known = &mut connection.identification;
+            if !known.accept(now, identification, peer, recent) {
+                self.statistics.unexpected_identification += 1;
+                return None;
+            }
+            recent.record(number, peer, identification);
         }
         let output = connection.communication.handle_data();
         if let Some(pair) = &mut connection.queue_pair {

@@ -318,5 +318,37 @@ fn forged_and_damaged_packets_have_no_effect() {
             "{received:?}"
         );
         assert!(network.ends[1].poll_completion(passive).is_none());
+/// Linux has one counter of Identifications for all connections to an address, and advances it at random
+/// after a silence.
+//= ROCE-UDP-03 test
+#[test]
+fn packets_of_linux_arrive_whatever_else_it_sends() {
+    let mut network = Network::new(0);
+    let ids = [network.connected(), network.connected()];
+    let header = DatagramHeader::between(network.addresses[0], network.addresses[1]).unwrap();
+    // The connection, and its packets from a value of the counter on.
+    let arrive = |network: &mut Network, index: usize, count: u16, from: u16| {
+        for identification in from..from + count {
+            network.post(0, ids[index][0], send(1, "x"));
+            let mut out = BytesMut::new();
+            let now = network.now;
+            network.ends[0].poll_transmit(now, 1, &mut out).unwrap();
+            let packet = &out[..out.len() - 4];
+            let icrc = icrc::icrc(&header.with_identification(identification), &[packet]);
+            let datagram = [packet, &icrc].concat();
+            let path = network.path(1);
+            let taken = network.ends[1].handle_datagram(now, path, &datagram);
+            assert_eq!(taken, Some(identification));
+        }
+    };
+    arrive(&mut network, 0, 1, 10_000);
+    arrive(&mut network, 1, 40, 10_400);
+    arrive(&mut network, 0, 40, 10_440);
+    for from in [30_000, 50_000, 1000, 60_000] {
+        network.now += Duration::from_millis(1);
+        arrive(&mut network, 1, 1, from);
+    }
+}
+
     }
 }
