@@ -36,6 +36,9 @@ pub(super) struct Responder {
     message: InboundMessage,
     /// The Reads whose responses are not sent in full, oldest first.
     reads: VecDeque<InboundRead>,
+    /// The last Reads that were executed, oldest first: as many as the peer may have outstanding, so
+    /// each Read that it can still repeat is one of them.
+    executed: VecDeque<ExecutedRead>,
     /// The acknowledgement to send after the responses to Reads.
     reply: Option<Reply>,
     /// Whether packets after the expected one are dropped without another NAK.
@@ -59,6 +62,27 @@ struct InboundRead {
     has_begun: bool,
 }
 
+/// A Read that was executed, with the response packets from `psn` to before `end`.
+#[derive(Clone, Copy, Debug)]
+struct ExecutedRead {
+    psn: Psn,
+    end: Psn,
+    from: RemoteAddress,
+    length: u32,
+}
+
+impl ExecutedRead {
+    /// Returns whether `read` asks for a part of this Read again. A requester that has received the
+    /// beginning of the response asks for the rest.
+    fn includes(&self, read: &InboundRead) -> bool {
+        let start = read.next.offset.wrapping_sub(self.from.offset);
+        read.next.token == self.from.token
+            && start.saturating_add(read.left.into()) <= self.length.into()
+            && read.psn.distance(self.psn) >= 0
+            && read.end.distance(self.end) <= 0
+    }
+}
+
 /// An acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
@@ -78,6 +102,7 @@ impl Responder {
             message_sequence_number: 0,
             message: InboundMessage::default(),
             reads: VecDeque::new(),
+            executed: VecDeque::new(),
             reply: None,
             nak_sent: false,
             rnr_naks: 0,
@@ -128,10 +153,10 @@ impl Responder {
             return;
         };
         let read = self.read(bth.psn, reth);
-        // Half of all PSNs count as duplicates, so an attacker easily forges one. A request that cannot
-        // be a duplicate is therefore dropped without a NAK.
-        let is_duplicate = reth.length <= MAX_MESSAGE_BYTES
-            && read.end.distance(self.expected) <= 0
+        // Half of all PSNs count as duplicates, so an attacker easily forges one. A request that does not
+        // repeat a Read is therefore dropped without a NAK.
+        //= ROCE-SW-04
+        let is_duplicate = self.executed.iter().any(|known| known.includes(&read))
             && check_read(reth, memory).is_ok();
         if !is_duplicate {
             return;
@@ -259,6 +284,15 @@ impl Responder {
         check_read(reth, &shared.memory)?;
         let read = self.read(bth.psn, reth);
         self.expected = read.end;
+        if self.executed.len() >= self.responder_resources {
+            self.executed.pop_front();
+        }
+        self.executed.push_back(ExecutedRead {
+            psn: read.psn,
+            end: read.end,
+            from: read.next,
+            length: reth.length,
+        });
         self.reads.push_back(read);
         self.complete_message();
         // The response acknowledges everything before it.
@@ -366,6 +400,7 @@ impl Responder {
     /// Drops all responses.
     pub(super) fn clear(&mut self) {
         self.reads.clear();
+        self.executed.clear();
         self.reply = None;
     }
 }

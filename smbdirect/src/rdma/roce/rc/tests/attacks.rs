@@ -136,6 +136,47 @@ fn a_replayed_exchange_changes_nothing() {
     assert_eq!((buffer[0], buffer[1]), (99, 7));
 }
 
+/// A Read of no bytes needs no token. A forged one would otherwise stop the responses to genuine Reads.
+//= ROCE-SW-04 test
+#[test]
+fn forged_duplicates_of_reads_stop_no_response() {
+    use Opcode::*;
+    let mut end = End::new();
+    let buffer = BytesMut::from(&pattern(4 * MTU)[..]);
+    let region = end.queue_pair.memory().register(buffer, Access::all());
+    let region = region.unwrap().address;
+    end.handle(&rdma(ReadRequest, 0, region, 3 * MTU as u32, 0));
+    end.handle(&rdma(ReadRequest, 3, REMOTE, 0, 0));
+    end.handle(&rdma(ReadRequest, 4, region, 1, 0));
+    let outside = RemoteAddress {
+        offset: region.offset + MTU as u64,
+        ..region
+    };
+    for at in [0x80_0005, 0xff_ff00, 0xff_ffff, 0, 1, 2, 4] {
+        end.handle(&rdma(ReadRequest, at, REMOTE, 0, 0));
+        end.handle(&rdma(ReadRequest, at, REMOTE, 1, 0));
+        end.handle(&rdma(ReadRequest, at, outside, 3 * MTU as u32, 0));
+    }
+    let expected = [
+        (ReadResponseFirst, 0),
+        (ReadResponseMiddle, 1),
+        (ReadResponseLast, 2),
+        (ReadResponseOnly, 3),
+        (ReadResponseOnly, 4),
+    ];
+    assert_eq!(end.opcodes(), expected);
+    // The genuine one is answered again.
+    end.handle(&rdma(ReadRequest, 3, REMOTE, 0, 0));
+    assert_eq!(end.opcodes(), [(ReadResponseOnly, 3)]);
+    // After as many further Reads as the peer may have outstanding, it is history.
+    for at in 5..8 {
+        end.handle(&rdma(ReadRequest, at, region, 1, 0));
+        assert_eq!(end.opcodes(), [(ReadResponseOnly, at)]);
+    }
+    end.handle(&rdma(ReadRequest, 3, REMOTE, 0, 0));
+    assert_eq!(end.opcodes(), []);
+}
+
 /// A peer that sends requests as fast as it can and takes no answer costs bounded memory.
 #[test]
 fn unanswered_requests_do_not_pile_up() {
