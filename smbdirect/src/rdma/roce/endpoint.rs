@@ -391,9 +391,11 @@ impl Endpoint {
                 self.send_mad(path, mad);
             }
             self.settle(now, number);
-            // What the queue pair cannot send now, it sends after its next packet or timeout.
+            // What the queue pair cannot send now, it sends after its next packet or timeout. A DREQ
+            // that `settle` has made is sent in the next round.
             if let Some(connection) = self.connections.get_mut(&number)
                 && connection.is_queued
+                && connection.farewell.is_none()
                 && self.transmit_queue.back() == Some(&number)
             {
                 self.transmit_queue.pop_back();

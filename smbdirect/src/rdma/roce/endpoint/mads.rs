@@ -46,9 +46,13 @@ impl Endpoint {
     }
 
     /// Answers a DREQ for a communication that no longer exists, so that the peer can end.
-    fn answer_stray(&mut self, path: Path, mad: &Mad) {
+    fn answer_stray(&mut self, mut path: Path, mad: &Mad) {
         //= ROCE-12.9-09
         if let Message::DisconnectRequest(request) = &mad.message {
+            //= ROCE-UDP-04
+            if !signature::is_signed(&request.private_data) {
+                path.remote.set_port(UDP_PORT);
+            }
             let message = Message::DisconnectReply(Box::new(DisconnectReply {
                 local_communication_id: request.remote_communication_id,
                 remote_communication_id: request.local_communication_id,

@@ -3,8 +3,8 @@
 //! It is in the last 8 bytes of the private data of REQ, REP and DREQ, where other implementations
 //! have zeros and which SMB Direct does not use. It has three uses:
 //!
-//! * A REQ with it is answered to the UDP port it came from. Other implementations receive on port
-//!   4791 only, and choose any source port.
+//! * A REQ or DREQ with it is answered to the UDP port it came from. Other implementations receive on
+//!   port 4791 only, and choose any source port.
 //! * Private data arrives with its length.
 //! * A DREQ tells whether the connection ended gracefully.
 
@@ -55,6 +55,11 @@ pub(super) fn open<const N: usize>(data: &PrivateData<N>, header: usize) -> (Byt
         }
         _ => (Bytes::copy_from_slice(bytes), false),
     }
+}
+
+/// Returns whether private data has the signature.
+pub(super) fn is_signed<const N: usize>(data: &PrivateData<N>) -> bool {
+    value(data).is_some()
 }
 
 /// The cause of a disconnect.

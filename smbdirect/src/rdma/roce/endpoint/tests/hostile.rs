@@ -240,18 +240,61 @@ fn impossible_requests_are_rejected() {
 }
 
 //= ROCE-12.9-09 test
+//= ROCE-UDP-04 test
 #[test]
 fn a_stray_dreq_is_answered_and_others_are_not() {
     let mut network = Network::new(0);
-    let message = DisconnectRequest {
-        local_communication_id: 3,
-        remote_communication_id: 4,
-        remote_queue_pair: 5,
-        private_data: PrivateData::default(),
+    let dreq = |private_data| {
+        Message::DisconnectRequest(Box::new(DisconnectRequest {
+            local_communication_id: 3,
+            remote_communication_id: 4,
+            remote_queue_pair: 5,
+            private_data,
+        }))
     };
-    network.forge(4791, Message::DisconnectRequest(Box::new(message)));
-    assert_eq!(network.answer().unwrap().1, "DREP");
-    assert_eq!(network.answer(), None);
+    let address = network.addresses[0].ip();
+    // Another implementation chooses any source port, and receives on one port only.
+    for (private_data, port) in [
+        (PrivateData::default(), UDP_PORT),
+        (Cause::Graceful.sign(), 0xc123),
+    ] {
+        network.forge(0xc123, dreq(private_data));
+        let expected = SocketAddr::new(address, port);
+        assert_eq!(network.answer(), Some((expected, "DREP")));
+        assert_eq!(network.answer(), None);
+    }
+}
+
+/// A Read whose memory is gone breaks the connection while its response is sent.
+#[test]
+fn a_connection_that_breaks_while_it_sends_ends_without_a_timeout() {
+    let mut network = Network::new(0);
+    let [active, passive] = network.connected();
+    let registered = network.ends[1].register(passive, BytesMut::zeroed(9000), Access::REMOTE_READ);
+    let address = registered.unwrap().address;
+    let read = WorkRequest::Read {
+        id: WorkId(1),
+        from: address,
+        into: BytesMut::zeroed(9000),
+    };
+    network.post(0, active, read);
+    let (now, path) = (network.now, network.path(1));
+    let mut out = BytesMut::new();
+    while network.ends[0].poll_transmit(now, 1, &mut out).is_some() {
+        network.ends[1].handle_datagram(now, path, &out);
+        out.clear();
+    }
+    network.ends[1].deregister(passive, address.token).unwrap();
+    let mut sent = Vec::new();
+    while network.ends[1].poll_transmit(now, 1, &mut out).is_some() {
+        let (bth, _, payload) = Packet::split(&out).unwrap();
+        sent.push(match bth.destination_qp {
+            GENERAL_SERVICES_QUEUE_PAIR => Mad::decode(payload).unwrap().message.name().to_owned(),
+            _ => format!("{:?}", bth.opcode),
+        });
+        out.clear();
+    }
+    assert_eq!(sent, ["Acknowledge", "DREQ"]);
 }
 
 /// A failed answer would turn off segmentation offload for all peers of the socket.
@@ -273,6 +316,38 @@ fn what_cannot_be_answered_is_ignored() {
         assert!(!can_be_answered(path), "{local}");
     }
     assert!(can_be_answered(network.path(1)));
+}
+
+/// Linux has one counter of Identifications for all connections to an address, and advances it at random
+/// after a silence.
+//= ROCE-UDP-03 test
+#[test]
+fn packets_of_linux_arrive_whatever_else_it_sends() {
+    let mut network = Network::new(0);
+    let ids = [network.connected(), network.connected()];
+    let header = DatagramHeader::between(network.addresses[0], network.addresses[1]).unwrap();
+    // The connection, and its packets from a value of the counter on.
+    let arrive = |network: &mut Network, index: usize, count: u16, from: u16| {
+        for identification in from..from + count {
+            network.post(0, ids[index][0], send(1, "x"));
+            let mut out = BytesMut::new();
+            let now = network.now;
+            network.ends[0].poll_transmit(now, 1, &mut out).unwrap();
+            let packet = &out[..out.len() - 4];
+            let icrc = icrc::icrc(&header.with_identification(identification), &[packet]);
+            let datagram = [packet, &icrc].concat();
+            let path = network.path(1);
+            let taken = network.ends[1].handle_datagram(now, path, &datagram);
+            assert_eq!(taken, Some(identification));
+        }
+    };
+    arrive(&mut network, 0, 1, 10_000);
+    arrive(&mut network, 1, 40, 10_400);
+    arrive(&mut network, 0, 40, 10_440);
+    for from in [30_000, 50_000, 1000, 60_000] {
+        network.now += Duration::from_millis(1);
+        arrive(&mut network, 1, 1, from);
+    }
 }
 
 //= ROCE-UDP-06 test
@@ -318,37 +393,5 @@ fn forged_and_damaged_packets_have_no_effect() {
             "{received:?}"
         );
         assert!(network.ends[1].poll_completion(passive).is_none());
-/// Linux has one counter of Identifications for all connections to an address, and advances it at random
-/// after a silence.
-//= ROCE-UDP-03 test
-#[test]
-fn packets_of_linux_arrive_whatever_else_it_sends() {
-    let mut network = Network::new(0);
-    let ids = [network.connected(), network.connected()];
-    let header = DatagramHeader::between(network.addresses[0], network.addresses[1]).unwrap();
-    // The connection, and its packets from a value of the counter on.
-    let arrive = |network: &mut Network, index: usize, count: u16, from: u16| {
-        for identification in from..from + count {
-            network.post(0, ids[index][0], send(1, "x"));
-            let mut out = BytesMut::new();
-            let now = network.now;
-            network.ends[0].poll_transmit(now, 1, &mut out).unwrap();
-            let packet = &out[..out.len() - 4];
-            let icrc = icrc::icrc(&header.with_identification(identification), &[packet]);
-            let datagram = [packet, &icrc].concat();
-            let path = network.path(1);
-            let taken = network.ends[1].handle_datagram(now, path, &datagram);
-            assert_eq!(taken, Some(identification));
-        }
-    };
-    arrive(&mut network, 0, 1, 10_000);
-    arrive(&mut network, 1, 40, 10_400);
-    arrive(&mut network, 0, 40, 10_440);
-    for from in [30_000, 50_000, 1000, 60_000] {
-        network.now += Duration::from_millis(1);
-        arrive(&mut network, 1, 1, from);
-    }
-}
-
     }
 }
