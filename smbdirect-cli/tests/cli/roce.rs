@@ -73,6 +73,30 @@ fn nobody_listens_and_the_port_is_taken() {
     run(&ping).failed(1, "nothing listens on 127.0.0.1:446 by RoCE");
 }
 
+/// The CM gives up before the timeout of the connection. The error still names the owner of the port.
+#[test]
+fn nobody_answers_and_another_process_has_the_port() {
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let done = run(&[
+        "ping",
+        "127.0.0.1",
+        "--transport",
+        "roce",
+        "--udp-port",
+        &port.to_string(),
+        "--connect-timeout",
+        "30",
+    ]);
+    done.failed(1, &format!("127.0.0.1:{port} did not answer"));
+    if cfg!(target_os = "linux") {
+        let owner = format!("process {} (", std::process::id());
+        done.failed(1, &owner);
+        done.failed(1, &format!("has UDP port {port} here"));
+    }
+    done.one_line();
+}
+
 #[test]
 fn a_capture_is_read_by_tshark() {
     let is_there = Command::new("tshark").arg("--version").output().is_ok();

@@ -162,24 +162,28 @@ impl Roce {
             begun.map_err(failed)?
         };
         let owned = Owned::new(socket.clone(), id);
-        let timed_out = |_| {
-            let port = path.remote.port();
-            let mut what = format!("{} did not answer on UDP port {port}", path.remote.ip());
-            if let Some(owner) = owner {
-                what += &format!(
-                    "; {owner} has UDP port {port} here, and from another port only listeners of \
-                     this library can be reached"
-                );
-            }
-            (ProviderError::new(ProviderErrorKind::TimedOut, what), None)
-        };
-        let private_data = timeout(self.config.connect_timeout, established)
-            .await
-            .map_err(timed_out)?
-            .unwrap_or_else(|_| {
+        let result = timeout(self.config.connect_timeout, established).await;
+        let result = match result {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => {
                 let what = "the task of the socket has ended";
-                Err((ProviderError::new(ProviderErrorKind::Local, what), None))
-            })?;
+                Err(failed(ProviderError::new(ProviderErrorKind::Local, what)))
+            }
+            Err(_) => {
+                let what = format!("{} did not answer", path.remote);
+                Err(failed(ProviderError::new(
+                    ProviderErrorKind::TimedOut,
+                    what,
+                )))
+            }
+        };
+        let private_data = result.map_err(|(error, path_mtu)| {
+            let error = match owner {
+                Some(owner) => with_owner(error, self.config.udp_port, &owner),
+                None => error,
+            };
+            (error, path_mtu)
+        })?;
         Ok(Connected {
             queue_pair: Box::new(RoceQueuePair::new(owned, path, &self.config)),
             remote_address: address,
@@ -260,6 +264,19 @@ fn copy_of(receive: &mut Option<WorkRequest>) -> WorkRequest {
 
 fn is_taken(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
+}
+
+/// Adds the owner of the UDP port of RoCEv2 to the error of an attempt from another port that got no answer.
+fn with_owner(error: ProviderError, port: u16, owner: &str) -> ProviderError {
+    if error.kind != ProviderErrorKind::TimedOut {
+        return error;
+    }
+    let what = format!(
+        "{}; {owner} has UDP port {port} here, and from another port only listeners of this library \
+         can be reached",
+        error.what
+    );
+    ProviderError::new(ProviderErrorKind::TimedOut, what)
 }
 
 /// Returns the error of binding a UDP port, which names the owner of the port.
