@@ -11,7 +11,7 @@ pub fn decode(data: &[u8]) {
     let Ok(mut packets) = Packets::new(data) else {
         return;
     };
-    let mut streams = Streams::new(&[9]);
+    let mut streams = Streams::new(&[9], &[]);
     let mut checks = Checks::default();
     while let Ok(Some(packet)) = packets.next() {
         checks.packets = packet.frame;

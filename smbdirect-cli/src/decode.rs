@@ -47,6 +47,10 @@ pub(crate) struct Decode {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
 
+    /// Treat this UDP port as RoCE too
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    udp_port: Vec<u16>,
+
     /// Show only this stream, by its number
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     stream: Vec<u64>,
@@ -100,7 +104,7 @@ impl Decode {
         let mut packets = Packets::new(file)
             .map_err(|error| in_words(&error))
             .with_context(failed)?;
-        let mut streams = Streams::new(&self.port);
+        let mut streams = Streams::new(&self.port, &self.udp_port);
         let mut show = Show {
             report: &report,
             decode: &self,
@@ -179,7 +183,10 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
         );
     }
     if counts.tcp == 0 {
-        return anyhow!("no packet of TCP, so no iWARP, and none of RoCE (UDP 4791)");
+        return anyhow!(
+            "no packet of TCP, so no iWARP, and none of RoCE (UDP 4791); if it was another UDP port, \
+             say --udp-port"
+        );
     }
     anyhow!(
         "no stream of TCP begins with an MPA Request or is on port 5445; \

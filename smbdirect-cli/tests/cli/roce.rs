@@ -135,6 +135,37 @@ fn a_capture_is_read_by_tshark() {
     }
 }
 
+/// The end that connects has another UDP port than the listener, because both are on one machine.
+#[test]
+fn a_capture_of_two_processes_on_one_machine_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let into = folder.path().join("into");
+    fs::create_dir(&into).unwrap();
+    let port = udp_port();
+    let roce = ["--transport", "roce", "--udp-port", &port];
+    let captures = ["listen.pcap", "send.pcap"].map(|name| folder.path().join(name));
+    let [there, here] = captures.each_ref().map(|path| path.to_str().unwrap());
+    let mut listen = command(&["listen", "127.0.0.1:4455", "--receive"]);
+    listen.arg(&into).args(roce).args(["--pcap", there]);
+    let listening = listening(listen);
+    let file = write_noise(folder.path(), "file", 300_001);
+    let send = ["send", &listening.address, file.to_str().unwrap(), "--rdma"];
+    run(&[&send[..], &roce, &["--pcap", here]].concat()).succeeded();
+    listening.terminate().succeeded();
+    for capture in [there, here] {
+        let decode = ["decode", capture, "--json", "--port", "4455"];
+        let done = run(&[&decode[..], &["--udp-port", &port]].concat()).succeeded();
+        let summary = done.json().pop().unwrap();
+        assert_eq!(summary["streams"], 1, "{summary}");
+        for name in ["missing_packets", "roce_wrong_icrc", "roce_undecoded"] {
+            assert_eq!(summary[name], 0, "{summary}");
+        }
+        assert_eq!(summary["roce_packets"], summary["packets"], "{summary}");
+        // Without the option there is nothing of RoCE.
+        run(&decode).failed(1, "say --udp-port");
+    }
+}
+
 /// Returns how many packets of a capture match a filter.
 fn tshark(capture: &Path, port: &str, filter: &str) -> usize {
     let output = Command::new("tshark")

@@ -5,10 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use etherparse::{
     EtherType, LaxIpv4Slice, LaxIpv6Slice, LaxNetSlice, LaxSlicedPacket, TransportSlice, UdpSlice,
 };
-use smbdirect::rdma::roce::{
-    icrc::{DatagramHeader, IpHeader},
-    packet::UDP_PORT,
-};
+use smbdirect::rdma::roce::icrc::{DatagramHeader, IpHeader};
 
 use super::capture::Packet;
 
@@ -41,6 +38,9 @@ pub(crate) struct Datagram<'a> {
     pub(crate) length: usize,
     /// Whether it is RoCEv1, directly on Ethernet.
     pub(crate) is_v1: bool,
+    /// Whether only its source is a UDP port of RoCE, so that it may be of another protocol. An end of this
+    /// library that connects from another port is answered there.
+    pub(crate) is_to_another_port: bool,
 }
 
 /// The kind of a packet.
@@ -73,8 +73,8 @@ mod link {
     pub(super) const LINUX_SLL2: u32 = 276;
 }
 
-/// Finds the piece of a TCP stream in a packet.
-pub(crate) fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
+/// Finds the piece of a TCP stream, or the packet of RoCE on one of `udp_ports`, in a packet.
+pub(crate) fn content<'a>(packet: &Packet<'a>, udp_ports: &[u16]) -> Content<'a> {
     let data = packet.data;
     let ether_type = |at: usize| {
         let bytes = data.get(at..)?.first_chunk::<2>()?;
@@ -90,7 +90,7 @@ pub(crate) fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
         link::RAW | link::RAW_BSD | link::RAW_OPENBSD | link::IPV4 | link::IPV6 => ip(Some(data)),
         other => return Content::UnknownLink(other),
     };
-    sliced.map_or(Content::Other, |sliced| found(packet, &sliced))
+    sliced.map_or(Content::Other, |sliced| found(packet, udp_ports, &sliced))
 }
 
 fn parts(ether_type: Option<EtherType>, payload: Option<&[u8]>) -> Option<LaxSlicedPacket<'_>> {
@@ -101,7 +101,7 @@ fn ip(payload: Option<&[u8]>) -> Option<LaxSlicedPacket<'_>> {
     LaxSlicedPacket::from_ip(payload?).ok()
 }
 
-fn found<'a>(packet: &Packet<'a>, sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
+fn found<'a>(packet: &Packet<'a>, udp_ports: &[u16], sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
     let (from, to, payload): (IpAddr, IpAddr, _) = match &sliced.net {
         Some(LaxNetSlice::Ipv4(ip)) => {
             let header = ip.header();
@@ -135,7 +135,11 @@ fn found<'a>(packet: &Packet<'a>, sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
                 0
             },
         }),
-        Some(TransportSlice::Udp(udp)) if udp.destination_port() == UDP_PORT => {
+        Some(TransportSlice::Udp(udp))
+            if [udp.destination_port(), udp.source_port()]
+                .iter()
+                .any(|port| udp_ports.contains(port)) =>
+        {
             let bytes = udp.payload();
             let claimed = usize::from(udp.length()).saturating_sub(udp.header_slice().len());
             Content::Roce(Datagram {
@@ -148,6 +152,7 @@ fn found<'a>(packet: &Packet<'a>, sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
                     false => bytes.len(),
                 },
                 is_v1: false,
+                is_to_another_port: !udp_ports.contains(&udp.destination_port()),
             })
         }
         _ => Content::Other,
@@ -216,5 +221,6 @@ fn roce_v1<'a>(sliced: &LaxSlicedPacket<'a>) -> Option<Datagram<'a>> {
         bytes: &rest[..length.min(rest.len())],
         length,
         is_v1: true,
+        is_to_another_port: false,
     })
 }

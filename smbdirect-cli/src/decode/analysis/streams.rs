@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use smbdirect::rdma::roce::packet::UDP_PORT;
+
 use super::{
     capture::Packet,
     event::{End, Event, Sender, What, in_order},
@@ -33,6 +35,8 @@ pub(crate) struct Streams {
     ports: Vec<u16>,
     /// Ports whose connections are SMB Direct over RoCE.
     roce_ports: Vec<u16>,
+    /// UDP ports of RoCE.
+    udp_ports: Vec<u16>,
     entries: HashMap<[SocketAddr; 2], Entry>,
     roce: Roce,
     held_bytes: usize,
@@ -107,10 +111,11 @@ pub(crate) const PORT: u16 = 5445;
 const ROCE_PORT: u16 = 445;
 
 impl Streams {
-    pub(crate) fn new(ports: &[u16]) -> Self {
+    pub(crate) fn new(ports: &[u16], udp_ports: &[u16]) -> Self {
         Self {
             ports: [&[PORT], ports].concat(),
             roce_ports: [&[ROCE_PORT, PORT], ports].concat(),
+            udp_ports: [&[UDP_PORT], udp_ports].concat(),
             ..Self::default()
         }
     }
@@ -134,7 +139,7 @@ impl Streams {
         counts.packets += 1;
         counts.first.get_or_insert(packet.time);
         counts.last = counts.last.max(packet.time);
-        match content(packet) {
+        match content(packet, &self.udp_ports) {
             Content::Tcp(segment) => {
                 counts.tcp += 1;
                 counts.cut += u64::from(segment.missing > 0);

@@ -14,6 +14,7 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
+        event::Icrc,
         packet::Datagram,
         streams::{Out, RoceCounts},
         tcp::Place,
@@ -89,10 +90,15 @@ impl Roce {
     ) {
         let (from, to) = (datagram.from, datagram.to);
         for part in packets(datagram) {
+            let decoded = Packet::decode(&part);
+            let is_right = matches!(&decoded, Some(Ok(packet)) if packet.icrc == Icrc::Right);
+            if part.is_to_another_port && !is_right {
+                continue;
+            }
             counts.packets += 1;
             counts.v1 += u64::from(part.is_v1);
             counts.cut += u64::from(part.bytes.len() < part.length);
-            match Packet::decode(&part) {
+            match decoded {
                 None => counts.undecoded += 1,
                 Some(Err(bad)) => {
                     let direction = Direction {
