@@ -1,8 +1,9 @@
-//! Scripted peers that speak correct iWARP and attack: time and memory stay bounded, at most the attacked
-//! connection ends, and no other connection is affected.
+//! Scripted peers that speak correct iWARP or RoCE and attack: time and memory stay bounded, at most the
+//! attacked connection ends, and no other connection is affected.
 
 use std::{
     fs,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,10 +23,15 @@ use tokio::{
     time::sleep,
 };
 
-use self::peer::{Peer, fpdu, within};
+use self::{
+    peer::{Peer, fpdu, within},
+    roce::RocePeer,
+};
 
 #[allow(dead_code, reason = "what only the regression tests say")]
 mod peer;
+#[path = "hostile/roce.rs"]
+mod roce;
 
 /// Makes the tests run one at a time, because they measure the process.
 static ALONE: Mutex<()> = Mutex::const_new(());
@@ -53,31 +59,95 @@ fn spent() -> Duration {
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
 }
 
-/// A listener with an ordinary connection and a connection of a scripted peer.
-struct Scene {
-    victim: Connection,
+/// A scripted peer that has negotiated SMB Direct.
+trait Attacker: Sized {
+    /// What a peer has to know about the listener, besides its address.
+    type Place: Copy;
+
+    /// Returns the providers of an ordinary client and of the listener.
+    fn providers() -> ([Arc<dyn Provider>; 2], Self::Place);
+
+    /// Connects to a listener and negotiates.
+    async fn negotiated(address: SocketAddr, place: Self::Place) -> Self;
+
+    /// Returns the send credits of the peer.
+    fn credits(&self) -> u32;
+
+    /// Queues a Data Transfer, which spends a credit.
+    fn transfer(&mut self, header: DataTransfer, payload: &[u8]);
+
+    /// Sends what is queued.
+    async fn flush(&mut self);
+
+    /// Waits until the peer holds this many credits.
+    async fn await_credits(&mut self, credits: u32);
+}
+
+/// A scripted peer over iWARP, with the FPDUs that it sends next.
+struct IwarpPeer {
     peer: Peer,
+    queued: Vec<u8>,
+}
+
+impl Attacker for IwarpPeer {
+    type Place = ();
+
+    fn providers() -> ([Arc<dyn Provider>; 2], ()) {
+        let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());
+        ([provider.clone(), provider], ())
+    }
+
+    async fn negotiated(address: SocketAddr, (): ()) -> Self {
+        Self {
+            peer: Peer::negotiated(address).await,
+            queued: Vec::new(),
+        }
+    }
+
+    fn credits(&self) -> u32 {
+        self.peer.credits
+    }
+
+    fn transfer(&mut self, header: DataTransfer, payload: &[u8]) {
+        let fpdu = self.peer.transfer(header, payload);
+        self.queued.extend(fpdu);
+    }
+
+    async fn flush(&mut self) {
+        let bytes = std::mem::take(&mut self.queued);
+        self.peer.say(&bytes).await;
+    }
+
+    async fn await_credits(&mut self, credits: u32) {
+        self.peer.await_credits(credits).await;
+    }
+}
+
+/// A listener with an ordinary connection and a connection of a scripted peer.
+struct Scene<P> {
+    victim: Connection,
+    peer: P,
     good: [Connection; 2],
     _listener: Listener,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Scene {
+impl<P: Attacker> Scene<P> {
     async fn new(settings: Settings) -> Self {
         let alone = ALONE.lock().await;
-        let provider: Arc<dyn Provider> = Arc::new(Iwarp::default());
+        let ([connecting, listening], place) = P::providers();
         let config = Config::new(settings).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
-        let mut listener = Listener::bind(&*provider, address, config.clone())
+        let mut listener = Listener::bind(&*listening, address, config.clone())
             .await
             .unwrap();
         let address = listener.local_address();
         let (one, other) = tokio::join!(
-            Connection::connect(&*provider, address, config),
+            Connection::connect(&*connecting, address, config),
             listener.accept()
         );
         let good = [one.unwrap(), other.unwrap()];
-        let (peer, victim) = tokio::join!(Peer::negotiated(address), listener.accept());
+        let (peer, victim) = tokio::join!(P::negotiated(address, place), listener.accept());
         Self {
             victim: victim.unwrap(),
             peer,
@@ -135,23 +205,46 @@ fn region(connection: &Connection, length: usize, access: Access) -> MemoryRegio
         .unwrap()
 }
 
+/// Runs the tests that every transport passes.
+macro_rules! over_each_transport {
+    ($($test:ident),*) => {
+        mod over_iwarp {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                super::$test::<super::IwarpPeer>().await;
+            })*
+        }
+
+        mod over_roce {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                super::$test::<super::RocePeer>().await;
+            })*
+        }
+    };
+}
+
+over_each_transport!(
+    short_messages_in_much_padding_use_little_memory,
+    long_message_in_single_bytes_uses_little_memory
+);
+
 /// A message of one byte does not keep the padding that arrived with it in memory.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_messages_in_much_padding_use_little_memory() {
-    let mut scene = Scene::new(Settings::default()).await;
+async fn short_messages_in_much_padding_use_little_memory<P: Attacker>() {
+    let mut scene = Scene::<P>::new(Settings::default()).await;
     let before = resident();
     // Bytes after the payload are legal.
     let padding = vec![0; 8192 - 20];
     let peer = &mut scene.peer;
     for round in 0..600 {
         peer.await_credits(33).await;
-        let mut bytes = peer.transfer(segment(1, 0), &padding[..8192 - 24]);
+        peer.transfer(segment(1, 0), &padding[..8192 - 24]);
         if round % 2 == 0 {
             for _ in 0..32 {
-                bytes.extend(peer.transfer(empty(255, 1), &padding));
+                peer.transfer(empty(255, 1), &padding);
             }
         }
-        peer.say(&bytes).await;
+        peer.flush().await;
     }
     within(async {
         while scene.victim.stats().messages_received < 600 {
@@ -171,7 +264,7 @@ async fn short_messages_in_much_padding_use_little_memory() {
 /// messages of the victim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
-    let mut scene = Scene::new(Settings {
+    let mut scene = Scene::<IwarpPeer>::new(Settings {
         keepalive_interval: Duration::from_secs(2),
         keepalive_response_timeout: Duration::from_secs(1),
         ..Settings::default()
@@ -181,11 +274,9 @@ async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
     let descriptor = served.descriptor();
     let before = (resident(), spent());
     for _ in 0..16 {
-        let request =
-            scene
-                .peer
-                .read_request(descriptor.token, descriptor.offset, descriptor.length);
-        scene.peer.say(&request).await;
+        let peer = &mut scene.peer.peer;
+        let request = peer.read_request(descriptor.token, descriptor.offset, descriptor.length);
+        peer.say(&request).await;
     }
     for _ in 0..500 {
         drop(scene.victim.send(vec![0; 8000]).unwrap());
@@ -209,7 +300,7 @@ async fn peer_that_requests_reads_and_receives_nothing_costs_little() {
 /// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_an_fpdu_ends_with_the_idle_timer() {
-    let mut scene = Scene::new(Settings {
+    let mut scene = Scene::<IwarpPeer>::new(Settings {
         keepalive_interval: Duration::from_secs(1),
         keepalive_response_timeout: Duration::from_secs(1),
         ..Settings::default()
@@ -222,7 +313,7 @@ async fn half_an_fpdu_ends_with_the_idle_timer() {
         true,
         &[7; 60_000],
     );
-    scene.peer.say(&bytes[..30_000]).await;
+    scene.peer.peer.say(&bytes[..30_000]).await;
     let calm = spent();
     sleep(Duration::from_secs(1)).await;
     let busy = spent() - calm;
@@ -239,11 +330,11 @@ async fn half_an_fpdu_ends_with_the_idle_timer() {
 async fn flood_of_empty_writes_does_not_delay_others() {
     let Scene {
         victim,
-        mut peer,
+        peer: IwarpPeer { mut peer, .. },
         good,
         _listener,
         _alone,
-    } = Scene::new(Settings::default()).await;
+    } = Scene::<IwarpPeer>::new(Settings::default()).await;
     let target = region(&victim, 4096, Access::REMOTE_WRITE);
     let descriptor = target.descriptor();
     let before = resident();
@@ -325,10 +416,10 @@ async fn each_violation_ends_only_its_connection() {
         }),
     ];
     for (words, crime) in crimes {
-        let mut scene = Scene::new(Settings::default()).await;
+        let mut scene = Scene::<IwarpPeer>::new(Settings::default()).await;
         let region = region(&scene.victim, 4096, Access::REMOTE_READ);
-        let bytes = crime(&mut scene.peer, &region);
-        scene.peer.say(&bytes).await;
+        let bytes = crime(&mut scene.peer.peer, &region);
+        scene.peer.peer.say(&bytes).await;
         scene.assert_ends(words).await;
         within(region.deregister()).await.unwrap();
         assert_eq!(scene.victim.stats().receives_outstanding, 0);
@@ -337,26 +428,24 @@ async fn each_violation_ends_only_its_connection() {
 
 /// The peer sends a long message in segments of one byte, changes its requested credits with each, and
 /// grants thousands of credits.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_message_in_single_bytes_uses_little_memory() {
-    let mut scene = Scene::new(Settings::default()).await;
+async fn long_message_in_single_bytes_uses_little_memory<P: Attacker>() {
+    let mut scene = Scene::<P>::new(Settings::default()).await;
     let before = resident();
     let peer = &mut scene.peer;
     let length = 100_000_u32;
     let mut sent = 0;
     while sent < length {
         peer.await_credits(2).await;
-        let mut bytes = Vec::new();
-        while peer.credits > 1 && sent < length {
+        while peer.credits() > 1 && sent < length {
             sent += 1;
             let header = DataTransfer {
                 credits_requested: if sent % 2 == 0 { 65_535 } else { 1 },
                 credits_granted: u16::from(sent % 64 == 0),
                 ..segment(1, length - sent)
             };
-            bytes.extend(peer.transfer(header, &[sent as u8]));
+            peer.transfer(header, &[sent as u8]);
         }
-        peer.say(&bytes).await;
+        peer.flush().await;
     }
     let message = within(scene.victim.recv()).await.unwrap().into_bytes();
     assert_eq!(message.len(), length as usize);

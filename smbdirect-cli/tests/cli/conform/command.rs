@@ -1,6 +1,9 @@
 //! `conform`: its output, its files and its exit status.
 
-use std::{fs, net::TcpListener};
+use std::{
+    fs,
+    net::{TcpListener, UdpSocket},
+};
 
 use tempfile::TempDir;
 
@@ -59,6 +62,21 @@ fn results_of_a_server_as_lines_json_junit_and_captures() {
     assert_eq!(kinds, ["started", "case", "case", "summary"]);
     assert_eq!(events[1]["section"], "3.1.5.6");
     assert_eq!(events[3]["passed"], 2);
+}
+
+/// Microsoft's cases, hostile peers and known bugs. Cases of iWARP alone are skipped.
+#[test]
+fn a_server_over_roce_passes_every_case() {
+    let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = probe.local_addr().unwrap().port().to_string();
+    drop(probe);
+    let roce = ["--transport", "roce", "--udp-port", &port];
+    let listening = listen(&[&["--echo"][..], &roce].concat());
+    let judge = ["conform", &listening.address, "--json"];
+    let events = run(&[&judge[..], &roce].concat()).succeeded().json();
+    let summary = events.last().unwrap();
+    assert_eq!(summary["failed"], 0, "{events:?}");
+    assert!(summary["passed"].as_u64() >= Some(45), "{summary}");
 }
 
 #[test]
