@@ -1,11 +1,12 @@
 //! Allocations in the steady state, which are none for each message.
 
-use std::sync::Arc;
+use std::{net::UdpSocket, sync::Arc};
 
 use smbdirect::rdma::{
     iwarp::{Iwarp, IwarpConfig},
     loopback::Loopback,
     provider::Provider,
+    roce::{Roce, RoceConfig},
 };
 
 use crate::units::{
@@ -97,7 +98,7 @@ fn iwarp_machine_allocates_nothing_for_a_read() {
 }
 
 #[test]
-fn roce_queue_pair_allocates_nothing_for_a_packet() {
+fn roce_allocates_nothing_for_a_packet() {
     let _alone = crate::alone();
     assert_no_allocation("roce/", &[]);
 }
@@ -127,6 +128,17 @@ fn iwarp() -> Arc<dyn Provider> {
 
 fn loopback() -> Arc<dyn Provider> {
     Arc::new(Loopback::new())
+}
+
+/// Both ends use the same socket.
+fn roce() -> Arc<dyn Provider> {
+    let probe = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    let udp_port = probe.local_addr().expect("it is bound").port();
+    Arc::new(Roce::new(RoceConfig {
+        udp_port,
+        peer_udp_port: udp_port,
+        ..RoceConfig::default()
+    }))
 }
 
 #[test]
@@ -175,4 +187,19 @@ fn transfers_take_no_allocation_each_over_loopback() {
     let _alone = crate::alone();
     assert_few(&loopback(), Traffic::Write(64 << 10), 1364, 16);
     assert_few(&loopback(), Traffic::Read(64 << 10), 1364, 16);
+}
+
+#[test]
+fn messages_take_no_allocation_each_over_roce() {
+    let _alone = crate::alone();
+    assert_few(&roce(), Traffic::Send(64), 1364, 32);
+    assert_few(&roce(), Traffic::Send(8112), 8136, 32);
+    assert_few(&roce(), Traffic::Send(64 << 10), 8136, 16);
+}
+
+#[test]
+fn transfers_take_no_allocation_each_over_roce() {
+    let _alone = crate::alone();
+    assert_few(&roce(), Traffic::Write(64 << 10), 1364, 16);
+    assert_few(&roce(), Traffic::Read(64 << 10), 1364, 16);
 }

@@ -49,6 +49,9 @@ pub(super) struct Core {
     out: BytesMut,
     /// The group in `out` that the socket did not take.
     blocked: Option<Transmit>,
+    /// The owners to wake after the lock is released. Those of more connections are in `notices`, which
+    /// allocates.
+    woken: [Option<Waker>; 2],
     /// The notices to deliver after the lock is released, because a receiver may use the socket
     /// immediately.
     notices: Vec<Notice>,
@@ -122,6 +125,7 @@ impl Shared {
             listeners: HashMap::new(),
             out: BytesMut::new(),
             blocked: None,
+            woken: [const { None }; 2],
             notices: Vec::new(),
             armed: None,
             users: 0,
@@ -147,8 +151,10 @@ impl Shared {
         let mut core = self.lock();
         let result = change(&mut core, now);
         self.pump(&mut core, now);
+        let woken = mem::take(&mut core.woken);
         let notices = mem::take(&mut core.notices);
         drop(core);
+        woken.into_iter().flatten().for_each(Waker::wake);
         for request in notices.into_iter().filter_map(Notice::give) {
             self.reject(request);
         }
@@ -366,7 +372,10 @@ impl Core {
                 EndpointEvent::Ready { id } => {
                     let waiting = self.waiting.get_mut(&id);
                     if let Some(owner) = waiting.and_then(|waiting| waiting.owner.take()) {
-                        self.notices.push(Notice::Completions(owner));
+                        match self.woken.iter_mut().find(|place| place.is_none()) {
+                            Some(place) => *place = Some(owner),
+                            None => self.notices.push(Notice::Completions(owner)),
+                        }
                     }
                 }
             }
