@@ -1,6 +1,7 @@
 # Mixed traffic through three concurrent mounts: one with the kernel's defaults (RDMA), one signed and one
 # encrypted (messages).
 #   seconds  duration of the traffic
+#   pause    seconds between two files [0]
 mount_share 1 vers=3.1.1,nosharesock
 mount_share 2 vers=3.1.1,nosharesock,cache=none,sign
 mount_share 3 vers=3.1.1,nosharesock,cache=none,sign,seal
@@ -29,6 +30,7 @@ load() {
     [ "$back" = "$sum" ] || result "DIFFERS $1: $size bytes came back as $back instead of $sum"
     rm $at/$name
     files=$((files + 1)) bytes=$((bytes + size))
+    sleep ${pause:-0}
     # Silences as well, now and then a long one.
     [ $(($(random) % 50)) != 0 ] || sleep $(($(random) % 8))
     [ $((files % 100)) != 0 ] || result "so far $1: $files files, $bytes bytes"
