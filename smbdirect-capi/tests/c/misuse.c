@@ -1,5 +1,6 @@
 /* Wrong arguments and wrong moments fail with a status code, and nothing crashes. */
 #include "common.h"
+#include "check.h"
 #include <arpa/inet.h>
 #include <assert.h>
 #include <netinet/in.h>
@@ -29,16 +30,6 @@ static void log_line(int32_t level, const char *message, void *user_data)
     assert(level >= 1 && level <= 5 && message[0] != 0 && user_data == &lines);
     __atomic_add_fetch(&lines, 1, __ATOMIC_RELAXED);
 }
-
-/* Fails a step of this test. */
-#define CHECK(condition)                                                          \
-    do {                                                                          \
-        if (!(condition)) {                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);       \
-            fprintf(stderr, "last error: %s\n", error.message);                   \
-            exit(1);                                                              \
-        }                                                                         \
-    } while (0)
 
 int main(void)
 {

@@ -1,19 +1,10 @@
 /* A connection whose peer is gone fails with a status code. The program handles no signal, so SIGPIPE would end it. */
 #include "common.h"
+#include "check.h"
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-/* Fails a step of this test. */
-#define CHECK(condition)                                                          \
-    do {                                                                          \
-        if (!(condition)) {                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);       \
-            fprintf(stderr, "last error: %s\n", error.message);                   \
-            exit(1);                                                              \
-        }                                                                         \
-    } while (0)
 
 static struct smbdirect_error error;
 static struct smbdirect_listener *listener;

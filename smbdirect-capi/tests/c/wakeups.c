@@ -1,16 +1,7 @@
 /* A descriptor tells when a call is worth repeating, also after a call with a time limit has waited in between. */
 #include "common.h"
+#include "check.h"
 #include <poll.h>
-
-/* Fails a step of this test. */
-#define CHECK(condition)                                                          \
-    do {                                                                          \
-        if (!(condition)) {                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);       \
-            fprintf(stderr, "last error: %s\n", error.message);                   \
-            exit(1);                                                              \
-        }                                                                         \
-    } while (0)
 
 /* Returns whether a descriptor becomes readable in time. */
 static int readable(int fd, int timeout_ms)

@@ -22,14 +22,18 @@ use smbdirect::{
         },
         work::{Completion, Inline, WorkId, WorkRequest},
     },
-    wire::{DataTransfer, NegotiateRequest, NegotiateResponse},
+    wire::{DataTransfer, NegotiateResponse},
 };
 use tokio::{
     net::UdpSocket,
     time::{sleep, timeout},
 };
 
-use super::{Attacker, Scene, empty, peer::within, region, resident, segment, spent};
+use super::{
+    Attacker, Scene, empty,
+    peer::{negotiate_request, within},
+    region, resident, segment, spent,
+};
 
 /// The payload of a packet between sockets of one machine, whose interface has a large MTU.
 const PATH_MTU: usize = 4096;
@@ -201,17 +205,7 @@ impl Attacker for RocePeer {
             _ => None,
         })
         .await;
-        let request = NegotiateRequest {
-            min_version: 0x0100,
-            max_version: 0x0100,
-            credits_requested: 255,
-            preferred_send_size: 8192,
-            max_receive_size: 8192,
-            max_fragmented_size: 1 << 20,
-        };
-        let mut message = Vec::new();
-        request.encode(&mut message);
-        peer.post_send(message);
+        peer.post_send(negotiate_request());
         let response = peer.until(|peer| peer.messages.pop_front()).await;
         let response = NegotiateResponse::decode(&response).unwrap();
         peer.credits = response.credits_granted.into();

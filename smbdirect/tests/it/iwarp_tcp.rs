@@ -703,6 +703,29 @@ async fn accept_by_hand(config: IwarpConfig, frame: &StartupFrame) -> (TcpStream
     (stream, connected)
 }
 
+/// Memory that the peer does not check.
+const NOWHERE: RemoteAddress = RemoteAddress {
+    token: Token(77),
+    offset: 0,
+};
+
+/// Connects a hand-made initiator that uses CRCs and has sent its first FPDU.
+async fn accept_with_crcs(config: IwarpConfig) -> (TcpStream, Connected) {
+    let frame = StartupFrame {
+        crc: true,
+        ..StartupFrame::new(FrameKind::Request, 1)
+    };
+    let (mut peer, connected) = accept_by_hand(config, &frame).await;
+    let rtr = Tagged {
+        last: true,
+        rdmap_control: Opcode::RdmaWrite.control(),
+        stag: 1,
+        tagged_offset: 0,
+    };
+    peer.write_all(&fpdu(&[&rtr.encode()], true)).await.unwrap();
+    (peer, connected)
+}
+
 //= MPA-07 test
 //= MPA-34 test
 //= RDMAP-21 test
@@ -894,12 +917,8 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
 
 //= MPA-28 test
 #[tokio::test]
-async fn with_crcs_and_another_peer_each_fpdu_is_a_write() {
+async fn with_crcs_and_another_peer_fpdus_fit_segments() {
     let tap = Arc::new(Recorder::default());
-    let frame = StartupFrame {
-        crc: true,
-        ..StartupFrame::new(FrameKind::Request, 1)
-    };
     let config = IwarpConfig {
         tap: Some(tap.clone()),
         tuning: IwarpTuning {
@@ -908,23 +927,12 @@ async fn with_crcs_and_another_peer_each_fpdu_is_a_write() {
         },
         ..IwarpConfig::default()
     };
-    let (mut peer, mut connected) = accept_by_hand(config, &frame).await;
-    let rtr = Tagged {
-        last: true,
-        rdmap_control: Opcode::RdmaWrite.control(),
-        stag: 1,
-        tagged_offset: 0,
-    };
-    peer.write_all(&fpdu(&[&rtr.encode()], true)).await.unwrap();
-    let nowhere = RemoteAddress {
-        token: Token(77),
-        offset: 0,
-    };
+    let (mut peer, mut connected) = accept_with_crcs(config).await;
     let data = vec![7; 500_000];
     let write = WorkRequest::Write {
         id: WorkId(2),
         data: data.into(),
-        to: nowhere,
+        to: NOWHERE,
     };
     post(&mut connected, [write, send(3, &b"done"[..])]);
     let reader = tokio::spawn(async move { peer.read_to_end(&mut Vec::new()).await });
@@ -955,29 +963,14 @@ async fn with_crcs_and_another_peer_each_fpdu_is_a_write() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_peer_that_stops_reading_has_received_whole_fpdus_only() {
-    let frame = StartupFrame {
-        crc: true,
-        ..StartupFrame::new(FrameKind::Request, 1)
-    };
-    let (mut peer, mut connected) = accept_by_hand(IwarpConfig::default(), &frame).await;
+    let (peer, mut connected) = accept_with_crcs(IwarpConfig::default()).await;
     let socket = socket2::SockRef::from(&peer);
     socket.set_recv_buffer_size(100_000).unwrap();
-    let rtr = Tagged {
-        last: true,
-        rdmap_control: Opcode::RdmaWrite.control(),
-        stag: 1,
-        tagged_offset: 0,
-    };
-    peer.write_all(&fpdu(&[&rtr.encode()], true)).await.unwrap();
-    let nowhere = RemoteAddress {
-        token: Token(77),
-        offset: 0,
-    };
     let lengths = [700_000, 20, 5000, 1_000_000, 1_300_001];
     let works = lengths.iter().map(|&length| WorkRequest::Write {
         id: WorkId(2),
         data: vec![7; length].into(),
-        to: nowhere,
+        to: NOWHERE,
     });
     post(&mut connected, works);
     let sender = tokio::spawn(async move {

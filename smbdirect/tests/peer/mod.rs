@@ -23,6 +23,21 @@ pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
         .expect("it takes forever")
 }
 
+/// Returns the Negotiate Request of scripted peers.
+pub(crate) fn negotiate_request() -> Vec<u8> {
+    let request = NegotiateRequest {
+        min_version: 0x0100,
+        max_version: 0x0100,
+        credits_requested: 255,
+        preferred_send_size: 8192,
+        max_receive_size: 8192,
+        max_fragmented_size: 1 << 20,
+    };
+    let mut message = Vec::new();
+    request.encode(&mut message);
+    message
+}
+
 /// A scripted peer.
 pub(crate) struct Peer {
     pub(crate) stream: TcpStream,
@@ -90,17 +105,7 @@ impl Peer {
     }
 
     pub(crate) fn negotiate_request(&mut self) -> Vec<u8> {
-        let request = NegotiateRequest {
-            min_version: 0x0100,
-            max_version: 0x0100,
-            credits_requested: 255,
-            preferred_send_size: 8192,
-            max_receive_size: 8192,
-            max_fragmented_size: 1 << 20,
-        };
-        let mut message = Vec::new();
-        request.encode(&mut message);
-        self.send(Opcode::Send, 0, &message)
+        self.send(Opcode::Send, 0, &negotiate_request())
     }
 
     pub(crate) async fn say(&mut self, bytes: &[u8]) {
