@@ -47,7 +47,37 @@ pub(super) fn cure(error: &io::Error) -> Option<&'static str> {
     is_emfile.then_some("raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of a systemd unit)")
 }
 
+/// Returns whether an error of accepting concerns one connection only, which the peer has ended.
+pub(super) fn is_of_one_peer(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+
+    [ConnectionAborted, ConnectionRefused, ConnectionReset].contains(&error.kind())
+}
+
 /// Converts an error of decoding a startup frame.
 pub(super) fn malformed(error: StartupError) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Protocol, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that aborts its connections must not delay those of others.
+    #[test]
+    fn accepting_pauses_for_errors_of_this_end_only() {
+        let of_one_peer = [
+            io::ErrorKind::ConnectionAborted,
+            io::ErrorKind::ConnectionRefused,
+            io::ErrorKind::ConnectionReset,
+        ];
+        for kind in of_one_peer {
+            let error = io::Error::from(kind);
+            assert!(is_of_one_peer(&error) && cure(&error).is_none(), "{kind}");
+        }
+        for number in if cfg!(unix) { [24, 12] } else { [10024, 10055] } {
+            let error = io::Error::from_raw_os_error(number);
+            assert!(!is_of_one_peer(&error), "{error}");
+        }
+    }
 }

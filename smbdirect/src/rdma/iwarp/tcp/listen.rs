@@ -14,7 +14,7 @@ use tracing::{Instrument, Span, debug, field, warn};
 
 use super::{
     config::{IwarpConfig, check_private_data},
-    error::cure,
+    error::{cure, is_of_one_peer},
     queue_pair::IwarpQueuePair,
     socket::{FrameError, Socket, canonical},
 };
@@ -81,6 +81,10 @@ pub(super) async fn accept_all(
                         let (incoming, drain_permits) = (incoming.clone(), drain_permits.clone());
                         let reading = read_request(stream, config.clone(), incoming, drain_permits);
                         half_open.spawn(reading.instrument(connection_span(canonical(peer))));
+                    }
+                    // The peer has ended the connection already. A pause would delay other peers.
+                    Err(error) if is_of_one_peer(&error) => {
+                        debug!(%error, "a peer ended its TCP connection before it was accepted");
                     }
                     Err(error) => {
                         let cure = cure(&error);
