@@ -2,11 +2,14 @@
 
 use std::time::Instant;
 
+use bytes::Bytes;
+
 use super::{Endpoint, GENERAL_SERVICES_QUEUE_KEY, GENERAL_SERVICES_QUEUE_PAIR, settings::Path};
 use crate::rdma::roce::{
     cm::Mad,
     icrc::{self, DatagramHeader},
     packet::{Bth, Extended, Opcode, Packet},
+    rc::Payload,
 };
 
 impl Endpoint {
@@ -15,6 +18,18 @@ impl Endpoint {
     /// For IPv4, returns the Identification that makes the ICRC right, for captures. The result is
     /// 0 for IPv6, and `None` for a datagram that was dropped.
     pub fn handle_datagram(&mut self, now: Instant, path: Path, datagram: &[u8]) -> Option<u16> {
+        self.handle_datagram_in(None, now, path, datagram)
+    }
+
+    /// This is [`handle_datagram`](Self::handle_datagram) for a datagram in `block`, of which received
+    /// messages may be slices.
+    pub(in crate::rdma::roce) fn handle_datagram_in(
+        &mut self,
+        block: Option<&Bytes>,
+        now: Instant,
+        path: Path,
+        datagram: &[u8],
+    ) -> Option<u16> {
         self.statistics.received += 1;
         let Ok((bth, extended, payload)) = Packet::split(datagram) else {
             self.statistics.malformed += 1;
@@ -55,7 +70,11 @@ impl Endpoint {
         }
         let output = connection.communication.handle_data();
         if let Some(pair) = &mut connection.queue_pair {
-            pair.handle(now, &bth, &extended, payload);
+            let payload = Payload {
+                bytes: payload,
+                block,
+            };
+            pair.handle_payload(now, &bth, &extended, payload);
             connection.moved.1 += datagram.len() as u64;
         }
         if !output.is_empty() {

@@ -4,7 +4,9 @@ use std::mem;
 
 use bytes::BytesMut;
 
-use super::{error::QueuePairError, send_queue::MAX_MESSAGE_BYTES, shared::Shared};
+use super::{
+    error::QueuePairError, payload::Payload, send_queue::MAX_MESSAGE_BYTES, shared::Shared,
+};
 use crate::{
     pool,
     rdma::{
@@ -20,7 +22,7 @@ pub(super) struct InboundMessage {
     progress: Progress,
     /// The payload of the first packets of a Send.
     partial_send: BytesMut,
-    /// The memory for Sends of one packet.
+    /// The memory for Sends of one packet that are copied.
     arena: Arena,
 }
 
@@ -63,7 +65,7 @@ impl InboundMessage {
         &mut self,
         bth: &Bth,
         extended: &Extended,
-        payload: &[u8],
+        payload: Payload<'_>,
         shared: &mut Shared,
     ) -> Result<Arrival, QueuePairError> {
         //= ROCE-9.7.4-01
@@ -76,7 +78,7 @@ impl InboundMessage {
             return Ok(Arrival::NoReceive);
         };
         let limit = receive.length;
-        let length = before + payload.len() as u64;
+        let length = before + payload.bytes.len() as u64;
         //= ROCE-9.7.4-05
         if length > u64::from(limit) {
             return Err(QueuePairError::MessageTooLong { length, limit });
@@ -88,7 +90,7 @@ impl InboundMessage {
                     None => self.partial_send.reserve(limit as usize),
                 }
             }
-            self.partial_send.extend_from_slice(payload);
+            self.partial_send.extend_from_slice(payload.bytes);
             self.progress = Progress::Send { length };
             return Ok(Arrival::Packet);
         }
@@ -107,9 +109,9 @@ impl InboundMessage {
             .pop()
             .expect("the front of the queue was checked");
         let message = match mem::take(&mut self.progress) {
-            Progress::Between => self.arena.copy_of(payload),
+            Progress::Between => payload.to_bytes(&mut self.arena),
             _ => {
-                self.partial_send.extend_from_slice(payload);
+                self.partial_send.extend_from_slice(payload.bytes);
                 mem::take(&mut self.partial_send).freeze()
             }
         };

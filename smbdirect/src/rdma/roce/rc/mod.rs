@@ -9,6 +9,7 @@
 mod error;
 mod inbound_message;
 mod outgoing;
+mod payload;
 mod queue_pair;
 mod requester;
 mod responder;
@@ -22,5 +23,6 @@ mod tests;
 mod window;
 
 pub use error::QueuePairError;
+pub(super) use payload::Payload;
 pub use queue_pair::QueuePair;
 pub use settings::QueuePairSettings;

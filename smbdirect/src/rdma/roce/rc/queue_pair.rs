@@ -33,6 +33,7 @@ use bytes::BytesMut;
 use super::{
     error::QueuePairError,
     outgoing::Run,
+    payload::Payload,
     requester::Requester,
     responder::{ACKNOWLEDGE_LENGTH, Responder},
     send_queue::MAX_MESSAGE_BYTES,
@@ -209,6 +210,21 @@ impl QueuePair {
     /// Processes a packet whose ICRC is right and whose destination is this queue pair. The payload
     /// may be in any memory, because all that is kept of it is copied.
     pub fn handle(&mut self, now: Instant, bth: &Bth, extended: &Extended, payload: &[u8]) {
+        let payload = Payload {
+            bytes: payload,
+            block: None,
+        };
+        self.handle_payload(now, bth, extended, payload);
+    }
+
+    /// This is [`handle`](Self::handle) for a payload of whose memory messages may be slices.
+    pub(in crate::rdma::roce) fn handle_payload(
+        &mut self,
+        now: Instant,
+        bth: &Bth,
+        extended: &Extended,
+        payload: Payload<'_>,
+    ) {
         //= ROCE-9.6.1-01
         if bth.p_key & PARTITION != Bth::DEFAULT_P_KEY & PARTITION {
             return;
@@ -229,9 +245,10 @@ impl QueuePair {
             Opcode::ReadResponseFirst
             | Opcode::ReadResponseMiddle
             | Opcode::ReadResponseLast
-            | Opcode::ReadResponseOnly => self
-                .requester
-                .handle_read_response(now, bth, extended, payload, shared),
+            | Opcode::ReadResponseOnly => {
+                self.requester
+                    .handle_read_response(now, bth, extended, payload.bytes, shared)
+            }
             // No atomic operation was sent, a datagram is for another queue pair, and this end does
             // not react to congestion notifications.
             Opcode::AtomicAcknowledge

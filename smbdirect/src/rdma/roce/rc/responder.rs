@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use super::{
     error::QueuePairError,
     inbound_message::{Arrival, InboundMessage, address_of, out_of_sequence},
+    payload::Payload,
     rnr::{MAX_RNR_NAKS, RNR_TIMER},
     send_queue::{MAX_MESSAGE_BYTES, packets_of},
     settings::QueuePairSettings,
@@ -124,7 +125,7 @@ impl Responder {
         &mut self,
         bth: &Bth,
         extended: &Extended,
-        payload: &[u8],
+        payload: Payload<'_>,
         shared: &mut Shared,
     ) -> Result<(), QueuePairError> {
         let distance = bth.psn.distance(self.expected);
@@ -175,7 +176,7 @@ impl Responder {
         &mut self,
         bth: &Bth,
         extended: &Extended,
-        payload: &[u8],
+        payload: Payload<'_>,
         shared: &mut Shared,
     ) -> Result<(), QueuePairError> {
         use Opcode as Op;
@@ -186,14 +187,15 @@ impl Responder {
             | Op::SendOnly
             | Op::SendLastInvalidate
             | Op::SendOnlyInvalidate => {
-                self.check_length(bth.opcode, payload.len())?;
+                self.check_length(bth.opcode, payload.bytes.len())?;
                 self.message.receive_send(bth, extended, payload, shared)?
             }
             Op::WriteFirst | Op::WriteMiddle | Op::WriteLast | Op::WriteOnly => {
-                self.check_length(bth.opcode, payload.len())?;
-                self.message.receive_write(bth, extended, payload, shared)?
+                self.check_length(bth.opcode, payload.bytes.len())?;
+                self.message
+                    .receive_write(bth, extended, payload.bytes, shared)?
             }
-            Op::ReadRequest => return self.begin_read(bth, extended, payload, shared),
+            Op::ReadRequest => return self.begin_read(bth, extended, payload.bytes, shared),
             //= ROCE-9.7.4-09
             other => return Err(QueuePairError::Unsupported(other)),
         };

@@ -3,17 +3,20 @@
 use std::{
     fmt,
     io::{self, IoSliceMut},
+    mem,
     net::SocketAddr,
 };
 
+use bytes::{Bytes, BytesMut};
 use quinn_udp::RecvMeta;
 
 use super::{address::canonical, socket::Socket};
-use crate::rdma::roce::endpoint::Path;
+use crate::{pool::Pool, rdma::roce::endpoint::Path};
 
 /// The buffers of one system call. Each takes one group of datagrams.
 pub(super) struct Receiver {
-    memory: Vec<u8>,
+    /// The buffers, each of [`BLOCK_BYTES`]. One that messages are slices of is replaced before the next call.
+    blocks: [BytesMut; GROUPS],
     metas: [RecvMeta; GROUPS],
 }
 
@@ -21,21 +24,36 @@ pub(super) struct Receiver {
 /// socket.
 const GROUPS: usize = 8;
 /// The size of a buffer: the longest group of datagrams that Linux delivers.
-const BUFFER_LENGTH: usize = 1 << 16;
+const BLOCK_BYTES: usize = 1 << 16;
+/// The least length in bytes of a group whose messages may be slices of the buffer. Messages of shorter groups
+/// are copied, which costs less than another buffer.
+const MIN_SHARED_BYTES: usize = BLOCK_BYTES / 4;
+
+/// The buffers of all sockets.
+static BLOCKS: Pool = Pool::new(BLOCK_BYTES, 128);
 
 /// One group of datagrams.
 #[derive(Debug)]
 pub(super) struct Group<'a> {
     /// The two ends.
     pub(super) path: Path,
-    bytes: &'a [u8],
+    memory: Memory<'a>,
     stride: usize,
+}
+
+/// The memory of a group.
+#[derive(Debug)]
+enum Memory<'a> {
+    /// The buffer is used again for the next groups.
+    Borrowed(&'a [u8]),
+    /// Messages may be slices of the buffer.
+    Shared(Bytes),
 }
 
 impl Receiver {
     pub(super) fn new() -> Self {
         Self {
-            memory: vec![0; GROUPS * BUFFER_LENGTH],
+            blocks: Default::default(),
             metas: [RecvMeta::default(); GROUPS],
         }
     }
@@ -46,18 +64,17 @@ impl Receiver {
         socket: &Socket,
         skip_readiness_check: bool,
     ) -> io::Result<impl Iterator<Item = Group<'a>> + use<'a>> {
-        let mut buffers = self.memory.chunks_exact_mut(BUFFER_LENGTH);
-        let mut slices = [(); GROUPS].map(|()| {
-            let buffer = buffers
-                .next()
-                .expect("the memory has a buffer for each group");
-            IoSliceMut::new(buffer)
+        let mut slices = self.blocks.each_mut().map(|block| {
+            if block.is_empty() {
+                *block = BLOCKS.take();
+                block.resize(BLOCK_BYTES, 0);
+            }
+            IoSliceMut::new(block)
         });
         let count = socket.receive(&mut slices, &mut self.metas, skip_readiness_check)?;
         let local = socket.local();
-        let buffers = self.memory.chunks_exact(BUFFER_LENGTH);
-        let groups = self.metas.iter().zip(buffers).take(count);
-        Ok(groups.map(move |(meta, buffer)| {
+        let groups = self.metas.iter().zip(&mut self.blocks).take(count);
+        Ok(groups.map(move |(meta, block)| {
             let ip = match local.ip() {
                 ip if ip.is_unspecified() => meta.dst_ip.unwrap_or(ip),
                 ip => ip,
@@ -67,7 +84,7 @@ impl Receiver {
                     local: canonical(SocketAddr::new(ip, local.port())),
                     remote: canonical(meta.addr),
                 },
-                bytes: &buffer[..meta.len],
+                memory: Memory::new(block, meta.len),
                 stride: meta.stride.max(1),
             }
         }))
@@ -80,14 +97,43 @@ impl fmt::Debug for Receiver {
     }
 }
 
-impl<'a> Group<'a> {
+impl<'a> Memory<'a> {
+    /// Returns the first `length` bytes of a buffer.
+    fn new(block: &'a mut BytesMut, length: usize) -> Self {
+        if length < MIN_SHARED_BYTES {
+            return Self::Borrowed(&block[..length]);
+        }
+        let whole = mem::take(block).freeze();
+        let group = whole.slice(..length);
+        BLOCKS.lend(whole);
+        Self::Shared(group)
+    }
+}
+
+impl Group<'_> {
+    /// Returns the datagrams together.
+    fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Borrowed(bytes) => bytes,
+            Memory::Shared(bytes) => bytes,
+        }
+    }
+
+    /// Returns the memory of the datagrams, if messages may be slices of it.
+    pub(super) const fn block(&self) -> Option<&Bytes> {
+        match &self.memory {
+            Memory::Borrowed(_) => None,
+            Memory::Shared(bytes) => Some(bytes),
+        }
+    }
+
     /// Returns the length of all datagrams together, in bytes.
-    pub(super) const fn len(&self) -> usize {
-        self.bytes.len()
+    pub(super) fn len(&self) -> usize {
+        self.bytes().len()
     }
 
     /// Returns the datagrams, in the order in which they arrived.
-    pub(super) fn datagrams(&self) -> impl Iterator<Item = &'a [u8]> {
-        self.bytes.chunks(self.stride)
+    pub(super) fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
+        self.bytes().chunks(self.stride)
     }
 }

@@ -252,7 +252,9 @@ impl Shared {
     /// Passes a group of datagrams to the endpoint.
     fn process(&self, core: &mut Core, now: Instant, group: &Group<'_>) {
         for datagram in group.datagrams() {
-            let identification = core.endpoint.handle_datagram(now, group.path, datagram);
+            let identification =
+                core.endpoint
+                    .handle_datagram_in(group.block(), now, group.path, datagram);
             if let (Some(tap), Some(identification)) = (&self.tap, identification) {
                 let Path { local, remote } = group.path;
                 tap.datagram(Direction::Received, local, remote, identification, datagram);
