@@ -63,7 +63,10 @@ fn adapters(_: &Report) -> Result<bool> {
 fn adapters(report: &Report) -> Result<bool> {
     use crate::transport::unavailable;
 
-    let devices = smbdirect_verbs::Verbs::devices().map_err(|why| unavailable(&why))?;
+    let devices = smbdirect_verbs::Verbs::devices().map_err(|why| {
+        let why = unavailable(&why);
+        anyhow::anyhow!("no RDMA adapter can be used, which only --transport verbs needs: {why:#}")
+    })?;
     let rows = devices.iter().flat_map(linux::rows).collect::<Vec<_>>();
     for line in linux::table(&rows, report.style) {
         report.line(line);

@@ -229,7 +229,11 @@ impl Gateway {
         };
         let mut metrics = self.metrics.bind().await?;
         let address = listener.address()?;
-        report.line(format_args!("listening on {address}"));
+        let over = match self.from {
+            Kind::Smbdirect => transport::listening_over(&self.options),
+            Kind::Tcp => String::new(),
+        };
+        report.line(format_args!("listening on {address}{over}"));
         report.event(&Event::Listening {
             address: address.to_string(),
         });

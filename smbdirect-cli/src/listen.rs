@@ -192,7 +192,8 @@ impl Listen {
         let listener = transport::listen(provider, &self.address(), &config).await?;
         let mut metrics = self.metrics.bind().await?;
         let address = listener.local_address();
-        report.line(format_args!("listening on {address}"));
+        let over = transport::listening_over(&self.options);
+        report.line(format_args!("listening on {address}{over}"));
         report.event(&Event::Listening {
             address: address.to_string(),
         });

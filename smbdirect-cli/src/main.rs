@@ -92,7 +92,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect conform HOST                 does it keep the rules?
   smbdirect decode traffic.pcap          messages, and which rules they break
-  smbdirect devices                      RDMA adapters, for --transport verbs";
+  smbdirect devices                      what this machine has for RDMA, in software and by adapters";
 
 impl Command {
     /// Returns how often `-v` was given.

@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Ping {
-    /// The peer: HOST[:PORT], default port 5445
+    /// The peer: HOST[:PORT]; the default port is 5445 for iWARP, 445 for RoCE and InfiniBand
     #[arg(value_name = "ADDR")]
     address: Address,
 

@@ -31,7 +31,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct Send {
-    /// The listener: HOST[:PORT], default port 5445
+    /// The listener: HOST[:PORT]; the default port is 5445 for iWARP, 445 for RoCE and InfiniBand
     #[arg(value_name = "ADDR")]
     address: Address,
 

@@ -226,7 +226,8 @@ fn roce(
 ) -> Result<(Arc<dyn Provider>, Option<Capture>)> {
     let mut config = roce_config(options);
     if let Some(connect) = connect {
-        config.connect_timeout = connect.connect_timeout;
+        // The provider gives up shortly before the Negotiation Timer, because its error says more.
+        config.connect_timeout = connect.connect_timeout.mul_f64(0.99);
     }
     let capture = options.pcap.as_deref().map(Capture::create).transpose()?;
     config.tap = capture.as_ref().map(Capture::datagram_tap);
@@ -365,6 +366,17 @@ pub(crate) fn connection_span(connection: &Connection) -> Span {
 /// Creates the span of a connection of which only the peer is known.
 pub(crate) fn peer_span(peer: SocketAddr) -> Span {
     error_span!("connection", %peer, local = field::Empty)
+}
+
+/// Returns what follows the address of a listener: the UDP port of RoCE, which its port of SMB Direct is not.
+pub(crate) fn listening_over(options: &CommonOptions) -> String {
+    match options.transport {
+        Transport::Roce => {
+            let udp_port = options.udp_port.unwrap_or(RoceConfig::default().udp_port);
+            format!(" by RoCE, on UDP port {udp_port}")
+        }
+        _ => String::new(),
+    }
 }
 
 /// Listens on `address`; without a host, on every address of the machine.
@@ -588,11 +600,17 @@ fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
                     "nothing listens on {address} by RoCE ({what}); start `smbdirect listen \
                      --transport roce` there, or check the port: 445 is for RoCE, 5445 for iWARP"
                 ),
-                ProviderErrorKind::TimedOut => anyhow!(
-                    "{what}; check the address and firewalls for UDP between, \
-                     or give it more by --connect-timeout"
+                ProviderErrorKind::Refused if what.starts_with("connection refused") => anyhow!(
+                    "no RoCE listener answers on {} ({what}); start `smbdirect listen --transport \
+                     roce` there, check --udp-port at both ends, or have the firewall there admit the port",
+                    address.ip()
                 ),
-                _ => explain_provider(error, address),
+                ProviderErrorKind::TimedOut => anyhow!(
+                    "{what}; check the address, and that firewalls pass that UDP port in both \
+                     directions, or give it more time by --connect-timeout"
+                ),
+                ProviderErrorKind::Address => explain_provider(error, address),
+                _ => anyhow!("no RDMA connection to {address}: {what}"),
             }
         }
         ConnectError::Negotiation(error) => anyhow!(
@@ -606,8 +624,8 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
     let what = in_short(error);
     match error.kind {
         ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-            "nothing listens on {address} ({what}); start `smbdirect listen` there, \
-             or check the port"
+            "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the port \
+             and --transport: this end uses iWARP"
         ),
         ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
         ProviderErrorKind::Address => {
@@ -656,8 +674,8 @@ fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
 
 fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
     let cure = if text.contains("UDP port") {
-        "stop that, remove the rxe device (rdma link delete), or listen on another UDP port by \
-         --udp-port and connect with the same option"
+        "stop that, or remove the rxe device (rdma link delete) if it is one; or listen on one address each, or \
+         on another UDP port by --udp-port, and connect with the same option"
     } else if text.contains("in use") {
         "another program listens there; stop it, or give another port as ADDR"
     } else if text.contains("permission") {

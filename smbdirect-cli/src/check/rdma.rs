@@ -195,7 +195,9 @@ fn roce_fault(error: &ProviderError) -> AttemptFault {
 fn adapter_fault(error: &ProviderError) -> AttemptFault {
     let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused if what == "connection refused" => AttemptFault::Refused,
+        ProviderErrorKind::Refused if what.starts_with("connection refused") => {
+            AttemptFault::Refused
+        }
         ProviderErrorKind::Refused => AttemptFault::Rejected(what),
         ProviderErrorKind::Address if what.contains("no RDMA device") => AttemptFault::NoAdapter,
         ProviderErrorKind::Address => AttemptFault::Unreachable(what),

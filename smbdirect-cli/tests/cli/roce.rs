@@ -1,6 +1,12 @@
 //! `--transport roce`: two processes on one machine, the owner of the UDP port, and captures.
 
-use std::{fs, net::UdpSocket, path::Path, process::Command};
+use std::{
+    fs,
+    net::UdpSocket,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use crate::support::{Running, command, listening, run, start, write_noise};
 
@@ -60,7 +66,8 @@ fn nobody_listens_and_the_port_is_taken() {
     let mut listen = vec!["listen", "127.0.0.1", "--echo"];
     listen.extend(roce);
     let mut first = start(&listen);
-    assert_eq!(first.line(), "listening on 127.0.0.1:445\n");
+    let line = format!("listening on 127.0.0.1:445 by RoCE, on UDP port {port}\n");
+    assert_eq!(first.line(), line);
     let second = run(&listen);
     second.failed(1, &format!("UDP port {port} is in use"));
     if cfg!(target_os = "linux") {
@@ -73,9 +80,10 @@ fn nobody_listens_and_the_port_is_taken() {
     run(&ping).failed(1, "nothing listens on 127.0.0.1:446 by RoCE");
 }
 
-/// The CM gives up before the timeout of the connection. The error still names the owner of the port.
+/// The attempt takes as long as --connect-timeout permits, and the error names the owner of the port.
 #[test]
 fn nobody_answers_and_another_process_has_the_port() {
+    let begun = Instant::now();
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();
     let done = run(&[
@@ -86,8 +94,9 @@ fn nobody_answers_and_another_process_has_the_port() {
         "--udp-port",
         &port.to_string(),
         "--connect-timeout",
-        "30",
+        "6",
     ]);
+    assert!(begun.elapsed() > Duration::from_secs(5));
     done.failed(1, &format!("127.0.0.1:{port} did not answer"));
     if cfg!(target_os = "linux") {
         let owner = format!("process {} (", std::process::id());
@@ -95,6 +104,35 @@ fn nobody_answers_and_another_process_has_the_port() {
         done.failed(1, &format!("has UDP port {port} here"));
     }
     done.one_line();
+}
+
+/// The address of an interface that is valid on its link only has to be bound with the interface's number.
+#[cfg(target_os = "linux")]
+#[test]
+fn link_local_addresses_are_reached() {
+    let interfaces = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let found = interfaces.lines().find_map(|line| {
+        // The address, and then the number, the prefix, the scope (20: the link), the flags and the name.
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let [address, _, _, "20", _, name] = fields[..] else {
+            return None;
+        };
+        let address = u128::from_str_radix(address, 16).ok()?;
+        Some(format!("[{}%{name}]", std::net::Ipv6Addr::from(address)))
+    });
+    let Some(address) = found else {
+        return eprintln!("skipped: no interface has a link-local address");
+    };
+    let port = udp_port();
+    let roce = ["--transport", "roce", "--udp-port", &port];
+    let mut listen = vec!["listen", "[::]:0", "--echo"];
+    listen.extend(roce);
+    let listener = listening(command(&listen));
+    let (_, smb_direct_port) = listener.address.rsplit_once(':').unwrap();
+    let to = format!("{address}:{smb_direct_port}");
+    let mut ping = vec!["ping", &to, "--echo", "--count", "2", "--interval", "0"];
+    ping.extend(roce);
+    run(&ping).succeeded();
 }
 
 #[test]

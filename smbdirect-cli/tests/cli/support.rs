@@ -220,7 +220,8 @@ pub(crate) fn listening(command: Command) -> Listening {
         .iter()
         .find_map(|prefix| first.strip_prefix(prefix));
     let rest = rest.unwrap_or_else(|| panic!("{first:?}"));
-    let address = rest.trim_end_matches(['\n', '}', '"']).to_owned();
+    let end = rest.find(['"', ' ', '\n']).unwrap_or(rest.len());
+    let address = rest[..end].to_owned();
     Listening { running, address }
 }
 

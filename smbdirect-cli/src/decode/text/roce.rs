@@ -231,15 +231,24 @@ fn only_private_data(text: &str, data: &[u8]) -> String {
     text
 }
 
-/// Shows private data up to its last byte that is not zero: its length is not transmitted.
+/// The bytes at the end of private data of an end of this library. One more byte follows them.
+const PEER_SIGNATURE: &[u8] = b"SMBDudp";
+
+/// Shows private data up to its last byte that is not zero: its length is not transmitted. The signature of this
+/// library, which is behind zeros at the end of the field, is shown by its name.
 fn private_data(text: &mut String, data: &[u8]) {
-    let used = used(data);
-    if used.is_empty() {
-        return;
+    let unsigned = data
+        .split_last()
+        .and_then(|(_, data)| data.strip_suffix(PEER_SIGNATURE));
+    let used = used(unsigned.unwrap_or(data));
+    if !used.is_empty() {
+        text.push_str(", private data ");
+        for byte in used {
+            let _ = write!(text, "{byte:02x}");
+        }
     }
-    text.push_str(", private data ");
-    for byte in used {
-        let _ = write!(text, "{byte:02x}");
+    if unsigned.is_some() {
+        text.push_str(", the smbdirect signature");
     }
 }
 
@@ -313,6 +322,20 @@ mod tests {
         for (timer, expected) in milliseconds {
             assert!((wait(timer) - expected).abs() < 1e-9, "{timer}");
         }
+    }
+
+    #[test]
+    fn the_signature_of_this_library_is_shown_by_its_name() {
+        let mut signed = [0; 24];
+        signed[16..23].copy_from_slice(PEER_SIGNATURE);
+        assert_eq!(only_private_data("", &signed), ", the smbdirect signature");
+        signed[..2].copy_from_slice(&[1, 0xab]);
+        signed[23] = 2;
+        assert_eq!(
+            only_private_data("", &signed),
+            ", private data 01ab, the smbdirect signature"
+        );
+        assert_eq!(only_private_data("", &[7, 0, 0]), ", private data 07");
     }
 
     #[test]

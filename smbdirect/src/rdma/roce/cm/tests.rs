@@ -427,18 +427,20 @@ fn every_message_in_every_state() {
 #[test]
 fn unanswered_messages_are_repeated_and_then_given_up() {
     let table = [
-        ("request sent", "REQ", "REJ+timed out"),
-        ("reply sent", "REP", "REJ+timed out"),
-        ("disconnect sent", "DREQ", "finished"),
+        ("request sent", "REQ", "REJ+timed out", true),
+        ("reply sent", "REP", "REJ+timed out", false),
+        ("disconnect sent", "DREQ", "finished", false),
     ];
-    for (state, message, end) in table {
+    for (state, message, end, grows) in table {
         let mut now = Instant::now();
         let mut communication = in_state(state, now);
-        for _ in 0..15 {
+        for repetition in 0..15 {
             let deadline = communication.poll_timeout().unwrap();
+            let doublings = if grows { repetition / 3 } else { 0 };
             assert_eq!(
                 deadline - now,
-                CmTiming::default().response_timeout.duration()
+                CmTiming::default().response_timeout.duration() * (1 << doublings),
+                "{state} {repetition}"
             );
             let early = communication.handle_timeout(deadline - Duration::from_nanos(1));
             assert_eq!(short(&early), "-");

@@ -229,9 +229,11 @@ impl Endpoint {
                 .reject(now, RejectReason::TIMEOUT, &[], none);
             connection.stage = Stage::Ended;
             if !std::mem::replace(&mut connection.is_released, true) {
+                let port = connection.path.remote.port();
+                let what = format!("connection refused: UDP port {port} is unreachable there");
                 self.events.push_back(EndpointEvent::Failed {
                     id: ConnectionId(number),
-                    error: ProviderError::new(ProviderErrorKind::Refused, "connection refused"),
+                    error: ProviderError::new(ProviderErrorKind::Refused, what),
                     path_mtu: None,
                 });
             }

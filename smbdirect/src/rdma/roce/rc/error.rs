@@ -81,6 +81,17 @@ pub enum QueuePairError {
     /// The peer acknowledged nothing for too long.
     #[error("the peer does not acknowledge packets")]
     Unacknowledged,
+    /// The peer acknowledged nothing for too long, and never a packet as long as the one that is due.
+    #[error(
+        "the peer does not acknowledge packets of {lost} bytes, and has acknowledged none of more than {acknowledged}: \
+         the network between may not carry packets of that size, see the MTU of the route"
+    )]
+    LongPacketsLost {
+        /// The payload in bytes of the packet that is due.
+        lost: usize,
+        /// The longest payload in bytes that was acknowledged.
+        acknowledged: usize,
+    },
 }
 
 impl QueuePairError {
@@ -102,7 +113,8 @@ impl QueuePairError {
             Self::BadResponse(_)
             | Self::Refused(_)
             | Self::ReceiverNotReady
-            | Self::Unacknowledged => None,
+            | Self::Unacknowledged
+            | Self::LongPacketsLost { .. } => None,
         }
     }
 }
@@ -113,7 +125,9 @@ impl From<QueuePairError> for ProviderError {
             QueuePairError::Refused(_) | QueuePairError::ReceiverNotReady => {
                 ProviderErrorKind::Terminated
             }
-            QueuePairError::Unacknowledged => ProviderErrorKind::Reset,
+            QueuePairError::Unacknowledged | QueuePairError::LongPacketsLost { .. } => {
+                ProviderErrorKind::Reset
+            }
             _ => ProviderErrorKind::Protocol,
         };
         Self::new(kind, format!("RoCE: {error}"))

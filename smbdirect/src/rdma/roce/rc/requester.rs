@@ -50,6 +50,8 @@ pub(super) struct Requester {
     sent: u64,
     /// The sequence number after the last packet of the queue.
     posted: u64,
+    /// The longest payload in bytes that the peer has acknowledged or sent as a response.
+    longest_acknowledged: usize,
     /// The Read requests whose responses are incomplete, oldest first.
     reads: VecDeque<ReadRange>,
     /// The value of `unacknowledged` at which a gap last caused a retransmission. Packets that were
@@ -87,6 +89,7 @@ impl Requester {
             next: 0,
             sent: 0,
             posted: 0,
+            longest_acknowledged: 0,
             reads: VecDeque::new(),
             resent_at: None,
             unrequested: 0,
@@ -126,9 +129,27 @@ impl Requester {
         match self.timer.expire(now) {
             Expired::No => {}
             Expired::Retransmit => self.go_back(),
-            Expired::GiveUp => return Err(QueuePairError::Unacknowledged),
+            Expired::GiveUp => return Err(self.unacknowledged_error()),
         }
         Ok(())
+    }
+
+    /// Returns the error of packets that were sent again and again without an acknowledgement.
+    fn unacknowledged_error(&self) -> QueuePairError {
+        let (acknowledged, lost) = (self.longest_acknowledged, self.next_acknowledged_length());
+        match self.unacknowledged > 0 && lost > acknowledged {
+            true => QueuePairError::LongPacketsLost { lost, acknowledged },
+            false => QueuePairError::Unacknowledged,
+        }
+    }
+
+    /// Returns the length in bytes of the payload of the packet that is acknowledged next, of a request or of a
+    /// response.
+    fn next_acknowledged_length(&self) -> usize {
+        let oldest = self.queue.front();
+        oldest.map_or(0, |request| {
+            request.payload_of(self.unacknowledged, self.path_mtu).1
+        })
     }
 
     /// Returns whether [`next_packet`](Self::next_packet) has a packet, if it is short enough.
@@ -351,6 +372,9 @@ impl Requester {
             return;
         }
         self.window.grow(end - self.unacknowledged);
+        self.longest_acknowledged = self
+            .longest_acknowledged
+            .max(self.next_acknowledged_length());
         self.unacknowledged = end;
         self.resent_at = None;
         self.pauses = 0;

@@ -97,10 +97,10 @@ impl Roce {
     /// therefore has another port, also returns the owner of the port.
     fn socket_to_connect(
         &self,
-        local: IpAddr,
+        local: SocketAddr,
     ) -> Result<(Arc<Running>, Option<String>), ProviderError> {
         // A listener of this provider may have the port.
-        let any = match local {
+        let any = match local.ip() {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
             IpAddr::V6(_) => IpAddr::from([0; 16]),
         };
@@ -117,12 +117,12 @@ impl Roce {
         if let Some(socket) = listening {
             return Ok((socket, None));
         }
-        match self.socket(SocketAddr::new(local, port)) {
+        match self.socket(with_port(local, port)) {
             Ok(socket) => Ok((socket, None)),
             Err(error) if is_taken(&error) => {
                 let owner = port_owner(port).unwrap_or_else(|| "another process".into());
                 debug!(%owner, port, "the UDP port is taken; connecting from a free port");
-                let socket = self.socket(SocketAddr::new(local, 0));
+                let socket = self.socket(local);
                 let socket = socket.map_err(|error| os_error("connecting", &error))?;
                 Ok((socket, Some(owner)))
             }
@@ -143,7 +143,7 @@ impl Roce {
         let (socket, owner) = self.socket_to_connect(route.local).map_err(failed)?;
         let shared = &socket.shared;
         let path = Path {
-            local: SocketAddr::new(route.local, shared.socket.local().port()),
+            local: with_port(route.local, shared.socket.local().port()),
             remote: with_port(address, self.config.peer_udp_port),
         };
         let receive = copy_of(request);
@@ -178,6 +178,7 @@ impl Roce {
             }
         };
         let private_data = result.map_err(|(error, path_mtu)| {
+            let error = with_send_error(error, shared.lock().take_send_error());
             let error = match owner {
                 Some(owner) => with_owner(error, self.config.udp_port, &owner),
                 None => error,
@@ -264,6 +265,20 @@ fn copy_of(receive: &mut Option<WorkRequest>) -> WorkRequest {
 
 fn is_taken(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
+}
+
+/// Adds the error with which the system sent no packets to that of an attempt that got no answer.
+fn with_send_error(error: ProviderError, send_error: Option<io::Error>) -> ProviderError {
+    match send_error {
+        Some(refused) if error.kind == ProviderErrorKind::TimedOut => {
+            let what = format!(
+                "{}; this system refused to send packets there: {refused}",
+                error.what
+            );
+            ProviderError::new(ProviderErrorKind::TimedOut, what)
+        }
+        _ => error,
+    }
 }
 
 /// Adds the owner of the UDP port of RoCEv2 to the error of an attempt from another port that got no answer.

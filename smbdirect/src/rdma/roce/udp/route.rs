@@ -11,11 +11,13 @@ use nix::{
     sys::socket::{getsockopt, sockopt::IpMtu},
 };
 
+use super::address::with_port;
+
 /// How packets travel to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    /// The address that packets are sent from.
-    pub(super) local: IpAddr,
+    /// The address that packets are sent from, with its scope, and without a port.
+    pub(super) local: SocketAddr,
     /// The most bytes of an IP packet.
     pub(super) mtu: usize,
 }
@@ -29,7 +31,7 @@ pub(super) fn route_to(remote: SocketAddr) -> io::Result<Route> {
     let probe = UdpSocket::bind((any, 0))?;
     probe.connect(remote)?;
     Ok(Route {
-        local: probe.local_addr()?.ip(),
+        local: with_port(probe.local_addr()?, 0),
         mtu: mtu(&probe, remote).unwrap_or(FALLBACK_MTU),
     })
 }
@@ -73,7 +75,7 @@ mod tests {
                 assert!(address.is_ipv6(), "a machine without IPv6");
                 continue;
             };
-            assert_eq!(route.local, address.ip());
+            assert_eq!(route.local, with_port(address, 0));
             assert!(route.mtu > 4096 + 100, "{}", route.mtu);
         }
     }

@@ -49,6 +49,8 @@ pub(super) struct Core {
     out: BytesMut,
     /// The group in `out` that the socket did not take.
     blocked: Option<Transmit>,
+    /// The last error of sending, with which datagrams were lost.
+    send_error: Option<io::Error>,
     /// The owners to wake after the lock is released. Those of more connections are in `notices`, which
     /// allocates.
     woken: [Option<Waker>; 2],
@@ -125,6 +127,7 @@ impl Shared {
             listeners: HashMap::new(),
             out: BytesMut::new(),
             blocked: None,
+            send_error: None,
             woken: [const { None }; 2],
             notices: Vec::new(),
             armed: None,
@@ -217,6 +220,7 @@ impl Shared {
             Err(error) => {
                 // The datagrams count as lost, and are sent again.
                 debug!(peer = %transmit.path.remote, %error, "sending datagrams failed");
+                core.send_error = Some(error);
                 true
             }
         }
@@ -289,6 +293,11 @@ impl Core {
     /// Returns whether the socket was full when datagrams were last sent.
     pub(super) const fn is_blocked(&self) -> bool {
         self.blocked.is_some()
+    }
+
+    /// Takes the last error of sending.
+    pub(super) const fn take_send_error(&mut self) -> Option<io::Error> {
+        self.send_error.take()
     }
 
     /// Returns the time at which the task of the socket runs timers next.

@@ -379,6 +379,42 @@ fn unacknowledged_packets_are_sent_again_until_the_retries_are_used_up() {
     assert!(!end.queue_pair.has_packet());
 }
 
+#[test]
+fn a_network_that_may_lose_long_packets_is_named() {
+    // The packets that are acknowledged before, and the work that is not.
+    let table = [
+        (Some(20), MTU, true),
+        (Some(20), 3 * MTU, true),
+        (Some(20), 21, true),
+        (Some(20), 20, false),
+        (Some(2 * MTU), 3 * MTU, false),
+        (None, MTU, false),
+    ];
+    for (acknowledged, lost, is_named) in table {
+        let mut end = End::new();
+        if let Some(length) = acknowledged {
+            end.post_write(1, length);
+            let last = end.packets().len() as u32 - 1;
+            end.handle_ack(last, ACK);
+            assert_eq!(end.summary(), ["written 1"]);
+        }
+        end.post_write(2, lost);
+        while !end.queue_pair.has_ended() {
+            end.packets();
+            end.wait();
+        }
+        let completions = std::iter::from_fn(|| end.queue_pair.poll_completion());
+        let Some(Completion::Disconnected(Disconnect::Broken(error))) = completions.last() else {
+            panic!("the end is not broken");
+        };
+        assert_eq!(error.kind, ProviderErrorKind::Reset);
+        let lost = lost.min(MTU);
+        let says = format!("packets of {lost} bytes, and has acknowledged none of more than 20:");
+        let names = error.what.contains(&says);
+        assert_eq!(names, is_named, "{acknowledged:?} {lost}: {}", error.what);
+    }
+}
+
 //= ROCE-9.7.7-03 test
 #[test]
 fn all_work_is_flushed_in_order() {
