@@ -372,7 +372,9 @@ pub(crate) fn peer_span(peer: SocketAddr) -> Span {
 pub(crate) fn listening_over(options: &CommonOptions) -> String {
     match options.transport {
         Transport::Roce => {
-            let udp_port = options.udp_port.unwrap_or(RoceConfig::default().udp_port);
+            let udp_port = options
+                .udp_port
+                .unwrap_or_else(|| RoceConfig::default().udp_port);
             format!(" by RoCE, on UDP port {udp_port}")
         }
         _ => String::new(),
