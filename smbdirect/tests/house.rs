@@ -21,7 +21,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/loopback", &["rdma", "pool"]),
     ("rdma/iwarp/tcp/", &["rdma", "runtime"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
-    ("rdma/roce/udp/", &["rdma", "runtime"]),
+    ("rdma/roce/udp/", &["rdma", "pool", "runtime"]),
     ("rdma/roce/", &["rdma", "pool"]),
     ("engine/connection/", &["engine", "rdma::work", "wire"]),
     ("engine/", &["pool", "rdma::work", "wire"]),
