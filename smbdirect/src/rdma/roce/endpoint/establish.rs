@@ -147,6 +147,7 @@ impl Endpoint {
             .min(request.initiator_depth);
         let mut queue_pair = open_queue_pair(
             &self.settings,
+            connection.path,
             &Agreed {
                 queue_pairs: [id.0, request.queue_pair],
                 starting_psns: [starting_psn, request.starting_psn],
@@ -284,6 +285,7 @@ impl Endpoint {
         let responder_resources = self.settings.responder_resources.min(reply.initiator_depth);
         let mut queue_pair = open_queue_pair(
             &self.settings,
+            connection.path,
             &Agreed {
                 queue_pairs: [number, reply.queue_pair],
                 starting_psns: [starting_psn, reply.starting_psn],
@@ -405,7 +407,8 @@ struct Agreed {
 }
 
 /// Returns a queue pair that is ready to send and to receive.
-fn open_queue_pair(settings: &EndpointSettings, agreed: &Agreed) -> QueuePair {
+fn open_queue_pair(settings: &EndpointSettings, path: Path, agreed: &Agreed) -> QueuePair {
+    let is_within_host = path.local.ip() == path.remote.ip();
     let [local_qpn, remote_qpn] = agreed.queue_pairs;
     // Each end announces the PSN that it expects first.
     //= ROCE-12.7-02
@@ -422,7 +425,10 @@ fn open_queue_pair(settings: &EndpointSettings, agreed: &Agreed) -> QueuePair {
         //= ROCE-12.7-03
         rnr_retry_count: agreed.rnr_retry_count,
         ack_timeout: settings.ack_timeout.duration(),
-        max_in_flight: settings.max_in_flight,
+        max_in_flight: match is_within_host {
+            true => settings.max_in_flight_within_host,
+            false => settings.max_in_flight,
+        },
     })
 }
 

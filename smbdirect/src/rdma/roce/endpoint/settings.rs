@@ -25,6 +25,8 @@ pub struct EndpointSettings {
     /// The most bytes of a connection that are sent and not acknowledged, which the receive buffer of
     /// the peer's socket should be able to take.
     pub max_in_flight: usize,
+    /// The same for connections whose ends have the same IP address, and so mostly the same receive buffers.
+    pub max_in_flight_within_host: usize,
     /// The longest time from a graceful disconnect until posted work is finished and the peer has
     /// answered.
     pub close_timeout: Duration,
@@ -45,6 +47,7 @@ impl Default for EndpointSettings {
             ack_timeout: CmTimeout::from_exponent(17),
             retry_count: 7,
             max_in_flight: 1 << 18,
+            max_in_flight_within_host: 1 << 18,
             close_timeout: Duration::from_secs(5),
             max_half_open: 64,
             max_connections: 65_536,

@@ -31,7 +31,8 @@ pub struct RoceConfig {
     /// The most connection requests of one socket that are open: not answered, or not confirmed by
     /// the peer. Further requests are ignored, and their senders repeat them.
     pub max_half_open: usize,
-    /// The most bytes of one connection that are sent and not acknowledged.
+    /// The most bytes of one connection that are sent and not acknowledged. Between two ends with the same IP
+    /// address it is an eighth of the receive buffer of this end's socket, if that is more, up to 1 MiB.
     pub max_in_flight: usize,
     /// How long a queue pair spins for more datagrams before it sleeps, once at least 16 KiB have
     /// moved since its last sleep. Zero disables spinning.
@@ -40,6 +41,8 @@ pub struct RoceConfig {
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 
+/// The most bytes in flight between two ends of one machine, if `max_in_flight` is not more.
+const MAX_WITHIN_HOST: usize = 1 << 20;
 /// The most RDMA Reads at a time.
 const MAX_READS: u8 = 128;
 
@@ -64,9 +67,12 @@ impl Default for RoceConfig {
 }
 
 impl RoceConfig {
-    /// Returns the settings of an endpoint.
-    pub(super) fn endpoint(&self) -> EndpointSettings {
+    /// Returns the settings of an endpoint whose socket has a receive buffer of this size in bytes, as the system
+    /// counts it.
+    pub(super) fn endpoint(&self, receive_buffer: usize) -> EndpointSettings {
+        let within_host = (receive_buffer / 8).min(MAX_WITHIN_HOST);
         EndpointSettings {
+            max_in_flight_within_host: self.max_in_flight.max(within_host),
             responder_resources: self.ird.min(MAX_READS),
             initiator_depth: self.ord.min(MAX_READS),
             max_in_flight: self.max_in_flight,
@@ -80,5 +86,33 @@ impl RoceConfig {
     pub(super) fn path_mtu(&self, interface_mtu: usize, ipv6: bool) -> PathMtu {
         let fits = PathMtu::of_interface(interface_mtu, ipv6);
         self.path_mtu.map_or(fits, |most| most.min(fits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_in_flight_within_a_machine_depend_on_the_receive_buffer() {
+        let config = RoceConfig::default();
+        let within =
+            |config: &RoceConfig, buffer| config.endpoint(buffer).max_in_flight_within_host;
+        // Without privileges a socket has 416 KiB, and with them 8 MiB.
+        for (buffer, expected) in [
+            (0, 1 << 18),
+            (425_984, 1 << 18),
+            (4 << 20, 1 << 19),
+            (8 << 20, 1 << 20),
+            (1 << 30, 1 << 20),
+        ] {
+            assert_eq!(within(&config, buffer), expected, "{buffer}");
+            assert_eq!(config.endpoint(buffer).max_in_flight, 1 << 18);
+        }
+        let more = RoceConfig {
+            max_in_flight: 4 << 20,
+            ..config
+        };
+        assert_eq!(within(&more, 8 << 20), 4 << 20);
     }
 }

@@ -204,7 +204,7 @@ impl Provider for Roce {
     }
 
     fn limits(&self) -> Limits {
-        let settings = self.config.endpoint();
+        let settings = self.config.endpoint(0);
         QueuePair::limits_of(
             settings.initiator_depth.into(),
             settings.responder_resources.into(),

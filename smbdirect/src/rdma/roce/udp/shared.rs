@@ -121,8 +121,10 @@ const MAX_BYTES_PER_ANSWER: usize = 100_000;
 impl Shared {
     /// Binds a socket.
     pub(super) fn bind(address: SocketAddr, config: &RoceConfig) -> io::Result<Self> {
+        let socket = Socket::bind(address)?;
+        let receive_buffer = socket.receive_buffer().unwrap_or_default();
         let core = Core {
-            endpoint: Endpoint::new(config.endpoint()),
+            endpoint: Endpoint::new(config.endpoint(receive_buffer)),
             waiting: HashMap::new(),
             listeners: HashMap::new(),
             out: BytesMut::new(),
@@ -135,7 +137,7 @@ impl Shared {
             has_stopped: false,
         };
         Ok(Self {
-            socket: Socket::bind(address)?,
+            socket,
             core: Mutex::new(core),
             receiver: Mutex::new(Receiver::new()),
             attention: Notify::new(),

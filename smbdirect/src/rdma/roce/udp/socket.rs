@@ -51,6 +51,11 @@ impl Socket {
         self.local
     }
 
+    /// Returns the size of the receive buffer of the operating system, in bytes.
+    pub(super) fn receive_buffer(&self) -> io::Result<usize> {
+        SockRef::from(&self.io).recv_buffer_size()
+    }
+
     /// Returns the most datagrams that one call sends.
     pub(super) fn max_segments(&self) -> usize {
         self.state.max_gso_segments()
