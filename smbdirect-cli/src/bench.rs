@@ -9,6 +9,7 @@ mod compare;
 mod ends;
 mod frames;
 mod machine;
+mod many;
 mod measure;
 mod options;
 mod output;
@@ -20,6 +21,8 @@ mod serve;
 mod smb;
 mod table;
 mod tcp;
+mod tcp_loop;
+mod timed;
 mod work;
 
 use std::{
@@ -118,7 +121,8 @@ impl Bench {
         });
         output::print_head(self, &report, choice);
         let connections = choice.what.contains(&What::Connections);
-        if connections {
+        let (scale, many) = (connections && !choice.many, connections && choice.many);
+        if scale {
             scale::idle(&report, &mut near, choice)?;
         }
         if !rows.is_empty() {
@@ -135,8 +139,12 @@ impl Bench {
         for (row, why) in &measured.failed {
             output::skipped(&report, &row.name(), why);
         }
-        if connections && !measured.interrupted {
+        if scale && !measured.interrupted {
             scale::active(&report, &mut near, choice, self.time, stop)?;
+        }
+        if many && !measured.interrupted {
+            let effort = (self.rounds, self.time);
+            measured.interrupted = many::measure(&report, &mut near, choice, effort, stop)?;
         }
         output::finish(self, &report, &measured, &summary, cores, load_before);
         if let Some(path) = &self.svg {

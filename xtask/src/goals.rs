@@ -48,6 +48,7 @@ enum Event {
     Row(Box<judge::Result>),
     IdleConnections(judge::Idle),
     ActiveConnections(judge::Active),
+    Load(judge::Load),
     Skipped {
         what: String,
         why: String,
@@ -72,13 +73,16 @@ impl Goals {
     pub(crate) fn run(&self) -> Result<bool> {
         let two_cores = thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
         let rows = rows::all(two_cores);
-        let (results, summary) = self.measure(&rows)?;
+        let (mut results, summary) = self.measure(&rows)?;
+        if !summary.interrupted {
+            results.loads = self.measure_loads()?;
+        }
         let goals = judge::judge(&results);
         self.print(&goals, &summary);
         Ok(!summary.interrupted && goals.iter().all(|goal| goal.ok == Some(true)))
     }
 
-    /// Runs the bench and returns its results.
+    /// Measures `rows`, and returns the results.
     fn measure(&self, rows: &[Row]) -> Result<(Results, Summary)> {
         let mut file = tempfile::NamedTempFile::new()?;
         for row in rows {
@@ -106,6 +110,31 @@ impl Goals {
                 rows.len()
             );
         }
+        self.results_of(command)
+    }
+
+    /// Runs the bench with many connections, and returns the results.
+    fn measure_loads(&self) -> Result<Vec<judge::Load>> {
+        let mut command = self.command();
+        command
+            .args(["bench", "--json", "--what", "connections", "--connections"])
+            .arg(CONNECTIONS);
+        // A burst of a row is too short for hundreds of connections.
+        let mut options = self.options.iter();
+        while let Some(option) = options.next() {
+            match option.as_str() {
+                "--time" => drop(options.next()),
+                time if time.starts_with("--time=") => {}
+                option => drop(command.arg(option)),
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let (results, _) = self.results_of(command)?;
+        Ok(results.loads)
+    }
+
+    /// Runs the bench and returns its results.
+    fn results_of(&self, mut command: Command) -> Result<(Results, Summary)> {
         let mut bench = command.spawn().context("cannot start the bench")?;
         let read = self.read(&mut bench);
         let status = bench.wait()?;
@@ -150,6 +179,7 @@ impl Goals {
                 Event::Row(result) => results.rows.push(*result),
                 Event::IdleConnections(idle) => results.idle = Some(idle),
                 Event::ActiveConnections(active) => results.active = Some(active),
+                Event::Load(load) => results.loads.push(load),
                 Event::Skipped { what, why } if !self.json => println!("skipped: {what}: {why}"),
                 Event::Summary(found) => summary = Some(found),
                 Event::Skipped { .. } | Event::Other => {}
@@ -191,6 +221,9 @@ impl Goals {
         println!();
     }
 }
+
+/// Numbers of connections that move data beside requests.
+const CONNECTIONS: &str = "1,8,64,512";
 
 /// Length of a burst without --time, in seconds.
 const BURST_SECONDS: &str = "0.2";

@@ -32,9 +32,10 @@ use super::{
     channel, frames,
     machine::{self, Cores},
     smb, tcp,
+    tcp_loop::Loop,
     work::{
-        Burst, Half, Kind, Link, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, MAX_OUTSTANDING, Means,
-        Over, Placement, Smb,
+        Burst, Half, Kind, Link, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, MAX_OUTSTANDING,
+        MAX_REQUEST_BYTES, Means, Over, Placement, Smb,
     },
 };
 
@@ -175,6 +176,7 @@ struct End {
 enum Connections {
     Smb(Vec<smb::End>),
     Tcp(Vec<TcpStream>),
+    TcpLoop(Loop),
     Frames(Vec<frames::Frames>),
     Channel(channel::End),
 }
@@ -231,6 +233,10 @@ impl End {
                 let connect = |_| Ok::<_, anyhow::Error>(tcp::prepare(self.tcp(address)?)?);
                 Connections::Tcp(all.map(connect).collect::<Result<_, _>>()?)
             }
+            Means::TcpLoop => {
+                let streams = all.map(|_| self.tcp(address));
+                Connections::TcpLoop(Loop::new(streams.collect::<Result<_>>()?, link)?)
+            }
             Means::Frames => {
                 let connect = |_| self.framed(self.tcp(address)?, link);
                 Connections::Frames(all.map(connect).collect::<Result<_, _>>()?)
@@ -284,12 +290,13 @@ impl End {
         match connections {
             Connections::Smb(ends) => {
                 for done in self.runtime.block_on(smb::burst(ends, burst, active))? {
-                    half.arrived.push(done.arrived);
+                    half.arrived.extend(done.arrived);
                     half.round_trips.extend(done.round_trips);
                 }
             }
             // It runs threads of its own, and adds up their times.
             Connections::Tcp(streams) => return tcp::burst(streams, burst, active),
+            Connections::TcpLoop(all) => return all.burst(burst, active),
             Connections::Frames(all) => {
                 let burst = frames::burst(all, *burst, active);
                 half.round_trips = self.runtime.block_on(burst)?;
@@ -538,7 +545,7 @@ fn open(
                 .remove(&id);
             Connections::Channel(waiting.context("there is no such channel")?)
         }
-        Means::Tcp | Means::Frames => {
+        Means::Tcp | Means::TcpLoop | Means::Frames => {
             let listener = TcpListener::bind(any)?;
             end.control_congestion((&listener).into())?;
             control.say(&Answer::Listening {
@@ -550,6 +557,7 @@ fn open(
                     let prepared = streams.into_iter().map(tcp::prepare);
                     Connections::Tcp(prepared.collect::<Result<_, _>>()?)
                 }
+                Means::TcpLoop => Connections::TcpLoop(Loop::new(streams, link)?),
                 _ => {
                     let framed = streams.into_iter().map(|stream| end.framed(stream, link));
                     Connections::Frames(framed.collect::<Result<_>>()?)
@@ -598,6 +606,12 @@ fn check(burst: &Burst, setting: &Setting) -> Result<()> {
             && (burst.kind != Kind::Echo || burst.count <= MAX_BURST_ROUND_TRIPS),
         "a burst of {} is too long",
         burst.count
+    );
+    ensure!(
+        burst
+            .request
+            .is_none_or(|size| (1..=MAX_REQUEST_BYTES.min(largest)).contains(&size)),
+        "requests have 1 to {MAX_REQUEST_BYTES} bytes"
     );
     ensure!(
         burst.outstanding <= MAX_OUTSTANDING,

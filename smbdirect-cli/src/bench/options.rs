@@ -67,9 +67,9 @@ pub(crate) struct Bench {
     #[arg(long)]
     pub(super) both: bool,
 
-    /// Connections that work at the same time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub(super) connections: u32,
+    /// Numbers of connections that work at the same time [default: 1]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) connections: Vec<u32>,
 
     /// Where the ends run [default: two-cores, or same-core where there is one; free with ADDR]
     #[arg(long, value_enum, value_name = "WHERE")]
@@ -130,6 +130,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect bench
   smbdirect bench --what write,read --sizes 64K,1M --outstanding 1,8,32
   smbdirect bench --what send --segment 1364 --placement same-core --mpa-crc off
+  smbdirect bench --what connections --connections 1,8,64,512
   smbdirect bench --svg rates.svg
   smbdirect bench --serve :5446            on one machine
   smbdirect bench HOST                     on another
@@ -150,6 +151,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    usual_distance}
   {\"event\":\"idle_connections\", connections, bytes_each, credit_bytes, beyond_credits}
   {\"event\":\"active_connections\", connections, fastest_to_slowest, together_to_one}
+  {\"event\":\"load\", kind, means, size, connections, gib_per_second, cpu_seconds_per_gib,
+   least_to_most, requests, p50_seconds, p99_seconds, p999_seconds, rate_to_tcp, p99_to_tcp,
+   rounds}, where a range is {median, least, most}
+  {\"event\":\"load_memory\", connections, bytes_each}
   {\"event\":\"skipped\", what, why}
   {\"event\":\"summary\", rows, samples, dropped, between_cores_seconds, core_share, load_before,
    load_after, spread, congestion_control, kept_awake, two_cores, interrupted}";
@@ -197,7 +202,11 @@ impl Bench {
                 (false, both) => vec![both],
             },
             busy: self.busy_poll,
-            connections: self.connections,
+            connections: match &self.connections[..] {
+                [] => vec![1],
+                connections => connections.to_vec(),
+            },
+            many: !self.connections.is_empty(),
             placement,
             alone: self.alone,
             given: None,

@@ -106,7 +106,9 @@ pub(super) fn finish(
     // Threads that keep cores awake are load as well.
     let load = load_before.zip(load_after).filter(|_| !bench.keep_awake);
     let noise = noise(summary, load);
-    report.line(style.dim(&format!("\nnoise: {}", noise.join("; "))));
+    if !noise.is_empty() {
+        report.line(style.dim(&format!("\nnoise: {}", noise.join("; "))));
+    }
     if measured.interrupted {
         report.line(style.bad("interrupted: these are the results until then"));
     }

@@ -114,6 +114,7 @@ impl Row {
             (Means::Tcp, Kind::Echo) => "TCP echo".into(),
             (Means::Tcp, Kind::Batch) => "TCP, batched".into(),
             (Means::Tcp, _) => "TCP, one write a message".into(),
+            (Means::TcpLoop, _) => "TCP, one thread an end".into(),
             (Means::Frames, Kind::Echo) => "tokio frames echo".into(),
             (Means::Frames, _) => "tokio frames".into(),
             (Means::Channel, Kind::Echo) => "channel echo".into(),
@@ -172,6 +173,7 @@ impl Work {
             busy: self.busy,
             placement: self.placement,
             seconds: None,
+            request: None,
         }
     }
 }
@@ -217,7 +219,9 @@ pub(crate) struct Choice {
     pub(crate) outstanding: Vec<u32>,
     pub(crate) directions: Vec<bool>,
     pub(crate) busy: bool,
-    pub(crate) connections: u32,
+    pub(crate) connections: Vec<u32>,
+    /// Whether the numbers of connections were chosen.
+    pub(crate) many: bool,
     pub(crate) placement: Placement,
     /// Measure SMB Direct only.
     pub(crate) alone: bool,
@@ -239,7 +243,7 @@ pub(crate) enum What {
     Rate,
     /// Copies and checksums in memory
     Memory,
-    /// A thousand idle connections, and 64 busy ones
+    /// A thousand idle connections and 64 busy ones, or with --connections, requests beside data
     Connections,
 }
 
@@ -256,8 +260,12 @@ impl Choice {
                 if both && !crc && self.crcs.len() > 1 {
                     continue;
                 }
-                for &what in &self.what {
-                    self.add(what, crc, both, &mut rows);
+                for (&what, &connections) in self
+                    .what
+                    .iter()
+                    .flat_map(|what| self.connections.iter().map(move |number| (what, number)))
+                {
+                    self.add(what, connections, (crc, both), &mut rows);
                 }
             }
             self.add_peers(both, &mut rows);
@@ -271,7 +279,7 @@ impl Choice {
         rows
     }
 
-    fn work(&self, means: Means, kind: Kind, size: u32) -> Work {
+    fn work(&self, connections: u32, means: Means, kind: Kind, size: u32) -> Work {
         Work {
             means,
             kind,
@@ -279,7 +287,7 @@ impl Choice {
             outstanding: 0,
             both: false,
             busy: self.busy,
-            connections: self.connections,
+            connections,
             placement: self.placement,
         }
     }
@@ -298,7 +306,7 @@ impl Choice {
         self.segments.iter().copied().max().unwrap_or(8136)
     }
 
-    fn add(&self, what: What, crc: bool, both: bool, rows: &mut Vec<Row>) {
+    fn add(&self, what: What, connections: u32, (crc, both): (bool, bool), rows: &mut Vec<Row>) {
         let large = self.smb(crc, self.largest_segment());
         match what {
             What::Send | What::Rate => {
@@ -313,7 +321,7 @@ impl Choice {
                             _ => &[Kind::Send],
                         };
                         for &kind in kinds {
-                            let work = self.work(self.smb(crc, segment), kind, size);
+                            let work = self.work(connections, self.smb(crc, segment), kind, size);
                             rows.push(Row::Work(Work { both, ..work }));
                         }
                     }
@@ -329,7 +337,7 @@ impl Choice {
                         rows.push(Row::Work(Work {
                             outstanding,
                             both,
-                            ..self.work(large, kind, size)
+                            ..self.work(connections, large, kind, size)
                         }));
                     }
                 }
@@ -342,8 +350,7 @@ impl Choice {
                     }
                     rows.push(Row::Work(Work {
                         busy,
-                        connections: 1,
-                        ..self.work(large, Kind::Echo, RATE_BYTES)
+                        ..self.work(1, large, Kind::Echo, RATE_BYTES)
                     }));
                 }
             }

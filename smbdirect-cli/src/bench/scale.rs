@@ -54,7 +54,7 @@ pub(crate) struct Active {
     pub(crate) together_to_one: f64,
 }
 
-fn smb(choice: &Choice) -> Smb {
+pub(super) fn smb(choice: &Choice) -> Smb {
     let segment = choice.segments.iter().copied().max().unwrap_or(8136);
     Smb {
         crc: choice.crcs[0] && choice.smb.over == Over::Iwarp,
@@ -129,6 +129,7 @@ fn burst(size: u32, placement: Placement, count: u64, seconds: Option<f64>) -> B
         busy: false,
         placement,
         seconds,
+        request: None,
     }
 }
 

@@ -12,24 +12,21 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use smbdirect::{
     Access, BufferDescriptorV1, Config, Connection, Listener, MemoryRegion, Message, Reading,
     Settings, rdma::provider::Provider,
 };
-use tokio::{
-    task::{JoinSet, yield_now},
-    time::timeout,
-};
+use tokio::{task::yield_now, time::timeout};
 
 use super::work::{Burst, Kind, Link, Smb, window};
 
 /// One end of one connection, and the buffers for its bursts.
 #[derive(Debug)]
 pub(crate) struct End {
-    connection: Connection,
+    pub(super) connection: Connection,
     /// The bytes to send and write. Messages are slices of it, so this end copies nothing.
-    source: Bytes,
+    pub(super) source: Bytes,
     /// Copies of these bytes, at most one for each message of a burst, which are sent in turn. The
     /// in-process provider passes them without a copy, so both ends count references; with one
     /// buffer for all messages, that shared counter would dominate.
@@ -39,7 +36,7 @@ pub(crate) struct End {
     /// The descriptors of the peer's memory.
     theirs: Option<Theirs>,
     /// Buffers to read into.
-    buffers: Vec<BytesMut>,
+    pub(super) buffers: Vec<BytesMut>,
 }
 
 /// The memory of the peer. Each buffer is for one direction, as the buffers that SMB registers are,
@@ -100,13 +97,13 @@ pub(crate) async fn connect(
 const MAX_SOURCES: usize = 256;
 
 /// Returns an endless iterator of messages.
-struct ToSend {
+pub(super) struct ToSend {
     messages: Vec<Message>,
     next: usize,
 }
 
 impl ToSend {
-    fn next(&mut self) -> Message {
+    pub(super) fn next(&mut self) -> Message {
         let message = self.messages[self.next].clone();
         self.next = (self.next + 1) % self.messages.len();
         message
@@ -117,7 +114,7 @@ impl ToSend {
 const OUTSTANDING_BATCHES: usize = 8;
 
 /// Longest time of a step, which normally takes microseconds.
-const STEP_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl End {
     async fn new(connection: Connection, link: &Link) -> Result<Self> {
@@ -171,11 +168,9 @@ impl End {
             }
         }
         match (burst.kind, active) {
+            _ if burst.seconds.is_some() => done = self.timed(burst, active).await?,
             (Kind::Echo, true) => done.round_trips = self.echo(burst).await?,
             (Kind::Echo, false) => self.answer(burst).await?,
-            (Kind::Send | Kind::Batch, _) if burst.seconds.is_some() => {
-                done.arrived = self.timed(burst, active).await?;
-            }
             (Kind::Send | Kind::Batch, _) => self.messages(burst, active).await?,
             (Kind::Write | Kind::WriteApart | Kind::Read, _) => {
                 self.transfers(burst, active).await?;
@@ -211,7 +206,7 @@ impl End {
         self.settle(active).await
     }
 
-    async fn settle(&self, active: bool) -> Result<()> {
+    pub(super) async fn settle(&self, active: bool) -> Result<()> {
         if active {
             return self.marked().await;
         }
@@ -219,7 +214,7 @@ impl End {
         Ok(self.connection.send(END_MARK)?.await?)
     }
 
-    async fn marked(&self) -> Result<()> {
+    pub(super) async fn marked(&self) -> Result<()> {
         let message = self.connection.recv().await?.into_bytes();
         ensure!(message == END_MARK, "the other end said something else");
         Ok(())
@@ -244,7 +239,7 @@ impl End {
     }
 
     /// Sends the messages of a burst.
-    fn to_send(&self, burst: &Burst) -> ToSend {
+    pub(super) fn to_send(&self, burst: &Burst) -> ToSend {
         let slices = self.sources.iter();
         let slices = slices.map(|source| source.slice(..burst.size as usize).into());
         ToSend {
@@ -295,37 +290,6 @@ impl End {
         Ok(())
     }
 
-    /// Sends for the time of the burst and then a mark, or counts messages up to the mark.
-    async fn timed(&self, burst: &Burst, active: bool) -> Result<u64> {
-        let mut arrived = 0;
-        if !active {
-            loop {
-                let message = self.connection.recv().await?;
-                if message.chunk() == END_MARK {
-                    break;
-                }
-                check_length(message.len(), burst)?;
-                arrived += 1;
-            }
-            self.settle(false).await?;
-            return Ok(arrived);
-        }
-        let length = Duration::try_from_secs_f64(burst.seconds.unwrap_or(0.0))?;
-        let mut messages = self.to_send(burst);
-        let window = burst.outstanding.max(2) as usize;
-        let mut sending = VecDeque::with_capacity(window);
-        let started = Instant::now();
-        while started.elapsed() < length.min(STEP_TIMEOUT) {
-            if sending.len() == window {
-                finish(&mut sending, window / 2).await?;
-            }
-            sending.push_back(self.connection.send(messages.next())?);
-        }
-        drop(self.connection.send(END_MARK)?);
-        self.settle(true).await?;
-        Ok(arrived)
-    }
-
     async fn write_all(&self, burst: &Burst) -> Result<()> {
         let theirs = self.theirs(burst)?;
         let data = self.source.slice(..burst.size as usize);
@@ -361,7 +325,11 @@ impl End {
     }
 
     /// Takes back the buffers of the first `number` reads, the last of them first.
-    async fn finish_reads(&mut self, reading: &mut VecDeque<Reading>, number: usize) -> Result<()> {
+    pub(super) async fn finish_reads(
+        &mut self,
+        reading: &mut VecDeque<Reading>,
+        number: usize,
+    ) -> Result<()> {
         for operation in reading.drain(..number).rev() {
             self.buffers.push(operation.await?);
         }
@@ -369,7 +337,7 @@ impl End {
     }
 
     /// Returns the peer's memory that a burst uses.
-    fn theirs(&self, burst: &Burst) -> Result<[BufferDescriptorV1; 1]> {
+    pub(super) fn theirs(&self, burst: &Burst) -> Result<[BufferDescriptorV1; 1]> {
         let theirs = self
             .theirs
             .context("no memory is registered on this link")?;
@@ -411,7 +379,7 @@ impl End {
 }
 
 /// A message that ends a burst. No other message of a burst has these bytes.
-const END_MARK: &[u8] = b"over, and all of it is here";
+pub(super) const END_MARK: &[u8] = b"over, and all of it is here";
 
 /// Returns the bytes that the messages of a burst are made of.
 pub(crate) fn source(length: u32) -> Bytes {
@@ -420,7 +388,7 @@ pub(crate) fn source(length: u32) -> Bytes {
     bytes.into()
 }
 
-fn check_length(length: usize, burst: &Burst) -> Result<()> {
+pub(super) fn check_length(length: usize, burst: &Burst) -> Result<()> {
     ensure!(
         length == burst.size as usize,
         "a message of {length} bytes arrived, {} were sent",
@@ -430,7 +398,7 @@ fn check_length(length: usize, burst: &Burst) -> Result<()> {
 }
 
 /// Awaits the first `number` outstanding operations, by waiting for the last of them.
-async fn finish<F, E>(outstanding: &mut VecDeque<F>, number: usize) -> Result<()>
+pub(super) async fn finish<F, E>(outstanding: &mut VecDeque<F>, number: usize) -> Result<()>
 where
     F: Future<Output = Result<(), E>> + Unpin,
     E: std::error::Error + Send + Sync + 'static,
@@ -459,7 +427,8 @@ async fn both(
 /// The result of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    pub(crate) arrived: u64,
+    /// Messages, writes or reads of a timed burst, at the end that counts them.
+    pub(crate) arrived: Option<u64>,
     pub(crate) round_trips: Vec<u64>,
 }
 
@@ -474,18 +443,22 @@ pub(crate) async fn burst(ends: &mut Vec<End>, burst: &Burst, active: bool) -> R
     } else {
         Duration::ZERO
     };
-    let mut tasks = JoinSet::new();
-    for mut end in ends.drain(..) {
-        let burst = *burst;
+    let mut tasks = Vec::new();
+    let last = ends.len() - 1;
+    for (index, mut end) in ends.drain(..).enumerate() {
+        let mut burst = *burst;
+        // The other connections move data.
+        burst.request = burst.request.filter(|_| index == last);
         end.connection.set_busy_poll(busy_poll);
-        tasks.spawn(async move {
+        tasks.push(tokio::spawn(async move {
             let done = within(end.burst(&burst, active)).await;
             (end, done)
-        });
+        }));
     }
+    // The order stays: the last connection of both ends is the same one in the next burst as well.
     let mut all = Vec::new();
-    while let Some(finished) = tasks.join_next().await {
-        let (end, done) = finished?;
+    for task in tasks {
+        let (end, done) = task.await?;
         ends.push(end);
         all.push(done?);
     }

@@ -119,6 +119,7 @@ fn kind_and_means(row: &Row) -> (&'static str, Option<&'static str>) {
         (Means::SmbDirect(_), _) => "smbdirect",
         (Means::Tcp, Kind::Batch) => "tcp-batched",
         (Means::Tcp, _) => "tcp",
+        (Means::TcpLoop, _) => "tcp-loop",
         (Means::Frames, _) => "frames",
         (Means::Channel, _) => "channel",
     };

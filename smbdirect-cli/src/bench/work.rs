@@ -24,6 +24,8 @@ pub(crate) enum Means {
     SmbDirect(Smb),
     /// Plain TCP by blocking calls, or by spinning ones in a busy burst.
     Tcp,
+    /// Plain TCP by non-blocking calls, with one thread for all connections of an end.
+    TcpLoop,
     /// tokio with a length before each message (tokio-util).
     Frames,
     /// Pooled buffers through a channel, copied in and out, between threads of one process.
@@ -122,6 +124,9 @@ pub(crate) struct Burst {
     pub(crate) placement: Placement,
     /// Run for this many seconds instead of counting messages.
     pub(crate) seconds: Option<f64>,
+    /// In a timed burst, the last connection of the link sends requests of this many bytes, one at a time,
+    /// and the passive end returns each.
+    pub(crate) request: Option<u32>,
 }
 
 impl Burst {
@@ -145,7 +150,7 @@ pub(crate) struct Half {
     pub(crate) seconds: f64,
     /// CPU time in seconds; `None` where the system does not report it.
     pub(crate) cpu: Option<f64>,
-    /// Messages that arrived on each connection, of a timed burst.
+    /// Messages, writes or reads of each connection in a timed burst, at the end that counts them.
     pub(crate) arrived: Vec<u64>,
     /// Each round trip in nanoseconds.
     #[serde(skip)]
@@ -194,6 +199,8 @@ impl Sample {
 pub(crate) const MAX_MESSAGE_BYTES: u32 = 8 << 20;
 /// Most operations of a connection that have been started and are not done.
 pub(crate) const MAX_OUTSTANDING: u32 = 1024;
+/// Longest request in bytes.
+pub(crate) const MAX_REQUEST_BYTES: u32 = 64 << 10;
 /// Most messages of a burst.
 pub(crate) const MAX_BURST_MESSAGES: u64 = 1 << 32;
 /// Most round trips of a burst; the duration of each one is kept.

@@ -164,6 +164,48 @@ fn several_connections_both_ways() {
 }
 
 #[test]
+fn requests_are_measured_beside_the_data_of_each_number_of_connections() {
+    for ends in ["1", "2"] {
+        let done = quick(&[
+            "--what",
+            "connections",
+            "--connections",
+            "1,3",
+            "--processes",
+            ends,
+        ])
+        .succeeded();
+        assert!(rows(&done).is_empty());
+        let mut loads = done.json();
+        loads.retain(|event| event["event"] == "load");
+        for (kind, size) in [("write", 65536), ("read", 65536), ("send", 4096)] {
+            for connections in [1, 3] {
+                for means in ["smbdirect", "tcp"] {
+                    let wanted = [
+                        ("kind", kind.into()),
+                        ("size", size.into()),
+                        ("connections", connections.into()),
+                        ("means", means.into()),
+                    ];
+                    assert_eq!(count(&loads, &wanted), 1, "{wanted:?}");
+                }
+            }
+        }
+        assert_eq!(loads.len(), 12);
+        for load in loads {
+            for key in ["p50_seconds", "p99_seconds", "p999_seconds", "requests"] {
+                assert!(load[key].as_f64().unwrap() > 0.0, "{key}: {load}");
+            }
+            assert!(load["gib_per_second"]["least"].as_f64().unwrap() > 0.0);
+            let compared = load["means"] == "smbdirect";
+            for key in ["rate_to_tcp", "p99_to_tcp"] {
+                assert_eq!(load[key]["median"].is_f64(), compared, "{key}: {load}");
+            }
+        }
+    }
+}
+
+#[test]
 fn ends_in_two_processes() {
     let done = quick(&[
         "--processes",
@@ -193,6 +235,9 @@ fn remote_end_survives_invalid_orders() {
          \"largest\":1,\"rdma\":true,\"places\":1},\"congestion_control\":null}\n",
         "{\"order\":\"open\",\"id\":1,\"link\":{\"means\":\"tcp\",\"connections\":1,\"largest\":1,\
          \"rdma\":false,\"places\":4000000000},\"congestion_control\":null}\n",
+        "{\"order\":\"burst\",\"id\":7,\"burst\":{\"kind\":\"write\",\"size\":4096,\"count\":0,\
+         \"outstanding\":1,\"both\":false,\"busy\":false,\"placement\":\"free\",\"seconds\":1.0,\
+         \"request\":4000000000}}\n",
     ];
     for order in orders {
         let mut stream = TcpStream::connect(&serving.address).unwrap();
@@ -208,7 +253,7 @@ fn remote_end_survives_invalid_orders() {
     let done = quick(&[&serving.address, "--what", "send,read", "--sizes", "4K"]).succeeded();
     assert_eq!(count(&rows(&done), &[("placement", "free".into())]), 6);
     let done = serving.terminate().succeeded();
-    assert_eq!(done.stdout.matches("bench from 127.0.0.1:").count(), 6);
+    assert_eq!(done.stdout.matches("bench from 127.0.0.1:").count(), 7);
     assert!(
         done.stdout.contains("does not speak as `smbdirect bench`"),
         "{done:?}"

@@ -42,12 +42,32 @@ pub(super) struct Active {
     together_to_one: f64,
 }
 
+/// How connections that move data, and requests beside them, compare with plain TCP.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Load {
+    kind: String,
+    size: u32,
+    /// Operations of the slowest connection divided by those of the fastest.
+    least_to_most: Range,
+    /// Ratios to plain TCP; `None` for plain TCP itself.
+    rate_to_tcp: Option<Range>,
+    p99_to_tcp: Option<Range>,
+}
+
+/// The figures of several rounds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Range {
+    median: f64,
+}
+
 /// Everything that was measured.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) rows: Vec<Result>,
     pub(super) idle: Option<Idle>,
     pub(super) active: Option<Active>,
+    /// One load after the other, each with several numbers of connections.
+    pub(super) loads: Vec<Load>,
 }
 
 /// One goal: a number to reach, or to stay below.
@@ -158,6 +178,7 @@ pub(super) fn judge(results: &Results) -> Vec<Goal> {
     goals.extend(results.cpu_goals());
     goals.extend(results.latency_goals());
     goals.extend(results.connection_goals());
+    goals.extend(load_goals(&results.loads));
     goals
 }
 
@@ -397,6 +418,43 @@ impl Results {
     }
 }
 
+/// Returns the goals of many connections: for each load the worst figure of all numbers of connections.
+fn load_goals(loads: &[Load]) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    for (kind, size, name) in [
+        ("write", 64 << 10, "Write 64 KiB"),
+        ("read", 64 << 10, "Read 64 KiB"),
+        ("send", 4 << 10, "Send 4 KiB"),
+    ] {
+        let figures = |of: fn(&Load) -> Option<Range>| {
+            let loads = loads.iter();
+            let ours = loads.filter(move |load| {
+                (load.kind == kind, load.size) == (true, size) && load.rate_to_tcp.is_some()
+            });
+            ours.filter_map(of).map(|range| range.median)
+        };
+        goals.push(Goal::at_least(
+            format!("{name}, 1 to 512 connections / TCP, one thread an end"),
+            figures(|load| load.rate_to_tcp).reduce(f64::min),
+            " x",
+            [1.0; 2],
+        ));
+        goals.push(Goal::at_most(
+            format!("p99 of a 4 KiB request beside {name} / TCP"),
+            figures(|load| load.p99_to_tcp).reduce(f64::max),
+            " x",
+            [1.5, 1.0],
+        ));
+        goals.push(Goal::at_least(
+            format!("{name}, 1 to 512 connections: slowest / fastest"),
+            figures(|load| Some(load.least_to_most)).reduce(f64::min),
+            " x",
+            [0.5; 2],
+        ));
+    }
+    goals
+}
+
 fn ratio(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
     ours.zip(theirs).map(|(ours, theirs)| ours / theirs)
 }
@@ -428,13 +486,22 @@ mod tests {
                 fastest_to_slowest: 1.5,
                 together_to_one: 0.5,
             }),
+            loads: ["write", "read", "send"]
+                .map(|kind| Load {
+                    kind: kind.into(),
+                    size: if kind == "send" { 4 << 10 } else { 64 << 10 },
+                    least_to_most: Range { median: 0.9 },
+                    rate_to_tcp: Some(Range { median: 1.1 }),
+                    p99_to_tcp: Some(Range { median: 1.2 }),
+                })
+                .into(),
         }
     }
 
     #[test]
     fn every_row_is_in_a_goal_and_every_goal_is_measured() {
         let results = alike(true);
-        assert_eq!(judge(&results).len(), 26);
+        assert_eq!(judge(&results).len(), 35);
         for goal in judge(&results) {
             assert!(goal.ok.is_some(), "{goal}");
         }
