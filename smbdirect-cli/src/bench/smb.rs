@@ -194,10 +194,11 @@ impl End {
     /// place.
     async fn transfers(&mut self, burst: &Burst, active: bool) -> Result<()> {
         if active || burst.both {
+            let more = |done| done < burst.count;
             match burst.kind {
-                Kind::Read => self.read_all(burst).await?,
-                _ => self.write_all(burst).await?,
-            }
+                Kind::Read => self.read_while(burst, more).await?,
+                _ => self.write_while(burst, more).await?,
+            };
             drop(self.connection.send(END_MARK)?);
         }
         if !active || burst.both {
@@ -290,28 +291,42 @@ impl End {
         Ok(())
     }
 
-    async fn write_all(&self, burst: &Burst) -> Result<()> {
+    /// Writes for as long as `more` says so of the number of writes so far, and returns that number.
+    pub(super) async fn write_while(
+        &self,
+        burst: &Burst,
+        more: impl Fn(u64) -> bool,
+    ) -> Result<u64> {
         let theirs = self.theirs(burst)?;
         let data = self.source.slice(..burst.size as usize);
         let outstanding = burst.outstanding.max(1) as usize;
         let mut writing = VecDeque::with_capacity(outstanding);
         let places = u64::from(burst.places());
-        for done in 0..burst.count {
+        let mut count = 0;
+        while more(count) {
             if writing.len() == outstanding {
                 finish(&mut writing, outstanding.div_ceil(2)).await?;
             }
-            let place = done % places * u64::from(burst.size);
+            let place = count % places * u64::from(burst.size);
             writing.push_back(self.connection.write(&theirs, place, data.clone()));
+            count += 1;
         }
         let rest = writing.len();
-        finish(&mut writing, rest).await
+        finish(&mut writing, rest).await?;
+        Ok(count)
     }
 
-    async fn read_all(&mut self, burst: &Burst) -> Result<()> {
+    /// Reads for as long as `more` says so of the number of reads so far, and returns that number.
+    pub(super) async fn read_while(
+        &mut self,
+        burst: &Burst,
+        more: impl Fn(u64) -> bool,
+    ) -> Result<u64> {
         let theirs = self.theirs(burst)?;
         let outstanding = burst.outstanding.max(1) as usize;
         let mut reading = VecDeque::with_capacity(outstanding);
-        for _ in 0..burst.count {
+        let mut count = 0;
+        while more(count) {
             if reading.len() == outstanding {
                 self.finish_reads(&mut reading, outstanding.div_ceil(2))
                     .await?;
@@ -319,17 +334,15 @@ impl End {
             let mut buffer = self.buffers.pop().unwrap_or_default();
             buffer.resize(burst.size as usize, 0);
             reading.push_back(self.connection.read(&theirs, 0, buffer));
+            count += 1;
         }
         let rest = reading.len();
-        self.finish_reads(&mut reading, rest).await
+        self.finish_reads(&mut reading, rest).await?;
+        Ok(count)
     }
 
     /// Takes back the buffers of the first `number` reads, the last of them first.
-    pub(super) async fn finish_reads(
-        &mut self,
-        reading: &mut VecDeque<Reading>,
-        number: usize,
-    ) -> Result<()> {
+    async fn finish_reads(&mut self, reading: &mut VecDeque<Reading>, number: usize) -> Result<()> {
         for operation in reading.drain(..number).rev() {
             self.buffers.push(operation.await?);
         }

@@ -31,9 +31,11 @@ impl End {
                 return Ok(done);
             }
             (_, Kind::Write | Kind::WriteApart, true) => {
-                done.arrived = Some(self.timed_writes(burst, length).await?);
+                done.arrived = Some(self.write_while(burst, until(length)).await?);
             }
-            (_, Kind::Read, true) => done.arrived = Some(self.timed_reads(burst, length).await?),
+            (_, Kind::Read, true) => {
+                done.arrived = Some(self.read_while(burst, until(length)).await?);
+            }
             (..) => self.marked().await?,
         }
         if active {
@@ -70,47 +72,6 @@ impl End {
         }
     }
 
-    /// Returns the number of writes.
-    async fn timed_writes(&self, burst: &Burst, length: Duration) -> Result<u64> {
-        let theirs = self.theirs(burst)?;
-        let data = self.source.slice(..burst.size as usize);
-        let outstanding = burst.outstanding.max(1) as usize;
-        let mut writing = VecDeque::with_capacity(outstanding);
-        let (started, mut count) = (Instant::now(), 0);
-        while started.elapsed() < length {
-            if writing.len() == outstanding {
-                finish(&mut writing, outstanding.div_ceil(2)).await?;
-            }
-            let place = count % u64::from(burst.places()) * u64::from(burst.size);
-            writing.push_back(self.connection.write(&theirs, place, data.clone()));
-            count += 1;
-        }
-        let rest = writing.len();
-        finish(&mut writing, rest).await?;
-        Ok(count)
-    }
-
-    /// Returns the number of reads.
-    async fn timed_reads(&mut self, burst: &Burst, length: Duration) -> Result<u64> {
-        let theirs = self.theirs(burst)?;
-        let outstanding = burst.outstanding.max(1) as usize;
-        let mut reading = VecDeque::with_capacity(outstanding);
-        let (started, mut count) = (Instant::now(), 0);
-        while started.elapsed() < length {
-            if reading.len() == outstanding {
-                self.finish_reads(&mut reading, outstanding.div_ceil(2))
-                    .await?;
-            }
-            let mut buffer = self.buffers.pop().unwrap_or_default();
-            buffer.resize(burst.size as usize, 0);
-            reading.push_back(self.connection.read(&theirs, 0, buffer));
-            count += 1;
-        }
-        let rest = reading.len();
-        self.finish_reads(&mut reading, rest).await?;
-        Ok(count)
-    }
-
     /// Sends requests one at a time, and returns the nanoseconds until each answer.
     async fn timed_requests(&self, burst: &Burst, length: Duration) -> Result<Vec<u64>> {
         let size = burst.request.unwrap_or(1) as usize;
@@ -141,4 +102,10 @@ impl End {
             drop(self.connection.send(message)?);
         }
     }
+}
+
+/// Returns whether a burst that begins now and has this length goes on.
+fn until(length: Duration) -> impl Fn(u64) -> bool {
+    let started = Instant::now();
+    move |_| started.elapsed() < length
 }
