@@ -21,7 +21,8 @@ pub struct RoceConfig {
     pub peer_udp_port: u16,
     /// The largest path MTU. `None` uses the largest one that fits the interface.
     pub path_mtu: Option<PathMtu>,
-    /// The longest time until a connection is established.
+    /// The longest time until a connection is established. The requests of the CM end after 33.5 s, so it is not
+    /// longer than that.
     pub connect_timeout: Duration,
     /// The longest time that a peer may take to confirm that it was accepted.
     pub accept_timeout: Duration,

@@ -156,6 +156,8 @@ impl Roce {
                 receive,
             };
             let begun = shared.with_core(|core, now| {
+                // An error of an earlier attempt says nothing about this one.
+                drop(core.take_send_error(path.remote));
                 let id = core.endpoint.connect(now, parameters)?;
                 Ok((id, core.wait_until_established(id)))
             });
@@ -178,7 +180,7 @@ impl Roce {
             }
         };
         let private_data = result.map_err(|(error, path_mtu)| {
-            let error = with_send_error(error, shared.lock().take_send_error());
+            let error = with_send_error(error, shared.lock().take_send_error(path.remote));
             let error = match owner {
                 Some(owner) => with_owner(error, self.config.udp_port, &owner),
                 None => error,
@@ -305,4 +307,24 @@ fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
     };
     let what = format!("{doing}: the UDP port {port} is in use: {owner}");
     ProviderError::new(ProviderErrorKind::InUse, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_without_an_answer_names_the_error_of_sending() {
+        let refused = || Some(io::Error::from(io::ErrorKind::PermissionDenied));
+        for (kind, send_error, is_named) in [
+            (ProviderErrorKind::TimedOut, refused(), true),
+            (ProviderErrorKind::TimedOut, None, false),
+            (ProviderErrorKind::Refused, refused(), false),
+        ] {
+            let error = with_send_error(ProviderError::new(kind, "no"), send_error);
+            assert_eq!(error.kind, kind);
+            assert_eq!(&*error.what == "no", !is_named, "{error}");
+            assert_eq!(error.what.contains("refused to send"), is_named, "{error}");
+        }
+    }
 }

@@ -49,8 +49,8 @@ pub(super) struct Core {
     out: BytesMut,
     /// The group in `out` that the socket did not take.
     blocked: Option<Transmit>,
-    /// The last error of sending, with which datagrams were lost.
-    send_error: Option<io::Error>,
+    /// The last error of sending, with which datagrams were lost, and their destination.
+    send_error: Option<(SocketAddr, io::Error)>,
     /// The owners to wake after the lock is released. Those of more connections are in `notices`, which
     /// allocates.
     woken: [Option<Waker>; 2],
@@ -222,7 +222,7 @@ impl Shared {
             Err(error) => {
                 // The datagrams count as lost, and are sent again.
                 debug!(peer = %transmit.path.remote, %error, "sending datagrams failed");
-                core.send_error = Some(error);
+                core.send_error = Some((transmit.path.remote, error));
                 true
             }
         }
@@ -297,9 +297,10 @@ impl Core {
         self.blocked.is_some()
     }
 
-    /// Takes the last error of sending.
-    pub(super) const fn take_send_error(&mut self) -> Option<io::Error> {
-        self.send_error.take()
+    /// Takes the last error of sending, if it was about datagrams to `remote`.
+    pub(super) fn take_send_error(&mut self, remote: SocketAddr) -> Option<io::Error> {
+        let known = self.send_error.take_if(|(to, _)| *to == remote);
+        known.map(|(_, error)| error)
     }
 
     /// Returns the time at which the task of the socket runs timers next.
