@@ -137,3 +137,32 @@ impl Group<'_> {
         self.bytes().chunks(self.stride)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_groups_keep_their_buffer_and_short_ones_leave_it() {
+        for (length, is_shared) in [
+            (0, false),
+            (MIN_SHARED_BYTES - 1, false),
+            (MIN_SHARED_BYTES, true),
+            (BLOCK_BYTES, true),
+        ] {
+            let mut block = BytesMut::zeroed(BLOCK_BYTES);
+            block[..length].fill(7);
+            let place = block.as_ptr();
+            let memory = Memory::new(&mut block, length);
+            let (bytes, shares): (&[u8], _) = match &memory {
+                Memory::Borrowed(bytes) => (bytes, false),
+                Memory::Shared(bytes) => (bytes, true),
+            };
+            assert_eq!((bytes.as_ptr(), shares), (place, is_shared), "{length}");
+            assert_eq!(bytes, vec![7; length]);
+            drop(memory);
+            // The next call replaces a buffer that is gone.
+            assert_eq!(block.is_empty(), is_shared, "{length}");
+        }
+    }
+}
