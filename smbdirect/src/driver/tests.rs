@@ -309,8 +309,9 @@ fn a_dropped_future_leaves_no_waker() {
     assert_eq!(Arc::strong_count(&count), 1);
 }
 
-/// Work that was gathered for the task, or waited for credits, is posted before the woken future runs.
-#[tokio::test]
+/// Work that was gathered for the task, or waited for credits, is posted before the woken future runs. The clock
+/// is paused, because work is gathered for 20 us only.
+#[tokio::test(start_paused = true)]
 async fn queued_work_is_not_deferred_for_a_reply() {
     enum Queued {
         Message,
@@ -458,9 +459,10 @@ fn sender_polls_only_if_something_may_have_completed() {
     );
 }
 
-/// A sender that never pauses keeps the driver task from running, and takes completions itself.
-#[test]
-fn sender_that_never_pauses_takes_completions() {
+/// A sender that never pauses keeps the driver task from running, and takes completions itself. The clock is
+/// paused, so that a slow machine is no pause.
+#[tokio::test(start_paused = true)]
+async fn sender_that_never_pauses_takes_completions() {
     let (shared, lists) = established();
     let mut told = lists.lock().unwrap();
     (told.denies, told.polls) = (true, 0);
