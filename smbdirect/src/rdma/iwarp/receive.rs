@@ -26,7 +26,8 @@ use super::{
 use crate::rdma::arena::{ARENA_BYTES, Arena};
 
 /// The rest of a tagged payload is read directly to its destination if at least this many bytes of
-/// it are unread. For fewer bytes, the bookkeeping costs more than the copy.
+/// it are unread, or if more than [`ARENA_BYTES`] of it are read. For fewer bytes, the bookkeeping costs
+/// more than the copy.
 const DIRECT_PLACEMENT_BYTES: usize = 16 * 1024;
 /// The size in bytes of the buffer that is read into after a read that returned fewer bytes than
 /// this. A stream keeps this buffer.
@@ -230,9 +231,10 @@ impl Receive {
             return Ok(());
         };
         let ulpdu_length = u16::from_be_bytes(*ulpdu_length);
-        if usize::from(ulpdu_length) < ulpdu.len() + DIRECT_PLACEMENT_BYTES
-            || ulpdu.len() < Tagged::LENGTH
-        {
+        // A long part of a payload would keep the block in use, and would be moved within it.
+        let is_short = usize::from(ulpdu_length) < ulpdu.len() + DIRECT_PLACEMENT_BYTES
+            && ulpdu.len() <= ARENA_BYTES;
+        if is_short || usize::from(ulpdu_length) <= ulpdu.len() || ulpdu.len() < Tagged::LENGTH {
             return Ok(());
         }
         let within = |error: StreamError| Fault {
@@ -321,11 +323,13 @@ impl Placing {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
+
     use super::*;
     use crate::rdma::{
         iwarp::{ddp::Untagged, rdmap::QUEUE_SEND},
         receive_queue::Receives,
-        work::{Completion, WorkId},
+        work::{Access, Completion, WorkId},
     };
 
     /// A Send in one FPDU.
@@ -355,11 +359,8 @@ mod tests {
         receive.received(count, shared).unwrap();
     }
 
-    /// A stream that waits for the rest of an FPDU copies the bytes it has, so that few blocks
-    /// serve many connections.
-    #[test]
-    fn an_incomplete_fpdu_holds_no_block() {
-        let config = StreamConfig {
+    fn config() -> StreamConfig {
+        StreamConfig {
             initiator: true,
             crc: true,
             max_fpdu: 65536,
@@ -367,8 +368,14 @@ mod tests {
             max_outbound_reads: 0,
             max_inbound_reads: 0,
             ready_to_receive: None,
-        };
-        let (mut receive, mut shared) = (Receive::new(&config), Shared::new());
+        }
+    }
+
+    /// A stream that waits for the rest of an FPDU copies the bytes it has, so that few blocks
+    /// serve many connections.
+    #[test]
+    fn an_incomplete_fpdu_holds_no_block() {
+        let (mut receive, mut shared) = (Receive::new(&config()), Shared::new());
         let row = Receives {
             id: WorkId(1),
             length: 60_000,
@@ -399,6 +406,43 @@ mod tests {
                 panic!("a message is missing");
             };
             assert!(message == payload);
+        }
+    }
+
+    /// A stream that waits for the rest of a long tagged payload, however short the rest is, places the
+    /// bytes it has.
+    #[test]
+    fn a_tagged_payload_holds_no_block() {
+        const LENGTH: usize = 60_000;
+        let payload: Vec<_> = (0..LENGTH).map(|at| at as u8).collect();
+        for missing in [DIRECT_PLACEMENT_BYTES, 1000, 1, 0] {
+            let (mut receive, mut shared) = (Receive::new(&config()), Shared::new());
+            let memory = BytesMut::zeroed(LENGTH);
+            let registered = shared.memory.register(memory, Access::REMOTE_WRITE);
+            let address = registered.unwrap().address;
+            let header = Tagged {
+                last: true,
+                rdmap_control: Opcode::RdmaWrite.control(),
+                stag: address.token.0,
+                tagged_offset: address.offset,
+            };
+            let mut fpdu = Vec::new();
+            Fpdu::encode(&[&header.encode(), &payload], true, &mut fpdu);
+            let mut rest = &fpdu[..];
+            // The first read goes to a block.
+            receive.reads_small = false;
+            let trailer = fpdu.len() - Fpdu::HEADER_LENGTH - Tagged::LENGTH - LENGTH;
+            let now = rest.len() - trailer - missing;
+            read(&mut receive, &mut rest, now, &mut shared);
+            // Only the trailer is missing in the last case.
+            assert_eq!(receive.placing.is_some(), missing > 0);
+            assert_eq!(matches!(receive.block, Block::None), missing > 0);
+            while !rest.is_empty() {
+                read(&mut receive, &mut rest, usize::MAX, &mut shared);
+            }
+            assert!(matches!(receive.block, Block::None));
+            let memory = shared.memory.deregister(address.token).unwrap();
+            assert!(memory == payload);
         }
     }
 }
