@@ -162,7 +162,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   --max-fragmented-size is 8M and 64K here, unless --profile or the option itself says otherwise.
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
-  {\"event\":\"listening\", address}
+  {\"event\":\"listening\", address, transport}
   {\"event\":\"metrics\", address}   with --metrics
   {\"event\":\"opened\", id, peer, upstream, client, server, open, total}   client and server have what
    was negotiated with them, or null for TCP
@@ -236,6 +236,7 @@ impl Gateway {
         report.line(format_args!("listening on {address}{over}"));
         report.event(&Event::Listening {
             address: address.to_string(),
+            transport: (self.from == Kind::Smbdirect).then_some(self.options.transport),
         });
         let service = Arc::new(self.service(address, live, provider, config, report));
         if let Some(server) = &mut metrics {

@@ -23,7 +23,8 @@ use tracing::debug;
 use crate::{
     metrics::{Figures, MetricsOptions},
     options::{
-        AcceptOptions, Address, CommonOptions, at_least_one, seconds, size, usage, with_profiles,
+        AcceptOptions, Address, CommonOptions, Transport, at_least_one, seconds, size, usage,
+        with_profiles,
     },
     report::{self, Report},
     signals::Interrupted,
@@ -116,7 +117,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen --tdi --execute 'hold; sleep 5; receive 1M'
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
-  {\"event\":\"listening\", address}
+  {\"event\":\"listening\", address, transport}
   {\"event\":\"metrics\", address}   with --metrics
   {\"event\":\"file\", peer, name, bytes, bytes_moved, method, seconds, bytes_per_second, sha256, ok,
    error}
@@ -128,6 +129,7 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 enum Event {
     Listening {
         address: String,
+        transport: Transport,
     },
     File {
         peer: SocketAddr,
@@ -196,6 +198,7 @@ impl Listen {
         report.line(format_args!("listening on {address}{over}"));
         report.event(&Event::Listening {
             address: address.to_string(),
+            transport: self.options.transport,
         });
         if let Some(server) = &mut metrics {
             server.start(report, Arc::new(Title(format!("listen {address}"))));

@@ -150,7 +150,8 @@ impl AcceptOptions {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Transport {
     #[default]
     Iwarp,

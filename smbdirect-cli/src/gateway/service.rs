@@ -24,7 +24,7 @@ use super::{
     tcp,
 };
 use crate::{
-    options::{Address, ConnectOptions},
+    options::{Address, ConnectOptions, Transport},
     report::{self, NegotiatedReport, Report},
     transport,
 };
@@ -44,6 +44,8 @@ pub(super) enum Kind {
 pub(super) enum Event<'a> {
     Listening {
         address: String,
+        /// `null` for TCP without SMB Direct.
+        transport: Option<Transport>,
     },
     Opened {
         id: u64,

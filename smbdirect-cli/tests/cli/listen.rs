@@ -22,7 +22,7 @@ fn first_line_names_the_address() {
     let address = event["address"].as_str().unwrap();
     assert_eq!(
         line,
-        format!("{{\"event\":\"listening\",\"address\":\"{address}\"}}\n")
+        format!("{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":\"iwarp\"}}\n")
     );
     assert!(address.starts_with("127.0.0.1:"));
 }
