@@ -148,7 +148,7 @@ impl Requester {
     fn next_acknowledged_length(&self) -> usize {
         let oldest = self.queue.front();
         oldest.map_or(0, |request| {
-            request.payload_of(self.unacknowledged, self.path_mtu).1
+            request.payload_of(self.unacknowledged).1
         })
     }
 
@@ -187,7 +187,7 @@ impl Requester {
             return self.next_read(now, max_length, sink);
         }
         let opcode = request.opcode_of(sequence);
-        let payload = request.payload_of(sequence, self.path_mtu);
+        let payload = request.payload_of(sequence);
         let headers = Bth::LENGTH + opcode.layout().length();
         if headers + payload.1.next_multiple_of(4) + ICRC_LENGTH > max_length {
             return false;
@@ -246,8 +246,8 @@ impl Requester {
             unreachable!("the request is a Read");
         };
         let sequence = self.next;
-        let (start, _) = request.payload_of(sequence, self.path_mtu);
-        let (last, length) = request.payload_of(end - 1, self.path_mtu);
+        let (start, _) = request.payload_of(sequence);
+        let (last, length) = request.payload_of(end - 1);
         let extended = Extended::Reth(reth(*from, start, last + length - start));
         debug_assert!(last + length <= into.len(), "the range is in the request");
         let mut bth = Bth::new(Opcode::ReadRequest, self.remote_qpn, self.psn(sequence));
@@ -338,7 +338,7 @@ impl Requester {
             return bad;
         };
         let is_last = sequence + 1 == range.end;
-        let (offset, length) = request.payload_of(sequence, self.path_mtu);
+        let (offset, length) = request.payload_of(sequence);
         //= ROCE-9.7.4-04
         if is_last != bth.opcode.ends_message() || payload.len() != length {
             return bad;

@@ -63,8 +63,10 @@ fn messages_are_cut_into_packets() {
                 assert_eq!(packet.bth.ack_request, at + 1 == packets.len());
                 assert_eq!(packet.extended.layout(), opcode.layout());
                 if let Some(reth) = packet.extended.reth() {
-                    let offset = at * MTU;
-                    let part = MTU.min(length - offset) as u32;
+                    // The packets of a Write have the same length.
+                    let stride = length.div_ceil(packets.len());
+                    let offset = at * stride;
+                    let part = stride.min(length - offset) as u32;
                     let expected = (REMOTE.offset + offset as u64, REMOTE.token.0, part);
                     assert_eq!((reth.virtual_address, reth.r_key, reth.length), expected);
                 }
