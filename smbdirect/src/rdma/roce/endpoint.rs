@@ -56,6 +56,7 @@ use crate::rdma::{
         cm::{Mad, PrivateData, RejectReason},
         icrc::{self, DatagramHeader},
         packet::{Bth, Deth, Extended, Opcode, Packet},
+        rc::RetransmissionStatistics,
     },
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
@@ -225,6 +226,12 @@ impl Endpoint {
     pub fn moved_bytes(&self, id: ConnectionId) -> (u64, u64) {
         let connection = self.connections.get(&id.0);
         connection.map_or((0, 0), |connection| connection.moved)
+    }
+
+    /// Returns what a connection has sent again, or `None` if it was not established.
+    pub fn retransmissions(&self, id: ConnectionId) -> Option<RetransmissionStatistics> {
+        let pair = self.connections.get(&id.0)?.queue_pair.as_ref()?;
+        Some(pair.retransmissions())
     }
 
     /// Returns whether packets of the peer can still cause completions of a connection.

@@ -29,6 +29,6 @@ pub use endpoint::{
     EndpointStatistics, MAX_REPLY_DATA, MAX_REQUEST_DATA, Path, Rejection, Transmit,
 };
 pub use psn::Psn;
-pub use rc::{QueuePair, QueuePairError, QueuePairSettings};
+pub use rc::{QueuePair, QueuePairError, QueuePairSettings, RetransmissionStatistics};
 #[cfg(feature = "tokio")]
 pub use udp::{Capabilities, DatagramTap, Roce, RoceConfig, capabilities, port_owner};

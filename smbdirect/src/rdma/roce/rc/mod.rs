@@ -25,4 +25,5 @@ mod window;
 pub use error::QueuePairError;
 pub(super) use payload::Payload;
 pub use queue_pair::QueuePair;
+pub use requester::RetransmissionStatistics;
 pub use settings::QueuePairSettings;

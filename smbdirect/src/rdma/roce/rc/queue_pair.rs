@@ -34,7 +34,7 @@ use super::{
     error::QueuePairError,
     outgoing::Run,
     payload::Payload,
-    requester::Requester,
+    requester::{Requester, RetransmissionStatistics},
     responder::{ACKNOWLEDGE_LENGTH, Responder},
     send_queue::MAX_MESSAGE_BYTES,
     settings::QueuePairSettings,
@@ -129,6 +129,11 @@ impl QueuePair {
     /// Returns the limits of this queue pair.
     pub const fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Returns what was sent again.
+    pub const fn retransmissions(&self) -> RetransmissionStatistics {
+        self.requester.statistics()
     }
 
     /// Returns how much work may be posted now.

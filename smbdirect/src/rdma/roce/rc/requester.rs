@@ -61,10 +61,29 @@ pub(super) struct Requester {
     unrequested: u64,
     window: Window,
     timer: RetransmissionTimer,
+    /// The value of `next` at the last timeout, until that is acknowledged.
+    timed_out_at: Option<u64>,
     /// The end of the pause that the peer asked for, because it had no receive.
     paused_until: Option<Instant>,
     /// The pauses without progress since.
     pauses: u8,
+    statistics: RetransmissionStatistics,
+}
+
+/// What a queue pair sent again, counted since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RetransmissionStatistics {
+    /// How often everything in flight was sent again because the peer reported a gap, or because a response was
+    /// missing.
+    pub gaps: u64,
+    /// How often the peer acknowledged nothing in time, so that sending again began.
+    pub timeouts: u64,
+    /// The timeouts after which the peer turned out to have received the packets.
+    pub needless: u64,
+    /// How often the peer asked for a pause, because it had no receive.
+    pub pauses: u64,
+    /// The packets and responses to Reads that were in flight at these times.
+    pub packets: u64,
 }
 
 /// The packets of the response to one Read request.
@@ -95,9 +114,16 @@ impl Requester {
             unrequested: 0,
             window: Window::new(settings.max_in_flight / settings.path_mtu),
             timer: RetransmissionTimer::new(settings.ack_timeout, settings.retry_count),
+            timed_out_at: None,
             paused_until: None,
             pauses: 0,
+            statistics: RetransmissionStatistics::default(),
         }
+    }
+
+    /// Returns what was sent again.
+    pub(super) const fn statistics(&self) -> RetransmissionStatistics {
+        self.statistics
     }
 
     /// Queues a Send, Write or Read.
@@ -128,7 +154,12 @@ impl Requester {
         //= ROCE-9.7.6-01
         match self.timer.expire(now) {
             Expired::No => {}
-            Expired::Retransmit => self.go_back(),
+            Expired::Retransmit => {
+                self.statistics.timeouts += 1;
+                self.timed_out_at.get_or_insert(self.next);
+                self.window.close();
+                self.go_back();
+            }
             Expired::GiveUp => return Err(self.unacknowledged_error()),
         }
         Ok(())
@@ -147,9 +178,7 @@ impl Requester {
     /// response.
     fn next_acknowledged_length(&self) -> usize {
         let oldest = self.queue.front();
-        oldest.map_or(0, |request| {
-            request.payload_of(self.unacknowledged).1
-        })
+        oldest.map_or(0, |request| request.payload_of(self.unacknowledged).1)
     }
 
     /// Returns whether [`next_packet`](Self::next_packet) has a packet, if it is short enough.
@@ -217,8 +246,11 @@ impl Requester {
     fn next_read_end(&self, request: &Request) -> Option<u64> {
         let again = self.reads.iter().find(|range| range.end > self.next);
         if let Some(range) = again {
+            // Requests are sent again one after the other, because a late response to the next one shows that
+            // nothing was lost.
+            let waits = self.timed_out_at.is_some() || self.room() == 0;
             // A responder repeats a response only within the bounds of its request.
-            return Some(range.end);
+            return (!waits || self.next == self.unacknowledged).then_some(range.end);
         }
         //= ROCE-9.7.4-03
         if self.reads.len() >= self.initiator_depth {
@@ -395,12 +427,25 @@ impl Requester {
                 WorkRequest::Receive { .. } => unreachable!("receives are not sent"),
             }
         }
-        // The peer had received packets that this end was about to send again.
         if self.next < end {
-            self.next = end;
-            self.current = 0;
+            self.skip_received(end);
+        }
+        if self.timed_out_at.is_some_and(|next| next <= end) {
+            self.forget_timeout();
         }
         self.timer.progress(now, end, end < self.next);
+    }
+
+    /// Skips the packets before `end`, which the peer had received before this end sent them again.
+    #[cold]
+    fn skip_received(&mut self, end: u64) {
+        self.next = end;
+        self.current = 0;
+        if self.timed_out_at.take().is_some() {
+            //= ROCE-SW-05
+            self.statistics.needless += 1;
+            self.window.reopen();
+        }
     }
 
     /// Pauses because the peer had no receive for the packet `unacknowledged`.
@@ -415,6 +460,8 @@ impl Requester {
             }
             self.pauses += 1;
         }
+        self.statistics.pauses += 1;
+        self.forget_timeout();
         self.return_to_unacknowledged();
         self.timer.pause();
         //= ROCE-9.7.5-07
@@ -426,19 +473,28 @@ impl Requester {
     /// has already caused that.
     fn go_back_once(&mut self) {
         if self.resent_at != Some(self.unacknowledged) && self.paused_until.is_none() {
+            self.statistics.gaps += 1;
+            self.forget_timeout();
+            self.window.shrink();
             self.go_back();
         }
     }
 
     /// Sends everything again from the oldest packet that is not acknowledged.
     fn go_back(&mut self) {
-        self.window.shrink();
         self.resent_at = Some(self.unacknowledged);
         self.return_to_unacknowledged();
         self.timer.restart();
     }
 
+    /// Forgets a timeout, after which packets were lost or everything is acknowledged.
+    const fn forget_timeout(&mut self) {
+        self.timed_out_at = None;
+        self.window.forget_closing();
+    }
+
     const fn return_to_unacknowledged(&mut self) {
+        self.statistics.packets += self.next - self.unacknowledged;
         self.next = self.unacknowledged;
         self.current = 0;
     }

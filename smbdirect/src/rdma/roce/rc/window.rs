@@ -2,7 +2,8 @@
 //!
 //! A reliable connection retransmits everything after a lost packet. So a sender that fills a full
 //! buffer again and again makes no progress. The window halves on loss and then grows back, as that
-//! of TCP does. Its maximum bounds what a peer has to buffer.
+//! of TCP does. After a timeout it first closes, because a peer that only answered late tells so after the
+//! first packet. Its maximum bounds what a peer has to buffer.
 
 /// The number of packets that may be sent and not acknowledged.
 #[derive(Debug)]
@@ -14,12 +15,17 @@ pub(super) struct Window {
     /// The packets that were acknowledged since the window grew above the threshold.
     acknowledged: u32,
     max: u32,
+    /// The number of packets and the threshold before the window closed.
+    before_closing: Option<(u32, u32)>,
 }
 
 /// The size of a new window.
 const INITIAL_PACKETS: u32 = 64;
 /// The least size, which keeps one packet on its way while another is acknowledged.
 const MIN_PACKETS: u32 = 2;
+/// The most packets that are sent again after a timeout before the peer answers. With fewer, a timeout is needed
+/// more often to notice that they are lost again.
+const PACKETS_AFTER_TIMEOUT: u32 = 8;
 /// The most packets in flight. The PSNs of packets in flight must be within half of the number
 /// space; this is far below it.
 const MAX_PACKETS: u32 = 1 << 16;
@@ -33,6 +39,7 @@ impl Window {
             threshold: max,
             acknowledged: 0,
             max,
+            before_closing: None,
         }
     }
 
@@ -62,6 +69,36 @@ impl Window {
         self.packets = MIN_PACKETS.max(self.packets / 2);
         self.threshold = self.packets;
         self.acknowledged = 0;
+        self.before_closing = None;
+    }
+
+    /// Closes to a few packets after a timeout. The window grows back to half of its size as a new one does.
+    //= ROCE-SW-05
+    pub(super) fn close(&mut self) {
+        match self.before_closing {
+            None => {
+                self.before_closing = Some((self.packets, self.threshold));
+                self.threshold = self.packets / 2;
+            }
+            Some(_) => self.threshold /= 2,
+        }
+        self.threshold = self.threshold.max(MIN_PACKETS);
+        self.packets = self.threshold.min(PACKETS_AFTER_TIMEOUT);
+        self.acknowledged = 0;
+    }
+
+    /// Reopens to the size before [`close`](Self::close), because nothing was lost.
+    //= ROCE-SW-05
+    pub(super) const fn reopen(&mut self) {
+        if let Some((packets, threshold)) = self.before_closing.take() {
+            self.packets = packets;
+            self.threshold = threshold;
+        }
+    }
+
+    /// Forgets the size before [`close`](Self::close).
+    pub(super) const fn forget_closing(&mut self) {
+        self.before_closing = None;
     }
 }
 
@@ -92,6 +129,43 @@ mod tests {
             window.shrink();
         }
         assert_eq!(window.packets(), 2);
+    }
+
+    //= ROCE-SW-05 test
+    #[test]
+    fn the_window_closes_after_a_timeout_and_reopens_if_nothing_was_lost() {
+        let mut window = Window::new(200);
+        window.grow(1000);
+        window.close();
+        assert_eq!(window.packets(), 8);
+        window.grow(8);
+        assert_eq!(window.packets(), 16);
+        window.close();
+        assert_eq!(window.packets(), 8);
+        window.grow(1000);
+        assert_eq!(window.packets(), 50);
+        window.reopen();
+        assert_eq!(window.packets(), 200);
+        for expected in [8, 8, 8, 8, 6, 3, 2, 2] {
+            window.close();
+            assert_eq!(window.packets(), expected);
+        }
+        window.reopen();
+        assert_eq!(window.packets(), 200);
+        // After a loss it grows quickly to a half, and then slowly.
+        window.close();
+        window.grow(1000);
+        assert_eq!(window.packets(), 100);
+        window.forget_closing();
+        window.grow(100);
+        assert_eq!(window.packets(), 101);
+        window.reopen();
+        assert_eq!(window.packets(), 101);
+        // A gap shows that something was lost.
+        window.close();
+        window.shrink();
+        window.reopen();
+        assert_eq!(window.packets(), 4);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use tracing::debug;
 
 use super::{config::RoceConfig, driver::Running, shared::MAX_GROUPS_PER_CALL};
 use crate::{
@@ -16,7 +17,10 @@ use crate::{
         adaptive_spin::AdaptiveSpin,
         memory::{DeregisterError, RegisterError, Registration},
         provider::{QueuePair, Teardown, WireBytes},
-        roce::endpoint::{ConnectionId, Path},
+        roce::{
+            RetransmissionStatistics,
+            endpoint::{ConnectionId, Path},
+        },
         work::{Access, Completion, Limits, Room, Token, WorkRequest},
     },
     runtime::wake_after_io_poll,
@@ -37,10 +41,22 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        self.socket.shared.with_core(|core, now| {
+        let again = self.socket.shared.with_core(|core, now| {
+            let again = core.endpoint.retransmissions(self.id);
             core.forget(self.id);
             core.endpoint.release(now, self.id);
+            again
         });
+        if let Some(again) = again {
+            let RetransmissionStatistics {
+                gaps,
+                timeouts,
+                needless,
+                pauses,
+                packets,
+            } = again;
+            debug!(gaps, timeouts, needless, pauses, packets, "sent again");
+        }
     }
 }
 

@@ -110,6 +110,67 @@ fn the_window_bounds_the_packets_in_flight() {
     assert_eq!(again[0], (Opcode::WriteOnly, 10));
 }
 
+/// The answers after a timeout, and the packets that this end then sends.
+//= ROCE-SW-05 test
+#[test]
+fn a_late_acknowledgement_reopens_the_window() {
+    for (answers, expected, needless) in [
+        // The peer has received everything, and only answered late.
+        (vec![(63, ACK)], 64, 1),
+        // It has received less than that, but more than what was sent again.
+        (vec![(8, ACK)], 64, 1),
+        // It has received nothing, and then what was sent again.
+        (vec![(7, ACK)], 16, 0),
+        (vec![(3, ACK), (7, ACK)], 16, 0),
+        // It has received that, but a gap follows.
+        (vec![(7, SEQUENCE_ERROR)], 7, 0),
+    ] {
+        let mut end = End::new();
+        end.post_write(1, 200 * MTU);
+        assert_eq!(end.packets().len(), 64);
+        end.wait();
+        let again: Vec<_> = (0..8).map(|at| (Opcode::WriteOnly, at)).collect();
+        assert_eq!(end.opcodes(), again);
+        for &(at, syndrome) in &answers {
+            end.handle_ack(at, syndrome);
+        }
+        assert_eq!(end.packets().len(), expected, "{answers:?}");
+        let gaps = u64::from(answers == [(7, SEQUENCE_ERROR)]);
+        let expected = RetransmissionStatistics {
+            gaps,
+            timeouts: 1,
+            needless,
+            pauses: 0,
+            packets: 64 + gaps,
+        };
+        assert_eq!(end.queue_pair.retransmissions(), expected, "{answers:?}");
+    }
+}
+
+/// A responder drops later Reads when one is requested again, so each is requested again after the one before it
+/// has been answered.
+//= ROCE-SW-05 test
+#[test]
+fn reads_are_requested_again_one_after_the_other_after_a_timeout() {
+    let mut end = End::new();
+    for id in 1..=2 {
+        end.post_read(id, 2 * MTU);
+    }
+    let requests = [(Opcode::ReadRequest, 0), (Opcode::ReadRequest, 2)];
+    assert_eq!(end.opcodes(), requests);
+    end.wait();
+    assert_eq!(end.opcodes(), requests[..1]);
+    end.handle(&response(Opcode::ReadResponseFirst, 0, &pattern(MTU)));
+    assert_eq!(end.opcodes(), []);
+    end.handle(&response(Opcode::ReadResponseLast, 1, &pattern(MTU)));
+    assert_eq!(end.summary(), ["read 1 512"]);
+    assert_eq!(end.opcodes(), requests[1..]);
+    end.handle(&response(Opcode::ReadResponseFirst, 2, &pattern(MTU)));
+    end.handle(&response(Opcode::ReadResponseLast, 3, &pattern(MTU)));
+    assert_eq!(end.summary(), ["read 2 512"]);
+    assert_eq!(end.queue_pair.retransmissions().needless, 0);
+}
+
 //= ROCE-9.7.5-02 test
 #[test]
 fn an_acknowledgement_completes_everything_up_to_its_psn() {
