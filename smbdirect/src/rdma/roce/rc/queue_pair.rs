@@ -327,6 +327,7 @@ impl QueuePair {
         while self.next_packet(now, run.max_length(), &mut run) {}
         self.next_reply(run.max_length(), &mut run);
         self.is_reply_late = self.responder.has_reply();
+        //= ROCE-SW-06
         self.responses_first = !self.responses_first;
         run.segment_length()
     }

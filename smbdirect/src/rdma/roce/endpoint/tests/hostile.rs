@@ -3,7 +3,7 @@
 use super::{super::mads::can_be_answered, *};
 use crate::rdma::roce::{
     cm::{CmTimeout, ConnectRequest, DisconnectRequest, Message, PathRecord, ServiceId},
-    packet::{Aeth, Syndrome, UDP_PORT},
+    packet::{Aeth, Reth, Syndrome, UDP_PORT},
 };
 
 /// Returns a REQ as another implementation sends it.
@@ -394,4 +394,72 @@ fn forged_and_damaged_packets_have_no_effect() {
         );
         assert!(network.ends[1].poll_completion(passive).is_none());
     }
+}
+
+/// A peer asks for as many long Reads as it may, and takes nothing. Responses are made only when the socket takes
+/// them, one group at a time, and other work is sent between them.
+//= ROCE-SW-06 test
+#[test]
+fn long_reads_of_a_hostile_peer_use_no_memory_and_delay_nobody() {
+    const LENGTH: u32 = 4 << 20;
+    let mut network = Network::new(0);
+    let [attacker, other] = [network.connected(), network.connected()];
+    let region = BytesMut::zeroed(LENGTH as usize);
+    let region = network.ends[1].register(attacker[1], region, Access::REMOTE_READ);
+    let from = region.unwrap().address;
+    let work = WorkRequest::Read {
+        id: WorkId(1),
+        from,
+        into: BytesMut::zeroed(4),
+    };
+    let now = network.now;
+    let pair = |network: &mut Network, end: usize| {
+        let connection = network.ends[end].connections.get_mut(&attacker[end].0);
+        connection.unwrap().queue_pair.take().unwrap()
+    };
+    let mut requester = pair(&mut network, 0);
+    requester.post(work);
+    let first = requester.poll_packet(now).expect("a request").bth.psn;
+    let mut responder = pair(&mut network, 1);
+    for index in 0..u32::from(EndpointSettings::default().responder_resources) {
+        let psn = first.add(index * (LENGTH / 1024));
+        let bth = Bth::new(Opcode::ReadRequest, attacker[1].0, psn);
+        let extended = Extended::Reth(Reth {
+            virtual_address: from.offset,
+            r_key: from.token.0,
+            length: LENGTH,
+        });
+        responder.handle(now, &bth, &extended, &[]);
+    }
+    assert!(!responder.is_broken());
+    let connection = network.ends[1].connections.get_mut(&attacker[1].0);
+    connection.unwrap().queue_pair = Some(responder);
+    network.post(1, attacker[1], send(1, "to the attacker"));
+    network.post(1, other[1], send(2, "to the other one"));
+    let mut out = BytesMut::new();
+    let mut send_in_group = |network: &mut Network| {
+        out.clear();
+        let transmit = network.ends[1].poll_transmit(now, 64, &mut out)?;
+        assert!(out.len() <= 65_507 && out.capacity() <= 2 * 65_536);
+        let sends = out.chunks(transmit.segment_size).filter_map(|datagram| {
+            let (bth, _, _) = Packet::split(datagram).unwrap();
+            (bth.opcode == Opcode::SendOnly).then_some(bth.destination_qp)
+        });
+        Some(sends.collect::<Vec<_>>())
+    };
+    let mut sends = Vec::new();
+    for _ in 0..4 {
+        sends.extend(send_in_group(&mut network).unwrap());
+    }
+    sends.sort_unstable();
+    let mut expected = [attacker[0].0, other[0].0];
+    expected.sort_unstable();
+    assert_eq!(sends, expected);
+    for _ in 0..1000 {
+        assert!(send_in_group(&mut network).is_some_and(|sends| sends.is_empty()));
+    }
+    // Nothing is left of them when the connection ends.
+    network.ends[1].disconnect(now, attacker[1], Teardown::Abort);
+    let groups = std::iter::from_fn(|| send_in_group(&mut network));
+    assert!(groups.count() <= 1);
 }
