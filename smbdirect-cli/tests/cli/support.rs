@@ -213,19 +213,24 @@ pub(crate) fn listen(arguments: &[impl AsRef<OsStr>]) -> Listening {
 
 #[track_caller]
 pub(crate) fn listening(command: Command) -> Listening {
-    let mut running = Running::new(command);
-    let first = running.line();
-    let prefixes = ["listening on ", "{\"event\":\"listening\",\"address\":\""];
-    let rest = prefixes
-        .iter()
-        .find_map(|prefix| first.strip_prefix(prefix));
-    let rest = rest.unwrap_or_else(|| panic!("{first:?}"));
-    let end = rest.find(['"', ' ', '\n']).unwrap_or(rest.len());
-    let address = rest[..end].to_owned();
-    Listening { running, address }
+    Listening::of(Running::new(command))
 }
 
 impl Listening {
+    /// Returns a command whose next line says where it listens.
+    #[track_caller]
+    pub(crate) fn of(mut running: Running) -> Self {
+        let first = running.line();
+        let prefixes = ["listening on ", "{\"event\":\"listening\",\"address\":\""];
+        let rest = prefixes
+            .iter()
+            .find_map(|prefix| first.strip_prefix(prefix));
+        let rest = rest.unwrap_or_else(|| panic!("{first:?}"));
+        let end = rest.find(['"', ' ', '\n']).unwrap_or(rest.len());
+        let address = rest[..end].to_owned();
+        Self { running, address }
+    }
+
     #[track_caller]
     pub(crate) fn terminate(self) -> Done {
         self.running.signal("TERM");

@@ -1,6 +1,8 @@
 //! The gateway as a service: its settings file, reload, drain, limits, and what it tells systemd.
 
 use std::{
+    convert::Infallible,
+    future::pending,
     net,
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
@@ -9,6 +11,7 @@ use std::{
 };
 
 use smbdirect_smb::smb2;
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::support::{Running, eventually};
@@ -392,11 +395,11 @@ fn the_sandbox_of_the_unit_is_tight() {
 
 /// Runs a gateway to 127.0.0.1 under limits of the shell.
 fn limited(limit: &str, arguments: &str) -> Listening {
-    limited_to("127.0.0.1", limit, arguments)
+    listening(limited_to("127.0.0.1", limit, arguments))
 }
 
-/// Runs a gateway to a server under limits of the shell.
-fn limited_to(server: &str, limit: &str, arguments: &str) -> Listening {
+/// Returns a shell that runs a gateway to a server under limits of the shell.
+fn limited_to(server: &str, limit: &str, arguments: &str) -> Command {
     let program = crate::support::PROGRAM;
     let script = format!("{limit}; exec {program} gateway 127.0.0.1:0 {server} --json {arguments}");
     let mut shell = Command::new("sh");
@@ -406,7 +409,7 @@ fn limited_to(server: &str, limit: &str, arguments: &str) -> Listening {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    listening(shell)
+    shell
 }
 
 #[cfg(target_os = "linux")]
@@ -430,23 +433,22 @@ fn the_limit_of_open_files_is_raised_and_named_if_it_is_too_low() {
     assert!(done.stderr.contains("RLIMIT_NOFILE"), "{done:?}");
 }
 
-/// Returns a client, or `None` if the gateway does not answer it in time.
+/// Connects a client, which stays connected until the task is stopped.
 #[cfg(target_os = "linux")]
-async fn client_if_accepted(kind: Kind, address: &str) -> Option<End> {
-    let limit = Duration::from_secs(3);
+fn client(kind: Kind, address: &str) -> JoinHandle<Infallible> {
     let address = address.parse().unwrap();
-    Some(match kind {
-        SmbDirect => {
-            let provider = iwarp();
-            let connecting = Connection::connect(&*provider, address, Config::default());
-            End::SmbDirect(timeout(limit, connecting).await.ok()?.ok()?)
-        }
-        Tcp => End::Tcp(
-            timeout(limit, TcpStream::connect(address))
-                .await
-                .ok()?
-                .ok()?,
-        ),
+    tokio::spawn(async move {
+        let _client = match kind {
+            SmbDirect => {
+                let provider = iwarp();
+                Connection::connect(&*provider, address, Config::default())
+                    .await
+                    .ok()
+                    .map(End::SmbDirect)
+            }
+            Tcp => TcpStream::connect(address).await.ok().map(End::Tcp),
+        };
+        pending().await
     })
 }
 
@@ -459,29 +461,36 @@ async fn the_limit_of_open_files_is_named_when_it_is_reached() {
         (SmbDirect, "accepting a TCP connection failed"),
         (Tcp, "a connection cannot be accepted"),
     ] {
+        let failures = [failed_to_accept, "cannot be reached: too many open files"];
         let mut output = String::new();
         for limit in [48, 49] {
             let server = Server::bind(Tcp, Config::default()).await;
-            let arguments = format!("--from {} --max-connections 100", from.name());
+            let arguments = format!("--from {} --max-connections 100 2>&1", from.name());
             let address = server.address().to_string();
             let gateway = limited_to(&address, &format!("ulimit -n {limit}"), &arguments);
+            let mut running = Running::new(gateway);
+            let warning = running.line();
+            assert!(warning.contains("needs 264 open files"), "{warning}");
+            let mut gateway = Listening::of(running);
             let mut clients = Vec::new();
-            for _ in 0..limit / 2 {
-                clients.push(client_if_accepted(from, &gateway.address).await);
-                if clients.last().unwrap().is_none() {
-                    break;
+            // A client connects when the session of the one before is open.
+            let mut line = String::from("\"opened\"");
+            while !failures.iter().any(|failure| line.contains(failure)) {
+                if line.contains("\"opened\"") {
+                    clients.push(client(from, &gateway.address));
                 }
+                line = gateway.running.line();
+                output += &line;
             }
+            // The gateway may fail to accept the next client before it fails to connect this one to the server.
             sleep(Duration::from_secs(2)).await;
             gateway.running.signal("TERM");
-            drop(clients);
-            let done = gateway.running.finish();
-            output += &done.stderr;
-            output += &done.stdout;
+            clients.iter().for_each(JoinHandle::abort);
+            output += &gateway.running.finish().stdout;
         }
-        for failed in [failed_to_accept, "cannot be reached: too many open files"] {
-            let line = output.lines().find(|line| line.contains(failed));
-            let line = line.unwrap_or_else(|| panic!("{from:?}: no `{failed}` in {output}"));
+        for failure in failures {
+            let line = output.lines().find(|line| line.contains(failure));
+            let line = line.unwrap_or_else(|| panic!("{from:?}: no `{failure}` in {output}"));
             assert!(line.contains("raise RLIMIT_NOFILE"), "{line}");
         }
     }
