@@ -33,6 +33,12 @@ const DIRECT_PLACEMENT_BYTES: usize = 16 * 1024;
 /// this. A stream keeps this buffer.
 const SMALL_READ_BUFFER: usize = 2 * 1024;
 
+/// If the last long segment was tagged and had more bytes than this, another one probably follows.
+const MIN_EXPECTED_BYTES: usize = 32 * 1024;
+/// The bytes that a read takes after those that go to their destination directly. They have the header of
+/// the next segment, so that most of a long payload is read directly too.
+const LOOKAHEAD_BYTES: usize = 4 * 1024;
+
 /// The receiving direction.
 #[derive(Debug)]
 pub(super) struct Receive {
@@ -50,6 +56,8 @@ pub(super) struct Receive {
     arena: Arena,
     /// The tagged FPDU whose payload is still arriving.
     placing: Option<Placing>,
+    /// Whether the next long segment probably has a tagged payload, because the one before had.
+    expects_tagged: bool,
     messages: Messages,
     /// Whether a valid FPDU has arrived.
     any_fpdu: bool,
@@ -80,6 +88,7 @@ impl Receive {
             end: 0,
             arena: Arena::default(),
             placing: None,
+            expects_tagged: false,
             messages: Messages::new(config.max_inbound_reads),
             any_fpdu: false,
         }
@@ -133,7 +142,12 @@ impl Receive {
         let end = self.end - self.start;
         let block = self.block.make_room(self.start..self.end);
         (self.start, self.end) = (0, end);
-        [direct, &mut block[end..]]
+        let looks_ahead = !direct.is_empty() || self.expects_tagged && end < Tagged::LENGTH;
+        let most = match looks_ahead {
+            true => LOOKAHEAD_BYTES,
+            false => block.len(),
+        };
+        [direct, &mut block[end..most]]
     }
 
     /// Processes `count` bytes that were read into the [`slices`](Self::slices).
@@ -221,6 +235,11 @@ impl Receive {
                 .map_err(|error| Fault::within(error, fpdu.ulpdu))?;
             self.start += fpdu.length;
             self.any_fpdu = true;
+            // Short segments may come between long ones.
+            if fpdu.length > LOOKAHEAD_BYTES {
+                self.expects_tagged = fpdu.length > MIN_EXPECTED_BYTES
+                    && matches!(Header::decode(fpdu.ulpdu), Ok((Header::Tagged(_), _)));
+            }
         }
     }
 
@@ -285,6 +304,7 @@ impl Receive {
         self.any_fpdu = true;
         let (header, opcode, length) = (placing.header, placing.opcode, placing.length);
         self.placing = None;
+        self.expects_tagged = true;
         self.messages
             .finish_segment(&header, opcode, length, shared);
         Ok(true)

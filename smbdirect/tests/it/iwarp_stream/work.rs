@@ -89,7 +89,11 @@ fn a_long_write_is_placed_directly_until_its_memory_is_deregistered() {
         stream.handle_bytes(&bytes[..1000]);
         let [direct, staging] = stream.receive_slices();
         assert_eq!(direct.len(), 60_016 - 1000, "the rest of the payload");
-        assert!(staging.len() > 100_000);
+        assert_eq!(
+            staging.len(),
+            4096,
+            "the trailer, and the header that follows"
+        );
         if deregistered {
             stream.memory().deregister(place.token).unwrap();
             assert!(stream.receive_slices().iter().all(|slice| slice.is_empty()));
@@ -106,6 +110,33 @@ fn a_long_write_is_placed_directly_until_its_memory_is_deregistered() {
         let buffer = stream.memory().deregister(place.token).unwrap();
         assert_eq!(buffer[..60_000], data);
     }
+}
+
+/// After a long tagged segment, the next one is expected to be long too: a read takes its header and little more,
+/// so that the rest is placed directly. After a long message, reads take as much as there is.
+#[test]
+fn reads_take_little_before_a_long_payload() {
+    let mut stream = Stream::new(&config(false));
+    let place = register(&mut stream, &vec![0; 65_000], Access::REMOTE_WRITE);
+    let write = |length| {
+        fpdu(&[
+            &tagged(Opcode::RdmaWrite, place).encode(),
+            &pattern(length, 5),
+        ])
+    };
+    let staging = |stream: &mut Stream| stream.receive_slices()[1].len();
+    stream.handle_bytes(&write(60_000));
+    assert_eq!(staging(&mut stream), 4096);
+    let next = write(50_000);
+    stream.handle_bytes(&[write(20), next[..4000].to_vec()].concat());
+    let direct = stream.receive_slices()[0].len();
+    assert_eq!(direct, next.len() - 4000 - 4, "all but the CRC");
+    stream.handle_bytes(&next[4000..]);
+    assert_eq!(staging(&mut stream), 4096);
+    stream.post(receive(1, 10_000));
+    let header = untagged(Opcode::Send, 1).encode();
+    stream.handle_bytes(&fpdu(&[&header, &pattern(10_000, 3)]));
+    assert!(staging(&mut stream) > 100_000);
 }
 
 //= MPA-22 test
