@@ -7,7 +7,8 @@ use std::{
     task::{Context, Wake, Waker},
 };
 
-use tokio::task::yield_now;
+pub(crate) use tokio::runtime::Id;
+use tokio::{runtime::Handle, task::yield_now};
 
 /// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Programs in Rust ignore that
 /// signal, and others, which have this library within them, end at it. Apple's systems have a socket option
@@ -21,6 +22,11 @@ pub(crate) const MSG_NOSIGNAL: i32 = if cfg!(any(target_os = "linux", target_os 
 } else {
     0
 };
+
+/// Returns the runtime that runs on this thread, if there is one.
+pub(crate) fn current() -> Option<Id> {
+    Handle::try_current().ok().map(|runtime| runtime.id())
+}
 
 /// Wakes the task of `context` after the runtime has run other tasks and polled its sockets, or
 /// immediately on a thread without a runtime.
@@ -39,7 +45,7 @@ pub(crate) fn wake_after_io_poll(context: &mut Context<'_>) {
 /// [`yield_now`] hands the waker to the runtime in its first poll, and the runtime wakes it even if
 /// the future is dropped afterwards. If `block_on` returns first, the runtime drops the waker, which runs `action`
 /// too.
-fn run_after_io_poll(action: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn run_after_io_poll(action: impl Fn() + Send + Sync + 'static) {
     let waker = Waker::from(Arc::new(OnDrop(action)));
     // The first poll is always pending.
     let _ = pin!(yield_now()).poll(&mut Context::from_waker(&waker));

@@ -13,28 +13,64 @@ pub(super) const MESSAGE_BUDGET_BYTES: usize = 256 * 1024;
 /// system call.
 const MAX_TURNS_WITHOUT_IO: u32 = 8;
 
+/// A turn moves this many times fewer bytes in messages than by RDMA, because each byte takes more time.
+const MESSAGE_COST: usize = 6;
+
 /// Bytes that the current turn has moved, which the two budgets limit.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct TurnBudget {
     /// Bytes of the reads that finished in this turn.
     pub(super) read_bytes: usize,
     /// Cost of the messages that became whole in this turn, in bytes.
     pub(super) message_bytes: usize,
+    /// Most bytes that the turn may move, or `usize::MAX` without a limit.
+    limit: usize,
+    /// The budgets of reads and of messages.
+    budgets: [usize; 2],
     /// Turns since the runtime last polled its sockets.
     turns: u32,
 }
 
 impl TurnBudget {
+    pub(super) const fn new() -> Self {
+        Self {
+            read_bytes: 0,
+            message_bytes: 0,
+            limit: usize::MAX,
+            budgets: [READ_BUDGET_BYTES, MESSAGE_BUDGET_BYTES],
+            turns: 0,
+        }
+    }
+
     /// Begins a turn.
     #[inline]
     pub(super) fn reset(&mut self) {
         (self.read_bytes, self.message_bytes) = (0, 0);
     }
 
+    /// Limits the turn to `limit` bytes, which are messages if `sends_messages` is true. Returns how many bytes
+    /// the queue pair may send, or `None` if neither this turn nor the one before is limited.
+    #[inline]
+    pub(super) fn set_limit(&mut self, limit: usize, sends_messages: bool) -> Option<usize> {
+        if limit == usize::MAX && self.limit == usize::MAX {
+            return None;
+        }
+        self.limit = limit;
+        let of_messages = match limit {
+            usize::MAX => limit,
+            _ => limit / MESSAGE_COST,
+        };
+        self.budgets = [
+            READ_BUDGET_BYTES.min(limit),
+            MESSAGE_BUDGET_BYTES.min(of_messages),
+        ];
+        Some(if sends_messages { of_messages } else { limit })
+    }
+
     /// Returns whether one of the two budgets of the turn is spent.
     #[inline]
     pub(super) fn is_spent(&self) -> bool {
-        self.read_bytes >= READ_BUDGET_BYTES || self.message_bytes >= MESSAGE_BUDGET_BYTES
+        self.read_bytes >= self.budgets[0] || self.message_bytes >= self.budgets[1]
     }
 
     /// Ends a turn that leaves work to do. Returns whether the next turn may begin before the runtime polls

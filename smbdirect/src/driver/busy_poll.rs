@@ -65,7 +65,7 @@ impl State {
     /// deferred and leaves with the reply. Work that was gathered or deferred earlier is done in this
     /// call, because the driver task may not run while a future spins.
     fn poll_once(&mut self, now: Instant) {
-        self.budget.reset();
+        self.begin_turn();
         let found = self.queue_pair.busy_poll();
         if !found && !self.deferred_work && self.gathered_count == 0 {
             return;

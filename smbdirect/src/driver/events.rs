@@ -108,9 +108,9 @@ impl State {
         self.take_rare_events();
         self.queue_pair.disconnect(Teardown::Abort);
         let context = &mut Context::from_waker(Waker::noop());
-        self.budget.reset();
+        self.begin_turn();
         while self.take_completions(now, context, COMPLETIONS_PER_ROUND, false) > 0 {
-            self.budget.reset();
+            self.begin_turn();
         }
         self.finished = true;
         let reason = self.reason();

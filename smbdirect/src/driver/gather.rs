@@ -50,13 +50,13 @@ impl State {
         if gathers && !late {
             return;
         }
-        if queued == 0 && recent {
+        if queued == 0 && recent || !self.turn.allows_callers() {
             self.wake_task();
             return;
         }
         // If work was queued, the driver task has not run since, and this caller also takes the
         // completions that the task would have taken.
-        self.budget.reset();
+        self.begin_turn();
         self.run_rounds(now, queued == 0);
         if length >= SLOW_FLUSH_BYTES {
             self.last_flush = Some(self::now());

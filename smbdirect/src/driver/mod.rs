@@ -12,6 +12,7 @@
 //! | `gather` | when a message is flushed by its sender and when the task flushes it with others |
 //! | `rounds` | the poll rounds: completions, posts, flush |
 //! | `budget` | how much one turn moves before other tasks run |
+//! | `turns` | which of the connections of one thread moves bulk data next |
 //! | `waiting` | the futures that wait for a change, by what they wait for |
 //! | `events` | what the engine reports, and the end of the connection |
 //! | `metered` | what the feature `metrics` reads and counts |
@@ -31,6 +32,7 @@ mod rounds;
 mod shared;
 mod state;
 mod task;
+mod turns;
 mod waiting;
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ impl State {
     /// Runs the engine and the queue pair until both have nothing to do or the turn budget is spent. In
     /// the latter case the driver task continues after other tasks.
     pub(super) fn drive(&mut self, now: Instant) {
-        self.budget.reset();
+        self.begin_turn();
         // The driver task has taken all earlier completions, or it is woken and will take them.
         self.run_rounds(now, true);
     }
@@ -124,6 +124,9 @@ impl State {
     /// driver task if they have to act.
     fn after_drive(&mut self) {
         self.starved = self.engine.wants_receives();
+        if let Some(bytes) = self.queue_pair.wire_bytes() {
+            self.turn.record(bytes.sent + bytes.received);
+        }
         if !self.orphans.is_empty() {
             self.reclaim_orphans();
         }

@@ -12,6 +12,7 @@ use tracing::Span;
 use super::{
     budget::TurnBudget,
     clock::now,
+    turns::Turn,
     waiting::{Condition, Waiting},
 };
 use crate::{
@@ -55,6 +56,7 @@ pub(crate) struct State {
     /// The driver task was woken and has not run since.
     pub(super) wake_pending: bool,
     pub(super) budget: TurnBudget,
+    pub(super) turn: Turn,
     /// Bytes of the work that was submitted and not flushed.
     pub(super) gathered_bytes: usize,
     /// Messages, reads and writes that were submitted and not flushed.
@@ -99,7 +101,8 @@ impl State {
             wakes: Vec::new(),
             task_waker: Waker::noop().clone(),
             wake_pending: false,
-            budget: TurnBudget::default(),
+            budget: TurnBudget::new(),
+            turn: Turn::default(),
             gathered_bytes: 0,
             gathered_count: 0,
             deferred_work: false,
@@ -289,7 +292,10 @@ impl State {
     #[inline]
     pub(crate) fn taken(&mut self) {
         if self.starved {
-            self.drive(now());
+            match self.turn.allows_callers() {
+                true => self.drive(now()),
+                false => self.wake_task(),
+            }
         }
     }
 
@@ -387,6 +393,17 @@ impl State {
     /// Returns why the connection is over, once its queue pair is disconnected too.
     pub(crate) fn final_reason(&mut self) -> Option<ConnectionError> {
         self.finished.then(|| self.reason())
+    }
+
+    /// Begins a turn: the budget is whole again.
+    #[inline]
+    pub(super) fn begin_turn(&mut self) {
+        self.budget.reset();
+        let sends_messages = self.engine.queued_messages() > 0;
+        let limit = self.turn.limit();
+        if let Some(bytes) = self.budget.set_limit(limit, sends_messages) {
+            self.queue_pair.begin_turn(bytes);
+        }
     }
 
     // Wake-ups

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, shared::Shared};
+use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, shared::Shared, turns::Turn};
 
 /// The driver task. It ends when the queue pair is disconnected and every orphaned registration is
 /// released.
@@ -37,6 +37,9 @@ impl Driver {
     pub(crate) fn spawn(shared: Arc<Shared>) {
         let sleep = Box::pin(sleep_until(Instant::now()));
         let current_thread = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+        if current_thread {
+            shared.with(|state| state.turn = Turn::on_this_runtime());
+        }
         tokio::spawn(Self {
             shared,
             sleep,
@@ -59,6 +62,9 @@ impl Future for Driver {
                 state.task_waker = context.waker().clone();
             }
             state.wake_pending = false;
+            if !state.turn.begin(context) {
+                return Poll::Pending;
+            }
             loop {
                 let now = now();
                 if state.engine.poll_timeout().is_some_and(|due| due <= now) {
@@ -70,7 +76,7 @@ impl Future for Driver {
                 state.armed = Some(now);
                 // Usually a message has arrived. The work that it causes leaves with the work that was
                 // gathered for the task.
-                state.budget.reset();
+                state.begin_turn();
                 let mut taken = state.take_completions(now, context, 1, false);
                 if *current_thread && state.defer_work_for_reply() {
                     return Poll::Pending;
@@ -105,6 +111,7 @@ impl Future for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.shared.with(|state| {
+            state.turn.leave();
             if !state.finished {
                 state.give_up();
             }

@@ -190,6 +190,13 @@ pub trait QueuePair: Send + fmt::Debug {
         false
     }
 
+    /// Begins a turn of the owner: until the next call, the queue pair sends and receives about `bytes` bytes
+    /// each, and then wakes the context that it was last polled or flushed with. Without a call there is no
+    /// limit, and this default implementation sets none.
+    fn begin_turn(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Returns the bytes that this connection has sent and received on the network so far, or `None`
     /// if the provider does not count them, as in this default implementation.
     fn wire_bytes(&self) -> Option<WireBytes> {

@@ -36,3 +36,5 @@ mod tdi_endpoint;
 mod tdi_receive;
 #[cfg(feature = "tdi")]
 mod tdi_send;
+#[cfg(feature = "tokio")]
+mod turns;

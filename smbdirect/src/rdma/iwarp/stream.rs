@@ -196,6 +196,12 @@ impl Stream {
         self.transmit.backlog()
     }
 
+    /// Sets how many bytes may wait for the socket, up to a limit.
+    #[cfg(feature = "tokio")]
+    pub(super) fn limit_backlog(&mut self, bytes: usize) {
+        self.transmit.limit_backlog(bytes);
+    }
+
     /// Returns whether bytes wait for the socket, or [`prepare`](Self::prepare) may make some.
     #[cfg(feature = "tokio")]
     pub(super) fn has_output(&self) -> bool {

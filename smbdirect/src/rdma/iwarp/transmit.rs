@@ -52,6 +52,8 @@ pub(super) struct Transmit {
     finished: VecDeque<(u64, Finished)>,
     next_read_request: u32,
     next_sink_stag: u32,
+    /// The backlog at which no more FPDUs are made.
+    max_backlog: usize,
 }
 
 /// A message that is being cut into segments.
@@ -127,6 +129,7 @@ impl Transmit {
             finished: VecDeque::new(),
             next_read_request: 1,
             next_sink_stag: FIRST_SINK_STAG,
+            max_backlog: MAX_BACKLOG_BYTES,
         }
     }
 
@@ -138,7 +141,7 @@ impl Transmit {
             && !self.held
             && self.work.is_empty()
             && shared.inbound_reads.is_empty()
-            && self.backlog() < MAX_BACKLOG_BYTES;
+            && self.backlog() < self.max_backlog;
         if !is_next {
             return false;
         }
@@ -238,9 +241,16 @@ impl Transmit {
         self.current.is_some() || !self.work.is_empty()
     }
 
+    /// Sets how many bytes may wait for the socket before no more FPDUs are made, at most
+    /// [`MAX_BACKLOG_BYTES`].
+    #[cfg(feature = "tokio")]
+    pub(super) fn limit_backlog(&mut self, bytes: usize) {
+        self.max_backlog = bytes.clamp(1, MAX_BACKLOG_BYTES);
+    }
+
     /// Makes FPDUs until [`MAX_BACKLOG_BYTES`] wait for the socket.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
-        while !self.held && self.segments.outgoing.backlog() < MAX_BACKLOG_BYTES {
+        while !self.held && self.segments.outgoing.backlog() < self.max_backlog {
             if self.current.is_none() && !self.begin_message(shared) {
                 break;
             }
@@ -342,7 +352,7 @@ impl Transmit {
                 self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
                 self.request_read(Some(id), from, into, sink_stag, shared);
                 // A Read Request is one segment, so there is no message to continue.
-                if self.segments.outgoing.backlog() >= MAX_BACKLOG_BYTES {
+                if self.segments.outgoing.backlog() >= self.max_backlog {
                     return false;
                 }
             }

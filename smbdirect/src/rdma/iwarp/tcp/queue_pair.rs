@@ -50,6 +50,8 @@ pub(super) struct IwarpQueuePair {
     follow_mss: bool,
     /// The total number of sent bytes at which the MSS is read again.
     next_mss_check: u64,
+    /// The total numbers of sent and of received bytes at which the turn of the owner ends.
+    turn_end: WireBytes,
     /// Whether the next read is made without asking the runtime if the socket is ready.
     skip_readiness_check: bool,
     /// The number of bytes read so far.
@@ -157,6 +159,10 @@ impl IwarpQueuePair {
             window_wait: None,
             follow_mss: fixed.is_none(),
             next_mss_check: 0,
+            turn_end: WireBytes {
+                sent: u64::MAX,
+                received: u64::MAX,
+            },
             skip_readiness_check: false,
             received: 0,
             low_water: LowWater::new(),
@@ -198,6 +204,9 @@ impl IwarpQueuePair {
             self.machine.set_max_fpdu(socket.max_fpdu());
         }
         for _ in 0..MAX_WRITES_PER_CALL {
+            if self.machine.transmitted_bytes() >= self.turn_end.sent {
+                return self.end_turn(context);
+            }
             if self.machine.prepare() == 0 || self.machine.has_ended() {
                 return;
             }
@@ -218,10 +227,18 @@ impl IwarpQueuePair {
         }
     }
 
+    /// Wakes the context if there may be bytes to send, for which the turn has no room.
+    fn end_turn(&mut self, context: &mut Context<'_>) {
+        if self.machine.has_output() {
+            wake_after_io_poll(context);
+        }
+    }
+
     /// Writes records of whole FPDUs, until the socket is full, the peer has no room for the next
     /// record, or the limit of one call is reached.
     fn write_records(&mut self, context: &mut Context<'_>) {
         let last = self.machine.transmitted_bytes() + MAX_RECORD_BYTES_PER_CALL;
+        let last = last.min(self.turn_end.sent);
         let mut known: Option<Cut> = None;
         for _ in 0..MAX_RECORDS_PER_CALL {
             let sent = self.machine.transmitted_bytes();
@@ -497,6 +514,15 @@ impl QueuePair for IwarpQueuePair {
         self.adaptive_spin.record_flush(sent, self.received);
     }
 
+    fn begin_turn(&mut self, bytes: usize) {
+        let sent = self.machine.transmitted_bytes();
+        self.turn_end = WireBytes {
+            sent: sent.saturating_add(bytes as u64),
+            received: self.received.saturating_add(bytes as u64),
+        };
+        self.machine.limit_backlog(bytes);
+    }
+
     fn wire_bytes(&self) -> Option<WireBytes> {
         Some(WireBytes {
             sent: self.machine.transmitted_bytes(),
@@ -524,7 +550,7 @@ impl QueuePair for IwarpQueuePair {
             if self.machine.has_completion() {
                 continue;
             }
-            if reads == MAX_READS_PER_POLL {
+            if reads == MAX_READS_PER_POLL || self.received >= self.turn_end.received {
                 wake_after_io_poll(context);
                 return Poll::Pending;
             }

@@ -1,0 +1,402 @@
+//! Turns: on a runtime with one thread, the connections that move bulk data run one after another, and the
+//! runtime polls its sockets between two of them.
+//!
+//! A runtime with one thread polls its sockets when no task is ready, or after some dozens of tasks. If each of
+//! those tasks moves many bytes, a short request on another connection waits for all of them. With turns it
+//! waits for one.
+//!
+//! A connection moves bulk data if it moved [`BULK_BYTES`] or more the last time. It begins its next turn only
+//! if no turn has begun since the runtime last polled its sockets. Otherwise it waits in a queue. All other
+//! connections run whenever they are ready. A connection that is alone on its runtime never waits.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    task::{Context, Waker},
+};
+
+use crate::runtime::{self, run_after_io_poll};
+
+/// Bytes, sent and received, that a connection with bulk data moves at once.
+const BULK_BYTES: u64 = 16 * 1024;
+/// Most bytes that a connection sends in one turn, if requests have to be answered between the turns and no
+/// other connection waits for its turn. Plain TCP with one thread answers them as quickly.
+const SHORTEST_TURN_BYTES: usize = 128 * 1024;
+/// Bytes by which a turn is longer for each connection that waits. Long turns move data at a higher rate.
+const TURN_BYTES_PER_WAITING: usize = 128 * 1024;
+/// Turns after which no request is expected, if none has arrived. The turns are long then.
+const TURNS_WITHOUT_REQUEST: u32 = 1000;
+
+/// The turns of each runtime that has connections.
+static RUNTIMES: LazyLock<Mutex<HashMap<runtime::Id, Weak<Turns>>>> = LazyLock::new(Mutex::default);
+
+/// The turns of one runtime.
+#[derive(Debug)]
+struct Turns {
+    runtime: runtime::Id,
+    /// A turn has begun since the runtime last polled its sockets, or the next connection of the queue was
+    /// called and has not begun its turn.
+    taken: AtomicBool,
+    /// Turns since a connection without bulk data last ran.
+    since_request: AtomicU32,
+    queue: Mutex<Queue>,
+}
+
+/// The connections that wait for their turns.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<(Ticket, Waker)>,
+    /// The ticket of the connection that was called.
+    called: Option<Ticket>,
+    last: Ticket,
+}
+
+/// A place in the queue. The numbers are consecutive.
+type Ticket = u64;
+
+/// What one connection knows of the turns.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// The turns of the runtime, if it has one thread.
+    turns: Option<Arc<Turns>>,
+    /// The ticket of this connection while it waits.
+    ticket: Option<Ticket>,
+    /// The connection moves bulk data.
+    is_bulk: bool,
+    /// Bytes that were sent and received in total, when they were last recorded.
+    moved: u64,
+}
+
+impl Turn {
+    /// Returns the turns of a connection on the current runtime, which has one thread.
+    pub(super) fn on_this_runtime() -> Self {
+        Self {
+            turns: runtime::current().map(Turns::of),
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether the driver task may run now. If not, `context` is woken for its turn.
+    #[inline]
+    pub(super) fn begin(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(turns) = &self.turns else {
+            return true;
+        };
+        if !self.is_bulk && self.ticket.is_none() {
+            turns.since_request.store(0, Ordering::Relaxed);
+            return true;
+        }
+        self.begin_bulk(context)
+    }
+
+    fn begin_bulk(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(turns) = &self.turns else {
+            return true;
+        };
+        let mut queue = turns.queue();
+        if let Some(ticket) = self.ticket {
+            if queue.called != Some(ticket) {
+                return false;
+            }
+            (queue.called, self.ticket) = (None, None);
+        } else if turns.is_single() {
+            return true;
+        } else if turns.taken.swap(true, Ordering::Relaxed) {
+            queue.last += 1;
+            self.ticket = Some(queue.last);
+            let place = (queue.last, context.waker().clone());
+            queue.waiting.push_back(place);
+            return false;
+        }
+        drop(queue);
+        turns.end_after_io_poll();
+        true
+    }
+
+    /// Returns whether a caller that submits work or takes messages may move bytes itself. If not, it leaves
+    /// that to the driver task.
+    #[inline]
+    pub(super) fn allows_callers(&self) -> bool {
+        let turns = self.turns.as_ref().filter(|_| self.is_bulk);
+        turns.is_none_or(|turns| !turns.taken.load(Ordering::Relaxed))
+    }
+
+    /// Returns how many bytes a turn that begins now may send, or `usize::MAX` without a limit.
+    #[inline]
+    pub(super) fn limit(&self) -> usize {
+        match &self.turns {
+            Some(turns) if self.is_bulk && !turns.is_single() => turns.limit(),
+            _ => usize::MAX,
+        }
+    }
+
+    /// Records how many bytes the connection has sent and received in total.
+    #[inline]
+    pub(super) fn record(&mut self, moved: u64) {
+        // A turn that moves nothing, because the socket is full or empty, does not tell what the next one moves.
+        if moved != self.moved {
+            self.is_bulk = moved - self.moved >= BULK_BYTES;
+            self.moved = moved;
+            if self.is_bulk {
+                self.take();
+            }
+        }
+    }
+
+    /// Takes the turn that the connection has just had without asking.
+    fn take(&self) {
+        if let Some(turns) = &self.turns
+            && !turns.is_single()
+            && !turns.taken.load(Ordering::Relaxed)
+            // Callers on other threads delay nothing on the thread of the runtime.
+            && runtime::current() == Some(turns.runtime)
+            && !turns.taken.swap(true, Ordering::Relaxed)
+        {
+            turns.end_after_io_poll();
+        }
+    }
+
+    /// Leaves the turns, because the driver task ends.
+    pub(super) fn leave(&mut self) {
+        if let (Some(turns), Some(ticket)) = (self.turns.take(), self.ticket.take()) {
+            let mut queue = turns.queue();
+            queue.waiting.retain(|(waiting, _)| *waiting != ticket);
+            let was_called = queue.called == Some(ticket);
+            drop(queue);
+            if was_called {
+                turns.call_next();
+            }
+        }
+    }
+}
+
+impl Turns {
+    /// Returns the turns of a runtime.
+    fn of(runtime: runtime::Id) -> Arc<Self> {
+        let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turns) = runtimes.get(&runtime).and_then(Weak::upgrade) {
+            return turns;
+        }
+        let turns = Arc::new(Self {
+            runtime,
+            taken: AtomicBool::new(false),
+            since_request: AtomicU32::new(0),
+            queue: Mutex::default(),
+        });
+        runtimes.retain(|_, turns| turns.strong_count() > 0);
+        runtimes.insert(runtime, Arc::downgrade(&turns));
+        turns
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether the runtime has only one connection.
+    #[inline]
+    fn is_single(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1
+    }
+
+    /// Returns how many bytes one turn may send.
+    fn limit(&self) -> usize {
+        if self.since_request.load(Ordering::Relaxed) >= TURNS_WITHOUT_REQUEST {
+            return usize::MAX;
+        }
+        SHORTEST_TURN_BYTES + TURN_BYTES_PER_WAITING * self.queue().waiting.len()
+    }
+
+    /// Counts a turn, and ends it after the runtime has polled its sockets.
+    fn end_after_io_poll(self: &Arc<Self>) {
+        let turns = self.since_request.load(Ordering::Relaxed);
+        self.since_request
+            .store(turns.saturating_add(1), Ordering::Relaxed);
+        let ended = self.clone();
+        run_after_io_poll(move || ended.call_next());
+    }
+
+    /// Calls the next connection that waits for its turn.
+    fn call_next(&self) {
+        let mut queue = self.queue();
+        let next = queue.waiting.pop_front();
+        queue.called = next.as_ref().map(|(ticket, _)| *ticket);
+        self.taken.store(next.is_some(), Ordering::Relaxed);
+        drop(queue);
+        if let Some((_, waker)) = next {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicUsize, task::Wake};
+
+    use tokio::{runtime::Builder, task::yield_now};
+
+    use super::*;
+
+    /// A connection with a waker that counts.
+    struct Peer {
+        turn: Turn,
+        calls: Arc<Calls>,
+    }
+
+    #[derive(Debug, Default)]
+    struct Calls(AtomicUsize);
+
+    impl Wake for Calls {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Peer {
+        fn new() -> Self {
+            Self {
+                turn: Turn::on_this_runtime(),
+                calls: Arc::default(),
+            }
+        }
+
+        fn begin(&mut self) -> bool {
+            let waker = Waker::from(self.calls.clone());
+            self.turn.begin(&mut Context::from_waker(&waker))
+        }
+
+        fn moves(&mut self, bytes: u64) {
+            self.turn.record(self.turn.moved + bytes);
+        }
+
+        fn calls(&self) -> usize {
+            self.calls.0.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Returns connections that have moved bulk data, after the runtime has polled its sockets.
+    async fn bulk<const N: usize>() -> [Peer; N] {
+        let mut peers = std::array::from_fn(|_| Peer::new());
+        peers.iter_mut().for_each(|peer| peer.moves(BULK_BYTES));
+        poll_sockets().await;
+        peers
+    }
+
+    async fn poll_sockets() {
+        yield_now().await;
+    }
+
+    #[tokio::test]
+    async fn connections_with_bulk_data_take_turns() {
+        let [mut first, mut second, mut third] = bulk().await;
+        let mut light = Peer::new();
+        assert!(first.begin() && !second.begin() && !third.begin());
+        assert!(!second.begin(), "it waits, however often it is woken");
+        assert!(light.begin() && light.turn.allows_callers());
+        assert!(!third.turn.allows_callers());
+        poll_sockets().await;
+        assert_eq!((second.calls(), third.calls()), (1, 0));
+        assert!(!first.begin(), "the second was called");
+        assert!(!third.begin() && second.begin());
+        poll_sockets().await;
+        assert!(third.calls() == 1 && third.begin());
+        poll_sockets().await;
+        assert!(first.calls() == 1 && first.begin());
+        poll_sockets().await;
+        assert!(second.turn.allows_callers() && second.begin());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_moves_bulk_data_without_asking_has_had_its_turn() {
+        let [mut first] = bulk().await;
+        let mut second = Peer::new();
+        second.moves(BULK_BYTES);
+        assert!(!first.begin());
+        poll_sockets().await;
+        assert!(first.calls() == 1 && first.begin());
+    }
+
+    #[tokio::test]
+    async fn what_a_connection_moved_last_decides() {
+        let [mut first, mut second] = bulk().await;
+        assert!(first.begin());
+        second.moves(0);
+        assert!(
+            !second.turn.allows_callers(),
+            "it moved nothing, so it may have more"
+        );
+        second.moves(BULK_BYTES - 1);
+        assert!(second.begin() && second.turn.allows_callers());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_alone_does_not_wait() {
+        let [mut only] = bulk().await;
+        assert!(only.begin() && only.begin() && only.turn.allows_callers());
+        assert_eq!(only.turn.limit(), usize::MAX);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_calls_the_next() {
+        for ends_before_call in [true, false] {
+            let [mut first, mut second, mut third] = bulk().await;
+            assert!(first.begin() && !second.begin() && !third.begin());
+            if ends_before_call {
+                second.turn.leave();
+            }
+            poll_sockets().await;
+            second.turn.leave();
+            assert!(third.calls() == 1 && third.begin());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_called_and_moves_little_calls_the_next() {
+        let [mut first, mut second, mut third] = bulk().await;
+        assert!(first.begin() && !second.begin() && !third.begin());
+        second.moves(1);
+        poll_sockets().await;
+        assert!(second.begin());
+        poll_sockets().await;
+        assert!(third.calls() == 1 && third.begin());
+    }
+
+    /// `block_on` may return while a connection has its turn.
+    #[test]
+    fn turns_outlive_block_on() {
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let [first, mut second] = runtime.block_on(async {
+            let [mut first, mut second] = bulk().await;
+            assert!(first.begin() && !second.begin());
+            [first, second]
+        });
+        assert!(second.calls() == 1 && second.begin());
+        drop(first);
+    }
+
+    #[tokio::test]
+    async fn turns_are_short_while_there_are_requests() {
+        let [mut first, mut second, mut third] = bulk().await;
+        let mut light = Peer::new();
+        assert_eq!(light.turn.limit(), usize::MAX);
+        assert_eq!(first.turn.limit(), SHORTEST_TURN_BYTES);
+        assert!(first.begin() && !second.begin() && !third.begin());
+        let longer = SHORTEST_TURN_BYTES + 2 * TURN_BYTES_PER_WAITING;
+        assert_eq!(first.turn.limit(), longer);
+        assert!(light.begin());
+        let mut last = [second, third];
+        for turn in 0..TURNS_WITHOUT_REQUEST as usize {
+            assert_ne!(first.turn.limit(), usize::MAX, "turn {turn}");
+            poll_sockets().await;
+            let [next, other] = &mut last;
+            assert!(next.begin() && !first.begin());
+            std::mem::swap(&mut first, next);
+            std::mem::swap(next, other);
+        }
+        assert_eq!(first.turn.limit(), usize::MAX);
+        assert!(light.begin());
+        assert_eq!(first.turn.limit(), longer);
+    }
+}
