@@ -22,8 +22,9 @@ use crate::units::connection::{Connections, Traffic};
 const BYTES: usize = 64 << 20;
 /// Least average of bytes for each sending call of the sender.
 const MIN_BYTES_PER_SEND_CALL: u64 = 128 << 10;
-/// Least average of bytes for each receiving call of the receiver.
-const MIN_BYTES_PER_RECEIVE_CALL: u64 = 64 << 10;
+/// Least average of bytes for each receiving call of the receiver. A call takes the rest of one FPDU of RDMA, of
+/// 64 KiB at most, to its destination, and little more.
+const MIN_BYTES_PER_RECEIVE_CALL: u64 = 60 << 10;
 
 /// System calls of one direction, including those that moved nothing.
 #[derive(Debug, Default)]

@@ -3,6 +3,8 @@
 //! A turn ends early when the futures that it woke have something to do: to start further reads, or to
 //! take messages and return their memory while it is still in a cache.
 
+use crate::rdma::provider::WireBytes;
+
 /// Bytes of finished reads that end a turn. The woken futures may then start further reads, which the
 /// peer serves while it still sends the data of those in flight.
 pub(super) const READ_BUDGET_BYTES: usize = 128 * 1024;
@@ -48,10 +50,10 @@ impl TurnBudget {
         (self.read_bytes, self.message_bytes) = (0, 0);
     }
 
-    /// Limits the turn to `limit` bytes, which are messages if `sends_messages` is true. Returns how many bytes
-    /// the queue pair may send, or `None` if neither this turn nor the one before is limited.
+    /// Limits the turn to `limit` bytes; those that are sent are messages if `sends_messages` is true. Returns the
+    /// limit of the queue pair, or `None` if neither this turn nor the one before is limited.
     #[inline]
-    pub(super) fn set_limit(&mut self, limit: usize, sends_messages: bool) -> Option<usize> {
+    pub(super) fn set_limit(&mut self, limit: usize, sends_messages: bool) -> Option<WireBytes> {
         if limit == usize::MAX && self.limit == usize::MAX {
             return None;
         }
@@ -64,7 +66,11 @@ impl TurnBudget {
             READ_BUDGET_BYTES.min(limit),
             MESSAGE_BUDGET_BYTES.min(of_messages),
         ];
-        Some(if sends_messages { of_messages } else { limit })
+        let sent = if sends_messages { of_messages } else { limit };
+        Some(WireBytes {
+            sent: sent as u64,
+            received: limit as u64,
+        })
     }
 
     /// Returns whether one of the two budgets of the turn is spent.

@@ -73,6 +73,7 @@ impl State {
         let waker = self.task_waker.clone();
         let context = &mut Context::from_waker(&waker);
         let completed = found && self.take_completions(now, context, 1, false) > 0;
+        self.wake_task_if_deferred();
         if self.deferred_work || self.gathered_count > 0 {
             self.drive(now);
         } else if completed {

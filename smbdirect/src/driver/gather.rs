@@ -57,7 +57,7 @@ impl State {
         // If work was queued, the driver task has not run since, and this caller also takes the
         // completions that the task would have taken.
         self.begin_turn();
-        self.run_rounds(now, queued == 0);
+        self.run_callers_rounds(now, queued == 0);
         if length >= SLOW_FLUSH_BYTES {
             self.last_flush = Some(self::now());
         }

@@ -8,7 +8,7 @@ use std::{
 use super::{state::State, waiting::Condition};
 use crate::{
     rdma::work::{Completion, Room, WorkRequest},
-    runtime::wake_after_io_poll,
+    runtime::{has_one_thread, take_deferred, wake_after_io_poll},
 };
 
 /// Completions that one round takes before it posts again.
@@ -22,7 +22,21 @@ impl State {
     pub(super) fn drive(&mut self, now: Instant) {
         self.begin_turn();
         // The driver task has taken all earlier completions, or it is woken and will take them.
-        self.run_rounds(now, true);
+        self.run_callers_rounds(now, true);
+    }
+
+    /// Runs poll rounds in the caller of an operation, as [`run_rounds`](Self::run_rounds) does.
+    pub(super) fn run_callers_rounds(&mut self, now: Instant, drained: bool) {
+        self.run_rounds(now, drained);
+        self.wake_task_if_deferred();
+    }
+
+    /// Wakes the driver task if a caller has deferred a wake-up of it, and the runtime of the caller may not keep
+    /// that promise: it may block before its next poll of the sockets, or return from `block_on`.
+    pub(super) fn wake_task_if_deferred(&mut self) {
+        if take_deferred() && (self.turn.has_one_thread() || has_one_thread()) {
+            self.wake_task();
+        }
     }
 
     /// Runs poll rounds. `drained` is true if the caller has taken all earlier completions, so that only
@@ -124,8 +138,10 @@ impl State {
     /// driver task if they have to act.
     fn after_drive(&mut self) {
         self.starved = self.engine.wants_receives();
-        if let Some(bytes) = self.queue_pair.wire_bytes() {
-            self.turn.record(bytes.sent + bytes.received);
+        if let Some(bytes) = self.queue_pair.wire_bytes()
+            && self.turn.record(bytes.sent + bytes.received)
+        {
+            self.wake_task();
         }
         if !self.orphans.is_empty() {
             self.reclaim_orphans();

@@ -399,10 +399,11 @@ impl State {
     #[inline]
     pub(super) fn begin_turn(&mut self) {
         self.budget.reset();
-        let sends_messages = self.engine.queued_messages() > 0;
+        let sends_messages =
+            self.engine.queued_messages() > 0 && self.engine.credits().send_credits > 0;
         let limit = self.turn.limit();
-        if let Some(bytes) = self.budget.set_limit(limit, sends_messages) {
-            self.queue_pair.begin_turn(bytes);
+        if let Some(limit) = self.budget.set_limit(limit, sends_messages) {
+            self.queue_pair.begin_turn(limit);
         }
     }
 

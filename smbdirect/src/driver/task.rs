@@ -10,12 +10,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, shared::Shared, turns::Turn};
+use crate::runtime::{has_one_thread, take_deferred};
 
 /// The driver task. It ends when the queue pair is disconnected and every orphaned registration is
 /// released.
@@ -36,7 +34,7 @@ impl Driver {
     /// Panics outside a tokio runtime.
     pub(crate) fn spawn(shared: Arc<Shared>) {
         let sleep = Box::pin(sleep_until(Instant::now()));
-        let current_thread = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+        let current_thread = has_one_thread();
         if current_thread {
             shared.with(|state| state.turn = Turn::on_this_runtime());
         }
@@ -57,7 +55,7 @@ impl Future for Driver {
             sleep,
             current_thread,
         } = self.get_mut();
-        shared.with(|state| {
+        let polled = shared.with(|state| {
             if !state.task_waker.will_wake(context.waker()) {
                 state.task_waker = context.waker().clone();
             }
@@ -78,7 +76,7 @@ impl Future for Driver {
                 // gathered for the task.
                 state.begin_turn();
                 let mut taken = state.take_completions(now, context, 1, false);
-                if *current_thread && state.defer_work_for_reply() {
+                if *current_thread && state.turn.allows_callers() && state.defer_work_for_reply() {
                     return Poll::Pending;
                 }
                 if taken > 0 {
@@ -104,7 +102,10 @@ impl Future for Driver {
                     return Poll::Pending;
                 }
             }
-        })
+        });
+        // The runtime keeps the wake-ups that a task has deferred.
+        take_deferred();
+        polled
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::task::yield_now;
+use tokio::{runtime::Builder, task::yield_now};
 
 use super::{
     Condition, Driver, Shared, State,
@@ -28,6 +28,7 @@ use crate::{
         provider::{QueuePair, Teardown},
         work::{Access, Completion, Disconnect, Limits, Room, Token, WorkId, WorkRequest},
     },
+    runtime::wake_after_io_poll,
     wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
 };
 
@@ -43,6 +44,8 @@ struct Lists {
     polls: usize,
     /// `has_completion` and `busy_poll` return false.
     denies: bool,
+    /// `flush` leaves work for later.
+    yields: bool,
 }
 
 impl QueuePair for Script {
@@ -69,7 +72,11 @@ impl QueuePair for Script {
         self.0.lock().unwrap().posted.push_back(work);
     }
 
-    fn flush(&mut self, _: &mut Context<'_>) {}
+    fn flush(&mut self, context: &mut Context<'_>) {
+        if self.0.lock().unwrap().yields {
+            wake_after_io_poll(context);
+        }
+    }
 
     fn poll_completion(&mut self, _: &mut Context<'_>) -> Poll<Completion> {
         let mut lists = self.0.lock().unwrap();
@@ -550,4 +557,33 @@ fn drive_stops_at_the_read_budget() {
             assert_eq!(lists.lock().unwrap().done.len(), left, "of {length} bytes");
         }
     }
+}
+
+/// `block_on` may return as soon as a caller has left work to the driver task. The task runs in the next `block_on`.
+#[test]
+fn work_that_a_caller_leaves_outlives_block_on() {
+    let runtime = Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.unwrap();
+    let lists = runtime.block_on(async {
+        let (shared, lists) = established();
+        give_credits(&shared);
+        Driver::spawn(shared.clone());
+        yield_now().await;
+        *lists.lock().unwrap() = Lists {
+            denies: true,
+            yields: true,
+            ..Lists::default()
+        };
+        shared.with(|state| {
+            queue_message(state, "message");
+            state.drive(now());
+        });
+        lists
+    });
+    assert_eq!(lists.lock().unwrap().polls, 0);
+    runtime.block_on(async {
+        yield_now().await;
+        yield_now().await;
+    });
+    assert_eq!(lists.lock().unwrap().polls, 1);
 }

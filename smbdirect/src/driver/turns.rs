@@ -11,14 +11,15 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    mem,
     sync::{
         Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    task::{Context, Waker},
+    task::{Context, Wake, Waker},
 };
 
-use crate::runtime::{self, run_after_io_poll};
+use crate::runtime::{self, wake_after_io_poll};
 
 /// Bytes, sent and received, that a connection with bulk data moves at once.
 const BULK_BYTES: u64 = 16 * 1024;
@@ -28,7 +29,11 @@ const SHORTEST_TURN_BYTES: usize = 128 * 1024;
 /// Bytes by which a turn is longer for each connection that waits. Long turns move data at a higher rate.
 const TURN_BYTES_PER_WAITING: usize = 128 * 1024;
 /// Turns after which no request is expected, if none has arrived. The turns are long then.
-const TURNS_WITHOUT_REQUEST: u32 = 1000;
+const TURNS_WITHOUT_REQUEST: u32 = 100;
+
+/// Consecutive turns with less than [`BULK_BYTES`] after which a connection counts as one that carries requests. The
+/// end that receives bulk data has a short turn now and then.
+const SHORT_TURNS_OF_REQUESTS: u8 = 8;
 
 /// The turns of each runtime that has connections.
 static RUNTIMES: LazyLock<Mutex<HashMap<runtime::Id, Weak<Turns>>>> = LazyLock::new(Mutex::default);
@@ -40,7 +45,7 @@ struct Turns {
     /// A turn has begun since the runtime last polled its sockets, or the next connection of the queue was
     /// called and has not begun its turn.
     taken: AtomicBool,
-    /// Turns since a connection without bulk data last ran.
+    /// Turns since a connection that carries requests last ran.
     since_request: AtomicU32,
     queue: Mutex<Queue>,
 }
@@ -64,8 +69,12 @@ pub(super) struct Turn {
     turns: Option<Arc<Turns>>,
     /// The ticket of this connection while it waits.
     ticket: Option<Ticket>,
+    /// The connection has had a turn without asking, which its driver task has to end.
+    has_barged: bool,
     /// The connection moves bulk data.
     is_bulk: bool,
+    /// Turns since the connection last moved bulk data.
+    short_turns: u8,
     /// Bytes that were sent and received in total, when they were last recorded.
     moved: u64,
 }
@@ -79,6 +88,12 @@ impl Turn {
         }
     }
 
+    /// Returns whether the runtime is known to have one thread.
+    #[inline]
+    pub(super) fn has_one_thread(&self) -> bool {
+        self.turns.is_some()
+    }
+
     /// Returns whether the driver task may run now. If not, `context` is woken for its turn.
     #[inline]
     pub(super) fn begin(&mut self, context: &mut Context<'_>) -> bool {
@@ -86,7 +101,9 @@ impl Turn {
             return true;
         };
         if !self.is_bulk && self.ticket.is_none() {
-            turns.since_request.store(0, Ordering::Relaxed);
+            if self.short_turns >= SHORT_TURNS_OF_REQUESTS {
+                turns.since_request.store(0, Ordering::Relaxed);
+            }
             return true;
         }
         self.begin_bulk(context)
@@ -102,13 +119,19 @@ impl Turn {
                 return false;
             }
             (queue.called, self.ticket) = (None, None);
-        } else if turns.is_single() {
+            let begins = !mem::take(&mut self.has_barged);
+            if !begins {
+                self.ticket = Some(queue.wait(context));
+            }
+            drop(queue);
+            turns.end_after_io_poll();
+            return begins;
+        }
+        if turns.is_single() {
             return true;
-        } else if turns.taken.swap(true, Ordering::Relaxed) {
-            queue.last += 1;
-            self.ticket = Some(queue.last);
-            let place = (queue.last, context.waker().clone());
-            queue.waiting.push_back(place);
+        }
+        if turns.taken.swap(true, Ordering::Relaxed) {
+            self.ticket = Some(queue.wait(context));
             return false;
         }
         drop(queue);
@@ -133,30 +156,42 @@ impl Turn {
         }
     }
 
-    /// Records how many bytes the connection has sent and received in total.
+    /// Records how many bytes the connection has sent and received in total. Returns whether the driver task has to
+    /// be woken, because the connection has had a turn without asking, which the task then ends.
     #[inline]
-    pub(super) fn record(&mut self, moved: u64) {
+    pub(super) fn record(&mut self, moved: u64) -> bool {
         // A turn that moves nothing, because the socket is full or empty, does not tell what the next one moves.
-        if moved != self.moved {
-            self.is_bulk = moved - self.moved >= BULK_BYTES;
-            self.moved = moved;
-            if self.is_bulk {
-                self.take();
-            }
+        if moved == self.moved {
+            return false;
         }
+        self.is_bulk = moved.saturating_sub(self.moved) >= BULK_BYTES;
+        self.moved = moved;
+        self.short_turns = match self.is_bulk {
+            true => 0,
+            false => self.short_turns.saturating_add(1),
+        };
+        self.is_bulk && self.take()
     }
 
-    /// Takes the turn that the connection has just had without asking.
-    fn take(&self) {
-        if let Some(turns) = &self.turns
-            && !turns.is_single()
-            && !turns.taken.load(Ordering::Relaxed)
+    /// Takes the turn that the connection has just had without asking, and returns whether it did.
+    fn take(&mut self) -> bool {
+        let Some(turns) = &self.turns else {
+            return false;
+        };
+        if turns.is_single()
+            || turns.taken.load(Ordering::Relaxed)
             // Callers on other threads delay nothing on the thread of the runtime.
-            && runtime::current() == Some(turns.runtime)
-            && !turns.taken.swap(true, Ordering::Relaxed)
+            || runtime::current() != Some(turns.runtime)
         {
-            turns.end_after_io_poll();
+            return false;
         }
+        let mut queue = turns.queue();
+        if turns.taken.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        self.ticket = Some(queue.next_ticket());
+        (queue.called, self.has_barged) = (self.ticket, true);
+        true
     }
 
     /// Leaves the turns, because the driver task ends.
@@ -173,6 +208,27 @@ impl Turn {
     }
 }
 
+impl Queue {
+    fn next_ticket(&mut self) -> Ticket {
+        self.last += 1;
+        self.last
+    }
+
+    /// Adds a connection at the end, which wakes `context` when it is called.
+    fn wait(&mut self, context: &Context<'_>) -> Ticket {
+        let ticket = self.next_ticket();
+        self.waiting.push_back((ticket, context.waker().clone()));
+        ticket
+    }
+}
+
+/// Ends the turn. Spawned tasks alone call [`end_after_io_poll`](Turns::end_after_io_poll), so this runs.
+impl Wake for Turns {
+    fn wake(self: Arc<Self>) {
+        self.call_next();
+    }
+}
+
 impl Turns {
     /// Returns the turns of a runtime.
     fn of(runtime: runtime::Id) -> Arc<Self> {
@@ -183,7 +239,7 @@ impl Turns {
         let turns = Arc::new(Self {
             runtime,
             taken: AtomicBool::new(false),
-            since_request: AtomicU32::new(0),
+            since_request: AtomicU32::new(TURNS_WITHOUT_REQUEST),
             queue: Mutex::default(),
         });
         runtimes.retain(|_, turns| turns.strong_count() > 0);
@@ -214,8 +270,8 @@ impl Turns {
         let turns = self.since_request.load(Ordering::Relaxed);
         self.since_request
             .store(turns.saturating_add(1), Ordering::Relaxed);
-        let ended = self.clone();
-        run_after_io_poll(move || ended.call_next());
+        let end = Waker::from(self.clone());
+        wake_after_io_poll(&mut Context::from_waker(&end));
     }
 
     /// Calls the next connection that waits for its turn.
@@ -233,9 +289,9 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::AtomicUsize, task::Wake};
+    use std::sync::atomic::AtomicUsize;
 
-    use tokio::{runtime::Builder, task::yield_now};
+    use tokio::task::yield_now;
 
     use super::*;
 
@@ -267,8 +323,9 @@ mod tests {
             self.turn.begin(&mut Context::from_waker(&waker))
         }
 
-        fn moves(&mut self, bytes: u64) {
-            self.turn.record(self.turn.moved + bytes);
+        /// Moves bytes, in a call of the upper layer or in a turn. Returns whether the task has to be woken.
+        fn moves(&mut self, bytes: u64) -> bool {
+            self.turn.record(self.turn.moved + bytes)
         }
 
         fn calls(&self) -> usize {
@@ -279,7 +336,14 @@ mod tests {
     /// Returns connections that have moved bulk data, after the runtime has polled its sockets.
     async fn bulk<const N: usize>() -> [Peer; N] {
         let mut peers = std::array::from_fn(|_| Peer::new());
-        peers.iter_mut().for_each(|peer| peer.moves(BULK_BYTES));
+        for peer in &mut peers {
+            assert!(!peer.moves(BULK_BYTES) || !peer.begin());
+        }
+        poll_sockets().await;
+        for peer in &mut peers {
+            assert!(peer.turn.ticket.is_none() || peer.begin());
+            peer.calls = Arc::default();
+        }
         poll_sockets().await;
         peers
     }
@@ -312,22 +376,27 @@ mod tests {
     async fn a_connection_that_moves_bulk_data_without_asking_has_had_its_turn() {
         let [mut first] = bulk().await;
         let mut second = Peer::new();
-        second.moves(BULK_BYTES);
+        assert!(second.moves(BULK_BYTES), "its task is woken");
         assert!(!first.begin());
         poll_sockets().await;
+        assert_eq!(first.calls(), 0);
+        assert!(!second.begin(), "it has had its turn, and waits");
+        poll_sockets().await;
         assert!(first.calls() == 1 && first.begin());
+        poll_sockets().await;
+        assert!(second.calls() == 1 && second.begin());
     }
 
     #[tokio::test]
     async fn what_a_connection_moved_last_decides() {
         let [mut first, mut second] = bulk().await;
         assert!(first.begin());
-        second.moves(0);
+        assert!(!second.moves(0));
         assert!(
             !second.turn.allows_callers(),
             "it moved nothing, so it may have more"
         );
-        second.moves(BULK_BYTES - 1);
+        assert!(!second.moves(BULK_BYTES - 1));
         assert!(second.begin() && second.turn.allows_callers());
     }
 
@@ -356,30 +425,22 @@ mod tests {
     async fn a_connection_that_is_called_and_moves_little_calls_the_next() {
         let [mut first, mut second, mut third] = bulk().await;
         assert!(first.begin() && !second.begin() && !third.begin());
-        second.moves(1);
+        assert!(!second.moves(1));
         poll_sockets().await;
         assert!(second.begin());
         poll_sockets().await;
         assert!(third.calls() == 1 && third.begin());
     }
 
-    /// `block_on` may return while a connection has its turn.
-    #[test]
-    fn turns_outlive_block_on() {
-        let runtime = Builder::new_current_thread().build().unwrap();
-        let [first, mut second] = runtime.block_on(async {
-            let [mut first, mut second] = bulk().await;
-            assert!(first.begin() && !second.begin());
-            [first, second]
-        });
-        assert!(second.calls() == 1 && second.begin());
-        drop(first);
-    }
-
     #[tokio::test]
     async fn turns_are_short_while_there_are_requests() {
         let [mut first, mut second, mut third] = bulk().await;
         let mut light = Peer::new();
+        for _ in 0..SHORT_TURNS_OF_REQUESTS {
+            assert_eq!(first.turn.limit(), usize::MAX, "no request was seen");
+            assert!(light.begin() && !light.moves(1));
+        }
+        assert!(light.begin());
         assert_eq!(light.turn.limit(), usize::MAX);
         assert_eq!(first.turn.limit(), SHORTEST_TURN_BYTES);
         assert!(first.begin() && !second.begin() && !third.begin());
@@ -392,8 +453,8 @@ mod tests {
             poll_sockets().await;
             let [next, other] = &mut last;
             assert!(next.begin() && !first.begin());
-            std::mem::swap(&mut first, next);
-            std::mem::swap(next, other);
+            mem::swap(&mut first, next);
+            mem::swap(next, other);
         }
         assert_eq!(first.turn.limit(), usize::MAX);
         assert!(light.begin());

@@ -190,11 +190,11 @@ pub trait QueuePair: Send + fmt::Debug {
         false
     }
 
-    /// Begins a turn of the owner: until the next call, the queue pair sends and receives about `bytes` bytes
-    /// each, and then wakes the context that it was last polled or flushed with. Without a call there is no
+    /// Begins a turn of the owner: until the next call, the queue pair sends and receives about as many bytes as
+    /// `limit` says, and then wakes the context that it was last polled or flushed with. Without a call there is no
     /// limit, and this default implementation sets none.
-    fn begin_turn(&mut self, bytes: usize) {
-        let _ = bytes;
+    fn begin_turn(&mut self, limit: WireBytes) {
+        let _ = limit;
     }
 
     /// Returns the bytes that this connection has sent and received on the network so far, or `None`
@@ -223,8 +223,8 @@ pub trait QueuePair: Send + fmt::Debug {
     fn deregister(&mut self, token: Token) -> Result<BytesMut, DeregisterError>;
 }
 
-/// The bytes of a connection on the network: payloads with the headers and checksums of RDMA, without
-/// those of TCP, UDP and IP.
+/// Bytes of a connection on the network: payloads with the headers and checksums of RDMA, without
+/// those of TCP, UDP and IP. The totals of a connection never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WireBytes {
     /// Bytes sent, including those sent again.

@@ -33,7 +33,7 @@ const DIRECT_PLACEMENT_BYTES: usize = 16 * 1024;
 /// this. A stream keeps this buffer.
 const SMALL_READ_BUFFER: usize = 2 * 1024;
 
-/// If the last long segment was tagged and had more bytes than this, another one probably follows.
+/// After a tagged segment of more bytes than this, another one probably follows, unless a message arrives.
 const MIN_EXPECTED_BYTES: usize = 32 * 1024;
 /// The bytes that a read takes after those that go to their destination directly. They have the header of
 /// the next segment, so that most of a long payload is read directly too.
@@ -56,7 +56,7 @@ pub(super) struct Receive {
     arena: Arena,
     /// The tagged FPDU whose payload is still arriving.
     placing: Option<Placing>,
-    /// Whether the next long segment probably has a tagged payload, because the one before had.
+    /// Whether the next segment probably has a long tagged payload.
     expects_tagged: bool,
     messages: Messages,
     /// Whether a valid FPDU has arrived.
@@ -142,7 +142,8 @@ impl Receive {
         let end = self.end - self.start;
         let block = self.block.make_room(self.start..self.end);
         (self.start, self.end) = (0, end);
-        let looks_ahead = !direct.is_empty() || self.expects_tagged && end < Tagged::LENGTH;
+        let looks_ahead =
+            !direct.is_empty() || self.expects_tagged && end < Fpdu::HEADER_LENGTH + Tagged::LENGTH;
         let most = match looks_ahead {
             true => LOOKAHEAD_BYTES,
             false => block.len(),
@@ -235,10 +236,10 @@ impl Receive {
                 .map_err(|error| Fault::within(error, fpdu.ulpdu))?;
             self.start += fpdu.length;
             self.any_fpdu = true;
-            // Short segments may come between long ones.
-            if fpdu.length > LOOKAHEAD_BYTES {
-                self.expects_tagged = fpdu.length > MIN_EXPECTED_BYTES
-                    && matches!(Header::decode(fpdu.ulpdu), Ok((Header::Tagged(_), _)));
+            if self.expects_tagged || fpdu.length > MIN_EXPECTED_BYTES {
+                // Short tagged segments may come between long ones.
+                self.expects_tagged =
+                    matches!(Header::decode(fpdu.ulpdu), Ok((Header::Tagged(_), _)));
             }
         }
     }
@@ -304,7 +305,7 @@ impl Receive {
         self.any_fpdu = true;
         let (header, opcode, length) = (placing.header, placing.opcode, placing.length);
         self.placing = None;
-        self.expects_tagged = true;
+        self.expects_tagged = length as usize > MIN_EXPECTED_BYTES;
         self.messages
             .finish_segment(&header, opcode, length, shared);
         Ok(true)

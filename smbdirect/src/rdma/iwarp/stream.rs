@@ -198,7 +198,7 @@ impl Stream {
 
     /// Sets how many bytes may wait for the socket, up to a limit.
     #[cfg(feature = "tokio")]
-    pub(super) fn limit_backlog(&mut self, bytes: usize) {
+    pub(super) fn limit_backlog(&mut self, bytes: u64) {
         self.transmit.limit_backlog(bytes);
     }
 

@@ -244,8 +244,8 @@ impl Transmit {
     /// Sets how many bytes may wait for the socket before no more FPDUs are made, at most
     /// [`MAX_BACKLOG_BYTES`].
     #[cfg(feature = "tokio")]
-    pub(super) fn limit_backlog(&mut self, bytes: usize) {
-        self.max_backlog = bytes.clamp(1, MAX_BACKLOG_BYTES);
+    pub(super) fn limit_backlog(&mut self, bytes: u64) {
+        self.max_backlog = bytes.clamp(1, MAX_BACKLOG_BYTES as u64) as usize;
     }
 
     /// Makes FPDUs until [`MAX_BACKLOG_BYTES`] wait for the socket.

@@ -227,7 +227,7 @@ impl IwarpQueuePair {
         }
     }
 
-    /// Wakes the context if there may be bytes to send, for which the turn has no room.
+    /// Wakes the context if there may be bytes to send, for which the call or the turn has no room.
     fn end_turn(&mut self, context: &mut Context<'_>) {
         if self.machine.has_output() {
             wake_after_io_poll(context);
@@ -284,9 +284,7 @@ impl IwarpQueuePair {
             }
             self.end_window_wait();
         }
-        if self.machine.prepare() > 0 {
-            wake_after_io_poll(context);
-        }
+        self.end_turn(context);
     }
 
     /// Returns whether bytes wait for the socket. If FPDUs are aligned, those are included that are made
@@ -514,13 +512,13 @@ impl QueuePair for IwarpQueuePair {
         self.adaptive_spin.record_flush(sent, self.received);
     }
 
-    fn begin_turn(&mut self, bytes: usize) {
+    fn begin_turn(&mut self, limit: WireBytes) {
         let sent = self.machine.transmitted_bytes();
         self.turn_end = WireBytes {
-            sent: sent.saturating_add(bytes as u64),
-            received: self.received.saturating_add(bytes as u64),
+            sent: sent.saturating_add(limit.sent),
+            received: self.received.saturating_add(limit.received),
         };
-        self.machine.limit_backlog(bytes);
+        self.machine.limit_backlog(limit.sent);
     }
 
     fn wire_bytes(&self) -> Option<WireBytes> {
