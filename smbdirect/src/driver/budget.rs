@@ -27,8 +27,10 @@ pub(super) struct TurnBudget {
     pub(super) message_bytes: usize,
     /// Most bytes that the turn may move, or `usize::MAX` without a limit.
     limit: usize,
-    /// The budgets of reads and of messages.
-    budgets: [usize; 2],
+    /// Bytes of finished reads that end the turn.
+    read_budget: usize,
+    /// Cost of whole messages, in bytes, that ends the turn.
+    message_budget: usize,
     /// Turns since the runtime last polled its sockets.
     turns: u32,
 }
@@ -39,7 +41,8 @@ impl TurnBudget {
             read_bytes: 0,
             message_bytes: 0,
             limit: usize::MAX,
-            budgets: [READ_BUDGET_BYTES, MESSAGE_BUDGET_BYTES],
+            read_budget: READ_BUDGET_BYTES,
+            message_budget: MESSAGE_BUDGET_BYTES,
             turns: 0,
         }
     }
@@ -62,10 +65,8 @@ impl TurnBudget {
             usize::MAX => limit,
             _ => limit / MESSAGE_COST,
         };
-        self.budgets = [
-            READ_BUDGET_BYTES.min(limit),
-            MESSAGE_BUDGET_BYTES.min(of_messages),
-        ];
+        self.read_budget = READ_BUDGET_BYTES.min(limit);
+        self.message_budget = MESSAGE_BUDGET_BYTES.min(of_messages);
         let sent = if sends_messages { of_messages } else { limit };
         Some(WireBytes {
             sent: sent as u64,
@@ -76,7 +77,7 @@ impl TurnBudget {
     /// Returns whether one of the two budgets of the turn is spent.
     #[inline]
     pub(super) fn is_spent(&self) -> bool {
-        self.read_bytes >= self.budgets[0] || self.message_bytes >= self.budgets[1]
+        self.read_bytes >= self.read_budget || self.message_bytes >= self.message_budget
     }
 
     /// Ends a turn that leaves work to do. Returns whether the next turn may begin before the runtime polls

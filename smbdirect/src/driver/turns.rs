@@ -70,7 +70,7 @@ pub(super) struct Turn {
     /// The ticket of this connection while it waits.
     ticket: Option<Ticket>,
     /// The connection has had a turn without asking, which its driver task has to end.
-    has_barged: bool,
+    has_had_turn: bool,
     /// The connection moves bulk data.
     is_bulk: bool,
     /// Turns since the connection last moved bulk data.
@@ -119,7 +119,7 @@ impl Turn {
                 return false;
             }
             (queue.called, self.ticket) = (None, None);
-            let begins = !mem::take(&mut self.has_barged);
+            let begins = !mem::take(&mut self.has_had_turn);
             if !begins {
                 self.ticket = Some(queue.wait(context));
             }
@@ -190,7 +190,7 @@ impl Turn {
             return false;
         }
         self.ticket = Some(queue.next_ticket());
-        (queue.called, self.has_barged) = (self.ticket, true);
+        (queue.called, self.has_had_turn) = (self.ticket, true);
         true
     }
 
