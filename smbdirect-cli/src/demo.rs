@@ -157,6 +157,10 @@ impl Demo {
         report_connection(report, [&active, &passive], name, &what, round_trip);
         what.hash(report).await?;
         let what = &what;
+        if cfg!(debug_assertions) {
+            let hint = "(a debug build; one with `cargo run --release` is faster)";
+            report.line(report.style.dim(hint));
+        }
         report.line(report.style.dim(LEGS_HEAD));
         let mut all_well = true;
         for method in METHODS {
