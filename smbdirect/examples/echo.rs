@@ -1,8 +1,8 @@
 //! Messages, between two machines over TCP:
 //!
 //! ```sh
-//! cargo run -p smbdirect --example echo -- listen 127.0.0.1:5445
-//! cargo run -p smbdirect --example echo -- connect 127.0.0.1:5445
+//! cargo run --example echo -- listen 127.0.0.1:5445
+//! cargo run --example echo -- connect 127.0.0.1:5445
 //! ```
 //!
 //! The listening end returns each message of one peer, and the connecting end compares what comes back. The

@@ -1,8 +1,8 @@
 //! Remote memory, between two machines over TCP:
 //!
 //! ```sh
-//! cargo run -p smbdirect --example rdma -- listen 127.0.0.1:5445
-//! cargo run -p smbdirect --example rdma -- connect 127.0.0.1:5445
+//! cargo run --example rdma -- listen 127.0.0.1:5445
+//! cargo run --example rdma -- connect 127.0.0.1:5445
 //! ```
 //!
 //! The listening end registers a buffer and sends its descriptor. The message format is up to the program; here

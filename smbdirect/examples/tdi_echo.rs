@@ -1,9 +1,9 @@
 //! An echo service on the TDI interface, for readers who know TdiBuildSend:
 //!
 //! ```sh
-//! cargo run -p smbdirect --example tdi_echo                          # both ends
-//! cargo run -p smbdirect --example tdi_echo -- listen 127.0.0.1:5445
-//! cargo run -p smbdirect --example tdi_echo -- connect 127.0.0.1:5445
+//! cargo run --example tdi_echo                          # both ends
+//! cargo run --example tdi_echo -- listen 127.0.0.1:5445
+//! cargo run --example tdi_echo -- connect 127.0.0.1:5445
 //! ```
 //!
 //! | TdiBuildSend | here |
