@@ -242,6 +242,8 @@ fn words(what: &What, style: Style) -> String {
 /// The bytes that an end of this library appends to its MPA private data, so that another one
 /// recognises it.
 const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
+/// The same of an initiator that wants no CRCs.
+const PEER_SIGNATURE_WITHOUT_CRC: &[u8] = b"\x9d\xe1smbd\x03\x5c";
 
 fn startup(frame: &StartupFrame) -> String {
     let mut text = format!("revision {}", frame.revision);
@@ -271,7 +273,10 @@ fn startup(frame: &StartupFrame) -> String {
     if length > 0 {
         let _ = write!(text, ", private data of {}", plural(length as u64, "byte"));
     }
-    let unsigned = frame.private_data.strip_suffix(PEER_SIGNATURE);
+    let signatures = [PEER_SIGNATURE, PEER_SIGNATURE_WITHOUT_CRC];
+    let unsigned = signatures
+        .iter()
+        .find_map(|signature| frame.private_data.strip_suffix(*signature));
     let mut said = Vec::new();
     match IrdOrd::decode(unsigned.unwrap_or(&frame.private_data)) {
         Ok(Some(IrdOrd { ird, ord })) => said.push(format!("IRD {ird}, ORD {ord}")),
@@ -485,11 +490,13 @@ mod tests {
             "revision 2, private data of 8 bytes: the smbdirect signature"
         );
         let depths = [0, 0, 0, 32, 0, 0, 0, 16];
-        frame.private_data = [&depths, PEER_SIGNATURE].concat().into();
-        assert_eq!(
-            startup(&frame),
-            "revision 2, private data of 16 bytes: IRD 32, ORD 16, the smbdirect signature"
-        );
+        for signature in [PEER_SIGNATURE, PEER_SIGNATURE_WITHOUT_CRC] {
+            frame.private_data = [&depths, signature].concat().into();
+            assert_eq!(
+                startup(&frame),
+                "revision 2, private data of 16 bytes: IRD 32, ORD 16, the smbdirect signature"
+            );
+        }
         frame.private_data = depths.to_vec().into();
         assert_eq!(
             startup(&frame),

@@ -30,6 +30,8 @@ const S: u8 = 0x10;
 
 /// The signature of this library after the private data.
 const PEER_SIGNATURE: &[u8] = b"\x9d\xe1smbd\x03\x5b";
+/// The signature of an initiator of this library that wants no CRCs.
+const PEER_SIGNATURE_WITHOUT_CRC: &[u8] = b"\x9d\xe1smbd\x03\x5c";
 /// The read depths 32 and 1, as SMB Direct puts them into the private data.
 const DEPTHS: &[u8] = b"\0\0\0\x20\0\0\0\x01";
 /// The same read depths in the byte order of old Linux clients.
@@ -319,7 +321,17 @@ async fn an_initiator_accepts_every_valid_reply() {
         Active {
             what: "no CRC, no marker",
             crc: Off,
-            request: request(S, 2, &[BLOCK, DEPTHS]),
+            request: request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE_WITHOUT_CRC]),
+            ..plain_like(&plain)
+        },
+        Active {
+            what: "this library, without CRC",
+            crc: Off,
+            request: request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE_WITHOUT_CRC]),
+            reply: reply(S, 2, &[b"\x80\x08\x80\x08", DEPTHS, PEER_SIGNATURE]),
+            ready: Some(Rtr::Write),
+            reads: 8,
+            told: DEPTHS,
             ..plain_like(&plain)
         },
         Active {
@@ -651,6 +663,15 @@ async fn a_responder_answers_every_valid_request_and_waits_for_the_first_fpdu() 
                 "this library",
                 request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE]),
                 reply(S | C, 2, &[b"\x80\x20\x80\x20", PEER_SIGNATURE]),
+            )
+        },
+        Passive {
+            told: DEPTHS,
+            ready: Some(Rtr::Write),
+            ..case(
+                "this library, which wants no CRC",
+                request(S, 2, &[BLOCK, DEPTHS, PEER_SIGNATURE_WITHOUT_CRC]),
+                reply(S, 2, &[b"\x80\x20\x80\x20", PEER_SIGNATURE]),
             )
         },
         Passive {

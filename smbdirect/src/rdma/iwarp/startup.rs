@@ -9,7 +9,8 @@
 //! data of the upper layer, where other implementations ignore it. A responder of this library that
 //! finds the signature sets C in its Reply and adds the signature, by which the initiator recognises
 //! it. CRCs are therefore on between two ends of this library, and otherwise if the peer asks for
-//! them.
+//! them. With [`MpaCrc::Off`] a Request carries [`PEER_SIGNATURE_WITHOUT_CRC`], to which a responder
+//! answers in the same way, but without C: both ends still recognise each other, and send long FPDUs.
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
@@ -23,6 +24,8 @@ use super::{
 /// accepts FPDUs that TCP splits at any byte. Other private data is very unlikely to end with these
 /// eight bytes.
 pub(super) const PEER_SIGNATURE: [u8; 8] = *b"\x9d\xe1smbd\x03\x5b";
+/// The signature of an initiator of this library that wants no CRCs.
+const PEER_SIGNATURE_WITHOUT_CRC: [u8; 8] = *b"\x9d\xe1smbd\x03\x5c";
 
 /// Selects the connections whose FPDUs carry a CRC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,9 +142,13 @@ impl MpaPreferences {
                 ird: self.ird(),
                 ord: self.ord(),
             });
-            if self.crc != MpaCrc::Off {
-                frame.private_data = append_signature(private_data);
-            }
+            frame.private_data = append_signature(
+                private_data,
+                match self.crc {
+                    MpaCrc::Auto | MpaCrc::On => PEER_SIGNATURE,
+                    MpaCrc::Off => PEER_SIGNATURE_WITHOUT_CRC,
+                },
+            );
         }
         frame
     }
@@ -157,16 +164,17 @@ impl MpaPreferences {
     ) -> (StartupFrame, Agreement) {
         //= MPA-11
         let mut reply = StartupFrame::new(FrameKind::Reply, request.revision);
-        let (theirs, peer_is_smbdirect) = split_signature(request);
+        let (theirs, signature) = split_signature(request);
+        let peer_is_smbdirect = signature.is_some();
         let wanted = match self.crc {
-            MpaCrc::Auto => peer_is_smbdirect,
+            MpaCrc::Auto => signature == Some(PEER_SIGNATURE),
             MpaCrc::On => true,
             MpaCrc::Off => false,
         };
         //= MPA-17
         reply.crc = request.crc || wanted;
         reply.private_data = if peer_is_smbdirect {
-            append_signature(private_data)
+            append_signature(private_data, PEER_SIGNATURE)
         } else {
             private_data.clone()
         };
@@ -211,7 +219,7 @@ impl MpaPreferences {
         request: &StartupFrame,
         reply: &StartupFrame,
     ) -> Result<Agreement, ReplyFault> {
-        let (theirs, peer_is_smbdirect) = split_signature(reply);
+        let (theirs, signature) = split_signature(reply);
         if reply.revision != request.revision {
             return Err(ReplyFault::Revision(reply.revision));
         }
@@ -250,7 +258,7 @@ impl MpaPreferences {
             //= MPA-17
             //= MPA-19
             crc: request.crc || reply.crc,
-            peer_is_smbdirect,
+            peer_is_smbdirect: signature.is_some(),
             ird: ird.into(),
             ord: ord.into(),
             ready_to_receive,
@@ -277,24 +285,26 @@ pub(super) fn rejection(request: Option<&StartupFrame>) -> StartupFrame {
     }
 }
 
-/// Returns `private_data` followed by the signature of this library.
-fn append_signature(private_data: &Bytes) -> Bytes {
+/// Returns `private_data` followed by a signature of this library.
+fn append_signature(private_data: &Bytes, signature: [u8; 8]) -> Bytes {
     let mut signed = BytesMut::from(&private_data[..]);
-    signed.extend_from_slice(&PEER_SIGNATURE);
+    signed.extend_from_slice(&signature);
     signed.freeze()
 }
 
-/// Splits the private data of a frame into that of the upper layer, and whether the signature of
-/// this library follows it.
-pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, bool) {
-    let peer_is_smbdirect = frame.revision == 2 && frame.private_data.ends_with(&PEER_SIGNATURE);
-    let length = frame.private_data.len()
-        - if peer_is_smbdirect {
-            PEER_SIGNATURE.len()
-        } else {
-            0
-        };
-    (frame.private_data.slice(..length), peer_is_smbdirect)
+/// Splits the private data of a frame into that of the upper layer, and the signature of this library
+/// that follows it, if there is one.
+pub(super) fn split_signature(frame: &StartupFrame) -> (Bytes, Option<[u8; 8]>) {
+    let all = &frame.private_data;
+    match all.split_last_chunk() {
+        Some((theirs, &signature))
+            if frame.revision == 2
+                && [PEER_SIGNATURE, PEER_SIGNATURE_WITHOUT_CRC].contains(&signature) =>
+        {
+            (all.slice(..theirs.len()), Some(signature))
+        }
+        _ => (all.clone(), None),
+    }
 }
 
 #[cfg(test)]
@@ -435,10 +445,38 @@ mod tests {
         let (reply, agreement) = ours.answer(&foreign, &private_data, None);
         assert!(!reply.crc && !agreement.crc && !agreement.peer_is_smbdirect);
         assert_eq!(reply.private_data, private_data);
-        for (crc, revision) in [(MpaCrc::Auto, 1), (MpaCrc::Off, 2)] {
-            let request = preferences(crc, 32, 32).request(revision, &private_data);
+        for crc in [MpaCrc::Auto, MpaCrc::Off] {
+            let request = preferences(crc, 32, 32).request(1, &private_data);
             assert_eq!(request.private_data, private_data);
         }
+    }
+
+    //= MPA-17 test
+    //= MPA-18 test
+    #[test]
+    fn two_ends_of_this_library_recognise_each_other_without_crcs() {
+        let private_data = Bytes::from_static(b"01234567");
+        let without = preferences(MpaCrc::Off, 32, 32);
+        let request = without.request(2, &private_data);
+        assert!(!request.crc);
+        for (theirs, crc) in [
+            (MpaCrc::Auto, false),
+            (MpaCrc::On, true),
+            (MpaCrc::Off, false),
+        ] {
+            let theirs = preferences(theirs, 32, 32);
+            let (reply, there) = theirs.answer(&request, &private_data, None);
+            let here = without.agree(&request, &reply).unwrap();
+            for agreement in [&here, &there] {
+                assert!(agreement.peer_is_smbdirect, "{theirs:?}");
+                assert_eq!(agreement.crc, crc, "{theirs:?}");
+                assert_eq!(agreement.private_data, private_data);
+            }
+        }
+        // A responder that wants none has none, unless it is asked.
+        let request = preferences(MpaCrc::Auto, 32, 32).request(2, &private_data);
+        let (reply, there) = without.answer(&request, &private_data, None);
+        assert!(!reply.crc && !there.crc && there.peer_is_smbdirect);
     }
 
     //= MPA-17 test
