@@ -862,7 +862,7 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
         true => 30_000..=65_483,
         false => 1400..=1460,
     };
-    // With revision 1 or without CRCs, an end of this library is not recognised.
+    // With revision 1, an end of this library is not recognised.
     for (revision, crc, max_fpdu, fpdu_alignment, expected) in [
         (2, Auto, None, AUTO, 65_536..=65_536),
         (2, Auto, Some(1448), AUTO, 1448..=1448),
@@ -871,8 +871,10 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
         (1, On, None, AUTO, fitting.clone()),
         (1, On, Some(65_536), AUTO, fitting.clone()),
         (1, On, Some(65_536), Unaligned, 65_536..=65_536),
-        (2, Off, None, AUTO, fitting.clone()),
-        (2, Off, Some(65_536), AUTO, 65_536..=65_536),
+        (1, Off, None, AUTO, fitting.clone()),
+        (1, Off, Some(65_536), AUTO, 65_536..=65_536),
+        (2, Off, None, AUTO, 65_536..=65_536),
+        (2, Off, Some(1448), AUTO, 1448..=1448),
     ] {
         let tap = Arc::new(Recorder::default());
         let config = IwarpConfig {
