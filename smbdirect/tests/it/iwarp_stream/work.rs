@@ -166,11 +166,11 @@ fn a_flipped_bit_in_a_directly_placed_response_fails_the_read() {
 fn the_backlog_is_bounded_and_writes_are_batches() {
     let mut slices = [IoSlice::new(&[]); 8];
     let mut stream = Stream::new(&config(true));
-    for id in 0..2000 {
+    for id in 0..1000 {
         stream.post(send(id, pattern(1364, 1)));
     }
     let waiting = stream.prepare();
-    assert!((1024 * 1024..1028 * 1024).contains(&waiting), "{waiting}");
+    assert!((512 * 1024..516 * 1024).contains(&waiting), "{waiting}");
     let count = stream.transmit_slices(&mut slices);
     assert_eq!(count, 1, "small messages are one slice");
 
@@ -181,7 +181,7 @@ fn the_backlog_is_bounded_and_writes_are_batches() {
     });
     stream.post(write(1, vec![0; 64 << 20], NOWHERE));
     let waiting = stream.prepare();
-    assert!((1024 * 1024..1092 * 1024).contains(&waiting), "{waiting}");
+    assert!((512 * 1024..580 * 1024).contains(&waiting), "{waiting}");
     let count = stream.transmit_slices(&mut slices);
     assert_eq!(
         count,
