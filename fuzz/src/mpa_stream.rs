@@ -60,6 +60,7 @@ pub fn mpa_stream(data: &[u8]) {
         crc,
         max_fpdu: 1448,
         one_fpdu_a_write: false,
+        max_backlog: 512 * 1024,
         max_outbound_reads: 1,
         max_inbound_reads: 4,
         ready_to_receive: None,

@@ -103,6 +103,7 @@ impl Machine {
             crc: !input.is_odd(),
             max_fpdu: input.pick(&[1448, 136, 65_480]),
             one_fpdu_a_write: input.is_odd(),
+            max_backlog: 512 * 1024,
             max_outbound_reads,
             max_inbound_reads: input.pick(&[4, 1, 0]),
             ready_to_receive,

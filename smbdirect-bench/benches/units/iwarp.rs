@@ -119,6 +119,7 @@ fn stream(initiator: bool, max_fpdu: usize, crc: bool) -> Stream {
         crc,
         max_fpdu,
         one_fpdu_a_write: false,
+        max_backlog: 1024 * 1024,
         max_outbound_reads: 32,
         max_inbound_reads: 32,
         ready_to_receive: None,

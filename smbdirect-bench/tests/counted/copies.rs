@@ -56,6 +56,7 @@ fn stream(initiator: bool, max_fpdu: usize) -> Stream {
         crc: true,
         max_fpdu,
         one_fpdu_a_write: false,
+        max_backlog: 512 * 1024,
         max_outbound_reads: 4,
         max_inbound_reads: 4,
         ready_to_receive: None,

@@ -31,6 +31,7 @@ fn config(initiator: bool) -> StreamConfig {
         crc: true,
         max_fpdu: 1448,
         one_fpdu_a_write: false,
+        max_backlog: 512 * 1024,
         max_outbound_reads: 4,
         max_inbound_reads: 4,
         ready_to_receive: None,

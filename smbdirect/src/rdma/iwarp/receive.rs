@@ -386,6 +386,7 @@ mod tests {
             crc: true,
             max_fpdu: 65536,
             one_fpdu_a_write: false,
+            max_backlog: 512 * 1024,
             max_outbound_reads: 0,
             max_inbound_reads: 0,
             ready_to_receive: None,

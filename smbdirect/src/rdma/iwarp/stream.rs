@@ -196,7 +196,7 @@ impl Stream {
         self.transmit.backlog()
     }
 
-    /// Sets how many bytes may wait for the socket, up to a limit.
+    /// Sets how many bytes may wait for the socket, up to [`StreamConfig::max_backlog`].
     #[cfg(feature = "tokio")]
     pub(super) fn limit_backlog(&mut self, bytes: u64) {
         self.transmit.limit_backlog(bytes);

@@ -22,14 +22,6 @@ use crate::rdma::{
     work::{Completion, RemoteAddress, Token, WorkId, WorkRequest},
 };
 
-/// The backlog, in bytes that wait for the socket, at which no more FPDUs are made.
-///
-/// It limits the bytes of one write, the bytes that precede a Terminate, and the time during which
-/// requests of the peer stay unread. Measured between two cores: with reno and cubic, RDMA of 64 KiB is
-/// about a tenth faster with 1 MiB, and no slower at 1 MiB. With bbr, it is a fifth slower on loopback, and
-/// has a third of the rate over a veth pair.
-const MAX_BACKLOG_BYTES: usize = 512 * 1024;
-
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmit {
@@ -52,8 +44,10 @@ pub(super) struct Transmit {
     finished: VecDeque<(u64, Finished)>,
     next_read_request: u32,
     next_sink_stag: u32,
-    /// The backlog at which no more FPDUs are made.
+    /// The backlog at which no more FPDUs are made, outside turns.
     max_backlog: usize,
+    /// The backlog at which no more FPDUs are made in this turn.
+    turn_backlog: usize,
 }
 
 /// A message that is being cut into segments.
@@ -129,7 +123,8 @@ impl Transmit {
             finished: VecDeque::new(),
             next_read_request: 1,
             next_sink_stag: FIRST_SINK_STAG,
-            max_backlog: MAX_BACKLOG_BYTES,
+            max_backlog: config.max_backlog,
+            turn_backlog: config.max_backlog,
         }
     }
 
@@ -141,7 +136,7 @@ impl Transmit {
             && !self.held
             && self.work.is_empty()
             && shared.inbound_reads.is_empty()
-            && self.backlog() < self.max_backlog;
+            && self.backlog() < self.turn_backlog;
         if !is_next {
             return false;
         }
@@ -242,15 +237,15 @@ impl Transmit {
     }
 
     /// Sets how many bytes may wait for the socket before no more FPDUs are made, at most
-    /// [`MAX_BACKLOG_BYTES`].
+    /// [`StreamConfig::max_backlog`].
     #[cfg(feature = "tokio")]
     pub(super) fn limit_backlog(&mut self, bytes: u64) {
-        self.max_backlog = bytes.clamp(1, MAX_BACKLOG_BYTES as u64) as usize;
+        self.turn_backlog = bytes.clamp(1, self.max_backlog as u64) as usize;
     }
 
-    /// Makes FPDUs until [`MAX_BACKLOG_BYTES`] wait for the socket.
+    /// Makes FPDUs until as many bytes wait for the socket as may.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
-        while !self.held && self.segments.outgoing.backlog() < self.max_backlog {
+        while !self.held && self.segments.outgoing.backlog() < self.turn_backlog {
             if self.current.is_none() && !self.begin_message(shared) {
                 break;
             }
@@ -352,7 +347,7 @@ impl Transmit {
                 self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
                 self.request_read(Some(id), from, into, sink_stag, shared);
                 // A Read Request is one segment, so there is no message to continue.
-                if self.segments.outgoing.backlog() >= self.max_backlog {
+                if self.segments.outgoing.backlog() >= self.turn_backlog {
                     return false;
                 }
             }

@@ -86,6 +86,19 @@ pub(super) fn set_congestion_control(socket: &impl AsFd, config: &IwarpConfig) -
     socket.set_tcp_congestion(algorithm.as_bytes())
 }
 
+/// Returns whether bbr controls the congestion of a connection. It then paces the connection.
+#[cfg(any(target_os = "linux", target_os = "freebsd"))]
+pub(super) fn is_controlled_by_bbr(socket: &impl AsFd) -> bool {
+    let algorithm = SockRef::from(socket).tcp_congestion();
+    algorithm.is_ok_and(|name| name.starts_with(b"bbr"))
+}
+
+/// Returns false, because this system does not tell.
+#[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
+pub(super) fn is_controlled_by_bbr<S>(_: &S) -> bool {
+    false
+}
+
 /// Returns an error if a congestion control is configured, because this system offers no choice.
 #[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
 pub(super) fn set_congestion_control<S>(_: &S, config: &IwarpConfig) -> io::Result<()> {
@@ -231,6 +244,27 @@ mod tests {
         let (theirs, _) = listener.accept().await.unwrap();
         for stream in [&ours, &theirs] {
             assert_eq!(congestion(stream.into()), "reno");
+        }
+    }
+
+    #[tokio::test]
+    async fn bbr_is_recognised() {
+        let socket = new_socket(
+            SocketAddr::from(([127, 0, 0, 1], 0)),
+            &IwarpConfig::default(),
+        );
+        let socket = socket.unwrap();
+        let allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+        let allowed = std::fs::read_to_string(allowed).unwrap();
+        assert!(
+            allowed.contains("reno"),
+            "every user may select reno: {allowed}"
+        );
+        for algorithm in allowed.split_whitespace() {
+            SockRef::from(&socket)
+                .set_tcp_congestion(algorithm.as_bytes())
+                .unwrap();
+            assert_eq!(is_controlled_by_bbr(&socket), algorithm == "bbr");
         }
     }
 }

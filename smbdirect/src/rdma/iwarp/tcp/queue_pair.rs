@@ -143,6 +143,7 @@ impl IwarpQueuePair {
             crc: agreement.crc,
             max_fpdu: fixed.map_or_else(|| socket.max_fpdu(), mpa::max_fpdu),
             one_fpdu_a_write: is_aligned,
+            max_backlog: socket.max_backlog(),
             max_outbound_reads: agreement.ord,
             max_inbound_reads: agreement.ird,
             ready_to_receive: agreement.ready_to_receive,

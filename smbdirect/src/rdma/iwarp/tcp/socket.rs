@@ -18,7 +18,7 @@ use super::options::ReceiveLowWater;
 use super::{
     config::IwarpConfig,
     error::{malformed, os_error},
-    options::{set_congestion_control, tcp_state},
+    options::{is_controlled_by_bbr, set_congestion_control, tcp_state},
     tap::Tap,
 };
 use crate::{
@@ -43,6 +43,14 @@ const MAX_SLICES_PER_WRITE: usize = 256;
 /// The number of slices that is tried first, because preparing [`MAX_SLICES_PER_WRITE`] slices
 /// takes longer than sending a few small FPDUs.
 const SMALL_WRITE_SLICES: usize = 4;
+/// The most bytes that wait for the socket, and so the most of one write.
+///
+/// Between two cores of one machine with reno and cubic, RDMA is 3 to 17 % faster than with
+/// [`MAX_BACKLOG_BBR`].
+const MAX_BACKLOG: usize = 1024 * 1024;
+/// [`MAX_BACKLOG`] with bbr, which paces the connection. With 1 MiB, RDMA of 64 KiB has a third of the
+/// rate over a veth pair.
+const MAX_BACKLOG_BBR: usize = 512 * 1024;
 /// The flag that keeps Linux from appending later bytes to the last segment of a write, even when it
 /// retransmits the segment. If the send buffer is full, Linux accepts a write up to a multiple of the
 /// segment size, unless the kernel runs out of memory.
@@ -353,6 +361,14 @@ impl Socket {
             }
         }
         Ok(count)
+    }
+
+    /// Returns the most bytes that should wait for this socket.
+    pub(super) fn max_backlog(&self) -> usize {
+        match is_controlled_by_bbr(&self.stream) {
+            true => MAX_BACKLOG_BBR,
+            false => MAX_BACKLOG,
+        }
     }
 
     /// Returns the longest FPDU, in bytes, that fits the current size of a TCP segment.
