@@ -196,10 +196,10 @@ impl Stream {
         self.transmit.backlog()
     }
 
-    /// Sets how many bytes may wait for the socket, up to [`StreamConfig::max_backlog`].
+    /// Sets how many bytes may wait for the socket before no more FPDUs are made.
     #[cfg(feature = "tokio")]
-    pub(super) fn limit_backlog(&mut self, bytes: u64) {
-        self.transmit.limit_backlog(bytes);
+    pub(super) const fn set_max_backlog(&mut self, bytes: usize) {
+        self.transmit.set_max_backlog(bytes);
     }
 
     /// Returns whether bytes wait for the socket, or [`prepare`](Self::prepare) may make some.

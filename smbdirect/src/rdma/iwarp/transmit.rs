@@ -44,10 +44,8 @@ pub(super) struct Transmit {
     finished: VecDeque<(u64, Finished)>,
     next_read_request: u32,
     next_sink_stag: u32,
-    /// The backlog at which no more FPDUs are made, outside turns.
+    /// The backlog at which no more FPDUs are made.
     max_backlog: usize,
-    /// The backlog at which no more FPDUs are made in this turn.
-    turn_backlog: usize,
 }
 
 /// A message that is being cut into segments.
@@ -124,7 +122,6 @@ impl Transmit {
             next_read_request: 1,
             next_sink_stag: FIRST_SINK_STAG,
             max_backlog: config.max_backlog,
-            turn_backlog: config.max_backlog,
         }
     }
 
@@ -136,7 +133,7 @@ impl Transmit {
             && !self.held
             && self.work.is_empty()
             && shared.inbound_reads.is_empty()
-            && self.backlog() < self.turn_backlog;
+            && self.backlog() < self.max_backlog;
         if !is_next {
             return false;
         }
@@ -236,16 +233,15 @@ impl Transmit {
         self.current.is_some() || !self.work.is_empty()
     }
 
-    /// Sets how many bytes may wait for the socket before no more FPDUs are made, at most
-    /// [`StreamConfig::max_backlog`].
+    /// Sets how many bytes may wait for the socket before no more FPDUs are made.
     #[cfg(feature = "tokio")]
-    pub(super) fn limit_backlog(&mut self, bytes: u64) {
-        self.turn_backlog = bytes.clamp(1, self.max_backlog as u64) as usize;
+    pub(super) const fn set_max_backlog(&mut self, bytes: usize) {
+        self.max_backlog = bytes;
     }
 
     /// Makes FPDUs until as many bytes wait for the socket as may.
     pub(super) fn prepare(&mut self, shared: &mut Shared) -> Result<(), Fault> {
-        while !self.held && self.segments.outgoing.backlog() < self.turn_backlog {
+        while !self.held && self.segments.outgoing.backlog() < self.max_backlog {
             if self.current.is_none() && !self.begin_message(shared) {
                 break;
             }
@@ -347,7 +343,7 @@ impl Transmit {
                 self.next_sink_stag = sink_stag.checked_add(1).unwrap_or(FIRST_SINK_STAG);
                 self.request_read(Some(id), from, into, sink_stag, shared);
                 // A Read Request is one segment, so there is no message to continue.
-                if self.segments.outgoing.backlog() >= self.turn_backlog {
+                if self.segments.outgoing.backlog() >= self.max_backlog {
                     return false;
                 }
             }

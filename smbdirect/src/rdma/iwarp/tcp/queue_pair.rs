@@ -42,6 +42,8 @@ pub(super) struct IwarpQueuePair {
     machine: Stream,
     /// The socket; `None` once nothing can be sent or received any more.
     socket: Option<Socket>,
+    /// The most bytes that wait for the socket outside turns.
+    max_backlog: usize,
     /// Aligns FPDUs with TCP segments; `None` if they are not aligned.
     alignment: Option<Alignment>,
     /// The wait until the peer has room for the next record.
@@ -138,12 +140,13 @@ impl IwarpQueuePair {
             None if agreement.peer_is_smbdirect => Some(u32::MAX),
             chosen => chosen,
         };
+        let max_backlog = socket.max_backlog();
         let mut machine = Stream::new(&StreamConfig {
             initiator,
             crc: agreement.crc,
             max_fpdu: fixed.map_or_else(|| socket.max_fpdu(), mpa::max_fpdu),
             one_fpdu_a_write: is_aligned,
-            max_backlog: socket.max_backlog(),
+            max_backlog,
             max_outbound_reads: agreement.ord,
             max_inbound_reads: agreement.ird,
             ready_to_receive: agreement.ready_to_receive,
@@ -156,6 +159,7 @@ impl IwarpQueuePair {
         let queue_pair = Self {
             machine,
             socket: Some(socket),
+            max_backlog,
             alignment,
             window_wait: None,
             follow_mss: fixed.is_none(),
@@ -519,7 +523,8 @@ impl QueuePair for IwarpQueuePair {
             sent: sent.saturating_add(limit.sent),
             received: self.received.saturating_add(limit.received),
         };
-        self.machine.limit_backlog(limit.sent);
+        let backlog = limit.sent.clamp(1, self.max_backlog as u64);
+        self.machine.set_max_backlog(backlog as usize);
     }
 
     fn wire_bytes(&self) -> Option<WireBytes> {
