@@ -1,32 +1,41 @@
-//! Makes providers, connects and listens, and explains why that failed.
+//! Makes providers, connects and listens.
+
+mod addresses;
+mod explain;
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use smbdirect::{
-    Config, ConnectError, Connection, ConnectionError, Listener,
+    Config, Connection, Listener,
     rdma::{
         iwarp::{Iwarp, IwarpConfig, IwarpTuning},
         loopback::Loopback,
         provider::Provider,
         roce::{Roce, RoceConfig},
-        work::{ProviderError, ProviderErrorKind},
     },
 };
-
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
 };
 use tracing::{Span, debug, error_span, field};
 
+use self::{
+    addresses::accept_ipv4,
+    explain::{explain_connect, explain_listen, explain_roce, explain_verbs, in_short, unanswered},
+};
+pub(crate) use self::{
+    addresses::{Families, resolve, resolve_listen},
+    explain::explain_end,
+};
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, Transport, usage},
     pcap::Capture,
@@ -35,9 +44,6 @@ use crate::{
 
 /// Most connections that wait to be accepted, as tokio has.
 const BACKLOG: u32 = 1024;
-
-/// Longest time for the TCP connection that tells an unreachable host from another service.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The providers of both ends of a connection within this process. A capture records the connecting
 /// end.
@@ -445,259 +451,6 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
         socket.listen(BACKLOG)
     };
     bind().map_err(|error: io::Error| explain_listen(&report::plain(&error), address))
-}
-
-/// The address families that a listener without a host accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Families {
-    /// IPv6 and IPv4, by one IPv6 socket, where the system has IPv6.
-    Both,
-    /// IPv4 only.
-    Ipv4,
-}
-
-impl Families {
-    /// Returns the families that a listener of the provider called `provider` accepts.
-    ///
-    /// RDMA adapters stay with IPv4: some refuse IPv4 peers on an IPv6 listener.
-    pub(crate) fn of(provider: &str) -> Self {
-        match provider {
-            "verbs" => Self::Ipv4,
-            _ => Self::Both,
-        }
-    }
-
-    /// Returns the address to bind for every address of the machine.
-    fn every_address(self) -> IpAddr {
-        match self == Self::Both && is_dual_stack() {
-            true => Ipv6Addr::UNSPECIFIED.into(),
-            false => Ipv4Addr::UNSPECIFIED.into(),
-        }
-    }
-}
-
-/// Has an IPv6 listener accept IPv4 peers too, as the library does for its own. On Linux `net.ipv6.bindv6only`
-/// decides.
-fn accept_ipv4(socket: SockRef<'_>) {
-    if cfg!(not(target_os = "linux")) {
-        // Without this option of the system the listener accepts IPv6 peers only.
-        let _ = socket.set_only_v6(false);
-    }
-}
-
-/// Returns whether an IPv6 listener of this system accepts IPv4 peers too.
-fn is_dual_stack() -> bool {
-    let probe = || {
-        let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
-        accept_ipv4(SockRef::from(&socket));
-        socket.bind(&SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into())?;
-        Ok::<_, io::Error>(!socket.only_v6()?)
-    };
-    probe().unwrap_or(false)
-}
-
-/// Returns the address to listen on for `address`; without a host, every address of `families`.
-///
-/// # Errors
-/// A name that has no address.
-pub(crate) async fn resolve_listen(
-    address: &Address,
-    default_port: u16,
-    families: Families,
-) -> Result<SocketAddr> {
-    if address.host.is_empty() {
-        let port = address.port.unwrap_or(default_port);
-        return Ok(SocketAddr::new(families.every_address(), port));
-    }
-    let resolved = resolve(address, default_port).await?;
-    let first = resolved.first().copied();
-    first.with_context(|| format!("{address} has no addresses"))
-}
-
-/// Returns the addresses that `address` stands for.
-///
-/// # Errors
-/// A name that has none.
-pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
-    let port = address.port.unwrap_or(default_port);
-    let host = address.host.as_str();
-    let addresses = tokio::net::lookup_host((host, port)).await;
-    let addresses = addresses.map_err(|error| {
-        let why = report::printable(&error.to_string());
-        let why = why.strip_prefix("failed to lookup address information: ");
-        match why {
-            Some(why) => anyhow!("`{host}` has no address: {why}; check the name"),
-            None => anyhow!("`{host}` has no address: {error}; check the name"),
-        }
-    })?;
-    Ok(addresses.collect())
-}
-
-async fn explain_connect(
-    error: &ConnectError,
-    address: SocketAddr,
-    limit: Duration,
-) -> anyhow::Error {
-    match error {
-        ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut => {
-            explain_silence(address, limit).await
-        }
-        ConnectError::Provider(error) => explain_provider(error, address),
-        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
-            "{address} answers as iWARP but did not negotiate SMB Direct within {}; \
-             is it an SMB Direct listener?",
-            report::time(limit)
-        ),
-        ConnectError::Negotiation(ConnectionError::Provider(error)) => {
-            anyhow!(
-                "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
-            )
-        }
-        ConnectError::Negotiation(ConnectionError::Closed(_)) => {
-            anyhow!("{address} hung up during the negotiation of SMB Direct; its log may say why")
-        }
-        ConnectError::Negotiation(error) => {
-            anyhow!("SMB Direct was not negotiated with {address}: {error}")
-        }
-        error => anyhow!("no SMB Direct connection to {address}: {error}"),
-    }
-}
-
-/// Explains why there is no connection through an adapter.
-fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
-    match error {
-        ConnectError::Provider(error) => {
-            let what = in_short(error);
-            match error.kind {
-                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-                    "nothing listens on {address} ({what}); start `smbdirect listen` there, \
-                     or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
-                ),
-                ProviderErrorKind::Address => anyhow!(
-                    "{address} cannot be reached by RDMA: {what}; `smbdirect devices` tells what \
-                     there is, `ip route get {}` where it goes",
-                    address.ip()
-                ),
-                ProviderErrorKind::TimedOut => anyhow!(
-                    "{address} did not answer by RDMA: {what}; is there an adapter of the same \
-                     kind, and the same network?"
-                ),
-                _ => explain_provider(error, address),
-            }
-        }
-        ConnectError::Negotiation(error) => anyhow!(
-            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
-        ),
-        error => anyhow!("no SMB Direct connection to {address}: {error}"),
-    }
-}
-
-/// Explains why there is no connection over RoCE in software.
-fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
-    match error {
-        ConnectError::Provider(error) => {
-            let what = in_short(error);
-            match error.kind {
-                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-                    "nothing listens on {address} by RoCE ({what}); start `smbdirect listen \
-                     --transport roce` there, or check the port: 445 is for RoCE, 5445 for iWARP"
-                ),
-                ProviderErrorKind::Refused if what.starts_with("connection refused") => anyhow!(
-                    "no RoCE listener answers on {} ({what}); start `smbdirect listen --transport \
-                     roce` there, check --udp-port at both ends, or have the firewall there admit the port",
-                    address.ip()
-                ),
-                ProviderErrorKind::TimedOut => anyhow!(
-                    "{what}; check the address, and that firewalls pass that UDP port in both \
-                     directions, or give it more time by --connect-timeout"
-                ),
-                ProviderErrorKind::Address => explain_provider(error, address),
-                _ => anyhow!("no RDMA connection to {address}: {what}"),
-            }
-        }
-        ConnectError::Negotiation(error) => anyhow!(
-            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
-        ),
-        error => anyhow!("no SMB Direct connection to {address}: {error}"),
-    }
-}
-
-fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
-    let what = in_short(error);
-    match error.kind {
-        ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-            "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the port \
-             and --transport: this end uses iWARP"
-        ),
-        ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
-        ProviderErrorKind::Address => {
-            anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
-        }
-        ProviderErrorKind::Reset => no_iwarp(address),
-        // The peer answered with something other than an MPA Reply.
-        ProviderErrorKind::Protocol if what.contains("MPA frame") => no_iwarp(address),
-        ProviderErrorKind::Protocol => {
-            anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
-        }
-        _ => anyhow!("no RDMA connection to {address}: {what}"),
-    }
-}
-
-/// Returns the message of a provider without the words that the sentence around it repeats.
-fn in_short(error: &ProviderError) -> String {
-    let what = &*error.what;
-    let what = ["connecting: ", "listening: "]
-        .iter()
-        .find_map(|prefix| what.strip_prefix(prefix))
-        .unwrap_or(what);
-    report::plain(&what)
-}
-
-fn no_iwarp(address: SocketAddr) -> anyhow::Error {
-    anyhow!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
-}
-
-/// Explains a timeout: whether TCP connects tells an unreachable host from another service.
-async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
-    if let Ok(Ok(_)) = probe {
-        return no_iwarp(address);
-    }
-    unanswered(address, limit)
-}
-
-fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let limit = report::time(limit);
-    anyhow!(
-        "{address} did not answer within {limit}; check the address and firewalls between, \
-         or give it more by --connect-timeout"
-    )
-}
-
-fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
-    let cure = if text.contains("UDP port") {
-        "stop that, or remove the rxe device (rdma link delete) if it is one; or listen on one address each, or \
-         on another UDP port by --udp-port, and connect with the same option"
-    } else if text.contains("in use") {
-        "another program listens there; stop it, or give another port as ADDR"
-    } else if text.contains("permission") {
-        "ports below 1024 need administrator rights; give a higher one as ADDR"
-    } else if text.contains("assign") {
-        "it is no address of this machine; leave the host out to listen on all of them"
-    } else {
-        "give another address as ADDR"
-    };
-    anyhow!("cannot listen on {address}: {text}; {cure}")
-}
-
-/// Explains why a connection ended, and what to try.
-pub(crate) fn explain_end(error: &ConnectionError) -> String {
-    match error {
-        ConnectionError::TimedOut(_) => {
-            format!("{error}; the peer or the network between is stuck")
-        }
-        error => error.to_string(),
-    }
 }
 
 /// Closes a connection gracefully, and stops waiting after `limit`.

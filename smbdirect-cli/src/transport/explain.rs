@@ -1,0 +1,187 @@
+//! Explains why an end did not connect, did not listen or ended, and what to try.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::anyhow;
+use smbdirect::{
+    ConnectError, ConnectionError,
+    rdma::work::{ProviderError, ProviderErrorKind},
+};
+use tokio::{net::TcpStream, time::timeout};
+
+use crate::report;
+
+/// Longest time for the TCP connection that tells an unreachable host from another service.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Explains why there is no connection over iWARP.
+pub(super) async fn explain_connect(
+    error: &ConnectError,
+    address: SocketAddr,
+    limit: Duration,
+) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) if error.kind == ProviderErrorKind::TimedOut => {
+            explain_silence(address, limit).await
+        }
+        ConnectError::Provider(error) => explain_provider(error, address),
+        ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
+            "{address} answers as iWARP but did not negotiate SMB Direct within {}; \
+             is it an SMB Direct listener?",
+            report::time(limit)
+        ),
+        ConnectError::Negotiation(ConnectionError::Provider(error)) => {
+            anyhow!(
+                "{address} hung up during the negotiation of SMB Direct: {error}; its log may say why"
+            )
+        }
+        ConnectError::Negotiation(ConnectionError::Closed(_)) => {
+            anyhow!("{address} hung up during the negotiation of SMB Direct; its log may say why")
+        }
+        ConnectError::Negotiation(error) => {
+            anyhow!("SMB Direct was not negotiated with {address}: {error}")
+        }
+        error => anyhow!("no SMB Direct connection to {address}: {error}"),
+    }
+}
+
+/// Explains why there is no connection through an adapter.
+pub(super) fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) => {
+            let what = in_short(error);
+            match error.kind {
+                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+                    "nothing listens on {address} ({what}); start `smbdirect listen` there, \
+                     or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
+                ),
+                ProviderErrorKind::Address => anyhow!(
+                    "{address} cannot be reached by RDMA: {what}; `smbdirect devices` tells what \
+                     there is, `ip route get {}` where it goes",
+                    address.ip()
+                ),
+                ProviderErrorKind::TimedOut => anyhow!(
+                    "{address} did not answer by RDMA: {what}; is there an adapter of the same \
+                     kind, and the same network?"
+                ),
+                _ => explain_provider(error, address),
+            }
+        }
+        ConnectError::Negotiation(error) => anyhow!(
+            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
+        ),
+        error => anyhow!("no SMB Direct connection to {address}: {error}"),
+    }
+}
+
+/// Explains why there is no connection over RoCE in software.
+pub(super) fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+    match error {
+        ConnectError::Provider(error) => {
+            let what = in_short(error);
+            match error.kind {
+                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+                    "nothing listens on {address} by RoCE ({what}); start `smbdirect listen \
+                     --transport roce` there, or check the port: 445 is for RoCE, 5445 for iWARP"
+                ),
+                ProviderErrorKind::Refused if what.starts_with("connection refused") => anyhow!(
+                    "no RoCE listener answers on {} ({what}); start `smbdirect listen --transport \
+                     roce` there, check --udp-port at both ends, or have the firewall there admit the port",
+                    address.ip()
+                ),
+                ProviderErrorKind::TimedOut => anyhow!(
+                    "{what}; check the address, and that firewalls pass that UDP port in both \
+                     directions, or give it more time by --connect-timeout"
+                ),
+                ProviderErrorKind::Address => explain_provider(error, address),
+                _ => anyhow!("no RDMA connection to {address}: {what}"),
+            }
+        }
+        ConnectError::Negotiation(error) => anyhow!(
+            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
+        ),
+        error => anyhow!("no SMB Direct connection to {address}: {error}"),
+    }
+}
+
+/// Explains the error of a provider.
+fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
+    let what = in_short(error);
+    match error.kind {
+        ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+            "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the port \
+             and --transport: this end uses iWARP"
+        ),
+        ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
+        ProviderErrorKind::Address => {
+            anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
+        }
+        ProviderErrorKind::Reset => no_iwarp(address),
+        // The peer answered with something other than an MPA Reply.
+        ProviderErrorKind::Protocol if what.contains("MPA frame") => no_iwarp(address),
+        ProviderErrorKind::Protocol => {
+            anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
+        }
+        _ => anyhow!("no RDMA connection to {address}: {what}"),
+    }
+}
+
+/// Returns the message of a provider without the words that the sentence around it repeats.
+pub(super) fn in_short(error: &ProviderError) -> String {
+    let what = &*error.what;
+    let what = ["connecting: ", "listening: "]
+        .iter()
+        .find_map(|prefix| what.strip_prefix(prefix))
+        .unwrap_or(what);
+    report::plain(&what)
+}
+
+/// Explains that another service listens there.
+fn no_iwarp(address: SocketAddr) -> anyhow::Error {
+    anyhow!("{address} accepts TCP but does not answer as iWARP; is it an SMB Direct listener?")
+}
+
+/// Explains a timeout: whether TCP connects tells an unreachable host from another service.
+async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error {
+    let probe = timeout(limit.min(PROBE_TIMEOUT), TcpStream::connect(address)).await;
+    if let Ok(Ok(_)) = probe {
+        return no_iwarp(address);
+    }
+    unanswered(address, limit)
+}
+
+/// Explains that nothing answered.
+pub(super) fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
+    let limit = report::time(limit);
+    anyhow!(
+        "{address} did not answer within {limit}; check the address and firewalls between, \
+         or give it more by --connect-timeout"
+    )
+}
+
+/// Explains why this end cannot listen, and what to try.
+pub(super) fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
+    let cure = if text.contains("UDP port") {
+        "stop that, or remove the rxe device (rdma link delete) if it is one; or listen on one address each, or \
+         on another UDP port by --udp-port, and connect with the same option"
+    } else if text.contains("in use") {
+        "another program listens there; stop it, or give another port as ADDR"
+    } else if text.contains("permission") {
+        "ports below 1024 need administrator rights; give a higher one as ADDR"
+    } else if text.contains("assign") {
+        "it is no address of this machine; leave the host out to listen on all of them"
+    } else {
+        "give another address as ADDR"
+    };
+    anyhow!("cannot listen on {address}: {text}; {cure}")
+}
+
+/// Explains why a connection ended, and what to try.
+pub(crate) fn explain_end(error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::TimedOut(_) => {
+            format!("{error}; the peer or the network between is stuck")
+        }
+        error => error.to_string(),
+    }
+}
