@@ -67,10 +67,7 @@ pub(super) fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow
                 _ => explain_provider(error, address),
             }
         }
-        ConnectError::Negotiation(error) => anyhow!(
-            "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
-        ),
-        error => anyhow!("no SMB Direct connection to {address}: {error}"),
+        error => explain_negotiation(error, address),
     }
 }
 
@@ -97,6 +94,13 @@ pub(super) fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow:
                 _ => anyhow!("no RDMA connection to {address}: {what}"),
             }
         }
+        error => explain_negotiation(error, address),
+    }
+}
+
+/// Explains why there is no SMB Direct on a connection by RDMA.
+fn explain_negotiation(error: &ConnectError, address: SocketAddr) -> anyhow::Error {
+    match error {
         ConnectError::Negotiation(error) => anyhow!(
             "SMB Direct was not negotiated with {address}: {error}; is it an SMB Direct listener?"
         ),
