@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use smb2::client::{Session, connection};
@@ -61,10 +62,12 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Negotiates SMB over `connection` and logs in. `server` is the name in the paths of shares.
+    /// Negotiates SMB over `connection` and logs in. `server` is the name in the paths of shares. Each request of
+    /// this client, its shares and its files ends with [`Error::NoAnswer`] if the server has not answered it within
+    /// `answer_limit`.
     ///
     /// # Errors
-    /// The server refuses the login or breaks the protocol, or the connection ends.
+    /// The server refuses the login, breaks the protocol or does not answer, or the connection ends.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the session. The connection stays open as long as the caller has
@@ -73,8 +76,9 @@ impl Client {
         connection: Connection,
         server: &str,
         account: &Account,
+        answer_limit: Duration,
     ) -> Result<Self, Error> {
-        let transport = Transport::new(connection);
+        let transport = Transport::new(connection).answer_limit(answer_limit);
         let mut smb = transport.smb2(server);
         let login = async {
             smb.negotiate().await?;

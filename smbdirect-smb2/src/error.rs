@@ -1,5 +1,7 @@
 //! Why an operation on a server failed.
 
+use std::time::Duration;
+
 use smb2::types::{Command, status::NtStatus};
 use smbdirect::ConnectionError;
 use thiserror::Error;
@@ -19,6 +21,9 @@ pub enum Error {
     /// The SMB Direct connection ended.
     #[error("the connection ended: {0}")]
     Connection(#[source] ConnectionError),
+    /// The server did not answer a request within the limit that the caller has set.
+    #[error("the server has not answered for {} s", .0.as_secs_f64())]
+    NoAnswer(Duration),
     /// The server broke the protocol.
     #[error("the server's answer to {command:?} is wrong: {fault}")]
     Answer {

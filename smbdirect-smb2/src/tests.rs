@@ -563,3 +563,22 @@ async fn a_request_ends_with_the_connection() {
         "{ended:?}"
     );
 }
+
+/// The limit ends a request that the server never answers, while the connection lives, and the error says how long that
+/// was.
+#[tokio::test]
+async fn a_request_without_an_answer_ends_at_the_limit() {
+    let address = "127.0.0.1:1".parse().unwrap();
+    let provider = Loopback::new();
+    let mut listener = Listener::bind(&provider, address, Config::default())
+        .await
+        .unwrap();
+    let connecting = Connection::connect(&provider, address, Config::default());
+    let (connection, server) = tokio::join!(connecting, listener.accept());
+    let limit = std::time::Duration::from_millis(20);
+    let transport = Transport::new(connection.unwrap()).answer_limit(limit);
+    let waiting = transport.request(std::future::pending::<Result<(), smb2::Error>>());
+    let error = waiting.await.unwrap_err();
+    assert_eq!(error.to_string(), "the server has not answered for 0.02 s");
+    drop(server);
+}

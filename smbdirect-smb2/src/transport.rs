@@ -18,12 +18,14 @@ use smb2::{
     transport::{TransportReceive, TransportSend},
 };
 use smbdirect::{Connection, Token};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::{error::Error, unsigned::Unsigned};
 
 /// Longest time from the end of a connection to the end of a request whose answer had arrived before.
 const LAST_ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// Longest time for an answer, unless the caller sets another.
+const DEFAULT_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Carries the messages of a [`smb2::client::connection::Connection`] over SMB Direct. Clones share one
 /// connection.
@@ -31,6 +33,7 @@ const LAST_ANSWER_LIMIT: Duration = Duration::from_secs(1);
 pub struct Transport {
     connection: Connection,
     unsigned: Arc<Mutex<Unsigned>>,
+    answer_limit: Duration,
     on_invalidated: Option<Arc<dyn Fn(Token) + Send + Sync>>,
 }
 
@@ -48,8 +51,16 @@ impl Transport {
         Self {
             connection,
             unsigned: Arc::default(),
+            answer_limit: DEFAULT_ANSWER_LIMIT,
             on_invalidated: None,
         }
+    }
+
+    /// Sets the longest time that the requests of this package wait for an answer.
+    #[must_use]
+    pub(crate) const fn answer_limit(mut self, limit: Duration) -> Self {
+        self.answer_limit = limit;
+        self
     }
 
     /// Calls `observer` with each token that the server invalidates, before the message that did so is
@@ -88,8 +99,9 @@ impl Transport {
         allowed
     }
 
-    /// Runs a request of the crate smb2, which ends when the connection ends. Without this, a request that
-    /// begins at that moment sometimes waits forever, because the crate misses the end.
+    /// Runs a request of the crate smb2, which ends when the connection ends, or when the server has not answered it
+    /// within the limit. Without the former, a request that begins at that moment sometimes waits forever, because
+    /// the crate misses the end.
     pub(crate) async fn request<T, E: Into<Error>>(
         &self,
         request: impl Future<Output = Result<T, E>>,
@@ -99,6 +111,7 @@ impl Transport {
             biased;
             done = &mut request => return done.map_err(|error| self.explain(error)),
             reason = self.connection.closed() => reason,
+            () = sleep(self.answer_limit) => return Err(Error::NoAnswer(self.answer_limit)),
         };
         match timeout(LAST_ANSWER_LIMIT, request).await {
             Ok(done) => done.map_err(|error| self.explain(error)),

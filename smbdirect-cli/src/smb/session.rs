@@ -10,7 +10,7 @@ use smbdirect::Connection;
 use smbdirect_smb2::{Account, Client, Error, Reason, Share, Transfer};
 
 use crate::{
-    options::{CommonOptions, ConnectOptions, usage},
+    options::{CommonOptions, ConnectOptions, seconds, usage},
     password::password,
     pcap::Capture,
     report::{NegotiatedReport, Report},
@@ -31,6 +31,10 @@ pub(crate) struct SmbOptions {
     #[arg(long, value_name = "N", requires = "user")]
     password_fd: Option<u32>,
 
+    /// Longest time for the server to answer a request
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    answer_timeout: Duration,
+
     #[command(flatten)]
     pub(crate) connect: ConnectOptions,
 
@@ -40,6 +44,9 @@ pub(crate) struct SmbOptions {
 
 /// Longest time for closing the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What to try when the server does not answer.
+const CURE_FOR_NO_ANSWER: &str = "--answer-timeout SECONDS sets how long to wait";
 
 /// A session with one share.
 pub(super) struct Session {
@@ -78,7 +85,13 @@ impl SmbOptions {
             transport::one_end(&self.common, Some(&self.connect), &place.address)?;
         let connection =
             transport::connect(&*provider, &place.address, &config, &self.connect).await?;
-        let login = Client::connect(connection.clone(), &place.address.host, &account).await;
+        let login = Client::connect(
+            connection.clone(),
+            &place.address.host,
+            &account,
+            self.answer_timeout,
+        );
+        let login = login.await;
         let mut client = login.map_err(|error| explain_login(error, place, &account))?;
         if by_messages {
             client.use_messages();
@@ -173,6 +186,7 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
             "{address} speaks SMB Direct, but the login failed: {}",
             transport::explain_end(&cause)
         ),
+        error @ Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
         error => anyhow!("{address} refuses the login of `{user}`: {error}"),
     }
 }
@@ -187,7 +201,10 @@ fn explain_share(error: Error, place: &Place) -> anyhow::Error {
             "{address} refuses the share `{share}` to this user; check the share's permissions, or \
              give --user USER"
         ),
-        _ => anyhow!("{address} refuses the share `{share}`: {error}"),
+        _ => match error {
+            Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
+            error => anyhow!("{address} refuses the share `{share}`: {error}"),
+        },
     }
 }
 
@@ -210,6 +227,7 @@ pub(super) fn explain(error: Error, place: &Place) -> anyhow::Error {
                 Error::Connection(cause) => {
                     anyhow!("{place}: {}", transport::explain_end(&cause))
                 }
+                Error::NoAnswer(_) => anyhow!("{place}: {error}; {CURE_FOR_NO_ANSWER}"),
                 error => anyhow!("{place}: {error}"),
             };
         }
