@@ -9,11 +9,16 @@ use std::{
     time::Duration,
 };
 
-use smb2::client::{Session, connection};
+use smb2::{
+    client::{Session, connection},
+    crypto::encryption::Cipher,
+    types::flags::Capabilities,
+};
 use smbdirect::Connection;
 
 use crate::{
     error::Error,
+    handshake::{self, Established},
     share::Share,
     transfer::{Terms, Transfer},
     transport::Transport,
@@ -48,6 +53,8 @@ pub struct Client {
     smb: connection::Connection,
     session: Session,
     terms: Terms,
+    /// The session is a guest's or anonymous: it has no key.
+    is_guest: bool,
     /// Whether the session encrypts, for the shares that are connected already.
     encrypts: Arc<AtomicBool>,
 }
@@ -67,7 +74,8 @@ impl Client {
     /// `answer_limit`.
     ///
     /// # Errors
-    /// The server refuses the login, breaks the protocol or does not answer, or the connection ends.
+    /// The server refuses the login, asks a guest for encryption, breaks the protocol or does not answer, or the
+    /// connection ends.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the session. The connection stays open as long as the caller has
@@ -79,30 +87,23 @@ impl Client {
         answer_limit: Duration,
     ) -> Result<Self, Error> {
         let transport = Transport::new(connection).answer_limit(answer_limit);
-        let mut smb = transport.smb2(server);
-        let login = async {
-            smb.negotiate().await?;
-            let Account {
-                user,
-                domain,
-                password,
-            } = account;
-            Session::setup(&mut smb, user, password, domain).await
-        };
-        let session = transport.request(login).await?;
-        Ok(Self::with_session(transport, smb, session))
+        let established = handshake::establish(&transport, server, account).await?;
+        Ok(Self::with_session(transport, established))
     }
 
     /// Returns the client of an established session.
-    pub(crate) fn with_session(
-        transport: Transport,
-        smb: connection::Connection,
-        session: Session,
-    ) -> Self {
-        let params = smb.params().expect("NEGOTIATE succeeded");
+    pub(crate) fn with_session(transport: Transport, established: Established) -> Self {
+        let Established {
+            smb,
+            session,
+            signing_required,
+            is_guest,
+        } = established;
+        let mut params = smb.params().expect("NEGOTIATE succeeded");
+        params.signing_required = signing_required;
         let terms = Terms {
             dialect: params.dialect,
-            signing_required: params.signing_required,
+            signing_required,
             encrypts: session.should_encrypt,
             asked_for_messages: false,
         };
@@ -113,6 +114,7 @@ impl Client {
             smb,
             session,
             terms,
+            is_guest,
         }
     }
 
@@ -137,6 +139,15 @@ impl Client {
         self.session.should_sign
     }
 
+    /// Returns whether the session can encrypt: it has a key, and the server has encryption. A share that requires
+    /// encryption refuses all other sessions with STATUS_ACCESS_DENIED.
+    pub fn can_encrypt(&self) -> bool {
+        let has_cipher = self.smb.params().is_some_and(|params| {
+            params.cipher.is_some() || params.capabilities.contains(Capabilities::ENCRYPTION)
+        });
+        has_cipher && !self.is_guest && self.session.encryption_key.is_some()
+    }
+
     #[cfg(test)]
     pub(crate) const fn session(&self) -> &Session {
         &self.session
@@ -150,14 +161,15 @@ impl Client {
     /// Connects to a share.
     ///
     /// # Errors
-    /// The server has no such share or refuses the access, or the connection ends.
+    /// The server has no such share, refuses the access, or asks a session without a key for encryption, or the
+    /// connection ends.
     pub async fn share(&mut self, name: &str) -> Result<Share, Error> {
         let connecting = smb2::Tree::connect(&mut self.smb, name);
         let tree = self.transport.request(connecting).await?;
         let mut terms = self.terms;
         if tree.encrypt_data && !terms.encrypts {
             terms.encrypts = true;
-            self.encrypt();
+            self.encrypt()?;
         }
         let transfer = Transfer::decide(terms);
         let (transport, smb) = (self.transport.clone(), self.smb.clone());
@@ -168,18 +180,25 @@ impl Client {
 
     /// Encrypts all requests from now on, because a share asks for it. Files of shares that were connected before
     /// then move their data in messages too.
-    fn encrypt(&mut self) {
-        use smb2::crypto::encryption::Cipher;
-
-        let keys = (&self.session.encryption_key, &self.session.decryption_key);
-        if let (Some(encryption), Some(decryption)) = keys {
-            let cipher = self.smb.params().and_then(|params| params.cipher);
-            // A server that names no cipher speaks SMB 3.0, which has only this one.
-            let cipher = cipher.unwrap_or(Cipher::Aes128Ccm);
-            let (encryption, decryption) = (encryption.clone(), decryption.clone());
-            self.smb.activate_encryption(encryption, decryption, cipher);
-            self.terms.encrypts = true;
-            self.encrypts.store(true, Ordering::Relaxed);
+    fn encrypt(&mut self) -> Result<(), Error> {
+        let Session {
+            encryption_key: Some(encryption),
+            decryption_key: Some(decryption),
+            ..
+        } = &self.session
+        else {
+            return Err(Error::NoKey);
+        };
+        if self.is_guest {
+            return Err(Error::NoKey);
         }
+        let cipher = self.smb.params().and_then(|params| params.cipher);
+        // A server that names no cipher speaks SMB 3.0, which has only this one.
+        let cipher = cipher.unwrap_or(Cipher::Aes128Ccm);
+        let (encryption, decryption) = (encryption.clone(), decryption.clone());
+        self.smb.activate_encryption(encryption, decryption, cipher);
+        self.terms.encrypts = true;
+        self.encrypts.store(true, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -32,6 +32,10 @@ pub enum Error {
         /// What is wrong.
         fault: &'static str,
     },
+    /// The server or the share asks for encryption, and the session has no key for it: it is a guest's or
+    /// anonymous, or the dialect is older than SMB 3.0.
+    #[error("it asks for encryption, and this session has no key")]
+    NoKey,
     /// The provider refused to register memory.
     #[error("memory cannot be registered for RDMA: {0}")]
     Register(String),

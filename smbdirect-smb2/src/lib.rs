@@ -6,6 +6,7 @@ pub mod requests;
 mod client;
 mod error;
 mod file;
+mod handshake;
 mod share;
 mod transfer;
 mod transport;

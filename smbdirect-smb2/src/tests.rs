@@ -28,7 +28,10 @@ use smbdirect::{
     BufferDescriptorV1, Config, Connection, Listener, Token, rdma::loopback::Loopback,
 };
 
-use crate::{Channel, Client, OpenMode, Reason, Share, Transfer, transport::Transport};
+use crate::{
+    Channel, Client, Error, OpenMode, Reason, Share, Transfer, handshake::Established,
+    transport::Transport,
+};
 
 const KEY: [u8; 16] = *b"0123456789abcdef";
 const CIPHER: Cipher = Cipher::Aes128Ccm;
@@ -346,6 +349,19 @@ async fn connect(
     Connection,
     tokio::task::JoinHandle<(Vec<Seen>, Vec<u8>)>,
 ) {
+    connect_as(behaviour, security, false).await
+}
+
+/// Returns a client with a signed session, or one that the server calls a guest's.
+async fn connect_as(
+    behaviour: Behaviour,
+    security: Security,
+    is_guest: bool,
+) -> (
+    Client,
+    Connection,
+    tokio::task::JoinHandle<(Vec<Seen>, Vec<u8>)>,
+) {
     let provider = Arc::new(Loopback::new());
     let address = "127.0.0.1:5445".parse().unwrap();
     let listener = Listener::bind(&*provider, address, Config::default());
@@ -379,7 +395,15 @@ async fn connect(
         should_encrypt,
     };
     (
-        Client::with_session(transport, smb, session),
+        Client::with_session(
+            transport,
+            Established {
+                smb,
+                session,
+                signing_required: security == Security::Signing,
+                is_guest,
+            },
+        ),
         connection,
         server,
     )
@@ -517,6 +541,22 @@ async fn a_share_that_encrypts_ends_rdma() {
     }
 }
 
+/// The server has no key for a guest, so the guest sends nothing, encrypted or not, to a share that asks for it.
+#[tokio::test]
+async fn a_guest_does_not_use_a_share_that_encrypts() {
+    let behaviour = Behaviour::Takes;
+    let (mut client, connection, server) =
+        connect_as(behaviour, Security::EncryptedShare, true).await;
+    assert!(!client.can_encrypt());
+    let refused = client.share("sealed").await.unwrap_err();
+    assert!(matches!(refused, Error::NoKey), "{refused}");
+    let share = client.share("share").await.unwrap();
+    assert_eq!(exchange(&share).await, (LENGTH, LENGTH));
+    connection.close().await.unwrap();
+    let (seen, _) = server.await.unwrap();
+    assert!(seen.iter().all(|seen| !seen.encrypted), "{seen:?}");
+}
+
 /// A request that is denied for another reason is denied without the channel too, and RDMA goes on.
 #[tokio::test]
 async fn a_denied_access_leaves_rdma_on() {
@@ -558,10 +598,7 @@ async fn a_request_ends_with_the_connection() {
     let transport = Transport::new(connection.unwrap());
     let waiting = transport.request(std::future::pending::<Result<(), smb2::Error>>());
     let (ended, ()) = tokio::join!(waiting, async { drop(server.unwrap()) });
-    assert!(
-        matches!(ended, Err(crate::Error::Connection(_))),
-        "{ended:?}"
-    );
+    assert!(matches!(ended, Err(Error::Connection(_))), "{ended:?}");
 }
 
 /// The limit ends a request that the server never answers, while the connection lives, and the error says how long that

@@ -97,7 +97,7 @@ impl SmbOptions {
             client.use_messages();
         }
         let share = client.share(&place.share).await;
-        let share = share.map_err(|error| explain_share(error, place))?;
+        let share = share.map_err(|error| explain_share(error, place, client.can_encrypt()))?;
         let reason = match share.transfer() {
             Transfer::Rdma(_) => None,
             Transfer::Messages(reason) => Some(reason.to_string()),
@@ -168,9 +168,22 @@ impl Moved {
     }
 }
 
+/// Why a guest is refused where others are not, and the cure.
+const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt; give --user USER";
+
 fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Error {
     let (address, user) = (&place.address, &account.user);
     let status = error.status();
+    let is_guest = user.is_empty() || user.eq_ignore_ascii_case("guest");
+    if status == Some(NtStatus::ACCESS_DENIED) && is_guest {
+        return anyhow!("{address} takes no guests, or requires encryption ({error}): {NO_GUESTS}");
+    }
+    if status == Some(NtStatus::ACCESS_DENIED) {
+        return anyhow!(
+            "{address} refuses the login of `{user}` ({error}): the account may not log in, or the server \
+             requires encryption other than AES-128"
+        );
+    }
     if status.is_some() && user.is_empty() {
         return anyhow!("{address} refuses an anonymous session ({error}); give --user USER");
     }
@@ -178,6 +191,7 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
         return anyhow!("{address} refuses the login of {user}; check the user and the password");
     }
     match error {
+        Error::NoKey => anyhow!("{address} asks for encryption: {NO_GUESTS}"),
         Error::Smb2(ref cause) if cause.kind() == ErrorKind::GuestSessionRefused => anyhow!(
             "{address} lets {user} in as a guest only; check the user and the password, or give \
              --user Guest"
@@ -191,20 +205,33 @@ fn explain_login(error: Error, place: &Place, account: &Account) -> anyhow::Erro
     }
 }
 
-fn explain_share(error: Error, place: &Place) -> anyhow::Error {
+/// `can_encrypt` tells a share that may require encryption from one that refuses the user.
+fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Error {
     let Place { address, share, .. } = place;
-    match error.status() {
-        Some(NtStatus::BAD_NETWORK_NAME) => {
+    match (error.status(), &error) {
+        (Some(NtStatus::BAD_NETWORK_NAME), _) => {
             anyhow!("{address} has no share `{share}`; check its name")
         }
-        Some(NtStatus::ACCESS_DENIED) => anyhow!(
+        (Some(NtStatus::ACCESS_DENIED), _) if can_encrypt => anyhow!(
             "{address} refuses the share `{share}` to this user; check the share's permissions, or \
              give --user USER"
         ),
-        _ => match error {
-            Error::NoAnswer(_) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
-            error => anyhow!("{address} refuses the share `{share}`: {error}"),
-        },
+        (Some(NtStatus::ACCESS_DENIED), _) => anyhow!(
+            "{address} refuses the share `{share}` to this session, which cannot encrypt: the share \
+             requires encryption, or its permissions exclude the user; give --user USER, or let the \
+             server speak SMB 3"
+        ),
+        (_, Error::NoKey) => {
+            anyhow!("the share `{share}` of {address} asks for encryption: {NO_GUESTS}")
+        }
+        (_, Error::Connection(cause)) => {
+            anyhow!(
+                "{address}, share `{share}`: {}",
+                transport::explain_end(cause)
+            )
+        }
+        (_, Error::NoAnswer(_)) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
+        _ => anyhow!("{address} refuses the share `{share}`: {error}"),
     }
 }
 

@@ -1,0 +1,324 @@
+//! NEGOTIATE and SESSION_SETUP of the crate smb2, with what the crate leaves out.
+//!
+//! Version 0.39 of the crate, with no setting for any of these:
+//!
+//! - offers ciphers in NEGOTIATE and encrypts, but does not set SMB2_GLOBAL_CAP_ENCRYPTION. A server that requires
+//!   encryption refuses such a client ([MS-SMB2] 3.3.5.5.3, 3.3.5.7). This transport sets the bit.
+//! - offers AES-256 and HMAC-SHA256, and fails to log in if the server selects one of them: it signs with a key of
+//!   256 bits in place of 128, or by AES-CMAC. This transport takes both out of the offer.
+//! - signs a guest session if the server requires signing. The server has no key for a guest and signs nothing
+//!   (3.3.5.5.3). This transport hides the requirement from a guest.
+//!
+//! SMB 3.1.1 derives its keys from a hash of the messages as they were on the wire, so the hash of the crate is
+//! replaced by one of these. `packaging/notes/smb2.md` is the note to the authors of the crate. This file goes
+//! when a version without these faults is used.
+//!
+//! [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use smb2::{
+    client::{Session, connection},
+    crypto::kdf::PreauthHasher,
+    msg::{
+        header::Header,
+        negotiate::{
+            CIPHER_AES_128_CCM, CIPHER_AES_128_GCM, NegotiateContext, NegotiateRequest,
+            SIGNING_HMAC_SHA256,
+        },
+    },
+    pack::{Pack, ReadCursor, Unpack, WriteCursor},
+    transport::{TransportReceive, TransportSend},
+    types::flags::Capabilities,
+};
+
+use crate::{client::Account, error::Error, transport::Transport};
+
+const COMMAND_NEGOTIATE: u8 = 0x00;
+const COMMAND_SESSION_SETUP: u8 = 0x01;
+/// Offset of SecurityMode in a NEGOTIATE response ([MS-SMB2] 2.2.4).
+const RESPONSE_SECURITY_MODE: usize = 64 + 2;
+const SIGNING_REQUIRED: u8 = 0x02;
+/// Offset of SessionFlags in a SESSION_SETUP response ([MS-SMB2] 2.2.6).
+const RESPONSE_SESSION_FLAGS: usize = 64 + 2;
+const IS_GUEST_OR_NULL: u8 = 0x01 | 0x02;
+
+/// A session, and what the server said of it.
+pub(crate) struct Established {
+    pub(crate) smb: connection::Connection,
+    pub(crate) session: Session,
+    /// The server requires signed requests of this session.
+    pub(crate) signing_required: bool,
+    /// The session is a guest's or anonymous: it has no key, so it neither signs nor encrypts.
+    pub(crate) is_guest: bool,
+}
+
+/// Negotiates over `transport` and logs in.
+///
+/// # Errors
+/// The server refuses the login, asks a guest for encryption or breaks the protocol, or the connection ends.
+pub(crate) async fn establish(
+    transport: &Transport,
+    server: &str,
+    account: &Account,
+) -> Result<Established, Error> {
+    let Account {
+        user,
+        domain,
+        password,
+    } = account;
+    let handshake = Handshake {
+        transport: transport.clone(),
+        seen: Arc::new(Mutex::new(Seen {
+            wants_guest: user.is_empty() || user.eq_ignore_ascii_case("guest"),
+            ..Seen::default()
+        })),
+    };
+    let half = || Box::new(handshake.clone());
+    let mut smb = connection::Connection::from_transport(half(), half(), server);
+    transport.request(smb.negotiate()).await?;
+    let hash = handshake.seen().hasher.clone();
+    smb.with_preauth_hasher_mut(|hasher| *hasher = hash);
+    let login = Session::setup(&mut smb, user, password, domain);
+    let session = transport.request(login).await?;
+    let Seen {
+        signing_required,
+        is_guest,
+        ..
+    } = *handshake.seen();
+    if is_guest && session.should_encrypt {
+        return Err(Error::NoKey);
+    }
+    Ok(Established {
+        smb,
+        session,
+        signing_required: signing_required && !is_guest,
+        is_guest,
+    })
+}
+
+/// A transport that changes NEGOTIATE, and passes all other messages.
+#[derive(Clone)]
+struct Handshake {
+    transport: Transport,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Handshake {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().expect("no panic under it")
+    }
+}
+
+/// What the handshake has shown.
+#[derive(Default)]
+struct Seen {
+    /// The caller wants a guest or anonymous session. The crate takes none for other names than `Guest`.
+    wants_guest: bool,
+    /// The hash of the NEGOTIATE messages as they were on the wire.
+    hasher: PreauthHasher,
+    signing_required: bool,
+    is_guest: bool,
+}
+
+impl Seen {
+    /// Returns the request to send in place of `message`, if it has to change.
+    fn request(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        if command(message) != Some(COMMAND_NEGOTIATE) {
+            return None;
+        }
+        let message = offer(message).ok()?;
+        self.hasher.update(&message);
+        Some(message)
+    }
+
+    /// Reads an answer, and hides from the crate what does not concern a guest.
+    fn answer(&mut self, message: &mut [u8]) {
+        match command(message) {
+            Some(COMMAND_NEGOTIATE) => {
+                self.hasher.update(message);
+                if let Some(mode) = message.get_mut(RESPONSE_SECURITY_MODE) {
+                    self.signing_required = *mode & SIGNING_REQUIRED != 0;
+                    if self.wants_guest {
+                        *mode &= !SIGNING_REQUIRED;
+                    }
+                }
+            }
+            Some(COMMAND_SESSION_SETUP) => {
+                if let Some(flags) = message.get(RESPONSE_SESSION_FLAGS) {
+                    self.is_guest = flags & IS_GUEST_OR_NULL != 0;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns a NEGOTIATE request that announces encryption, and offers only what the crate can do.
+fn offer(message: &[u8]) -> smb2::Result<Vec<u8>> {
+    let mut cursor = ReadCursor::new(message);
+    let header = Header::unpack(&mut cursor)?;
+    let mut request = NegotiateRequest::unpack(&mut cursor)?;
+    let capabilities = request.capabilities.bits() | Capabilities::ENCRYPTION;
+    request.capabilities = Capabilities::new(capabilities);
+    for context in &mut request.negotiate_contexts {
+        match context {
+            NegotiateContext::Encryption { ciphers } => {
+                ciphers.retain(|cipher| [CIPHER_AES_128_CCM, CIPHER_AES_128_GCM].contains(cipher));
+            }
+            NegotiateContext::Signing { algorithms } => {
+                algorithms.retain(|algorithm| *algorithm != SIGNING_HMAC_SHA256);
+            }
+            _ => {}
+        }
+    }
+    let (mut message, mut body) = (WriteCursor::new(), WriteCursor::new());
+    header.pack(&mut message);
+    // The offsets within the body count from the header.
+    request.pack(&mut body);
+    message.write_bytes(body.as_bytes());
+    Ok(message.into_inner())
+}
+
+/// Returns the command of a message that is not encrypted; `None` for the commands above 255, which do not exist.
+fn command(message: &[u8]) -> Option<u8> {
+    match message.get(..14)? {
+        [0xfe, b'S', b'M', b'B', .., command, 0] => Some(*command),
+        _ => None,
+    }
+}
+
+#[async_trait]
+impl TransportSend for Handshake {
+    async fn send(&self, message: &[u8]) -> smb2::Result<()> {
+        let changed = self.seen().request(message);
+        self.transport
+            .send(changed.as_deref().unwrap_or(message))
+            .await
+    }
+}
+
+#[async_trait]
+impl TransportReceive for Handshake {
+    async fn receive(&self) -> smb2::Result<Vec<u8>> {
+        let mut message = self.transport.receive().await?;
+        self.seen().answer(&mut message);
+        Ok(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smb2::{
+        msg::negotiate::{SIGNING_AES_CMAC, SIGNING_AES_GMAC},
+        pack::Guid,
+        types::{Command, Dialect, flags::SecurityMode},
+    };
+
+    use super::*;
+
+    fn message(command: u8, at: usize, byte: u8) -> Vec<u8> {
+        let mut message = vec![0; 128];
+        message[..4].copy_from_slice(b"\xfeSMB");
+        message[12] = command;
+        message[at] = byte;
+        message
+    }
+
+    fn hash(messages: &[&[u8]]) -> PreauthHasher {
+        let mut hasher = PreauthHasher::new();
+        for message in messages {
+            hasher.update(message);
+        }
+        hasher
+    }
+
+    fn request() -> Vec<u8> {
+        let mut bytes = WriteCursor::new();
+        Header::new_request(Command::Negotiate).pack(&mut bytes);
+        let mut body = WriteCursor::new();
+        let request = NegotiateRequest {
+            security_mode: SecurityMode::new(SecurityMode::SIGNING_ENABLED),
+            capabilities: Capabilities::new(Capabilities::DFS),
+            client_guid: Guid::default(),
+            dialects: Dialect::ALL.to_vec(),
+            negotiate_contexts: vec![
+                NegotiateContext::Encryption {
+                    ciphers: vec![4, CIPHER_AES_128_GCM, 3, CIPHER_AES_128_CCM],
+                },
+                NegotiateContext::Signing {
+                    algorithms: vec![SIGNING_AES_GMAC, SIGNING_AES_CMAC, SIGNING_HMAC_SHA256],
+                },
+            ],
+        };
+        request.pack(&mut body);
+        bytes.write_bytes(body.as_bytes());
+        bytes.into_inner()
+    }
+
+    #[test]
+    fn negotiate_announces_encryption_and_offers_what_the_crate_can_do() {
+        let request = request();
+        let sent = Seen::default().request(&request).expect("it changes");
+        assert_eq!(sent[..64], request[..64], "the header");
+        let sent = NegotiateRequest::unpack(&mut ReadCursor::new(&sent[64..])).unwrap();
+        let capabilities = Capabilities::DFS | Capabilities::ENCRYPTION;
+        assert_eq!(sent.capabilities.bits(), capabilities);
+        assert_eq!(sent.dialects, Dialect::ALL);
+        let [
+            NegotiateContext::Encryption { ciphers },
+            NegotiateContext::Signing { algorithms },
+        ] = &*sent.negotiate_contexts
+        else {
+            panic!("{:?}", sent.negotiate_contexts);
+        };
+        assert_eq!(ciphers, &[CIPHER_AES_128_GCM, CIPHER_AES_128_CCM]);
+        assert_eq!(algorithms, &[SIGNING_AES_GMAC, SIGNING_AES_CMAC]);
+    }
+
+    #[test]
+    fn the_hash_is_of_the_messages_on_the_wire() {
+        for (wants_guest, shown) in [(false, 0x03), (true, 0x01)] {
+            let mut seen = Seen {
+                wants_guest,
+                ..Seen::default()
+            };
+            let sent = seen.request(&request()).expect("it changes");
+            let wire = message(COMMAND_NEGOTIATE, RESPONSE_SECURITY_MODE, 0x03);
+            let mut answer = wire.clone();
+            seen.answer(&mut answer);
+            assert_eq!(answer[RESPONSE_SECURITY_MODE], shown);
+            assert!(seen.signing_required);
+            assert_eq!(seen.hasher.value(), hash(&[&sent, &wire]).value());
+        }
+    }
+
+    #[test]
+    fn a_guest_is_known_by_the_flags_of_the_session() {
+        for (flags, is_guest) in [(0, false), (1, true), (2, true), (4, false), (5, true)] {
+            let mut seen = Seen::default();
+            let mut answer = message(COMMAND_SESSION_SETUP, RESPONSE_SESSION_FLAGS, flags);
+            let before = answer.clone();
+            seen.answer(&mut answer);
+            assert_eq!(answer, before);
+            assert_eq!(seen.is_guest, is_guest, "{flags}");
+        }
+    }
+
+    #[test]
+    fn other_messages_pass_and_short_ones_do_no_harm() {
+        let mut seen = Seen::default();
+        let (mut sealed, mut login) = (request(), request());
+        sealed[0] = 0xfd;
+        login[12] = COMMAND_SESSION_SETUP;
+        for other in [sealed, login, Vec::new()] {
+            assert_eq!(seen.request(&other), None);
+        }
+        for length in 0..request().len() {
+            let short = &mut request()[..length];
+            let _ = seen.request(short);
+            seen.answer(short);
+        }
+    }
+}
