@@ -216,9 +216,10 @@ impl Inbound {
         true
     }
 
-    /// Returns whether no data is left and no more will arrive.
+    /// Returns whether no data is left and no more will arrive. Data is left while the chained handler has a TSDU
+    /// that it can return.
     pub fn is_exhausted(&self) -> bool {
-        self.ended.is_some() && self.tsdus.is_empty()
+        self.ended.is_some() && self.tsdus.is_empty() && self.offered.is_none()
     }
 
     /// Returns the receive if it has to wait for data. Completes it otherwise.
@@ -417,7 +418,9 @@ impl Inbound {
         if let Some(last) = self.tsdus.pop_back_if(|last| last.remaining > 0) {
             self.held -= last.available + TSDU_COST_BYTES;
             if self.tsdus.is_empty() {
-                self.offered = None;
+                // The copying handler is processing the TSDU that was just discarded. The chained handler has a
+                // whole one, which it can still return.
+                self.offered.take_if(|offered| !offered.is_chained());
             }
         }
         self.fill();

@@ -143,6 +143,49 @@ fn incomplete_tsdu_is_discarded_at_the_end() {
     assert_eq!(inbound.held(), 0);
 }
 
+/// The chained handler still has a whole TSDU when the connection ends in the middle of the next one. Its answer
+/// counts: a TSDU that it does not accept can still be received.
+//= TDI-CHN-06 test
+//= TDI-RECV-03 test
+#[test]
+fn chained_tsdu_is_answered_after_the_end() {
+    for incomplete in [false, true] {
+        for accepted in [false, true] {
+            let mut inbound = lending(500);
+            arrive(&mut inbound, "abcd", 0);
+            let Some(ReceiveEvent::Chained(tsdu)) = inbound.poll_event() else {
+                panic!("the TSDU is lent");
+            };
+            if incomplete {
+                arrive(&mut inbound, "ef", 4);
+            }
+            inbound.receive(request(1, 9, NORMAL));
+            inbound.receive(request(2, 9, NORMAL));
+            inbound.finish(Status::LINK_FAILED);
+            assert!(!inbound.is_exhausted(), "the handler can return the TSDU");
+            let (answer, first) = match accepted {
+                true => (Ok(()), "1 LINK_FAILED "),
+                false => (Err(tsdu), "1 SUCCESS abcd"),
+            };
+            assert_eq!(next(&mut inbound), "-");
+            inbound.answer_chained(answer).unwrap();
+            assert_eq!(next(&mut inbound), first);
+            assert_eq!(next(&mut inbound), "2 LINK_FAILED ");
+            assert!(inbound.is_exhausted() && inbound.held() == 0);
+        }
+    }
+    // After `close` the answer is too late, and nothing is kept.
+    let mut inbound = lending(500);
+    arrive(&mut inbound, "abcd", 0);
+    let Some(ReceiveEvent::Chained(tsdu)) = inbound.poll_event() else {
+        panic!("the TSDU is lent");
+    };
+    inbound.close(Status::LINK_FAILED);
+    let answer = inbound.answer_chained(Err(tsdu));
+    assert_eq!(answer, Err(Status::INVALID_DEVICE_STATE));
+    assert!(inbound.is_exhausted());
+}
+
 #[test]
 fn cancelled_receive_keeps_its_bytes() {
     let mut inbound = inbound(settings());
