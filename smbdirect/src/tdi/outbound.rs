@@ -263,10 +263,11 @@ impl Outbound {
         Some(outbound)
     }
 
-    /// Returns whether to request a response from the peer after this TSDU.
+    /// Returns whether to request a response from the peer after this TSDU. The connection requests one response at
+    /// a time.
     fn prompts(&self, tsdu: &Tsdu, availability: SendAvailability) -> bool {
         //= TDI-SEND-12
-        if !tsdu.no_response_expected || availability.response_pending {
+        if !tsdu.no_response_expected {
             return false;
         }
         //= TDI-SEND-13

@@ -184,8 +184,6 @@ pub struct SendAvailability {
     pub low_credits: u16,
     /// The largest payload of one segment in bytes.
     pub segment_payload: usize,
-    /// The peer has not answered an earlier request for a response.
-    pub response_pending: bool,
 }
 
 /// A TSDU that the connection must send.

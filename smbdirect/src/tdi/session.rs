@@ -187,7 +187,6 @@ impl Session {
             send_credits: credits.send_credits,
             low_credits: credits.send_credit_target / 4,
             segment_payload: self.connection.negotiated().max_payload(),
-            response_pending: self.connection.is_response_due(),
         }
     }
 

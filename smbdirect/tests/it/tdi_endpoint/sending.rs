@@ -26,6 +26,7 @@ const HINT: SendFlags = SendFlags::NO_RESPONSE_EXPECTED;
 
 over_providers! {
     expedited_sends_overtake_waiting_normal_sends;
+    writes_keep_their_place_among_normal_sends;
     expedited_can_be_ignored;
     partial_sends_are_one_tsdu;
     each_combination_of_known_flags_is_accepted;
@@ -39,6 +40,7 @@ over_providers! {
     dropped_send_future_still_sends;
     send_invalidates_a_token;
     no_response_expected_only_requests_credits;
+    one_response_is_requested_at_a_time;
     two_ends_that_always_request_credits_become_silent;
     keepalives_never_split_a_message;
     force_send_grants_credits;
@@ -102,6 +104,23 @@ async fn expedited_sends_overtake_waiting_normal_sends(provider: Arc<dyn Provide
     order.drain(first..first + 3);
     let normal: Vec<_> = (0..64).map(|number| number.to_string()).collect();
     assert_eq!(order, normal);
+}
+
+/// TdiBuildWrite has no flags: its send does not overtake others.
+//= TDI-SEND-32 test
+async fn writes_keep_their_place_among_normal_sends(provider: Arc<dyn Provider>) {
+    let ends = Ends::with(provider, starving_settings()).await;
+    let queued = starve(&ends).await;
+    let written = ends.here.write(b"w");
+    let last = ends.here.send("last", PLAIN);
+    for number in 0..64_u8 {
+        assert_eq!(ends.arrived().await[0], number);
+    }
+    assert_eq!(ends.arrived().await, "w");
+    assert_eq!(ends.arrived().await, "last");
+    for sending in queued.into_iter().chain([written, last]) {
+        assert_eq!(within(sending).await.status, Status::SUCCESS);
+    }
 }
 
 //= TDI-SEND-06 test
@@ -517,6 +536,24 @@ async fn no_response_expected_only_requests_credits(provider: Arc<dyn Provider>)
         let asked = here.stats().keepalives_sent - before;
         assert_eq!(asked, u64::from(policy != NoResponse::Ignore), "{policy:?}");
     }
+}
+
+/// The TSDUs are passed to the connection faster than the peer answers.
+//= TDI-SEND-13 test
+async fn one_response_is_requested_at_a_time(provider: Arc<dyn Provider>) {
+    let mut settings = settings(credits(64));
+    settings.send.no_response = NoResponse::Always;
+    let ends = Ends::with(provider, settings).await;
+    let sendings: Vec<_> = (0..5).map(|_| ends.here.send("x", HINT)).collect();
+    for _ in 0..5 {
+        assert_eq!(ends.arrived().await, "x");
+    }
+    for sending in sendings {
+        assert_eq!(sizes(sending).await, (Status::SUCCESS, 1));
+    }
+    let here = ends.here.connection().unwrap();
+    let asked = here.stats().keepalives_sent;
+    assert!((1..5).contains(&asked), "{asked}");
 }
 
 /// Both ends request a response after each TSDU, and one answers a request with a request, as

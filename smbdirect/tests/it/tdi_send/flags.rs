@@ -104,24 +104,17 @@ fn no_response_expected_only_sets_the_prompt() {
         send_credits: 3,
         low_credits: 2,
         segment_payload: 4,
-        response_pending: false,
     };
     let plenty = SendAvailability {
         send_credits: 9,
-        ..low
-    };
-    let pending = SendAvailability {
-        response_pending: true,
         ..low
     };
     for (policy, availability, prompts) in [
         (NoResponse::Ignore, low, false),
         (NoResponse::WhenLowOnCredits, low, true),
         (NoResponse::WhenLowOnCredits, plenty, false),
-        (NoResponse::WhenLowOnCredits, pending, false),
         (NoResponse::Always, low, true),
         (NoResponse::Always, plenty, true),
-        (NoResponse::Always, pending, false),
     ] {
         for (flags, prompts) in [(N, prompts), (NONE, false)] {
             let mut sends = Sends::with(SendSettings {
