@@ -18,8 +18,8 @@ use smbdirect::{
 };
 
 use super::ends::{
-    Ends, How, Recorder, loopback, not_yet, over_providers, pattern, receive, starving_settings,
-    turns, within,
+    Ends, How, Recorder, iwarp, loopback, not_yet, over_providers, pattern, receive,
+    starving_settings, turns, within,
 };
 
 const PLAIN: SendFlags = SendFlags::empty();
@@ -37,6 +37,36 @@ over_providers! {
     sends_and_receives_can_be_cancelled;
     dropping_the_last_handle_cancels_pending_requests;
     handler_can_disconnect;
+}
+
+/// Of the TSDUs that have not left, the connection has taken one and the session holds the rest. None of them
+/// completes with SUCCESS.
+//= TDI-SEND-26 test
+#[tokio::test]
+async fn sends_that_did_not_leave_fail_when_the_peer_aborts() {
+    let mut settings = starving_settings();
+    // A send completes when it was sent.
+    settings.send.high_water = 0;
+    settings.send.low_water = 0;
+    let ends = Ends::with(iwarp(), settings).await;
+    let sendings: Vec<_> = (0..4)
+        .map(|number| ends.here.send(pattern(100_000, number), PLAIN))
+        .collect();
+    let here = ends.here.connection().unwrap();
+    within(async {
+        while here.stats().segments_sent == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(here.stats().messages_sent, 0, "four credits are not enough");
+    within(ends.there.disconnect(ABORT, None)).await.unwrap();
+    let cause = within(ends.here.disconnected()).await.unwrap();
+    for sending in sendings {
+        let done = within(sending).await;
+        assert_eq!((done.status, done.information), (cause.status(), 0));
+        assert!(!done.status.is_success(), "{cause}");
+    }
 }
 
 fn no_flags() -> ReceiveFlags {

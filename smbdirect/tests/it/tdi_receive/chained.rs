@@ -122,6 +122,49 @@ fn unaccepted_chained_tsdu_is_held_for_receives() {
     assert_eq!((next(&mut inbound), inbound.lent()), ("-".to_owned(), 0));
 }
 
+/// A receive that was submitted while the chained handler ran gets the data, whatever the handler answers, and no
+/// data is indicated while it waits.
+//= TDI-RECV-06 test
+//= TDI-RECV-08 test
+#[test]
+fn answer_of_the_chained_handler_fills_waiting_receives() {
+    for (accepted, resumed) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut inbound = lending(500);
+        arrive(&mut inbound, "abcd", 0);
+        let tsdu = chained(&mut inbound);
+        arrive(&mut inbound, "efgh", 0);
+        inbound.receive(request(1, 4, NORMAL));
+        inbound.receive(request(2, 4, NORMAL));
+        if resumed {
+            inbound.resume();
+        }
+        assert_eq!(next(&mut inbound), "-", "a handler is processing the data");
+        let expected = match accepted {
+            true => ["1 SUCCESS efgh", "-"],
+            false => ["1 SUCCESS abcd", "2 SUCCESS efgh"],
+        };
+        inbound
+            .answer_chained(if accepted {
+                drop(tsdu);
+                Ok(())
+            } else {
+                Err(tsdu)
+            })
+            .unwrap();
+        for event in expected {
+            assert_eq!(next(&mut inbound), event, "{accepted} {resumed}");
+        }
+        assert_eq!((inbound.held(), inbound.lent()), (0, 0));
+        arrive(&mut inbound, "ijkl", 0);
+        let last = if accepted {
+            "2 SUCCESS ijkl"
+        } else {
+            "chained 4"
+        };
+        assert_eq!(next(&mut inbound), last, "{accepted} {resumed}");
+    }
+}
+
 #[test]
 fn partly_received_tsdu_is_not_lent() {
     let mut inbound = lending(500);

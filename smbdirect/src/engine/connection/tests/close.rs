@@ -1,5 +1,22 @@
 use super::*;
 
+/// A provider flushes the Sends that were posted when its connection ends. Nobody knows whether the peer has them.
+#[test]
+fn flushed_sends_are_not_reported_as_sent() {
+    let mut bench = Bench::settled(credits(10, 10), 10, 10);
+    bench.send(1, 5);
+    bench.send(2, 2500);
+    bench.work();
+    bench.complete(Completion::Sent(bench.sends[0]));
+    bench.sends.pop_front();
+    assert_eq!(bench.story(), ["sent 1"]);
+    let broken = ProviderError::new(ProviderErrorKind::Reset, "gone");
+    bench.disconnect(Disconnect::Broken(broken.clone()));
+    let end = format!("closed: {}", ConnectionError::from(broken));
+    assert_eq!(bench.story(), [end]);
+    assert_eq!(bench.engine.statistics().messages_sent, 1);
+}
+
 #[test]
 fn queued_messages_are_dropped_when_the_connection_ends() {
     let mut bench = Bench::settled(credits(10, 10), 10, 1);
