@@ -45,6 +45,10 @@ bless:
     SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements
     SMBDIRECT_BLESS=1 cargo bench -p smbdirect-bench -- --instructions
 
+# Mutation testing of one file; survivors are in mutants.out (cargo install cargo-mutants)
+mutants file *arguments:
+    cargo mutants -p smbdirect -f {{file}} {{arguments}}
+
 # Build the book into book/html (cargo install mdbook)
 book:
     mdbook build book

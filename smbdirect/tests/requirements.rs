@@ -523,11 +523,29 @@ All other behaviour is the same on the wire. Header and grant are written when a
 it makes no difference whether the grant was added while the message waited or as it leaves.
 ";
 
+const TDI: &str = "
+## What SMB Direct cannot give TDI
+
+* **The parts of a TSDU leave together.** Each segment of a message states how many bytes follow it
+  (RemainingDataLength), so the first segment cannot leave before the length of the whole TSDU is known. Sends with
+  PARTIAL are therefore kept until the send that completes their TSDU.
+* **Indications do not follow the parts of the sender.** The receiver sees segments and the length of the whole TSDU,
+  and nothing on the wire says where a part ended. ENTIRE_MESSAGE still marks the end of the TSDU.
+* **The receiver has no expedited class.** The wire has one kind of message. EXPEDITED lets a TSDU overtake normal
+  ones that wait at the sender, and the peer receives it as a normal TSDU. A receive for expedited data alone
+  completes with NOT_SUPPORTED.
+* **There is no empty TSDU.** A Data Transfer message without data carries credits and keepalives, and is not
+  delivered. A send without data can only end an open TSDU.
+* **There is no half-close, and no user data with connect and disconnect.** A controlled disconnect sends what was
+  submitted, and then ends both directions.
+";
+
 /// The document.
 fn compliance(specs: &Specs) -> String {
     let mut out = HEAD.to_owned();
     out += &summary(specs);
     out += WORDINGS;
+    out += TDI;
     out += "\n## Errors in the text\n\n";
     for slip in &specs.slips {
         let Slip {
