@@ -34,6 +34,7 @@ use std::{
     env,
     net::SocketAddr,
     path::PathBuf,
+    pin::pin,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -214,7 +215,7 @@ impl Gateway {
         // From here on a signal ends the command gracefully.
         let control = Control {
             interrupted: Interrupted::new(),
-            hangup: file.is_some().then(Hangup::new),
+            hangup: Hangup::new(),
             file,
         };
         let listener = match (self.from, for_tcp) {
@@ -395,13 +396,16 @@ const PENDING_REQUESTS_BYTES: u64 = 2 << 20;
 /// Maximum number of bytes that a TCP connection buffers, in addition to requests and answers in flight.
 const TCP_BUFFER_BYTES: u64 = 512 << 10;
 
+/// Time without a session after which the free buffers of the pool are released.
+const IDLE_MEMORY_TIME: Duration = Duration::from_mins(1);
+
 /// Open files besides those of connections: standard streams, the runtime, metrics, captures.
 const OTHER_FILES: u64 = 64;
 
 /// What controls a running gateway from outside.
 struct Control {
     interrupted: Interrupted,
-    hangup: Option<Hangup>,
+    hangup: Hangup,
     file: Option<SettingsFile>,
 }
 
@@ -413,6 +417,7 @@ async fn serve(
     let (phase, phases) = watch::channel(Phase::Serving);
     let phases = Phases(phases);
     let mut sessions = JoinSet::new();
+    let mut idle = pin!(sleep(IDLE_MEMORY_TIME));
     let ready = format!("listening on {}", service.listening);
     systemd::notify(State::Ready(&ready));
     loop {
@@ -424,8 +429,13 @@ async fn serve(
                 }
             }
             // Removes a finished session from the set; it has already reported its result.
-            Some(_) = sessions.join_next() => {}
-            () = Hangup::wait(&mut control.hangup) => {
+            Some(_) = sessions.join_next() => {
+                idle.as_mut().reset(tokio::time::Instant::now() + IDLE_MEMORY_TIME);
+            }
+            () = &mut idle, if sessions.is_empty() && service.buffers.kept() > 0 => {
+                service.buffers.release();
+            }
+            () = control.hangup.wait() => {
                 systemd::notify(State::Reloading);
                 reload(&service, &mut control.file);
                 systemd::notify(State::Ready(&ready));
@@ -466,7 +476,12 @@ fn admit(service: &Arc<Service>, peer: SocketAddr, phases: &Phases) -> Option<Se
 
 /// Reads the settings again. Those that can change do so for sessions that begin later.
 fn reload(service: &Service, file: &mut Option<SettingsFile>) {
-    let Some(file) = file else { return };
+    let Some(file) = file else {
+        warn!(
+            "SIGHUP: the gateway was started without --config, so there is no file to read again"
+        );
+        return;
+    };
     let loaded = file.load::<Gateway>().and_then(|(mut gateway, changed)| {
         let (_, config) = gateway.check()?;
         gateway.limit_memory();

@@ -89,14 +89,11 @@ impl Hangup {
         Self {}
     }
 
-    /// Returns at the next signal, or never if there is no handler. Dropping the future loses none.
-    pub(crate) async fn wait(this: &mut Option<Self>) {
+    /// Returns at the next signal, which Windows does not have. Dropping the future loses none.
+    pub(crate) async fn wait(&mut self) {
         #[cfg(unix)]
-        if let Some(hangup) = this {
-            hangup.signal.recv().await;
-            return;
-        }
-        let _ = this;
+        self.signal.recv().await;
+        #[cfg(not(unix))]
         std::future::pending::<()>().await;
     }
 }

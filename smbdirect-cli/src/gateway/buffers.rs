@@ -140,6 +140,17 @@ impl Buffers {
         }
     }
 
+    /// Releases the memory of all free buffers.
+    pub(super) fn release(&self) {
+        let chunks = std::mem::take(&mut *lock(&self.chunks));
+        self.kept.fetch_sub(chunks.len() * CHUNK, Relaxed);
+        for (class, regions) in self.regions.iter().enumerate() {
+            let regions = std::mem::take(&mut *lock(regions));
+            let size = SMALLEST_REGION << class;
+            self.kept.fetch_sub(regions.len() * size, Relaxed);
+        }
+    }
+
     /// Reserves room for a free buffer of `size` bytes, and returns whether there was enough.
     fn keep(&self, size: usize) -> bool {
         let fits = self.kept.fetch_add(size, Relaxed) + size <= self.max_kept;
@@ -220,6 +231,28 @@ mod tests {
         buffers.give_region(2, own);
         buffers.give_region(1, region);
         assert_eq!(buffers.region(2, 100_000).as_ptr(), own_at);
+    }
+
+    #[test]
+    fn release_keeps_no_buffer() {
+        let buffers = Buffers::default();
+        buffers.give_region(1, buffers.region(1, 100_000));
+        buffers.give_region(1, buffers.region(1, 8 << 20));
+        let mut chunk = buffers.chunk();
+        chunk.resize(CHUNK, 7);
+        buffers.give_chunk(chunk.freeze());
+        assert!(buffers.kept() > 8 << 20);
+        buffers.release();
+        assert_eq!(buffers.kept(), 0);
+        assert!(lock(&buffers.chunks).is_empty());
+        assert!(
+            buffers
+                .regions
+                .iter()
+                .all(|regions| lock(regions).is_empty())
+        );
+        buffers.give_region(1, buffers.region(1, 100_000));
+        assert_eq!(buffers.kept(), 128 << 10);
     }
 
     #[test]

@@ -160,6 +160,21 @@ async fn settings_change_without_dropping_connections() {
     );
 }
 
+/// SIGHUP asks for something that there is not, and it ends nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_file_sighup_changes_nothing() {
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let upstream = server.address().to_string();
+    let gateway = gateway(SmbDirect, Tcp, &upstream, &[]);
+    gateway.running.signal("HUP");
+    let client = End::connect(SmbDirect, &gateway.address).await;
+    let _upstream = server.accept().await;
+    client.close().await;
+    let done = gateway.terminate();
+    assert!(done.status.success(), "{done:?}");
+    assert!(done.stderr.contains("without --config"), "{done:?}");
+}
+
 /// The memory takes effect at the start only, and so does the number of connections that it affords.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
