@@ -1,10 +1,17 @@
 //! What the async layer needs of the runtime and of sockets that their interfaces do not offer.
 
-use std::{cell::Cell, future::Future, pin::pin, task::Context};
+use std::{
+    cell::Cell,
+    future::{Future, pending},
+    pin::pin,
+    sync::{Mutex, PoisonError},
+    task::Context,
+    thread,
+};
 
 pub(crate) use tokio::runtime::Id;
 use tokio::{
-    runtime::{Handle, RuntimeFlavor},
+    runtime::{Builder, Handle, RuntimeFlavor},
     task::yield_now,
 };
 
@@ -24,6 +31,23 @@ pub(crate) const MSG_NOSIGNAL: i32 = if cfg!(any(target_os = "linux", target_os 
 /// Returns the runtime that runs on this thread, if there is one.
 pub(crate) fn current() -> Option<Id> {
     Handle::try_current().ok().map(|runtime| runtime.id())
+}
+
+/// Returns the runtime of this library, whose thread the first call starts and which never ends. It finishes what
+/// a runtime of the program leaves unfinished when it ends. Returns `None` if the system has no resources for it.
+pub(crate) fn background() -> Option<Handle> {
+    static BACKGROUND: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut background = BACKGROUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if background.is_none() {
+        let runtime = Builder::new_current_thread().enable_all().build().ok()?;
+        let handle = runtime.handle().clone();
+        let thread = thread::Builder::new().name("smbdirect".to_owned());
+        thread
+            .spawn(move || runtime.block_on(pending::<()>()))
+            .ok()?;
+        *background = Some(handle);
+    }
+    background.clone()
 }
 
 /// Wakes the task of `context` after the runtime has run other tasks and polled its sockets, or

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{MemoryRegion, Reading, RegisterAllError, Sending, TrySendError, Writing};
 use crate::{
-    driver::{Condition, Shared, State, now},
+    driver::{Condition, Shared, State, delay_end_of_thread, now},
     engine::{ConnectionError, Credits, Message, Negotiated, SendError, Statistics},
     inbox::Segment,
     rdma::{
@@ -80,7 +80,9 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.with(State::close_unread);
+        if self.shared.with(State::close_unread) {
+            delay_end_of_thread(&self.shared);
+        }
     }
 }
 

@@ -82,7 +82,10 @@ impl State {
     fn end(&mut self, error: ConnectionError) {
         if !self.finished {
             self.queue_pair.disconnect(match error {
-                ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_) => Teardown::Graceful,
+                ConnectionError::Closed(_)
+                | ConnectionError::RefusedPeer(_)
+                // What was reported as sent may still reach a peer that was late.
+                | ConnectionError::TimedOut(_) => Teardown::Graceful,
                 _ => Teardown::Abort,
             });
             // The driver task polls the queue pair until it reports the disconnect.
@@ -97,7 +100,7 @@ impl State {
         self.wake_all();
     }
 
-    /// Ends the connection when its task is dropped first, because the runtime stops: aborts it, takes
+    /// Ends the connection when its task is dropped first and no other one can continue: aborts it, takes
     /// back all posted work, and fails every future that waits.
     pub(super) fn give_up(&mut self) {
         let what = "the runtime stopped before the connection ended";

@@ -18,6 +18,7 @@
 //! | `metered` | what the feature `metrics` reads and counts |
 //! | `busy_poll` | polling without sleeping, for the time that the user allows |
 //! | `task` | the task itself, which the sockets and the timer wake |
+//! | `handover` | what happens to a connection whose runtime ends |
 //! | `clock` | tokio's clock, which tests can stop |
 
 mod budget;
@@ -25,6 +26,7 @@ mod busy_poll;
 mod clock;
 mod events;
 mod gather;
+mod handover;
 #[cfg(feature = "metrics")]
 mod metered;
 mod registrations;
@@ -39,6 +41,7 @@ mod waiting;
 mod tests;
 
 pub(crate) use clock::now;
+pub(crate) use handover::delay_end_of_thread;
 pub(crate) use shared::Shared;
 pub(crate) use state::{State, TransferResult};
 pub(crate) use task::Driver;

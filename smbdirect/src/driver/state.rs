@@ -43,6 +43,8 @@ pub(crate) struct State {
     pub(super) closed: Option<ConnectionError>,
     /// The queue pair has reported its disconnect, after which it reports nothing.
     pub(super) finished: bool,
+    /// The runtime of the connection has ended, and that of the library drives it.
+    pub(super) lost_runtime: bool,
     pub(super) keepalives_answered: u64,
     /// Registered buffers.
     pub(super) regions: u64,
@@ -94,6 +96,7 @@ impl State {
             negotiated: None,
             closed: None,
             finished: false,
+            lost_runtime: false,
             keepalives_answered: 0,
             regions: 0,
             registrations: 0,
@@ -370,9 +373,12 @@ impl State {
 
     /// Closes the connection when its last handle is dropped, and discards the messages that arrived. A
     /// full inbox would keep this end from granting credits, and so from sending its last messages.
-    pub(crate) fn close_unread(&mut self) {
+    ///
+    /// Returns whether the runtime of the connection has ended before.
+    pub(crate) fn close_unread(&mut self) -> bool {
         self.inbox.discard_all();
         self.close();
+        self.lost_runtime
     }
 
     /// Ends the connection immediately. As in [`close`](Self::close), the driver task is woken to finish

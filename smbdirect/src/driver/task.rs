@@ -12,11 +12,14 @@ use std::{
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, shared::Shared, turns::Turn};
+use super::{
+    clock::now, handover::delay_end_of_thread, rounds::COMPLETIONS_PER_ROUND, shared::Shared,
+    turns::Turn,
+};
 use crate::runtime::{has_one_thread, take_deferred};
 
 /// The driver task. It ends when the queue pair is disconnected and every orphaned registration is
-/// released.
+/// released. If its runtime ends first, the runtime of the library continues with a new task.
 #[derive(Debug)]
 pub(crate) struct Driver {
     shared: Arc<Shared>,
@@ -25,6 +28,8 @@ pub(crate) struct Driver {
     /// before this one runs again. Tasks on other threads and the future given to `block_on` do not
     /// follow that order. Deferring work for them only makes this task run twice for a message.
     current_thread: bool,
+    /// Whether a poll has begun and not returned: if the task is dropped then, the poll has panicked.
+    in_poll: bool,
 }
 
 impl Driver {
@@ -33,16 +38,22 @@ impl Driver {
     /// # Panics
     /// Panics outside a tokio runtime.
     pub(crate) fn spawn(shared: Arc<Shared>) {
+        tokio::spawn(Self::new(shared));
+    }
+
+    /// Creates the task of the current tokio runtime.
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
         let sleep = Box::pin(sleep_until(Instant::now()));
         let current_thread = has_one_thread();
         if current_thread {
             shared.with(|state| state.turn = Turn::on_this_runtime());
         }
-        tokio::spawn(Self {
+        Self {
             shared,
             sleep,
             current_thread,
-        });
+            in_poll: false,
+        }
     }
 }
 
@@ -54,7 +65,9 @@ impl Future for Driver {
             shared,
             sleep,
             current_thread,
+            in_poll,
         } = self.get_mut();
+        *in_poll = true;
         let polled = shared.with(|state| {
             if !state.task_waker.will_wake(context.waker()) {
                 state.task_waker = context.waker().clone();
@@ -105,17 +118,26 @@ impl Future for Driver {
         });
         // The runtime keeps the wake-ups that a task has deferred.
         take_deferred();
+        *in_poll = false;
         polled
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.shared.with(|state| {
+        let continues = self.shared.with(|state| {
             state.turn.leave();
-            if !state.finished {
+            if state.finished {
+                return false;
+            }
+            let continues = !self.in_poll && state.change_runtime(&self.shared);
+            if !continues {
                 state.give_up();
             }
+            continues
         });
+        if continues {
+            delay_end_of_thread(&self.shared);
+        }
     }
 }

@@ -259,6 +259,12 @@ impl Connection {
         }
     }
 
+    /// Returns whether the owner has closed the connection, and it waits for outstanding work.
+    #[cfg(feature = "tokio")]
+    pub(crate) const fn is_closing(&self) -> bool {
+        self.closing
+    }
+
     /// Returns whether this end is the connecting side. The answer is right until the connection is
     /// established.
     #[cfg(feature = "metrics")]

@@ -203,6 +203,13 @@ pub trait QueuePair: Send + fmt::Debug {
         None
     }
 
+    /// Moves the queue pair to the current runtime, because the one that it was created in ends. Its owner polls it
+    /// there next. Returns false if it cannot move, as this default implementation does: the owner then ends the
+    /// connection.
+    fn change_runtime(&mut self) -> bool {
+        false
+    }
+
     /// Ends the connection, gracefully after the work that is already posted, or immediately. In
     /// both cases completions follow, and [`Completion::Disconnected`] is the last.
     fn disconnect(&mut self, how: Teardown);

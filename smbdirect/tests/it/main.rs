@@ -10,6 +10,8 @@ mod conform;
 mod conformance;
 #[cfg(feature = "tokio")]
 mod connection;
+#[cfg(feature = "tokio")]
+mod delivery;
 #[cfg(all(feature = "tokio", feature = "tdi"))]
 mod examples;
 #[cfg(feature = "tokio")]

@@ -263,6 +263,10 @@ impl QueuePair for LoopbackQueuePair {
         true
     }
 
+    fn change_runtime(&mut self) -> bool {
+        true
+    }
+
     fn disconnect(&mut self, how: Teardown) {
         let there = match how {
             Teardown::Graceful => {

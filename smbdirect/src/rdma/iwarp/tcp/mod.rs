@@ -10,6 +10,7 @@
 //! Request has not arrived yet. So a peer that stalls does not delay other peers, and dropping
 //! the listener ends all of these tasks.
 
+mod close_timer;
 mod config;
 mod connect;
 mod error;

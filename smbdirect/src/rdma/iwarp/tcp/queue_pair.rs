@@ -12,12 +12,14 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::{
     io::Interest,
+    runtime::Handle,
     time::{self, Sleep, sleep},
 };
 use tracing::{Span, debug};
 
 use super::{
-    config::IwarpConfig, error::os_error, socket::Socket, wait::ready, window_wait::WindowWait,
+    close_timer::CloseTimer, config::IwarpConfig, error::os_error, socket::Socket, wait::ready,
+    window_wait::WindowWait,
 };
 use crate::{
     rdma::{
@@ -72,10 +74,9 @@ pub(super) struct IwarpQueuePair {
     /// peer may still be in the receive buffer of the socket.
     broken_pipe: Option<ProviderError>,
     closing: Closing,
-    /// The longest duration of a graceful disconnect.
-    close_timeout: Duration,
-    /// The timer of a graceful disconnect.
-    deadline: Option<Pin<Box<Sleep>>>,
+    close_timer: CloseTimer,
+    /// The runtime that has the socket and the timers.
+    runtime: Handle,
     /// The tracing span of every log line.
     span: Span,
 }
@@ -180,8 +181,8 @@ impl IwarpQueuePair {
             probe_timer: None,
             broken_pipe: None,
             closing: Closing::No,
-            close_timeout: config.close_timeout,
-            deadline: None,
+            close_timer: CloseTimer::new(config.close_timeout),
+            runtime: Handle::current(),
             span: Span::current(),
         };
         Connected {
@@ -318,7 +319,9 @@ impl IwarpQueuePair {
     #[cold]
     fn wait_for_window(&mut self, context: &mut Context<'_>) {
         if let Some(socket) = &self.socket {
-            let wait = self.window_wait.get_or_insert_with(WindowWait::new);
+            let wait = self
+                .window_wait
+                .get_or_insert_with(|| in_runtime(&self.runtime, WindowWait::new));
             wait.poll(socket, context);
         }
     }
@@ -344,7 +347,7 @@ impl IwarpQueuePair {
         {
             let timer = self
                 .probe_timer
-                .get_or_insert_with(|| Box::pin(sleep(*after)));
+                .get_or_insert_with(|| in_runtime(&self.runtime, || Box::pin(sleep(*after))));
             if timer.as_mut().poll(context).is_pending() {
                 return;
             }
@@ -405,9 +408,9 @@ impl IwarpQueuePair {
         if before == 1 && after == 1 {
             return;
         }
-        let timer = self
-            .low_water_timer
-            .get_or_insert_with(|| Box::pin(sleep(low_water::MAX_SLEEP)));
+        let timer = self.low_water_timer.get_or_insert_with(|| {
+            in_runtime(&self.runtime, || Box::pin(sleep(low_water::MAX_SLEEP)))
+        });
         if arrived || before == 1 {
             timer
                 .as_mut()
@@ -484,10 +487,19 @@ impl IwarpQueuePair {
             self.closing = Closing::Finished;
         }
         if matches!(self.closing, Closing::Draining | Closing::Finished) {
-            let deadline = self
-                .deadline
-                .get_or_insert_with(|| Box::pin(sleep(self.close_timeout)));
-            if deadline.as_mut().poll(context).is_ready() {
+            let _runtime = self.runtime.enter();
+            let (machine, socket, received) = (&self.machine, &self.socket, self.received);
+            // After FIN, what arrives is discarded and is no progress.
+            let received = if self.closing == Closing::Draining {
+                received
+            } else {
+                0
+            };
+            let moved = || {
+                let acknowledged = socket.as_ref().map_or(0, Socket::acknowledged_bytes);
+                machine.transmitted_bytes() + acknowledged + received
+            };
+            if self.close_timer.poll(context, moved) {
                 self.machine.end(Disconnect::Local);
             }
         }
@@ -612,6 +624,18 @@ impl QueuePair for IwarpQueuePair {
         self.skip_readiness_check
     }
 
+    fn change_runtime(&mut self) -> bool {
+        self.end_window_wait();
+        (self.probe_timer, self.low_water_timer) = (None, None);
+        self.close_timer.stop();
+        self.runtime = Handle::current();
+        if let Some(socket) = self.socket.take() {
+            self.socket = socket.change_runtime().ok();
+            return self.socket.is_some();
+        }
+        true
+    }
+
     fn disconnect(&mut self, how: Teardown) {
         match how {
             Teardown::Graceful if self.closing == Closing::No => {
@@ -653,6 +677,12 @@ impl Drop for IwarpQueuePair {
             socket.reset();
         }
     }
+}
+
+/// Calls `create`, which creates a timer, in `runtime`. A caller may be in another one, which can end earlier.
+fn in_runtime<T>(runtime: &Handle, create: impl FnOnce() -> T) -> T {
+    let _runtime = runtime.enter();
+    create()
 }
 
 impl fmt::Debug for IwarpQueuePair {

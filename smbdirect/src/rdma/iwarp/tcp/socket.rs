@@ -228,6 +228,18 @@ impl Socket {
         let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
     }
 
+    /// Moves the socket to the current runtime.
+    pub(super) fn change_runtime(self) -> io::Result<Self> {
+        let stream = TcpStream::from_std(self.stream.into_std()?)?;
+        Ok(Self { stream, ..self })
+    }
+
+    /// Returns the bytes that the peer has acknowledged, or 0 if the system does not report them.
+    pub(super) fn acknowledged_bytes(&self) -> u64 {
+        let window = tcp_state(&self.stream).and_then(|state| state.window);
+        window.map_or(0, |window| window.acknowledged)
+    }
+
     /// Makes closing the socket send RST, which tells the peer that this is not a graceful end.
     pub(super) fn reset(&self) {
         // This fails only if the connection is gone already.

@@ -1,0 +1,100 @@
+//! The end of a runtime: its connections continue on the runtime of the library, so that what was submitted is
+//! still sent, and the thread that ended the runtime waits for those that are closing.
+//!
+//! A process ends with its first thread. Without that wait, a program that sends, drops its handles and returns from
+//! `main` would lose what TCP has not delivered: a socket that is closed while the peer still sends discards it.
+
+use std::{
+    cell::RefCell,
+    future::Future,
+    pin::pin,
+    sync::{Arc, Weak},
+    task::{Context, Wake, Waker},
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use super::{shared::Shared, state::State, task::Driver, waiting::Condition};
+use crate::runtime::background;
+
+/// Longest time that the end of a thread is delayed. A peer that takes nothing for so long has failed.
+const MAX_END_DELAY: Duration = Duration::from_secs(5);
+
+impl State {
+    /// Moves the connection to the runtime of the library, and returns whether this was possible.
+    pub(super) fn change_runtime(&mut self, shared: &Arc<Shared>) -> bool {
+        let Some(background) = background() else {
+            return false;
+        };
+        let _runtime = background.enter();
+        if !self.queue_pair.change_runtime() {
+            return false;
+        }
+        self.lost_runtime = true;
+        let shared = shared.clone();
+        // The new task takes the lock, which this caller holds.
+        background.spawn(async move { Driver::new(shared).await });
+        true
+    }
+
+    /// Returns whether the connection has lost its runtime, and its end is under way.
+    fn is_ending(&self) -> bool {
+        self.lost_runtime && !self.finished && (self.closed.is_some() || self.engine.is_closing())
+    }
+}
+
+/// Has this thread wait, when it ends, until the end of the connection is over, if the end is under way then.
+pub(crate) fn delay_end_of_thread(shared: &Arc<Shared>) {
+    // A destructor of another value of this thread may call this after the list is gone.
+    let _ = ENDING.try_with(|ending| {
+        let mut connections = ending.0.borrow_mut();
+        if connections.len() == connections.capacity() {
+            connections.retain(|connection| connection.strong_count() > 0);
+        }
+        connections.push(Arc::downgrade(shared));
+    });
+}
+
+thread_local! {
+    static ENDING: Ending = const { Ending(RefCell::new(Vec::new())) };
+}
+
+/// The connections for which a thread waits when it ends.
+struct Ending(RefCell<Vec<Weak<Shared>>>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // On Windows the other threads have ended before the destructors of the first one run.
+        if cfg!(windows) {
+            return;
+        }
+        let deadline = Instant::now() + MAX_END_DELAY;
+        for connection in self.0.take().iter().filter_map(Weak::upgrade) {
+            wait_for_end(&connection, deadline);
+        }
+    }
+}
+
+/// Blocks until the end of a connection is over or not under way, and at most until `deadline`.
+fn wait_for_end(connection: &Shared, deadline: Instant) {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut over =
+        pin!(connection.wait(Condition::End, |state| (!state.is_ending()).then_some(())));
+    while over.as_mut().poll(&mut context).is_pending() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        thread::park_timeout(left);
+    }
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

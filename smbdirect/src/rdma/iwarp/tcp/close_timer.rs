@@ -1,0 +1,49 @@
+//! The timer of a graceful disconnect.
+
+use std::{future::Future, pin::Pin, task::Context, time::Duration};
+
+use tokio::time::{Instant, Sleep, sleep};
+
+/// The bytes that a graceful disconnect has to move in each period of its timer. A peer that takes data more slowly
+/// could otherwise delay the end without limit.
+const MIN_PROGRESS_BYTES: u64 = 64 * 1024;
+
+/// Limits the time that a graceful disconnect takes without progress.
+pub(super) struct CloseTimer {
+    period: Duration,
+    /// The timer, which the first poll starts.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// The bytes that had moved when the timer was set.
+    moved: u64,
+}
+
+impl CloseTimer {
+    pub(super) const fn new(period: Duration) -> Self {
+        Self {
+            period,
+            timer: None,
+            moved: 0,
+        }
+    }
+
+    /// Stops the timer. The next poll starts it again, in the runtime of that poll.
+    pub(super) fn stop(&mut self) {
+        self.timer = None;
+    }
+
+    /// Returns whether a period has passed without progress. `moved` returns the bytes that have moved so far.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, moved: impl Fn() -> u64) -> bool {
+        let timer = self.timer.get_or_insert_with(|| {
+            self.moved = moved();
+            Box::pin(sleep(self.period))
+        });
+        while timer.as_mut().poll(context).is_ready() {
+            let before = std::mem::replace(&mut self.moved, moved());
+            if self.moved.saturating_sub(before) < MIN_PROGRESS_BYTES {
+                return true;
+            }
+            timer.as_mut().reset(Instant::now() + self.period);
+        }
+        false
+    }
+}
