@@ -19,7 +19,8 @@ use crate::{
     wire::{IrdOrd, ZeroDepth},
 };
 
-/// Listens for peers and returns each connection request before it is answered.
+/// Listens for peers and returns each connection request before it is answered. When its drop returns, another
+/// listener can use the address.
 ///
 /// The owner decides about each [`Incoming`]: it refuses the peer, or accepts it with settings of its choice.
 /// [`Listener`](crate::Listener) is the simpler interface for owners that accept every peer with the same

@@ -16,6 +16,7 @@ use crate::{
         provider::Provider,
         work::{ProviderError, ProviderErrorKind},
     },
+    runtime::OwnedTask,
 };
 
 /// Largest number of peers that negotiate concurrently. Further peers wait until a negotiation is over.
@@ -27,15 +28,15 @@ const BACKLOG: usize = 256;
 ///
 /// Each peer negotiates in a task of its own, so that a silent peer does not delay others. A failed
 /// attempt is logged and has no other effect. Dropping the listener stops listening and closes
-/// connections that were not accepted yet. Accepted connections continue.
+/// connections that were not accepted yet. Accepted connections continue. When the drop returns, another listener can
+/// use the address.
 ///
 /// To refuse a peer by its address, or to choose settings for each peer, use [`IncomingListener`].
 #[derive(Debug)]
 pub struct Listener {
     local_address: SocketAddr,
     connections: mpsc::Receiver<Result<Connection, ProviderError>>,
-    /// Aborts the task when the listener is dropped.
-    _task: JoinSet<()>,
+    _task: OwnedTask,
 }
 
 impl Listener {
@@ -54,12 +55,10 @@ impl Listener {
         let listener = IncomingListener::bind(provider, address).await?;
         let local_address = listener.local_address();
         let (sender, connections) = mpsc::channel(BACKLOG);
-        let mut task = JoinSet::new();
-        task.spawn(listen(listener, config, sender));
         Ok(Self {
             local_address,
             connections,
-            _task: task,
+            _task: OwnedTask::spawn(listen(listener, config, sender)),
         })
     }
 

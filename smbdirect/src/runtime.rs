@@ -2,17 +2,18 @@
 
 use std::{
     cell::Cell,
+    fmt,
     future::{Future, pending},
-    pin::pin,
-    sync::{Mutex, PoisonError},
-    task::Context,
-    thread,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    thread::{self, ThreadId},
 };
 
 pub(crate) use tokio::runtime::Id;
 use tokio::{
     runtime::{Builder, Handle, RuntimeFlavor},
-    task::yield_now,
+    task::{AbortHandle, yield_now},
 };
 
 /// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Programs in Rust ignore that
@@ -28,6 +29,85 @@ pub(crate) const MSG_NOSIGNAL: i32 = if cfg!(any(target_os = "linux", target_os 
     0
 };
 
+/// A spawned task whose future is dropped together with this value, with everything that it owns. The future of a task
+/// that is only aborted is dropped when the runtime next runs, and a listening socket in it keeps its port until then.
+#[derive(Debug)]
+pub(crate) struct OwnedTask {
+    owned: Arc<Owned>,
+    task: AbortHandle,
+}
+
+#[derive(Default)]
+struct Owned {
+    future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
+    /// The thread that polls the future.
+    poller: Mutex<Option<ThreadId>>,
+}
+
+impl OwnedTask {
+    /// Spawns the task on the current runtime.
+    pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Self {
+        let owned = Arc::new(Owned {
+            future: Mutex::new(Some(Box::pin(future))),
+            poller: Mutex::default(),
+        });
+        let task = tokio::spawn(Polling(owned.clone())).abort_handle();
+        Self { owned, task }
+    }
+}
+
+impl Drop for OwnedTask {
+    fn drop(&mut self) {
+        self.task.abort();
+        // The future may own this value. Then it is dropped after its poll, because the task was aborted.
+        if *lock(&self.owned.poller) != Some(thread::current().id()) {
+            self.owned.drop_future();
+        }
+    }
+}
+
+impl Owned {
+    fn drop_future(&self) {
+        let future = lock(&self.future).take();
+        drop(future);
+    }
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owned").finish_non_exhaustive()
+    }
+}
+
+/// The task of an [`OwnedTask`].
+struct Polling(Arc<Owned>);
+
+impl Future for Polling {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut future = lock(&self.0.future);
+        let Some(future) = &mut *future else {
+            return Poll::Ready(());
+        };
+        *lock(&self.0.poller) = Some(thread::current().id());
+        let polled = future.as_mut().poll(context);
+        *lock(&self.0.poller) = None;
+        polled
+    }
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        self.0.drop_future();
+    }
+}
+
+/// Locks `mutex`, even if a thread panicked while it held the lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Returns the runtime that runs on this thread, if there is one.
 pub(crate) fn current() -> Option<Id> {
     Handle::try_current().ok().map(|runtime| runtime.id())
@@ -37,7 +117,7 @@ pub(crate) fn current() -> Option<Id> {
 /// a runtime of the program leaves unfinished when it ends. Returns `None` if the system has no resources for it.
 pub(crate) fn background() -> Option<Handle> {
     static BACKGROUND: Mutex<Option<Handle>> = Mutex::new(None);
-    let mut background = BACKGROUND.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut background = lock(&BACKGROUND);
     if background.is_none() {
         let runtime = Builder::new_current_thread().enable_all().build().ok()?;
         let handle = runtime.handle().clone();

@@ -1,12 +1,12 @@
 //! [`Connection::into_stream_fd`]: a connection as a stream socket, for programs that speak SMB over TCP.
 
 use std::{
-    io::{self, IoSlice},
+    io::{self, IoSlice, Read},
     os::{fd::OwnedFd, unix::net::UnixStream as BlockingStream},
     pin::pin,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt, Interest},
@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 
 use crate::{
     connection::Connection,
-    engine::{ConnectionError, Message},
+    engine::{ConnectionError, Message, SendError},
     runtime::MSG_NOSIGNAL,
 };
 
@@ -36,6 +36,9 @@ const MAX_SLICES_PER_WRITE: usize = 64;
 /// Least free space in the buffer for each read from the socket, in bytes.
 const MIN_READ_LENGTH: usize = 64 * 1024;
 
+/// Most reads from the socket when the runtime ends. A program could write without end.
+const MAX_LAST_READS: usize = 64;
+
 impl Connection {
     /// Turns the connection into one end of a socket pair. Each message in either direction is a frame with
     /// the 4-byte header of SMB over TCP: a byte 0, and the length in 24 bits, big-endian.
@@ -50,15 +53,19 @@ impl Connection {
     /// - **Backpressure**: while messages wait for the peer's credits, frames stay in the socket, and the
     ///   program's writes block. While the program does not read, the peer runs out of credits.
     /// - **Closing**: when the program shuts down its writing side or closes the descriptor, the frames that
-    ///   it wrote are sent, and the connection closes as by [`close`](Self::close). When the peer closes
+    ///   it wrote are sent, and the connection closes as by [`close`](Self::close), whether the program has read
+    ///   everything or not. When the peer closes
     ///   the connection, the program reads the frames that arrived and then the end of the stream. SMB
     ///   Direct has no half-close: the peer cannot answer after either.
     /// - **Errors**: if the connection fails, the program reads the frames that arrived and then the end of
     ///   the stream, and its writes fail with `EPIPE`. A frame with another type than 0, with no message in
-    ///   it or with one longer than
-    ///   [`max_fragmented_send_size`](crate::Negotiated::max_fragmented_send_size) aborts the connection
-    ///   with a line in the log. So does a message that is too long for a frame, 16 MiB or more, which can
+    ///   it, with one longer than
+    ///   [`max_fragmented_send_size`](crate::Negotiated::max_fragmented_send_size), or that is cut off closes the
+    ///   connection after the frames before it, with a line in the log. A message that is too long for a frame,
+    ///   16 MiB or more, aborts the connection. It can
     ///   only arrive if `max_fragmented_receive_size` allows it.
+    /// - **The end of the runtime**: the whole frames that the program has written are sent, and the connection
+    ///   closes. The program reads the end of the stream.
     ///
     /// Must be called within a tokio runtime.
     ///
@@ -81,52 +88,48 @@ impl Connection {
     pub fn serve_stream(self, socket: BlockingStream) -> io::Result<()> {
         socket.set_nonblocking(true)?;
         let (frames_out, frames_in) = UnixStream::from_std(socket)?.into_split();
+        let mut frames = Frames {
+            longest: self.negotiated().max_fragmented_send_size as usize,
+            connection: self.clone(),
+            socket: frames_out,
+            buffer: BytesMut::new(),
+            has_closed: false,
+        };
         tokio::spawn(async move {
-            let mut sending = pin!(send_frames(&self, frames_out));
+            let mut sending = pin!(frames.send());
             let mut receiving = pin!(write_messages(&self, frames_in));
             tokio::select! {
                 biased;
-                end = &mut receiving => if end == End::Program {
-                    sending.await;
-                },
-                () = &mut sending => {
-                    receiving.await;
-                }
+                () = &mut receiving => {}
+                () = &mut sending => receiving.await,
             }
         });
         Ok(())
     }
 }
 
-/// The end of the stream at which messages cannot be written any more.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// The connection is over.
-    Connection,
-    /// The program has closed its descriptor.
-    Program,
-}
-
-/// Writes the messages that arrive, as frames, until one of the two ends is gone.
-async fn write_messages(connection: &Connection, mut socket: OwnedWriteHalf) -> End {
+/// Writes the messages that arrive, as frames, until the connection is over. Discards them after the program has
+/// closed its descriptor: messages that nobody takes would keep the frames of the program from being sent.
+async fn write_messages(connection: &Connection, socket: OwnedWriteHalf) {
+    let mut socket = Some(socket);
     loop {
         let message = match connection.recv().await {
             Ok(message) => message,
-            Err(ConnectionError::Closed(_)) => return End::Connection,
+            Err(ConnectionError::Closed(_)) => return,
             Err(error) => {
                 warn!(peer = %connection.remote_address(), %error, "a stream ends");
-                return End::Connection;
+                return;
             }
         };
+        let Some(open) = &mut socket else { continue };
         if message.len() > MAX_FRAME_LENGTH {
             let bytes = message.len();
             warn!(peer = %connection.remote_address(), bytes, "a message is too long for a frame");
-            connection.abort();
-            return End::Connection;
+            return connection.abort();
         }
-        if let Err(error) = write_frame(&mut socket, message).await {
+        if let Err(error) = write_frame(open, message).await {
             debug!(peer = %connection.remote_address(), %error, "the program has closed its stream");
-            return End::Program;
+            socket = None;
         }
     }
 }
@@ -154,56 +157,121 @@ async fn write_frame(socket: &mut OwnedWriteHalf, message: Message) -> io::Resul
     Ok(())
 }
 
-/// Sends the frames that the program writes, then closes the connection.
-async fn send_frames(connection: &Connection, mut socket: OwnedReadHalf) {
-    let longest = connection.negotiated().max_fragmented_send_size as usize;
-    let mut buffer = BytesMut::new();
-    loop {
-        let frame = match read_frame(&mut socket, &mut buffer, longest).await {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return connection.start_close(),
-            Err(error) => {
-                warn!(peer = %connection.remote_address(), %error, "a stream is aborted");
-                return connection.abort();
+/// The frames that the program writes. Dropping this value sends those that were written, and closes the connection.
+struct Frames {
+    connection: Connection,
+    socket: OwnedReadHalf,
+    /// The bytes that were read from the socket and not sent.
+    buffer: BytesMut,
+    /// The most bytes of a message.
+    longest: usize,
+    /// Whether the connection was closed because the stream has ended.
+    has_closed: bool,
+}
+
+impl Frames {
+    /// Sends the frames that the program writes, then closes the connection.
+    async fn send(&mut self) {
+        loop {
+            // No frame is held while this future waits, so that dropping it loses none.
+            let is_whole = match self.next_length() {
+                Ok(length) => length.is_some_and(|length| self.buffer.len() >= length),
+                Err(error) => return self.close(Some(&error)),
+            };
+            if is_whole {
+                // An error means that the connection is over, which `write_messages` notices too.
+                if self.connection.ready().await.is_err() || self.submit().is_err() {
+                    return;
+                }
+                continue;
             }
-        };
-        // An error means that the connection is over, which `write_messages` notices too.
-        if connection.ready().await.is_err() || connection.send(frame).is_err() {
-            return;
+            self.make_room();
+            match self.socket.read_buf(&mut self.buffer).await {
+                Ok(0) => return self.close(None),
+                Ok(_) => {}
+                Err(error) => return self.close(Some(&error)),
+            }
         }
+    }
+
+    /// Closes the connection after the frames that were sent, because the stream ends.
+    fn close(&mut self, error: Option<&io::Error>) {
+        self.has_closed = true;
+        let peer = self.connection.remote_address();
+        match error {
+            // The system reports this error at the end of the stream if the program has not read everything.
+            Some(error) if error.kind() != io::ErrorKind::ConnectionReset => {
+                warn!(%peer, %error, "a stream is closed");
+            }
+            _ if !self.buffer.is_empty() => {
+                warn!(%peer, error = "it ends within a frame", "a stream is closed");
+            }
+            _ => {}
+        }
+        self.connection.start_close();
+    }
+
+    /// Returns the length of the next frame with its header, once the header has been read.
+    fn next_length(&self) -> io::Result<Option<usize>> {
+        let Some(header) = self.buffer.first_chunk::<HEADER_LENGTH>() else {
+            return Ok(None);
+        };
+        let header = u32::from_be_bytes(*header);
+        let length = header as usize & MAX_FRAME_LENGTH;
+        if header as usize != length || length == 0 || length > self.longest {
+            let what = format!(
+                "a frame with the header {header:#010x}, the peer takes at most {} B",
+                self.longest
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        Ok(Some(HEADER_LENGTH + length))
+    }
+
+    /// Submits the message of the next frame, which has been read.
+    fn submit(&mut self) -> Result<(), SendError> {
+        let Ok(Some(length)) = self.next_length() else {
+            return Ok(());
+        };
+        let message = self.buffer.split_to(length).freeze().slice(HEADER_LENGTH..);
+        self.connection.send(message).map(drop)
+    }
+
+    /// Makes room in the buffer for the next read.
+    fn make_room(&mut self) {
+        let wanted = self.next_length().ok().flatten().unwrap_or(HEADER_LENGTH);
+        let missing = wanted.saturating_sub(self.buffer.len());
+        self.buffer.reserve(missing.max(MIN_READ_LENGTH));
+    }
+
+    /// Submits the whole frames that the program has written, without waiting.
+    fn submit_written(&mut self) -> io::Result<()> {
+        let mut part = vec![0; MIN_READ_LENGTH];
+        for _ in 0..MAX_LAST_READS {
+            while self
+                .next_length()?
+                .is_some_and(|length| self.buffer.len() >= length)
+            {
+                self.submit().map_err(io::Error::other)?;
+            }
+            // The runtime may have ended, so it is not asked whether the socket is ready.
+            let socket: &UnixStream = self.socket.as_ref();
+            let count = (&*SockRef::from(socket)).read(&mut part)?;
+            if count == 0 {
+                break;
+            }
+            self.buffer.extend_from_slice(&part[..count]);
+        }
+        Ok(())
     }
 }
 
-/// Returns the message of the next frame, or `None` at the end of the stream.
-async fn read_frame(
-    socket: &mut OwnedReadHalf,
-    buffer: &mut BytesMut,
-    longest: usize,
-) -> io::Result<Option<Bytes>> {
-    let mut wanted = HEADER_LENGTH;
-    loop {
-        if let Some(header) = buffer.first_chunk::<HEADER_LENGTH>() {
-            let header = u32::from_be_bytes(*header);
-            let length = header as usize & MAX_FRAME_LENGTH;
-            if header as usize != length || length == 0 || length > longest {
-                let what = format!(
-                    "a frame with the header {header:#010x}, the peer takes at most {longest} B"
-                );
-                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-            }
-            wanted = HEADER_LENGTH + length;
-            if buffer.len() >= wanted {
-                buffer.advance(HEADER_LENGTH);
-                return Ok(Some(buffer.split_to(length).freeze()));
-            }
-        }
-        buffer.reserve((wanted - buffer.len()).max(MIN_READ_LENGTH));
-        if socket.read_buf(buffer).await? == 0 {
-            if buffer.is_empty() {
-                return Ok(None);
-            }
-            let what = "the stream ends within a frame";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+impl Drop for Frames {
+    fn drop(&mut self) {
+        if self.connection.error().is_none() && !self.has_closed {
+            // The runtime ends. What cannot be read now is not sent.
+            let _ = self.submit_written();
+            self.connection.start_close();
         }
     }
 }

@@ -27,7 +27,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("engine/", &["pool", "rdma::work", "wire"]),
     ("tdi/status.rs", &[]),
     ("tdi/flags.rs", &[]),
-    ("tdi/port.rs", &["incoming", "rdma::work"]),
+    ("tdi/port.rs", &["incoming", "rdma::work", "runtime"]),
     ("tdi/device.rs", &["engine", "incoming", "rdma::provider"]),
     ("tdi/transport.rs", &["rdma::provider"]),
     (
@@ -72,7 +72,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
         "incoming.rs",
         &["engine", "metrics", "rdma", "connection", "driver", "wire"],
     ),
-    ("listener.rs", &["engine", "rdma", "connection", "incoming"]),
+    (
+        "listener.rs",
+        &["engine", "rdma", "connection", "incoming", "runtime"],
+    ),
     ("stream.rs", &["connection", "engine", "runtime"]),
 ];
 
@@ -80,6 +83,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 const TOKIO: &[&str] = &[
     "connection/establish.rs",
     "driver/clock.rs",
+    "driver/handover.rs",
     "driver/task.rs",
     "incoming.rs",
     "lib.rs",
@@ -93,7 +97,6 @@ const TOKIO: &[&str] = &[
     "tdi/mod.rs",
     "tdi/objects/",
     "tdi/pending.rs",
-    "tdi/port.rs",
     "tdi/session.rs",
 ];
 

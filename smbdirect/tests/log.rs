@@ -19,7 +19,7 @@ use smbdirect::{
     },
     tdi::{Answer, Client, Endpoint, Indication, SendFlags, Share, Transport, TransportSettings},
 };
-use tokio::{runtime, time::timeout};
+use tokio::time::timeout;
 use tracing::{Instrument, info_span, subscriber::DefaultGuard};
 use tracing_subscriber::EnvFilter;
 
@@ -172,25 +172,6 @@ async fn a_filter_can_trace_one_connection_of_many() {
     for text in ["iWARP connection", "proposing", "sending", "is over"] {
         assert!(lines.iter().any(|line| line.contains(text)), "{lines:#?}");
     }
-}
-
-#[test]
-fn a_connection_that_ends_with_its_runtime_is_named() {
-    let (log, _guard) = Log::start("smbdirect=debug");
-    let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.unwrap();
-    let _ends = runtime.block_on(async {
-        let provider = iwarp();
-        let mut listener = listen(&provider).await;
-        connect(&provider, &mut listener).await
-    });
-    drop(runtime);
-    let lines = log.lines();
-    let over = lines
-        .iter()
-        .filter(|line| line.contains("the runtime stopped"));
-    let peers: Vec<_> = over.map(|line| peer(line)).collect();
-    assert_eq!(peers.len(), 2, "{lines:#?}");
 }
 
 #[tokio::test]

@@ -24,6 +24,11 @@ impl Connection {
     /// Gives up after
     /// [`active_negotiation_timeout`](crate::Settings::active_negotiation_timeout).
     ///
+    /// When the future resolves, the peer does not hold credits yet: the first message carries them, or an empty message
+    /// after 20 ms. The task of the connection sends it, so the runtime has to run from now on. A `current_thread` runtime
+    /// runs only within `block_on`: a program that leaves it for longer than the peer waits, 5 seconds by default, loses
+    /// the connection.
+    ///
     /// # Cancel safety
     /// Dropping the future abandons the attempt. An RDMA connection that was established already is
     /// closed in the background.

@@ -40,6 +40,23 @@ pub struct MessageOptions {
 /// [`close`](Self::close) is called or the last handle is dropped. In both cases it sends the submitted
 /// messages first. Call every method within a tokio runtime. Handles may be dropped anywhere.
 ///
+/// # Delivery
+/// A message whose future [`Sending`] has resolved with `Ok` reaches the peer unless the peer or the network fails, or
+/// the program calls [`abort`](Self::abort). A message that was only submitted reaches it unless, in addition, the
+/// peer withholds credits until a timer ends the connection.
+///
+/// - **A runtime that ends**: its connections continue on a thread of the library, until their handles are dropped and
+///   they are closed as above. Handles on other runtimes remain usable.
+/// - **A process that ends**: a thread that ends a runtime with connections, or that drops the last handle of a
+///   connection after its runtime has ended, waits at its own end until these connections are closed, for 5 seconds at
+///   most. So `main` may return immediately.
+///
+/// This cannot be promised if the process is killed or calls [`std::process::exit`], if its runtime is never dropped or
+/// ends by `shutdown_background` or `shutdown_timeout` right before the process, if the peer takes
+/// nothing for those 5 seconds, or on Windows for a process that ends right after its runtime. A connection of an RDMA
+/// adapter ends with its runtime. Await [`close`](Self::close) in these cases: it returns after the peer has taken
+/// everything.
+///
 /// Every log line about a connection is in a [`tracing`] span that names the connection:
 /// `connection{peer=10.0.0.3:5445 local=10.0.0.1:33019}`. On the connecting side the span is a
 /// child of the span in which [`connect`](Self::connect) is first polled, and keeps that span open
@@ -116,14 +133,18 @@ impl Connection {
     // Sending
 
     /// Sends a message (3.1.4.2). This call submits it, and messages are sent in the order of the calls.
-    /// The future resolves when the last segment was handed to the wire. An empty message is sent, but
-    /// the peer's upper layer does not see it.
+    /// The future resolves when the message is reported as sent: over iWARP when TCP of this machine has taken its last
+    /// segment, over RoCE when the peer has acknowledged it, over an RDMA adapter when the adapter has completed it, and
+    /// over loopback when it has reached the peer. [`Connection`] describes what is promised from then on. An empty
+    /// message is sent, but the peer's upper layer does not see it.
     ///
     /// Messages wait in memory for the peer's credits. To bound that memory, await the future, or use
-    /// [`ready`](Self::ready) and [`try_send`](Self::try_send).
+    /// [`ready`](Self::ready) and [`try_send`](Self::try_send). If a message waits for
+    /// [`credit_grant_timeout`](crate::Settings::credit_grant_timeout) and the peer grants none, the connection
+    /// ends, as Windows does. A caller of `ready` or `try_send` queues no message, so it can wait longer.
     ///
     /// The payload is dropped under the lock of the connection: a destructor of its memory
-    /// ([`Bytes::from_owner`]) that calls the connection deadlocks.
+    /// ([`Bytes::from_owner`]) that calls the connection deadlocks, and one that panics ends the connection.
     ///
     /// # Cancel safety
     /// Dropping the future does not recall the message.
@@ -154,8 +175,7 @@ impl Connection {
     }
 
     /// Sends messages in order, as calls of [`send`](Self::send) would, at a lower cost per message. Empties
-    /// the list and keeps its capacity. The future resolves when the last segment of the last message was
-    /// handed to the wire.
+    /// the list and keeps its capacity. The future resolves when the last message is reported as sent.
     ///
     /// # Cancel safety
     /// Dropping the future recalls no message.
@@ -432,8 +452,8 @@ impl Connection {
     }
 
     /// Writes `data` by RDMA Write (3.1.4.5) into the peer's memory, from `offset` bytes into the range of
-    /// its descriptors `to`. This call submits the write. When the future resolves, `data` was handed to the
-    /// wire. It is in place before the peer receives any message that is sent after this call.
+    /// its descriptors `to`. This call submits the write. The future resolves when `data` was sent, in the sense of
+    /// [`send`](Self::send). It is in place before the peer receives any message that is sent after this call.
     ///
     /// A write that is longer than MaxReadWriteSize is done in several operations. A descriptor of memory
     /// that the peer has not registered, or has deregistered, ends the connection, as RDMA requires. The
@@ -513,7 +533,8 @@ impl Connection {
     // The end of the connection
 
     /// Closes the connection: sends the submitted messages, finishes reads and writes, disconnects, and
-    /// returns when the connection is over. If the peer lets none of that work complete for
+    /// returns when the connection is over. If the result is `Ok`, the peer has taken what was sent, or it has closed the
+    /// connection itself. If the peer lets none of that work complete for
     /// [`keepalive_interval`](crate::Settings::keepalive_interval), the connection ends without it.
     ///
     /// Sending the submitted messages takes credits from the peer, and this end spends its last credit only
@@ -545,7 +566,8 @@ impl Connection {
     }
 
     /// Ends the connection immediately. Submitted work that has not left is discarded, and every future
-    /// that waits returns [`ConnectionError::Aborted`]. Does nothing on a connection that is over.
+    /// that waits returns [`ConnectionError::Aborted`]. Over iWARP this resets TCP, which also discards what was
+    /// reported as sent and has not reached the peer. Does nothing on a connection that is over.
     pub fn abort(&self) {
         self.shared().with(State::abort);
     }

@@ -15,8 +15,8 @@ use crate::{
     engine::{ConnectionError, TransferFault},
 };
 
-/// A future that resolves when a message was handed to the wire; see
-/// [`Connection::send`](super::Connection::send).
+/// A future that resolves when a message is reported as sent; [`Connection::send`](super::Connection::send) says when
+/// that is, and [`Connection`](super::Connection) what is promised from then on.
 ///
 /// # Cancel safety
 /// Dropping the future does not recall the message.
@@ -103,7 +103,7 @@ impl Drop for Reading {
     }
 }
 
-/// A future that resolves when the data of an RDMA Write was handed to the wire; see
+/// A future that resolves when the data of an RDMA Write was sent; see
 /// [`Connection::write`](super::Connection::write).
 ///
 /// # Cancel safety

@@ -100,10 +100,23 @@ impl State {
         self.wake_all();
     }
 
+    /// Records that the queue pair has disconnected, which it reports last.
+    #[cold]
+    pub(super) fn finish(&mut self, how: &Disconnect) {
+        self.finished = true;
+        if let (Some(ConnectionError::Closed(Initiator::Local)), Disconnect::Broken(error)) =
+            (&self.closed, how)
+        {
+            // The close has not been as graceful as it was meant to be.
+            self.closed = Some(error.clone().into());
+        }
+        self.wake_all();
+    }
+
     /// Ends the connection when its task is dropped first and no other one can continue: aborts it, takes
     /// back all posted work, and fails every future that waits.
     pub(super) fn give_up(&mut self) {
-        let what = "the runtime stopped before the connection ended";
+        let what = "the runtime of the connection has ended";
         let error = ProviderError::new(ProviderErrorKind::Local, what);
         let now = now();
         self.engine
@@ -120,6 +133,17 @@ impl State {
         self.transfers
             .complete_all(|| (None, Err(reason.clone().into())), &mut self.wakes);
         self.wake_all();
+    }
+
+    /// Ends the connection after a panic under the lock.
+    #[cold]
+    pub(super) fn end_after_panic(&mut self) {
+        let what = "the destructor of a payload has panicked";
+        let error = ProviderError::new(ProviderErrorKind::Local, what);
+        let disconnect = Completion::Disconnected(Disconnect::Broken(error));
+        self.engine.handle_completion(now(), disconnect);
+        self.take_rare_events();
+        self.wake_task();
     }
 
     /// Returns why the connection is over: closed by this end, if the engine has given no other reason.

@@ -14,27 +14,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{shared::Shared, state::State, task::Driver, waiting::Condition};
+use tokio::runtime::Handle;
+
+use super::{shared::Shared, state::State, waiting::Condition};
 use crate::runtime::background;
 
 /// Longest time that the end of a thread is delayed. A peer that takes nothing for so long has failed.
 const MAX_END_DELAY: Duration = Duration::from_secs(5);
 
 impl State {
-    /// Moves the connection to the runtime of the library, and returns whether this was possible.
-    pub(super) fn change_runtime(&mut self, shared: &Arc<Shared>) -> bool {
-        let Some(background) = background() else {
-            return false;
-        };
-        let _runtime = background.enter();
-        if !self.queue_pair.change_runtime() {
-            return false;
-        }
-        self.lost_runtime = true;
-        let shared = shared.clone();
-        // The new task takes the lock, which this caller holds.
-        background.spawn(async move { Driver::new(shared).await });
-        true
+    /// Moves the connection to the runtime of the library, and returns that runtime, or `None` if this is not possible.
+    pub(super) fn change_runtime(&mut self) -> Option<Handle> {
+        let background = background()?;
+        let entered = background.enter();
+        self.lost_runtime = self.queue_pair.change_runtime();
+        drop(entered);
+        self.lost_runtime.then_some(background)
     }
 
     /// Returns whether the connection has lost its runtime, and its end is under way.

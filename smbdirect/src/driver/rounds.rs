@@ -94,9 +94,8 @@ impl State {
                 Poll::Ready(Completion::Head(_)) => {}
                 Poll::Ready(completion) => {
                     taken += 1;
-                    if matches!(completion, Completion::Disconnected(_)) {
-                        self.finished = true;
-                        self.wake_all();
+                    if let Completion::Disconnected(how) = completion {
+                        self.finish(how);
                     }
                 }
                 Poll::Pending => return taken,

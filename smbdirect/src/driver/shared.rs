@@ -2,7 +2,8 @@
 
 use std::{
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    mem,
+    sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, Waker},
 };
 
@@ -31,12 +32,15 @@ impl Shared {
 
     /// Runs `action` under the lock, then wakes the futures and tasks that it affects.
     pub(crate) fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+        // It is dropped after the guard of the lock, and only if `action` panics.
+        let unwinding = EndOnUnwind(self);
         let mut state = self.lock();
         let result = action(&mut state);
+        mem::forget(unwinding);
         if state.wakes.is_empty() {
             return result;
         }
-        let mut wakes = std::mem::take(&mut state.wakes);
+        let mut wakes = mem::take(&mut state.wakes);
         drop(state);
         for waker in wakes.drain(..) {
             waker.wake();
@@ -50,10 +54,15 @@ impl Shared {
         result
     }
 
-    /// Takes the lock, poisoned or not: a panic under it is a bug of this crate, and must not make
-    /// every other handle of the connection panic too.
+    /// Takes the lock. After a panic under it, of the destructor of a payload or a bug of this crate, the connection
+    /// ends: its work may be half done, and the handles must not panic too.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(|poisoned| {
+            self.state.clear_poison();
+            let mut state = poisoned.into_inner();
+            state.end_after_panic();
+            state
+        })
     }
 
     /// Waits until `poll` returns a value. `poll` runs under the lock, at the first poll of the future and
@@ -97,6 +106,15 @@ impl Shared {
                 Poll::Pending
             }
         })
+    }
+}
+
+/// Takes the lock again after a panic under it, which ends the connection and wakes what waits for that.
+struct EndOnUnwind<'a>(&'a Shared);
+
+impl Drop for EndOnUnwind<'_> {
+    fn drop(&mut self) {
+        self.0.with(|_| ());
     }
 }
 

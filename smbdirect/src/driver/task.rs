@@ -125,18 +125,21 @@ impl Future for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let continues = self.shared.with(|state| {
+        let background = self.shared.with(|state| {
             state.turn.leave();
             if state.finished {
-                return false;
+                return None;
             }
-            let continues = !self.in_poll && state.change_runtime(&self.shared);
-            if !continues {
+            // A task that panicked would panic again.
+            let background = (!self.in_poll).then(|| state.change_runtime()).flatten();
+            if background.is_none() {
                 state.give_up();
             }
-            continues
+            background
         });
-        if continues {
+        if let Some(background) = background {
+            let shared = self.shared.clone();
+            background.spawn(async move { Self::new(shared).await });
             delay_end_of_thread(&self.shared);
         }
     }

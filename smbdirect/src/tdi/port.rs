@@ -2,16 +2,16 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
-use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use super::{statistics::Counters, status::Status};
 use crate::{
     incoming::{Incoming, IncomingListener},
     rdma::work::{ProviderError, ProviderErrorKind},
+    runtime::OwnedTask,
 };
 
 /// Whether an address can be opened more than once.
@@ -38,8 +38,8 @@ pub(crate) struct Port {
     pub(crate) local_address: SocketAddr,
     pub(crate) share: Share,
     targets: Mutex<Vec<Weak<dyn OfferTarget>>>,
-    /// The accept loop, which is aborted when the port is dropped.
-    task: Mutex<JoinSet<()>>,
+    /// The accept loop.
+    task: OnceLock<OwnedTask>,
 }
 
 impl Port {
@@ -53,12 +53,10 @@ impl Port {
             local_address: listener.local_address(),
             share,
             targets: Mutex::default(),
-            task: Mutex::default(),
+            task: OnceLock::new(),
         });
         let task = accept_loop(Arc::downgrade(&port), counters, listener);
-        let mut tasks = port.task.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.spawn(task);
-        drop(tasks);
+        port.task.get_or_init(|| OwnedTask::spawn(task));
         port
     }
 

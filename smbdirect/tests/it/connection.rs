@@ -116,6 +116,7 @@ over_every_provider! {
     every_future_ends_when_the_runtime_stops
     submitted_messages_leave_although_the_inbox_is_full
     wire_bytes_are_payloads_with_headers
+    an_address_is_free_when_its_listener_is_dropped
 }
 
 /// What one end sends the other receives, except over loopback, which has no network.
@@ -649,8 +650,14 @@ async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
         .await
         .unwrap();
 
+    // The connection goes on without its runtime, or it has ended with it.
+    let closing = within(client.close()).await;
     let stopped = client.error().unwrap();
-    assert!(matches!(stopped, ConnectionError::Provider(_)), "{stopped}");
+    match &stopped {
+        ConnectionError::Closed(Initiator::Local) => assert_eq!(closing, Ok(())),
+        ConnectionError::Provider(_) => assert_eq!(closing, Err(stopped.clone())),
+        other => panic!("{other}"),
+    }
     assert_eq!(within(receiving).await.unwrap(), Err(stopped.clone()));
     for sending in sendings {
         let _ = within(sending).await;
@@ -672,7 +679,7 @@ async fn every_future_ends_when_the_runtime_stops(provider: Arc<dyn Provider>) {
     assert_eq!(client.send("x").unwrap_err(), stopped.clone().into());
     assert_eq!(within(client.keepalive()).await, Err(stopped.clone()));
     assert_eq!(within(client.ready()).await, Err(stopped.clone()));
-    assert_eq!(within(client.close()).await, Err(stopped.clone()));
+    assert_eq!(within(client.close()).await, closing);
     assert_eq!(within(client.closed()).await, stopped);
     assert_eq!(within(ours.deregister()).await.unwrap().len(), 64);
     let stats = client.stats();
@@ -1067,4 +1074,102 @@ fn messages_leave_while_the_driver_task_cannot_run() {
         within(client.close()).await.unwrap();
     });
     receiver.join().unwrap();
+}
+
+async fn an_address_is_free_when_its_listener_is_dropped(provider: Arc<dyn Provider>) {
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let bind = async |address| Listener::bind(&*provider, address, Config::default()).await;
+    let first = bind(any).await.unwrap();
+    let address = first.local_address();
+    drop(first);
+    // Peers may be in any state of their connection.
+    for _ in 0..20 {
+        let mut listener = bind(address).await.unwrap();
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let (connected, accepted) = tokio::join!(connecting, listener.accept());
+        let (connected, _accepted) = (connected.unwrap(), accepted.unwrap());
+        let connecting = Connection::connect(&*provider, address, Config::default());
+        let _ = timeout(Duration::from_micros(100), connecting).await;
+        drop(listener);
+        connected.keepalive().await.unwrap();
+    }
+    let incoming = IncomingListener::bind(&*provider, address).await.unwrap();
+    drop(incoming);
+    // A listener may be dropped elsewhere, while its runtime runs or after it has ended.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    for ends in [false, true] {
+        let other = provider.clone();
+        let listening = async move { Listener::bind(&*other, address, Config::default()).await };
+        let listener = within(runtime.spawn(listening)).await.unwrap().unwrap();
+        drop(listener);
+        drop(bind(address).await.unwrap());
+        if ends {
+            break;
+        }
+    }
+    runtime.shutdown_background();
+}
+
+/// The destructor of a payload panics, on whatever thread the library drops it.
+#[tokio::test]
+async fn a_payload_that_panics_ends_only_its_connection() {
+    let provider: Arc<dyn Provider> = Arc::new(Iwarp::new(IwarpConfig::default()));
+    struct Panics(Vec<u8>);
+    impl AsRef<[u8]> for Panics {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("the test panics here")
+        }
+    }
+    let Pair { client, server, .. } = pair(provider.clone()).await;
+    let other = pair(provider).await;
+    let receiving = tokio::spawn({
+        let client = client.clone();
+        async move { client.recv().await.map(|_| ()) }
+    });
+    tokio::task::yield_now().await;
+    let payload = Bytes::from_owner(Panics(vec![7; 10_000]));
+    let send = || client.send(payload).map(drop);
+    // The panic may unwind through this call.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(send));
+    let end = within(receiving).await.unwrap().unwrap_err();
+    assert!(matches!(end, ConnectionError::Provider(_)), "{end}");
+    assert_eq!(within(client.closed()).await, end);
+    assert_eq!(client.send("x").unwrap_err(), end.into());
+    drop(client);
+    within(server.closed()).await;
+    other.client.keepalive().await.unwrap();
+}
+
+/// All clients connect in one poll, before the listener can accept the first.
+#[tokio::test]
+async fn as_many_clients_connect_at_once_as_there_are() {
+    let provider = Loopback::new();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut listener = Listener::bind(&provider, any, Config::default())
+        .await
+        .unwrap();
+    let address = listener.local_address();
+    let mut connecting = tokio::task::JoinSet::new();
+    for _ in 0..500 {
+        let provider = provider.clone();
+        connecting.spawn(async move {
+            let connecting = Connection::connect(&provider, address, Config::default());
+            connecting.await.map(drop)
+        });
+    }
+    for _ in 0..500 {
+        within(listener.accept()).await.unwrap();
+    }
+    for connected in within(connecting.join_all()).await {
+        connected.unwrap();
+    }
 }

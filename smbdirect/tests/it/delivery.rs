@@ -269,10 +269,11 @@ fn a_future_that_waits_elsewhere_learns_that_its_message_was_sent() {
     let sending = runtime.block_on(async {
         let connection = connect(&*ours, &peer).await;
         let sending = connection.send(vec![5; MESSAGE_BYTES]).unwrap();
-        connection.send(vec![5; 2 * MESSAGE_BYTES]).unwrap();
-        sending
+        drop(connection.send(vec![5; 2 * MESSAGE_BYTES]).unwrap());
+        [sending]
     });
     drop(runtime);
+    let [sending] = sending;
     current_thread().block_on(within(sending)).unwrap();
     let expected = Received {
         messages: 2,
@@ -338,6 +339,23 @@ fn messages_reported_as_sent_survive_the_credit_timer() {
 }
 
 #[test]
+fn a_close_reports_a_peer_that_has_not_taken_everything() {
+    let [_, theirs] = iwarp();
+    let peer = Peer::start(theirs, 0);
+    let ours = Iwarp::new(IwarpConfig {
+        close_timeout: Duration::from_millis(100),
+        ..IwarpConfig::default()
+    });
+    let end = current_thread().block_on(async {
+        let connection = connect(&ours, &peer).await;
+        send_and_wait(&connection).await;
+        within(connection.close()).await.unwrap_err()
+    });
+    assert!(matches!(end, ConnectionError::Provider(_)), "{end}");
+    peer.received();
+}
+
+#[test]
 fn two_ends_of_one_runtime_end_without_delay() {
     for provide in PROVIDERS {
         for runtime in [current_thread, two_threads] {
@@ -400,7 +418,7 @@ fn received_from_program(name: &str) -> Received {
 #[test]
 fn messages_arrive_after_main_has_returned() {
     if sends_as_a_program(current_thread(), async |connection| {
-        send_and_wait(&connection).await
+        send_and_wait(&connection).await;
     }) {
         return;
     }

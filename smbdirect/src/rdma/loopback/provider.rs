@@ -30,7 +30,8 @@ pub struct Loopback {
 pub struct LoopbackConfig {
     /// The limits of an end. A connection has the lower limits of its two ends.
     pub limits: Limits,
-    /// The most connection requests that wait at a listener; further ones are refused.
+    /// The most connection requests that wait at a listener; further ones are refused. The default is no limit: each
+    /// request belongs to a future of this process, as over TCP, where a connecting socket waits.
     pub backlog: usize,
 }
 
@@ -46,7 +47,7 @@ impl Default for LoopbackConfig {
                 send_with_invalidate: true,
                 packet_bytes: None,
             },
-            backlog: 128,
+            backlog: usize::MAX,
         }
     }
 }

@@ -4,9 +4,17 @@ use std::{future::Future, pin::Pin, task::Context, time::Duration};
 
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::rdma::work::{ProviderError, ProviderErrorKind};
+
 /// The bytes that a graceful disconnect has to move in each period of its timer. A peer that takes data more slowly
 /// could otherwise delay the end without limit.
 const MIN_PROGRESS_BYTES: u64 = 64 * 1024;
+
+/// Returns the error of a peer that has not acknowledged everything when the timer runs out.
+pub(super) fn not_taken() -> ProviderError {
+    let what = "the peer has not taken all data before the close timer ran out";
+    ProviderError::new(ProviderErrorKind::TimedOut, what)
+}
 
 /// Limits the time that a graceful disconnect takes without progress.
 pub(super) struct CloseTimer {

@@ -34,8 +34,9 @@ pub struct IwarpConfig {
     pub connect_timeout: Duration,
     /// The longest time to wait for the Request of a peer that has connected.
     pub accept_timeout: Duration,
-    /// The longest time to wait, after a graceful disconnect, until posted work is finished and
-    /// the peer's FIN has arrived. It also bounds the wait for the peer's FIN after a refusal.
+    /// The longest time without progress after a graceful disconnect, until posted work is finished and
+    /// the peer's FIN has arrived. Progress is 64 KiB in this time. It also bounds the wait for the peer's FIN after a
+    /// refusal.
     pub close_timeout: Duration,
     /// The most peers of one listener that may have connected without having sent their Request.
     /// Further connections wait in the backlog of the operating system.

@@ -7,7 +7,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
     sync::{Semaphore, mpsc},
-    task::{AbortHandle, JoinSet},
+    task::JoinSet,
     time::{sleep, timeout},
 };
 use tracing::{Instrument, Span, debug, field, warn};
@@ -18,15 +18,18 @@ use super::{
     queue_pair::IwarpQueuePair,
     socket::{FrameError, Socket, canonical},
 };
-use crate::rdma::{
-    iwarp::{
-        mpa::{FrameKind, StartupError, StartupFrame},
-        startup::{rejection, split_signature},
+use crate::{
+    rdma::{
+        iwarp::{
+            mpa::{FrameKind, StartupError, StartupFrame},
+            startup::{rejection, split_signature},
+        },
+        provider::{
+            AcceptRequest, BoxFuture, Connected, IncomingRequest, ProviderListener, connection_span,
+        },
+        work::{ProviderError, ProviderErrorKind},
     },
-    provider::{
-        AcceptRequest, BoxFuture, Connected, IncomingRequest, ProviderListener, connection_span,
-    },
-    work::{ProviderError, ProviderErrorKind},
+    runtime::OwnedTask,
 };
 
 /// A listener that returns the peers whose Request has arrived.
@@ -34,7 +37,7 @@ use crate::rdma::{
 pub(super) struct IwarpListener {
     pub(super) local_address: SocketAddr,
     pub(super) incoming: mpsc::Receiver<IncomingRequest>,
-    pub(super) task: AbortHandle,
+    pub(super) _task: OwnedTask,
 }
 
 impl ProviderListener for IwarpListener {
@@ -48,12 +51,6 @@ impl ProviderListener for IwarpListener {
                 ProviderError::new(ProviderErrorKind::Local, "the listener has stopped")
             })
         })
-    }
-}
-
-impl Drop for IwarpListener {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

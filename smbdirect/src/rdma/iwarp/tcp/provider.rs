@@ -16,10 +16,13 @@ use super::{
     options::{adopt, bind},
     queue_pair::IwarpQueuePair,
 };
-use crate::rdma::{
-    iwarp::stream::Stream,
-    provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
-    work::{Limits, ProviderError},
+use crate::{
+    rdma::{
+        iwarp::stream::Stream,
+        provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
+        work::{Limits, ProviderError},
+    },
+    runtime::OwnedTask,
 };
 
 /// The provider of iWARP in software, over TCP.
@@ -116,11 +119,11 @@ impl Provider for Iwarp {
             let listener = listener.map_err(failed)?;
             let local_address = listener.local_addr().map_err(failed)?;
             let (sender, incoming) = mpsc::channel(16);
-            let task = tokio::spawn(accept_all(listener, self.config.clone(), sender));
+            let accepting = accept_all(listener, self.config.clone(), sender);
             let listener = IwarpListener {
                 local_address,
                 incoming,
-                task: task.abort_handle(),
+                _task: OwnedTask::spawn(accepting),
             };
             Ok(Box::new(listener) as Box<dyn ProviderListener>)
         })

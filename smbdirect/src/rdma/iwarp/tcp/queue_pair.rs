@@ -18,7 +18,11 @@ use tokio::{
 use tracing::{Span, debug};
 
 use super::{
-    close_timer::CloseTimer, config::IwarpConfig, error::os_error, socket::Socket, wait::ready,
+    close_timer::{self, CloseTimer},
+    config::IwarpConfig,
+    error::os_error,
+    socket::Socket,
+    wait::{in_runtime, ready},
     window_wait::WindowWait,
 };
 use crate::{
@@ -500,7 +504,13 @@ impl IwarpQueuePair {
                 machine.transmitted_bytes() + acknowledged + received
             };
             if self.close_timer.poll(context, moved) {
-                self.machine.end(Disconnect::Local);
+                let how = match socket.as_ref().is_none_or(Socket::is_all_acknowledged) {
+                    true => Disconnect::Local,
+                    false => Disconnect::Broken(close_timer::not_taken()),
+                };
+                self.machine.end(how);
+                // TCP goes on to deliver what it has.
+                self.socket = None;
             }
         }
     }
@@ -677,12 +687,6 @@ impl Drop for IwarpQueuePair {
             socket.reset();
         }
     }
-}
-
-/// Calls `create`, which creates a timer, in `runtime`. A caller may be in another one, which can end earlier.
-fn in_runtime<T>(runtime: &Handle, create: impl FnOnce() -> T) -> T {
-    let _runtime = runtime.enter();
-    create()
 }
 
 impl fmt::Debug for IwarpQueuePair {

@@ -240,6 +240,12 @@ impl Socket {
         window.map_or(0, |window| window.acknowledged)
     }
 
+    /// Returns whether the peer has acknowledged everything, as far as the system reports it.
+    pub(super) fn is_all_acknowledged(&self) -> bool {
+        let window = tcp_state(&self.stream).and_then(|state| state.window);
+        window.is_none_or(|window| window.all_acknowledged)
+    }
+
     /// Makes closing the socket send RST, which tells the peer that this is not a graceful end.
     pub(super) fn reset(&self) {
         // This fails only if the connection is gone already.

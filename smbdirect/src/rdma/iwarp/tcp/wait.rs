@@ -1,4 +1,4 @@
-//! How a queue pair waits for its socket.
+//! How a queue pair waits for its socket and its timers.
 
 use std::{
     future::{Future, poll_fn},
@@ -6,7 +6,7 @@ use std::{
     task::Context,
 };
 
-use tokio::{io::Interest, net::TcpStream, task::unconstrained};
+use tokio::{io::Interest, net::TcpStream, runtime::Handle, task::unconstrained};
 
 /// Returns whether the socket is ready or in error. If not, the context is woken when it is.
 ///
@@ -23,4 +23,10 @@ pub(super) fn ready(stream: &TcpStream, interest: Interest, context: &mut Contex
         _ => stream.poll_write_ready(context),
     })));
     once.poll(context).is_ready()
+}
+
+/// Calls `create`, which creates a timer, in `runtime`. The caller may be in another one, which can end earlier.
+pub(super) fn in_runtime<T>(runtime: &Handle, create: impl FnOnce() -> T) -> T {
+    let _runtime = runtime.enter();
+    create()
 }
