@@ -49,7 +49,8 @@ pub struct MessageOptions {
 ///   they are closed as above. Handles on other runtimes remain usable.
 /// - **A process that ends**: a thread that ends a runtime with connections, or that drops the last handle of a
 ///   connection after its runtime has ended, waits at its own end until these connections are closed, for 5 seconds at
-///   most. So `main` may return immediately.
+///   most. So `main` may return immediately. The drop of a `multi_thread` runtime waits for its threads, and so for
+///   this.
 ///
 /// This cannot be promised if the process is killed or calls [`std::process::exit`], if its runtime is never dropped or
 /// ends by `shutdown_background` or `shutdown_timeout` right before the process, if the peer takes
