@@ -136,10 +136,10 @@ async fn expect_event(
         }
         ffi::RDMA_CM_EVENT_CONNECT_ERROR => match os_error("connecting", &error) {
             known if known.kind != ProviderErrorKind::Local => known,
-            unknown => ProviderError {
-                kind: ProviderErrorKind::Reset,
-                ..unknown
-            },
+            mut unknown => {
+                unknown.kind = ProviderErrorKind::Reset;
+                unknown
+            }
         },
         ffi::RDMA_CM_EVENT_DISCONNECTED => {
             ProviderError::new(ProviderErrorKind::Reset, "connecting: the peer hung up")

@@ -353,4 +353,5 @@ pub(crate) fn capabilities_unknown(error: &io::Error) -> ProviderError {
     local_error(&format!(
         "the device's capabilities cannot be read: {error}"
     ))
+    .with_os_error(error.raw_os_error())
 }

@@ -268,6 +268,7 @@ fn removed() -> ProviderError {
 /// Returns the error of a device whose events cannot be read.
 fn unreadable(error: &io::Error) -> ProviderError {
     local_error(&format!("the RDMA device's events cannot be read: {error}"))
+        .with_os_error(error.raw_os_error())
 }
 
 /// A subscription to the events of a device.

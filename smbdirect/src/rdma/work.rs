@@ -3,7 +3,11 @@
 //! Buffers move by value: into the work request, and back with its completion. So no buffer can be
 //! freed or read while the hardware or the peer still uses it.
 
-use std::{fmt, num::NonZeroU32, sync::Arc};
+use std::{
+    fmt,
+    num::{NonZeroU16, NonZeroU32},
+    sync::Arc,
+};
 
 use bitflags::bitflags;
 use bytes::{Bytes, BytesMut};
@@ -264,6 +268,8 @@ pub struct ProviderError {
     pub kind: ProviderErrorKind,
     /// The description, for people.
     pub what: Arc<str>,
+    /// The number of the operating system's error, in as little space as possible, because completions are moved.
+    os_error: Option<NonZeroU16>,
 }
 
 /// The kinds of provider errors, which call for different remedies.
@@ -294,7 +300,21 @@ impl ProviderError {
         Self {
             kind,
             what: what.into(),
+            os_error: None,
         }
+    }
+
+    /// Adds the number of an error of the operating system, such as `std::io::Error::raw_os_error` returns it.
+    #[must_use]
+    pub fn with_os_error(mut self, number: Option<i32>) -> Self {
+        let number = number.and_then(|number| u16::try_from(number).ok());
+        self.os_error = number.and_then(NonZeroU16::new);
+        self
+    }
+
+    /// Returns the number of the operating system's error that is the cause, such as `ECONNREFUSED`, if there is one.
+    pub fn os_error(&self) -> Option<i32> {
+        self.os_error.map(|number| number.get().into())
     }
 }
 

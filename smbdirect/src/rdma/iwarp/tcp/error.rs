@@ -37,7 +37,7 @@ pub(super) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
         | Kind::InvalidInput => ProviderErrorKind::Address,
         _ => ProviderErrorKind::Local,
     };
-    ProviderError::new(kind, format!("{doing}: {error}"))
+    ProviderError::new(kind, format!("{doing}: {error}")).with_os_error(error.raw_os_error())
 }
 
 /// Returns what to do about an error that a limit of the process causes.

@@ -28,5 +28,5 @@ pub(super) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
         | Kind::InvalidInput => ProviderErrorKind::Address,
         _ => ProviderErrorKind::Local,
     };
-    ProviderError::new(kind, format!("{doing}: {error}"))
+    ProviderError::new(kind, format!("{doing}: {error}")).with_os_error(error.raw_os_error())
 }

@@ -278,6 +278,7 @@ fn with_send_error(error: ProviderError, send_error: Option<io::Error>) -> Provi
                 error.what
             );
             ProviderError::new(ProviderErrorKind::TimedOut, what)
+                .with_os_error(refused.raw_os_error())
         }
         _ => error,
     }
@@ -306,7 +307,7 @@ fn taken_or(error: io::Error, doing: &str, port: u16) -> ProviderError {
         None => "another program has it".into(),
     };
     let what = format!("{doing}: the UDP port {port} is in use: {owner}");
-    ProviderError::new(ProviderErrorKind::InUse, what)
+    ProviderError::new(ProviderErrorKind::InUse, what).with_os_error(error.raw_os_error())
 }
 
 #[cfg(test)]
