@@ -15,24 +15,36 @@
  *
  * Errors. Functions return 0 or more on success and a negative SMBDIRECT_ERROR_ code otherwise. They then
  * also fill `error`, unless it is NULL. On success `error` and, on failure, all other results stay
- * unchanged, if the function does not say otherwise.
+ * unchanged, if the function does not say otherwise. errno is the number of the system's error if one was the
+ * cause of the failure, such as ECONNREFUSED, and 0 otherwise.
  *
  * Timeouts are in milliseconds. With -1 a call waits without limit. With 0 it does not wait, and returns
  * SMBDIRECT_ERROR_WOULD_BLOCK where it would have to; smbdirect_get_fd() returns a descriptor for poll() that
  * tells when to repeat the call. Calls whose name ends with _start never wait, and smbdirect_service() calls
  * their callbacks.
  *
- * Rules for arguments. A handle is valid until it is freed, or handed over where a function says so. Texts end
- * with a 0 byte and are UTF-8. Memory that is passed in has to be valid and unchanged, and memory for
- * results must be used by nothing else, during the call; with callbacks, until the callback.
+ * Rules for arguments. A handle is valid until it is freed, or handed over where a function says so. A call with a
+ * handle that is not valid any more does nothing and returns SMBDIRECT_ERROR_INVALID; a handle is never used for
+ * another object, except after 268 million further ones on machines with 32 bits. Texts end with a 0 byte and are UTF-8. Memory that is passed in has to be valid and unchanged, and memory for results must
+ * be used by nothing else, during the call; with callbacks, until the callback, also while the program ends.
  *
  * Files. There is no registration of a file descriptor's memory: other processes can change or truncate the
  * file, and RDMA adapters cannot pin the pages of most file systems. To send a file without a copy, map it and
  * lend the mapping to smbdirect_write_start() or smbdirect_send_start(), until the callback. To store the peer's
  * bytes, write() the buffer that smbdirect_deregister() or the callback of smbdirect_read_start() returns.
  *
- * Threads. Functions on one handle may be called from several threads, except that nothing else may use a
- * handle while it is freed or handed over, and that buffers and messages belong to one thread at a time.
+ * Threads. Every function may be called by several threads at once, with the same handle too, and while other
+ * calls, operations and callbacks are outstanding. A handle may be freed at any time: the library holds what it uses.
+ * Calls that wait on the handle then end with SMBDIRECT_ERROR_ABORTED. Two things remain for the program: memory that
+ * smbdirect_buffer_data() or smbdirect_message_data() returned must not be used after the buffer or the message was
+ * freed or handed over by any thread, and callbacks run on the thread that calls smbdirect_service() or
+ * smbdirect_connection_free().
+ *
+ * Delivery. What a function or a callback reported as sent is delivered, unless the peer or the network fails or the
+ * program calls smbdirect_abort(): also if the handle is freed, its runtime is freed, or the program ends by exit()
+ * or by the return of main(), which wait for up to 10 s. A program that ends in another way, such as by _exit() or a
+ * signal, calls smbdirect_close_all() before. In the functions that exit() calls, those of atexit() and destructors of
+ * static objects, calls return SMBDIRECT_ERROR_SYSTEM, and freeing a handle only forgets it.
  *
  * Processes. A child of fork() cannot use the handles of its parent: functions return
  * SMBDIRECT_ERROR_FORKED, and freeing a handle only forgets it. It can create handles of its own. The
@@ -396,11 +408,13 @@ typedef void (*smbdirect_log_callback)(int32_t level, const char *message, void 
  * Is told the result of an operation that was started on `connection`. It is called by
  * smbdirect_service() or smbdirect_connection_free(), and nowhere else.
  *
- * `error` is NULL if the operation succeeded, and valid during the call otherwise. `buffer` is the buffer
+ * `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call. `buffer` is the buffer
  * of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
  * argument of the call that started the operation, whose memory belongs to the program again.
  *
- * The callback may call every function of the library but smbdirect_connection_free() on `connection`.
+ * The callback may call every function of the library, smbdirect_connection_free() included. If
+ * smbdirect_connection_free() calls it, `connection` is not valid any more, and calls with it return
+ * SMBDIRECT_ERROR_INVALID.
  */
 typedef void (*smbdirect_callback)(struct smbdirect_connection *connection,
                                    const struct smbdirect_error *error,
@@ -418,19 +432,33 @@ struct smbdirect_buffer *smbdirect_buffer_new(size_t length);
 
 /**
  * Returns the address of the first byte. The bytes may be used until the buffer is handed over or freed.
- * Returns NULL for NULL.
+ * Returns NULL for NULL and for a buffer that was
+ * freed or handed over.
  */
 void *smbdirect_buffer_data(struct smbdirect_buffer *buffer);
 
 /**
- * Returns the number of bytes, and 0 for NULL.
+ * Returns the number of bytes, and 0 for NULL and for a buffer that was freed or handed over.
  */
 size_t smbdirect_buffer_length(const struct smbdirect_buffer *buffer);
 
 /**
- * Frees a buffer. NULL is ignored.
+ * Frees a buffer. NULL, and a buffer that was freed or handed over, are ignored.
  */
 void smbdirect_buffer_free(struct smbdirect_buffer *buffer);
+
+/**
+ * Closes all connections of this process, and waits for up to `timeout_ms` milliseconds until what was sent is
+ * delivered, or without limit if it is negative. exit() and the return of main() do this with a limit of 10 s. A
+ * program calls it before it ends in another way, such as by _exit() or by a signal, or unloads the library. Calls
+ * with the connections fail afterwards, also with those that are made later. The handles can be freed.
+ *
+ * With a timeout of 0, connections that are not over and have outstanding operations are aborted, so that nothing
+ * uses the memory of the program any more.
+ *
+ * Returns 0 if all connections are over, and SMBDIRECT_ERROR_TIMED_OUT otherwise.
+ */
+int32_t smbdirect_close_all(int32_t timeout_ms);
 
 /**
  * Connects to a peer and negotiates, within `timeout_ms` milliseconds.
@@ -534,10 +562,12 @@ int32_t smbdirect_abort(struct smbdirect_connection *connection, struct smbdirec
 
 /**
  * Frees a connection. An established one is closed in the background, after the messages that were
- * submitted were sent. NULL is ignored.
+ * submitted were sent. NULL, and a connection that was freed before, are ignored.
  *
- * If operations with callbacks are not over, the connection is aborted instead, and their callbacks are
- * called before this function returns.
+ * Calls of other threads that wait on the connection end with SMBDIRECT_ERROR_ABORTED. The callbacks of all
+ * operations that were started are called before this function returns: reads fail immediately, and their
+ * buffers are freed when they are over; sends and writes are waited for for up to 10 s, and then the connection is
+ * aborted. Call smbdirect_abort() before to wait for nothing and to send nothing more.
  *
  * Free its regions first or later, in any order. A handle of the parent process is only forgotten.
  */
@@ -559,8 +589,8 @@ int32_t smbdirect_listen(struct smbdirect_runtime *runtime,
 /**
  * Returns the next connection, which is established.
  *
- * Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_WOULD_BLOCK, _TIMED_OUT, or why
- * the listener cannot listen any more.
+ * Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_WOULD_BLOCK, _TIMED_OUT, _ABORTED if the
+ * listener is freed meanwhile, or why the listener cannot listen any more.
  */
 int32_t smbdirect_accept(struct smbdirect_listener *listener,
                          int32_t timeout_ms,
@@ -588,7 +618,9 @@ int32_t smbdirect_listener_address(const struct smbdirect_listener *listener,
                                    struct smbdirect_error *error);
 
 /**
- * Frees a listener, which stops listening. Connections that were not accepted are closed. NULL is ignored.
+ * Frees a listener, which stops listening. Connections that were not accepted are closed. Calls of other threads
+ * that wait in smbdirect_accept() end with SMBDIRECT_ERROR_ABORTED. NULL, and a listener that was freed before, are
+ * ignored.
  */
 void smbdirect_listener_free(struct smbdirect_listener *listener);
 
@@ -610,7 +642,7 @@ int32_t smbdirect_query(const struct smbdirect_connection *connection,
  * Messages that arrived before the end of the connection are returned before its error.
  *
  * Returns the length of the message, or 0 when the connection was closed gracefully and all messages
- * were received. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
+ * were received. An empty message that ended a registration has the length 0, too, and a token. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
  * is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
  * the error names its length. smbdirect_recv_message() takes messages of any length.
  */
@@ -634,7 +666,7 @@ int32_t smbdirect_recv_message(struct smbdirect_connection *connection,
                                struct smbdirect_error *error);
 
 /**
- * Returns the length of a message in bytes, and 0 for NULL.
+ * Returns the length of a message in bytes, and 0 for NULL and for a message that was freed.
  */
 size_t smbdirect_message_length(const struct smbdirect_message *message);
 
@@ -646,12 +678,13 @@ int32_t smbdirect_message_invalidated(const struct smbdirect_message *message, u
 
 /**
  * Returns the bytes of a message in one piece, which are valid until the message is freed. Copies them
- * together at the first call if they arrived in several pieces.
+ * together at the first call if they arrived in several pieces. Returns NULL for NULL and for a message that was
+ * freed.
  */
 const void *smbdirect_message_data(struct smbdirect_message *message);
 
 /**
- * Frees a message. NULL is ignored.
+ * Frees a message. NULL, and a message that was freed before, are ignored.
  */
 void smbdirect_message_free(struct smbdirect_message *message);
 
@@ -684,8 +717,8 @@ int32_t smbdirect_region_descriptor(const struct smbdirect_region *region,
  *
  * Stores the buffer, which belongs to the program again, in `buffer` and returns 0; free the region
  * then. Returns SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT if queued work still uses the memory: the peer has
- * no access any more, and the call has to be repeated for the buffer. Returns another error if the
- * buffer was lost.
+ * no access any more, and the call has to be repeated for the buffer. Returns SMBDIRECT_ERROR_INVALID if another
+ * call has got the buffer, _ABORTED if the region is freed meanwhile, and another error if the buffer was lost.
  */
 int32_t smbdirect_deregister(struct smbdirect_region *region,
                              int32_t timeout_ms,
@@ -694,7 +727,8 @@ int32_t smbdirect_deregister(struct smbdirect_region *region,
 
 /**
  * Frees a region. A registration that was not ended is ended, and its buffer is freed when nothing uses it
- * any more. NULL is ignored.
+ * any more. Calls of other threads that wait in smbdirect_deregister() end with SMBDIRECT_ERROR_ABORTED. NULL, and a
+ * region that was freed before, are ignored.
  */
 void smbdirect_region_free(struct smbdirect_region *region);
 
@@ -734,8 +768,9 @@ int32_t smbdirect_runtime_run(struct smbdirect_runtime *runtime,
                               struct smbdirect_error *error);
 
 /**
- * Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it.
- * Connections that are still closing then are cut off: call smbdirect_close() before. NULL is ignored.
+ * Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it. Connections
+ * that are still closing then, and those whose streams are open, are closed, which is waited for up to 10 s. NULL,
+ * and a runtime that was freed before, are ignored.
  */
 void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
 
@@ -744,7 +779,8 @@ void smbdirect_runtime_free(struct smbdirect_runtime *runtime);
  * used again when the call returns. Messages are sent in the order of the calls.
  *
  * Waits for up to `timeout_ms` milliseconds until the message can start: until the peer has granted a
- * credit and earlier messages have started. An empty message is sent, but no receive returns it.
+ * credit and earlier messages have started. An empty message is sent, but no receive returns it, except
+ * if it ends a registration.
  *
  * Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
  * SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.

@@ -64,7 +64,9 @@ impl Address {
             )
         };
         let found = lookup_host((host.as_str(), *port)).await;
-        let found: Vec<_> = found.map_err(|error| fail(error.to_string()))?.collect();
+        let found =
+            found.map_err(|error| fail(error.to_string()).with_errno(error.raw_os_error()))?;
+        let found: Vec<_> = found.collect();
         match found.is_empty() {
             true => Err(fail("it has no address".to_owned())),
             false => Ok(found),

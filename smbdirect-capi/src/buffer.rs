@@ -1,60 +1,98 @@
 //! Memory of the library, for registrations and RDMA Reads without a copy.
 
-use std::{ffi::c_void, ptr};
+use std::{
+    alloc::{Layout, alloc_zeroed},
+    ffi::c_void,
+    ptr,
+    sync::{Arc, Mutex},
+};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
-use crate::pointers;
+use crate::{
+    connection::lock,
+    pointers,
+    status::{Failure, SMBDIRECT_ERROR_SYSTEM},
+};
 
 /// A block of memory that belongs to the library. A program may use its bytes as long as it owns the buffer:
 /// registering the buffer or reading into it hands it to the library, which returns it when it is done.
 pub struct smbdirect_buffer {
-    pub(crate) bytes: BytesMut,
+    pub(crate) bytes: Mutex<BytesMut>,
 }
 
-impl smbdirect_buffer {
-    pub(crate) fn new(bytes: BytesMut) -> Box<Self> {
-        Box::new(Self { bytes })
-    }
+/// Returns the handle of a buffer.
+pub(crate) fn give(bytes: BytesMut) -> *mut smbdirect_buffer {
+    pointers::give(Arc::new(smbdirect_buffer {
+        bytes: Mutex::new(bytes),
+    }))
 }
 
 /// Creates a buffer of `length` zero bytes. Returns NULL if there is not enough memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn smbdirect_buffer_new(length: usize) -> *mut smbdirect_buffer {
-    let mut memory = Vec::new();
-    if memory.try_reserve_exact(length).is_err() {
-        return ptr::null_mut();
+    zeroed(length).map_or(ptr::null_mut(), give)
+}
+
+/// Returns zero bytes, or `None` if there is not enough memory. The system provides the pages when they are used.
+pub(crate) fn zeroed(length: usize) -> Option<BytesMut> {
+    if length == 0 {
+        return Some(BytesMut::new());
     }
-    memory.resize(length, 0u8);
+    let layout = Layout::array::<u8>(length).ok()?;
+    // SAFETY: the layout has a size. The vector gets memory of the global allocator with the layout of its
+    // capacity, and zeros are initialised bytes.
+    let memory = unsafe {
+        let memory = alloc_zeroed(layout);
+        if memory.is_null() {
+            return None;
+        }
+        Vec::from_raw_parts(memory, length, length)
+    };
     // A vector without spare capacity becomes `Bytes` and `BytesMut` without a copy.
-    let bytes = bytes::Bytes::from(memory);
-    let bytes = bytes
-        .try_into_mut()
-        .unwrap_or_else(|bytes| BytesMut::from(&*bytes));
-    Box::into_raw(smbdirect_buffer::new(bytes))
+    let bytes = Bytes::from(memory).try_into_mut();
+    Some(bytes.expect("there is no other reference"))
+}
+
+/// Returns a copy of bytes.
+///
+/// # Errors
+/// There is not enough memory.
+pub(crate) fn copy(parts: &[&[u8]], length: usize) -> Result<Bytes, Failure> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(length)
+        .map_err(|_| no_memory(length))?;
+    for part in parts {
+        copy.extend_from_slice(part);
+    }
+    Ok(copy.into())
+}
+
+/// Returns the failure of an allocation.
+pub(crate) fn no_memory(length: usize) -> Failure {
+    let message = format!("there is no memory for {length} bytes");
+    Failure::new(SMBDIRECT_ERROR_SYSTEM, message).with_errno(Some(libc::ENOMEM))
 }
 
 /// Returns the address of the first byte. The bytes may be used until the buffer is handed over or freed.
-/// Returns NULL for NULL.
+/// Returns NULL for NULL and for a buffer that was
+/// freed or handed over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_buffer_data(buffer: *mut smbdirect_buffer) -> *mut c_void {
-    // SAFETY: `buffer` follows the rules for handles, and its owner uses it on one thread.
-    match unsafe { buffer.as_mut() } {
-        Some(buffer) => buffer.bytes.as_mut_ptr().cast(),
-        None => ptr::null_mut(),
+    match pointers::handle(buffer, "buffer") {
+        Ok(buffer) => lock(&buffer.bytes).as_mut_ptr().cast(),
+        Err(_) => ptr::null_mut(),
     }
 }
 
-/// Returns the number of bytes, and 0 for NULL.
+/// Returns the number of bytes, and 0 for NULL and for a buffer that was freed or handed over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_buffer_length(buffer: *const smbdirect_buffer) -> usize {
-    // SAFETY: `buffer` follows the rules for handles.
-    unsafe { buffer.as_ref() }.map_or(0, |buffer| buffer.bytes.len())
+    pointers::handle(buffer, "buffer").map_or(0, |buffer| lock(&buffer.bytes).len())
 }
 
-/// Frees a buffer. NULL is ignored.
+/// Frees a buffer. NULL, and a buffer that was freed or handed over, are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_buffer_free(buffer: *mut smbdirect_buffer) {
-    // SAFETY: `buffer` follows the rules for handles.
-    drop(unsafe { pointers::take(buffer) });
+    drop(pointers::take(buffer, "buffer"));
 }

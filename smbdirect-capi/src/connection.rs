@@ -3,21 +3,23 @@
 use std::{
     collections::VecDeque,
     ffi::c_char,
+    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
-use smbdirect::{Connection, Message};
+use smbdirect::{Connection, ConnectionError, Message};
 use tokio::{sync::SetOnce, task::AbortHandle};
 
 use crate::{
     address::Address,
-    buffer::smbdirect_buffer,
-    events::{Callback, Events},
+    closing::{LINGER, Streams, new_streams, watch},
+    events::{Callback, Events, Owned, Started},
     pointers,
     runtime::{Runtime, smbdirect_runtime},
     settings::{Prepared, smbdirect_settings},
@@ -30,18 +32,25 @@ pub struct smbdirect_connection {
     pub(crate) runtime: Arc<Runtime>,
     pub(crate) events: Arc<Events>,
     /// The connection, or why there is none; unset while connecting.
-    outcome: Arc<SetOnce<Result<Connection, Failure>>>,
+    outcome: Outcome,
     /// The task that connects, if it was started here.
     connecting: Option<AbortHandle>,
     /// The peer keeps the memory of messages that were sent, so that callers cannot lend theirs.
     pub(crate) copies: bool,
     /// Messages that were longer than the caller's memory, in the order in which they arrived.
     pub(crate) kept: Mutex<VecDeque<Message>>,
+    /// A receive that did not wait.
+    pub(crate) receiving: Mutex<Option<Receiving>>,
+    pub(crate) streams: Streams,
     /// The task that announces that a message can be sent, for callers that do not wait.
     ready: Announcement,
     /// The task that announces the end of the connection, likewise.
     closed: Announcement,
 }
+
+type Outcome = Arc<SetOnce<Result<Connection, Failure>>>;
+
+pub(crate) type Receiving = Pin<Box<dyn Future<Output = Result<Message, ConnectionError>> + Send>>;
 
 /// A task that announces an event when a condition holds. At most one runs at a time. It ends with the handle.
 #[derive(Default)]
@@ -81,22 +90,39 @@ impl Drop for Announcement {
 }
 
 impl smbdirect_connection {
-    /// Returns the handle of an established connection.
+    fn new(runtime: &Arc<Runtime>, copies: bool) -> Self {
+        Self {
+            runtime: runtime.clone(),
+            events: Events::new(runtime),
+            outcome: Outcome::default(),
+            connecting: None,
+            copies,
+            kept: Mutex::default(),
+            receiving: Mutex::default(),
+            streams: new_streams(),
+            ready: Announcement::default(),
+            closed: Announcement::default(),
+        }
+    }
+
+    /// Returns the object of an established connection.
     pub(crate) fn established(
         runtime: &Arc<Runtime>,
         connection: Connection,
         copies: bool,
-    ) -> Box<Self> {
-        Box::new(Self {
-            runtime: runtime.clone(),
-            events: Events::new(runtime),
-            outcome: Arc::new(SetOnce::new_with(Some(Ok(connection)))),
-            connecting: None,
-            copies,
-            kept: Mutex::default(),
-            ready: Announcement::default(),
-            closed: Announcement::default(),
-        })
+    ) -> Arc<Self> {
+        let created = Self::new(runtime, copies);
+        let (events, streams) = (created.events.clone(), created.streams.clone());
+        watch(
+            &runtime.open,
+            runtime.tokio().handle(),
+            connection.clone(),
+            events,
+            streams,
+        );
+        // It was created above, so that the value was not set before.
+        let _ = created.outcome.set(Ok(connection));
+        Arc::new(created)
     }
 
     /// Starts to connect.
@@ -104,14 +130,14 @@ impl smbdirect_connection {
         runtime: &Arc<Runtime>,
         address: &str,
         prepared: Prepared,
-    ) -> Result<Box<Self>, Failure> {
+    ) -> Result<Arc<Self>, Failure> {
         let provider = runtime.enter(|| transport::provider(runtime, &prepared.transport))?;
         let address = Address::parse(address, provider.default_port())?;
         let copies = transport::shares_memory(&prepared.transport);
-        let events = Events::new(runtime);
-        let outcome = Arc::new(SetOnce::new());
-        let connecting = {
-            let (events, outcome) = (events.clone(), outcome.clone());
+        let mut created = Self::new(runtime, copies);
+        created.connecting = Some({
+            let (events, streams) = (created.events.clone(), created.streams.clone());
+            let (outcome, open) = (created.outcome.clone(), runtime.open.clone());
             runtime.spawn(async move {
                 let connecting = async {
                     let mut last = None;
@@ -127,21 +153,17 @@ impl smbdirect_connection {
                     }
                     Err(last.expect("a name has at least one address").into())
                 };
+                let connected = connecting.await;
+                if let Ok(connection) = &connected {
+                    let here = tokio::runtime::Handle::current();
+                    watch(&open, &here, connection.clone(), events.clone(), streams);
+                }
                 // The task is the only one that sets the outcome.
-                let _ = outcome.set(connecting.await);
+                let _ = outcome.set(connected);
                 events.signal();
             })
-        };
-        Ok(Box::new(Self {
-            runtime: runtime.clone(),
-            events,
-            outcome,
-            connecting: Some(connecting),
-            copies,
-            kept: Mutex::default(),
-            ready: Announcement::default(),
-            closed: Announcement::default(),
-        }))
+        });
+        Ok(Arc::new(created))
     }
 
     /// Returns the connection.
@@ -149,7 +171,7 @@ impl smbdirect_connection {
     /// # Errors
     /// It is not established yet, failed, or belongs to the process that forked this one.
     pub(crate) fn connection(&self) -> Result<&Connection, Failure> {
-        self.runtime.check_fork()?;
+        self.runtime.check()?;
         match self.outcome.get() {
             Some(outcome) => outcome.as_ref().map_err(Clone::clone),
             None => Err(Failure::new(
@@ -170,8 +192,9 @@ impl smbdirect_connection {
             0 => self.events.waker(),
             _ => Waker::noop().clone(),
         };
+        let future = self.events.unless_freed(future);
         let value = self.runtime.wait(timeout_ms, &waker, future);
-        value.ok_or_else(|| Failure::timed_out(timeout_ms))
+        value.ok_or_else(|| Failure::timed_out(timeout_ms))?
     }
 
     /// Announces an event when a message can be sent, or the connection is over.
@@ -183,23 +206,57 @@ impl smbdirect_connection {
 
     /// Runs an operation whose result goes to a callback. The operation ends when it needs nothing of the
     /// caller any more.
-    pub(crate) fn start_operation(
+    pub(crate) fn run_operation(
         &self,
+        started: Started,
         callback: Callback,
-        operation: impl Future<Output = (Result<(), Failure>, Option<Box<smbdirect_buffer>>)>
-        + Send
-        + 'static,
+        operation: impl Future<Output = (Result<(), Failure>, Option<Owned>)> + Send + 'static,
     ) {
-        let events = self.events.clone();
-        events.start();
         self.runtime.spawn(async move {
             let (result, buffer) = operation.await;
-            events.complete(callback, result, buffer);
+            started.complete(callback, result, buffer);
         });
     }
 
+    /// Gives up the attempt to connect.
+    fn stop_connecting(&self) {
+        if let Some(connecting) = &self.connecting {
+            connecting.abort();
+        }
+        self.events.free();
+    }
+
+    /// Waits for the operations of a handle that was freed, and calls their callbacks.
+    ///
+    /// # Safety
+    /// The functions and arguments of the callbacks are valid.
+    unsafe fn finish_operations(&self, handle: *mut Self) {
+        let here = thread::current().id();
+        let deadline = Instant::now() + LINGER;
+        let mut aborted = false;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let wait_ms = match aborted {
+                false => left.as_millis().clamp(1, i32::MAX as u128) as i32,
+                true => -1,
+            };
+            let settled = self.events.settled(here);
+            match self.runtime.wait(wait_ms, Waker::noop(), settled) {
+                // SAFETY: the caller's promise is the same.
+                Some(true) => drop(unsafe { self.events.dispatch(handle) }),
+                Some(false) => return,
+                None => {
+                    aborted = true;
+                    if let Ok(connection) = self.connection() {
+                        self.runtime.enter(|| connection.abort());
+                    }
+                }
+            }
+        }
+    }
+
     fn finish(&self, timeout_ms: i32) -> Result<(), Failure> {
-        self.runtime.check_fork()?;
+        self.runtime.check()?;
         let outcome = self.wait(timeout_ms, self.outcome.wait())?;
         outcome.as_ref().map(|_| ()).map_err(Clone::clone)
     }
@@ -207,9 +264,12 @@ impl smbdirect_connection {
 
 impl Drop for smbdirect_connection {
     fn drop(&mut self) {
-        if let Some(connecting) = &self.connecting {
-            connecting.abort();
-        }
+        let rest = (
+            std::mem::take(&mut self.outcome),
+            std::mem::take(&mut self.kept),
+            std::mem::take(&mut self.receiving),
+        );
+        self.runtime.release(rest);
     }
 }
 
@@ -235,7 +295,7 @@ pub unsafe extern "C" fn smbdirect_connect(
         call_status(error, || {
             let out = pointers::out(connection, "connection")?;
             let connected = connect(runtime, address, settings, timeout_ms)?;
-            *out = Box::into_raw(connected);
+            *out = pointers::give(connected);
             Ok(())
         })
     }
@@ -250,7 +310,7 @@ pub(crate) unsafe fn connect(
     address: *const c_char,
     settings: *const smbdirect_settings,
     timeout_ms: i32,
-) -> Result<Box<smbdirect_connection>, Failure> {
+) -> Result<Arc<smbdirect_connection>, Failure> {
     if timeout_ms == 0 {
         let message = "a timeout of 0: use smbdirect_connect_start() to connect without waiting";
         return Err(Failure::invalid(message));
@@ -264,8 +324,13 @@ pub(crate) unsafe fn connect(
         )
     };
     let started = smbdirect_connection::start(&runtime, address, prepared)?;
-    started.finish(timeout_ms)?;
-    Ok(started)
+    match started.finish(timeout_ms) {
+        Ok(()) => Ok(started),
+        Err(failure) => {
+            started.stop_connecting();
+            Err(failure)
+        }
+    }
 }
 
 /// Starts to connect to a peer, and returns without waiting. The arguments are those of smbdirect_connect().
@@ -290,7 +355,7 @@ pub unsafe extern "C" fn smbdirect_connect_start(
             let runtime = Runtime::of(runtime)?;
             let prepared = Prepared::new(settings)?;
             let address = pointers::text(address, "address")?;
-            *out = Box::into_raw(smbdirect_connection::start(&runtime, address, prepared)?);
+            *out = pointers::give(smbdirect_connection::start(&runtime, address, prepared)?);
             Ok(())
         })
     }
@@ -331,7 +396,7 @@ pub unsafe extern "C" fn smbdirect_get_fd(
     let value = unsafe {
         call(error, || {
             let connection = pointers::handle(connection, "connection")?;
-            connection.runtime.check_fork()?;
+            connection.runtime.check()?;
             connection.events.descriptor().map(Into::into)
         })
     };
@@ -358,7 +423,7 @@ pub unsafe extern "C" fn smbdirect_service(
     let value = unsafe {
         call(error, || {
             let handle = pointers::handle(connection, "connection")?;
-            handle.runtime.check_fork()?;
+            handle.runtime.check()?;
             let number = handle.events.dispatch(connection);
             Ok(i64::try_from(number).unwrap_or(i64::MAX))
         })
@@ -446,41 +511,31 @@ pub unsafe extern "C" fn smbdirect_abort(
 }
 
 /// Frees a connection. An established one is closed in the background, after the messages that were
-/// submitted were sent. NULL is ignored.
+/// submitted were sent. NULL, and a connection that was freed before, are ignored.
 ///
-/// If operations with callbacks are not over, the connection is aborted instead, and their callbacks are
-/// called before this function returns.
+/// Calls of other threads that wait on the connection end with SMBDIRECT_ERROR_ABORTED. The callbacks of all
+/// operations that were started are called before this function returns: reads fail immediately, and their
+/// buffers are freed when they are over; sends and writes are waited for for up to 10 s, and then the connection is
+/// aborted. Call smbdirect_abort() before to wait for nothing and to send nothing more.
 ///
 /// Free its regions first or later, in any order. A handle of the parent process is only forgotten.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_connection_free(connection: *mut smbdirect_connection) {
-    if connection.is_null() {
-        return;
-    }
-    // SAFETY: `connection` is live until it is taken below, and all callbacks run before that.
+    // SAFETY: there is no error to store, and callbacks follow the rules for arguments.
     unsafe {
         call_status(std::ptr::null_mut(), || {
-            let handle = pointers::handle(connection, "connection")?;
-            if handle.runtime.check_fork().is_err() {
-                // Its tasks do not exist in this process, so the memory stays where it is.
-                return Ok(());
-            }
-            while handle.events.has_operations() {
-                if let Ok(connection) = handle.connection() {
-                    handle.runtime.enter(|| connection.abort());
-                }
-                handle.wait(-1, handle.events.all_completed())?;
-                handle.events.dispatch(connection);
-            }
-            let handle = pointers::take(connection).expect("it is not NULL");
-            let runtime = handle.runtime.clone();
-            runtime.enter(|| drop(handle));
+            pointers::handle(connection, "connection")?
+                .runtime
+                .check()?;
+            let handle = pointers::take(connection, "connection")?;
+            handle.stop_connecting();
+            handle.finish_operations(connection);
             Ok(())
         });
     }
 }
 
-/// Locks the messages that are kept for the next calls.
+/// Locks a value that no panic leaves half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,25 +8,29 @@ use std::{
     ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     task::{Wake, Waker},
+    thread::{self, ThreadId},
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 
 use crate::{
     buffer::smbdirect_buffer,
     connection::smbdirect_connection,
+    pointers,
     runtime::Runtime,
-    status::{Failure, smbdirect_error},
+    status::{Failure, SMBDIRECT_ERROR_ABORTED, set_errno, smbdirect_error},
 };
 
 /// Is told the result of an operation that was started on `connection`. It is called by
 /// smbdirect_service() or smbdirect_connection_free(), and nowhere else.
 ///
-/// `error` is NULL if the operation succeeded, and valid during the call otherwise. `buffer` is the buffer
+/// `error` is NULL if the operation succeeded, and valid during the call otherwise, with errno as after a call. `buffer` is the buffer
 /// of the operation, which belongs to the program again, or NULL if it has none. `user_data` is the
 /// argument of the call that started the operation, whose memory belongs to the program again.
 ///
-/// The callback may call every function of the library but smbdirect_connection_free() on `connection`.
+/// The callback may call every function of the library, smbdirect_connection_free() included. If
+/// smbdirect_connection_free() calls it, `connection` is not valid any more, and calls with it return
+/// SMBDIRECT_ERROR_INVALID.
 pub type smbdirect_callback = Option<
     unsafe extern "C" fn(
         connection: *mut smbdirect_connection,
@@ -54,11 +58,37 @@ impl Callback {
     }
 }
 
+/// A buffer of an operation, which becomes the program's again under its old handle.
+pub(crate) struct Owned {
+    handle: *mut smbdirect_buffer,
+    pub(crate) buffer: Arc<smbdirect_buffer>,
+}
+
+// SAFETY: the handle is a number, which is never dereferenced.
+unsafe impl Send for Owned {}
+
+impl Owned {
+    /// Takes the buffer of a handle.
+    ///
+    /// # Errors
+    /// The handle is not live.
+    pub(crate) fn take(handle: *mut smbdirect_buffer) -> Result<Self, Failure> {
+        let buffer = pointers::take(handle, "*buffer")?;
+        Ok(Self { handle, buffer })
+    }
+
+    /// Makes the buffer the program's again, and returns its handle.
+    pub(crate) fn put_back(self) -> *mut smbdirect_buffer {
+        pointers::put_back(self.handle, self.buffer);
+        self.handle
+    }
+}
+
 /// An operation that is over.
 struct Completed {
     callback: Callback,
     result: Result<(), Failure>,
-    buffer: Option<Box<smbdirect_buffer>>,
+    buffer: Option<Owned>,
 }
 
 /// The events of one handle. As a waker, it announces an event.
@@ -66,15 +96,56 @@ pub(crate) struct Events {
     /// Notified of an event of any handle of the runtime.
     runtime_event: Arc<Notify>,
     operations: Mutex<Operations>,
-    /// Notified when an operation is over.
+    /// Notified when an operation is over, or a callback has returned.
     completion: Notify,
+    /// Set when the handle is freed, which ends the calls that wait.
+    freed: SetOnce<()>,
     descriptor: OnceLock<Descriptor>,
 }
 
 #[derive(Default)]
 struct Operations {
+    /// Operations that are not over.
     outstanding: usize,
     completed: VecDeque<Completed>,
+    /// The threads that are in a callback.
+    calling: Vec<ThreadId>,
+    /// No operation can be started any more.
+    closed: bool,
+}
+
+/// An operation that was started. Dropping it means that it was not submitted.
+pub(crate) struct Started(Option<Arc<Events>>);
+
+impl Started {
+    /// Stores the result of the operation, and announces it.
+    pub(crate) fn complete(
+        mut self,
+        callback: Callback,
+        result: Result<(), Failure>,
+        buffer: Option<Owned>,
+    ) {
+        let events = self.0.take().expect("it is taken once");
+        let mut operations = events.operations();
+        operations.outstanding -= 1;
+        operations.completed.push_back(Completed {
+            callback,
+            result,
+            buffer,
+        });
+        drop(operations);
+        events.completion.notify_waiters();
+        events.signal();
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(events) = self.0.take() {
+            events.operations().outstanding -= 1;
+            events.completion.notify_waiters();
+        }
+    }
 }
 
 impl Wake for Events {
@@ -93,6 +164,7 @@ impl Events {
             runtime_event: runtime.event.clone(),
             operations: Mutex::default(),
             completion: Notify::new(),
+            freed: SetOnce::new(),
             descriptor: OnceLock::new(),
         })
     }
@@ -130,71 +202,107 @@ impl Events {
         }
     }
 
-    /// Counts an operation that was started.
-    pub(crate) fn start(&self) {
-        self.operations().outstanding += 1;
+    /// Counts an operation that is going to be submitted.
+    ///
+    /// # Errors
+    /// The handle was freed.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<Started, Failure> {
+        let mut operations = self.operations();
+        if operations.closed {
+            return Err(freed_failure());
+        }
+        operations.outstanding += 1;
+        Ok(Started(Some(self.clone())))
     }
 
-    /// Stores the result of an operation that was started, and announces it.
-    pub(crate) fn complete(
-        &self,
-        callback: Callback,
-        result: Result<(), Failure>,
-        buffer: Option<Box<smbdirect_buffer>>,
-    ) {
-        let completed = Completed {
-            callback,
-            result,
-            buffer,
-        };
-        self.operations().completed.push_back(completed);
-        self.completion.notify_waiters();
+    /// Ends the calls that wait, because the handle was freed. No operation can be started any more.
+    pub(crate) fn free(&self) {
+        self.operations().closed = true;
+        // The handle is taken once, so that the value was not set before.
+        let _ = self.freed.set(());
         self.signal();
+    }
+
+    /// Waits until the handle is freed.
+    pub(crate) async fn freed(&self) {
+        self.freed.wait().await;
+    }
+
+    /// Runs `future` until the handle is freed.
+    pub(crate) async fn unless_freed<T>(
+        &self,
+        future: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            value = future => Ok(value),
+            () = self.freed() => Err(freed_failure()),
+        }
     }
 
     /// Calls the callbacks of completed operations, and returns their number.
     ///
     /// # Safety
-    /// `connection` is the live handle that these events belong to.
+    /// The functions and arguments of the callbacks are valid.
     pub(crate) unsafe fn dispatch(&self, connection: *mut smbdirect_connection) -> usize {
         self.clear();
         // Those that complete during the callbacks wait for the next call, so that this one ends.
-        let completed = std::mem::take(&mut self.operations().completed);
-        let number = completed.len();
-        self.operations().outstanding -= number;
-        for Completed {
-            callback,
-            result,
-            buffer,
-        } in completed
-        {
+        let number = self.operations().completed.len();
+        for called in 0..number {
+            let mut operations = self.operations();
+            let Some(Completed {
+                callback,
+                result,
+                buffer,
+            }) = operations.completed.pop_front()
+            else {
+                // Another thread, or a callback, has called the others.
+                return called;
+            };
             let Some(function) = callback.function else {
                 continue;
             };
-            let error = result.err().map(|failure| smbdirect_error::new(&failure));
+            operations.calling.push(thread::current().id());
+            drop(operations);
+            let failure = result.err();
+            let error = failure.as_ref().map(smbdirect_error::new);
             let error = error.as_ref().map_or(ptr::null(), ptr::from_ref);
-            let buffer = buffer.map_or(ptr::null_mut(), Box::into_raw);
+            let buffer = buffer.map_or(ptr::null_mut(), Owned::put_back);
+            set_errno(failure.map_or(0, |failure| failure.errno));
             // SAFETY: the function has this signature, and all pointers are valid during the call.
             unsafe { function(connection, error, buffer, callback.user_data) };
+            let mut operations = self.operations();
+            let here = thread::current().id();
+            let at = operations.calling.iter().position(|thread| *thread == here);
+            operations
+                .calling
+                .swap_remove(at.expect("it was pushed above"));
+            drop(operations);
+            self.completion.notify_waiters();
         }
         number
     }
 
-    /// Waits until all operations that were started are completed.
-    pub(crate) async fn all_completed(&self) {
+    /// Waits until a callback can be called, and returns true; or until no operation is outstanding and no other
+    /// thread is in a callback, and returns false.
+    pub(crate) async fn settled(&self, here: ThreadId) -> bool {
         loop {
             let completion = self.completion.notified();
             {
                 let operations = self.operations();
-                if operations.completed.len() >= operations.outstanding {
-                    return;
+                if !operations.completed.is_empty() {
+                    return true;
+                }
+                let calling = operations.calling.iter().any(|thread| *thread != here);
+                if operations.outstanding == 0 && !calling {
+                    return false;
                 }
             }
             completion.await;
         }
     }
 
-    /// Returns whether operations were started whose callbacks have not been called.
+    /// Returns whether operations are not over.
     pub(crate) fn has_operations(&self) -> bool {
         self.operations().outstanding > 0
     }
@@ -205,6 +313,13 @@ impl Events {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+pub(crate) fn freed_failure() -> Failure {
+    Failure::new(
+        SMBDIRECT_ERROR_ABORTED,
+        "the handle was freed during the call",
+    )
 }
 
 /// A descriptor that is readable while there is an unseen event.

@@ -11,12 +11,12 @@
 //! | module | contents |
 //! |---|---|
 //! | `status` | status codes, and errors with their text |
-//! | `pointers` | checked access to what callers pass |
+//! | `pointers` | the table of handles, and checked access to what callers pass |
 //! | `runtime` | threads and timers, and the log |
 //! | `settings`, `transport`, `address` | how to connect, by what, and to where |
 //! | `events` | completed operations, and the descriptor that announces them |
 //! | `buffer`, `borrowed` | memory of the library and memory of callers |
-//! | `connection`, `listener` | establishing and closing |
+//! | `connection`, `listener`, `closing` | establishing and closing |
 //! | `send`, `receive`, `region`, `transfer` | messages and remote memory |
 //! | `query`, `stream` | what was negotiated, and the connection as a socket |
 
@@ -31,7 +31,11 @@ mod borrowed;
 mod pointers;
 mod transport;
 
+#[doc(hidden)]
+pub use pointers::live_handles;
+
 pub mod buffer;
+pub mod closing;
 pub mod connection;
 pub mod events;
 pub mod listener;

@@ -21,7 +21,8 @@ use crate::{
 pub struct smbdirect_listener {
     runtime: Arc<Runtime>,
     events: Arc<Events>,
-    listener: Mutex<Listener>,
+    /// `None` once the handle was freed.
+    listener: Mutex<Option<Listener>>,
     address: String,
     busy_poll: Duration,
     /// The provider hands the bytes of one end to the other one.
@@ -60,12 +61,12 @@ pub unsafe extern "C" fn smbdirect_listen(
             let created = smbdirect_listener {
                 events: Events::new(&runtime),
                 address: bound.local_address().to_string(),
-                listener: Mutex::new(bound),
+                listener: Mutex::new(Some(bound)),
                 busy_poll: prepared.busy_poll,
                 copies: transport::shares_memory(&prepared.transport),
                 runtime,
             };
-            *out = Box::into_raw(Box::new(created));
+            *out = pointers::give(Arc::new(created));
             Ok(())
         })
     }
@@ -73,8 +74,8 @@ pub unsafe extern "C" fn smbdirect_listen(
 
 /// Returns the next connection, which is established.
 ///
-/// Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_WOULD_BLOCK, _TIMED_OUT, or why
-/// the listener cannot listen any more.
+/// Stores the connection and returns 0. Otherwise returns SMBDIRECT_ERROR_WOULD_BLOCK, _TIMED_OUT, _ABORTED if the
+/// listener is freed meanwhile, or why the listener cannot listen any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_accept(
     listener: *mut smbdirect_listener,
@@ -87,10 +88,15 @@ pub unsafe extern "C" fn smbdirect_accept(
         call_status(error, || {
             let out = pointers::out(connection, "connection")?;
             let handle = pointers::handle(listener, "listener")?;
-            handle.runtime.check_fork()?;
+            handle.runtime.check()?;
             handle.events.clear();
-            let accepting = async { handle.listener.lock().await.accept().await };
+            let accepting = async {
+                let mut listener = handle.listener.lock().await;
+                let listener = listener.as_mut().expect("the destructor takes it");
+                listener.accept().await
+            };
             let waker = handle.events.waker();
+            let accepting = handle.events.unless_freed(accepting);
             let accepted = handle.runtime.wait(timeout_ms, &waker, accepting);
             let Some(accepted) = accepted else {
                 if timeout_ms != 0 {
@@ -99,13 +105,13 @@ pub unsafe extern "C" fn smbdirect_accept(
                 }
                 return Err(Failure::timed_out(timeout_ms));
             };
-            let accepted = accepted?;
+            let accepted = accepted??;
             // There may be more of them.
             handle.events.signal();
             accepted.set_busy_poll(handle.busy_poll);
             let accepted =
                 smbdirect_connection::established(&handle.runtime, accepted, handle.copies);
-            *out = Box::into_raw(accepted);
+            *out = pointers::give(accepted);
             Ok(())
         })
     }
@@ -125,7 +131,7 @@ pub unsafe extern "C" fn smbdirect_listener_get_fd(
     let value = unsafe {
         call(error, || {
             let handle = pointers::handle(listener, "listener")?;
-            handle.runtime.check_fork()?;
+            handle.runtime.check()?;
             handle.events.descriptor().map(Into::into)
         })
     };
@@ -158,14 +164,22 @@ pub unsafe extern "C" fn smbdirect_listener_address(
     }
 }
 
-/// Frees a listener, which stops listening. Connections that were not accepted are closed. NULL is ignored.
+/// Frees a listener, which stops listening. Connections that were not accepted are closed. Calls of other threads
+/// that wait in smbdirect_accept() end with SMBDIRECT_ERROR_ABORTED. NULL, and a listener that was freed before, are
+/// ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_listener_free(listener: *mut smbdirect_listener) {
-    // SAFETY: `listener` follows the rules for handles.
-    if let Some(listener) = unsafe { pointers::take(listener) } {
-        match listener.runtime.check_fork() {
-            Ok(()) => listener.runtime.clone().enter(|| drop(listener)),
-            Err(_) => std::mem::forget(listener),
-        }
+    let live = pointers::handle(listener, "listener");
+    if live.is_ok_and(|live| live.runtime.check().is_ok())
+        && let Ok(listener) = pointers::take(listener, "listener")
+    {
+        listener.events.free();
+    }
+}
+
+impl Drop for smbdirect_listener {
+    fn drop(&mut self) {
+        let listener = self.listener.get_mut().take();
+        self.runtime.release(listener);
     }
 }

@@ -1,8 +1,15 @@
-//! Checked access to what callers pass: null is an error, and lengths and counts have limits.
+//! Checked access to what callers pass: handles are looked up, null is an error, and lengths and counts have
+//! limits.
 
 use std::{
+    any::Any,
+    collections::BTreeMap,
     ffi::{CStr, c_char, c_int},
-    slice,
+    ptr, slice,
+    sync::{
+        Arc, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use libc::iovec;
@@ -12,14 +19,81 @@ use crate::status::Failure;
 /// Most parts of a message or buffer descriptors in one call.
 const MAX_PARTS: usize = 1024;
 
+/// The distance between two handles.
+const HANDLE_STEP: usize = 16;
+
+/// The objects behind all live handles. A handle is a key of this map in the type of a pointer, and is never
+/// dereferenced. A call holds a reference to its object, so that another thread can free the handle meanwhile. On
+/// 64-bit machines no key is used twice, so that a call with a handle that was freed fails.
+static OBJECTS: RwLock<Objects> = RwLock::new(BTreeMap::new());
+
+pub(crate) type Objects = BTreeMap<usize, Arc<dyn Any + Send + Sync>>;
+
+/// Returns a new handle of an object.
+pub(crate) fn give<T: Any + Send + Sync>(object: Arc<T>) -> *mut T {
+    static NEXT: AtomicUsize = AtomicUsize::new(HANDLE_STEP);
+
+    let mut objects = lock_objects();
+    loop {
+        let key = NEXT.fetch_add(HANDLE_STEP, Ordering::Relaxed);
+        if key != 0 && !objects.contains_key(&key) {
+            objects.insert(key, object);
+            return ptr::without_provenance_mut(key);
+        }
+    }
+}
+
 /// Returns the object behind a handle.
 ///
-/// # Safety
-/// `pointer` is null, or came from this library, was not freed, and is not freed during the call.
-pub(crate) unsafe fn handle<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
-    // SAFETY: a pointer that is not null points to a live object. All handles are used by shared
-    // reference only, and their types synchronise what threads share.
-    unsafe { pointer.as_ref() }.ok_or_else(|| Failure::invalid(format!("{name} is NULL")))
+/// # Errors
+/// The handle is null, of another kind, or not live.
+pub(crate) fn handle<T: Any + Send + Sync>(
+    handle: *const T,
+    name: &str,
+) -> Result<Arc<T>, Failure> {
+    let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
+    let found = objects.get(&handle.addr()).cloned();
+    drop(objects);
+    found
+        .and_then(|object| object.downcast().ok())
+        .ok_or_else(|| no_handle(handle.addr(), name))
+}
+
+/// Ends a handle and returns its object, which other threads may still use. Only one of several threads gets it.
+///
+/// # Errors
+/// As [`handle`].
+pub(crate) fn take<T: Any + Send + Sync>(handle: *const T, name: &str) -> Result<Arc<T>, Failure> {
+    let mut objects = lock_objects();
+    let is_of_kind = objects
+        .get(&handle.addr())
+        .is_some_and(|object| (**object).is::<T>());
+    let taken = is_of_kind.then(|| objects.remove(&handle.addr()));
+    drop(objects);
+    let object = taken.flatten().and_then(|object| object.downcast().ok());
+    object.ok_or_else(|| no_handle(handle.addr(), name))
+}
+
+/// Makes a handle that was taken live again.
+pub(crate) fn put_back<T: Any + Send + Sync>(handle: *const T, object: Arc<T>) {
+    lock_objects().insert(handle.addr(), object);
+}
+
+/// Returns the number of live handles of this process, for tests.
+pub fn live_handles() -> usize {
+    lock_objects().len()
+}
+
+/// Locks the objects. No user code runs under the lock.
+pub(crate) fn lock_objects() -> RwLockWriteGuard<'static, Objects> {
+    OBJECTS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_handle(key: usize, name: &str) -> Failure {
+    match key {
+        0 => Failure::invalid(format!("{name} is NULL")),
+        _ => Failure::invalid(format!("{name} was freed before, or is no handle")),
+    }
 }
 
 /// Returns where to store a result.
@@ -109,13 +183,4 @@ pub(crate) unsafe fn parts<'a>(
         .try_fold(0usize, |sum, part| sum.checked_add(part.len()));
     let length = length.ok_or_else(|| Failure::invalid("the parts are longer than memory"))?;
     Ok((parts, length))
-}
-
-/// Frees the object behind a handle. Null is ignored.
-///
-/// # Safety
-/// `pointer` is null, or came from `Box::into_raw` and is used nowhere else any more.
-pub(crate) unsafe fn take<T>(pointer: *mut T) -> Option<Box<T>> {
-    // SAFETY: the caller gives up a pointer that came from `Box::into_raw`.
-    (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer) })
 }

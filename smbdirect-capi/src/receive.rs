@@ -1,20 +1,23 @@
 //! Receiving messages.
 
-use std::ffi::c_int;
+use std::{
+    ffi::c_int,
+    sync::{Arc, Mutex},
+};
 
 use bytes::Buf;
 use libc::iovec;
-use smbdirect::{ConnectionError, Message};
+use smbdirect::{Connection, ConnectionError, Message};
 
 use crate::{
     connection::{lock, smbdirect_connection},
     pointers,
-    status::{Failure, SMBDIRECT_ERROR_BUFFER_TOO_SMALL, call, call_status, smbdirect_error},
+    status::{Failure, SMBDIRECT_ERROR_BUFFER_TOO_SMALL, call, smbdirect_error},
 };
 
 /// A message that was received.
 pub struct smbdirect_message {
-    message: Message,
+    message: Mutex<Message>,
 }
 
 impl smbdirect_connection {
@@ -24,11 +27,32 @@ impl smbdirect_connection {
         if let Some(kept) = lock(&self.kept).pop_front() {
             return Ok(Some(kept));
         }
-        match self.wait(timeout_ms, connection.recv())? {
+        let received = match timeout_ms {
+            0 => self.poll_receive(connection),
+            _ => self.wait(timeout_ms, connection.recv()),
+        };
+        match received? {
             Ok(message) => Ok(Some(message)),
             Err(ConnectionError::Closed(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Receives without waiting. The future stays, because one that is dropped would not wake the descriptor.
+    fn poll_receive(
+        &self,
+        connection: &Connection,
+    ) -> Result<Result<Message, ConnectionError>, Failure> {
+        let mut kept = lock(&self.receiving);
+        let receiving = kept.get_or_insert_with(|| {
+            let connection = connection.clone();
+            Box::pin(async move { connection.recv().await })
+        });
+        let received = self.wait(0, receiving.as_mut());
+        if received.is_ok() {
+            *kept = None;
+        }
+        received
     }
 }
 
@@ -39,7 +63,7 @@ impl smbdirect_connection {
 /// Messages that arrived before the end of the connection are returned before its error.
 ///
 /// Returns the length of the message, or 0 when the connection was closed gracefully and all messages
-/// were received. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
+/// were received. An empty message that ended a registration has the length 0, too, and a token. Otherwise returns SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, why the connection
 /// is over, or SMBDIRECT_ERROR_BUFFER_TOO_SMALL: the message is kept for the next call, and the text of
 /// the error names its length. smbdirect_recv_message() takes messages of any length.
 #[unsafe(no_mangle)]
@@ -132,18 +156,18 @@ pub unsafe extern "C" fn smbdirect_recv_message(
             let Some(message) = handle.receive(timeout_ms)? else {
                 return Ok(0);
             };
-            *out = Box::into_raw(Box::new(smbdirect_message { message }));
+            let message = Mutex::new(message);
+            *out = pointers::give(Arc::new(smbdirect_message { message }));
             Ok(1)
         })
     };
     value as i32
 }
 
-/// Returns the length of a message in bytes, and 0 for NULL.
+/// Returns the length of a message in bytes, and 0 for NULL and for a message that was freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_message_length(message: *const smbdirect_message) -> usize {
-    // SAFETY: `message` follows the rules for handles.
-    unsafe { message.as_ref() }.map_or(0, |message| message.message.len())
+    pointers::handle(message, "message").map_or(0, |message| lock(&message.message).len())
 }
 
 /// Stores the token of the registration that the peer ended with the message. Returns 1 if there is one, and
@@ -153,47 +177,39 @@ pub unsafe extern "C" fn smbdirect_message_invalidated(
     message: *const smbdirect_message,
     token: *mut u32,
 ) -> i32 {
-    // SAFETY: `message` follows the rules for handles, and `token` those for results.
-    unsafe {
-        let invalidated = message
-            .as_ref()
-            .and_then(|message| message.message.invalidated_token());
-        match (invalidated, token.as_mut()) {
-            (Some(invalidated), Some(out)) => {
-                *out = invalidated.0;
-                1
-            }
-            (invalidated, _) => invalidated.is_some().into(),
+    let message = pointers::handle(message, "message").ok();
+    let invalidated = message.and_then(|message| lock(&message.message).invalidated_token());
+    // SAFETY: `token` follows the rules for results.
+    match (invalidated, unsafe { token.as_mut() }) {
+        (Some(invalidated), Some(out)) => {
+            *out = invalidated.0;
+            1
         }
+        (invalidated, _) => invalidated.is_some().into(),
     }
 }
 
 /// Returns the bytes of a message in one piece, which are valid until the message is freed. Copies them
-/// together at the first call if they arrived in several pieces.
+/// together at the first call if they arrived in several pieces. Returns NULL for NULL and for a message that was
+/// freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_message_data(
     message: *mut smbdirect_message,
 ) -> *const std::ffi::c_void {
-    // SAFETY: `message` follows the rules for handles, and its owner uses it on one thread.
-    let Some(owned) = (unsafe { message.as_mut() }) else {
+    let Ok(handle) = pointers::handle(message, "message") else {
         return std::ptr::null();
     };
-    if owned.message.chunk().len() < owned.message.len() {
-        let token = owned.message.invalidated_token();
-        let bytes = std::mem::take(&mut owned.message).into_bytes();
-        owned.message = Message::received(bytes, token);
+    let mut message = lock(&handle.message);
+    if message.chunk().len() < message.len() {
+        let token = message.invalidated_token();
+        let bytes = std::mem::take(&mut *message).into_bytes();
+        *message = Message::received(bytes, token);
     }
-    owned.message.chunk().as_ptr().cast()
+    message.chunk().as_ptr().cast()
 }
 
-/// Frees a message. NULL is ignored.
+/// Frees a message. NULL, and a message that was freed before, are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_message_free(message: *mut smbdirect_message) {
-    // SAFETY: `message` follows the rules for handles.
-    unsafe {
-        call_status(std::ptr::null_mut(), || {
-            drop(pointers::take(message));
-            Ok(())
-        });
-    }
+    drop(pointers::take(message, "message"));
 }

@@ -1,19 +1,15 @@
 //! Memory that the peer can read or write.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Mutex},
-    task::Waker,
-};
+use std::{future::Future, pin::Pin, sync::Arc, task::Waker};
 
 use bytes::BytesMut;
 use smbdirect::{Access, BufferDescriptorV1, MemoryRegion, rdma::memory::DeregisterError};
+use tokio::sync::{Mutex, SetOnce};
 
 use crate::{
-    buffer::smbdirect_buffer,
+    buffer::{self, smbdirect_buffer},
     connection::{lock, smbdirect_connection},
-    events::Events,
+    events::{Events, Owned, freed_failure},
     pointers,
     runtime::Runtime,
     status::{Failure, call_status, smbdirect_error},
@@ -32,6 +28,8 @@ pub struct smbdirect_region {
     events: Arc<Events>,
     descriptor: BufferDescriptorV1,
     state: Mutex<State>,
+    /// Set when the handle is freed, which ends the calls that wait.
+    freed: SetOnce<()>,
 }
 
 type Deregistering = Pin<Box<dyn Future<Output = Result<BytesMut, DeregisterError>> + Send>>;
@@ -93,24 +91,24 @@ pub unsafe extern "C" fn smbdirect_register(
             let rights =
                 rights.ok_or_else(|| Failure::invalid(format!("unknown rights {access:#x}")))?;
             let connection = handle.connection()?;
-            let owned = buffer
-                .as_mut()
-                .ok_or_else(|| Failure::invalid("*buffer is NULL"))?;
-            let bytes = std::mem::take(&mut owned.bytes);
+            let owned = Owned::take(*buffer)?;
+            let bytes = std::mem::take(&mut *lock(&owned.buffer.bytes));
             let registered = handle.runtime.enter(|| connection.register(bytes, rights));
-            let registered = registered.map_err(|error| {
-                owned.bytes = error.buffer;
-                Failure::from(error.reason)
-            })?;
-            drop(pointers::take(std::mem::replace(
-                buffer,
-                std::ptr::null_mut(),
-            )));
-            *out = Box::into_raw(Box::new(smbdirect_region {
+            let registered = match registered {
+                Ok(registered) => registered,
+                Err(error) => {
+                    *lock(&owned.buffer.bytes) = error.buffer;
+                    owned.put_back();
+                    return Err(error.reason.into());
+                }
+            };
+            *buffer = std::ptr::null_mut();
+            *out = pointers::give(Arc::new(smbdirect_region {
                 runtime: handle.runtime.clone(),
                 events: handle.events.clone(),
                 descriptor: registered.descriptor(),
                 state: Mutex::new(State::Registered(registered)),
+                freed: SetOnce::new(),
             }));
             Ok(())
         })
@@ -147,8 +145,8 @@ pub unsafe extern "C" fn smbdirect_region_descriptor(
 ///
 /// Stores the buffer, which belongs to the program again, in `buffer` and returns 0; free the region
 /// then. Returns SMBDIRECT_ERROR_WOULD_BLOCK or _TIMED_OUT if queued work still uses the memory: the peer has
-/// no access any more, and the call has to be repeated for the buffer. Returns another error if the
-/// buffer was lost.
+/// no access any more, and the call has to be repeated for the buffer. Returns SMBDIRECT_ERROR_INVALID if another
+/// call has got the buffer, _ABORTED if the region is freed meanwhile, and another error if the buffer was lost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_deregister(
     region: *mut smbdirect_region,
@@ -161,9 +159,9 @@ pub unsafe extern "C" fn smbdirect_deregister(
         call_status(error, || {
             let handle = pointers::handle(region, "region")?;
             let out = pointers::out(buffer, "buffer")?;
-            handle.runtime.check_fork()?;
+            handle.runtime.check()?;
             let bytes = handle.end(timeout_ms)?;
-            *out = Box::into_raw(smbdirect_buffer::new(bytes));
+            *out = buffer::give(bytes);
             Ok(())
         })
     }
@@ -172,39 +170,58 @@ pub unsafe extern "C" fn smbdirect_deregister(
 impl smbdirect_region {
     /// Ends the registration and returns the buffer.
     fn end(&self, timeout_ms: i32) -> Result<BytesMut, Failure> {
-        let mut state = lock(&self.state);
-        let mut ending: Deregistering = match std::mem::replace(&mut *state, State::Ended) {
-            State::Registered(region) => Box::pin(region.deregister()),
-            State::Ending(ending) => ending,
-            State::Ended => return Err(Failure::invalid("the region was deregistered before")),
-        };
         let waker = match timeout_ms {
             0 => self.events.waker(),
             _ => Waker::noop().clone(),
         };
-        match self.runtime.wait(timeout_ms, &waker, &mut ending) {
-            Some(result) => Ok(result?),
-            None => {
-                *state = State::Ending(ending);
-                if timeout_ms != 0 {
-                    // Only a call that does not wait leaves the waker of the descriptor behind.
-                    self.events.signal();
-                }
-                Err(Failure::timed_out(timeout_ms))
+        let ending = async {
+            tokio::select! {
+                biased;
+                result = self.deregister() => result,
+                _ = self.freed.wait() => Err(freed_failure()),
             }
+        };
+        let ended = self.runtime.wait(timeout_ms, &waker, ending);
+        if timeout_ms != 0 {
+            // A call that does not wait could not get the lock, or this one has taken the place of its waker.
+            self.events.signal();
         }
+        ended.ok_or_else(|| Failure::timed_out(timeout_ms))?
+    }
+
+    /// Ends the registration. If the future is dropped, the next call goes on.
+    async fn deregister(&self) -> Result<BytesMut, Failure> {
+        let mut state = self.state.lock().await;
+        *state = match std::mem::replace(&mut *state, State::Ended) {
+            State::Registered(region) => State::Ending(Box::pin(region.deregister())),
+            other => other,
+        };
+        let State::Ending(ending) = &mut *state else {
+            return Err(Failure::invalid("the region was deregistered before"));
+        };
+        let result = ending.await;
+        *state = State::Ended;
+        Ok(result?)
+    }
+}
+
+impl Drop for smbdirect_region {
+    fn drop(&mut self) {
+        let state = std::mem::replace(self.state.get_mut(), State::Ended);
+        self.runtime.release(state);
     }
 }
 
 /// Frees a region. A registration that was not ended is ended, and its buffer is freed when nothing uses it
-/// any more. NULL is ignored.
+/// any more. Calls of other threads that wait in smbdirect_deregister() end with SMBDIRECT_ERROR_ABORTED. NULL, and a
+/// region that was freed before, are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_region_free(region: *mut smbdirect_region) {
-    // SAFETY: `region` follows the rules for handles.
-    if let Some(region) = unsafe { pointers::take(region) } {
-        match region.runtime.check_fork() {
-            Ok(()) => region.runtime.clone().enter(|| drop(region)),
-            Err(_) => std::mem::forget(region),
-        }
+    let live = pointers::handle(region, "region");
+    if live.is_ok_and(|live| live.runtime.check().is_ok())
+        && let Ok(region) = pointers::take(region, "region")
+    {
+        // The handle is taken once, so that the value was not set before.
+        let _ = region.freed.set(());
     }
 }

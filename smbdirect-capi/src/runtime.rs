@@ -5,9 +5,10 @@ use std::{
     ffi::{CString, c_char, c_void},
     fmt::Write as _,
     future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, Once, PoisonError,
+        Arc, Mutex, MutexGuard, Once, PoisonError, RwLockWriteGuard, Weak,
         atomic::{AtomicU32, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -24,8 +25,11 @@ use tracing::{
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt};
 
 use crate::{
-    pointers,
-    status::{Failure, SMBDIRECT_ERROR_FORKED, call_status, smbdirect_error},
+    closing::{LINGER, Open, at_exit},
+    pointers::{self, Objects},
+    status::{
+        Failure, SMBDIRECT_ERROR_FORKED, SMBDIRECT_ERROR_SYSTEM, call_status, smbdirect_error,
+    },
 };
 
 /// Threads and timers of the handles that are created from it.
@@ -41,7 +45,8 @@ pub type smbdirect_log_callback =
 
 /// What a runtime consists of.
 pub(crate) struct Runtime {
-    tokio: runtime::Runtime,
+    /// `None` once the runtime has ended.
+    tokio: Option<runtime::Runtime>,
     /// Only calls of the program make progress.
     driven: bool,
     log: Option<Dispatch>,
@@ -49,6 +54,8 @@ pub(crate) struct Runtime {
     pub(crate) event: Arc<Notify>,
     /// The provider of the transport `loopback`, which connects ends of one runtime.
     pub(crate) loopback: Arc<Loopback>,
+    /// The connections that are not over.
+    pub(crate) open: Arc<Open>,
     /// The value of [`FORKS`] when the runtime was created.
     forks: u32,
 }
@@ -56,13 +63,27 @@ pub(crate) struct Runtime {
 /// Number of forks between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The runtime of handles that were created without one. A forked process starts its own.
-static SHARED: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
+/// The runtimes of this process.
+struct Runtimes {
+    /// The runtime of handles that were created without one. A forked process starts its own.
+    default: Option<Arc<Runtime>>,
+    all: Vec<Weak<Runtime>>,
+}
 
-/// The lock of [`SHARED`], from the beginning to the end of a fork, so that it is free in the new process.
-struct DuringFork(UnsafeCell<Option<MutexGuard<'static, Option<Arc<Runtime>>>>>);
+static RUNTIMES: Mutex<Runtimes> = Mutex::new(Runtimes {
+    default: None,
+    all: Vec::new(),
+});
 
-// SAFETY: only the thread that has the lock uses the cell.
+/// The locks of the library, from the beginning to the end of a fork, so that they are free in the new process.
+struct DuringFork(UnsafeCell<Option<Locks>>);
+
+type Locks = (
+    MutexGuard<'static, Runtimes>,
+    RwLockWriteGuard<'static, Objects>,
+);
+
+// SAFETY: only the thread that has the locks uses the cell.
 unsafe impl Sync for DuringFork {}
 
 static DURING_FORK: DuringFork = DuringFork(UnsafeCell::new(None));
@@ -76,23 +97,30 @@ static DURING_FORK: DuringFork = DuringFork(UnsafeCell::new(None));
 #[cfg_attr(not(target_vendor = "apple"), unsafe(link_section = ".init_array"))]
 static LOAD: extern "C" fn() = prepare_forks;
 
-fn lock_shared() -> MutexGuard<'static, Option<Arc<Runtime>>> {
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_runtimes() -> MutexGuard<'static, Runtimes> {
+    RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has forks counted, and [`SHARED`] locked during them. This is done when the library is loaded, because a thread
-/// may fork while another one makes the first call. The calls before [`SHARED`] is locked do it where the linker
+/// Returns the runtimes that this process has created.
+pub(crate) fn live_runtimes() -> Vec<Arc<Runtime>> {
+    let runtimes = lock_runtimes();
+    let live = runtimes.all.iter().filter_map(Weak::upgrade);
+    live.filter(|runtime| !runtime.is_inherited()).collect()
+}
+
+/// Has forks counted, and the locks held during them. This is done when the library is loaded, because a thread
+/// may fork while another one makes the first call. The calls before [`RUNTIMES`] is locked do it where the linker
 /// leaves [`LOAD`] out.
 extern "C" fn prepare_forks() {
     static ONCE: Once = Once::new();
 
     extern "C" fn before() {
-        let shared = lock_shared();
-        // SAFETY: this thread has the lock.
-        unsafe { *DURING_FORK.0.get() = Some(shared) };
+        let locks = (lock_runtimes(), pointers::lock_objects());
+        // SAFETY: this thread has the locks.
+        unsafe { *DURING_FORK.0.get() = Some(locks) };
     }
     extern "C" fn after_in_parent() {
-        // SAFETY: this thread has the lock.
+        // SAFETY: this thread has the locks.
         drop(unsafe { (*DURING_FORK.0.get()).take() });
     }
     extern "C" fn after_in_child() {
@@ -105,9 +133,23 @@ extern "C" fn prepare_forks() {
     });
 }
 
+impl Runtimes {
+    /// Creates a runtime. The first one of the process also has the end of the program close its connections, before
+    /// anything is destroyed that the program created earlier.
+    fn create(&mut self, driven: bool, log: Option<Dispatch>) -> Result<Arc<Runtime>, Failure> {
+        static ONCE: Once = Once::new();
+
+        let created = Runtime::new(driven, log)?;
+        self.all.retain(|runtime| runtime.strong_count() > 0);
+        self.all.push(Arc::downgrade(&created));
+        // SAFETY: the function may be called at any time. If it cannot be registered, the program ends without it.
+        ONCE.call_once(|| _ = unsafe { libc::atexit(at_exit) });
+        Ok(created)
+    }
+}
+
 impl Runtime {
     fn new(driven: bool, log: Option<Dispatch>) -> Result<Arc<Self>, Failure> {
-        prepare_forks();
         let mut builder = match driven {
             true => runtime::Builder::new_current_thread(),
             false => runtime::Builder::new_multi_thread(),
@@ -122,56 +164,85 @@ impl Runtime {
             });
         }
         Ok(Arc::new(Self {
-            tokio: builder.enable_all().build()?,
+            tokio: Some(builder.enable_all().build()?),
             driven,
             log,
             event: Arc::new(Notify::new()),
             loopback: Arc::new(Loopback::new()),
+            open: Arc::default(),
             forks: FORKS.load(Ordering::Relaxed),
         }))
     }
 
     /// Returns the runtime of a handle, or the shared one for null.
-    ///
-    /// # Safety
-    /// `runtime` is null or a live handle.
-    pub(crate) unsafe fn of(runtime: *const smbdirect_runtime) -> Result<Arc<Self>, Failure> {
+    pub(crate) fn of(runtime: *const smbdirect_runtime) -> Result<Arc<Self>, Failure> {
         if !runtime.is_null() {
-            // SAFETY: the caller's handle is live.
-            let runtime = unsafe { pointers::handle(runtime, "runtime") }?;
-            runtime.shared.check_fork()?;
+            let runtime = pointers::handle(runtime, "runtime")?;
+            runtime.shared.check()?;
             return Ok(runtime.shared.clone());
         }
         prepare_forks();
-        let mut shared = lock_shared();
-        match &*shared {
-            Some(runtime) if runtime.check_fork().is_ok() => Ok(runtime.clone()),
+        let mut runtimes = lock_runtimes();
+        let runtime = match &runtimes.default {
+            Some(runtime) if !runtime.is_inherited() => runtime.clone(),
             _ => {
-                let created = Self::new(false, None)?;
+                let created = runtimes.create(false, None)?;
                 // The threads of an inherited runtime do not exist here, so it cannot be shut down.
-                std::mem::forget(shared.replace(created.clone()));
-                Ok(created)
+                std::mem::forget(runtimes.default.replace(created.clone()));
+                created
             }
-        }
+        };
+        drop(runtimes);
+        runtime.check()?;
+        Ok(runtime)
     }
 
-    /// Fails in a process that was forked after the runtime was created.
-    pub(crate) fn check_fork(&self) -> Result<(), Failure> {
-        if self.forks == FORKS.load(Ordering::Relaxed) {
-            return Ok(());
+    /// Returns whether the runtime was created before this process was forked.
+    fn is_inherited(&self) -> bool {
+        self.forks != FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Fails where the runtime cannot be used: in a process that was forked after the runtime was created, and in the
+    /// functions that exit() calls, where the thread-local values of tokio are destroyed.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.is_inherited() {
+            return Err(Failure::new(
+                SMBDIRECT_ERROR_FORKED,
+                "the handle belongs to the process that forked this one",
+            ));
         }
-        Err(Failure::new(
-            SMBDIRECT_ERROR_FORKED,
-            "the handle belongs to the process that forked this one",
-        ))
+        match runtime::Handle::try_current() {
+            Err(error) if error.is_thread_local_destroyed() => Err(Failure::new(
+                SMBDIRECT_ERROR_SYSTEM,
+                "the thread ends: call the library before exit() or the return of main()",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Runs `call` where functions of the library find the runtime and the log.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
-        let _context = self.tokio.enter();
+        let _context = self.tokio().enter();
         match &self.log {
             Some(dispatch) => tracing::dispatcher::with_default(dispatch, call),
             None => call(),
+        }
+    }
+
+    pub(crate) fn tokio(&self) -> &runtime::Runtime {
+        self.tokio.as_ref().expect("only the destructor takes it")
+    }
+
+    /// Runs a future to its end.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.tokio().block_on(future)
+    }
+
+    /// Drops a value where its destructor finds the runtime and the log. Forgets it where the runtime cannot be used.
+    pub(crate) fn release<T>(&self, value: T) {
+        match self.check() {
+            Ok(()) => self.enter(|| drop(value)),
+            Err(_) => std::mem::forget(value),
         }
     }
 
@@ -180,7 +251,7 @@ impl Runtime {
         &self,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> tokio::task::AbortHandle {
-        self.tokio.spawn(future).abort_handle()
+        self.tokio().spawn(future).abort_handle()
     }
 
     /// Waits for `future`, or returns `None` after the timeout. With a timeout of 0, polls it once, and
@@ -195,7 +266,7 @@ impl Runtime {
             0 => {
                 if self.driven {
                     // Let the tasks run once, as nothing else lets them.
-                    self.tokio.block_on(tokio::task::yield_now());
+                    self.block_on(tokio::task::yield_now());
                 }
                 let mut context = Context::from_waker(waker);
                 match pin!(future).poll(&mut context) {
@@ -203,13 +274,31 @@ impl Runtime {
                     Poll::Pending => None,
                 }
             }
-            ..0 => Some(self.tokio.block_on(future)),
+            ..0 => Some(self.block_on(future)),
             1.. => {
                 let timeout = Duration::from_millis(timeout_ms as u64);
                 let wait = async { time::timeout(timeout, future).await.ok() };
-                self.tokio.block_on(wait)
+                self.block_on(wait)
             }
         })
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if self.check().is_err() {
+            // It cannot be shut down here.
+            std::mem::forget(self.tokio.take());
+            return;
+        }
+        let deadline = time::Instant::now() + LINGER;
+        // A panic means that the thread is not allowed to wait, because it ends or belongs to the runtime.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.close_all(deadline)));
+        if let Some(tokio) = self.tokio.take() {
+            // The threads end at once, except one that resolves a name, which can take minutes.
+            let end = || tokio.shutdown_timeout(Duration::from_secs(1));
+            let _ = catch_unwind(AssertUnwindSafe(end));
+        }
     }
 }
 
@@ -313,8 +402,9 @@ pub unsafe extern "C" fn smbdirect_runtime_new(
                 };
                 Dispatch::new(Registry::default().with(layer))
             });
-            let shared = Runtime::new(driven != 0, log)?;
-            *out = Box::into_raw(Box::new(smbdirect_runtime { shared }));
+            prepare_forks();
+            let shared = lock_runtimes().create(driven != 0, log)?;
+            *out = pointers::give(Arc::new(smbdirect_runtime { shared }));
             Ok(())
         })
     }
@@ -344,15 +434,13 @@ pub unsafe extern "C" fn smbdirect_runtime_run(
     value as i32
 }
 
-/// Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it.
-/// Connections that are still closing then are cut off: call smbdirect_close() before. NULL is ignored.
+/// Frees a runtime. Handles that were created from it stay valid, and the last one to be freed ends it. Connections
+/// that are still closing then, and those whose streams are open, are closed, which is waited for up to 10 s. NULL,
+/// and a runtime that was freed before, are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn smbdirect_runtime_free(runtime: *mut smbdirect_runtime) {
-    // SAFETY: `runtime` follows the rules for handles.
-    if let Some(runtime) = unsafe { pointers::take(runtime) }
-        && runtime.shared.check_fork().is_err()
-    {
-        // The threads do not exist in this process, so the runtime cannot be shut down.
-        std::mem::forget(runtime);
+    let live = pointers::handle(runtime, "runtime");
+    if live.is_ok_and(|live| live.shared.check().is_ok()) {
+        drop(pointers::take(runtime, "runtime"));
     }
 }

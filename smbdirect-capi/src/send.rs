@@ -2,12 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use bytes::{BufMut, BytesMut};
 use libc::iovec;
-use smbdirect::{Message, Sending, Token, TrySendError};
+use smbdirect::{Message, SendError, Sending, Token, TrySendError};
 
 use crate::{
-    borrowed,
+    borrowed, buffer,
     connection::smbdirect_connection,
     events::{Callback, smbdirect_callback},
     pointers,
@@ -24,11 +23,12 @@ impl smbdirect_connection {
         timeout_ms: i32,
     ) -> Result<(), Failure> {
         let connection = self.connection()?;
-        let mut copy = BytesMut::with_capacity(length);
-        for part in parts {
-            copy.put_slice(part);
+        let max = connection.negotiated().max_fragmented_send_size;
+        if length > max as usize {
+            // It is not copied, because the parts may overlap and be longer than memory.
+            return Err(SendError::TooLarge { length, max }.into());
         }
-        let mut message = Message::from(copy.freeze());
+        let mut message = Message::from(buffer::copy(parts, length)?);
         let sent = self.wait(timeout_ms, async {
             loop {
                 let submitted = match invalidate {
@@ -63,7 +63,8 @@ impl smbdirect_connection {
 /// used again when the call returns. Messages are sent in the order of the calls.
 ///
 /// Waits for up to `timeout_ms` milliseconds until the message can start: until the peer has granted a
-/// credit and earlier messages have started. An empty message is sent, but no receive returns it.
+/// credit and earlier messages have started. An empty message is sent, but no receive returns it, except
+/// if it ends a registration.
 ///
 /// Returns 0 when the message was submitted. Otherwise nothing was sent, and it returns
 /// SMBDIRECT_ERROR_INVALID, _WOULD_BLOCK, _TIMED_OUT, _TOO_LARGE, or why the connection is over.
@@ -133,13 +134,15 @@ pub unsafe extern "C" fn smbdirect_send_start(
             let (parts, _) = pointers::parts(iov, iovcnt)?;
             let token = invalidate.as_ref().map(|token| Token(*token));
             let established = handle.connection()?;
+            let started = handle.events.start()?;
             let (parts, released) = borrowed::lend(&parts, handle.copies);
             let message: Message = parts.into_iter().collect();
             let sending = handle.runtime.enter(|| match token {
                 None => established.send(message),
                 Some(token) => established.send_and_invalidate(message, token),
             })?;
-            handle.start_operation(Callback::new(callback, user_data), async move {
+            let callback = Callback::new(callback, user_data);
+            handle.run_operation(started, callback, async move {
                 let result = sending.await;
                 released.wait().await;
                 (result.map_err(Into::into), None)

@@ -84,6 +84,8 @@ impl smbdirect_error {
 pub(crate) struct Failure {
     pub(crate) code: i32,
     pub(crate) message: String,
+    /// The number of the system's error that is the cause, or 0.
+    pub(crate) errno: i32,
 }
 
 impl Failure {
@@ -91,7 +93,14 @@ impl Failure {
         Self {
             code,
             message: message.to_string(),
+            errno: 0,
         }
+    }
+
+    /// Adds the number of the system's error that is the cause.
+    pub(crate) fn with_errno(mut self, number: Option<i32>) -> Self {
+        self.errno = number.unwrap_or(0);
+        self
     }
 
     pub(crate) fn invalid(message: impl ToString) -> Self {
@@ -111,7 +120,8 @@ impl Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self::new(SMBDIRECT_ERROR_SYSTEM, error)
+        let number = error.raw_os_error();
+        Self::new(SMBDIRECT_ERROR_SYSTEM, error).with_errno(number)
     }
 }
 
@@ -123,7 +133,8 @@ impl From<ConfigError> for Failure {
 
 impl From<ProviderError> for Failure {
     fn from(error: ProviderError) -> Self {
-        Self::new(code_of_provider(error.kind), error)
+        let number = error.os_error();
+        Self::new(code_of_provider(error.kind), error).with_errno(number)
     }
 }
 
@@ -140,7 +151,11 @@ impl From<ConnectionError> for Failure {
             ConnectionError::Provider(error) => code_of_provider(error.kind),
             _ => SMBDIRECT_ERROR_LOST,
         };
-        Self::new(code, error)
+        let number = match &error {
+            ConnectionError::Provider(error) => error.os_error(),
+            _ => None,
+        };
+        Self::new(code, error).with_errno(number)
     }
 }
 
@@ -200,8 +215,19 @@ fn code_of_provider(kind: ProviderErrorKind) -> i32 {
     }
 }
 
+/// Sets `errno` of this thread.
+pub(crate) fn set_errno(number: i32) {
+    #[cfg(target_os = "linux")]
+    use libc::__errno_location as location;
+    #[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
+    use libc::__error as location;
+
+    // SAFETY: the function returns the address of the value of this thread.
+    unsafe { *location() = number };
+}
+
 /// Runs the body of a function of the interface. Returns its value, or the status code of its failure,
-/// which also goes to `error` unless that is null.
+/// which also goes to `error` unless that is null, and sets `errno`.
 ///
 /// # Safety
 /// `error` is null or valid for a write.
@@ -225,7 +251,10 @@ pub(crate) unsafe fn call(
                 // SAFETY: the caller passed a pointer that is valid for a write.
                 unsafe { error.write(smbdirect_error::new(&failure)) };
             }
-            failure.code.into()
+            let (code, number) = (failure.code, failure.errno);
+            drop(failure);
+            set_errno(number);
+            code.into()
         }
     }
 }

@@ -2,11 +2,14 @@
 
 use std::{
     ffi::{c_char, c_int},
-    os::fd::{IntoRawFd, OwnedFd},
+    os::{
+        fd::{IntoRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
 };
 
 use crate::{
-    connection::{connect, smbdirect_connection},
+    connection::{connect, lock, smbdirect_connection},
     pointers,
     runtime::smbdirect_runtime,
     settings::smbdirect_settings,
@@ -67,11 +70,8 @@ pub unsafe extern "C" fn smbdirect_connect_stream(
             let handle = connect(runtime, address, settings, timeout_ms)?;
             let socket = handle.stream();
             match connection.as_mut() {
-                Some(connection) if socket.is_ok() => *connection = Box::into_raw(handle),
-                _ => {
-                    let runtime = handle.runtime.clone();
-                    runtime.enter(|| drop(handle));
-                }
+                Some(connection) if socket.is_ok() => *connection = pointers::give(handle),
+                _ => handle.events.free(),
             }
             *out = socket?.into_raw_fd();
             Ok(())
@@ -82,6 +82,11 @@ pub unsafe extern "C" fn smbdirect_connect_stream(
 impl smbdirect_connection {
     fn stream(&self) -> Result<OwnedFd, Failure> {
         let connection = self.connection()?.clone();
-        Ok(self.runtime.enter(|| connection.into_stream_fd())?)
+        let (program, ours) = UnixStream::pair()?;
+        if let Some(streams) = &mut *lock(&self.streams) {
+            streams.push(ours.try_clone()?);
+        }
+        self.runtime.enter(|| connection.serve_stream(ours))?;
+        Ok(program.into())
     }
 }

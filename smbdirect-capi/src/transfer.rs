@@ -2,14 +2,13 @@
 
 use std::ffi::c_void;
 
-use bytes::{Bytes, BytesMut};
 use smbdirect::BufferDescriptorV1;
 
 use crate::{
     borrowed,
-    buffer::smbdirect_buffer,
-    connection::smbdirect_connection,
-    events::{Callback, smbdirect_callback},
+    buffer::{self, smbdirect_buffer},
+    connection::{lock, smbdirect_connection},
+    events::{Callback, Owned, smbdirect_callback},
     pointers,
     region::smbdirect_buffer_descriptor,
     status::{Failure, call_status, smbdirect_error},
@@ -54,7 +53,7 @@ pub unsafe extern "C" fn smbdirect_read(
                 return Err(Failure::invalid("data is NULL, or the timeout is 0"));
             }
             let connection = handle.connection()?;
-            let into = BytesMut::zeroed(length);
+            let into = buffer::zeroed(length).ok_or_else(|| buffer::no_memory(length))?;
             let reading = handle
                 .runtime
                 .enter(|| connection.read(&range, offset, into));
@@ -92,19 +91,24 @@ pub unsafe extern "C" fn smbdirect_read_start(
             let range = range(descriptors, count)?;
             let buffer = pointers::out(buffer, "buffer")?;
             let connection = handle.connection()?;
-            let mut owned = pointers::take(std::mem::replace(buffer, std::ptr::null_mut()))
-                .ok_or_else(|| Failure::invalid("*buffer is NULL"))?;
-            let into = std::mem::take(&mut owned.bytes);
+            let started = handle.events.start()?;
+            let owned = Owned::take(*buffer)?;
+            *buffer = std::ptr::null_mut();
+            let into = std::mem::take(&mut *lock(&owned.buffer.bytes));
             let reading = handle
                 .runtime
                 .enter(|| connection.read(&range, offset, into));
-            handle.start_operation(Callback::new(callback, user_data), async move {
-                let (result, bytes) = match reading.await {
-                    Ok(bytes) => (Ok(()), Some(bytes)),
-                    Err(error) => (Err(error.fault.into()), error.buffer),
+            let events = handle.events.clone();
+            let callback = Callback::new(callback, user_data);
+            handle.run_operation(started, callback, async move {
+                // The read of a handle that was freed goes on without the program.
+                let (result, bytes) = match events.unless_freed(reading).await {
+                    Ok(Ok(bytes)) => (Ok(()), Some(bytes)),
+                    Ok(Err(error)) => (Err(error.fault.into()), error.buffer),
+                    Err(freed) => (Err(freed), None),
                 };
                 let buffer = bytes.map(|bytes| {
-                    owned.bytes = bytes;
+                    *lock(&owned.buffer.bytes) = bytes;
                     owned
                 });
                 (result, buffer)
@@ -142,7 +146,7 @@ pub unsafe extern "C" fn smbdirect_write(
             }
             let data = pointers::memory(data.cast(), length, "data")?;
             let connection = handle.connection()?;
-            let copy = Bytes::copy_from_slice(data);
+            let copy = buffer::copy(&[data], length)?;
             let writing = handle
                 .runtime
                 .enter(|| connection.write(&range, offset, copy));
@@ -177,12 +181,14 @@ pub unsafe extern "C" fn smbdirect_write_start(
             let range = range(descriptors, count)?;
             let data = pointers::memory(data.cast(), length, "data")?;
             let connection = handle.connection()?;
+            let started = handle.events.start()?;
             let (mut parts, released) = borrowed::lend(&[data], handle.copies);
             let data = parts.pop().unwrap_or_default();
             let writing = handle
                 .runtime
                 .enter(|| connection.write(&range, offset, data));
-            handle.start_operation(Callback::new(callback, user_data), async move {
+            let callback = Callback::new(callback, user_data);
+            handle.run_operation(started, callback, async move {
                 let result = writing.await;
                 released.wait().await;
                 (result.map_err(Into::into), None)

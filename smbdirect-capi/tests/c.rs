@@ -86,7 +86,8 @@ fn programs() -> Option<&'static Path> {
             compile(folder.path(), &format!("examples/{name}.c"), &[]);
         }
         for name in [
-            "misuse", "fork", "threads", "stream", "wakeups", "sigpipe", "layout",
+            "misuse", "fork", "threads", "stream", "wakeups", "sigpipe", "layout", "storm",
+            "ending",
         ] {
             compile(folder.path(), &format!("tests/c/{name}.c"), &[]);
         }
@@ -338,7 +339,7 @@ fn programs_are_clean_under_sanitizers() {
     }
     let folder = tempfile::tempdir().unwrap();
     let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    for name in ["misuse", "threads", "stream"] {
+    for name in ["misuse", "threads", "stream", "storm", "ending"] {
         let program = compile(folder.path(), &format!("tests/c/{name}.c"), &flags);
         print!(
             "{}",
@@ -352,6 +353,37 @@ fn programs_are_clean_under_sanitizers() {
         end(folder.path(), "rdma", &[]),
     );
     println!("{printed}");
+}
+
+/// Every call may be made from several threads at once. ThreadSanitizer finds races in the program: in memory that the
+/// library is lent or returns, and in the arguments of callbacks. It does not look into the library, whose locks it
+/// does not know without a standard library that was built for it.
+#[test]
+fn threads_call_everything_without_races() {
+    run("storm");
+    if !available("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["storm", "threads"] {
+        let program = compile(
+            folder.path(),
+            &format!("tests/c/{name}.c"),
+            &["-fsanitize=thread"],
+        );
+        let mut command = Command::new(program);
+        command.env(
+            "TSAN_OPTIONS",
+            "ignore_noninstrumented_modules=1:halt_on_error=1",
+        );
+        print!("{}", finish(start(&mut command), name, String::new()));
+    }
+}
+
+/// What a program reported as sent arrives, also when it ends.
+#[test]
+fn messages_arrive_when_a_program_ends() {
+    run("ending");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn python(arguments: &[&str]) {
         .unwrap()
         .with_file_name("libsmbdirect_capi.so");
     let output = Command::new("timeout")
-        .args(["100", "python3", "-B", "-W", "error"])
+        .args(["300", "python3", "-B", "-W", "error"])
         .args(arguments)
         .current_dir(&package)
         .env("PYTHONPATH", "src")
@@ -44,4 +44,9 @@ fn python(arguments: &[&str]) {
 #[test]
 fn python_package_works() {
     python(&["tests/test_smbdirect.py"]);
+}
+
+#[test]
+fn python_objects_outlive_their_uses() {
+    python(&["tests/test_lifetime.py"]);
 }

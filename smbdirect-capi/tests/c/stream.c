@@ -97,6 +97,31 @@ static void passed_to_another_process(struct smbdirect_listener *listener, const
     smbdirect_connection_free(server);
 }
 
+/* The program reads the end of the stream although it has a handle. */
+static void ended_by_the_peer(struct smbdirect_listener *listener, const char *address)
+{
+    struct smbdirect_error error;
+    struct smbdirect_connection *handle, *server;
+    char room[16];
+    int fd;
+
+    if (smbdirect_connect_stream(NULL, address, NULL, 10000, &handle, &fd, &error) != 0
+        || smbdirect_accept(listener, 10000, &server, &error) != 0
+        || smbdirect_close(server, 10000, &error) != 0)
+        fail("close", &error);
+    if (read(fd, room, sizeof room) != 0)
+        exit(8);
+    close(fd);
+    /* A stream of a connection that is over ends at once. */
+    if (smbdirect_close(handle, 10000, &error) == 0 && smbdirect_stream(handle, &fd, &error) == 0) {
+        if (read(fd, room, sizeof room) != 0)
+            exit(9);
+        close(fd);
+    }
+    smbdirect_connection_free(handle);
+    smbdirect_connection_free(server);
+}
+
 int main(void)
 {
     struct smbdirect_error error;
@@ -119,6 +144,7 @@ int main(void)
     smbdirect_connection_free(handle);
     round_trip(listener, address, NULL);
     passed_to_another_process(listener, address, pair[0], child);
+    ended_by_the_peer(listener, address);
     smbdirect_listener_free(listener);
 
     /* A failure stores nothing. */
