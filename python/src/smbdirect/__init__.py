@@ -7,7 +7,12 @@ end registered. Calls of this module block; `smbdirect.aio` has the same for asy
         connection.send(b"hello")
         print(connection.recv(timeout=5))
 
-Timeouts are in seconds, and None is no limit. Connections may be used by several threads at once.
+Timeouts are in seconds, and None is no limit. All objects may be used by several threads at once, and freed or
+closed at any time: calls of other threads that wait on the object end with an exception. Handlers of signals run
+while a call waits, and an exception of a handler, such as KeyboardInterrupt, ends it.
+
+What a call reported as sent is delivered, unless the peer or the network fails or the program calls `abort`: also if
+the connection is freed or dropped, or the interpreter ends, which waits for up to 10 s.
 """
 
 from __future__ import annotations
@@ -36,12 +41,17 @@ from ._common import (
     access,
     as_bytes,
     check,
+    check_range,
     descriptors,
+    interruptible,
     milliseconds,
+    number,
     open_listener,
     parts,
     settings,
     take_buffer,
+    text,
+    waited,
 )
 from ._library import library
 
@@ -78,17 +88,25 @@ def connect(
     "default", "windows" or "linux". Further arguments change settings of smbdirect.h, such as
     `max_fragmented_receive_size`. SMB servers that send up to 8 MiB need 8454144 there.
 
-    Raises Error, most often RefusedError or TimedOutError.
+    Raises Error, most often RefusedError or TimedOutError; OverflowError for a setting that does not fit; ValueError
+    for an address with a NUL, or a timeout of 0.
     """
-    limit = milliseconds(timeout)
-    if limit == 0:
+    if milliseconds(timeout) == 0:
         raise ValueError("a timeout of 0 s")
     error, pointer = c.Error(), c_void_p()
     made = settings(transport, profile, changes)
-    status = library.smbdirect_connect(None, address.encode(), byref(made), limit, byref(pointer), byref(error))
-    check(status, error)
+    name = text("address", address)
+    check(library.smbdirect_connect_start(None, name, byref(made), byref(pointer), byref(error)), error)
     assert pointer.value is not None
-    return Connection(pointer.value)
+    connection = Connection(pointer.value)
+    try:
+        check(
+            waited(timeout, error, lambda ms: library.smbdirect_connect_finish(pointer, ms, byref(error))), error
+        )
+    except BaseException:
+        connection.free()
+        raise
+    return connection
 
 
 def listen(
@@ -104,24 +122,41 @@ class Connection(Handle):
     def send(self, *pieces: Data, timeout: Optional[float] = None, invalidate: Optional[int] = None) -> None:
         """Sends one message of one or several pieces. Returns when it was submitted, with the data copied.
 
-        `invalidate` is a token of the peer, whose registration ends when the message arrives.
+        `invalidate` is a token of the peer, whose registration ends when the message arrives. An empty message is
+        sent, but no `recv` of the peer returns it. Only with `invalidate`, `recv` returns b"" for it, and
+        `invalidated` tells it from the end of the connection.
         """
         array, _held = parts(pieces)
-        error, limit = c.Error(), milliseconds(timeout)
+        pointer, error = self._live(), c.Error()
         if invalidate is None:
-            status = library.smbdirect_send(self._live(), array, len(array), limit, byref(error))
+            status = waited(
+                timeout, error, lambda ms: library.smbdirect_send(pointer, array, len(array), ms, byref(error))
+            )
         else:
-            status = library.smbdirect_send_and_invalidate(
-                self._live(), array, len(array), invalidate, limit, byref(error)
+            token = number("invalidate", invalidate, 32)
+            status = waited(
+                timeout,
+                error,
+                lambda ms: library.smbdirect_send_and_invalidate(
+                    pointer, array, len(array), token, ms, byref(error)
+                ),
             )
         check(status, error)
 
     def recv(self, timeout: Optional[float] = None) -> bytes:
         """Returns the next message, or b"" after the connection was closed gracefully.
 
-        Afterwards, `invalidated` is the token of the registration that the peer ended with it, if any.
+        Afterwards, `invalidated` is the token of the registration that the peer ended with it, if any. b"" with a
+        token is an empty message, not the end.
         """
-        message = self._take(milliseconds(timeout))
+        pointer = self._live()
+        message = self._take(
+            lambda message, error: waited(
+                timeout,
+                error,
+                lambda ms: library.smbdirect_recv_message(pointer, ms, byref(message), byref(error)),
+            )
+        )
         if message is None:
             raise TimedOutError("no message has arrived")
         return message
@@ -144,11 +179,15 @@ class Connection(Handle):
     ) -> bytes:
         """Reads the peer's memory by RDMA Read, from an offset into the range of its descriptors."""
         array, error = descriptors(source), c.Error()
-        into = ctypes.create_string_buffer(length)
-        status = library.smbdirect_read(
-            self._live(), array, len(array), offset, into, length, milliseconds(timeout), byref(error)
+        start, size = number("offset", offset, 64), number("length", length, 63)
+        pointer, limit = self._live(), milliseconds(timeout)
+        check_range(array, start, size)
+        into = ctypes.create_string_buffer(size)
+        interruptible(
+            lambda: check(
+                library.smbdirect_read(pointer, array, len(array), start, into, size, limit, byref(error)), error
+            )
         )
-        check(status, error)
         return into.raw
 
     def write(
@@ -161,16 +200,20 @@ class Connection(Handle):
         """Writes the peer's memory by RDMA Write. The data is in place before the peer receives any message that
         is sent after this call."""
         array, error, held = descriptors(target), c.Error(), as_bytes(data)
-        status = library.smbdirect_write(
-            self._live(), array, len(array), offset, held, len(held), milliseconds(timeout), byref(error)
+        pointer, start, limit = self._live(), number("offset", offset, 64), milliseconds(timeout)
+        interruptible(
+            lambda: check(
+                library.smbdirect_write(pointer, array, len(array), start, held, len(held), limit, byref(error)), error
+            )
         )
-        check(status, error)
 
     def keepalive(self, timeout: Optional[float] = None) -> float:
         """Asks the peer for a keepalive, and returns the seconds until its answer."""
         error, nanoseconds = c.Error(), c_uint64()
-        status = library.smbdirect_keepalive(self._live(), milliseconds(timeout), byref(nanoseconds), byref(error))
-        check(status, error)
+        pointer, limit = self._live(), milliseconds(timeout)
+        interruptible(
+            lambda: check(library.smbdirect_keepalive(pointer, limit, byref(nanoseconds), byref(error)), error)
+        )
         return nanoseconds.value / 1e9
 
     def stream(self) -> socket.socket:
@@ -182,16 +225,20 @@ class Connection(Handle):
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Closes the connection gracefully and frees it. Does nothing on a connection that was freed."""
-        if self._pointer is None:
+        pointer, error = self._pointer, c.Error()
+        if pointer is None:
             return
-        error = c.Error()
         try:
-            check(library.smbdirect_close(self._pointer, milliseconds(timeout), byref(error)), error)
+            status = waited(timeout, error, lambda ms: library.smbdirect_close(pointer, ms, byref(error)))
+            if self._pointer is not None:
+                # Otherwise another thread has freed the connection meanwhile.
+                check(status, error)
         finally:
             self.free()
 
     def free(self) -> None:
-        """Frees the connection, which closes in the background after the messages that were submitted."""
+        """Frees the connection, which closes in the background after the messages that were submitted. Calls of
+        other threads that wait on it end with LostError."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             library.smbdirect_connection_free(pointer)
@@ -218,9 +265,12 @@ class Region(RegionHandle):
     """Memory that the peer can use. Send it `descriptor`."""
 
     def deregister(self, timeout: Optional[float] = None) -> bytes:
-        """Ends the access of the peer and returns the content."""
-        error, buffer = c.Error(), c_void_p()
-        status = library.smbdirect_deregister(self._registered(), milliseconds(timeout), byref(buffer), byref(error))
+        """Ends the access of the peer and returns the content. Of several threads that call it, one gets the
+        content and the others ValueError."""
+        pointer, error, buffer = self._registered(), c.Error(), c_void_p()
+        status = waited(
+            timeout, error, lambda ms: library.smbdirect_deregister(pointer, ms, byref(buffer), byref(error))
+        )
         check(status, error)
         self.free()
         assert buffer.value is not None
@@ -231,9 +281,12 @@ class Listener(ListenerHandle):
     """Accepts connections. Iterating over it accepts without end."""
 
     def accept(self, timeout: Optional[float] = None) -> Connection:
-        """Returns the next connection, which is established."""
-        error, pointer = c.Error(), c_void_p()
-        status = library.smbdirect_accept(self._live(), milliseconds(timeout), byref(pointer), byref(error))
+        """Returns the next connection, which is established. Raises LostError if another thread closes the
+        listener meanwhile."""
+        listener, error, pointer = self._live(), c.Error(), c_void_p()
+        status = waited(
+            timeout, error, lambda ms: library.smbdirect_accept(listener, ms, byref(pointer), byref(error))
+        )
         check(status, error)
         assert pointer.value is not None
         return Connection(pointer.value)

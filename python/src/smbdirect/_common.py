@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import ctypes
 import math
+import operator
 import struct
+import threading
+import time
 from ctypes import byref, c_void_p
 from dataclasses import dataclass, fields
-from typing import Any, Iterable, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Optional, Sequence, TypeVar, Union
 
 from . import _library as c
 from ._library import library
 
-#: What can be sent or written: any object with the buffer protocol in one piece.
+#: What can be sent, written or registered: any object with the buffer protocol. All its bytes count.
 Data = Union[bytes, bytearray, memoryview]
+
+T = TypeVar("T")
+
+#: Longest time in the library without a look for signals, in milliseconds.
+SLICE = 50
+#: Longest time that the end of the interpreter waits for what was sent, in seconds.
+LINGER = 10
 
 
 class Error(OSError):
-    """A call failed. `code` is a status code of libsmbdirect, a negative number."""
+    """A call failed. `code` is a status code of libsmbdirect, a negative number. `errno` is the number of the
+    system's error if one was the cause, and None otherwise."""
 
     code: int = 0
 
@@ -61,8 +74,10 @@ _CLASSES = {
 
 
 def exception(error: c.Error) -> Error:
-    """Returns the exception of an error of the library."""
-    raised = _CLASSES.get(error.code, Error)(error.message.decode("utf-8", "replace"))
+    """Returns the exception of an error of the library, in the thread of the call."""
+    text, number = error.message.decode("utf-8", "replace"), ctypes.get_errno()
+    kind = _CLASSES.get(error.code, Error)
+    raised = kind(number, text) if number else kind(text)
     raised.code = error.code
     return raised
 
@@ -83,6 +98,92 @@ def milliseconds(timeout: Optional[float]) -> int:
     return min(math.ceil(timeout * 1000), 2**31 - 1)
 
 
+def number(name: str, value: int, bits: int) -> int:
+    """Returns an unsigned number, which has to fit in the given bits."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value}, not a number")
+    value = operator.index(value)
+    if not 0 <= value < 1 << bits:
+        raise OverflowError(f"{name} is {value}, which does not fit in {bits} bits without a sign")
+    return value
+
+
+def text(name: str, value: str) -> bytes:
+    """Returns a text for the library."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}, not str")
+    if "\0" in value:
+        raise ValueError(f"{name} has a NUL: {value!r}")
+    return value.encode()
+
+
+def _has_signals() -> bool:
+    """Returns whether handlers of signals run in this thread."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def waited(timeout: Optional[float], error: c.Error, call: Callable[[int], int]) -> int:
+    """Returns the status of a call that waits for up to the given number of milliseconds, and that can be repeated.
+
+    The main thread looks for signals meanwhile, so that the exceptions of their handlers end the wait.
+    """
+    limit = milliseconds(timeout)
+    if limit == 0 or not _has_signals():
+        return call(limit)
+    deadline = math.inf if limit < 0 else time.monotonic() + limit / 1000
+    while True:
+        begun = time.monotonic()
+        left = min(SLICE, max(1, math.ceil(min(deadline - begun, 1) * 1000)))
+        status = call(left)
+        now = time.monotonic()
+        if status != c.ERROR_TIMED_OUT or now - begun < left / 1000:
+            # If it is a timeout, a timer of the connection ran out.
+            return status
+        if now >= deadline:
+            error.message = f"not done within {timeout} s".encode()
+            return status
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """Returns the result of a call that waits and cannot be repeated.
+
+    The main thread leaves it to another one, so that the exceptions of the handlers of signals end the wait. The
+    call goes on then.
+    """
+    if not _has_signals():
+        return call()
+    done, results, errors = _thread.allocate_lock(), [], []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.release()
+
+    done.acquire()
+    _thread.start_new_thread(run, ())
+    with done:
+        for error in errors:
+            raise error
+        return results[0]
+
+
+def _finish() -> None:
+    """Waits until what was sent is delivered, in bounded time. Another Ctrl-C ends the wait."""
+    deadline = time.monotonic() + LINGER
+    try:
+        while library.smbdirect_close_all(SLICE) == c.ERROR_TIMED_OUT and time.monotonic() < deadline:
+            pass
+    finally:
+        # The memory of Python is not used any more when it is freed.
+        library.smbdirect_close_all(0)
+
+
+atexit.register(_finish)
+
+
 @dataclass(frozen=True)
 class Descriptor:
     """Buffer Descriptor V1 ([MS-SMBD] 2.2.3.1): memory that a peer has registered."""
@@ -91,6 +192,10 @@ class Descriptor:
     token: int
     length: int
 
+    def __post_init__(self) -> None:
+        for name, bits in (("offset", 64), ("token", 32), ("length", 32)):
+            object.__setattr__(self, name, number(name, getattr(self, name), bits))
+
     def encode(self) -> bytes:
         """Returns the 16 bytes of the descriptor in a message."""
         return struct.pack("<QII", self.offset, self.token, self.length)
@@ -98,7 +203,10 @@ class Descriptor:
     @classmethod
     def decode(cls, data: Data) -> "Descriptor":
         """Reads the 16 bytes of a descriptor."""
-        return cls(*struct.unpack("<QII", data))
+        encoded = as_bytes(data)
+        if len(encoded) != 16:
+            raise ValueError(f"a descriptor of {len(encoded)} bytes, it has 16")
+        return cls(*struct.unpack("<QII", encoded))
 
 
 @dataclass(frozen=True)
@@ -131,18 +239,22 @@ def settings(transport: str, profile: str, changes: dict[str, int]) -> c.Setting
         raise ValueError(f"no profile {profile!r}: use {', '.join(c.PROFILES)}")
     made = c.Settings()
     library.smbdirect_settings_init(byref(made), ctypes.sizeof(made), c.PROFILES[profile])
-    made.transport = transport.encode()
-    known = {field[0] for field in c.Settings._fields_} - {"size", "transport"}
+    made.transport = text("transport", transport)
+    known = {name: 8 * ctypes.sizeof(kind) for name, kind in c.Settings._fields_}
+    del known["size"], known["transport"]
     for name, value in changes.items():
         if name not in known:
             raise TypeError(f"no setting {name!r}: there are {', '.join(sorted(known))}")
-        setattr(made, name, value)
+        setattr(made, name, number(name, value, known[name]))
     return made
 
 
 def as_bytes(data: Data) -> bytes:
     """Returns data as bytes, without a copy if it is of that type."""
-    return data if isinstance(data, bytes) else bytes(data)
+    if isinstance(data, bytes):
+        return data
+    with memoryview(data) as view:
+        return view.tobytes()
 
 
 def parts(pieces: Iterable[Data]) -> tuple["ctypes.Array[c.IoVec]", list[bytes]]:
@@ -160,18 +272,28 @@ def descriptors(given: Union[Descriptor, Sequence[Descriptor]]) -> "ctypes.Array
     listed = [given] if isinstance(given, Descriptor) else list(given)
     array = (c.BufferDescriptor * len(listed))()
     for entry, one in zip(array, listed):
+        if not isinstance(one, Descriptor):
+            raise TypeError(f"{type(one).__name__} is no Descriptor")
         entry.offset, entry.token, entry.length = one.offset, one.token, one.length
     return array
 
 
+def check_range(described: "ctypes.Array[c.BufferDescriptor]", offset: int, length: int) -> None:
+    """Checks that a read is inside of the descriptors, before memory for it is allocated."""
+    available = sum(entry.length for entry in described)
+    if offset + length > available:
+        raise InvalidError(f"{offset + length} bytes of remote memory are needed, the descriptors have {available}")
+
+
 def new_buffer(content: Union[int, Data]) -> c_void_p:
     """Returns a buffer of the library with the content, or with a number of zero bytes."""
-    length = content if isinstance(content, int) else len(content)
+    held = None if isinstance(content, int) else as_bytes(content)
+    length = number("the length", content, 63) if held is None else len(held)
     buffer = library.smbdirect_buffer_new(length)
     if buffer is None:
         raise MemoryError(f"a buffer of {length} bytes")
-    if not isinstance(content, int):
-        ctypes.memmove(library.smbdirect_buffer_data(buffer), as_bytes(content), length)
+    if held:
+        ctypes.memmove(library.smbdirect_buffer_data(buffer), held, length)
     return c_void_p(buffer)
 
 
@@ -186,21 +308,24 @@ def take_buffer(buffer: int) -> bytes:
 class Handle:
     """A connection, with the calls that never wait."""
 
+    _pointer: Optional[int] = None
+
     def __init__(self, pointer: int) -> None:
-        self._pointer: Optional[int] = pointer
+        self._pointer = pointer
 
     def _live(self) -> int:
         if self._pointer is None:
             raise ValueError("the connection was freed")
         return self._pointer
 
-    def _take(self, timeout_ms: int) -> Optional[bytes]:
-        """Receives a message, or b"" at the end. Returns None if there is none and the timeout is 0."""
+    def _take(self, receive: Callable[[c_void_p, c.Error], int]) -> Optional[bytes]:
+        """Receives a message, or b"" at the end. Returns None if the call would have to wait."""
         error, message = c.Error(), c_void_p()
-        status = library.smbdirect_recv_message(self._live(), timeout_ms, byref(message), byref(error))
-        if status == c.ERROR_WOULD_BLOCK and timeout_ms == 0:
+        status = receive(message, error)
+        if status == c.ERROR_WOULD_BLOCK:
             return None
         if check(status, error) == 0:
+            self.invalidated = None
             return b""
         try:
             token = ctypes.c_uint32()
@@ -210,7 +335,8 @@ class Handle:
         finally:
             library.smbdirect_message_free(message)
 
-    #: The token of the registration that the peer ended with the last message that was received, if any.
+    #: The token of the registration that the peer ended with the last message that was received, if any. It is None
+    #: after the end of the connection, and not after an empty message.
     invalidated: Optional[int] = None
 
     def info(self) -> Info:
@@ -244,8 +370,10 @@ class Handle:
 class ListenerHandle:
     """A listener, with the calls that never wait."""
 
+    _pointer: Optional[int] = None
+
     def __init__(self, pointer: int) -> None:
-        self._pointer: Optional[int] = pointer
+        self._pointer = pointer
 
     def _live(self) -> int:
         if self._pointer is None:
@@ -269,8 +397,10 @@ class ListenerHandle:
 class RegionHandle:
     """Memory that the peer can use. Send it `descriptor`."""
 
+    _pointer: Optional[int] = None
+
     def __init__(self, pointer: int, descriptor: Descriptor) -> None:
-        self._pointer: Optional[int] = pointer
+        self._pointer = pointer
         self.descriptor = descriptor
 
     def _registered(self) -> int:
@@ -292,7 +422,11 @@ def open_listener(address: str, transport: str, profile: str, changes: dict[str,
     """Listens on an address, and returns the pointer of the listener."""
     error, pointer = c.Error(), c_void_p()
     made = settings(transport, profile, changes)
-    check(library.smbdirect_listen(None, address.encode(), byref(made), byref(pointer), byref(error)), error)
+    name = text("address", address)
+    # It waits for the resolver of names.
+    interruptible(
+        lambda: check(library.smbdirect_listen(None, name, byref(made), byref(pointer), byref(error)), error)
+    )
     assert pointer.value is not None
     return pointer.value
 
@@ -300,7 +434,7 @@ def open_listener(address: str, transport: str, profile: str, changes: dict[str,
 def access(read: bool, write: bool, invalidate: bool) -> int:
     """Returns the rights of a registration."""
     return (
-        read * c.ACCESS_REMOTE_READ
-        + write * c.ACCESS_REMOTE_WRITE
-        + invalidate * c.ACCESS_REMOTE_INVALIDATE
+        bool(read) * c.ACCESS_REMOTE_READ
+        + bool(write) * c.ACCESS_REMOTE_WRITE
+        + bool(invalidate) * c.ACCESS_REMOTE_INVALIDATE
     )

@@ -26,6 +26,7 @@ ERROR_ABORTED = -10
 ERROR_TOO_LARGE = -11
 ERROR_RANGE = -13
 ERROR_UNSUPPORTED = -14
+ERROR_SYSTEM = -15
 
 ACCESS_REMOTE_READ = 1
 ACCESS_REMOTE_WRITE = 2
@@ -91,7 +92,7 @@ class IoVec(ctypes.Structure):
 
 
 #: Is told that an operation is over: connection, error or None, buffer or None, user data.
-CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Error), c_void_p, c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Error), c_void_p, c_void_p, use_errno=True)
 
 _FUNCTIONS = {
     "smbdirect_settings_init": (c_int32, [POINTER(Settings), c_size_t, c_int32]),
@@ -103,6 +104,7 @@ _FUNCTIONS = {
     "smbdirect_service": (c_int32, [c_void_p, POINTER(Error)]),
     "smbdirect_keepalive": (c_int32, [c_void_p, c_int32, POINTER(c_uint64), POINTER(Error)]),
     "smbdirect_close": (c_int32, [c_void_p, c_int32, POINTER(Error)]),
+    "smbdirect_close_all": (c_int32, [c_int32]),
     "smbdirect_abort": (c_int32, [c_void_p, POINTER(Error)]),
     "smbdirect_query": (c_int32, [c_void_p, POINTER(ConnectionInfo), POINTER(Error)]),
     "smbdirect_stream": (c_int32, [c_void_p, POINTER(c_int), POINTER(Error)]),
@@ -171,7 +173,7 @@ def _load() -> ctypes.CDLL:
             "libsmbdirect is missing: install the wheel, or run smbdirect-capi/install, "
             "or set SMBDIRECT_LIBRARY to its path"
         )
-    library = ctypes.CDLL(name)
+    library = ctypes.CDLL(name, use_errno=True)
     for function, (result, arguments) in _FUNCTIONS.items():
         getattr(library, function).restype = result
         getattr(library, function).argtypes = arguments

@@ -5,12 +5,18 @@
         print(await connection.recv())
 
 There are no timeouts: use asyncio.timeout() or asyncio.wait_for(). A cancelled `recv` loses no message. A
-cancelled `read` or `write` goes on without the caller. Use a connection on one event loop only.
+cancelled `read` or `write` goes on without the caller; its memory is kept until it is over, also if the connection
+is dropped or the loop ends. Use a connection on one event loop only.
+
+A connection or listener that is dropped without `close` or `free` is freed with a ResourceWarning.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import os
+import warnings
 from ctypes import byref, c_void_p
 from typing import Any, AsyncIterator, Callable, Optional, Sequence, TypeVar, Union
 
@@ -20,17 +26,21 @@ from ._common import (
     Descriptor,
     Handle,
     ListenerHandle,
+    LostError,
     RegionHandle,
     access,
     as_bytes,
     check,
+    check_range,
     descriptors,
     exception,
     new_buffer,
+    number,
     open_listener,
     parts,
     settings,
     take_buffer,
+    text,
 )
 from ._library import library
 
@@ -40,17 +50,19 @@ T = TypeVar("T")
 
 
 class _Events:
-    """Wakes the coroutines that wait for a handle of the library."""
+    """Wakes the coroutines that wait for a handle of the library. The loop refers to this object, and this object
+    does not refer to the one that a program uses, so that the latter can be dropped."""
 
-    def __init__(self, descriptor: int, service: Optional[Callable[[], None]] = None) -> None:
+    def __init__(self, descriptor: int, service: Optional[Callable[[], object]] = None) -> None:
         """`service` makes the descriptor unreadable. Without it only attempts do so, and the loop has the descriptor
         only while a coroutine waits: otherwise it would run without a pause."""
         self._loop = asyncio.get_running_loop()
-        self._descriptor = descriptor
+        # The library closes its own one with the handle, while the loop may still have it.
+        self._descriptor = os.dup(descriptor)
         self._service = service
         self._waiting: set[asyncio.Future[None]] = set()
         if service is not None:
-            self._loop.add_reader(descriptor, self._ready)
+            self._loop.add_reader(self._descriptor, self._ready)
 
     def _ready(self) -> None:
         if self._service is not None:
@@ -76,11 +88,36 @@ class _Events:
         return value
 
     def stop(self) -> None:
-        """Stops waiting for the descriptor, before its handle is freed. Coroutines that wait try again."""
-        self._loop.remove_reader(self._descriptor)
+        """Stops waiting for the descriptor. Coroutines that wait try again. Does nothing the second time. The garbage
+        collector may call it in any thread."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if self._loop.is_closed():
+            # It has forgotten the descriptor.
+            self._close()
+        elif here or not self._loop.is_running():
+            self._stop()
+        else:
+            try:
+                self._loop.call_soon_threadsafe(self._stop)
+            except RuntimeError:
+                # It was closed meanwhile.
+                self._close()
+
+    def _stop(self) -> None:
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+        self._close()
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class _Operations:
@@ -88,7 +125,7 @@ class _Operations:
 
     def __init__(self) -> None:
         self._next = 0
-        self._futures: dict[int, tuple[asyncio.Future[Optional[bytes]], Any]] = {}
+        self._futures: dict[int, tuple[Optional[asyncio.Future[Optional[bytes]]], Any]] = {}
         self.callback = c.CALLBACK(self._completed)
 
     def start(self, held: Any) -> tuple[int, "asyncio.Future[Optional[bytes]]"]:
@@ -102,11 +139,33 @@ class _Operations:
         """Forgets an operation that was not started."""
         del self._futures[number]
 
-    def _completed(self, _connection: int, error: Any, buffer: Optional[int], number: int) -> None:
-        content = None if buffer is None else take_buffer(buffer)
-        future, _held = self._futures.pop(number)
-        if future.done():
+    def free(self, pointer: int) -> None:
+        """Frees the handle of the connection, without waiting. Futures that somebody awaits fail."""
+        if not self._futures:
+            library.smbdirect_connection_free(pointer)
             return
+        for number, (future, held) in list(self._futures.items()):
+            self._futures[number] = None, held
+            if future is not None and not future.done() and not future.get_loop().is_closed():
+                future.set_exception(LostError("the connection was freed"))
+                # Nobody may await it any more, which is no mistake.
+                future.exception()
+        try:
+            # Another thread waits until the memory is not used any more. It keeps this object, and so the memory.
+            _thread.start_new_thread(self._free, (pointer,))
+        except RuntimeError:
+            # The interpreter ends.
+            self._free(pointer)
+
+    def _free(self, pointer: int) -> None:
+        library.smbdirect_connection_free(pointer)
+
+    def _completed(self, _connection: int, error: Any, buffer: Optional[int], number: int) -> None:
+        future, _held = self._futures.pop(number)
+        if future is None or future.done():
+            library.smbdirect_buffer_free(buffer)
+            return
+        content = None if buffer is None else take_buffer(buffer)
         if error:
             future.set_exception(exception(error.contents))
         else:
@@ -119,7 +178,8 @@ async def connect(
     """Connects to a peer and negotiates. The arguments are those of `smbdirect.connect`."""
     error, pointer = c.Error(), c_void_p()
     made = settings(transport, profile, changes)
-    check(library.smbdirect_connect_start(None, address.encode(), byref(made), byref(pointer), byref(error)), error)
+    name = text("address", address)
+    check(library.smbdirect_connect_start(None, name, byref(made), byref(pointer), byref(error)), error)
     assert pointer.value is not None
     connection = Connection(pointer.value)
     try:
@@ -141,15 +201,15 @@ class Connection(Handle):
     """An established connection. Use `connect` or `Listener.accept` to get one."""
 
     def __init__(self, pointer: int) -> None:
-        super().__init__(pointer)
         error = c.Error()
         self._operations = _Operations()
-        descriptor = check(library.smbdirect_get_fd(pointer, byref(error)), error)
-        self._events = _Events(descriptor, self._service)
-
-    def _service(self) -> None:
-        if self._pointer is not None:
-            library.smbdirect_service(self._pointer, byref(c.Error()))
+        try:
+            descriptor = check(library.smbdirect_get_fd(pointer, byref(error)), error)
+            self._events = _Events(descriptor, lambda: library.smbdirect_service(pointer, None))
+        except BaseException:
+            library.smbdirect_connection_free(pointer)
+            raise
+        super().__init__(pointer)
 
     def _status(self, function: Any, *arguments: Any) -> Optional[bool]:
         """Calls a function of the library. Returns None if it would have to wait."""
@@ -161,21 +221,28 @@ class Connection(Handle):
         return True
 
     async def send(self, *pieces: Data, invalidate: Optional[int] = None) -> None:
-        """Sends one message of one or several pieces. Returns when it was submitted, with the data copied."""
+        """Sends one message of one or several pieces. Returns when it was submitted, with the data copied. An empty
+        message is as for `smbdirect.Connection.send`."""
         array, _held = parts(pieces)
         arguments: tuple[Any, ...] = (array, len(array))
         function = library.smbdirect_send
         if invalidate is not None:
-            function, arguments = library.smbdirect_send_and_invalidate, (*arguments, invalidate)
+            token = number("invalidate", invalidate, 32)
+            function, arguments = library.smbdirect_send_and_invalidate, (*arguments, token)
         await self._events.until(lambda: self._status(function, *arguments, 0))
 
     async def recv(self) -> bytes:
-        """Returns the next message, or b"" after the connection was closed gracefully."""
-        return await self._events.until(lambda: self._take(0))
+        """Returns the next message, or b"" after the connection was closed gracefully; see
+        `smbdirect.Connection.recv`."""
+        return await self._events.until(
+            lambda: self._take(
+                lambda message, error: library.smbdirect_recv_message(self._live(), 0, byref(message), byref(error))
+            )
+        )
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yields messages until the connection is closed gracefully."""
-        while message := await self.recv():
+        while (message := await self.recv()) or self.invalidated is not None:
             yield message
 
     def register(
@@ -189,13 +256,16 @@ class Connection(Handle):
         self, source: Union[Descriptor, Sequence[Descriptor]], length: int, offset: int = 0
     ) -> bytes:
         """Reads the peer's memory by RDMA Read, from an offset into the range of its descriptors."""
-        array, error, buffer = descriptors(source), c.Error(), new_buffer(length)
-        number, future = self._operations.start(None)
+        pointer, array, error = self._live(), descriptors(source), c.Error()
+        start, size = number("offset", offset, 64), number("length", length, 63)
+        check_range(array, start, size)
+        buffer = new_buffer(size)
+        operation, future = self._operations.start(None)
         status = library.smbdirect_read_start(
-            self._live(), array, len(array), offset, byref(buffer), self._operations.callback, number, byref(error)
+            pointer, array, len(array), start, byref(buffer), self._operations.callback, operation, byref(error)
         )
         if status < 0:
-            self._operations.withdraw(number)
+            self._operations.withdraw(operation)
             library.smbdirect_buffer_free(buffer)
             raise exception(error)
         content = await future
@@ -207,21 +277,22 @@ class Connection(Handle):
     ) -> None:
         """Writes the peer's memory by RDMA Write, without a copy of `bytes`. The data is in place before the peer
         receives any message that is sent after this call."""
-        array, error, held = descriptors(target), c.Error(), as_bytes(data)
-        number, future = self._operations.start(held)
+        pointer, array, error = self._live(), descriptors(target), c.Error()
+        start, held = number("offset", offset, 64), as_bytes(data)
+        operation, future = self._operations.start(held)
         status = library.smbdirect_write_start(
-            self._live(),
+            pointer,
             array,
             len(array),
-            offset,
+            start,
             held,
             len(held),
             self._operations.callback,
-            number,
+            operation,
             byref(error),
         )
         if status < 0:
-            self._operations.withdraw(number)
+            self._operations.withdraw(operation)
             raise exception(error)
         await future
 
@@ -235,13 +306,19 @@ class Connection(Handle):
             self.free()
 
     def free(self) -> None:
-        """Frees the connection. Outstanding reads and writes fail, and abort it; otherwise it closes in the
-        background."""
+        """Frees the connection, which closes in the background after what was submitted. Outstanding reads and
+        writes fail here; a write may still reach the peer."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._events.stop()
-            # The callbacks of outstanding operations are called here.
-            library.smbdirect_connection_free(pointer)
+            self._operations.free(pointer)
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        if self._pointer is not None:
+            try:
+                _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+            finally:
+                self.free()
 
     async def __aenter__(self) -> "Connection":
         return self
@@ -278,10 +355,13 @@ class Listener(ListenerHandle):
     """Accepts connections. `async for` accepts without end."""
 
     def __init__(self, pointer: int) -> None:
-        super().__init__(pointer)
         error = c.Error()
-        descriptor = check(library.smbdirect_listener_get_fd(pointer, byref(error)), error)
-        self._events = _Events(descriptor)
+        try:
+            self._events = _Events(check(library.smbdirect_listener_get_fd(pointer, byref(error)), error))
+        except BaseException:
+            library.smbdirect_listener_free(pointer)
+            raise
+        super().__init__(pointer)
 
     async def accept(self) -> Connection:
         """Returns the next connection, which is established."""
@@ -305,6 +385,13 @@ class Listener(ListenerHandle):
         if self._pointer is not None:
             self._events.stop()
         super().close()
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        if self._pointer is not None:
+            try:
+                _warn(f"unclosed {self!r}", ResourceWarning, source=self)
+            finally:
+                self.close()
 
     async def __aenter__(self) -> "Listener":
         return self
