@@ -24,6 +24,9 @@ pub enum Error {
     /// The server did not answer a request within the limit that the caller has set.
     #[error("the server has not answered for {} s", .0.as_secs_f64())]
     NoAnswer(Duration),
+    /// The server has granted no SMB2 credits, and has no request whose answer could bring some.
+    #[error("the server leaves no SMB2 credits for another request")]
+    NoCredits,
     /// The server broke the protocol.
     #[error("the server's answer to {command:?} is wrong: {fault}")]
     Answer {
@@ -58,6 +61,7 @@ impl From<smb2::Error> for Error {
     fn from(error: smb2::Error) -> Self {
         match error {
             smb2::Error::Protocol { status, command } => Self::Status { command, status },
+            smb2::Error::CreditStarvation { .. } => Self::NoCredits,
             error => Self::Smb2(error),
         }
     }

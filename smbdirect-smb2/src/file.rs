@@ -1,19 +1,38 @@
 //! An open file: reads and writes by RDMA or by messages.
 
-use std::{fmt, sync::Arc};
-
-use bytes::BytesMut;
-use smb2::types::{Command, FileId, status::NtStatus};
-use smbdirect::{Access, MemoryRegion};
-
-use crate::{
-    error::Error,
-    requests::{ReadAnswer, ReadRequest, Source, WriteRequest, written},
-    transfer::Channel,
-    tree::{Answer, Requests},
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-/// An open file. Clones are handles on one open file, for requests in parallel.
+use bytes::BytesMut;
+use smb2::{
+    msg::close::CloseRequest,
+    pack::Pack,
+    types::{Command, FileId, status::NtStatus},
+};
+use smbdirect::{Access, MemoryRegion};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedRwLockReadGuard, RwLock},
+};
+
+use crate::{
+    credits::Turn,
+    error::Error,
+    requests::{ReadAnswer, ReadRequest, Source, WriteRequest, disposition, rename, written},
+    transfer::BYTES_PER_CREDIT,
+    tree::{Answer, Requests, detached},
+};
+
+/// An open file. Clones are handles on one open file, for requests in parallel. When the last one is dropped, the file
+/// is closed without a report.
+///
+/// A request that was sent goes on if its future is dropped or ends with [`Error::NoAnswer`]. Its memory stays
+/// registered until the server has answered, or the connection has ended.
 #[derive(Clone)]
 pub struct File {
     inner: Arc<Inner>,
@@ -23,6 +42,50 @@ struct Inner {
     requests: Requests,
     file_id: FileId,
     length: u64,
+    /// Whether CLOSE was sent. Each request that is with the server holds a read lock, and CLOSE waits for them.
+    closed: Arc<RwLock<bool>>,
+    /// The server deletes the file when it is closed.
+    is_temporary: AtomicBool,
+    /// Where to send CLOSE if the last handle is dropped outside of the runtime.
+    runtime: Handle,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.closed.try_read().is_ok_and(|closed| *closed) {
+            return;
+        }
+        let closing = close(self.requests.clone(), self.file_id, self.closed.clone());
+        self.runtime.spawn(async move {
+            // Nobody is left to whom a failure could be reported.
+            let _ = closing.await;
+        });
+    }
+}
+
+/// Sends CLOSE after the answers to the requests of the file.
+async fn close(
+    requests: Requests,
+    file_id: FileId,
+    closed: Arc<RwLock<bool>>,
+) -> Result<(), Error> {
+    const COMMAND: Command = Command::Close;
+    let mut closed = closed.write().await;
+    if *closed {
+        return Err(is_closed(COMMAND));
+    }
+    let turn = requests.turn(1).await;
+    *closed = true;
+    let request = CloseRequest { flags: 0, file_id };
+    let answer = requests.send(turn, COMMAND, &request).await?;
+    answer.success(COMMAND).map(drop)
+}
+
+const fn is_closed(command: Command) -> Error {
+    Error::Status {
+        command,
+        status: NtStatus::FILE_CLOSED,
+    }
 }
 
 impl fmt::Debug for File {
@@ -52,8 +115,17 @@ pub struct Written {
     pub by_rdma: usize,
 }
 
-/// The server refused the channel or ignored it. The buffer is not lost.
-struct Refused(BytesMut);
+/// What one request did.
+enum Moved {
+    /// These bytes moved by RDMA.
+    Rdma(BytesMut),
+    /// These bytes moved in a message.
+    Message(BytesMut),
+    /// The server refused the channel.
+    Refused,
+    /// No byte moved in a message, or a READ reached the end of the file.
+    Nothing,
+}
 
 impl File {
     pub(crate) fn new(requests: Requests, file_id: FileId, length: u64) -> Self {
@@ -62,6 +134,9 @@ impl File {
                 requests,
                 file_id,
                 length,
+                closed: Arc::default(),
+                is_temporary: AtomicBool::new(false),
+                runtime: Handle::current(),
             }),
         }
     }
@@ -71,53 +146,47 @@ impl File {
         self.inner.length
     }
 
+    pub(crate) fn id(&self) -> FileId {
+        self.inner.file_id
+    }
+
     fn requests(&self) -> &Requests {
         &self.inner.requests
     }
 
-    /// Fills `buffer` from the file at `offset`. Returns fewer bytes only at the end of the file.
+    /// Fills `buffer` from the file at `offset`, with as many requests as the server needs. Returns fewer bytes only at
+    /// the end of the file.
     ///
     /// If the server refuses or ignores the RDMA channel, and takes the same request without it, later requests
     /// of the share move their data in messages.
     ///
     /// # Errors
-    /// The server refuses the request or breaks the protocol, or the connection ends. The buffer is then
-    /// dropped.
+    /// The server refuses the request, breaks the protocol or does not answer, or the connection ends. The buffer is
+    /// then dropped.
     ///
     /// # Cancel safety
-    /// Dropping the future ends the server's access to the buffer and drops the buffer.
+    /// Dropping the future leaves the file and the session usable. The buffer is dropped after the server has answered
+    /// the request, or the connection has ended.
     pub async fn read(&self, offset: u64, buffer: BytesMut) -> Result<Read, Error> {
         let (mut rest, mut done) = (buffer, BytesMut::new());
         let (mut by_rdma, mut is_refused) = (0, false);
         while !rest.is_empty() {
             let at = offset + done.len() as u64;
-            let (asked, channel) = self.requests().next(rest.len(), is_refused);
-            let mut piece = rest.split_to(asked);
-            piece = match channel {
-                Some(channel) => match self.read_by_rdma(at, piece, channel).await? {
-                    Ok((piece, moved)) => {
-                        by_rdma += moved;
-                        piece
-                    }
-                    Err(Refused(piece)) => {
-                        is_refused = true;
-                        piece.unsplit_before(&mut rest);
-                        continue;
-                    }
-                },
-                None => {
-                    let piece = self.read_by_message(at, piece).await?;
+            let reading = self.read_piece(at, &mut rest, is_refused);
+            match self.requests().within_limit(reading).await? {
+                Moved::Rdma(piece) => {
+                    by_rdma += piece.len();
+                    done.unsplit(piece);
+                }
+                Moved::Message(piece) => {
                     // The server takes this request, so it was the channel that it refused.
                     if is_refused {
                         self.requests().refuse_rdma();
                     }
-                    piece
+                    done.unsplit(piece);
                 }
-            };
-            let is_end = piece.len() < asked;
-            done.unsplit(piece);
-            if is_end {
-                break;
+                Moved::Refused => is_refused = true,
+                Moved::Nothing => break,
             }
         }
         Ok(Read {
@@ -126,47 +195,39 @@ impl File {
         })
     }
 
-    /// Writes `data` to the file at `offset`.
+    /// Writes `data` to the file at `offset`, with as many requests as the server needs.
     ///
     /// If the server refuses or ignores the RDMA channel, and takes the same request without it, later requests
     /// of the share move their data in messages.
     ///
     /// # Errors
-    /// The server refuses the request, writes less or breaks the protocol, or the connection ends. The
-    /// buffer is then dropped, and a part of the data may have been written.
+    /// The server refuses the request, writes nothing, breaks the protocol or does not answer, or the connection ends.
+    /// The buffer is then dropped, and a part of the data may have been written.
     ///
     /// # Cancel safety
-    /// Dropping the future ends the server's access to the buffer and drops the buffer. A part of the data
-    /// may have been written.
+    /// Dropping the future leaves the file and the session usable. The server may write the data of the request that
+    /// it has. The buffer is dropped after the server has answered it, or the connection has ended.
     pub async fn write(&self, offset: u64, data: BytesMut) -> Result<Written, Error> {
         let (mut rest, mut done) = (data, BytesMut::new());
         let (mut by_rdma, mut is_refused) = (0, false);
         while !rest.is_empty() {
             let at = offset + done.len() as u64;
-            let (length, channel) = self.requests().next(rest.len(), is_refused);
-            let mut piece = rest.split_to(length);
-            piece = match channel {
-                Some(channel) => match self.write_by_rdma(at, piece, channel).await? {
-                    Ok(piece) => {
-                        by_rdma += piece.len();
-                        piece
-                    }
-                    Err(Refused(piece)) => {
-                        is_refused = true;
-                        piece.unsplit_before(&mut rest);
-                        continue;
-                    }
-                },
-                None => {
-                    let piece = self.write_by_message(at, piece).await?;
+            let writing = self.write_piece(at, &mut rest, is_refused);
+            match self.requests().within_limit(writing).await? {
+                Moved::Rdma(piece) => {
+                    by_rdma += piece.len();
+                    done.unsplit(piece);
+                }
+                Moved::Message(piece) => {
                     // The server takes this request, so it was the channel that it refused.
                     if is_refused {
                         self.requests().refuse_rdma();
                     }
-                    piece
+                    done.unsplit(piece);
                 }
-            };
-            done.unsplit(piece);
+                Moved::Refused => is_refused = true,
+                Moved::Nothing => return Err(no_progress()),
+            }
         }
         Ok(Written {
             data: done,
@@ -174,136 +235,252 @@ impl File {
         })
     }
 
-    /// Closes the file. Other handles of it fail afterwards.
+    /// Returns whether the server deletes the file when it is closed: [`OpenMode::CreateTemporary`] asked for it, the
+    /// server took it, and [`keep_as`](Self::keep_as) has not ended it.
+    ///
+    /// [`OpenMode::CreateTemporary`]: crate::OpenMode::CreateTemporary
+    pub fn is_temporary(&self) -> bool {
+        self.inner.is_temporary.load(Ordering::Relaxed)
+    }
+
+    /// Renames the file within the share, and keeps it when it is closed, in one message if the server's credits
+    /// suffice. With `replace` an existing file of the new name is replaced. The file must have been opened by
+    /// [`OpenMode::CreateTemporary`], and its data must have been written.
     ///
     /// # Errors
-    /// The server reports an error of the file, for example a full disk, or the connection ends.
-    pub async fn close(self) -> Result<(), Error> {
-        self.requests().close(self.inner.file_id).await
+    /// The server refuses it or does not answer, or the connection ends. If the server refuses the name, the file is
+    /// temporary again, as far as the server takes that; see [`is_temporary`](Self::is_temporary).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the file may have either name.
+    ///
+    /// [`OpenMode::CreateTemporary`]: crate::OpenMode::CreateTemporary
+    pub async fn keep_as(&self, path: &str, replace: bool) -> Result<(), Error> {
+        let file = self.clone();
+        let path = smb2::encode_path(path);
+        let keeping = async move {
+            let renamed = file.rename(&path, replace).await;
+            if renamed.is_err() && !file.is_temporary() {
+                // Where the server refuses this too, the caller sees it by is_temporary.
+                let _ = file.set_temporary(true).await;
+            }
+            renamed
+        };
+        self.requests().within_limit(detached(keeping)).await
     }
 
-    async fn read_by_rdma(
+    async fn rename(&self, path: &str, replace: bool) -> Result<(), Error> {
+        const COMMAND: Command = Command::SetInfo;
+        let file_id = self.inner.file_id;
+        let rename = rename(file_id, path, replace);
+        if self.is_temporary() {
+            let keep = disposition(file_id, false);
+            let turn = self.requests().turn(2 * BYTES_PER_CREDIT).await;
+            let both = self
+                .requests()
+                .send_both(turn, (COMMAND, &keep), (COMMAND, &rename));
+            let (kept, renamed) = both.await?;
+            kept.success(COMMAND)?;
+            self.inner.is_temporary.store(false, Ordering::Relaxed);
+            if let Some(renamed) = renamed {
+                return renamed.success(COMMAND).map(drop);
+            }
+        }
+        let answer = self.requests().execute(COMMAND, rename).await?;
+        answer.success(COMMAND).map(drop)
+    }
+
+    /// Asks the server to delete the file when it is closed, or to keep it.
+    pub(crate) async fn set_temporary(&self, is_temporary: bool) -> Result<(), Error> {
+        const COMMAND: Command = Command::SetInfo;
+        let request = disposition(self.inner.file_id, is_temporary);
+        let answer = self.requests().execute(COMMAND, request).await?;
+        answer.success(COMMAND)?;
+        self.is_now_temporary(is_temporary);
+        Ok(())
+    }
+
+    pub(crate) fn is_now_temporary(&self, is_temporary: bool) {
+        let state = &self.inner.is_temporary;
+        state.store(is_temporary, Ordering::Relaxed);
+    }
+
+    /// Closes the file, after the server has answered its requests, also those whose futures were dropped. Other
+    /// handles of it fail afterwards.
+    ///
+    /// # Errors
+    /// The server reports an error of the file, for example a full disk, or does not answer, or the connection ends.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the file is closed all the same, when the server has answered its requests.
+    pub async fn close(self) -> Result<(), Error> {
+        let Inner {
+            requests,
+            file_id,
+            closed,
+            ..
+        } = &*self.inner;
+        let closing = close(requests.clone(), *file_id, closed.clone());
+        requests.within_limit(detached(closing)).await
+    }
+
+    /// Begins a request on the file.
+    async fn begin(&self, command: Command) -> Result<OwnedRwLockReadGuard<bool>, Error> {
+        let closed = self.inner.closed.clone().read_owned().await;
+        match *closed {
+            true => Err(is_closed(command)),
+            false => Ok(closed),
+        }
+    }
+
+    /// Reads the first bytes of `rest` with one request, as many as the credits allow. What was not read stays there.
+    async fn read_piece(
         &self,
         offset: u64,
-        piece: BytesMut,
-        channel: Channel,
-    ) -> Result<Result<(BytesMut, usize), Refused>, Error> {
+        rest: &mut BytesMut,
+        is_refused: bool,
+    ) -> Result<Moved, Error> {
         const COMMAND: Command = Command::Read;
-        let length = piece.len();
-        let region = self.register(piece, Access::REMOTE_WRITE)?;
-        let request = ReadRequest {
-            file_id: self.inner.file_id,
-            offset,
-            length: length as u32,
-            channel: Some((channel, vec![region.descriptor()])),
-        };
-        let answer = self.requests().execute(COMMAND, &request, length).await;
-        let (answer, mut piece) = self.take_back(answer, region).await?;
-        if is_refusal(answer.status()) {
-            return Ok(Err(Refused(piece)));
-        }
-        if answer.status() == NtStatus::END_OF_FILE {
-            piece.clear();
-            return Ok(Ok((piece, 0)));
-        }
-        let body = answer.success(COMMAND)?;
-        let answer = decode_read(&body, length)?;
-        if answer.inline.is_empty() {
-            let moved = answer.by_rdma as usize;
-            piece.truncate(moved);
-            return Ok(Ok((piece, moved)));
-        }
-        // The server ignored the channel.
-        self.requests().refuse_rdma();
-        piece[..answer.inline.len()].copy_from_slice(answer.inline);
-        piece.truncate(answer.inline.len());
-        Ok(Ok((piece, 0)))
-    }
-
-    async fn read_by_message(&self, offset: u64, mut piece: BytesMut) -> Result<BytesMut, Error> {
-        const COMMAND: Command = Command::Read;
-        let length = piece.len();
-        let request = ReadRequest {
+        let open = self.begin(COMMAND).await?;
+        let (turn, length, channel) = self.requests().next(rest.len(), is_refused).await;
+        let mut request = ReadRequest {
             file_id: self.inner.file_id,
             offset,
             length: length as u32,
             channel: None,
         };
-        let answer = self.requests().execute(COMMAND, &request, length).await?;
+        let (answer, mut piece) = match channel {
+            Some(channel) => {
+                let region = self.register(rest.split_to(length), Access::REMOTE_WRITE)?;
+                request.channel = Some((channel, vec![region.descriptor()]));
+                self.send_with(open, turn, COMMAND, request, region).await?
+            }
+            None => {
+                let requests = self.requests().clone();
+                let sending = async move {
+                    let answer = requests.send(turn, COMMAND, &request).await;
+                    drop(open);
+                    answer
+                };
+                (detached(sending).await?, rest.split_to(length))
+            }
+        };
+        if channel.is_some() && is_refusal(answer.status()) {
+            piece.unsplit_before(rest);
+            return Ok(Moved::Refused);
+        }
         if answer.status() == NtStatus::END_OF_FILE {
-            piece.clear();
-            return Ok(piece);
+            return Ok(Moved::Nothing);
         }
         let body = answer.success(COMMAND)?;
-        let inline = decode_read(&body, length)?.inline;
-        piece[..inline.len()].copy_from_slice(inline);
-        piece.truncate(inline.len());
-        Ok(piece)
+        let answer = decode_read(&body, length)?;
+        let is_by_rdma = channel.is_some() && answer.inline.is_empty();
+        let moved = match is_by_rdma {
+            true => answer.by_rdma as usize,
+            false => answer.inline.len(),
+        };
+        if moved == 0 {
+            return Ok(Moved::Nothing);
+        }
+        if !is_by_rdma {
+            piece[..moved].copy_from_slice(answer.inline);
+            // The server ignored the channel.
+            if channel.is_some() {
+                self.requests().refuse_rdma();
+            }
+        }
+        piece.split_off(moved).unsplit_before(rest);
+        Ok(match is_by_rdma {
+            true => Moved::Rdma(piece),
+            false => Moved::Message(piece),
+        })
     }
 
-    async fn write_by_rdma(
+    /// Writes the first bytes of `rest` with one request, as many as the credits allow. What was not written stays
+    /// there.
+    async fn write_piece(
         &self,
         offset: u64,
-        piece: BytesMut,
-        channel: Channel,
-    ) -> Result<Result<BytesMut, Refused>, Error> {
+        rest: &mut BytesMut,
+        is_refused: bool,
+    ) -> Result<Moved, Error> {
         const COMMAND: Command = Command::Write;
-        let length = piece.len();
-        let region = self.register(piece, Access::REMOTE_READ)?;
-        let request = WriteRequest {
-            file_id: self.inner.file_id,
-            offset,
-            source: Source::Memory {
-                length: length as u32,
-                channel,
-                descriptors: vec![region.descriptor()],
-            },
+        let open = self.begin(COMMAND).await?;
+        let (turn, length, channel) = self.requests().next(rest.len(), is_refused).await;
+        let piece = rest.split_to(length);
+        let file_id = self.inner.file_id;
+        let (answer, mut piece) = match channel {
+            Some(channel) => {
+                let region = self.register(piece, Access::REMOTE_READ)?;
+                let source = Source::Memory {
+                    length: length as u32,
+                    channel,
+                    descriptors: vec![region.descriptor()],
+                };
+                let request = WriteRequest {
+                    file_id,
+                    offset,
+                    source,
+                };
+                self.send_with(open, turn, COMMAND, request, region).await?
+            }
+            None => {
+                let requests = self.requests().clone();
+                let sending = async move {
+                    let request = WriteRequest {
+                        file_id,
+                        offset,
+                        source: Source::Inline(&piece),
+                    };
+                    let answer = requests.send(turn, COMMAND, &request).await;
+                    drop(open);
+                    answer.map(|answer| (answer, piece))
+                };
+                detached(sending).await?
+            }
         };
-        let answer = self.requests().execute(COMMAND, &request, length).await;
-        let (answer, piece) = self.take_back(answer, region).await?;
-        if is_refusal(answer.status()) {
-            return Ok(Err(Refused(piece)));
+        if channel.is_some() && is_refusal(answer.status()) {
+            piece.unsplit_before(rest);
+            return Ok(Moved::Refused);
         }
-        match decode_written(&answer.success(COMMAND)?)? {
-            count if count == length => Ok(Ok(piece)),
+        let count = decode_written(&answer.success(COMMAND)?, length)?;
+        piece.split_off(count).unsplit_before(rest);
+        Ok(match channel {
             // The server ignored the channel: for it this was a WRITE without data.
-            0 => Ok(Err(Refused(piece))),
-            _ => Err(short_write()),
-        }
+            Some(_) if count == 0 => Moved::Refused,
+            Some(_) => Moved::Rdma(piece),
+            None if count == 0 => Moved::Nothing,
+            None => Moved::Message(piece),
+        })
     }
 
-    async fn write_by_message(&self, offset: u64, piece: BytesMut) -> Result<BytesMut, Error> {
-        const COMMAND: Command = Command::Write;
-        let length = piece.len();
-        let request = WriteRequest {
-            file_id: self.inner.file_id,
-            offset,
-            source: Source::Inline(&piece),
+    /// Sends a request, and ends the registration of its memory after the answer or the end of the connection, also if
+    /// this future is dropped.
+    async fn send_with(
+        &self,
+        open: OwnedRwLockReadGuard<bool>,
+        turn: Turn,
+        command: Command,
+        body: impl Pack + 'static,
+        region: MemoryRegion,
+    ) -> Result<(Answer, BytesMut), Error> {
+        let requests = self.requests().clone();
+        let sending = async move {
+            let answer = requests.send(turn, command, &body).await;
+            let piece = region.deregister().await;
+            drop(open);
+            // The failure of the request is the cause of what follows from it.
+            let answer = answer?;
+            let piece = piece.map_err(|error| Error::Register(error.to_string()))?;
+            Ok((answer, piece))
         };
-        let answer = self.requests().execute(COMMAND, &request, length).await?;
-        if decode_written(&answer.success(COMMAND)?)? != length {
-            return Err(short_write());
-        }
-        Ok(piece)
+        detached(sending).await
     }
 
     fn register(&self, piece: BytesMut, access: Access) -> Result<MemoryRegion, Error> {
         let access = access | Access::REMOTE_INVALIDATE;
         let registered = self.requests().connection().register(piece, access);
         registered.map_err(|error| Error::Register(error.reason.to_string()))
-    }
-
-    /// Ends the registration after the answer or the failure of its request.
-    async fn take_back(
-        &self,
-        answer: Result<Answer, Error>,
-        region: MemoryRegion,
-    ) -> Result<(Answer, BytesMut), Error> {
-        let piece = region.deregister().await;
-        // The failure of the request is the cause of what follows from it.
-        let answer = answer?;
-        let piece = piece.map_err(|error| Error::Register(error.to_string()))?;
-        Ok((answer, piece))
     }
 }
 
@@ -343,17 +520,21 @@ fn decode_read(body: &[u8], length: usize) -> Result<ReadAnswer<'_>, Error> {
     Ok(answer)
 }
 
-fn decode_written(body: &[u8]) -> Result<usize, Error> {
-    let count = written(body).ok_or(Error::Answer {
+fn decode_written(body: &[u8], length: usize) -> Result<usize, Error> {
+    let wrong = |fault| Error::Answer {
         command: Command::Write,
-        fault: "it is too short",
-    });
-    Ok(count? as usize)
+        fault,
+    };
+    let count = written(body).ok_or_else(|| wrong("it is too short"))? as usize;
+    match count > length {
+        true => Err(wrong("it has more bytes than were sent")),
+        false => Ok(count),
+    }
 }
 
-const fn short_write() -> Error {
+const fn no_progress() -> Error {
     Error::Answer {
         command: Command::Write,
-        fault: "not all bytes were written",
+        fault: "no byte was written",
     }
 }

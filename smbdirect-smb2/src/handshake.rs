@@ -77,6 +77,7 @@ pub(crate) async fn establish(
     };
     let half = || Box::new(handshake.clone());
     let mut smb = connection::Connection::from_transport(half(), half(), server);
+    transport.limit_waits_of(&smb);
     transport.request(smb.negotiate()).await?;
     let hash = handshake.seen().hasher.clone();
     smb.with_preauth_hasher_mut(|hasher| *hasher = hash);

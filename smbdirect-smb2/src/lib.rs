@@ -4,6 +4,7 @@
 pub mod requests;
 
 mod client;
+mod credits;
 mod error;
 mod file;
 mod handshake;

@@ -8,6 +8,7 @@
 //! [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
 
 use smb2::{
+    msg::set_info::{InfoType, SetInfoRequest},
     pack::{Pack, WriteCursor},
     types::FileId,
 };
@@ -173,6 +174,40 @@ pub fn written(body: &[u8]) -> Option<u32> {
 fn field(body: &[u8], at: usize) -> Option<u32> {
     let bytes = body.get(at..)?.first_chunk::<4>()?;
     Some(u32::from_le_bytes(*bytes))
+}
+
+/// Returns a SET_INFO request that marks a file to be deleted when it is closed, or ends the mark
+/// (FileDispositionInformation, [MS-FSCC] 2.4.11).
+///
+/// [MS-FSCC]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-fscc/
+pub(crate) fn disposition(file_id: FileId, delete: bool) -> SetInfoRequest {
+    const FILE_DISPOSITION_INFORMATION: u8 = 13;
+    set_info(file_id, FILE_DISPOSITION_INFORMATION, vec![delete.into()])
+}
+
+/// Returns a SET_INFO request that gives a file the name `path`, which is encoded for the server
+/// (FileRenameInformation, [MS-FSCC] 2.4.42.2).
+///
+/// [MS-FSCC]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-fscc/
+pub(crate) fn rename(file_id: FileId, path: &str, replace: bool) -> SetInfoRequest {
+    const FILE_RENAME_INFORMATION: u8 = 10;
+    let name: Vec<u8> = path.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let mut buffer = vec![u8::from(replace)];
+    buffer.extend([0; 7]); // Reserved
+    buffer.extend([0; 8]); // RootDirectory
+    buffer.extend((name.len() as u32).to_le_bytes());
+    buffer.extend(name);
+    set_info(file_id, FILE_RENAME_INFORMATION, buffer)
+}
+
+fn set_info(file_id: FileId, file_info_class: u8, buffer: Vec<u8>) -> SetInfoRequest {
+    SetInfoRequest {
+        info_type: InfoType::File,
+        file_info_class,
+        additional_information: 0,
+        file_id,
+        buffer,
+    }
 }
 
 #[cfg(test)]

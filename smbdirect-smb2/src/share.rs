@@ -3,22 +3,35 @@
 use std::fmt;
 
 use smb2::{
-    DirectoryEntry, FileInfo, RenameOptions, Tree,
+    DirectoryEntry, FileAttributes, FileInfo, ReparseTag, Tree,
     client::connection,
-    msg::create::{
-        CreateDisposition, CreateRequest, CreateResponse, ImpersonationLevel, ShareAccess,
+    msg::{
+        create::{
+            CreateDisposition, CreateRequest, CreateResponse, ImpersonationLevel, ShareAccess,
+        },
+        query_info::{InfoType, QueryInfoRequest, QueryInfoResponse},
     },
     pack::{ReadCursor, Unpack},
-    types::{
-        Command, OplockLevel,
-        flags::{FileAccessMask, FileAttributes},
-    },
+    types::{Command, FileId, OplockLevel, flags::FileAccessMask, status::NtStatus},
 };
 
-use crate::{error::Error, file::File, transfer::Transfer, tree::Requests};
+use crate::{
+    error::Error,
+    file::File,
+    requests::{self, disposition},
+    transfer::{BYTES_PER_CREDIT, Transfer},
+    tree::{Answer, Requests, detached},
+};
 
 /// FILE_NON_DIRECTORY_FILE ([MS-SMB2] 2.2.13).
 const NON_DIRECTORY_FILE: u32 = 0x0000_0040;
+/// FILE_DELETE_ON_CLOSE.
+const DELETE_ON_CLOSE: u32 = 0x0000_1000;
+/// FILE_OPEN_REPARSE_POINT: a link itself, in place of its target.
+const OPEN_REPARSE_POINT: u32 = 0x0020_0000;
+const EVERYONE: u32 =
+    ShareAccess::FILE_SHARE_READ | ShareAccess::FILE_SHARE_WRITE | ShareAccess::FILE_SHARE_DELETE;
+const CREATE: Command = Command::Create;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +40,10 @@ pub enum OpenMode {
     Read,
     /// A new file, to write it. Fails if the name exists. No other client may open it meanwhile.
     CreateNew,
+    /// As `CreateNew`, and the server deletes the file when it is closed, also by the end of the connection, unless
+    /// [`File::keep_as`] has named it. If the server does not take this, the file stays, and
+    /// [`File::is_temporary`] is false.
+    CreateTemporary,
     /// A new or an existing file, to read and write it. An existing one becomes empty. No other client
     /// may open it meanwhile.
     Replace,
@@ -66,42 +83,34 @@ impl Share {
     /// Opens a file. `path` has `/` between its parts.
     ///
     /// # Errors
-    /// The server refuses it, or the connection ends.
+    /// The server refuses it or does not answer, or the connection ends.
     ///
     /// # Cancel safety
-    /// The server may have opened the file when the future is dropped. It closes it with the session.
+    /// If the future is dropped, a file that the server has opened is closed when the server has answered.
     pub async fn open(&self, path: &str, mode: OpenMode) -> Result<File, Error> {
-        const EVERYONE: u32 = ShareAccess::FILE_SHARE_READ
-            | ShareAccess::FILE_SHARE_WRITE
-            | ShareAccess::FILE_SHARE_DELETE;
         const WRITE: u32 = FileAccessMask::FILE_WRITE_DATA | FileAccessMask::FILE_WRITE_ATTRIBUTES;
         const READ: u32 = FileAccessMask::FILE_READ_DATA | FileAccessMask::FILE_READ_ATTRIBUTES;
 
         let (access, share, disposition) = match mode {
             OpenMode::Read => (READ, EVERYONE, CreateDisposition::FileOpen),
             OpenMode::CreateNew => (WRITE, 0, CreateDisposition::FileCreate),
+            OpenMode::CreateTemporary => (
+                WRITE | FileAccessMask::DELETE,
+                0,
+                CreateDisposition::FileCreate,
+            ),
             OpenMode::Replace => (READ | WRITE, 0, CreateDisposition::FileOverwriteIf),
         };
-        let request = CreateRequest {
-            requested_oplock_level: OplockLevel::None,
-            impersonation_level: ImpersonationLevel::Impersonation,
-            desired_access: FileAccessMask::new(access | FileAccessMask::SYNCHRONIZE),
+        let create = CreateRequest {
+            create_disposition: disposition,
             file_attributes: FileAttributes::NORMAL,
             share_access: ShareAccess(share),
-            create_disposition: disposition,
-            create_options: NON_DIRECTORY_FILE,
-            name: self.name(path),
-            create_contexts: Vec::new(),
+            ..self.create(path, access, NON_DIRECTORY_FILE)
         };
-        let answer = self.requests.execute(Command::Create, &request, 0).await?;
-        let body = answer.success(Command::Create)?;
-        let created = CreateResponse::unpack(&mut ReadCursor::new(&body));
-        let created = created.map_err(Error::Smb2)?;
-        Ok(File::new(
-            self.requests.clone(),
-            created.file_id,
-            created.end_of_file,
-        ))
+        match mode {
+            OpenMode::CreateTemporary => self.open_temporary(create).await,
+            _ => self.open_with(create).await.map(|(file, _)| file),
+        }
     }
 
     /// Lists a directory; an empty path is the root of the share. The entries `.` and `..` are left out.
@@ -119,32 +128,136 @@ impl Share {
     /// Returns size, times and attributes of a file or directory.
     ///
     /// # Errors
-    /// The server refuses it, or the connection ends.
+    /// The server refuses it or does not answer, or the connection ends.
     pub async fn stat(&self, path: &str) -> Result<FileInfo, Error> {
-        let mut smb = self.smb2();
-        let asking = self.tree().stat(&mut smb, path);
-        self.requests.request(asking).await
+        let access = FileAccessMask::FILE_READ_ATTRIBUTES;
+        let create = self.create(path, access, OPEN_REPARSE_POINT);
+        let (file, created) = self.open_with(create).await?;
+        let mut info = FileInfo::default();
+        info.size = created.end_of_file;
+        info.attributes = FileAttributes(created.file_attributes);
+        info.is_directory = info.attributes.is_directory();
+        info.created = created.creation_time;
+        info.modified = created.last_write_time;
+        info.accessed = created.last_access_time;
+        info.changed = created.change_time;
+        if info.attributes.is_reparse_point() {
+            info.reparse_tag = self.reparse_tag(&file).await?;
+        }
+        // The answer is here, so a failure to close does not matter.
+        let _ = file.close().await;
+        Ok(info)
+    }
+
+    /// Returns which kind of reparse point a file is; `None` if the server does not say.
+    async fn reparse_tag(&self, file: &File) -> Result<Option<ReparseTag>, Error> {
+        const COMMAND: Command = Command::QueryInfo;
+        const FILE_ATTRIBUTE_TAG_INFORMATION: u8 = 35;
+        let request = QueryInfoRequest {
+            info_type: InfoType::File,
+            file_info_class: FILE_ATTRIBUTE_TAG_INFORMATION,
+            output_buffer_length: 8,
+            additional_information: 0,
+            flags: 0,
+            file_id: file.id(),
+            input_buffer: Vec::new(),
+        };
+        let answer = self.requests.execute(COMMAND, request).await?;
+        if answer.status() != NtStatus::SUCCESS {
+            return Ok(None);
+        }
+        let body = answer.success(COMMAND)?;
+        let answer = QueryInfoResponse::unpack(&mut ReadCursor::new(&body)).map_err(Error::Smb2)?;
+        let tag = answer
+            .output_buffer
+            .get(4..)
+            .and_then(|tag| tag.first_chunk());
+        Ok(tag.map(|tag| ReparseTag(u32::from_le_bytes(*tag))))
     }
 
     /// Deletes a file.
     ///
     /// # Errors
-    /// The server refuses it, or the connection ends.
+    /// The server refuses it or does not answer, or the connection ends.
     pub async fn delete(&self, path: &str) -> Result<(), Error> {
-        let mut smb = self.smb2();
-        let deleting = self.tree().delete_file(&mut smb, path);
-        self.requests.request(deleting).await
+        let options = NON_DIRECTORY_FILE | OPEN_REPARSE_POINT | DELETE_ON_CLOSE;
+        let create = self.create(path, FileAccessMask::DELETE, options);
+        let (file, _) = self.open_with(create).await?;
+        file.close().await
     }
 
     /// Renames a file within the share. With `replace` an existing file of the new name is replaced.
     ///
     /// # Errors
-    /// The server refuses it, or the connection ends.
+    /// The server refuses it or does not answer, or the connection ends.
     pub async fn rename(&self, from: &str, to: &str, replace: bool) -> Result<(), Error> {
-        let options = RenameOptions::new().replace_if_exists(replace);
-        let mut smb = self.smb2();
-        let renaming = self.tree().rename_with(&mut smb, from, to, options);
-        self.requests.request(renaming).await
+        const COMMAND: Command = Command::SetInfo;
+        let access = FileAccessMask::DELETE | FileAccessMask::FILE_READ_ATTRIBUTES;
+        let create = self.create(from, access, OPEN_REPARSE_POINT);
+        let (file, _) = self.open_with(create).await?;
+        let request = requests::rename(file.id(), &smb2::encode_path(to), replace);
+        let answer = self.requests.execute(COMMAND, request).await?;
+        answer.success(COMMAND)?;
+        file.close().await
+    }
+
+    /// Returns a CREATE request that opens a file or directory that exists, for others too.
+    fn create(&self, path: &str, access: u32, options: u32) -> CreateRequest {
+        CreateRequest {
+            requested_oplock_level: OplockLevel::None,
+            impersonation_level: ImpersonationLevel::Impersonation,
+            desired_access: FileAccessMask::new(access | FileAccessMask::SYNCHRONIZE),
+            file_attributes: 0,
+            share_access: ShareAccess(EVERYONE),
+            create_disposition: CreateDisposition::FileOpen,
+            create_options: options,
+            name: self.name(path),
+            create_contexts: Vec::new(),
+        }
+    }
+
+    /// Opens a file, which is closed if the future is dropped.
+    async fn open_with(&self, create: CreateRequest) -> Result<(File, CreateResponse), Error> {
+        let requests = self.requests.clone();
+        let opening = async {
+            let turn = requests.turn(1).await;
+            let requests = requests.clone();
+            detached(async move {
+                let answer = requests.send(turn, CREATE, &create).await?;
+                opened(requests, answer)
+            })
+            .await
+        };
+        requests.within_limit(opening).await
+    }
+
+    /// Opens a file, and marks it temporary in the same message, if the server takes that.
+    async fn open_temporary(&self, create: CreateRequest) -> Result<File, Error> {
+        const COMMAND: Command = Command::SetInfo;
+        let requests = self.requests.clone();
+        let opening = async {
+            let turn = requests.turn(2 * BYTES_PER_CREDIT).await;
+            let requests = requests.clone();
+            detached(async move {
+                // The file of the request before.
+                let mark = disposition(FileId::SENTINEL, true);
+                let both = requests.send_both(turn, (CREATE, &create), (COMMAND, &mark));
+                let (created, marked) = both.await?;
+                let (file, _) = opened(requests, created)?;
+                match marked.map(|marked| marked.status()) {
+                    Some(NtStatus::SUCCESS) => file.is_now_temporary(true),
+                    // It was not sent, or not taken from a message with two requests. A server that refuses it alone
+                    // leaves the file as it is.
+                    _ => match file.set_temporary(true).await {
+                        Ok(()) | Err(Error::Status { .. }) => {}
+                        Err(error) => return Err(error),
+                    },
+                }
+                Ok(file)
+            })
+            .await
+        };
+        requests.within_limit(opening).await
     }
 
     /// Returns the tree of the crate smb2, for everything that this package does not do.
@@ -172,4 +285,12 @@ impl Share {
             path
         }
     }
+}
+
+/// Returns the file of a successful answer to CREATE.
+fn opened(requests: Requests, answer: Answer) -> Result<(File, CreateResponse), Error> {
+    let body = answer.success(CREATE)?;
+    let created = CreateResponse::unpack(&mut ReadCursor::new(&body)).map_err(Error::Smb2)?;
+    let file = File::new(requests, created.file_id, created.end_of_file);
+    Ok((file, created))
 }

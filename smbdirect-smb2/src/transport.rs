@@ -18,9 +18,9 @@ use smb2::{
     transport::{TransportReceive, TransportSend},
 };
 use smbdirect::{Connection, Token};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, timeout};
 
-use crate::{error::Error, unsigned::Unsigned};
+use crate::{credits::Credits, error::Error, unsigned::Unsigned};
 
 /// Longest time from the end of a connection to the end of a request whose answer had arrived before.
 const LAST_ANSWER_LIMIT: Duration = Duration::from_secs(1);
@@ -33,7 +33,9 @@ const DEFAULT_ANSWER_LIMIT: Duration = Duration::from_secs(30);
 pub struct Transport {
     connection: Connection,
     unsigned: Arc<Mutex<Unsigned>>,
-    answer_limit: Duration,
+    credits: Arc<Credits>,
+    /// Set if this package limits the waits, and `None` if the crate smb2 does.
+    answer_limit: Option<Duration>,
     on_invalidated: Option<Arc<dyn Fn(Token) + Send + Sync>>,
 }
 
@@ -51,7 +53,8 @@ impl Transport {
         Self {
             connection,
             unsigned: Arc::default(),
-            answer_limit: DEFAULT_ANSWER_LIMIT,
+            credits: Arc::default(),
+            answer_limit: None,
             on_invalidated: None,
         }
     }
@@ -59,7 +62,7 @@ impl Transport {
     /// Sets the longest time that the requests of this package wait for an answer.
     #[must_use]
     pub(crate) const fn answer_limit(mut self, limit: Duration) -> Self {
-        self.answer_limit = limit;
+        self.answer_limit = Some(limit);
         self
     }
 
@@ -80,7 +83,22 @@ impl Transport {
     /// shares, `\\server\share`.
     pub fn smb2(&self, server: &str) -> connection::Connection {
         let half = || Box::new(self.clone());
-        connection::Connection::from_transport(half(), half(), server)
+        let smb = connection::Connection::from_transport(half(), half(), server);
+        self.limit_waits_of(&smb);
+        smb
+    }
+
+    /// Makes this package limit the waits of a connection over this transport, in place of the crate smb2, if a limit
+    /// was set.
+    pub(crate) fn limit_waits_of(&self, smb: &connection::Connection) {
+        if let Some(limit) = self.answer_limit {
+            // A request that the crate gave up would no longer say when the server is done with its memory.
+            smb.set_response_timeout(None);
+            smb.set_send_timeout(None);
+            smb.set_credit_wait_timeout(limit);
+            // Only needed for the limit of the crate. It would take credits.
+            smb.set_keepalive(None);
+        }
     }
 
     /// From now on sends READ and WRITE with an RDMA channel without a signature, if the session signs but
@@ -99,10 +117,45 @@ impl Transport {
         allowed
     }
 
-    /// Runs a request of the crate smb2, which ends when the connection ends, or when the server has not answered it
-    /// within the limit. Without the former, a request that begins at that moment sometimes waits forever, because
-    /// the crate misses the end.
+    pub(crate) const fn credits(&self) -> &Arc<Credits> {
+        &self.credits
+    }
+
+    /// Runs a request of the crate smb2 within the limit.
     pub(crate) async fn request<T, E: Into<Error>>(
+        &self,
+        request: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Error> {
+        self.within_limit(self.until_end(request)).await
+    }
+
+    /// Drops `work` if the server does not answer. The time begins with the call, and again with each answer of the
+    /// server, as long as these can be to requests that were sent before.
+    pub(crate) async fn within_limit<T>(
+        &self,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let start = Instant::now();
+        let limit = self.answer_limit.unwrap_or(DEFAULT_ANSWER_LIMIT);
+        let most = limit.saturating_mul(self.credits.in_flight().saturating_add(1));
+        let mut work = pin!(work);
+        loop {
+            let since = (*self.credits.last_answer()).max(start);
+            let left = limit.saturating_sub(since.elapsed());
+            let left = left.min(most.saturating_sub(start.elapsed()));
+            if let Ok(done) = timeout(left, &mut work).await {
+                return done;
+            }
+            let is_over = since >= *self.credits.last_answer() || start.elapsed() >= most;
+            if is_over {
+                return Err(Error::NoAnswer(limit));
+            }
+        }
+    }
+
+    /// Runs a request of the crate smb2, which ends when the connection ends. Without this, a request that begins at
+    /// that moment sometimes waits forever, because the crate misses the end.
+    pub(crate) async fn until_end<T, E: Into<Error>>(
         &self,
         request: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Error> {
@@ -111,7 +164,6 @@ impl Transport {
             biased;
             done = &mut request => return done.map_err(|error| self.explain(error)),
             reason = self.connection.closed() => reason,
-            () = sleep(self.answer_limit) => return Err(Error::NoAnswer(self.answer_limit)),
         };
         match timeout(LAST_ANSWER_LIMIT, request).await {
             Ok(done) => done.map_err(|error| self.explain(error)),
@@ -120,7 +172,7 @@ impl Transport {
     }
 
     /// Replaces the error of a request by the reason for which the connection ended, if it did.
-    fn explain(&self, error: impl Into<Error>) -> Error {
+    pub(crate) fn explain(&self, error: impl Into<Error>) -> Error {
         match (self.connection.error(), error.into()) {
             (Some(reason), Error::Smb2(_)) => Error::Connection(reason),
             (_, error) => error,
@@ -155,6 +207,8 @@ impl TransportSend for Transport {
 #[async_trait]
 impl TransportReceive for Transport {
     async fn receive(&self) -> smb2::Result<Vec<u8>> {
+        // The crate has counted the credits of the message before.
+        self.credits.on_message();
         let message = self.connection.recv().await.map_err(lost)?;
         if let (Some(token), Some(observer)) = (message.invalidated_token(), &self.on_invalidated) {
             observer(token);

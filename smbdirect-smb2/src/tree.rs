@@ -1,22 +1,26 @@
 //! The requests on one share: their limits, their sending, and how they move data.
 
 use std::{
-    future::Future,
+    future::{Future, pending, poll_fn},
+    panic::resume_unwind,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
 };
 
 use smb2::{
-    Frame, Tree,
+    CompoundOp, Frame, Tree,
     client::connection,
     pack::Pack,
-    types::{Command, CreditCharge, FileId, status::NtStatus},
+    types::{Command, CreditCharge, status::NtStatus},
 };
 use smbdirect::Connection;
 
 use crate::{
+    credits::Turn,
     error::Error,
     transfer::{BYTES_PER_CREDIT, Channel, Reason, Transfer, message_bytes},
     transport::Transport,
@@ -94,16 +98,32 @@ impl Requests {
         }
     }
 
-    /// Returns the bytes of the next request, of `left` that are left, and its channel; `None` is for
-    /// messages. Another task may find out at any time that the server does not take RDMA, so this reads
-    /// that state once for both. With `is_refused` the server has refused the channel for this data.
-    pub(crate) fn next(&self, left: usize, is_refused: bool) -> (usize, Option<Channel>) {
+    /// Waits for the credits of the next READ or WRITE, of `left` bytes that are left. Returns its bytes and its
+    /// channel; `None` is for messages. Another task may find out at any time that the server does not take RDMA, so
+    /// this reads that state once for both. With `is_refused` the server has refused the channel for this data.
+    pub(crate) async fn next(
+        &self,
+        left: usize,
+        is_refused: bool,
+    ) -> (Turn, usize, Option<Channel>) {
+        let turn = self.turn(left.min(self.max_bytes())).await;
         let (most, channel) = match self.transfer() {
             Transfer::Rdma(channel) if !is_refused => (self.inner.rdma_bytes, Some(channel)),
             _ => (self.inner.message_bytes, None),
         };
-        let bytes = left.min(most);
-        (bytes, channel.filter(|_| bytes >= Transfer::MIN_RDMA_BYTES))
+        let bytes = left
+            .min(most)
+            .min(usize::from(turn.charge) * BYTES_PER_CREDIT);
+        let channel = channel.filter(|_| bytes >= Transfer::MIN_RDMA_BYTES);
+        (turn, bytes, channel)
+    }
+
+    /// Waits for the credits of a request that moves `bytes`, or for fewer if the server's window is small.
+    pub(crate) async fn turn(&self, bytes: usize) -> Turn {
+        let wanted = bytes.div_ceil(BYTES_PER_CREDIT).max(1);
+        let wanted = u16::try_from(wanted).unwrap_or(u16::MAX);
+        let credits = self.inner.transport.credits();
+        credits.turn(&self.inner.smb, wanted).await
     }
 
     pub(crate) fn tree(&self) -> &Tree {
@@ -124,35 +144,108 @@ impl Requests {
         self.inner.refused.store(true, Ordering::Relaxed);
     }
 
-    /// Sends a request that moves `bytes` of data, and returns the answer, whatever its status.
+    /// Sends a request with one credit, and returns the answer, whatever its status.
+    ///
+    /// # Cancel safety
+    /// A request that was sent goes on, but its answer is lost.
     pub(crate) async fn execute(
         &self,
         command: Command,
-        body: &dyn Pack,
-        bytes: usize,
+        body: impl Pack + 'static,
     ) -> Result<Answer, Error> {
-        let charge = bytes.div_ceil(BYTES_PER_CREDIT).max(1);
-        let charge = CreditCharge(u16::try_from(charge).unwrap_or(u16::MAX));
-        let tree = Some(self.inner.tree.tree_id);
-        let frame = self
-            .inner
-            .smb
-            .execute_with_credits(command, body, tree, charge);
-        self.request(frame).await.map(Answer)
+        let sending = async {
+            let (requests, turn) = (self.clone(), self.turn(1).await);
+            detached(async move { requests.send(turn, command, &body).await }).await
+        };
+        self.within_limit(sending).await
     }
 
-    pub(crate) async fn close(&self, file_id: FileId) -> Result<(), Error> {
-        let mut smb = self.smb2();
-        self.request(self.inner.tree.close_handle(&mut smb, file_id))
-            .await
+    /// Sends a request for which there are credits, and waits for its answer without a limit.
+    pub(crate) async fn send(
+        &self,
+        turn: Turn,
+        command: Command,
+        body: &dyn Pack,
+    ) -> Result<Answer, Error> {
+        let operation = CompoundOp {
+            credit_charge: CreditCharge(turn.charge),
+            ..self.operation(command, body)
+        };
+        let mut answers = self.send_all(turn, &[operation]).await?;
+        answers.pop().expect("one answer for each request")
     }
 
-    /// Runs a request of the crate smb2, which ends when the connection ends.
+    /// Sends two requests on one file in one message, so that the end of the connection cannot part them. The second
+    /// fails if the first does. The second answer is `None` if there was only one credit, and it was not sent.
+    pub(crate) async fn send_both(
+        &self,
+        turn: Turn,
+        first: (Command, &dyn Pack),
+        second: (Command, &dyn Pack),
+    ) -> Result<(Answer, Option<Answer>), Error> {
+        let mut operations = vec![self.operation(first.0, first.1)];
+        if turn.charge >= 2 {
+            operations.push(self.operation(second.0, second.1));
+        }
+        let mut answers = self.send_all(turn, &operations).await?.into_iter();
+        let first = answers.next().expect("one answer for each request")?;
+        Ok((first, answers.next().transpose()?))
+    }
+
+    fn operation<'a>(&self, command: Command, body: &'a dyn Pack) -> CompoundOp<'a> {
+        CompoundOp::new(command, body, Some(self.inner.tree.tree_id))
+    }
+
+    async fn send_all(
+        &self,
+        turn: Turn,
+        operations: &[CompoundOp<'_>],
+    ) -> Result<Vec<Result<Answer, Error>>, Error> {
+        let Inner { transport, smb, .. } = &*self.inner;
+        let mut sending = pin!(transport.until_end(smb.execute_compound(operations)));
+        // The first poll takes the credits.
+        let first = poll_fn(|context| Poll::Ready(sending.as_mut().poll(context))).await;
+        drop(turn.taking);
+        let answers = match first {
+            Poll::Ready(answers) => answers,
+            Poll::Pending => sending.await,
+        };
+        turn.in_flight.answered();
+        let explained = |answer: Result<Frame, smb2::Error>| {
+            let answer = answer.map_err(|error| transport.explain(error));
+            answer.map(Answer)
+        };
+        Ok(answers?.into_iter().map(explained).collect())
+    }
+
+    /// Runs a request of the crate smb2 within the limit. It ends when the connection ends.
     pub(crate) async fn request<T, E: Into<Error>>(
         &self,
         request: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Error> {
         self.inner.transport.request(request).await
+    }
+
+    /// Drops `work` if the server does not answer for longer than the limit.
+    pub(crate) async fn within_limit<T>(
+        &self,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        self.inner.transport.within_limit(work).await
+    }
+}
+
+/// Runs `work` to its end in a task of its own, also if the caller drops the future.
+pub(crate) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> T {
+    match tokio::spawn(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime ends, and drops the caller too.
+            Err(_) => pending().await,
+        },
     }
 }
 
