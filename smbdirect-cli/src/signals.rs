@@ -1,13 +1,14 @@
 //! Waits for SIGINT and SIGTERM, and on Windows for Ctrl-C and Ctrl-Break, to end commands gracefully.
 
-use std::{future::Future, io};
+use std::{future::Future, io, pin::pin};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 
 /// Waits for a signal to end. While it exists, these signals do not kill the process.
 #[derive(Debug)]
 pub(crate) struct Interrupted {
     signals: Signals,
+    count: u32,
 }
 
 impl Interrupted {
@@ -15,12 +16,23 @@ impl Interrupted {
     /// The system accepts no signal handlers, which no supported system does.
     pub(crate) fn new() -> Self {
         let signals = Signals::new().expect("the signals can be handled");
-        Self { signals }
+        Self { signals, count: 0 }
     }
 
     /// Returns at the next signal. Dropping the future loses none.
     pub(crate) async fn wait(&mut self) {
         self.signals.recv().await;
+        self.count += 1;
+    }
+
+    /// Returns whether there was a signal.
+    pub(crate) const fn is_signalled(&self) -> bool {
+        self.count > 0
+    }
+
+    /// Returns whether a second signal asks to end without tidying up.
+    pub(crate) const fn is_urgent(&self) -> bool {
+        self.count > 1
     }
 }
 
@@ -105,6 +117,15 @@ pub(crate) enum Stopped {
     Failed(anyhow::Error),
 }
 
+impl From<Stopped> for anyhow::Error {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Interrupted => anyhow!("interrupted"),
+            Stopped::Failed(error) => error,
+        }
+    }
+}
+
 /// Runs `work` to its end, or drops it at a signal.
 pub(crate) async fn unless<T>(
     interrupted: &mut Interrupted,
@@ -121,9 +142,19 @@ pub(crate) async fn unless<T>(
 /// # Errors
 /// Those of the work, or that it was interrupted.
 pub(crate) async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    match unless(&mut Interrupted::new(), work).await {
-        Ok(done) => Ok(done),
-        Err(Stopped::Interrupted) => bail!("interrupted"),
-        Err(Stopped::Failed(error)) => Err(error),
+    Ok(unless(&mut Interrupted::new(), work).await?)
+}
+
+/// Runs `work` to its end also at a first signal, and drops it at the second.
+pub(crate) async fn unless_urgent<T>(
+    interrupted: &mut Interrupted,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T, Stopped> {
+    let mut work = pin!(work);
+    loop {
+        match unless(interrupted, &mut work).await {
+            Err(Stopped::Interrupted) if !interrupted.is_urgent() => {}
+            result => return result,
+        }
     }
 }

@@ -13,17 +13,17 @@ use indicatif::ProgressBar;
 use sha2::{Digest, Sha256};
 use smbdirect_smb2::{File, OpenMode, Read};
 use tempfile::NamedTempFile;
-use tokio::task::block_in_place;
+use tokio::{task::block_in_place, time::timeout};
 
 use crate::{
     options::{usage, with_profiles},
     report::Report,
-    signals,
+    signals::{Interrupted, unless, unless_urgent},
 };
 
 use super::{
     outcome::{Outcome, hexadecimal},
-    pipeline::{Pipeline, Shape},
+    pipeline::{GIVE_UP_TIMEOUT, Pipeline, Shape, end},
     place::Place,
     session::{Moved, Session, SmbOptions, explain},
 };
@@ -78,14 +78,13 @@ impl Get {
         let report = Report::new(self.options.common.json);
         let target = self.target()?;
         let place = &self.place;
-        let got = signals::unless_interrupted(async {
-            let session = self.options.open(place, self.messages, &report).await?;
-            let got = self.fetch(&session, &target, &report).await;
-            session.close().await;
-            got
-        });
-        let outcome = got.await?;
-        outcome.report(&report);
+        let mut interrupted = Interrupted::new();
+        let opening = self.options.open(place, self.messages, &report);
+        let session = unless(&mut interrupted, opening).await?;
+        let got = self.fetch(&session, &target, &report, &mut interrupted);
+        let got = got.await;
+        end(session, &mut interrupted).await;
+        got?.report(&report);
         Ok(true)
     }
 
@@ -109,24 +108,49 @@ impl Get {
         Ok(target)
     }
 
-    async fn fetch(&self, session: &Session, target: &Path, report: &Report) -> Result<Outcome> {
+    async fn fetch(
+        &self,
+        session: &Session,
+        target: &Path,
+        report: &Report,
+        interrupted: &mut Interrupted,
+    ) -> Result<Outcome> {
         let place = &self.place;
-        let opened = session.share.open(&place.path, OpenMode::Read).await;
-        let file = opened.map_err(|error| explain(error, place))?;
+        let opening = async {
+            let opened = session.share.open(&place.path, OpenMode::Read).await;
+            opened.map_err(|error| explain(error, place))
+        };
+        let file = unless(interrupted, opening).await?;
+        // If this fails, the local file is gone before the server is waited for.
+        let fetched = unless(interrupted, self.store(session, &file, target, report)).await;
+        if !interrupted.is_urgent() {
+            // The bytes are here, so a failure to close the file does not matter.
+            let closing = async { Ok(timeout(GIVE_UP_TIMEOUT, file.close()).await) };
+            let _ = unless_urgent(interrupted, closing).await;
+        }
+        Ok(fetched?)
+    }
+
+    async fn store(
+        &self,
+        session: &Session,
+        file: &File,
+        target: &Path,
+        report: &Report,
+    ) -> Result<Outcome> {
+        let place = &self.place;
         let mut stored =
             unnamed(target).with_context(|| format!("{} cannot be written", target.display()))?;
         let bar = report.progress(file.length(), place.name());
         let started = Instant::now();
         let mut sum = self.checksum.then(Sha256::new);
         let moved = self
-            .receive(session, &file, &mut stored, &mut sum, &bar)
+            .receive(session, file, &mut stored, &mut sum, &bar)
             .await;
         bar.finish_and_clear();
         let moved = moved?;
         keep(stored, target, self.force)?;
         let took = started.elapsed();
-        // The bytes are here, so a failure to close the file does not matter.
-        let _ = file.close().await;
         Ok(Outcome {
             place: place.to_string(),
             file: target.to_owned(),
@@ -168,7 +192,12 @@ impl Get {
             let (Read { data, by_rdma }, length) =
                 next.map_err(|error| explain(error, &self.place))?;
             if data.len() < length {
-                return Err(anyhow!("{} became shorter while it was read", self.place));
+                let end = moved.bytes + data.len() as u64;
+                return Err(anyhow!(
+                    "{} ended after {end} of {} bytes: it became shorter, or the server sends no more",
+                    self.place,
+                    file.length()
+                ));
             }
             block_in_place(|| {
                 if let Some(sum) = sum {

@@ -1,9 +1,13 @@
 //! Requests in parallel, whose results are taken in order.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use smbdirect_smb2::{Error, Share};
 use tokio::task::JoinHandle;
+
+use crate::signals::{Interrupted, unless_urgent};
+
+use super::session::Session;
 
 /// Bytes of one request, if the server takes as many.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -11,6 +15,21 @@ const REQUEST_BYTES: usize = 1 << 20;
 const OUTSTANDING_BYTES: usize = 8 << 20;
 /// Most requests that are outstanding: some servers grant 128 credits or fewer.
 const MAX_OUTSTANDING: usize = 32;
+
+/// Longest time for the server to answer the requests of a transfer that ends, and for closing its file.
+pub(super) const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Ends a session gracefully, unless there is a second signal.
+pub(super) async fn end(session: Session, interrupted: &mut Interrupted) {
+    if !interrupted.is_urgent() {
+        let closing = async {
+            session.close().await;
+            Ok(())
+        };
+        // What was moved is there, so nothing is left to report.
+        let _ = unless_urgent(interrupted, closing).await;
+    }
+}
 
 /// The size of requests, and how many are outstanding.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +48,8 @@ impl Shape {
     }
 }
 
-/// Outstanding requests, oldest first. Dropping it abandons them.
+/// Outstanding requests, oldest first. Dropping it abandons them; those that were sent keep their memory until the
+/// server has answered.
 pub(super) struct Pipeline<T> {
     requests: VecDeque<JoinHandle<Result<T, Error>>>,
 }

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::Read as _,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,12 +19,12 @@ use tokio::{task::block_in_place, time::timeout};
 use crate::{
     options::{usage, with_profiles},
     report::{self, Report},
-    signals::{Interrupted, Stopped, unless},
+    signals::{Interrupted, Stopped, unless, unless_urgent},
 };
 
 use super::{
     outcome::{Outcome, hexadecimal},
-    pipeline::{Pipeline, Shape},
+    pipeline::{GIVE_UP_TIMEOUT, Pipeline, Shape, end},
     place::Place,
     session::{Moved, Session, SmbOptions, explain},
 };
@@ -73,8 +73,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 /// What the server does to move the bytes.
 const OPERATION: &str = "RDMA Read";
-/// Longest time for removing an unfinished file.
-const REMOVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Put {
     pub(crate) async fn run(self) -> Result<bool> {
@@ -82,10 +80,10 @@ impl Put {
         let mut source = Source::open(&self.file)?;
         let mut interrupted = Interrupted::new();
         let opening = self.options.open(&self.place, self.messages, &report);
-        let session = stopped(unless(&mut interrupted, opening).await)?;
+        let session = unless(&mut interrupted, opening).await?;
         let stored = self.store(&session, &mut source, &report, &mut interrupted);
         let stored = stored.await;
-        session.close().await;
+        end(session, &mut interrupted).await;
         stored?.report(&report);
         Ok(true)
     }
@@ -98,33 +96,47 @@ impl Put {
         interrupted: &mut Interrupted,
     ) -> Result<Outcome> {
         let share = &session.share;
-        let place = stopped(unless(interrupted, self.target(share)).await)?;
+        let place = unless(interrupted, self.target(share)).await?;
         let partial = place.sibling(&format!(".smbdirect-{:016x}.partial", fastrand::u64(..)));
-        let opening = async {
-            let opened = share.open(&partial, OpenMode::CreateNew).await;
-            opened.map_err(|error| explain(error, &place))
+        let unfinished = Unfinished {
+            share,
+            place: &place,
+            partial: &partial,
         };
-        let file = stopped(unless(interrupted, opening).await)?;
+        let fail = |error| explain(error, &place);
+        let opening = async {
+            let opened = share.open(&partial, OpenMode::CreateTemporary).await;
+            opened.map_err(fail)
+        };
+        // The server may have created the file already, so a signal does not end this.
+        let opened = unless_urgent(interrupted, opening).await;
+        let file = opened.map_err(|stopped| match stopped {
+            Stopped::Interrupted => unfinished.left(stopped),
+            Stopped::Failed(error) => error,
+        })?;
         let bar = report.progress(source.length, place.name());
         let started = Instant::now();
         let mut sum = self.checksum.then(Sha256::new);
-        let storing = async {
-            let moved = send(source, share, &file, &mut sum, &bar, &place).await?;
-            // Closing and renaming may report a full disk.
-            let fail = |error| explain(error, &place);
-            file.clone().close().await.map_err(fail)?;
-            let renamed = share.rename(&partial, &place.path, self.force).await;
-            renamed.map_err(fail)?;
-            Ok::<_, anyhow::Error>(moved)
-        };
-        let stored = unless(interrupted, storing).await;
-        bar.finish_and_clear();
-        let moved = match stopped(stored) {
-            Ok(moved) => moved,
-            Err(error) => {
-                remove(share, file, &partial, &place).await;
-                return Err(error);
+        let sent = match interrupted.is_signalled() {
+            true => Err(Stopped::Interrupted),
+            false => {
+                let sending = send(source, share, &file, &mut sum, &bar, &place);
+                unless(interrupted, sending).await
             }
+        };
+        bar.finish_and_clear();
+        let stored = match sent {
+            Ok(moved) => {
+                // The file is complete, so a signal does not end this.
+                let naming = unfinished.name(&file, self.force);
+                let named = unless_urgent(interrupted, naming).await;
+                named.map(|()| moved)
+            }
+            Err(stopped) => Err(stopped),
+        };
+        let moved = match stored {
+            Ok(moved) => moved,
+            Err(stopped) => return Err(unfinished.remove(file, stopped, interrupted).await),
         };
         Ok(Outcome {
             place: place.to_string(),
@@ -244,29 +256,82 @@ async fn send(
     Ok(moved)
 }
 
-/// Removes an unfinished file, or says that it is left.
-async fn remove(share: &Share, file: File, partial: &str, place: &Place) {
-    let removing = async {
-        // The file may be closed already.
-        let _ = file.close().await;
-        match share.delete(partial).await {
-            Err(error) if error.status() != Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Err(error),
-            _ => Ok(()),
-        }
-    };
-    if !matches!(timeout(REMOVE_TIMEOUT, removing).await, Ok(Ok(()))) {
-        let left = place.sibling(partial.rsplit('/').next().unwrap_or(partial));
-        report::error(&anyhow!(
-            "the unfinished file `{left}` is left on the server; delete it there"
-        ));
-    }
+/// A file on the server that does not have its name yet.
+struct Unfinished<'a> {
+    share: &'a Share,
+    place: &'a Place,
+    /// Its path.
+    partial: &'a str,
 }
 
-/// Turns a signal into an error.
-fn stopped<T>(result: Result<T, Stopped>) -> Result<T> {
-    match result {
-        Ok(value) => Ok(value),
-        Err(Stopped::Interrupted) => bail!("interrupted"),
-        Err(Stopped::Failed(error)) => Err(error),
+impl Unfinished<'_> {
+    /// Gives the complete file its name, and closes it.
+    async fn name(&self, file: &File, force: bool) -> Result<()> {
+        let fail = |error| explain(error, self.place);
+        let named = file.keep_as(&self.place.path, force).await;
+        if named.as_ref().is_err_and(|error| error.status().is_none()) {
+            // The server may have done it without the answer coming here.
+            report::error(&anyhow!(
+                "{} is complete if it exists now",
+                report::printable(&self.place.to_string())
+            ));
+        }
+        named.map_err(fail)?;
+        let closed = file.clone().close().await;
+        if let Err(error) = &closed
+            && error.status().is_some()
+        {
+            // The server lost data, for example because its disk is full. This fails if the file is lost too.
+            let _ = self.share.delete(&self.place.path).await;
+        }
+        closed.map_err(fail)
+    }
+
+    /// Removes the file, or says that it may be left. Returns the error for which it is removed.
+    async fn remove(
+        &self,
+        file: File,
+        stopped: Stopped,
+        interrupted: &mut Interrupted,
+    ) -> anyhow::Error {
+        if interrupted.is_urgent() {
+            return self.left(stopped);
+        }
+        let is_temporary = file.is_temporary();
+        let removing = async {
+            // It may be closed already. A temporary one is deleted then.
+            let closed = file.close().await;
+            if is_temporary {
+                return closed;
+            }
+            match self.share.delete(self.partial).await {
+                Err(error) if error.status() != Some(NtStatus::OBJECT_NAME_NOT_FOUND) => Err(error),
+                _ => Ok(()),
+            }
+        };
+        let removing = async { Ok(timeout(GIVE_UP_TIMEOUT, removing).await) };
+        match unless_urgent(interrupted, removing).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(_) if is_temporary => report::error(&anyhow!(
+                "the server deletes the unfinished file `{}` when it notices the end of the connection",
+                self.shown()
+            )),
+            _ => return self.left(stopped),
+        }
+        stopped.into()
+    }
+
+    /// Returns the error for which the file is not removed.
+    fn left(&self, stopped: Stopped) -> anyhow::Error {
+        report::error(&anyhow!(
+            "the unfinished file `{}` may be left on the server; delete it there",
+            self.shown()
+        ));
+        stopped.into()
+    }
+
+    /// Returns the path of the file in the share.
+    fn shown(&self) -> String {
+        report::printable(self.partial)
     }
 }

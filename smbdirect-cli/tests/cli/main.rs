@@ -23,6 +23,8 @@ mod roce;
 mod segments;
 #[cfg(target_os = "linux")]
 mod siw;
+#[cfg(target_os = "linux")]
+mod smb;
 mod support;
 mod tdi;
 mod top;
