@@ -15,6 +15,7 @@ use smb2::{
     types::flags::Capabilities,
 };
 use smbdirect::Connection;
+use tokio::sync::watch;
 
 use crate::{
     error::Error,
@@ -22,7 +23,7 @@ use crate::{
     share::Share,
     transfer::{Terms, Transfer},
     transport::Transport,
-    tree::Requests,
+    tree::{Handle, Requests},
 };
 
 /// The account to log in with.
@@ -47,7 +48,9 @@ impl fmt::Debug for Account {
     }
 }
 
-/// A session with a server over one SMB Direct connection.
+/// A session with a server over one SMB Direct connection. When the last handle of the client, its shares and its files
+/// is dropped while the server has requests, the connection lives until they are answered, at most for the limit of
+/// [`connect`](Self::connect).
 pub struct Client {
     transport: Transport,
     smb: connection::Connection,
@@ -57,6 +60,7 @@ pub struct Client {
     is_guest: bool,
     /// Whether the session encrypts, for the shares that are connected already.
     encrypts: Arc<AtomicBool>,
+    handle: Handle,
 }
 
 impl fmt::Debug for Client {
@@ -115,6 +119,7 @@ impl Client {
             session,
             terms,
             is_guest,
+            handle: Arc::new(watch::channel(()).0),
         }
     }
 
@@ -174,7 +179,8 @@ impl Client {
         let transfer = Transfer::decide(terms);
         let (transport, smb) = (self.transport.clone(), self.smb.clone());
         let encrypts = self.encrypts.clone();
-        let requests = Requests::new(transport, smb, tree, transfer, encrypts);
+        let handle = self.handle.clone();
+        let requests = Requests::new(transport, smb, tree, transfer, encrypts, handle);
         Ok(Share::new(requests))
     }
 

@@ -55,7 +55,7 @@ impl Drop for Inner {
         if self.closed.try_read().is_ok_and(|closed| *closed) {
             return;
         }
-        let closing = close(self.requests.clone(), self.file_id, self.closed.clone());
+        let closing = close(self.requests.for_task(), self.file_id, self.closed.clone());
         self.runtime.spawn(async move {
             // Nobody is left to whom a failure could be reported.
             let _ = closing.await;
@@ -260,7 +260,10 @@ impl File {
         let path = smb2::encode_path(path);
         let keeping = async move {
             let renamed = file.rename(&path, replace).await;
-            if renamed.is_err() && !file.is_temporary() {
+            let is_refused = renamed
+                .as_ref()
+                .is_err_and(|error| error.status().is_some());
+            if is_refused && !file.is_temporary() {
                 // Where the server refuses this too, the caller sees it by is_temporary.
                 let _ = file.set_temporary(true).await;
             }
@@ -274,11 +277,14 @@ impl File {
         let file_id = self.inner.file_id;
         let rename = rename(file_id, path, replace);
         if self.is_temporary() {
-            let keep = disposition(file_id, false);
-            let turn = self.requests().turn(2 * BYTES_PER_CREDIT).await;
-            let both = self
-                .requests()
-                .send_both(turn, (COMMAND, &keep), (COMMAND, &rename));
+            let (keep, rename) = (disposition(file_id, false), rename.clone());
+            let requests = self.requests().for_task();
+            let both = async move {
+                let turn = requests.turn(2 * BYTES_PER_CREDIT).await;
+                let both = requests.send_both(turn, (COMMAND, &keep), (COMMAND, &rename));
+                both.await
+            };
+            let both = self.requests().within_limit(detached(both));
             let (kept, renamed) = both.await?;
             kept.success(COMMAND)?;
             self.inner.is_temporary.store(false, Ordering::Relaxed);
@@ -320,7 +326,7 @@ impl File {
             closed,
             ..
         } = &*self.inner;
-        let closing = close(requests.clone(), *file_id, closed.clone());
+        let closing = close(requests.for_task(), *file_id, closed.clone());
         requests.within_limit(detached(closing)).await
     }
 
@@ -356,7 +362,7 @@ impl File {
                 self.send_with(open, turn, COMMAND, request, region).await?
             }
             None => {
-                let requests = self.requests().clone();
+                let requests = self.requests().for_task();
                 let sending = async move {
                     let answer = requests.send(turn, COMMAND, &request).await;
                     drop(open);
@@ -425,7 +431,7 @@ impl File {
                 self.send_with(open, turn, COMMAND, request, region).await?
             }
             None => {
-                let requests = self.requests().clone();
+                let requests = self.requests().for_task();
                 let sending = async move {
                     let request = WriteRequest {
                         file_id,
@@ -464,7 +470,7 @@ impl File {
         body: impl Pack + 'static,
         region: MemoryRegion,
     ) -> Result<(Answer, BytesMut), Error> {
-        let requests = self.requests().clone();
+        let requests = self.requests().for_task();
         let sending = async move {
             let answer = requests.send(turn, command, &body).await;
             let piece = region.deregister().await;

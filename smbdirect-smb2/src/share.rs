@@ -221,7 +221,7 @@ impl Share {
         let requests = self.requests.clone();
         let opening = async {
             let turn = requests.turn(1).await;
-            let requests = requests.clone();
+            let requests = requests.for_task();
             detached(async move {
                 let answer = requests.send(turn, CREATE, &create).await?;
                 opened(requests, answer)
@@ -237,7 +237,7 @@ impl Share {
         let requests = self.requests.clone();
         let opening = async {
             let turn = requests.turn(2 * BYTES_PER_CREDIT).await;
-            let requests = requests.clone();
+            let requests = requests.for_task();
             detached(async move {
                 // The file of the request before.
                 let mark = disposition(FileId::SENTINEL, true);
@@ -291,6 +291,7 @@ impl Share {
 fn opened(requests: Requests, answer: Answer) -> Result<(File, CreateResponse), Error> {
     let body = answer.success(CREATE)?;
     let created = CreateResponse::unpack(&mut ReadCursor::new(&body)).map_err(Error::Smb2)?;
+    let requests = requests.for_file();
     let file = File::new(requests, created.file_id, created.end_of_file);
     Ok((file, created))
 }

@@ -117,6 +117,10 @@ impl Transport {
         allowed
     }
 
+    pub(crate) fn limit(&self) -> Duration {
+        self.answer_limit.unwrap_or(DEFAULT_ANSWER_LIMIT)
+    }
+
     pub(crate) const fn credits(&self) -> &Arc<Credits> {
         &self.credits
     }
@@ -136,7 +140,7 @@ impl Transport {
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         let start = Instant::now();
-        let limit = self.answer_limit.unwrap_or(DEFAULT_ANSWER_LIMIT);
+        let limit = self.limit();
         let most = limit.saturating_mul(self.credits.in_flight().saturating_add(1));
         let mut work = pin!(work);
         loop {

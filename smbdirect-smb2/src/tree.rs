@@ -5,7 +5,7 @@ use std::{
     panic::resume_unwind,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -18,6 +18,7 @@ use smb2::{
     types::{Command, CreditCharge, status::NtStatus},
 };
 use smbdirect::Connection;
+use tokio::{sync::watch, time::sleep};
 
 use crate::{
     credits::Turn,
@@ -26,10 +27,17 @@ use crate::{
     transport::Transport,
 };
 
+/// Held by each handle of a program: the client, its shares and its files. The tasks of requests hold none.
+pub(crate) type Handle = Arc<watch::Sender<()>>;
+
 /// Sends the requests of one share. Clones share the connection.
 #[derive(Clone)]
 pub(crate) struct Requests {
     inner: Arc<Inner>,
+    _handle: Option<Handle>,
+    handles: Weak<watch::Sender<()>>,
+    /// Closed when the last handle is dropped.
+    are_handles_gone: watch::Receiver<()>,
 }
 
 struct Inner {
@@ -54,6 +62,7 @@ impl Requests {
         tree: Tree,
         transfer: Transfer,
         encrypts: Arc<AtomicBool>,
+        handle: Handle,
     ) -> Self {
         let params = smb.params().expect("NEGOTIATE succeeded");
         let server = params.max_read_size.min(params.max_write_size) as usize;
@@ -74,6 +83,25 @@ impl Requests {
         };
         Self {
             inner: Arc::new(inner),
+            handles: Arc::downgrade(&handle),
+            are_handles_gone: handle.subscribe(),
+            _handle: Some(handle),
+        }
+    }
+
+    /// Returns this without a handle, for a task.
+    pub(crate) fn for_task(&self) -> Self {
+        Self {
+            _handle: None,
+            ..self.clone()
+        }
+    }
+
+    /// Returns this with a handle, for a file, unless all handles are dropped.
+    pub(crate) fn for_file(&self) -> Self {
+        Self {
+            _handle: self.handles.upgrade(),
+            ..self.clone()
         }
     }
 
@@ -154,7 +182,7 @@ impl Requests {
         body: impl Pack + 'static,
     ) -> Result<Answer, Error> {
         let sending = async {
-            let (requests, turn) = (self.clone(), self.turn(1).await);
+            let (requests, turn) = (self.for_task(), self.turn(1).await);
             detached(async move { requests.send(turn, command, &body).await }).await
         };
         self.within_limit(sending).await
@@ -208,7 +236,14 @@ impl Requests {
         drop(turn.taking);
         let answers = match first {
             Poll::Ready(answers) => answers,
-            Poll::Pending => sending.await,
+            Poll::Pending => tokio::select! {
+                biased;
+                answers = &mut sending => answers,
+                () = self.abandoned() => {
+                    transport.connection().abort();
+                    sending.await
+                }
+            },
         };
         turn.in_flight.answered();
         let explained = |answer: Result<Frame, smb2::Error>| {
@@ -216,6 +251,14 @@ impl Requests {
             answer.map(Answer)
         };
         Ok(answers?.into_iter().map(explained).collect())
+    }
+
+    /// Returns when all handles have been dropped for as long as a request may take. A server that still has not
+    /// answered would keep the connection for ever.
+    async fn abandoned(&self) {
+        let mut are_gone = self.are_handles_gone.clone();
+        while are_gone.changed().await.is_ok() {}
+        sleep(self.inner.transport.limit()).await;
     }
 
     /// Runs a request of the crate smb2 within the limit. It ends when the connection ends.

@@ -391,6 +391,23 @@ async fn memory_of_a_dropped_request_goes_with_the_answer() {
     late.await.unwrap_err();
 }
 
+/// A server that does not answer keeps no connection of a program that has dropped all of its handles.
+#[tokio::test]
+async fn a_session_without_handles_ends() {
+    for by_messages in [false, true] {
+        let limit = Duration::from_millis(50);
+        let (share, connection, mut peer) = client(512, limit, by_messages).await;
+        let file = peer.during(share.open("a", OpenMode::Read)).await.unwrap();
+        let request = Direction::Read.begin(&file);
+        peer.expect(Command::Read).await;
+        request.abort();
+        drop((share, file));
+        let ended = timeout(TEST_LIMIT, peer.connection.closed()).await;
+        ended.expect("the connection ends");
+        drop(connection);
+    }
+}
+
 /// An answer to a CREATE whose future was dropped closes the file again.
 #[tokio::test]
 async fn a_file_that_nobody_waits_for_is_closed() {
