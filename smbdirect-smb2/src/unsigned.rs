@@ -77,6 +77,8 @@ impl Unsigned {
         let Some((header, (key, algorithm))) = Header::of(message).zip(self.key.as_ref()) else {
             return;
         };
+        // An interim answer is told by its status alone, also without SMB2_FLAGS_ASYNC_COMMAND: no request ends with
+        // STATUS_PENDING, so the answer follows. The crate smb2 decides in the same way.
         if header.status == STATUS_PENDING || header.next_command != 0 {
             return;
         }
@@ -186,7 +188,7 @@ mod tests {
             assert_eq!(u32_at(&sent, 16), Some(0));
             assert_eq!(sent[48..64], [0; 16]);
             assert_eq!(sent[64..], read[64..]);
-            let mut interim = message(COMMAND_READ, None, 1, 77);
+            let mut interim = message(COMMAND_READ, None, 1, 77); // without the ASYNC flag
             interim[8..12].copy_from_slice(&STATUS_PENDING.to_le_bytes());
             let before = interim.clone();
             unsigned.answer(&mut interim);
