@@ -201,15 +201,19 @@ impl Style {
     }
 }
 
-/// Returns text of a peer, or the name of a file, without control characters.
+/// Returns text of a peer, or the name of a file, without the characters that change a terminal's state, line or
+/// direction.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| {
-            if c.is_control() {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
+        .map(|c| match c {
+            // Bidi_Control of Unicode, and the separators of lines and paragraphs.
+            '\u{061c}'
+            | '\u{200e}'
+            | '\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2066}'..='\u{2069}' => char::REPLACEMENT_CHARACTER,
+            c if c.is_control() => char::REPLACEMENT_CHARACTER,
+            c => c,
         })
         .collect()
 }
@@ -428,5 +432,18 @@ mod tests {
     #[test]
     fn control_characters_of_a_peer_are_not_printed() {
         assert_eq!(printable("a\x1b[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
+        let bidi = ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}');
+        let marks = [
+            '\u{85}', '\u{9b}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{61c}',
+        ];
+        for hostile in bidi.chain(marks) {
+            assert_eq!(
+                printable(&format!("a{hostile}b")),
+                "a\u{fffd}b",
+                "{hostile:?}"
+            );
+        }
+        let letters = "Ünï \u{5d0}\u{628} \u{1f600}\u{200d}\u{2027}\u{202f}\u{2065}\u{206a}";
+        assert_eq!(printable(letters), letters);
     }
 }

@@ -39,6 +39,9 @@ pub enum Error {
     /// anonymous, or the dialect is older than SMB 3.0.
     #[error("it asks for encryption, and this session has no key")]
     NoKey,
+    /// Several names of a directory are shown as this one.
+    #[error("several names are shown as `{0}`")]
+    Ambiguous(String),
     /// The provider refused to register memory.
     #[error("memory cannot be registered for RDMA: {0}")]
     Register(String),

@@ -5,6 +5,7 @@ pub mod requests;
 
 mod client;
 mod credits;
+mod directory;
 mod error;
 mod file;
 mod handshake;
@@ -15,6 +16,7 @@ mod tree;
 mod unsigned;
 
 pub use client::{Account, Client};
+pub use directory::{Entry, Listing, Name};
 pub use error::Error;
 pub use file::{File, Read, Written};
 pub use share::{OpenMode, Share};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use smb2::{
-    DirectoryEntry, FileAttributes, FileInfo, ReparseTag, Tree,
+    FileAttributes, FileInfo, ReparseTag, Tree,
     client::connection,
     msg::{
         create::{
@@ -11,7 +11,7 @@ use smb2::{
         },
         query_info::{InfoType, QueryInfoRequest, QueryInfoResponse},
     },
-    pack::{ReadCursor, Unpack},
+    pack::{Pack, ReadCursor, Unpack},
     types::{Command, FileId, OplockLevel, flags::FileAccessMask, status::NtStatus},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// FILE_NON_DIRECTORY_FILE ([MS-SMB2] 2.2.13).
-const NON_DIRECTORY_FILE: u32 = 0x0000_0040;
+pub(crate) const NON_DIRECTORY_FILE: u32 = 0x0000_0040;
 /// FILE_DELETE_ON_CLOSE.
 const DELETE_ON_CLOSE: u32 = 0x0000_1000;
 /// FILE_OPEN_REPARSE_POINT: a link itself, in place of its target.
@@ -69,6 +69,10 @@ impl Share {
         Self { requests }
     }
 
+    pub(crate) const fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
     /// Returns how files move their data.
     pub fn transfer(&self) -> Transfer {
         self.requests.transfer()
@@ -111,18 +115,6 @@ impl Share {
             OpenMode::CreateTemporary => self.open_temporary(create).await,
             _ => self.open_with(create).await.map(|(file, _)| file),
         }
-    }
-
-    /// Lists a directory; an empty path is the root of the share. The entries `.` and `..` are left out.
-    ///
-    /// # Errors
-    /// The server refuses it, or the connection ends.
-    pub async fn list(&self, path: &str) -> Result<Vec<DirectoryEntry>, Error> {
-        let mut smb = self.smb2();
-        let listing = self.tree().list_directory(&mut smb, path);
-        let mut entries = self.requests.request(listing).await?;
-        entries.retain(|entry| entry.name != "." && entry.name != "..");
-        Ok(entries)
     }
 
     /// Returns size, times and attributes of a file or directory.
@@ -202,7 +194,7 @@ impl Share {
     }
 
     /// Returns a CREATE request that opens a file or directory that exists, for others too.
-    fn create(&self, path: &str, access: u32, options: u32) -> CreateRequest {
+    pub(crate) fn create(&self, path: &str, access: u32, options: u32) -> CreateRequest {
         CreateRequest {
             requested_oplock_level: OplockLevel::None,
             impersonation_level: ImpersonationLevel::Impersonation,
@@ -217,7 +209,10 @@ impl Share {
     }
 
     /// Opens a file, which is closed if the future is dropped.
-    async fn open_with(&self, create: CreateRequest) -> Result<(File, CreateResponse), Error> {
+    pub(crate) async fn open_with(
+        &self,
+        create: impl Pack + 'static,
+    ) -> Result<(File, CreateResponse), Error> {
         let requests = self.requests.clone();
         let opening = async {
             let turn = requests.turn(1).await;

@@ -29,13 +29,15 @@ use smbdirect::{
 };
 
 use crate::{
-    Channel, Client, Error, OpenMode, Reason, Share, Transfer, handshake::Established,
-    transport::Transport,
+    Channel, Client, Error, OpenMode, Reason, Share, Transfer, directory::tests::entry_of,
+    handshake::Established, transport::Transport,
 };
 
 mod faults;
 
 const KEY: [u8; 16] = *b"0123456789abcdef";
+/// A name with an unpaired surrogate.
+const LONE: &[u16] = &[0x61, 0xd800, 0x62];
 const CIPHER: Cipher = Cipher::Aes128Ccm;
 /// An offset at which the server denies every READ.
 const DENIED: u64 = 3 << 20;
@@ -88,6 +90,8 @@ struct Server {
     security: Security,
     file: Vec<u8>,
     seen: Vec<Seen>,
+    /// The directory that was opened last has no end.
+    is_endless: bool,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -154,6 +158,24 @@ impl Server {
                 Command::TreeConnect if is_sealed(&request) => SEALED,
                 _ => TreeId(7),
             });
+            if !encrypted && answers_late(&header, &request) {
+                // The interim answer of READ has no ASYNC flag; it is one by its status.
+                let mut interim = answer.clone();
+                interim.status = NtStatus::PENDING;
+                if header.command == Command::TreeConnect {
+                    answer.flags.set_async();
+                    (answer.tree_id, answer.async_id) = (None, Some(9));
+                    interim.flags.set_async();
+                    (interim.tree_id, interim.async_id) = (None, Some(9));
+                }
+                let body = error(NtStatus::PENDING).1;
+                let interim = [packed(&interim), body].concat();
+                self.connection
+                    .send(Bytes::from(interim))
+                    .unwrap()
+                    .await
+                    .unwrap();
+            }
             if signed {
                 answer.flags.set_signed();
             }
@@ -211,7 +233,18 @@ impl Server {
                 capabilities: ShareCapabilities::new(0),
                 maximal_access: u32::MAX,
             }),
-            Command::Create => packed(&create_response(self.file.len() as u64)),
+            // A name that is not well-formed UTF-16 is another than the one that is shown.
+            Command::Create if is_named(request, &[0x61, 0xfffd, 0x62]) => {
+                return error(NtStatus::OBJECT_NAME_NOT_FOUND);
+            }
+            Command::Create => {
+                self.is_endless = is_named(request, &[0x65]);
+                packed(&create_response(self.file.len() as u64))
+            }
+            Command::QueryDirectory if request[67] == 0 && !self.is_endless => {
+                return error(NtStatus::NO_MORE_FILES);
+            }
+            Command::QueryDirectory => directory_response(),
             Command::Close => packed(&close_response()),
             Command::Read => return self.read(request).await,
             Command::Write => return self.write(request).await,
@@ -282,8 +315,21 @@ fn error(status: NtStatus) -> (NtStatus, Vec<u8>, Option<u32>) {
 
 /// Returns whether a TREE_CONNECT names the share that requires encryption.
 fn is_sealed(request: &[u8]) -> bool {
-    let name: Vec<u8> = "sealed".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    is_share(request, "sealed")
+}
+
+fn is_share(request: &[u8], name: &str) -> bool {
+    let name: Vec<u8> = name.encode_utf16().flat_map(u16::to_le_bytes).collect();
     request.ends_with(&name)
+}
+
+/// Returns whether an interim answer comes before the answer: for each READ, and for the share `late`.
+fn answers_late(header: &Header, request: &[u8]) -> bool {
+    match header.command {
+        Command::Read => true,
+        Command::TreeConnect => is_share(request, "late"),
+        _ => false,
+    }
 }
 
 fn negotiate_response(security: Security) -> NegotiateResponse {
@@ -321,6 +367,21 @@ fn create_response(length: u64) -> CreateResponse {
         file_id: FILE,
         create_contexts: Vec::new(),
     }
+}
+
+/// Returns whether a CREATE has this name.
+fn is_named(request: &[u8], name: &[u16]) -> bool {
+    let length = usize::from(request[64 + 46]);
+    let name = name.iter().flat_map(|unit| unit.to_le_bytes());
+    request[120..][..length].iter().copied().eq(name)
+}
+
+/// Returns a batch of a directory in which two names look the same, and another has one that is not well-formed.
+fn directory_response() -> Vec<u8> {
+    let names = [&[0x2e][..], LONE, &[0xd801, 0x32], &[0xd802, 0x32], &[0x7a]];
+    let entries = names.map(|name| entry_of(name, 5, name == [0x7a])).concat();
+    let length = (entries.len() as u32).to_le_bytes();
+    [&[9, 0, 72, 0][..], &length, &entries].concat()
 }
 
 fn close_response() -> CloseResponse {
@@ -376,6 +437,7 @@ async fn connect_as(
         security,
         file: noise(),
         seen: Vec::new(),
+        is_endless: false,
     };
     let server = tokio::spawn(server.run());
     let transport = Transport::new(connection.clone());
@@ -558,6 +620,61 @@ async fn a_guest_does_not_use_a_share_that_encrypts() {
     connection.close().await.unwrap();
     let (seen, _) = server.await.unwrap();
     assert!(seen.iter().all(|seen| !seen.encrypted), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_well_formed_is_listed_and_opened() {
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
+    let share = client.share("share").await.unwrap();
+    let mut listing = share.list("").await.unwrap();
+    let entries = listing.next().await.unwrap().unwrap();
+    let names: Vec<_> = entries.iter().map(|entry| entry.name.to_string()).collect();
+    assert_eq!(names, ["a\u{fffd}b", "\u{fffd}2", "\u{fffd}2", "z"]);
+    assert_eq!(entries[0].name.units(), LONE);
+    assert!(listing.next().await.unwrap().is_none());
+    assert!(listing.next().await.unwrap().is_none());
+    listing.close().await.unwrap();
+    let shown = share.open("a\u{fffd}b", OpenMode::Read).await.unwrap_err();
+    assert_eq!(shown.status(), Some(NtStatus::OBJECT_NAME_NOT_FOUND));
+    let (path, entry) = share.find("a\u{fffd}b").await.unwrap();
+    assert_eq!((&*path, entry.size), (LONE, 5));
+    let file = share.open_exact(&path).await.unwrap();
+    let read = file.read(0, BytesMut::zeroed(9000)).await.unwrap();
+    assert!(read.data == noise()[..9000]);
+    let alike = share.find("\u{fffd}2").await.unwrap_err();
+    assert!(matches!(alike, Error::Ambiguous(_)), "{alike}");
+    let missing = share.find("\u{fffd}3").await.unwrap_err();
+    assert_eq!(missing.status(), Some(NtStatus::OBJECT_NAME_NOT_FOUND));
+    let (path, _) = share.find("a\u{fffd}b/z").await.unwrap();
+    assert_eq!(path, [LONE, &[0x5c, 0x7a]].concat());
+    connection.close().await.unwrap();
+    server.await.unwrap();
+}
+
+/// An asynchronous answer has an AsyncId in place of the TreeId. The share is lost, the session is not.
+#[tokio::test]
+async fn a_share_that_is_connected_asynchronously_leaves_the_session() {
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
+    let refused = client.share("late").await.unwrap_err();
+    assert!(matches!(refused, Error::Answer { .. }), "{refused}");
+    let share = client.share("share").await.unwrap();
+    assert_eq!(exchange(&share).await, (LENGTH, LENGTH));
+    connection.close().await.unwrap();
+    server.await.unwrap();
+}
+
+/// The entries come in batches, so a directory without an end is listed until the caller stops.
+#[tokio::test]
+async fn an_endless_directory_comes_in_batches() {
+    let (mut client, connection, server) = connect(Behaviour::Takes, Security::Nothing).await;
+    let share = client.share("share").await.unwrap();
+    let mut listing = share.list("e").await.unwrap();
+    for _ in 0..100 {
+        assert_eq!(listing.next().await.unwrap().unwrap().len(), 4);
+    }
+    listing.close().await.unwrap();
+    connection.close().await.unwrap();
+    server.await.unwrap();
 }
 
 /// A request that is denied for another reason is denied without the channel too, and RDMA goes on.

@@ -261,14 +261,6 @@ impl Requests {
         sleep(self.inner.transport.limit()).await;
     }
 
-    /// Runs a request of the crate smb2 within the limit. It ends when the connection ends.
-    pub(crate) async fn request<T, E: Into<Error>>(
-        &self,
-        request: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, Error> {
-        self.inner.transport.request(request).await
-    }
-
     /// Drops `work` if the server does not answer for longer than the limit.
     pub(crate) async fn within_limit<T>(
         &self,

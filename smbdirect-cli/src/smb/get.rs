@@ -11,7 +11,7 @@ use bytes::BytesMut;
 use clap::Args;
 use indicatif::ProgressBar;
 use sha2::{Digest, Sha256};
-use smbdirect_smb2::{File, OpenMode, Read};
+use smbdirect_smb2::{File, Read};
 use tempfile::NamedTempFile;
 use tokio::{task::block_in_place, time::timeout};
 
@@ -116,11 +116,7 @@ impl Get {
         interrupted: &mut Interrupted,
     ) -> Result<Outcome> {
         let place = &self.place;
-        let opening = async {
-            let opened = session.share.open(&place.path, OpenMode::Read).await;
-            opened.map_err(|error| explain(error, place))
-        };
-        let file = unless(interrupted, opening).await?;
+        let file = unless(interrupted, session.open(place)).await?;
         // If this fails, the local file is gone before the server is waited for.
         let fetched = unless(interrupted, self.store(session, &file, target, report)).await;
         if !interrupted.is_urgent() {

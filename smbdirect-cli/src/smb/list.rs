@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
 use serde::Serialize;
-use smb2::{DirectoryEntry, FileAttributes, pack::FileTime};
+use smb2::{FileAttributes, pack::FileTime};
+use smbdirect_smb2::{Entry, Listing};
+use tokio::task::block_in_place;
 
 use crate::{
     options::with_profiles,
@@ -16,14 +18,15 @@ use crate::{
 
 use super::{
     place::Place,
-    session::{Session, SmbOptions, explain},
+    session::{Session, SmbOptions, explain, is_missing},
 };
 
 /// List a folder, or show a file, of an SMB server over SMB Direct
 ///
-/// Prints one line per entry, sorted by name: attributes, size in bytes, time of the last change of the
-/// contents, and name. The attributes are d (folder) or l (link), r (read-only), h (hidden), s (system)
-/// and a (archive).
+/// Prints one line per entry, in the server's order, as it comes: attributes, size in bytes, time of the last
+/// change of the contents, and name. The attributes are d (folder) or l (link), r (read-only), h (hidden), s
+/// (system) and a (archive). In a name, U+FFFD stands for a character that a terminal would obey, and for UTF-16
+/// that is not well-formed.
 #[derive(Debug, Args)]
 #[command(after_help = with_profiles(EXAMPLES))]
 pub(crate) struct List {
@@ -41,13 +44,19 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"connected\", address, transport, negotiated, dialect, signs, rdma, reason}
-  {\"event\":\"entry\", name, bytes, directory, link, read_only, hidden, system, archive, modified}";
+  {\"event\":\"entry\", name, utf16 (the units of a name that is not well-formed UTF-16), bytes, directory,
+   link, read_only, hidden, system, archive, modified}";
+
+/// Columns of the size: enough for 99 TB.
+const SIZE_WIDTH: usize = 14;
 
 /// A line of the listing.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "entry")]
 struct Line {
     name: String,
+    /// The exact units of a name that is not well-formed UTF-16, and so is not `name`.
+    utf16: Option<Vec<u16>>,
     bytes: u64,
     directory: bool,
     link: bool,
@@ -58,7 +67,7 @@ struct Line {
     /// RFC 3339; missing if the server knows none.
     modified: Option<String>,
     #[serde(skip)]
-    local_time: String,
+    time: Option<Timestamp>,
 }
 
 impl List {
@@ -66,73 +75,93 @@ impl List {
         let report = Report::new(self.options.common.json);
         let listed = signals::unless_interrupted(async {
             let session = self.options.open(&self.place, false, &report).await?;
-            let listed = self.list(&session).await;
+            let listed = self.list(&session, &report).await;
             session.close().await;
             listed
         });
-        let mut lines = listed.await?;
-        lines.sort_by(|a, b| a.name.cmp(&b.name));
-        let width = lines.iter().map(|line| line.bytes.to_string().len()).max();
-        for line in &lines {
-            report.line(line.in_words(width.unwrap_or(0)));
-            report.event(line);
-        }
+        listed.await?;
         Ok(true)
     }
 
-    async fn list(&self, session: &Session) -> Result<Vec<Line>> {
-        let place = &self.place;
+    async fn list(&self, session: &Session, report: &Report) -> Result<()> {
+        let (place, share) = (&self.place, &session.share);
         let fail = |error| explain(error, place);
+        if place.path.is_empty() {
+            let listing = share.list("").await.map_err(fail)?;
+            return self.print(listing, report).await;
+        }
+        match share.stat(&place.path).await {
+            Ok(info) if info.is_directory => {
+                let listing = share.list(&place.path).await.map_err(fail)?;
+                self.print(listing, report).await
+            }
+            Ok(info) => {
+                let (name, is_link) = (place.name().to_owned(), info.is_link());
+                let line = Line::new(name, info.size, info.attributes, is_link, info.modified);
+                line.print(report, &TimeZone::system());
+                Ok(())
+            }
+            Err(error) if is_missing(&error, &place.path) => {
+                let (path, entry) = share.find(&place.path).await.map_err(fail)?;
+                if entry.attributes.is_directory() {
+                    let listing = share.list_exact(&path).await.map_err(fail)?;
+                    return self.print(listing, report).await;
+                }
+                Line::of(entry).print(report, &TimeZone::system());
+                Ok(())
+            }
+            Err(error) => Err(fail(error)),
+        }
+    }
+
+    /// Prints the entries as they come, until nobody reads them.
+    async fn print(&self, mut listing: Listing, report: &Report) -> Result<()> {
+        let fail = |error| explain(error, &self.place);
         let zone = TimeZone::system();
-        if !place.path.is_empty() {
-            let info = session.share.stat(&place.path).await.map_err(fail)?;
-            if !info.is_directory {
-                let name = place.name().to_owned();
-                let is_link = info.is_link();
-                let line = Line::new(
-                    name,
-                    info.size,
-                    info.attributes,
-                    is_link,
-                    info.modified,
-                    &zone,
-                );
-                return Ok(vec![line]);
+        while let Some(entries) = listing.next().await.map_err(fail)? {
+            // A reader that is slow, as a pager is, must not stop the connection.
+            block_in_place(|| {
+                for entry in entries {
+                    Line::of(entry).print(report, &zone);
+                }
+            });
+            if report::is_unread() {
+                break;
             }
         }
-        let entries = session.share.list(&place.path).await.map_err(fail)?;
-        let line = |entry: DirectoryEntry| {
-            let is_link = entry.is_link();
-            let DirectoryEntry {
-                name,
-                size,
-                attributes,
-                modified,
-                ..
-            } = entry;
-            Line::new(name, size, attributes, is_link, modified, &zone)
-        };
-        Ok(entries.into_iter().map(line).collect())
+        // The entries are here, so a failure to close does not matter.
+        let _ = listing.close().await;
+        Ok(())
     }
 }
 
 impl Line {
+    fn of(entry: Entry) -> Self {
+        let Entry {
+            name,
+            size,
+            attributes,
+            modified,
+            is_link,
+        } = entry;
+        Self {
+            utf16: (!name.is_well_formed()).then(|| name.units().to_vec()),
+            ..Self::new(name.to_string(), size, attributes, is_link, modified)
+        }
+    }
+
     fn new(
         name: String,
         bytes: u64,
         attributes: FileAttributes,
         link: bool,
         modified: FileTime,
-        zone: &TimeZone,
     ) -> Self {
         let time: Option<SystemTime> = modified.to_system_time();
         let time = time.and_then(|time| Timestamp::try_from(time).ok());
-        let local = |time: Timestamp| {
-            let zoned = time.to_zoned(zone.clone());
-            zoned.strftime("%Y-%m-%d %H:%M").to_string()
-        };
         Self {
             name,
+            utf16: None,
             bytes,
             directory: attributes.contains(FileAttributes::DIRECTORY),
             link,
@@ -141,12 +170,17 @@ impl Line {
             system: attributes.contains(FileAttributes::SYSTEM),
             archive: attributes.contains(FileAttributes::ARCHIVE),
             modified: time.map(|time| time.to_string()),
-            local_time: time.map_or_else(|| "-".into(), local),
+            time,
         }
     }
 
-    /// Returns the line for people; `width` is that of the longest size.
-    fn in_words(&self, width: usize) -> String {
+    fn print(&self, report: &Report, zone: &TimeZone) {
+        report.line(self.in_words(zone));
+        report.event(self);
+    }
+
+    /// Returns the line for people.
+    fn in_words(&self, zone: &TimeZone) -> String {
         let letter = |is: bool, letter| if is { letter } else { '-' };
         let kind = match self.link {
             true => 'l',
@@ -161,11 +195,13 @@ impl Line {
         ]
         .into_iter()
         .collect();
-        let Self {
-            bytes, local_time, ..
-        } = self;
-        let name = report::printable(&self.name);
-        format!("{attributes}  {bytes:>width$}  {local_time:<16}  {name}")
+        let local = |time: Timestamp| {
+            let zoned = time.to_zoned(zone.clone());
+            zoned.strftime("%Y-%m-%d %H:%M").to_string()
+        };
+        let time = self.time.map_or_else(|| "-".into(), local);
+        let (bytes, name) = (self.bytes, report::printable(&self.name));
+        format!("{attributes}  {bytes:>SIZE_WIDTH$}  {time:<16}  {name}")
     }
 }
 
@@ -177,18 +213,18 @@ mod tests {
     fn a_line_has_attributes_size_time_and_name() {
         let line = |attributes, link, time| {
             let attributes = FileAttributes::new(attributes);
-            let line = Line::new("a\nb".into(), 42, attributes, link, time, &TimeZone::UTC);
-            line.in_words(5)
+            let line = Line::new("a\nb".into(), 42, attributes, link, time);
+            line.in_words(&TimeZone::UTC)
         };
         // 2025-11-24 14:00 UTC in 100 ns since 1601.
         let time = FileTime(134_084_664_000_000_000);
         assert_eq!(
             line(0x11, false, time),
-            "dr---     42  2025-11-24 14:00  a\u{fffd}b"
+            "dr---              42  2025-11-24 14:00  a\u{fffd}b"
         );
         assert_eq!(
             line(0x426, true, FileTime::ZERO),
-            "l-hsa     42  -                 a\u{fffd}b"
+            "l-hsa              42  -                 a\u{fffd}b"
         );
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use smb2::{ErrorKind, types::status::NtStatus};
 use smbdirect::Connection;
-use smbdirect_smb2::{Account, Client, Error, Reason, Share, Transfer};
+use smbdirect_smb2::{Account, Client, Error, File, OpenMode, Reason, Share, Transfer};
 
 use crate::{
     options::{CommonOptions, ConnectOptions, seconds, usage},
@@ -135,6 +135,19 @@ impl SmbOptions {
 }
 
 impl Session {
+    /// Opens the file of `place` to read it.
+    pub(super) async fn open(&self, place: &Place) -> Result<File> {
+        let opened = match self.share.open(&place.path, OpenMode::Read).await {
+            Err(error) if is_missing(&error, &place.path) => {
+                let found = self.share.find(&place.path).await;
+                let (path, _) = found.map_err(|error| explain(error, place))?;
+                self.share.open_exact(&path).await
+            }
+            opened => opened,
+        };
+        opened.map_err(|error| explain(error, place))
+    }
+
     /// Ends the connection gracefully.
     pub(super) async fn close(self) {
         transport::close(&self.connection, CLOSE_TIMEOUT).await;
@@ -167,6 +180,9 @@ impl Moved {
         }
     }
 }
+
+/// STATUS_ILLEGAL_CHARACTER: Samba lists names that are not well-formed UTF-16, but does not open them.
+const ILLEGAL_CHARACTER: NtStatus = NtStatus(0xc000_0161);
 
 /// Why a guest is refused where others are not, and the cure.
 const NO_GUESTS: &str = "guest and anonymous sessions cannot encrypt; give --user USER";
@@ -231,8 +247,18 @@ fn explain_share(error: Error, place: &Place, can_encrypt: bool) -> anyhow::Erro
             )
         }
         (_, Error::NoAnswer(_)) => anyhow!("{address}: {error}; {CURE_FOR_NO_ANSWER}"),
+        (None, _) => anyhow!("{address}, share `{share}`: {error}"),
         _ => anyhow!("{address} refuses the share `{share}`: {error}"),
     }
+}
+
+/// Returns whether no file has this name, and the U+FFFD in it may stand for a unit that is not well-formed UTF-16.
+pub(super) fn is_missing(error: &Error, path: &str) -> bool {
+    let is_missing = matches!(
+        error.status(),
+        Some(NtStatus::OBJECT_NAME_NOT_FOUND | NtStatus::OBJECT_PATH_NOT_FOUND)
+    );
+    is_missing && path.contains(char::REPLACEMENT_CHARACTER)
 }
 
 /// Explains why an operation on `place` failed, and what to try.
@@ -248,6 +274,7 @@ pub(super) fn explain(error: Error, place: &Place) -> anyhow::Error {
         Some(NtStatus::FILE_IS_A_DIRECTORY) => "it is a folder; give the path of a file",
         Some(NtStatus::ACCESS_DENIED) => "access is denied; check the permissions of this user",
         Some(NtStatus::SHARING_VIOLATION) => "another program has it open; try again later",
+        Some(ILLEGAL_CHARACTER) => "the server opens no file with this name; rename it there",
         Some(NtStatus::DISK_FULL) => "the server's disk is full",
         _ => {
             return match error {
@@ -255,6 +282,9 @@ pub(super) fn explain(error: Error, place: &Place) -> anyhow::Error {
                     anyhow!("{place}: {}", transport::explain_end(&cause))
                 }
                 Error::NoAnswer(_) => anyhow!("{place}: {error}; {CURE_FOR_NO_ANSWER}"),
+                Error::Ambiguous(_) => {
+                    anyhow!("{place}: {error}; rename one of them on the server")
+                }
                 error => anyhow!("{place}: {error}"),
             };
         }

@@ -1,0 +1,414 @@
+//! Listings of directories, in batches, with names of any UTF-16 units.
+//!
+//! A name on a server is a sequence of UTF-16 units, and NTFS does not ask for well-formed ones. The crate smb2
+//! refuses a whole listing for one name with an unpaired surrogate, and its paths cannot name such a file. So this
+//! module has its own QUERY_DIRECTORY and CREATE. It takes one answer of the server at a time, so the memory does not
+//! grow with the directory.
+
+use std::fmt;
+
+use smb2::{
+    msg::{
+        create::CreateRequest,
+        query_directory::{
+            FileInformationClass, QueryDirectoryFlags, QueryDirectoryRequest,
+            QueryDirectoryResponse,
+        },
+    },
+    pack::{FileTime, Pack, ReadCursor, Unpack, WriteCursor},
+    types::{
+        Command,
+        flags::{FileAccessMask, FileAttributes},
+        reparse::ReparseTag,
+        status::NtStatus,
+    },
+};
+
+use crate::{
+    error::Error,
+    file::File,
+    share::{NON_DIRECTORY_FILE, Share},
+    tree::Requests,
+};
+
+/// Bytes of entries in one answer: one credit, and a message that every server sends.
+const BATCH_BYTES: u32 = 65_536;
+/// Bytes of an entry before its name ([MS-FSCC] 2.4.8).
+const ENTRY_BYTES: usize = 94;
+/// FILE_DIRECTORY_FILE ([MS-SMB2] 2.2.13).
+const DIRECTORY_FILE: u32 = 0x0000_0001;
+/// Offset of the name in the body of CREATE.
+const CREATE_NAME: usize = 56;
+
+const NOT_FOUND: Error = Error::Status {
+    command: Command::Create,
+    status: NtStatus::OBJECT_NAME_NOT_FOUND,
+};
+
+/// A name of a file or directory, as the server has it.
+///
+/// `Display` shows U+FFFD in place of each unpaired surrogate, so two names can look the same. Like the crate smb2 it
+/// also shows the characters that Windows does not allow in place of the private ones that stand for them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Name(Vec<u16>);
+
+impl Name {
+    /// Returns the UTF-16 units.
+    pub fn units(&self) -> &[u16] {
+        &self.0
+    }
+
+    /// Returns whether the units are well-formed UTF-16.
+    pub fn is_well_formed(&self) -> bool {
+        char::decode_utf16(self.0.iter().copied()).all(|unit| unit.is_ok())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = String::from_utf16_lossy(&self.0);
+        f.write_str(&smb2::decode_name(&shown))
+    }
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: Name,
+    /// Bytes of the file.
+    pub size: u64,
+    /// Its attributes.
+    pub attributes: FileAttributes,
+    /// When its contents changed last.
+    pub modified: FileTime,
+    /// It is a link to another place.
+    pub is_link: bool,
+}
+
+/// A directory that is being listed.
+///
+/// The directory is closed when it is dropped; [`close`](Self::close) also waits for this.
+pub struct Listing {
+    requests: Requests,
+    directory: File,
+    is_first: bool,
+    is_at_end: bool,
+}
+
+impl fmt::Debug for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listing")
+            .field("directory", &self.directory)
+            .field("is_at_end", &self.is_at_end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Listing {
+    /// Returns the next entries, as many as one answer of the server has, in its order; `None` at the end. The
+    /// entries `.` and `..` are left out, so there can be none.
+    ///
+    /// # Errors
+    /// The server refuses it, breaks the protocol or does not answer, or the connection ends.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses the entries of the answer.
+    pub async fn next(&mut self) -> Result<Option<Vec<Entry>>, Error> {
+        const COMMAND: Command = Command::QueryDirectory;
+        if self.is_at_end {
+            return Ok(None);
+        }
+        let flags = match self.is_first {
+            true => QueryDirectoryFlags::RESTART_SCANS,
+            false => 0,
+        };
+        self.is_first = false;
+        let request = QueryDirectoryRequest {
+            file_information_class: FileInformationClass::FileBothDirectoryInformation,
+            flags: QueryDirectoryFlags(flags),
+            file_index: 0,
+            file_id: self.directory.id(),
+            output_buffer_length: BATCH_BYTES,
+            file_name: "*".into(),
+        };
+        let answer = self.requests.execute(COMMAND, request).await?;
+        // A server can say that nothing matches in place of that there is no more.
+        if matches!(
+            answer.status(),
+            NtStatus::NO_MORE_FILES | NtStatus::NO_SUCH_FILE
+        ) {
+            self.is_at_end = true;
+            return Ok(None);
+        }
+        let body = answer.success(COMMAND)?;
+        let wrong = |fault| Error::Answer {
+            command: COMMAND,
+            fault,
+        };
+        let answer = QueryDirectoryResponse::unpack(&mut ReadCursor::new(&body))
+            .map_err(|_| wrong("it is too short"))?;
+        if answer.output_buffer.len() > BATCH_BYTES as usize {
+            return Err(wrong("it has more bytes than were asked for"));
+        }
+        let mut entries = entries(&answer.output_buffer).map_err(wrong)?;
+        let is_dots = |name: &Name| [&[0x2e][..], &[0x2e, 0x2e]].contains(&name.units());
+        entries.retain(|entry| !is_dots(&entry.name));
+        Ok(Some(entries))
+    }
+
+    /// Closes the directory.
+    ///
+    /// # Errors
+    /// The server reports an error or does not answer, or the connection ends.
+    pub async fn close(self) -> Result<(), Error> {
+        self.directory.close().await
+    }
+}
+
+impl Share {
+    /// Begins to list a directory; an empty path is the root of the share. `path` has `/` between its parts.
+    ///
+    /// # Errors
+    /// The server refuses it or does not answer, or the connection ends.
+    pub async fn list(&self, path: &str) -> Result<Listing, Error> {
+        self.list_exact(&units(path)).await
+    }
+
+    /// Begins to list the directory with this path, as [`find`](Self::find) returns it.
+    ///
+    /// # Errors
+    /// The server refuses it or does not answer, or the connection ends.
+    pub async fn list_exact(&self, path: &[u16]) -> Result<Listing, Error> {
+        Ok(Listing {
+            requests: self.requests().clone(),
+            directory: self.open_path(path, DIRECTORY_FILE).await?,
+            is_first: true,
+            is_at_end: false,
+        })
+    }
+
+    /// Opens the file with this path to read it, as [`find`](Self::find) returns it.
+    ///
+    /// # Errors
+    /// The server refuses it or does not answer, or the connection ends.
+    pub async fn open_exact(&self, path: &[u16]) -> Result<File, Error> {
+        self.open_path(path, NON_DIRECTORY_FILE).await
+    }
+
+    /// Finds the one file or directory that is shown as `path`, with U+FFFD in place of units that are not well
+    /// formed, and returns its path in UTF-16 units and its entry. It lists each directory in which such a name is.
+    ///
+    /// # Errors
+    /// [`Error::Ambiguous`] if several names are shown alike, STATUS_OBJECT_NAME_NOT_FOUND if none is. The server
+    /// refuses it or does not answer, or the connection ends.
+    pub async fn find(&self, path: &str) -> Result<(Vec<u16>, Entry), Error> {
+        let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
+        let mut found = Vec::new();
+        while let Some(part) = parts.next() {
+            let is_last = parts.peek().is_none();
+            let directory = found.clone();
+            if !found.is_empty() {
+                found.push(u16::from(b'\\'));
+            }
+            if !is_last && !part.contains(char::REPLACEMENT_CHARACTER) {
+                found.extend(units(part));
+                continue;
+            }
+            let entry = self.find_in(&directory, part).await?;
+            found.extend(entry.name.units());
+            if is_last {
+                return Ok((found, entry));
+            }
+        }
+        Err(NOT_FOUND)
+    }
+
+    async fn find_in(&self, directory: &[u16], name: &str) -> Result<Entry, Error> {
+        let mut listing = self.list_exact(directory).await?;
+        let mut found = None;
+        while let Some(entries) = listing.next().await? {
+            for entry in entries {
+                if entry.name.to_string() == name && found.replace(entry).is_some() {
+                    let _ = listing.close().await;
+                    return Err(Error::Ambiguous(name.into()));
+                }
+            }
+        }
+        listing.close().await?;
+        found.ok_or(NOT_FOUND)
+    }
+
+    async fn open_path(&self, path: &[u16], options: u32) -> Result<File, Error> {
+        let access = FileAccessMask::FILE_READ_DATA | FileAccessMask::FILE_READ_ATTRIBUTES;
+        let request = self.create("", access, options);
+        // Within DFS the empty path has a name already.
+        let mut name: Vec<u16> = request.name.encode_utf16().collect();
+        name.extend(path);
+        let request = CreateRequest {
+            name: String::from_utf16_lossy(&name),
+            ..request
+        };
+        let (file, _) = self.open_with(ExactCreate { request, name }).await?;
+        Ok(file)
+    }
+}
+
+/// A CREATE request with a name of any units. That of `request` has as many.
+struct ExactCreate {
+    request: CreateRequest,
+    name: Vec<u16>,
+}
+
+impl Pack for ExactCreate {
+    fn pack(&self, cursor: &mut WriteCursor) {
+        let start = cursor.position() + CREATE_NAME;
+        self.request.pack(cursor);
+        for (index, unit) in self.name.iter().enumerate() {
+            cursor.set_u16_le_at(start + 2 * index, *unit);
+        }
+    }
+}
+
+/// Returns the UTF-16 units of a path, with `\` between its parts.
+fn units(path: &str) -> Vec<u16> {
+    smb2::encode_path(path).encode_utf16().collect()
+}
+
+/// Decodes entries of FileBothDirectoryInformation. They must not overlap, so that they take no more memory than a
+/// small multiple of the answer.
+fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
+    let mut entries = Vec::new();
+    loop {
+        let (entry, length) = entry(bytes).ok_or("an entry is too short")?;
+        entries.push(entry);
+        let next = u32_at(bytes, 0).map_or(0, |next| next as usize);
+        if next == 0 {
+            return Ok(entries);
+        }
+        if next < length {
+            return Err("two entries overlap");
+        }
+        bytes = bytes.get(next..).ok_or("an entry is too short")?;
+    }
+}
+
+/// Decodes the first entry, and returns its bytes.
+fn entry(bytes: &[u8]) -> Option<(Entry, usize)> {
+    let fixed: &[u8; ENTRY_BYTES] = bytes.first_chunk()?;
+    let attributes = FileAttributes::new(u32_at(fixed, 56)?);
+    let length = ENTRY_BYTES.checked_add(u32_at(fixed, 60)? as usize)?;
+    let (units, rest) = bytes.get(ENTRY_BYTES..length)?.as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    // EaSize has the tag of a reparse point.
+    let tag = ReparseTag(u32_at(fixed, 64)?);
+    let entry = Entry {
+        name: Name(units.iter().map(|unit| u16::from_le_bytes(*unit)).collect()),
+        size: u64_at(fixed, 40)?,
+        attributes,
+        modified: FileTime(u64_at(fixed, 24)?),
+        is_link: attributes.is_reparse_point() && tag.is_name_surrogate(),
+    };
+    Some((entry, length))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    Some(u32::from_le_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use smb2::{
+        msg::create::{CreateDisposition, ImpersonationLevel, ShareAccess},
+        types::OplockLevel,
+    };
+
+    use super::*;
+
+    /// Returns an entry, padded to 8 bytes, with NextEntryOffset unless it is the last.
+    pub(crate) fn entry_of(name: &[u16], size: u64, is_last: bool) -> Vec<u8> {
+        let mut bytes = vec![0; ENTRY_BYTES];
+        bytes[24..32].copy_from_slice(&7_u64.to_le_bytes());
+        bytes[40..48].copy_from_slice(&size.to_le_bytes());
+        bytes[56] = 0x20;
+        bytes[60..64].copy_from_slice(&(2 * name.len() as u32).to_le_bytes());
+        bytes.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
+        if !is_last {
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+            let next = bytes.len() as u32;
+            bytes[..4].copy_from_slice(&next.to_le_bytes());
+        }
+        bytes
+    }
+
+    const LONE: [u16; 3] = [0x61, 0xd800, 0x62];
+
+    #[test]
+    fn a_name_that_is_not_well_formed_is_shown_and_kept() {
+        let bytes = [entry_of(&LONE, 5, false), entry_of(&[0x7a], 6, true)].concat();
+        let found = entries(&bytes).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].name.to_string(), "a\u{fffd}b");
+        assert_eq!(found[0].name.units(), LONE);
+        assert!(!found[0].name.is_well_formed() && found[1].name.is_well_formed());
+        assert_eq!((found[0].size, found[1].size), (5, 6));
+        assert_eq!(found[1].modified, FileTime(7));
+        // A pair is one character, a pair in the wrong order is two that are wrong.
+        assert_eq!(Name(vec![0xd83d, 0xde00]).to_string(), "\u{1f600}");
+        assert_eq!(Name(vec![0xde00, 0xd83d]).to_string(), "\u{fffd}\u{fffd}");
+        assert_eq!(Name(vec![0xf025]).to_string(), "?");
+    }
+
+    #[test]
+    fn a_create_has_the_exact_name() {
+        for name in [&[][..], &LONE, &[0xdc00], &[0xd83d, 0xde00, 0xd83d]] {
+            let request = ExactCreate {
+                request: CreateRequest {
+                    requested_oplock_level: OplockLevel::None,
+                    impersonation_level: ImpersonationLevel::Impersonation,
+                    desired_access: FileAccessMask::new(1),
+                    file_attributes: 0,
+                    share_access: ShareAccess(7),
+                    create_disposition: CreateDisposition::FileOpen,
+                    create_options: 0,
+                    name: String::from_utf16_lossy(name),
+                    create_contexts: Vec::new(),
+                },
+                name: name.to_vec(),
+            };
+            let mut cursor = WriteCursor::new();
+            request.pack(&mut cursor);
+            let bytes = cursor.into_inner();
+            assert_eq!(bytes[44..46], [120, 0], "NameOffset");
+            assert_eq!(bytes[46], 2 * name.len() as u8, "NameLength");
+            let wire: Vec<u8> = name.iter().flat_map(|unit| unit.to_le_bytes()).collect();
+            assert_eq!(bytes[CREATE_NAME..][..wire.len()], wire);
+        }
+    }
+
+    #[test]
+    fn hostile_entries_are_refused() {
+        let whole = [entry_of(&LONE, 5, false), entry_of(&[0x7a], 6, true)].concat();
+        for length in 0..whole.len() {
+            assert!(entries(&whole[..length]).is_err(), "{length}");
+        }
+        for next in [1, 8, 94, 99, u32::MAX] {
+            let mut bytes = whole.clone();
+            bytes[..4].copy_from_slice(&next.to_le_bytes());
+            assert!(entries(&bytes).is_err(), "{next}");
+        }
+        for length in [3, 1000, u32::MAX] {
+            let mut bytes = whole.clone();
+            bytes[60..64].copy_from_slice(&length.to_le_bytes());
+            assert!(entries(&bytes).is_err(), "{length}");
+        }
+    }
+}
