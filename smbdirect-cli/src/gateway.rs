@@ -28,7 +28,7 @@ mod relay;
 mod requests;
 mod service;
 mod session;
-mod tcp;
+pub(crate) mod tcp;
 
 use std::{
     env,

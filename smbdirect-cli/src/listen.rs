@@ -161,7 +161,7 @@ enum Event {
 }
 
 /// Largest number of concurrent connections; further ones are closed immediately.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 128;
 /// Longest time that connections may take to end after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Most messages being sent back before no more are received.

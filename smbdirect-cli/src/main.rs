@@ -185,6 +185,12 @@ fn main() -> ExitCode {
 /// Runs a command. Returns the exit status: 0 if it did what was asked; if it did not and there is no
 /// error, the command has reported the reason.
 fn run(command: Command) -> Result<u8> {
+    #[cfg(target_os = "linux")]
+    if let Command::Run(command) = &command
+        && let Some(result) = command.without_threads()
+    {
+        return result;
+    }
     let mut runtime = match command.is_one_thread() {
         true => runtime::Builder::new_current_thread(),
         false => runtime::Builder::new_multi_thread(),

@@ -1,44 +1,46 @@
 //! `smbdirect run`: the SMB connections of an unchanged program go over SMB Direct.
 //!
-//! The command starts the program with a library that the dynamic linker loads into it, and is the
-//! [`broker`] of its connections.
+//! The command starts itself twice and waits for both processes. One becomes the program, with a library that the dynamic
+//! linker loads into it. The other is the [`broker`] of the program's connections, in a process group of its own, so that
+//! signals of the terminal do not stop or end it.
 
 mod broker;
+mod program;
+mod relay;
 
 use std::{
     env,
     ffi::OsString,
     fs,
-    os::unix::process::ExitStatusExt,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
-    process::{Command, ExitStatus},
-    time::Duration,
+    process::{Child, Command, ExitStatus, Stdio},
 };
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process};
-use smbdirect::Config;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::timeout,
+use nix::sys::{
+    signal::{SigSet, Signal as NixSignal},
+    signalfd::SignalFd,
 };
-use tracing::warn;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
+use smbdirect::Config;
 
 use self::broker::Broker;
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES},
-    transport,
+    resources, transport,
 };
 
 /// Run a program whose SMB connections go over SMB Direct
 ///
 /// The program is unchanged: its connections to port 445 become SMB Direct connections to the same
 /// server, and its other connections stay as they are. It has to be linked with the C library
-/// dynamically, so programs in Go and static programs keep TCP. Data goes in messages, not by RDMA
-/// Read and Write.
+/// dynamically, so static programs are refused. Data goes in messages, not by RDMA Read and Write.
 ///
-/// The exit status is that of the program, and 128 plus the signal if a signal killed it.
+/// Signals to this command reach the program. The exit status is that of the program, and 128 plus
+/// the signal if a signal killed it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Run {
@@ -71,15 +73,91 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect run --direct-port 5446 -- python3 backup.py
   smbdirect run -v -- smbclient -L fileserver     says when a connection is made, and how it ends";
 
-/// Longest time after the end of the program in which its connections close.
-const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Name of the library that is loaded into the program.
 const LIBRARY: &str = "libsmbdirect_preload.so";
 
+/// The variable that names the part of a process of this command: [`BROKER`], [`PROGRAM`], or none.
+const PART: &str = "SMBDIRECT_RUN_PART";
+const BROKER: &str = "broker";
+const PROGRAM: &str = "program";
+
+/// The variable by which the program finds the broker.
+const SOCKET: &str = "SMBDIRECT_RUN_BROKER";
+
+/// Signals that reach the program.
+const FORWARDED: [NixSignal; 9] = [
+    NixSignal::SIGHUP,
+    NixSignal::SIGINT,
+    NixSignal::SIGQUIT,
+    NixSignal::SIGUSR1,
+    NixSignal::SIGUSR2,
+    NixSignal::SIGTERM,
+    NixSignal::SIGWINCH,
+    NixSignal::SIGCONT,
+    NixSignal::SIGTSTP,
+];
+
 impl Run {
+    /// Does the parts of this command that have no threads, because the signals of a process with threads reach any of
+    /// them. Returns `None` in the process that is the broker.
+    pub(crate) fn without_threads(&self) -> Option<Result<u8>> {
+        match env::var(PART).as_deref() {
+            Ok(BROKER) => None,
+            Ok(PROGRAM) => Some(self.become_program()),
+            _ => Some(self.supervise()),
+        }
+    }
+
+    /// Starts the broker and the program, and waits for both.
+    fn supervise(&self) -> Result<u8> {
+        program::check(&self.command[0], &find_library()?)?;
+        let signals = Signals::new()?;
+        let part = |part: &str| {
+            let mut command = Command::new("/proc/self/exe");
+            command.args(env::args_os().skip(1)).env(PART, part);
+            command
+        };
+        let mut broker = part(BROKER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("the broker of the program does not start")?;
+        let mut socket = String::new();
+        let mut output = BufReader::new(broker.stdout.take().expect("the output is a pipe"));
+        output.read_line(&mut socket)?;
+        if socket.is_empty() {
+            // The broker has said why.
+            return Ok(exit_code(broker.wait()?));
+        }
+        let program = part(PROGRAM).env(SOCKET, socket.trim_end()).spawn();
+        let status = program.and_then(|program| signals.wait_for(program));
+        drop(signals);
+        // The end of this pipe says that the program has ended. The broker delivers what the program has written.
+        drop(broker.stdin.take());
+        broker.wait()?;
+        Ok(exit_code(status?))
+    }
+
+    /// Replaces this process by the program. Signals that arrive before that end this process, as they would end the
+    /// program.
+    fn become_program(&self) -> Result<u8> {
+        program::forbid_tcp(&self.port);
+        passed_signals().thread_unblock()?;
+        let ports: Vec<_> = self.port.iter().map(u16::to_string).collect();
+        let error = Command::new(&self.command[0])
+            .args(&self.command[1..])
+            .env("LD_PRELOAD", with_other_libraries(&find_library()?))
+            .env("SMBDIRECT_RUN_PORTS", ports.join(","))
+            .env_remove(PART)
+            .exec();
+        let name = self.command[0].display();
+        Err(anyhow!("{name} does not start: {error}"))
+    }
+
+    /// Runs the broker until the program has ended.
     pub(crate) async fn run(self) -> Result<u8> {
-        let library = find_library()?;
+        resources::raise_open_files();
         let mut settings = self
             .options
             .config(Some(&self.connect), None)?
@@ -101,47 +179,81 @@ impl Run {
         let port = self.direct_port.unwrap_or_else(|| provider.default_port());
         let broker = Broker::new(&socket, provider, port, config)
             .with_context(|| format!("no socket at {}", socket.display()))?;
-        let connections = broker.connections();
-        let serving = tokio::spawn(broker.serve());
-        let status = self.program(&library, &socket).await;
-        serving.abort();
-        // The last frames of the program may still be in its socket, as TCP's would be in the kernel.
-        if timeout(LAST_FRAMES_TIMEOUT, connections.all_ended())
-            .await
-            .is_err()
-        {
-            warn!("connections that the program has left open are cut off");
-        }
-        Ok(exit_code(status?))
+        writeln!(io::stdout(), "{}", socket.display())?;
+        let program_end = tokio::task::spawn_blocking(|| io::stdin().read(&mut [0]));
+        broker
+            .serve(async {
+                // Any result is the end of the process that would write to the pipe.
+                let _ = program_end.await;
+            })
+            .await;
+        Ok(0)
+    }
+}
+
+/// Returns the signals that pass to the program, and that of its end.
+fn passed_signals() -> SigSet {
+    let mut signals: SigSet = FORWARDED.into_iter().collect();
+    signals.add(NixSignal::SIGCHLD);
+    signals
+}
+
+/// The signals that this process passes to the program. They are blocked as long as this value exists, and keep the
+/// dispositions that the program inherits.
+struct Signals(SignalFd);
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let signals = passed_signals();
+        // Blocked before the program starts, so that none is lost.
+        signals.thread_block()?;
+        Ok(Self(SignalFd::new(&signals)?))
     }
 
-    /// Runs the program to its end.
-    async fn program(&self, library: &Path, broker: &Path) -> Result<ExitStatus> {
-        let ports: Vec<_> = self.port.iter().map(u16::to_string).collect();
-        let mut command = Command::new(&self.command[0]);
-        command
-            .args(&self.command[1..])
-            .env("LD_PRELOAD", with_other_libraries(library))
-            .env("SMBDIRECT_RUN_BROKER", broker)
-            .env("SMBDIRECT_RUN_PORTS", ports.join(","));
-        // The handlers are set before the program starts, so that no signal is lost. The terminal sends
-        // an interrupt to the program, too, which decides what it means.
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let name = self.command[0].display().to_string();
-        let mut child = command
-            .spawn()
-            .map_err(|error| anyhow!("{name} does not start: {error}"))?;
-        let pid = Pid::from_child(&child);
-        let mut ending = tokio::task::spawn_blocking(move || child.wait());
+    /// Passes signals until the program has ended.
+    fn wait_for(&self, mut program: Child) -> io::Result<ExitStatus> {
+        let pid = Pid::from_child(&program);
         loop {
-            tokio::select! {
-                status = &mut ending => return Ok(status??),
-                _ = interrupt.recv() => {}
-                // A program that has ended in this moment needs no signal.
-                _ = terminate.recv() => drop(kill_process(pid, Signal::TERM)),
+            if let Some(status) = program.try_wait()? {
+                return Ok(status);
+            }
+            let Some(arrival) = self.0.read_signal()? else {
+                continue;
+            };
+            let signal = i32::try_from(arrival.ssi_signo).ok();
+            let signal = signal.and_then(Signal::from_named_raw);
+            match signal {
+                Some(Signal::CHILD) => stop_with(pid),
+                // The kernel sends the signals of a terminal to the program, too.
+                Some(signal) if arrival.ssi_code <= 0 => {
+                    // A program that has ended in this moment needs no signal.
+                    let _ = kill_process(pid, signal);
+                }
+                _ => {}
             }
         }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // A signal that arrives while the last bytes leave ends this process.
+        let _ = passed_signals().thread_unblock();
+    }
+}
+
+/// Stops this process if the terminal has stopped the program, so that the shell takes the terminal back.
+fn stop_with(program: Pid) {
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+    let Ok(Some(status)) = waitid(WaitId::Pid(program), options) else {
+        return;
+    };
+    let signal = status.stopping_signal().and_then(Signal::from_named_raw);
+    let by_terminal = matches!(signal, Some(Signal::TSTP | Signal::TTIN | Signal::TTOU));
+    // Without a terminal there is no shell that would continue both processes.
+    if by_terminal && fs::File::open("/dev/tty").is_ok() {
+        // A process may send itself any signal.
+        let _ = kill_process(getpid(), Signal::STOP);
     }
 }
 
@@ -158,7 +270,8 @@ fn with_other_libraries(library: &Path) -> OsString {
 /// Finds the library next to the command, or where packages install it.
 fn find_library() -> Result<PathBuf> {
     if let Some(path) = env::var_os("SMBDIRECT_PRELOAD") {
-        return Ok(path.into());
+        return fs::canonicalize(&path)
+            .with_context(|| format!("SMBDIRECT_PRELOAD is {}", path.display()));
     }
     let command = env::current_exe().context("the path of this command is unknown")?;
     let command = fs::canonicalize(&command).unwrap_or(command);
@@ -167,8 +280,8 @@ fn find_library() -> Result<PathBuf> {
         folder.join(LIBRARY),
         folder.join("../lib/smbdirect").join(LIBRARY),
     ];
-    let found = places.iter().find(|place| place.exists());
-    found.cloned().ok_or_else(|| {
+    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
+    found.ok_or_else(|| {
         anyhow!(
             "{LIBRARY} is missing: it was looked for at {} and {}; build it with `cargo build --release \
              -p smbdirect-preload`, or set SMBDIRECT_PRELOAD to its path",

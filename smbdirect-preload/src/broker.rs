@@ -1,8 +1,13 @@
-//! The request to the broker, and its answer.
+//! The requests to the broker, and its answers.
 //!
-//! A request is 32 bytes with a descriptor: the family (4 or 6) in 4 bytes, the number of filling bytes in 4,
-//! the port in 2, two zero bytes, the scope in 4, and the address in 16. An answer is an error number of 4
-//! bytes, 0 for an established connection. All numbers are in the byte order of the machine.
+//! A request is a number of 4 bytes and two addresses of 28 bytes, as the C library has them.
+//!
+//! | request | addresses | descriptors | answer |
+//! |---|---|---|---|
+//! | 1, connect | the server, the program's socket | the broker's listener, the broker's socket | an error number of 4 bytes, 0 for an established connection |
+//! | 2, name | the broker's socket | | the address of the server, or nothing |
+//!
+//! All numbers are in the byte order of the machine.
 
 use std::{
     env,
@@ -10,26 +15,30 @@ use std::{
     io::{self, Read},
     mem,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsRawFd, FromRawFd, RawFd},
         unix::{ffi::OsStrExt, net::UnixStream},
     },
     ptr,
     sync::OnceLock,
 };
 
-use libc::{AF_INET, AF_INET6, sockaddr_storage};
+use crate::{
+    address::{Address, MAX_LENGTH},
+    next::{check, next},
+};
 
-use crate::next::next;
+const CONNECT: u32 = 1;
+const NAME: u32 = 2;
 
 /// Length of a request in bytes.
-const REQUEST_LENGTH: usize = 32;
+const REQUEST_LENGTH: usize = 4 + 2 * MAX_LENGTH;
 
 /// What `smbdirect run` has set in the environment.
 pub(crate) struct Settings {
     /// Path of the broker's socket.
     broker: OsString,
     /// Ports whose connections go to the broker.
-    ports: Vec<u16>,
+    pub(crate) ports: Vec<u16>,
 }
 
 /// Returns the settings, or `None` in a program that `smbdirect run` has not started.
@@ -47,135 +56,13 @@ pub(crate) fn settings() -> Option<&'static Settings> {
     settings.as_ref()
 }
 
-/// An address of a server.
-pub(crate) struct Target {
-    family: u32,
-    port: u16,
-    scope: u32,
-    address: [u8; 16],
-}
-
-impl Target {
-    /// Reads an address of the C library. Returns `None` for families other than IPv4 and IPv6.
-    pub(crate) fn new(address: &sockaddr_storage) -> Option<Self> {
-        match i32::from(address.ss_family) {
-            AF_INET => {
-                // SAFETY: the storage is as large as any address, and the family says IPv4.
-                let v4 = unsafe { ptr::from_ref(address).cast::<libc::sockaddr_in>().read() };
-                let mut bytes = [0; 16];
-                bytes[..4].copy_from_slice(&v4.sin_addr.s_addr.to_ne_bytes());
-                Some(Self {
-                    family: 4,
-                    port: u16::from_be(v4.sin_port),
-                    scope: 0,
-                    address: bytes,
-                })
-            }
-            AF_INET6 => {
-                // SAFETY: the storage is as large as any address, and the family says IPv6.
-                let v6 = unsafe { ptr::from_ref(address).cast::<libc::sockaddr_in6>().read() };
-                Some(Self {
-                    family: 6,
-                    port: u16::from_be(v6.sin6_port),
-                    scope: v6.sin6_scope_id,
-                    address: v6.sin6_addr.s6_addr,
-                })
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns whether connections to this port go to the broker.
-    pub(crate) fn is_of(&self, settings: &Settings) -> bool {
-        settings.ports.contains(&self.port)
-    }
-
-    fn encode(&self, filling: u32) -> [u8; REQUEST_LENGTH] {
-        let mut request = [0; REQUEST_LENGTH];
-        request[..4].copy_from_slice(&self.family.to_ne_bytes());
-        request[4..8].copy_from_slice(&filling.to_ne_bytes());
-        request[8..10].copy_from_slice(&self.port.to_ne_bytes());
-        request[12..16].copy_from_slice(&self.scope.to_ne_bytes());
-        request[16..].copy_from_slice(&self.address);
-        request
-    }
-}
-
-/// Hands the broker its end of a connection, and returns the socket on which it answers.
-pub(crate) fn ask(
-    settings: &Settings,
-    target: &Target,
-    filling: u32,
-    end: &OwnedFd,
+/// Asks the broker to connect to a server, and then to the program's socket. Returns the socket on which it answers.
+pub(crate) fn connect(
+    server: &Address,
+    program: &Address,
+    sockets: &[RawFd; 2],
 ) -> io::Result<UnixStream> {
-    let broker = connect_to_broker(settings)?;
-    let mut request = target.encode(filling);
-    let mut part = libc::iovec {
-        iov_base: request.as_mut_ptr().cast(),
-        iov_len: request.len(),
-    };
-    let mut control = [0u64; 8];
-    // SAFETY: all fields of the message are valid when they are zero.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    let length = size_of::<i32>() as u32;
-    // SAFETY: the control buffer has 64 bytes at a multiple of 8, which is enough for one descriptor, and
-    // the message with all that it points to lives until the call returns.
-    let sent = unsafe {
-        message.msg_controllen = libc::CMSG_SPACE(length) as _;
-        let header = libc::CMSG_FIRSTHDR(&message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(length) as _;
-        libc::CMSG_DATA(header)
-            .cast::<i32>()
-            .write_unaligned(end.as_raw_fd());
-        libc::sendmsg(broker.as_raw_fd(), &message, libc::MSG_NOSIGNAL)
-    };
-    match usize::try_from(sent) {
-        Ok(REQUEST_LENGTH) => Ok(broker),
-        // A new stream socket has room for a request.
-        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Connects to the broker with the function of the C library, as that of this library would find its way
-/// here again.
-fn connect_to_broker(settings: &Settings) -> io::Result<UnixStream> {
-    use std::os::fd::FromRawFd;
-
-    let path = settings.broker.as_bytes();
-    // SAFETY: all fields of the address are valid when they are zero.
-    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
-    if path.len() >= address.sun_path.len() {
-        return Err(io::ErrorKind::InvalidFilename.into());
-    }
-    address.sun_family = libc::AF_UNIX as _;
-    for (to, from) in address.sun_path.iter_mut().zip(path) {
-        *to = *from as _;
-    }
-    // SAFETY: a new descriptor has no other owner.
-    let socket = unsafe {
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-        let descriptor = libc::socket(libc::AF_UNIX, kind, 0);
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        UnixStream::from_raw_fd(descriptor)
-    };
-    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address lives until the call returns.
-    let status = unsafe {
-        let address = ptr::from_ref(&address).cast();
-        (next().connect)(socket.as_raw_fd(), address, length)
-    };
-    match status {
-        0 => Ok(socket),
-        _ => Err(io::Error::last_os_error()),
-    }
+    ask(CONNECT, [server, program], sockets)
 }
 
 /// Waits for the answer of the broker. Returns its error number, or that of a broker that is gone.
@@ -193,5 +80,90 @@ pub(crate) fn answer(mut broker: &UnixStream) -> io::Result<i32> {
             Err(error)
         }
         _ => Ok(libc::ECONNREFUSED),
+    }
+}
+
+/// Returns the server of a socket that is connected to the broker, and `None` for every other one.
+pub(crate) fn server_of(descriptor: RawFd) -> Option<Address> {
+    settings()?;
+    let peer = Address::of(descriptor, next().getpeername).ok()?;
+    let own = Address::of(descriptor, libc::getsockname).ok()?;
+    // The broker's end is at the same host. Other connections need no question.
+    if ![libc::AF_INET, libc::AF_INET6].contains(&peer.family())
+        || peer.with_port(0) != own.with_port(0)
+    {
+        return None;
+    }
+    let mut broker = ask(NAME, [&peer, &own], &[]).ok()?;
+    let mut server = Address([0; _]);
+    broker.read_exact(&mut server.0).ok()?;
+    (server.family() == peer.family()).then_some(server)
+}
+
+/// Sends a request, and returns the socket of the answer.
+fn ask(kind: u32, addresses: [&Address; 2], sockets: &[RawFd]) -> io::Result<UnixStream> {
+    let broker = connect_to_broker()?;
+    let mut request = [0; REQUEST_LENGTH];
+    request[..4].copy_from_slice(&kind.to_ne_bytes());
+    for (place, address) in request[4..].chunks_mut(MAX_LENGTH).zip(addresses) {
+        place.copy_from_slice(&address.0);
+    }
+    let mut part = libc::iovec {
+        iov_base: request.as_mut_ptr().cast(),
+        iov_len: request.len(),
+    };
+    let mut control = [0u64; 8];
+    // SAFETY: all fields of the message are valid when they are zero.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if !sockets.is_empty() {
+        let length = size_of_val(sockets) as u32;
+        // SAFETY: the control buffer has 64 bytes at a multiple of 8, which is enough for two descriptors.
+        unsafe {
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(length) as _;
+            let header = libc::CMSG_FIRSTHDR(&message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(length) as _;
+            let to = libc::CMSG_DATA(header).cast::<RawFd>();
+            for (index, socket) in sockets.iter().enumerate() {
+                to.add(index).write_unaligned(*socket);
+            }
+        }
+    }
+    // SAFETY: the message with all that it points to lives until the call returns.
+    let sent = unsafe { (next().sendmsg)(broker.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
+    match usize::try_from(sent) {
+        Ok(REQUEST_LENGTH) => Ok(broker),
+        // A new stream socket has room for a request.
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Connects to the broker with the function of the C library, as that of this library would find its way
+/// here again.
+fn connect_to_broker() -> io::Result<UnixStream> {
+    let settings = settings().ok_or(io::ErrorKind::NotFound)?;
+    let path = settings.broker.as_bytes();
+    // SAFETY: all fields of the address are valid when they are zero.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    if path.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
+    address.sun_family = libc::AF_UNIX as _;
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
+        *to = *from as _;
+    }
+    // SAFETY: a new descriptor has no other owner, and the address lives until the call returns.
+    unsafe {
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        let socket = UnixStream::from_raw_fd(check(libc::socket(libc::AF_UNIX, kind, 0))?);
+        let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        let address = ptr::from_ref(&address).cast();
+        check((next().connect)(socket.as_raw_fd(), address, length))?;
+        Ok(socket)
     }
 }

@@ -1,14 +1,21 @@
 //! The functions that replace those of the C library.
 
-use std::ffi::{c_int, c_void};
-
-use libc::{sockaddr, sockaddr_storage, socklen_t};
-
-use crate::{
-    connecting,
-    next::next,
-    sockets::{self, Progress, Socket, with},
+use std::{
+    ffi::{c_int, c_void},
+    io, ptr,
 };
+
+use libc::{msghdr, sockaddr, socklen_t, ssize_t};
+
+use crate::{address::is_readable, broker, next::next, redirect};
+
+/// Sets the error number, and returns the status of a call that failed.
+fn fail(error: &io::Error) -> c_int {
+    let number = error.raw_os_error().unwrap_or(libc::ECONNREFUSED);
+    // SAFETY: the location of the error number of this thread is always valid.
+    unsafe { *libc::__errno_location() = number };
+    -1
+}
 
 /// Replaces `connect`.
 ///
@@ -20,48 +27,16 @@ pub unsafe extern "C" fn connect(
     address: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    let again = with(descriptor, |socket| {
-        let family = c_int::from(socket.peer.ss_family);
-        socket.connect_again(descriptor).ok_or(family)
-    });
-    let family = match again {
-        Some(Ok(0)) => return 0,
-        Some(Ok(error)) => return fail(error),
-        Some(Err(family)) => Some(family),
-        None => None,
-    };
     // SAFETY: the arguments are those of the caller.
     unsafe {
-        match connecting::connect(descriptor, address, length, family) {
-            Some(status) => status,
+        match redirect::wanted(descriptor, address, length) {
+            Some(server) => match redirect::connect(descriptor, &server) {
+                Ok(()) => 0,
+                Err(error) => fail(&error),
+            },
             None => (next().connect)(descriptor, address, length),
         }
     }
-}
-
-/// Sets the error number, and returns the status of a call that failed.
-fn fail(error: c_int) -> c_int {
-    // SAFETY: the location of the error number of this thread is always valid.
-    unsafe { *libc::__errno_location() = error };
-    -1
-}
-
-/// Copies an address of a socket to the caller.
-///
-/// # Safety
-/// As for `getpeername` of the C library.
-unsafe fn give(
-    from: &sockaddr_storage,
-    from_length: socklen_t,
-    address: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    if address.is_null() || length.is_null() {
-        return fail(libc::EFAULT);
-    }
-    // SAFETY: the caller's memory has `*length` bytes.
-    unsafe { connecting::copy_address(from, from_length, address, length) };
-    0
 }
 
 /// Replaces `getpeername`: the peer is the server, not the broker.
@@ -74,118 +49,100 @@ pub unsafe extern "C" fn getpeername(
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
-    let known = |socket: &mut Socket| match socket.progress(descriptor) {
-        Progress::Connected => Ok((socket.peer, socket.peer_length)),
-        Progress::Pending | Progress::Failed(_) => Err(libc::ENOTCONN),
+    let server = broker::server_of(descriptor);
+    let room = match is_readable(length.cast(), size_of::<socklen_t>()) {
+        // SAFETY: it is readable.
+        true => unsafe { length.read_unaligned() },
+        // The kernel refuses it.
+        false => 0,
     };
     // SAFETY: the arguments are those of the caller.
-    unsafe {
-        match with(descriptor, known) {
-            Some(Ok((peer, peer_length))) => give(&peer, peer_length, address, length),
-            Some(Err(error)) => fail(error),
-            None => (next().getpeername)(descriptor, address, length),
+    let status = unsafe { (next().getpeername)(descriptor, address, length) };
+    if let (0, Some(server)) = (status, server) {
+        let count = room.min(server.length()) as usize;
+        // SAFETY: the kernel has just written as many bytes of another address to the same place.
+        unsafe {
+            let to = address.cast::<u8>();
+            to.copy_from_nonoverlapping(server.0.as_ptr(), count);
         }
     }
+    status
 }
 
-/// Replaces `getsockname`: the address of this end is the unspecified one of the server's family, as only the
-/// broker knows the actual one.
+/// Connects a socket whose first data shall go with the SYN (TCP Fast Open): it goes after the handshake. Returns
+/// `None` if the call is none for the broker.
 ///
 /// # Safety
-/// As for the function of the C library.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockname(
+/// The arguments are those of `connect`.
+unsafe fn open_fast(
     descriptor: c_int,
-    address: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    let known = |socket: &mut Socket| {
-        // SAFETY: all fields of the address are valid when they are zero.
-        let mut own: sockaddr_storage = unsafe { std::mem::zeroed() };
-        own.ss_family = socket.peer.ss_family;
-        (own, socket.peer_length)
-    };
-    // SAFETY: the arguments are those of the caller.
-    unsafe {
-        match with(descriptor, known) {
-            Some((own, own_length)) => give(&own, own_length, address, length),
-            None => (next().getsockname)(descriptor, address, length),
-        }
-    }
-}
-
-/// Replaces `getsockopt`: `SO_ERROR` is the result of connecting, and options of TCP are 0.
-///
-/// # Safety
-/// As for the function of the C library.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockopt(
-    descriptor: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    length: *mut socklen_t,
-) -> c_int {
-    // SAFETY: the arguments are those of the caller.
-    let pass = || unsafe { (next().getsockopt)(descriptor, level, name, value, length) };
-    let known = |socket: &mut Socket| match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            let error = socket.take_error(descriptor)?;
-            // The error of the socket itself says less, and is taken with it.
-            sockets::option::<c_int>(descriptor, libc::SO_ERROR);
-            Some(error)
-        }
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => Some(socket.peer.ss_family.into()),
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Some(libc::IPPROTO_TCP),
-        (libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => Some(0),
-        _ => None,
-    };
-    let Some(answer) = with(descriptor, known).flatten() else {
-        return pass();
-    };
-    if value.is_null() || length.is_null() {
-        return fail(libc::EFAULT);
-    }
-    // SAFETY: the caller's memory has `*length` bytes.
-    unsafe {
-        let count = (*length as usize).min(size_of::<c_int>());
-        let from = (&raw const answer).cast::<u8>();
-        value.cast::<u8>().copy_from_nonoverlapping(from, count);
-        *length = count as socklen_t;
-    }
-    0
-}
-
-/// Replaces `setsockopt`: options of TCP and IP have no meaning for SMB Direct, and succeed.
-///
-/// # Safety
-/// As for the function of the C library.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
-    descriptor: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
+    address: *const sockaddr,
     length: socklen_t,
-) -> c_int {
-    if matches!(
-        level,
-        libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6
-    ) && with(descriptor, |_| ()).is_some()
-    {
-        return 0;
+    flags: c_int,
+) -> Option<io::Result<()>> {
+    if flags & libc::MSG_FASTOPEN == 0 {
+        return None;
     }
-    // SAFETY: the arguments are those of the caller.
-    unsafe { (next().setsockopt)(descriptor, level, name, value, length) }
+    // SAFETY: the arguments are those of `connect`.
+    let server = unsafe { redirect::wanted(descriptor, address, length) }?;
+    Some(redirect::connect(descriptor, &server))
 }
 
-/// Replaces `close`, after which the number of the descriptor may stand for another file.
+/// Replaces `sendto`, which connects with `MSG_FASTOPEN`.
 ///
 /// # Safety
 /// As for the function of the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
-    sockets::forget(descriptor);
-    // SAFETY: the argument is that of the caller.
-    unsafe { (next().close)(descriptor) }
+pub unsafe extern "C" fn sendto(
+    descriptor: c_int,
+    data: *const c_void,
+    data_length: usize,
+    flags: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> ssize_t {
+    // SAFETY: the arguments are those of the caller.
+    unsafe {
+        let send = next().sendto;
+        match open_fast(descriptor, address, length, flags) {
+            None => send(descriptor, data, data_length, flags, address, length),
+            Some(Err(error)) => fail(&error) as ssize_t,
+            Some(Ok(())) => {
+                let flags = flags & !libc::MSG_FASTOPEN;
+                send(descriptor, data, data_length, flags, ptr::null(), 0)
+            }
+        }
+    }
+}
+
+/// Replaces `sendmsg`, which connects with `MSG_FASTOPEN`.
+///
+/// # Safety
+/// As for the function of the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(
+    descriptor: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the arguments are those of the caller, and the message is only read if it is readable.
+    unsafe {
+        let send = next().sendmsg;
+        let fast =
+            flags & libc::MSG_FASTOPEN != 0 && is_readable(message.cast(), size_of::<msghdr>());
+        let opened = match fast {
+            true => open_fast(
+                descriptor,
+                (*message).msg_name.cast(),
+                (*message).msg_namelen,
+                flags,
+            ),
+            false => None,
+        };
+        match opened {
+            None => send(descriptor, message, flags),
+            Some(Err(error)) => fail(&error) as ssize_t,
+            Some(Ok(())) => send(descriptor, message, flags & !libc::MSG_FASTOPEN),
+        }
+    }
 }

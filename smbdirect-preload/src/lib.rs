@@ -1,34 +1,53 @@
 //! The library that `smbdirect run` preloads into a program. It answers the program's calls of `connect`
 //! for the ports of SMB, and lets all other calls pass.
 //!
-//! For such a call the library makes a pair of stream sockets. One end takes the place of the program's TCP
-//! socket, under the same number. The other end goes to the broker, which is `smbdirect run`, with the
-//! address of the server: the broker connects by SMB Direct and moves the messages. So the program contains
-//! no runtime and no thread of ours, and may fork and execute as it likes.
+//! The program keeps its TCP socket, so every copy of the descriptor (`dup`, `fork`, `exec`, `SCM_RIGHTS`), its
+//! options, its flags and its entries in epoll stay as they are. The library only connects it to another address: to the
+//! broker on this machine, which is a process of `smbdirect run`. The broker connects to the server by SMB Direct and
+//! moves the messages.
 //!
-//! A connect on a non-blocking socket returns `EINPROGRESS`, as TCP does. To keep the socket from becoming
-//! writable too early, the library fills its send buffer, and the broker takes that filling out once the
-//! connection is established. A blocking connect does the same, as a signal can make it return before that. So
-//! `poll`, `select` and `epoll` work without the library. If the connection fails, the broker closes its end, which
-//! wakes the program, and `getsockopt(SO_ERROR)` returns why.
+//! TCP has to remain in the state SYN-SENT until the broker has its connection, so that `poll`, `SO_ERROR` and
+//! non-blocking `connect` work as usual. Therefore the two sockets connect by simultaneous open (RFC 9293, 3.5):
+//!
+//! ```text
+//!   program (address P)                    broker (address Q)
+//!   SYN to Q                         ──►   a listener at Q, whose queue is full: dropped
+//!   (SYN-SENT, and the broker connects to the server)
+//!                                    ◄──   SYN to P, from a second socket that is bound to Q
+//!   established                            established
+//! ```
+//!
+//! If the broker fails, it closes the listener, and the system answers the next SYN with a reset: `ECONNREFUSED`.
+//! Nobody else can connect to either socket: the listener accepts nothing, only this user can have a second
+//! socket at its address, and the broker connects to the one address
+//! that the library has named. The library makes both sockets of the broker in the network namespace of the program, and
+//! passes them to the broker.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `broker` | the request to the broker, and its answer |
-//! | `connecting` | what `connect` does |
-//! | `epoll` | sockets that epoll has before they connect |
-//! | `sockets` | the sockets of SMB Direct connections in this process |
+//! | `address` | addresses of the C library |
+//! | `broker` | the requests to the broker |
 //! | `calls` | the functions that replace those of the C library |
-//! | `load` | what happens when the library is loaded |
+//! | `redirect` | what `connect` does |
 //! | `next` | the functions of the C library |
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 #![cfg(target_os = "linux")]
 
+mod address;
 mod broker;
 pub mod calls;
-mod connecting;
-mod epoll;
-mod load;
 mod next;
-mod sockets;
+mod redirect;
+
+/// Prepares everything, so that no later call has to find functions or settings: a signal handler may be the first
+/// to call `connect`.
+extern "C" fn load() {
+    next::next();
+    broker::settings();
+}
+
+/// The dynamic linker calls the functions in this section.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;

@@ -2,28 +2,24 @@
 
 use std::{
     ffi::{CStr, c_int, c_void},
-    mem,
+    io, mem,
     sync::OnceLock,
 };
 
-use libc::{sockaddr, socklen_t};
+use libc::{msghdr, sockaddr, socklen_t, ssize_t};
 
 pub(crate) type Connect = unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
 pub(crate) type Name = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
-pub(crate) type GetOption =
-    unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
-pub(crate) type SetOption =
-    unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
-pub(crate) type Close = unsafe extern "C" fn(c_int) -> c_int;
+pub(crate) type SendTo =
+    unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> ssize_t;
+pub(crate) type SendMessage = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
 
 /// The next definitions behind those of this library.
 pub(crate) struct Next {
     pub(crate) connect: Connect,
     pub(crate) getpeername: Name,
-    pub(crate) getsockname: Name,
-    pub(crate) getsockopt: GetOption,
-    pub(crate) setsockopt: SetOption,
-    pub(crate) close: Close,
+    pub(crate) sendto: SendTo,
+    pub(crate) sendmsg: SendMessage,
 }
 
 /// Returns the functions of the C library.
@@ -34,10 +30,8 @@ pub(crate) fn next() -> &'static Next {
         Next {
             connect: mem::transmute::<*mut c_void, Connect>(symbol(c"connect")),
             getpeername: mem::transmute::<*mut c_void, Name>(symbol(c"getpeername")),
-            getsockname: mem::transmute::<*mut c_void, Name>(symbol(c"getsockname")),
-            getsockopt: mem::transmute::<*mut c_void, GetOption>(symbol(c"getsockopt")),
-            setsockopt: mem::transmute::<*mut c_void, SetOption>(symbol(c"setsockopt")),
-            close: mem::transmute::<*mut c_void, Close>(symbol(c"close")),
+            sendto: mem::transmute::<*mut c_void, SendTo>(symbol(c"sendto")),
+            sendmsg: mem::transmute::<*mut c_void, SendMessage>(symbol(c"sendmsg")),
         }
     })
 }
@@ -51,4 +45,12 @@ fn symbol(name: &CStr) -> *mut c_void {
         std::process::abort();
     }
     found
+}
+
+/// Returns the result of a call that sets the error number.
+pub(crate) fn check(status: c_int) -> io::Result<c_int> {
+    match status {
+        0.. => Ok(status),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

@@ -1,7 +1,7 @@
 /* A program that speaks SMB's frames over TCP, as any SMB client: run with and without `smbdirect run`, it must
  * see the same. Arguments: an address where a peer returns each frame, one where nothing listens, the port
  * of both, and perhaps an address where connecting takes forever. With the arguments `send`, an address and a port,
- * it sends one frame and exits. */
+ * it sends one frame and exits; with `copy`, a descriptor, an address and a port, it uses a connection. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -15,10 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -134,7 +136,6 @@ static void blocking(void)
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     echo(fd, 3);
-    /* The end of what is sent is the end of the connection. */
     CHECK(shutdown(fd, SHUT_WR) == 0);
     CHECK(recv(fd, &one, sizeof one, 0) == 0);
     CHECK(close(fd) == 0);
@@ -315,7 +316,7 @@ static void interrupted(const char *mute)
     CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &timer, NULL) == 0);
     CHECK(connect_to(fd, mute) == -1 && errno == EINTR);
     CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
-    CHECK(connect_to(fd, mute) == -1 && errno == EALREADY);
+    CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0 && connect_to(fd, mute) == -1 && errno == EALREADY);
     wait.fd = fd;
     CHECK(!is_connected(fd) && poll(&wait, 1, 0) == 0 && close(fd) == 0);
 }
@@ -373,6 +374,186 @@ static void signals_and_forks(void)
     CHECK(close(asked) == 0);
 }
 
+/* Connects, and checks that a copy of the socket that was made before is connected, too. */
+static void connected_copy(int fd, int copy)
+{
+    CHECK(connect_to(fd, server) == 0 && is_connected(copy) && close(fd) == 0);
+    echo(copy, 300);
+    CHECK(close(copy) == 0);
+}
+
+/* A socket is one object with several descriptors, also those from before it is connected. */
+static void copies(char **argv)
+{
+    struct rlimit files = { 6000, 6000 };
+    int fd = socket(AF_INET, SOCK_STREAM, 0), pair[2], status;
+    connected_copy(fd, dup(fd));
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(dup2(fd, 200) == 200);
+    connected_copy(200, fd);
+    CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    connected_copy(fcntl(fd, F_DUPFD_CLOEXEC, 5000), fd);
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    connected_copy(fd, fcntl(fd, F_DUPFD, 5000));
+
+    /* A descriptor that is in a message while the socket is connected. */
+    char byte = 0, control[CMSG_SPACE(sizeof fd)];
+    struct iovec part = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    CHECK(sendmsg(pair[0], &message, 0) == 1 && connect_to(fd, server) == 0 && close(fd) == 0);
+    CHECK(recvmsg(pair[1], &message, 0) == 1);
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    CHECK(is_connected(fd) && close(pair[0]) == 0 && close(pair[1]) == 0);
+    echo(fd, 20);
+    CHECK(close(fd) == 0);
+
+    /* A child connects, and executes a program that uses the connection. */
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    pid_t child = fork();
+    if (child == 0) {
+        char number[12];
+        snprintf(number, sizeof number, "%d", fd);
+        CHECK(connect_to(fd, server) == 0);
+        execl("/proc/self/exe", argv[0], "copy", number, server, argv[3], (char *)NULL);
+        _exit(1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    CHECK(is_connected(fd));
+    echo(fd, 1);
+    CHECK(close(fd) == 0);
+}
+
+/* Checks the name of the peer, as a program that got the socket by exec. */
+static int copy_after_exec(int fd, const char *host)
+{
+    struct sockaddr_in peer, expected = at(host);
+    socklen_t length = sizeof peer;
+    CHECK(getpeername(fd, (struct sockaddr *)&peer, &length) == 0 && length == sizeof peer);
+    CHECK(memcmp(&peer, &expected, sizeof peer) == 0);
+    echo(fd, 4000);
+    return 7;
+}
+
+/* Answers arrive after the program has shut down its sending side, then the end. */
+static void half_close(void)
+{
+    unsigned char frames[] = { 0x85, 0, 0, 0, 0, 0, 0, 1, 'a', 0, 0, 0, 0, 0, 0, 0, 2, 'b', 'c' };
+    unsigned char answer[11];
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect_to(fd, server) == 0);
+    /* Keepalives of NetBIOS and empty frames are nothing. */
+    write_all(fd, frames, sizeof frames);
+    CHECK(shutdown(fd, SHUT_WR) == 0 && send(fd, frames, 4, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+    read_all(fd, answer, sizeof answer);
+    CHECK(memcmp(answer, frames + 4, 5) == 0 && memcmp(answer + 5, frames + 13, 6) == 0);
+    CHECK(recv(fd, answer, 1, 0) == 0 && close(fd) == 0);
+}
+
+/* Names of sockets, and pointers and lengths that are wrong. */
+static void names(void)
+{
+    struct sockaddr_storage name, long_name = { 0 };
+    struct sockaddr_in bound = { .sin_family = AF_INET }, expected = at(server), own;
+    socklen_t length = sizeof name;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fd, (struct sockaddr *)8, sizeof expected) == -1 && errno == EFAULT);
+    CHECK(connect(fd, NULL, sizeof expected) == -1 && errno == EFAULT);
+    CHECK(connect(fd, (struct sockaddr *)&expected, 8) == -1 && errno == EINVAL);
+    CHECK(connect(fd, (struct sockaddr *)&expected, (socklen_t)-1) == -1 && errno == EINVAL);
+    memcpy(&long_name, &expected, sizeof expected);
+    CHECK(inet_pton(AF_INET, "127.0.0.1", &bound.sin_addr) == 1);
+    length = sizeof bound;
+    CHECK(bind(fd, (struct sockaddr *)&bound, length) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&bound, &length) == 0);
+    CHECK(connect(fd, (struct sockaddr *)&long_name, sizeof long_name) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&own, &length) == 0 && memcmp(&own, &bound, sizeof own) == 0);
+    length = sizeof name;
+    CHECK(getpeername(fd, (struct sockaddr *)&name, &length) == 0 && length == sizeof expected);
+    /* A short buffer gets the beginning, and the whole length. */
+    memset(&name, 0xff, sizeof name);
+    length = 4;
+    CHECK(getpeername(fd, (struct sockaddr *)&name, &length) == 0 && length == sizeof expected);
+    CHECK(memcmp(&name, &expected, 4) == 0 && ((unsigned char *)&name)[4] == 0xff);
+    length = (socklen_t)-1;
+    CHECK(getpeername(fd, (struct sockaddr *)&name, &length) == -1 && errno == EINVAL);
+    length = sizeof name;
+    CHECK(getpeername(fd, (struct sockaddr *)8, &length) == -1 && errno == EFAULT);
+    CHECK(getpeername(fd, (struct sockaddr *)&name, (socklen_t *)8) == -1 && errno == EFAULT);
+    /* Disconnected, it connects again. */
+    echo(fd, 2);
+    name.ss_family = AF_UNSPEC;
+    CHECK(connect(fd, (struct sockaddr *)&name, sizeof bound) == 0 && !is_connected(fd));
+    CHECK(connect_to(fd, server) == 0);
+    echo(fd, 2);
+    CHECK(close(fd) == 0);
+}
+
+/* The first use of a socket whose connection was refused says so. */
+static void refused(void)
+{
+    char byte = 0;
+    for (int sends = 0; sends < 2; sends++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        CHECK(connect_to(fd, nobody) == -1 && errno == EINPROGRESS);
+        wait_writable(fd, 0);
+        CHECK((sends ? send(fd, &byte, 1, MSG_NOSIGNAL) : recv(fd, &byte, 1, 0)) == -1 && errno == ECONNREFUSED);
+        CHECK(close(fd) == 0);
+    }
+}
+
+/* Options and flags that are set before connecting stay. */
+static void options(void)
+{
+    int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0), value = 0;
+    struct linger linger = { 1, 5 };
+    socklen_t length = sizeof value;
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one) == 0);
+    CHECK(setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){ 77 }, sizeof one) == 0);
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+    CHECK(signal(SIGIO, on_signal) != SIG_ERR && fcntl(fd, F_SETOWN, getpid()) == 0);
+    CHECK(fcntl(fd, F_SETFL, O_ASYNC) == 0 && connect_to(fd, server) == 0);
+    CHECK((fcntl(fd, F_GETFL) & (O_ASYNC | O_NONBLOCK)) == O_ASYNC && fcntl(fd, F_SETFL, 0) == 0);
+    CHECK(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, &length) == 0 && value == 1);
+    CHECK(getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &value, &length) == 0 && value == 77);
+    CHECK(setsockopt(fd, IPPROTO_TCP, 9999, &one, sizeof one) == -1 && errno == ENOPROTOOPT);
+    echo(fd, 5);
+    CHECK(close(fd) == 0);
+}
+
+/* Every call that moves data. */
+static void calls(void)
+{
+    unsigned char frame[] = { 0, 0, 0, 2, 'h', 'i' }, answer[sizeof frame];
+    struct sockaddr_in address = at(server);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), pipes[2];
+    /* With TCP Fast Open the first data connects. */
+    CHECK(sendto(fd, frame, sizeof frame, MSG_FASTOPEN, (struct sockaddr *)&address, sizeof address) == sizeof frame);
+    read_all(fd, answer, sizeof answer);
+    CHECK(is_connected(fd));
+    CHECK(sendto(fd, frame, sizeof frame, 0, (struct sockaddr *)&address, sizeof address) == sizeof frame);
+    read_all(fd, answer, sizeof answer);
+    struct iovec parts[] = { { frame, 3 }, { frame + 3, 3 } };
+    CHECK(writev(fd, parts, 2) == sizeof frame);
+    struct mmsghdr messages[2] = { { .msg_hdr = { .msg_iov = parts, .msg_iovlen = 2 } } };
+    messages[1] = messages[0];
+    read_all(fd, answer, sizeof answer);
+    CHECK(sendmmsg(fd, messages, 2, 0) == 2);
+    read_all(fd, answer, sizeof answer);
+    read_all(fd, answer, sizeof answer);
+    CHECK(pipe(pipes) == 0 && write(pipes[1], frame, sizeof frame) == sizeof frame);
+    CHECK(splice(pipes[0], NULL, fd, NULL, sizeof frame, 0) == sizeof frame);
+    CHECK(splice(fd, NULL, pipes[1], NULL, sizeof frame, 0) > 0);
+    CHECK(close(pipes[0]) == 0 && close(pipes[1]) == 0 && close(fd) == 0);
+}
+
 /* Sends one frame and exits, with no regard to the answer. */
 static int send_and_exit(void)
 {
@@ -387,6 +568,10 @@ int main(int argc, char **argv)
 {
     if (argc != 4 && argc != 5)
         return 2;
+    if (strcmp(argv[1], "copy") == 0) {
+        port = atoi(argv[4]);
+        return copy_after_exec(atoi(argv[2]), argv[3]);
+    }
     port = atoi(argv[3]);
     if (strcmp(argv[1], "send") == 0) {
         server = argv[2];
@@ -400,6 +585,12 @@ int main(int argc, char **argv)
     epoll_before_connect();
     other_files();
     time_limits();
+    copies(argv);
+    half_close();
+    names();
+    refused();
+    options();
+    calls();
     if (argc == 5)
         interrupted(argv[4]);
     signals_and_forks();

@@ -3,8 +3,10 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader, Read, Write},
+    fs::{self, Permissions},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::TcpListener,
+    os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Output, Stdio},
     thread,
@@ -70,6 +72,9 @@ fn program_sees_the_same_over_tcp_and_over_smb_direct() {
                 let mut stream = stream.unwrap();
                 let mut header = [0; 4];
                 while stream.read_exact(&mut header).is_ok() {
+                    if matches!(header, [0 | 0x85, 0, 0, 0]) {
+                        continue;
+                    }
                     let mut message = vec![0; u32::from_be_bytes(header) as usize];
                     stream.read_exact(&mut message).unwrap();
                     stream.write_all(&header).unwrap();
@@ -134,6 +139,174 @@ fn last_frame_arrives_after_the_program_has_ended() {
     assert!(line.contains("closed"), "{line}");
 }
 
+/// Fails unless `command` ends with an error that has `reason`, and without a connection by TCP to the port of
+/// `server`.
+fn check_refused(command: &mut Command, reason: &str, server: &TcpListener) {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{command:?}");
+    assert!(errors.contains(reason), "{command:?}: {errors}");
+    server.set_nonblocking(true).unwrap();
+    let error = server.accept().expect_err("the program used TCP");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+}
+
+/// Returns the command that sends by `program` to the port of `server`, before the program's name.
+fn redirected(server: &TcpListener) -> Option<(Command, String)> {
+    let port = server.local_addr().unwrap().port().to_string();
+    let mut command = Command::new(command()?);
+    command.args(["run", "--direct-port", "1", "--port", &port, "--"]);
+    Some((command, port))
+}
+
+#[test]
+fn program_without_the_library_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = program(folder.path()) else {
+        return;
+    };
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let arguments = |command: &mut Command, program: &Path, port: &str| {
+        command.arg(program).args(["send", "127.0.0.1", port]);
+    };
+    let copy_in = |name: &str| {
+        let folder = folder.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        let copy = folder.join("libsmbdirect_preload.so");
+        fs::copy(library(), &copy).unwrap();
+        copy
+    };
+    let cut = folder.path().join("cut.so");
+    fs::write(&cut, &fs::read(library()).unwrap()[..1000]).unwrap();
+    for (library, reason) in [
+        (copy_in("a b"), "does not load"),
+        (copy_in("a:b"), "does not load"),
+        (copy_in("$LIB"), "does not load"),
+        (cut, "does not load"),
+        (program.clone(), "does not load"),
+        (folder.path().join("missing.so"), "SMBDIRECT_PRELOAD is"),
+    ] {
+        let Some((mut command, port)) = redirected(&server) else {
+            return;
+        };
+        arguments(&mut command, &program, &port);
+        check_refused(command.env("SMBDIRECT_PRELOAD", library), reason, &server);
+    }
+
+    // Programs into which the system loads no library, and a script for one.
+    let fixed = folder.path().join("static");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.c");
+    let compiler = Command::new("cc")
+        .args(["-static", "-pthread", source, "-o"])
+        .arg(&fixed)
+        .status();
+    let mut refused = Vec::new();
+    if compiler.unwrap().success() {
+        let script = folder.path().join("script");
+        fs::write(&script, format!("#!{} send\n", fixed.display())).unwrap();
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+        refused.extend([
+            (fixed, "not linked dynamically"),
+            (script, "not linked dynamically"),
+        ]);
+    }
+    let privileged = folder.path().join("privileged");
+    fs::copy(&program, &privileged).unwrap();
+    if chown(&privileged, Some(65534), None).is_ok() {
+        fs::set_permissions(&privileged, Permissions::from_mode(0o4755)).unwrap();
+        refused.push((privileged, "other privileges"));
+    }
+    for (program, reason) in refused {
+        let (mut command, port) = redirected(&server).unwrap();
+        arguments(&mut command, &program, &port);
+        check_refused(command.env("SMBDIRECT_PRELOAD", library()), reason, &server);
+    }
+}
+
+/// A child without the environment of the program has no library.
+#[test]
+fn child_without_the_library_cannot_use_tcp() {
+    let folder = tempfile::tempdir().unwrap();
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map(|number| number.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
+    if version < (6, 7) {
+        eprintln!("skipped: Linux {release} cannot keep a process from a TCP port");
+        return;
+    }
+    let Some(program) = program(folder.path()) else {
+        return;
+    };
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let Some((mut command, port)) = redirected(&server) else {
+        return;
+    };
+    command
+        .args(["env", "-i"])
+        .arg(&program)
+        .args(["send", "127.0.0.1", &port])
+        .env("SMBDIRECT_PRELOAD", library());
+    check_refused(&mut command, "Permission denied", &server);
+}
+
+/// Runs a script of the shell until it has written a line.
+fn script(text: &str, folder: &Path) -> Option<(Ended, BufReader<ChildStdout>)> {
+    let mut process = Command::new(command()?)
+        .args(["run", "--", "sh", "-c", text])
+        .env("SMBDIRECT_PRELOAD", library())
+        .env("TMPDIR", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(process.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    Some((Ended(process), output))
+}
+
+fn send_signal(signal: &str, process: &Ended) {
+    let kill = Command::new("kill")
+        .args(["-s", signal, &process.0.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+}
+
+#[test]
+fn signals_reach_the_program_and_its_status_returns() {
+    let folder = tempfile::tempdir().unwrap();
+    let wait = "echo ready; while :; do sleep 0.05; done";
+    for signal in [
+        "HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "WINCH", "CONT", "TSTP",
+    ] {
+        let text = format!("trap 'echo got; exit 40' {signal}; {wait}");
+        let Some((mut process, mut output)) = script(&text, folder.path()) else {
+            return;
+        };
+        send_signal(signal, &process);
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "got\n", "{signal}");
+        assert_eq!(process.0.wait().unwrap().code(), Some(40), "{signal}");
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    // A signal that kills, one that is ignored from the beginning, and a stop.
+    let (mut process, _output) = script(wait, folder.path()).unwrap();
+    send_signal("USR1", &process);
+    assert_eq!(process.0.wait().unwrap().code(), Some(128 + 10));
+    let text = "echo ready; read line; exit 9";
+    let (mut process, _output) = script(&format!("trap '' HUP; {text}"), folder.path()).unwrap();
+    send_signal("HUP", &process);
+    send_signal("TSTP", &process);
+    send_signal("CONT", &process);
+    drop(process.0.stdin.take());
+    assert_eq!(process.0.wait().unwrap().code(), Some(9));
+}
+
 /// `smbdirect listen` on a free port.
 struct Listening {
     _process: Ended,
@@ -142,18 +315,9 @@ struct Listening {
 }
 
 impl Listening {
-    /// Returns `None` without the command, which is built with the workspace.
+    /// Returns `None` without the command.
     fn start(options: &[&str]) -> Option<Self> {
-        let command = build().join("smbdirect");
-        if !command.exists() {
-            assert!(
-                env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
-                "{command:?} is missing"
-            );
-            eprintln!("skipped: cargo build -p smbdirect-cli");
-            return None;
-        }
-        let mut process = Command::new(&command)
+        let mut process = Command::new(command()?)
             .args(["listen", "127.0.0.1:0"])
             .args(options)
             .stdout(Stdio::piped())
@@ -172,17 +336,36 @@ impl Listening {
     }
 }
 
-/// Returns the command that runs a program over SMB Direct.
-fn run(program: &Path, direct_port: u16) -> Command {
+/// Returns the command, or `None` without it. It is built with the workspace.
+fn command() -> Option<PathBuf> {
+    let command = build().join("smbdirect");
+    if !command.exists() {
+        assert!(
+            env::var_os("SMBDIRECT_REQUIRE_TOOLS").is_none(),
+            "{command:?} is missing"
+        );
+        eprintln!("skipped: cargo build -p smbdirect-cli");
+        return None;
+    }
+    Some(command)
+}
+
+/// Returns the library that the test was built with.
+fn library() -> PathBuf {
     let library = env::current_exe()
         .unwrap()
         .with_file_name("libsmbdirect_preload.so");
     assert!(library.exists(), "{library:?}");
+    library
+}
+
+/// Returns the command that runs a program over SMB Direct.
+fn run(program: &Path, direct_port: u16) -> Command {
     let mut command = Command::new(build().join("smbdirect"));
     command
         .args(["run", "--direct-port", &direct_port.to_string(), "--"])
         .args(["timeout", "100"])
         .arg(program)
-        .env("SMBDIRECT_PRELOAD", library);
+        .env("SMBDIRECT_PRELOAD", library());
     command
 }

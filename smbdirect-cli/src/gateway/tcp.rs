@@ -52,7 +52,7 @@ const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
 /// The reason why no more messages can be received from a TCP peer or sent to it.
 #[derive(Debug, Error)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     #[error("{}", report::plain(.0))]
     Io(#[from] io::Error),
     #[error("it hung up in the middle of a message")]
@@ -82,7 +82,7 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
 
 /// The receiving half of a TCP connection, which returns messages whole or in pieces.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     half: OwnedReadHalf,
     /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
@@ -92,7 +92,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
+    pub(crate) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
         Self {
             half,
             buffer: BytesMut::new(),
@@ -107,7 +107,7 @@ impl Source {
     ///
     /// # Errors
     /// The reason why no further message can be received.
-    pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
+    pub(crate) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {
             match next_length(&mut self.buffer)? {
@@ -153,7 +153,7 @@ impl Source {
     }
 
     /// Appends the next `length` bytes of the message to `into`.
-    pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
+    pub(crate) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
         let there = self.buffer.len().min(length);
         into.extend_from_slice(&self.buffer.split_to(there));
         self.remaining -= length;
@@ -171,7 +171,7 @@ impl Source {
     }
 
     /// Discards the next `length` bytes of the message.
-    pub(super) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
+    pub(crate) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
         let mut left = length;
         while left > 0 {
             self.buffered(1).await?;
@@ -248,13 +248,13 @@ fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
 
 /// The sending half of a TCP connection, which sends messages whole or in pieces.
 #[derive(Debug)]
-pub(super) struct Sink {
+pub(crate) struct Sink {
     half: OwnedWriteHalf,
     stall_limit: Duration,
 }
 
 impl Sink {
-    pub(super) const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
+    pub(crate) const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
         Self { half, stall_limit }
     }
 
@@ -263,7 +263,7 @@ impl Sink {
     /// # Errors
     /// The message is too long, or the peer is gone or accepts no data. A part of the message may have
     /// been sent.
-    pub(super) async fn put(&mut self, message: Message) -> Result<(), Fault> {
+    pub(crate) async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
         self.write(Buf::chain(&header[..], message)).await
     }

@@ -1,45 +1,68 @@
 //! Makes the SMB Direct connections of the program, which asks for them on a socket.
 //!
-//! A request is 32 bytes with a descriptor: the family (4 or 6) in 4 bytes, the number of filling bytes in 4,
-//! the port in 2, two zero bytes, the scope in 4, and the address in 16. The answer is an error number of 4
-//! bytes, 0 for an established connection, after which the filling bytes are taken out of the socket that the
-//! descriptor is. All numbers are in the byte order of the machine. The other end of this protocol is the
-//! package smbdirect-preload.
+//! A request is a number of 4 bytes and two addresses of 28 bytes, as the C library has them.
+//!
+//! | request | addresses | descriptors | answer |
+//! |---|---|---|---|
+//! | 1, connect | the server, the program's socket | the broker's listener, the broker's socket | an error number of 4 bytes, 0 for an established connection |
+//! | 2, name | the broker's socket | | the address of the server, or nothing |
+//!
+//! All numbers are in the byte order of the machine. The other end of this protocol is the package
+//! smbdirect-preload, which says why there are two sockets.
 
 use std::{
+    collections::HashMap,
+    future::Future,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
-    os::{fd::OwnedFd, unix::net::UnixStream as BlockingStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream as BlockingStream},
+    os::fd::OwnedFd,
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use smbdirect::{
     Config, ConnectError, Connection, ConnectionError,
     rdma::{provider::Provider, work::ProviderErrorKind},
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, Interest},
-    net::{UnixListener, UnixStream},
+    io::{AsyncWriteExt, Interest},
+    net::{TcpSocket, TcpStream, UnixListener, UnixStream},
     sync::watch,
     time::{sleep, timeout},
 };
 use tracing::{debug, info, warn};
 
+use super::relay::relay;
 use crate::report;
 
+const CONNECT: u32 = 1;
+const NAME: u32 = 2;
+
+/// Length of an address in bytes.
+const ADDRESS_LENGTH: usize = 28;
+
 /// Length of a request in bytes.
-const REQUEST_LENGTH: usize = 32;
+const REQUEST_LENGTH: usize = 4 + 2 * ADDRESS_LENGTH;
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
 
 /// Longest time until a process that has connected to the broker sends its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Wait after an error of accepting, such as too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Longest time until the broker's socket is connected to that of the program, which are on the same machine.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time after which the system gives up a connection whose SYNs are not answered.
+const SYN_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Makes connections for a program.
 pub(super) struct Broker {
@@ -52,29 +75,13 @@ struct Connector {
     /// Port of SMB Direct at every server.
     port: u16,
     config: Config,
-    connections: Connections,
-}
-
-/// Counts the connections that are not over. Clones count together.
-#[derive(Clone)]
-pub(super) struct Connections(watch::Sender<usize>);
-
-impl Connections {
-    /// Waits until there is none.
-    pub(super) async fn all_ended(self) {
-        // The sender is this value, so that the wait does not fail.
-        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
-    }
-
-    /// Counts a connection until its end.
-    fn add(&self, connection: Connection) {
-        let count = self.0.clone();
-        count.send_modify(|count| *count += 1);
-        tokio::spawn(async move {
-            connection.closed().await;
-            count.send_modify(|count| *count -= 1);
-        });
-    }
+    /// The servers by the addresses of the broker's sockets, of which there are at most as many as ports. A socket of the
+    /// program has its name longer than the connection.
+    servers: Mutex<HashMap<(IpAddr, u16), Address>>,
+    /// Whether the program has ended.
+    end: watch::Sender<bool>,
+    /// The number of connections that are not over.
+    connections: watch::Sender<usize>,
 }
 
 impl Broker {
@@ -89,7 +96,9 @@ impl Broker {
             provider,
             port,
             config,
-            connections: Connections(watch::Sender::new(0)),
+            servers: Mutex::default(),
+            end: watch::Sender::new(false),
+            connections: watch::Sender::new(0),
         };
         Ok(Self {
             listener: UnixListener::bind(path)?,
@@ -97,142 +106,204 @@ impl Broker {
         })
     }
 
-    /// Returns the count of the program's connections.
-    pub(super) fn connections(&self) -> Connections {
-        self.connector.connections.clone()
-    }
-
-    /// Serves requests until the future is dropped.
-    pub(super) async fn serve(self) {
-        loop {
-            match self.listener.accept().await {
-                Ok((program, _)) => {
-                    let connector = self.connector.clone();
-                    tokio::spawn(async move {
-                        if let Err(error) = connector.serve(program).await {
-                            debug!(%error, "a request of the program failed");
-                        }
-                    });
-                }
-                Err(error) => {
-                    warn!(%error, "the program cannot reach its broker");
-                    sleep(ACCEPT_RETRY_DELAY).await;
+    /// Serves requests until the end of the program, and the connections until their last messages have left.
+    pub(super) async fn serve(self, program_end: impl Future<Output = ()>) {
+        let connector = &self.connector;
+        let accepting = async {
+            loop {
+                match self.listener.accept().await {
+                    Ok((program, _)) => connector.clone().start(program),
+                    Err(error) => {
+                        warn!(%error, "the program cannot reach its broker");
+                        sleep(ACCEPT_RETRY_DELAY).await;
+                    }
                 }
             }
+        };
+        tokio::select! {
+            () = accepting => {}
+            () = program_end => {}
+        }
+        connector.end.send_replace(true);
+        // The sender is a field, so that the wait does not fail.
+        let mut connections = connector.connections.subscribe();
+        let _ = connections.wait_for(|count| *count == 0).await;
+    }
+}
+
+/// An address as the C library has it.
+#[derive(Clone, Copy)]
+struct Address([u8; ADDRESS_LENGTH]);
+
+impl Address {
+    /// Returns `None` for families other than IPv4 and IPv6.
+    fn socket_address(&self) -> Option<SocketAddr> {
+        let bytes = &self.0;
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        match u16::from_ne_bytes([bytes[0], bytes[1]]) {
+            AF_INET => {
+                let [.., a, b, c, d] = *bytes.first_chunk::<8>()?;
+                Some((Ipv4Addr::new(a, b, c, d), port).into())
+            }
+            AF_INET6 => {
+                let (host, scope) = bytes[8..].split_first_chunk::<16>()?;
+                let scope = u32::from_ne_bytes(scope.try_into().ok()?);
+                Some(SocketAddrV6::new(Ipv6Addr::from(*host), port, 0, scope).into())
+            }
+            _ => None,
         }
     }
 }
 
-/// A connection that the program asks for.
-#[derive(Debug)]
-struct Request {
-    server: IpAddr,
-    scope: u32,
-    /// Bytes to take out of the socket.
-    filling: u32,
-    /// The broker's end of the connection.
-    socket: BlockingStream,
+/// The sockets that make the broker's end of a connection.
+struct End {
+    listener: OwnedFd,
+    socket: TcpSocket,
 }
 
 impl Connector {
-    /// Serves one request.
+    /// Serves one request in a task.
+    fn start(self: Arc<Self>, program: UnixStream) {
+        self.connections.send_modify(|count| *count += 1);
+        tokio::spawn(async move {
+            if let Err(error) = self.serve(program).await {
+                debug!(%error, "a request of the program failed");
+            }
+            self.connections.send_modify(|count| *count -= 1);
+        });
+    }
+
     async fn serve(&self, mut program: UnixStream) -> Result<()> {
-        let request = timeout(REQUEST_TIMEOUT, request(&program)).await??;
-        let server = match request.server {
-            IpAddr::V6(address) => SocketAddrV6::new(address, self.port, 0, request.scope).into(),
-            address => SocketAddr::new(address, self.port),
+        let (request, sockets) = timeout(REQUEST_TIMEOUT, request(&program)).await??;
+        let (kind, addresses) = request.split_first_chunk::<4>().context("no kind")?;
+        let (addresses, _) = addresses.as_chunks::<ADDRESS_LENGTH>();
+        let address = |index: usize| addresses.get(index).map(|bytes| Address(*bytes));
+        let first = address(0).context("no address")?;
+        let address_of = |address: Option<Address>| {
+            let address = address.and_then(|address| address.socket_address());
+            address.context("an address of another family")
         };
-        let connection =
-            match Connection::connect(&*self.provider, server, self.config.clone()).await {
-                Ok(connection) => connection,
-                Err(error) => {
-                    // The program only learns an error number.
-                    let error_number = number(&error);
-                    report::error(&anyhow::Error::new(error).context(format!(
-                        "no SMB Direct connection to {server} for the program"
-                    )));
-                    program.write_all(&error_number.to_ne_bytes()).await?;
-                    // The answer has to be there before the end of the socket wakes the program.
-                    return Ok(());
+        match (u32::from_ne_bytes(*kind), <[OwnedFd; 2]>::try_from(sockets)) {
+            (CONNECT, Ok([listener, socket])) => {
+                let target = address_of(Some(first))?;
+                let from = address_of(address(1))?;
+                let socket = BlockingStream::from(socket);
+                socket.set_nonblocking(true)?;
+                let own = socket.local_addr()?;
+                self.servers().insert((own.ip(), own.port()), first);
+                let socket = TcpSocket::from_std_stream(socket);
+                self.connect(program, target, from, End { listener, socket })
+                    .await
+            }
+            (NAME, _) => {
+                let own = address_of(Some(first))?;
+                let server = self.servers().get(&(own.ip(), own.port())).copied();
+                if let Some(server) = server {
+                    program.write_all(&server.0).await?;
                 }
-            };
-        info!(%server, "the program is connected by SMB Direct");
-        self.connections.add(connection.clone());
-        let serving = async {
-            // A program that closes all numbers that it does not know has no socket for the answer any more.
-            let _ = program.write_all(&0i32.to_ne_bytes()).await;
-            let socket = drain(request.socket, request.filling).await?;
-            connection.clone().serve_stream(socket)
-        };
-        if let Err(error) = serving.await {
-            // The program is gone. The count has a handle, so dropping this one closes nothing.
-            connection.abort();
-            return Err(error.into());
+                Ok(())
+            }
+            _ => anyhow::bail!("a request of another version"),
         }
+    }
+
+    /// Connects the program to a server, and moves the messages.
+    async fn connect(
+        &self,
+        mut program: UnixStream,
+        target: SocketAddr,
+        from: SocketAddr,
+        end: End,
+    ) -> Result<()> {
+        let server = match target {
+            SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
+                SocketAddrV6::new(*v6.ip(), self.port, 0, v6.scope_id()).into()
+            }
+            other => SocketAddr::new(other.ip().to_canonical(), self.port),
+        };
+        let connected = Connection::connect(&*self.provider, server, self.config.clone()).await;
+        let connection = match connected {
+            Ok(connection) => connection,
+            Err(error) => {
+                // The program only learns an error number.
+                let number = number(&error);
+                report::error(&anyhow::Error::new(error).context(format!(
+                    "no SMB Direct connection to {server} for the program"
+                )));
+                // A program that does not wait for the answer has no socket for it any more.
+                let _ = program
+                    .write_all(&number.raw_os_error().to_ne_bytes())
+                    .await;
+                if number == Errno::TIMEDOUT {
+                    // The program's system reports the same, when its own limit has passed.
+                    let mut end = self.end.subscribe();
+                    let _ = timeout(SYN_TIMEOUT, end.wait_for(|end| *end)).await;
+                }
+                return Ok(());
+            }
+        };
+        match timeout(PROGRAM_TIMEOUT, end.socket.connect(from)).await {
+            Ok(Ok(socket)) => {
+                drop(end.listener);
+                info!(%server, "the program is connected by SMB Direct");
+                let _ = program.write_all(&0i32.to_ne_bytes()).await;
+                drop(program);
+                self.relay(&connection, socket).await;
+            }
+            failed => {
+                debug!(?failed, "the program has given up its connection");
+                connection.start_close();
+            }
+        }
+        connection.closed().await;
         Ok(())
+    }
+
+    async fn relay(&self, connection: &Connection, socket: TcpStream) {
+        if let Err(error) = socket.set_nodelay(true) {
+            debug!(%error, "small messages may wait");
+        }
+        relay(connection, socket, self.end.subscribe()).await;
+    }
+
+    fn servers(&self) -> std::sync::MutexGuard<'_, HashMap<(IpAddr, u16), Address>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Reads a request with its descriptor.
-async fn request(program: &UnixStream) -> io::Result<Request> {
+/// Reads a request with its descriptors.
+async fn request(program: &UnixStream) -> io::Result<([u8; REQUEST_LENGTH], Vec<OwnedFd>)> {
     let mut bytes = [0; REQUEST_LENGTH];
-    let received = loop {
+    loop {
         program.readable().await?;
         let receive = || receive(program, &mut bytes);
         match program.try_io(Interest::READABLE, receive) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            received => break received?,
+            // A request is one write of a few bytes, which arrive together.
+            Ok((REQUEST_LENGTH, sockets)) => return Ok((bytes, sockets)),
+            Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) => return Err(error),
         }
-    };
-    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "a request of another version");
-    // A request is one write of a few bytes, which arrive together.
-    let (REQUEST_LENGTH, Some(descriptor)) = received else {
-        return Err(invalid());
-    };
-    let number = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-    let address: [u8; 16] = bytes[16..].try_into().expect("sixteen bytes");
-    let server = match number(0) {
-        4 => Ipv4Addr::new(address[0], address[1], address[2], address[3]).into(),
-        6 => Ipv6Addr::from(address).to_canonical(),
-        _ => return Err(invalid()),
-    };
-    Ok(Request {
-        server,
-        scope: number(12),
-        filling: number(4),
-        socket: descriptor.into(),
-    })
+    }
 }
 
-fn receive(program: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+fn receive(program: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let parts = &mut [IoSliceMut::new(bytes)];
     let message = recvmsg(program, parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let descriptors = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    Ok((message.bytes, descriptors))
-}
-
-/// Takes the filling out of a socket, which makes the program's end writable.
-async fn drain(socket: BlockingStream, filling: u32) -> io::Result<BlockingStream> {
-    socket.set_nonblocking(true)?;
-    let mut socket = UnixStream::from_std(socket)?;
-    let mut filling_bytes = (&mut socket).take(filling.into());
-    let taken = tokio::io::copy(&mut filling_bytes, &mut tokio::io::sink()).await?;
-    if taken < filling.into() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+    let mut sockets = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            sockets.extend(rights);
+        }
     }
-    socket.into_std()
+    Ok((message.bytes, sockets))
 }
 
 /// Returns the error number of a connection that failed, as TCP has it.
-fn number(error: &ConnectError) -> i32 {
-    use rustix::io::Errno;
-
-    let errno = match error {
+fn number(error: &ConnectError) -> Errno {
+    match error {
         ConnectError::Provider(error) => match error.kind {
             ProviderErrorKind::Refused | ProviderErrorKind::Protocol => Errno::CONNREFUSED,
             ProviderErrorKind::TimedOut => Errno::TIMEDOUT,
@@ -241,6 +312,5 @@ fn number(error: &ConnectError) -> i32 {
         },
         ConnectError::Negotiation(ConnectionError::TimedOut(_)) => Errno::TIMEDOUT,
         _ => Errno::CONNREFUSED,
-    };
-    errno.raw_os_error()
+    }
 }

@@ -1,0 +1,158 @@
+//! Moves the messages of one connection between the program's TCP connection and SMB Direct.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use smbdirect::Connection;
+use tokio::{
+    net::{TcpStream, tcp::OwnedReadHalf},
+    sync::watch,
+    time::sleep,
+};
+use tracing::{debug, warn};
+
+use crate::gateway::tcp::{Fault, Sink, Source};
+
+/// Longest time without a message from the server after the program has shut down its sending side. SMB Direct has no half
+/// close, so the server does not know that no further request follows.
+const HALF_CLOSE_IDLE_LIMIT: Duration = Duration::from_secs(60);
+
+/// The same, once as many messages have arrived as the program has sent: each request has its answer.
+const ANSWERED_IDLE_LIMIT: Duration = Duration::from_secs(1);
+
+/// Intervals of the checks whether a program that has shut down its sending side has closed its socket.
+const FIRST_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time that processes that the program leaves behind keep their connections.
+const LEFT_BEHIND_LIMIT: Duration = Duration::from_secs(5);
+
+/// The program may pause at any place, as with TCP.
+const NO_LIMIT: Duration = Duration::MAX;
+
+/// Moves messages until both directions have ended, and closes the connection. `end` becomes true when the program has
+/// ended.
+pub(super) async fn relay(
+    connection: &Connection,
+    socket: TcpStream,
+    mut end: watch::Receiver<bool>,
+) {
+    let ends = (socket.peer_addr(), socket.local_addr());
+    let is_open = || match ends {
+        (Ok(program), Ok(own)) => has_owner(program, own),
+        _ => false,
+    };
+    let (from, to) = socket.into_split();
+    let counts = [const { AtomicU64::new(0) }; 2];
+    let [sent, received] = &counts;
+    let sending = async {
+        if let Err(fault) = send_messages(connection, from, sent).await {
+            warn!(peer = %connection.remote_address(), %fault, "the program's stream ends");
+            return;
+        }
+        half_closed(sent, received, is_open).await;
+    };
+    let receiving = async {
+        let mut sink = Some(Sink::new(to, NO_LIMIT));
+        // An error is the end of the connection, which the program sees as the end of the stream.
+        while let Ok(message) = connection.recv().await {
+            received.fetch_add(1, Ordering::Relaxed);
+            let Some(open) = &mut sink else { continue };
+            if let Err(fault) = open.put(message).await {
+                debug!(peer = %connection.remote_address(), %fault, "the program has closed its socket");
+                // What it has written before is sent, which needs credits and therefore room for messages.
+                sink = None;
+            }
+        }
+    };
+    let left_behind = async {
+        // The sender lives as long as the broker.
+        let _ = end.wait_for(|end| *end).await;
+        sleep(LEFT_BEHIND_LIMIT).await;
+        while !is_open() {
+            // The program is gone, and its last messages leave.
+            sleep(MAX_CHECK_INTERVAL).await;
+        }
+        warn!(peer = %connection.remote_address(), "a connection that the program has left open is cut off");
+    };
+    tokio::select! {
+        () = sending => {}
+        () = receiving => {}
+        () = left_behind => {}
+    }
+    connection.start_close();
+    while connection.recv().await.is_ok() {}
+}
+
+/// Sends the messages that the program writes, until its stream ends.
+async fn send_messages(
+    connection: &Connection,
+    from: OwnedReadHalf,
+    sent: &AtomicU64,
+) -> Result<(), Fault> {
+    let most = connection.negotiated().max_fragmented_send_size;
+    let mut source = Source::new(from, NO_LIMIT);
+    loop {
+        let length = match source.message(0).await {
+            Ok(Some(length)) => length,
+            Ok(None) => return Ok(()),
+            // The program has closed its socket with unread data in it.
+            Err(Fault::Io(_)) => return Ok(()),
+            Err(fault) => return Err(fault),
+        };
+        if length > most as usize {
+            return Err(Fault::TooLong { length, most });
+        }
+        let mut message = BytesMut::with_capacity(length);
+        source.fill(&mut message, length).await?;
+        // An error means that the connection is over, which the other direction reports.
+        if connection.ready().await.is_err() || connection.send(message.freeze()).is_err() {
+            std::future::pending::<()>().await;
+        }
+        sent.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits until a program that sends no more has closed its socket, or the server has sent nothing for a long time.
+async fn half_closed(sent: &AtomicU64, received: &AtomicU64, is_open: impl Fn() -> bool) {
+    let mut interval = FIRST_CHECK_INTERVAL;
+    let mut idle = Duration::ZERO;
+    let mut before = received.load(Ordering::Relaxed);
+    while is_open() {
+        sleep(interval).await;
+        let now = received.load(Ordering::Relaxed);
+        idle = match now == before {
+            true => idle + interval,
+            false => Duration::ZERO,
+        };
+        before = now;
+        interval = (interval * 4).min(MAX_CHECK_INTERVAL);
+        let limit = match now < sent.load(Ordering::Relaxed) {
+            true => HALF_CLOSE_IDLE_LIMIT,
+            false => ANSWERED_IDLE_LIMIT,
+        };
+        if idle >= limit {
+            return;
+        }
+    }
+}
+
+/// Returns whether a process has the socket at `program` that is connected to `own`. TCP does not tell the peer of a
+/// socket whether only its sending side or all of it was closed.
+fn has_owner(program: SocketAddr, own: SocketAddr) -> bool {
+    let ends = [program, own].map(|end| format!(":{:04X}", end.port()));
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let sockets = fs::read_to_string(table).unwrap_or_default();
+        sockets.lines().any(|line| {
+            let words: Vec<_> = line.split_ascii_whitespace().collect();
+            // The number of an inode is 0 for a socket without descriptors.
+            matches!(words[..], [_, from, to, _, _, _, _, _, _, inode, ..]
+                if from.ends_with(&ends[0]) && to.ends_with(&ends[1]) && inode != "0")
+        })
+    })
+}
