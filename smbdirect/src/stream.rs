@@ -27,6 +27,9 @@ use crate::{
 /// (\[MS-SMB2\] 2.1, Direct TCP).
 const HEADER_LENGTH: usize = 4;
 
+/// Type of a frame that keeps a connection alive (RFC 1002, 4.3.6).
+const NETBIOS_KEEPALIVE: u8 = 0x85;
+
 /// Longest message that the length of a frame can express, in bytes.
 const MAX_FRAME_LENGTH: usize = 0xFF_FFFF;
 
@@ -58,8 +61,8 @@ impl Connection {
     ///   the connection, the program reads the frames that arrived and then the end of the stream. SMB
     ///   Direct has no half-close: the peer cannot answer after either.
     /// - **Errors**: if the connection fails, the program reads the frames that arrived and then the end of
-    ///   the stream, and its writes fail with `EPIPE`. A frame with another type than 0, with no message in
-    ///   it, with one longer than
+    ///   the stream, and its writes fail with `EPIPE`. Empty frames of type 0 or 0x85 (NetBIOS keepalive)
+    ///   are dropped. A frame with another type, with a message longer than
     ///   [`max_fragmented_send_size`](crate::Negotiated::max_fragmented_send_size), or that is cut off closes the
     ///   connection after the frames before it, with a line in the log. A message that is too long for a frame,
     ///   16 MiB or more, aborts the connection. It can
@@ -72,20 +75,7 @@ impl Connection {
     /// # Errors
     /// Fails if the socket pair cannot be created. The connection is closed in the background then.
     pub fn into_stream_fd(self) -> io::Result<OwnedFd> {
-        let (program, ours) = BlockingStream::pair()?;
-        self.serve_stream(ours)?;
-        Ok(program.into())
-    }
-
-    /// Moves the messages of the connection over the given socket, as
-    /// [`into_stream_fd`](Self::into_stream_fd) does over a socket that it creates. The peer of the socket
-    /// is the program.
-    ///
-    /// Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// Fails if the runtime cannot use the socket. The connection is closed in the background then.
-    pub fn serve_stream(self, socket: BlockingStream) -> io::Result<()> {
+        let (program, socket) = BlockingStream::pair()?;
         socket.set_nonblocking(true)?;
         let (frames_out, frames_in) = UnixStream::from_std(socket)?.into_split();
         let mut frames = Frames {
@@ -104,7 +94,7 @@ impl Connection {
                 () = &mut sending => receiving.await,
             }
         });
-        Ok(())
+        Ok(program.into())
     }
 }
 
@@ -211,14 +201,18 @@ impl Frames {
         self.connection.start_close();
     }
 
-    /// Returns the length of the next frame with its header, once the header has been read.
-    fn next_length(&self) -> io::Result<Option<usize>> {
-        let Some(header) = self.buffer.first_chunk::<HEADER_LENGTH>() else {
-            return Ok(None);
+    /// Returns the length of the next frame with its header, once the header has been read. Drops frames without
+    /// a message.
+    fn next_length(&mut self) -> io::Result<Option<usize>> {
+        let header = loop {
+            match self.buffer.first_chunk::<HEADER_LENGTH>() {
+                None => return Ok(None),
+                Some([0 | NETBIOS_KEEPALIVE, 0, 0, 0]) => self.buffer.advance(HEADER_LENGTH),
+                Some(header) => break u32::from_be_bytes(*header),
+            }
         };
-        let header = u32::from_be_bytes(*header);
         let length = header as usize & MAX_FRAME_LENGTH;
-        if header as usize != length || length == 0 || length > self.longest {
+        if header as usize != length || length > self.longest {
             let what = format!(
                 "a frame with the header {header:#010x}, the peer takes at most {} B",
                 self.longest

@@ -90,6 +90,8 @@ async fn frames_before_the_close_arrive_and_close_the_connection() {
     let (mut stream, server) = stream().await;
     blocking(move || {
         for number in 0..100u8 {
+            // Empty frames and keepalives of NetBIOS are no messages.
+            stream.write_all(&[0x85, 0, 0, 0, 0, 0, 0, 0]).unwrap();
             stream.write_all(&frame(&[number; 5000])).unwrap();
         }
     })
@@ -168,7 +170,7 @@ async fn message_that_is_too_long_for_a_frame_aborts_the_connection() {
 async fn invalid_frame_closes_the_connection_after_the_frames_before_it() {
     let too_long = 0x00FF_FFFFu32.to_be_bytes();
     let cut_off = [0, 0, 0];
-    for header in [&[0x81, 0, 0, 1][..], &[0, 0, 0, 0], &too_long, &cut_off] {
+    for header in [&[0x81, 0, 0, 1][..], &[0x85, 0, 0, 1], &too_long, &cut_off] {
         let (mut stream, server) = stream().await;
         stream.write_all(&frame(b"before it")).unwrap();
         stream.write_all(header).unwrap();
