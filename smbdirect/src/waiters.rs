@@ -1,13 +1,18 @@
-//! A slab of results that futures wait for, which allocates nothing in steady state.
+//! The futures that wait for something: for a result of their own ([`Waiters`]) or for a common condition
+//! ([`WakerList`]).
 //!
-//! Each future has an index. Dropping a future abandons its slot, and the work continues.
+//! A dropped future leaves no waker behind. No method here drops or wakes a waker, because the caller holds
+//! a lock: a waker may own the last handle of what the lock protects.
 
 use std::{
     hint::cold_path,
+    mem,
     task::{Context, Poll, Waker},
 };
 
-/// The slots of all waiting futures.
+/// A slab of results that futures wait for, which allocates nothing in steady state.
+///
+/// Each future has an index. Dropping a future abandons its slot, and the work continues.
 #[derive(Debug)]
 pub(crate) struct Waiters<T> {
     slots: Vec<Slot<T>>,
@@ -85,8 +90,15 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// Takes the result and frees the slot, or registers the waker of `context`.
-    pub(crate) fn poll(&mut self, index: usize, context: &mut Context<'_>) -> Poll<T> {
+    /// Takes the result and frees the slot, or registers the waker of `context`. Stores the waker that
+    /// this one replaces in `old`, for the caller to drop outside its lock: a waker may own whatever the lock
+    /// is in.
+    pub(crate) fn poll(
+        &mut self,
+        index: usize,
+        context: &Context<'_>,
+        old: &mut Option<Waker>,
+    ) -> Poll<T> {
         let slot = &mut self.slots[index];
         match slot {
             Slot::Waiting(waker) => {
@@ -94,12 +106,12 @@ impl<T> Waiters<T> {
                     .as_ref()
                     .is_some_and(|waker| waker.will_wake(context.waker()))
                 {
-                    *waker = Some(context.waker().clone());
+                    *old = waker.replace(context.waker().clone());
                 }
                 Poll::Pending
             }
             Slot::Done(_) => {
-                let Slot::Done(result) = std::mem::replace(slot, Slot::Free) else {
+                let Slot::Done(result) = mem::replace(slot, Slot::Free) else {
                     unreachable!("it was just seen to be done")
                 };
                 self.free.push(index);
@@ -109,21 +121,97 @@ impl<T> Waiters<T> {
         }
     }
 
-    /// Abandons the slot of a future that is dropped before it took its result. Returns the result if
-    /// there is one, for the caller to drop outside its lock: its destructor may be foreign code.
+    /// Abandons the slot of a future that is dropped before it took its result. Returns what the slot
+    /// had, for the caller to drop outside its lock: its destructor may be foreign code.
     #[inline(always)]
-    pub(crate) fn abandon(&mut self, index: usize) -> Option<T> {
-        match std::mem::replace(&mut self.slots[index], Slot::Abandoned) {
-            Slot::Waiting(_) | Slot::Abandoned => None,
+    pub(crate) fn abandon(&mut self, index: usize) -> Abandoned<T> {
+        match mem::replace(&mut self.slots[index], Slot::Abandoned) {
+            Slot::Waiting(waker) => Abandoned::Waker(waker),
+            Slot::Abandoned => Abandoned::Waker(None),
             Slot::Free => {
                 self.slots[index] = Slot::Free;
-                None
+                Abandoned::Waker(None)
             }
             Slot::Done(result) => {
                 self.remove(index);
-                Some(result)
+                Abandoned::Result(result)
             }
         }
+    }
+}
+
+/// What the slot of a dropped future had.
+#[derive(Debug)]
+pub(crate) enum Abandoned<T> {
+    /// The waker of the future, if it was polled.
+    Waker(#[expect(dead_code, reason = "it is only dropped")] Option<Waker>),
+    /// The result, which the future had not taken.
+    Result(T),
+}
+
+impl<T> Abandoned<T> {
+    /// Returns the result, if there is one.
+    pub(crate) fn result(self) -> Option<T> {
+        match self {
+            Self::Waker(_) => None,
+            Self::Result(result) => Some(result),
+        }
+    }
+}
+
+/// The place of a future in a [`WakerList`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Place(u64);
+
+/// The wakers of the futures and tasks that wait for a condition.
+#[derive(Debug, Default)]
+pub(crate) struct WakerList {
+    /// The wakers: of a future with its place, or of a task without one.
+    wakers: Vec<(Option<Place>, Waker)>,
+    last_place: u64,
+}
+
+impl WakerList {
+    /// Adds the waker of a task, unless the task is in the list.
+    pub(crate) fn add_task(&mut self, waker: &Waker) {
+        let mut of_tasks = self.wakers.iter().filter(|(place, _)| place.is_none());
+        if !of_tasks.any(|(_, waiting)| waiting.will_wake(waker)) {
+            self.wakers.push((None, waker.clone()));
+        }
+    }
+
+    /// Adds the waker of a future and stores its place in the list. A future that is in the list keeps its
+    /// place. Returns the waker that this one replaces, for the caller to drop outside its lock.
+    pub(crate) fn add_future(&mut self, place: &mut Option<Place>, waker: &Waker) -> Option<Waker> {
+        if place.is_some()
+            && let Some((_, known)) = self.wakers.iter_mut().find(|(other, _)| other == place)
+        {
+            let is_same = known.will_wake(waker);
+            return (!is_same).then(|| mem::replace(known, waker.clone()));
+        }
+        self.last_place += 1;
+        *place = Some(Place(self.last_place));
+        self.wakers.push((*place, waker.clone()));
+        None
+    }
+
+    /// Removes the waker of a future and returns it, for the caller to drop outside its lock.
+    pub(crate) fn remove(&mut self, place: Option<Place>) -> Option<Waker> {
+        let place = Some(place?);
+        let at = self.wakers.iter().position(|&(other, _)| other == place)?;
+        Some(self.wakers.swap_remove(at).1)
+    }
+
+    /// Returns whether nothing waits.
+    #[inline]
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+    }
+
+    /// Moves all wakers to `wakes`.
+    #[inline]
+    pub(crate) fn take(&mut self, wakes: &mut Vec<Waker>) {
+        wakes.extend(self.wakers.drain(..).map(|(_, waker)| waker));
     }
 }
 
@@ -134,22 +222,23 @@ mod tests {
     #[test]
     fn slots_are_reused() {
         let mut waiters = Waiters::default();
-        let mut context = Context::from_waker(Waker::noop());
+        let context = Context::from_waker(Waker::noop());
         let (a, b) = (waiters.insert(), waiters.insert());
-        assert!(waiters.poll(a, &mut context).is_pending());
+        let mut poll = |waiters: &mut Waiters<_>, index| waiters.poll(index, &context, &mut None);
+        assert!(poll(&mut waiters, a).is_pending());
         assert!(waiters.complete(a, 1).unwrap().is_some());
         assert!(waiters.complete(b, 2).unwrap().is_none());
-        assert_eq!(waiters.poll(b, &mut context), Poll::Ready(2));
-        assert_eq!(waiters.abandon(a), Some(1));
+        assert_eq!(poll(&mut waiters, b), Poll::Ready(2));
+        assert_eq!(waiters.abandon(a).result(), Some(1));
         let (c, d) = (waiters.insert(), waiters.insert());
         assert_eq!((c.min(d), c.max(d)), (0, 1));
-        assert_eq!(waiters.abandon(c), None);
+        assert_eq!(waiters.abandon(c).result(), None);
         assert_eq!(
             waiters.complete(c, 3).unwrap_err(),
             3,
             "its future was dropped"
         );
         waiters.complete_all(|| 9, &mut Vec::new());
-        assert_eq!(waiters.poll(d, &mut context), Poll::Ready(9));
+        assert_eq!(poll(&mut waiters, d), Poll::Ready(9));
     }
 }

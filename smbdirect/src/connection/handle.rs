@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    future::poll_fn,
     net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
@@ -282,7 +281,9 @@ impl Connection {
     /// # Errors
     /// Returns why the connection is over.
     pub async fn recv(&self) -> Result<Message, ConnectionError> {
-        poll_fn(|context| self.poll_take(context, Condition::Message, State::take_message)).await
+        self.shared()
+            .busy_wait(Condition::Message, take(State::take_message))
+            .await
     }
 
     /// Receives the part of the next message that has arrived, and waits only if no part of it has
@@ -294,7 +295,9 @@ impl Connection {
     /// # Errors
     /// Returns why the connection is over.
     pub async fn recv_segment(&self) -> Result<Segment, ConnectionError> {
-        poll_fn(|context| self.poll_recv_segment(context)).await
+        self.shared()
+            .busy_wait(Condition::Segment, take(State::take_segment))
+            .await
     }
 
     /// The poll function of [`recv_segment`](Self::recv_segment), for futures that are written by hand. The
@@ -306,7 +309,8 @@ impl Connection {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Segment, ConnectionError>> {
-        self.poll_take(context, Condition::Segment, State::take_segment)
+        let take = take(State::take_segment);
+        self.shared().busy_poll(context, Condition::Segment, take)
     }
 
     /// Receives up to `limit` messages that have arrived, and waits only if there is none. Appends them to
@@ -326,30 +330,12 @@ impl Connection {
             return Ok(0);
         }
         let before = messages.len();
-        poll_fn(|context| {
-            self.poll_take(context, Condition::Message, |state| {
-                let arrived = std::iter::from_fn(|| state.take_message());
-                messages.extend(arrived.take(limit));
-                (messages.len() > before).then(|| messages.len() - before)
-            })
-        })
-        .await
-    }
-
-    /// Polls until `take` returns a value from the inbox, or the connection ends.
-    fn poll_take<R>(
-        &self,
-        context: &mut Context<'_>,
-        condition: Condition,
-        mut take: impl FnMut(&mut State) -> Option<R>,
-    ) -> Poll<Result<R, ConnectionError>> {
-        self.shared().busy_poll(context, condition, |state| {
-            if let Some(taken) = take(state) {
-                state.taken();
-                return Some(Ok(taken));
-            }
-            state.error().map(Err)
-        })
+        let take = take(|state| {
+            let arrived = std::iter::from_fn(|| state.take_message());
+            messages.extend(arrived.take(limit));
+            (messages.len() > before).then(|| messages.len() - before)
+        });
+        self.shared().busy_wait(Condition::Message, take).await
     }
 
     /// Sets how long [`recv`](Self::recv), [`recv_segment`](Self::recv_segment) and
@@ -597,5 +583,18 @@ impl Connection {
 
     fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
+    }
+}
+
+/// Returns a function that takes a value from the inbox, or the reason if the connection is over.
+fn take<R>(
+    mut take: impl FnMut(&mut State) -> Option<R>,
+) -> impl FnMut(&mut State) -> Option<Result<R, ConnectionError>> {
+    move |state| {
+        if let Some(taken) = take(state) {
+            state.taken();
+            return Some(Ok(taken));
+        }
+        state.error().map(Err)
     }
 }

@@ -45,7 +45,11 @@ impl Future for Sending {
         let index = self
             .index
             .expect("a future is not polled after it was done");
-        let result = self.shared.with(|state| state.poll_sent(index, context));
+        // Dropped after the lock is released: a waker may own the last handle of the connection.
+        let mut old = None;
+        let result = self
+            .shared
+            .with(|state| state.poll_sent(index, context, &mut old));
         if result.is_ready() {
             self.index = None;
         }
@@ -148,7 +152,8 @@ fn poll_transfer(
     context: &mut Context<'_>,
 ) -> Poll<TransferResult> {
     let index = place.expect("a future is not polled after it was done");
-    let result = shared.with(|state| state.poll_transfer(index, context));
+    let mut old = None;
+    let result = shared.with(|state| state.poll_transfer(index, context, &mut old));
     if result.is_ready() {
         *place = None;
     }

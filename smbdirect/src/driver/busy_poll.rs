@@ -2,25 +2,62 @@
 //! a wake-up takes longer than many round trips.
 
 use std::{
+    future::poll_fn,
     hint::spin_loop,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use super::{clock::now, shared::Shared, state::State, waiting::Condition};
+use super::{
+    clock::now,
+    shared::{Registered, Shared},
+    state::State,
+    waiting::Condition,
+};
 
 /// Spins between two reads of the clock. A read takes about a quarter of the time of a spin.
 const SPINS_PER_CLOCK_READ: u32 = 16;
 
 impl Shared {
-    /// Returns the value of `poll`, as [`poll`](Self::poll) does. If it has none, drives the
-    /// connection and asks again until the spin window of the connection closes, and only then
-    /// registers `context` to be woken at `condition` and returns `Pending`.
+    /// Waits until `poll` returns a value, as [`wait`](Self::wait) does, and busy-polls before it sleeps.
+    pub(crate) async fn busy_wait<R>(
+        &self,
+        condition: Condition,
+        mut poll: impl FnMut(&mut State) -> Option<R>,
+    ) -> R {
+        let mut registered = Registered::new(self, condition);
+        poll_fn(|context| {
+            // Dropped after the lock is released: a waker may own the last handle of the connection.
+            let mut old = None;
+            self.spin(&mut poll, |state, waits| {
+                old = registered.update(state, context, waits);
+            })
+        })
+        .await
+    }
+
+    /// Returns the value of `poll`, as [`poll`](Self::poll) does, and busy-polls before it registers
+    /// `context`.
     pub(crate) fn busy_poll<R>(
         &self,
         context: &mut Context<'_>,
         condition: Condition,
+        poll: impl FnMut(&mut State) -> Option<R>,
+    ) -> Poll<R> {
+        self.spin(poll, |state, waits| {
+            if waits {
+                state.waiting.list(condition).add_task(context.waker());
+            }
+        })
+    }
+
+    /// Returns the value of `poll`. If it has none, drives the connection and asks again until the spin
+    /// window of the connection closes. Before this returns, it calls `settle` with whether the caller has
+    /// to wait.
+    fn spin<R>(
+        &self,
         mut poll: impl FnMut(&mut State) -> Option<R>,
+        mut settle: impl FnMut(&mut State, bool),
     ) -> Poll<R> {
         let mut window: Option<SpinWindow> = None;
         loop {
@@ -32,12 +69,14 @@ impl Shared {
                     if state.deferred_work {
                         state.wake_task();
                     }
+                    settle(state, false);
                     return Some(Poll::Ready(result));
                 }
                 // Do not sleep while completions that were taken still ask for work.
                 if state.drain_deferred()
                     && let Some(result) = poll(state)
                 {
+                    settle(state, false);
                     return Some(Poll::Ready(result));
                 }
                 if !state.spin_window.is_zero()
@@ -47,7 +86,7 @@ impl Shared {
                 {
                     return None;
                 }
-                state.waiting.add(condition, context.waker());
+                settle(state, true);
                 Some(Poll::Pending)
             });
             if let Some(polled) = polled {

@@ -7,11 +7,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{
-    state::State,
-    waiting::{Condition, Place},
-};
-use crate::{engine, rdma::provider::QueuePair};
+use super::{state::State, waiting::Condition};
+use crate::{engine, rdma::provider::QueuePair, waiters::Place};
 
 /// What the handles and the driver task of one connection share.
 #[derive(Debug)]
@@ -72,20 +69,14 @@ impl Shared {
         condition: Condition,
         mut poll: impl FnMut(&mut State) -> Option<R>,
     ) -> R {
-        let mut registered = Registered {
-            shared: self,
-            condition,
-            place: None,
-        };
+        let mut registered = Registered::new(self, condition);
         poll_fn(|context| {
-            let _before = registered.leave();
-            self.with(|state| match poll(state) {
-                Some(result) => Poll::Ready(result),
-                None => {
-                    let place = state.waiting.add_future(condition, context.waker());
-                    registered.place = Some(place);
-                    Poll::Pending
-                }
+            // Dropped after the lock is released: a waker may own the last handle of the connection.
+            let mut old = None;
+            self.with(|state| {
+                let result = poll(state);
+                old = registered.update(state, context, result.is_none());
+                result.map_or(Poll::Pending, Poll::Ready)
             })
         })
         .await
@@ -102,7 +93,7 @@ impl Shared {
         self.with(|state| match poll(state) {
             Some(result) => Poll::Ready(result),
             None => {
-                state.waiting.add(condition, context.waker());
+                state.waiting.list(condition).add_task(context.waker());
                 Poll::Pending
             }
         })
@@ -119,23 +110,43 @@ impl Drop for EndOnUnwind<'_> {
 }
 
 /// A future that waits, which leaves no waker behind when it is dropped.
-struct Registered<'a> {
+pub(super) struct Registered<'a> {
     shared: &'a Shared,
     condition: Condition,
     place: Option<Place>,
 }
 
-impl Registered<'_> {
-    /// Removes the waker of the last poll and returns it, to be dropped without the lock.
-    fn leave(&mut self) -> Option<Waker> {
-        let place = self.place.take()?;
-        self.shared
-            .with(|state| state.waiting.remove(self.condition, place))
+impl<'a> Registered<'a> {
+    pub(super) const fn new(shared: &'a Shared, condition: Condition) -> Self {
+        Self {
+            shared,
+            condition,
+            place: None,
+        }
+    }
+
+    /// Registers the waker of `context` if the future waits, or removes that of an earlier poll. Returns the
+    /// waker that is not registered any more, which the caller drops without the lock.
+    #[inline]
+    pub(super) fn update(
+        &mut self,
+        state: &mut State,
+        context: &Context<'_>,
+        waits: bool,
+    ) -> Option<Waker> {
+        let list = state.waiting.list(self.condition);
+        if waits {
+            return list.add_future(&mut self.place, context.waker());
+        }
+        list.remove(self.place.take())
     }
 }
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        drop(self.leave());
+        if self.place.is_some() {
+            let remove = |state: &mut State| state.waiting.list(self.condition).remove(self.place);
+            drop(self.shared.with(remove));
+        }
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     },
     inbox::{Inbox, Segment},
     rdma::{provider::QueuePair, work::Token},
-    waiters::Waiters,
+    waiters::{Abandoned, Waiters},
     wire::BufferDescriptorV1,
 };
 
@@ -194,19 +194,22 @@ impl State {
         }
     }
 
-    /// Returns the result of a submitted message, once its last segment was handed to the wire.
+    /// Returns the result of a submitted message, once its last segment was handed to the wire. The caller
+    /// drops `old` outside the lock.
     #[inline]
     pub(crate) fn poll_sent(
         &mut self,
         index: usize,
-        context: &mut Context<'_>,
+        context: &Context<'_>,
+        old: &mut Option<Waker>,
     ) -> Poll<Result<(), ConnectionError>> {
-        self.sends.poll(index, context)
+        self.sends.poll(index, context, old)
     }
 
-    /// Abandons the waiter of a submitted message. The message is still sent.
+    /// Abandons the waiter of a submitted message. The message is still sent. The caller drops what this
+    /// returns outside the lock.
     #[inline]
-    pub(crate) fn abandon_sent(&mut self, index: usize) -> Option<Result<(), ConnectionError>> {
+    pub(crate) fn abandon_sent(&mut self, index: usize) -> Abandoned<Result<(), ConnectionError>> {
         self.sends.abandon(index)
     }
 
@@ -260,20 +263,22 @@ impl State {
             .expect("the place was just made");
     }
 
-    /// Returns the result of a submitted read or write, once it is over.
+    /// Returns the result of a submitted read or write, once it is over. The caller drops `old` outside the
+    /// lock.
     #[inline]
     pub(crate) fn poll_transfer(
         &mut self,
         index: usize,
-        context: &mut Context<'_>,
+        context: &Context<'_>,
+        old: &mut Option<Waker>,
     ) -> Poll<TransferResult> {
-        self.transfers.poll(index, context)
+        self.transfers.poll(index, context, old)
     }
 
-    /// Abandons the waiter of a submitted read or write, which still completes. Returns the result if
-    /// there is one, for the caller to drop outside the lock.
+    /// Abandons the waiter of a submitted read or write, which still completes. The caller drops what this
+    /// returns outside the lock.
     #[inline]
-    pub(crate) fn abandon_transfer(&mut self, index: usize) -> Option<TransferResult> {
+    pub(crate) fn abandon_transfer(&mut self, index: usize) -> Abandoned<TransferResult> {
         self.transfers.abandon(index)
     }
 

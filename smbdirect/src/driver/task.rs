@@ -5,6 +5,7 @@
 
 use std::{
     future::Future,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -68,9 +69,11 @@ impl Future for Driver {
             in_poll,
         } = self.get_mut();
         *in_poll = true;
+        let mut old = None;
         let polled = shared.with(|state| {
             if !state.task_waker.will_wake(context.waker()) {
-                state.task_waker = context.waker().clone();
+                let waker = context.waker().clone();
+                old = Some(mem::replace(&mut state.task_waker, waker));
             }
             state.wake_pending = false;
             if !state.turn.begin(context) {
@@ -116,6 +119,7 @@ impl Future for Driver {
                 }
             }
         });
+        drop(old);
         // The runtime keeps the wake-ups that a task has deferred.
         take_deferred();
         *in_poll = false;
@@ -125,18 +129,20 @@ impl Future for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        let background = self.shared.with(|state| {
-            state.turn.leave();
+        let (mut turn, background) = self.shared.with(|state| {
+            let turn = mem::take(&mut state.turn);
             if state.finished {
-                return None;
+                return (turn, None);
             }
             // A task that panicked would panic again.
             let background = (!self.in_poll).then(|| state.change_runtime()).flatten();
             if background.is_none() {
                 state.give_up();
             }
-            background
+            (turn, background)
         });
+        // This wakes the task of another connection, so it is done without the lock.
+        turn.leave();
         if let Some(background) = background {
             let shared = self.shared.clone();
             background.spawn(async move { Self::new(shared).await });

@@ -200,9 +200,11 @@ impl Turn {
     pub(super) fn leave(&mut self) {
         if let (Some(turns), Some(ticket)) = (self.turns.take(), self.ticket.take()) {
             let mut queue = turns.queue();
-            queue.waiting.retain(|(waiting, _)| *waiting != ticket);
+            let at = queue.waiting.iter().position(|(other, _)| *other == ticket);
+            let waker = at.and_then(|at| queue.waiting.remove(at));
             let was_called = queue.called == Some(ticket);
             drop(queue);
+            drop(waker);
             if was_called {
                 turns.call_next();
             }

@@ -475,7 +475,9 @@ impl<C: EndpointContext> Stream for Events<C> {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event<C>>> {
         let mut state = self.queue.lock();
         let Some(waiting) = state.waiting.pop_front() else {
-            state.reader = Some(context.waker().clone());
+            let old = state.reader.replace(context.waker().clone());
+            drop(state);
+            drop(old);
             return Poll::Pending;
         };
         let mut stalled = Vec::new();
@@ -503,9 +505,10 @@ impl<C: EndpointContext> Drop for Events<C> {
         let mut state = self.queue.lock();
         state.closed = true;
         let waiting = mem::take(&mut state.waiting);
+        let reader = state.reader.take();
         drop(state);
-        // The events hold endpoints, whose destructors must not run under the lock.
-        drop(waiting);
+        // The events hold endpoints, and so may the waker. Destructors must not run under the lock.
+        drop((waiting, reader));
     }
 }
 

@@ -112,7 +112,8 @@ pub(crate) fn lent(loans: &Mutex<Loans>) -> usize {
 
 /// Wakes `waker` when the next TSDU is returned.
 pub(crate) fn watch(loans: &Mutex<Loans>, waker: &Waker) {
-    lock(loans).waker = Some(waker.clone());
+    let old = lock(loans).waker.replace(waker.clone());
+    drop(old);
 }
 
 /// Takes the lock even if it is poisoned, so that a panic on one thread does not affect others.

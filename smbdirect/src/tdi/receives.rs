@@ -111,13 +111,15 @@ impl Receives {
 
     /// Returns the completion in `slot` when it is there.
     pub(crate) fn poll(&self, slot: usize, context: &mut Context<'_>) -> Poll<ReceiveCompletion> {
-        self.lock().waiters.poll(slot, context)
+        // Dropped after the lock is released, because a waker may own a handle.
+        let mut old = None;
+        self.lock().waiters.poll(slot, context, &mut old)
     }
 
     /// Frees `slot`, because the future was dropped. The receive goes on, and its data is lost.
     pub(crate) fn abandon(&self, slot: usize) {
-        let completion = self.lock().waiters.abandon(slot);
-        drop(completion);
+        let abandoned = self.lock().waiters.abandon(slot);
+        drop(abandoned);
     }
 
     /// Cancels the receive of `slot` if it is pending, and returns whether it was.
@@ -132,10 +134,11 @@ impl Receives {
 
     /// Sets whether a stream takes whole TSDUs. Returns whether that changed.
     pub(crate) fn set_taken_whole(&self, taken_whole: bool) -> bool {
+        let mut old = None;
         self.with(|state| {
             let changed = state.inbound.set_taken_whole(taken_whole);
             if changed {
-                state.reader = None;
+                old = state.reader.take();
                 state.wakes.push(state.task.clone());
             }
             changed
@@ -144,6 +147,7 @@ impl Receives {
 
     /// Returns the next whole TSDU, or `None` after the last one of the connection.
     pub(crate) fn poll_tsdu(&self, context: &mut Context<'_>) -> Poll<Option<Message>> {
+        let mut old = None;
         self.with(|state| {
             if let Some(tsdu) = state.inbound.take_tsdu() {
                 // The receive buffer has room again.
@@ -153,7 +157,7 @@ impl Receives {
             if state.inbound.is_exhausted() {
                 return Poll::Ready(None);
             }
-            state.reader = Some(context.waker().clone());
+            old = state.reader.replace(context.waker().clone());
             Poll::Pending
         })
     }
@@ -196,10 +200,11 @@ impl Receives {
     /// Sets the waker that is woken when the task has work.
     pub(crate) fn watch(&self, waker: &Waker) {
         let mut state = self.lock();
-        if !state.task.will_wake(waker) {
-            state.task = waker.clone();
-        }
+        let is_same = state.task.will_wake(waker);
+        let old = (!is_same).then(|| mem::replace(&mut state.task, waker.clone()));
         state.inbound.watch_loans(waker);
+        drop(state);
+        drop(old);
     }
 
     /// Returns whether there is room for another segment, and counts the times when there was not.

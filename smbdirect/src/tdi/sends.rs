@@ -7,7 +7,9 @@
 
 use std::{
     collections::VecDeque,
+    future::Future,
     mem,
+    pin::Pin,
     task::{Context, Poll, Waker},
     time::Instant,
 };
@@ -24,7 +26,7 @@ use crate::{
         statistics::ResourceStatistics,
         status::Status,
     },
-    waiters::Waiters,
+    waiters::{Place, WakerList, Waiters},
 };
 
 /// The sends of one connection.
@@ -38,7 +40,7 @@ struct State {
     outbound: Outbound,
     waiters: Waiters<SendCompletion>,
     /// The wakers of the futures that wait for room.
-    waiting: Vec<Waker>,
+    waiting: WakerList,
     /// The waker of the connection's task.
     task: Waker,
     news: VecDeque<SendNews>,
@@ -69,7 +71,7 @@ impl Sends {
             state: Mutex::new(State {
                 outbound,
                 waiters: Waiters::default(),
-                waiting: Vec::new(),
+                waiting: WakerList::default(),
                 task: Waker::noop().clone(),
                 news: VecDeque::new(),
                 ended: None,
@@ -117,24 +119,26 @@ impl Sends {
     /// Submits a non-blocking send and returns the number of bytes taken.
     pub(crate) fn try_send(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         let length = request.buffer.len();
-        let completion = self.with(|state| {
+        let abandoned = self.with(|state| {
             let slot = state.submit(now, request);
             // Without a send buffer the flag has no effect, and the request is still pending.
             state.waiters.abandon(slot)
         });
-        completion.map_or(Ok(length), |completion| completion.result())
+        abandoned.result().map_or(Ok(length), |completion| completion.result())
     }
 
     /// Returns the completion in `slot` when it is there.
     pub(crate) fn poll(&self, slot: usize, context: &mut Context<'_>) -> Poll<SendCompletion> {
-        self.lock().waiters.poll(slot, context)
+        // Dropped after the lock is released, because a waker may own a handle.
+        let mut old = None;
+        self.lock().waiters.poll(slot, context, &mut old)
     }
 
     /// Frees `slot`, because the future was dropped. The request itself goes on.
     pub(crate) fn abandon(&self, slot: usize) {
-        // The buffer in the completion is the client's and must be dropped without the lock.
-        let completion = self.lock().waiters.abandon(slot);
-        drop(completion);
+        // The buffer and the waker are the client's and must be dropped without the lock.
+        let abandoned = self.lock().waiters.abandon(slot);
+        drop(abandoned);
     }
 
     /// Cancels the request of `slot` if its TSDU has not been passed to the connection. Returns
@@ -156,21 +160,13 @@ impl Sends {
         })
     }
 
-    /// Waits while the latch of a refusal is set, then returns the free bytes of the send buffer.
-    pub(crate) fn poll_possible(&self, context: &mut Context<'_>) -> Poll<Result<usize, Status>> {
-        let mut state = self.lock();
-        if let Some(status) = state.ended {
-            return Poll::Ready(Err(status));
+    /// Returns a future that waits while the latch of a refusal is set, and then returns the free bytes of
+    /// the send buffer.
+    pub(crate) const fn possible(&self) -> Possible<'_> {
+        Possible {
+            sends: self,
+            place: None,
         }
-        //= TDI-SEND-17
-        if !state.outbound.is_refused() {
-            return Poll::Ready(Ok(state.outbound.available()));
-        }
-        let waker = context.waker();
-        if !state.waiting.iter().any(|known| known.will_wake(waker)) {
-            state.waiting.push(waker.clone());
-        }
-        Poll::Pending
     }
 
     pub(crate) fn available(&self) -> usize {
@@ -200,7 +196,7 @@ impl Sends {
             // An earlier event about free room is obsolete.
             state.news.clear();
             state.ended.get_or_insert(status);
-            state.wakes.append(&mut state.waiting);
+            state.waiting.take(&mut state.wakes);
             state.settle();
         });
     }
@@ -211,7 +207,9 @@ impl Sends {
     pub(crate) fn watch(&self, waker: &Waker) {
         let mut state = self.lock();
         if !state.task.will_wake(waker) {
-            state.task = waker.clone();
+            let old = mem::replace(&mut state.task, waker.clone());
+            drop(state);
+            drop(old);
         }
     }
 
@@ -247,6 +245,38 @@ impl Sends {
     }
 }
 
+/// The future of [`Sends::possible`].
+pub(crate) struct Possible<'a> {
+    sends: &'a Sends,
+    place: Option<Place>,
+}
+
+impl Future for Possible<'_> {
+    type Output = Result<usize, Status>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.sends.lock();
+        if let Some(status) = state.ended {
+            return Poll::Ready(Err(status));
+        }
+        //= TDI-SEND-17
+        if !state.outbound.is_refused() {
+            return Poll::Ready(Ok(state.outbound.available()));
+        }
+        let old = state.waiting.add_future(&mut self.place, context.waker());
+        drop(state);
+        drop(old);
+        Poll::Pending
+    }
+}
+
+impl Drop for Possible<'_> {
+    fn drop(&mut self) {
+        let waker = self.sends.lock().waiting.remove(self.place);
+        drop(waker);
+    }
+}
+
 impl State {
     fn submit(&mut self, now: Instant, mut request: SendRequest) -> usize {
         let slot = self.waiters.insert();
@@ -272,7 +302,7 @@ impl State {
                     continue;
                 }
                 SendEvent::SendPossible { available } => {
-                    self.wakes.append(&mut self.waiting);
+                    self.waiting.take(&mut self.wakes);
                     SendNews::SendPossible(available)
                 }
                 SendEvent::Abort(status) => SendNews::Abort(status),

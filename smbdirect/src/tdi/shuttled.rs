@@ -56,7 +56,7 @@ fn client(sends: &Sends, now: Instant, count: usize) -> usize {
                 assert_eq!(status, Status::DEVICE_NOT_READY);
                 refusals += 1;
                 // A lost wake-up is a deadlock, which shuttle reports.
-                block_on(poll_fn(|context| sends.poll_possible(context))).unwrap();
+                block_on(sends.possible()).unwrap();
             }
         }
     }
@@ -141,7 +141,7 @@ fn ending_the_sends_wakes_all_waiters() {
             let sends = sends.clone();
             thread::spawn(move || {
                 let refused = sends.try_send(now, request(SendFlags::NON_BLOCKING));
-                let possible = block_on(poll_fn(|context| sends.poll_possible(context)));
+                let possible = block_on(sends.possible());
                 (refused, possible)
             })
         };

@@ -2,10 +2,11 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    future::poll_fn,
+    future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::Pin,
     sync::{Arc, Mutex},
-    task::{Poll, Waker},
+    task::{Context, Poll, Waker},
 };
 
 use super::{handshake::Request, lock::lock};
@@ -96,21 +97,41 @@ impl ProviderListener for LoopbackListener {
     }
 
     fn accept(&mut self) -> BoxFuture<'_, Result<IncomingRequest, ProviderError>> {
-        Box::pin(poll_fn(|context| {
-            let mut addresses = lock(&self.addresses);
-            let Some(backlog) = addresses.listeners.get_mut(&self.address) else {
-                unreachable!("only dropping the listener closes it");
-            };
-            while let Some(request) = backlog.requests.pop_front() {
-                if request.answer.is_awaited() {
-                    return Poll::Ready(Ok(request.into_incoming(self.limits)));
-                }
+        Box::pin(Accepting(self))
+    }
+}
+
+/// The future of [`LoopbackListener::accept`].
+struct Accepting<'a>(&'a LoopbackListener);
+
+impl Future for Accepting<'_> {
+    type Output = Result<IncomingRequest, ProviderError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self(listener) = *self;
+        let mut addresses = lock(&listener.addresses);
+        let Some(backlog) = addresses.listeners.get_mut(&listener.address) else {
+            unreachable!("only dropping the listener closes it");
+        };
+        while let Some(request) = backlog.requests.pop_front() {
+            if request.answer.is_awaited() {
+                return Poll::Ready(Ok(request.into_incoming(listener.limits)));
             }
-            let old = backlog.waker.replace(context.waker().clone());
-            drop(addresses);
-            drop(old);
-            Poll::Pending
-        }))
+        }
+        let old = backlog.waker.replace(context.waker().clone());
+        drop(addresses);
+        drop(old);
+        Poll::Pending
+    }
+}
+
+impl Drop for Accepting<'_> {
+    fn drop(&mut self) {
+        let mut addresses = lock(&self.0.addresses);
+        let backlog = addresses.listeners.get_mut(&self.0.address);
+        let waker = backlog.and_then(|backlog| backlog.waker.take());
+        drop(addresses);
+        drop(waker);
     }
 }
 

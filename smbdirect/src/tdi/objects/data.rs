@@ -117,7 +117,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// [`INVALID_CONNECTION`](Status::INVALID_CONNECTION) if there was none.
     pub async fn send_possible(&self) -> Result<usize, Status> {
         let session = self.sending_session()?;
-        std::future::poll_fn(|context| session.sends.poll_possible(context)).await
+        session.sends.possible().await
     }
 
     /// Discards the incomplete TSDU of the class that `flags` select, and cancels its pending
