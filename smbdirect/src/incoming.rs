@@ -5,11 +5,11 @@ use std::{fmt, net::SocketAddr};
 
 use bytes::Bytes;
 use thiserror::Error;
-use tokio::time::timeout;
 use tracing::{Instrument, Span, field};
 
 use crate::{
     connection::{Connection, encoded, read_depths},
+    deadline::within,
     driver::now,
     engine::{self, Config, ConnectionError},
     rdma::{
@@ -144,9 +144,9 @@ impl Incoming {
             peer_serves_reads,
         };
         let accepting = (request.accept)(answer);
-        let connected = timeout(config.passive_negotiation_timeout, accepting)
+        let connected = within(config.passive_negotiation_timeout, accepting)
             .await
-            .map_err(|_| AcceptError::TimedOut)?
+            .ok_or(AcceptError::TimedOut)?
             .map_err(AcceptError::Provider)?;
         Span::current().record("local", field::display(connected.local_address));
         engine.handle_connected(connected.queue_pair.limits());

@@ -78,6 +78,7 @@ pub mod wire;
 
 #[cfg(feature = "tokio")]
 mod connection;
+mod deadline;
 #[cfg(feature = "tokio")]
 mod driver;
 #[cfg(feature = "tokio")]

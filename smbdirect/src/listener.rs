@@ -16,7 +16,7 @@ use crate::{
         provider::Provider,
         work::{ProviderError, ProviderErrorKind},
     },
-    runtime::OwnedTask,
+    runtime::{OwnedTask, Receiver},
 };
 
 /// Largest number of peers that negotiate concurrently. Further peers wait until a negotiation is over.
@@ -35,7 +35,7 @@ const BACKLOG: usize = 256;
 #[derive(Debug)]
 pub struct Listener {
     local_address: SocketAddr,
-    connections: mpsc::Receiver<Result<Connection, ProviderError>>,
+    connections: Receiver<Result<Connection, ProviderError>>,
     _task: OwnedTask,
 }
 
@@ -57,7 +57,7 @@ impl Listener {
         let (sender, connections) = mpsc::channel(BACKLOG);
         Ok(Self {
             local_address,
-            connections,
+            connections: connections.into(),
             _task: OwnedTask::spawn(listen(listener, config, sender)),
         })
     }

@@ -3,17 +3,18 @@
 use std::{
     cell::Cell,
     fmt,
-    future::{Future, pending},
+    future::{Future, pending, poll_fn},
     pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     thread::{self, ThreadId},
 };
 
 pub(crate) use tokio::runtime::Id;
 use tokio::{
     runtime::{Builder, Handle, RuntimeFlavor},
-    task::{AbortHandle, yield_now},
+    sync::mpsc,
+    task::{AbortHandle, unconstrained, yield_now},
 };
 
 /// The flag of a send after which a peer that is gone is an error instead of SIGPIPE. Programs in Rust ignore that
@@ -160,4 +161,69 @@ pub(crate) fn take_deferred() -> bool {
 
 thread_local! {
     static DEFERRED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The receiving end of a channel whose futures leave no waker behind when they are dropped, which those of
+/// tokio do.
+#[derive(Debug)]
+pub(crate) struct Receiver<T> {
+    channel: mpsc::Receiver<T>,
+    /// What arrived when a future was dropped.
+    next: Option<Option<T>>,
+}
+
+impl<T> From<mpsc::Receiver<T>> for Receiver<T> {
+    fn from(channel: mpsc::Receiver<T>) -> Self {
+        Self {
+            channel,
+            next: None,
+        }
+    }
+}
+
+impl<T> Receiver<T> {
+    /// Returns the next value, or `None` when all senders are gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no value.
+    pub(crate) async fn recv(&mut self) -> Option<T> {
+        let mut receiving = Receiving {
+            receiver: self,
+            waits: false,
+        };
+        poll_fn(|context| receiving.poll(context)).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        let once = poll_fn(|context| self.channel.poll_recv(context));
+        pin!(unconstrained(once)).poll(context)
+    }
+}
+
+/// The future of [`Receiver::recv`].
+struct Receiving<'a, T> {
+    receiver: &'a mut Receiver<T>,
+    /// The channel has the waker of this future.
+    waits: bool,
+}
+
+impl<T> Receiving<'_, T> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        if let Some(next) = self.receiver.next.take() {
+            return Poll::Ready(next);
+        }
+        let polled = self.receiver.poll(context);
+        self.waits = polled.is_pending();
+        polled
+    }
+}
+
+impl<T> Drop for Receiving<'_, T> {
+    fn drop(&mut self) {
+        if self.waits
+            && let Poll::Ready(next) = self.receiver.poll(&mut Context::from_waker(Waker::noop()))
+        {
+            self.receiver.next = Some(next);
+        }
+    }
 }

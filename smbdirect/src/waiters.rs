@@ -224,7 +224,7 @@ mod tests {
         let mut waiters = Waiters::default();
         let context = Context::from_waker(Waker::noop());
         let (a, b) = (waiters.insert(), waiters.insert());
-        let mut poll = |waiters: &mut Waiters<_>, index| waiters.poll(index, &context, &mut None);
+        let poll = |waiters: &mut Waiters<_>, index| waiters.poll(index, &context, &mut None);
         assert!(poll(&mut waiters, a).is_pending());
         assert!(waiters.complete(a, 1).unwrap().is_some());
         assert!(waiters.complete(b, 2).unwrap().is_none());

@@ -19,11 +19,12 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("rdma/arena.rs", &["pool"]),
     ("rdma/direction.rs", &[]),
     ("rdma/loopback", &["rdma", "pool"]),
-    ("rdma/iwarp/tcp/", &["rdma", "runtime"]),
+    ("rdma/iwarp/tcp/", &["rdma", "deadline", "runtime"]),
     ("rdma/iwarp/", &["rdma", "pool"]),
     ("rdma/roce/udp/", &["rdma", "pool", "runtime"]),
     ("rdma/roce/", &["rdma", "pool"]),
     ("engine/connection/", &["engine", "rdma::work", "wire"]),
+    ("engine/timer.rs", &["deadline"]),
     ("engine/", &["pool", "rdma::work", "wire"]),
     ("tdi/status.rs", &[]),
     ("tdi/flags.rs", &[]),
@@ -32,7 +33,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("tdi/transport.rs", &["rdma::provider"]),
     (
         "tdi/session.rs",
-        &["engine", "connection", "driver", "rdma::work"],
+        &["engine", "connection", "deadline", "driver", "rdma::work"],
     ),
     (
         "tdi/receives.rs",
@@ -48,11 +49,19 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
     (
         "tdi/objects/establish.rs",
-        &["tdi", "connection", "engine", "incoming", "rdma::work"],
+        &[
+            "tdi",
+            "connection",
+            "deadline",
+            "engine",
+            "incoming",
+            "rdma::work",
+        ],
     ),
     ("tdi/objects/", &["tdi", "rdma::work"]),
     ("tdi/", &["engine", "rdma::work"]),
     ("pool.rs", &[]),
+    ("deadline.rs", &[]),
     ("runtime.rs", &[]),
     ("pool/", &[]),
     ("waiters.rs", &[]),
@@ -66,11 +75,21 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
     (
         "connection/",
-        &["engine", "metrics", "rdma", "inbox", "driver", "wire"],
+        &[
+            "engine", "metrics", "rdma", "inbox", "deadline", "driver", "wire",
+        ],
     ),
     (
         "incoming.rs",
-        &["engine", "metrics", "rdma", "connection", "driver", "wire"],
+        &[
+            "engine",
+            "metrics",
+            "rdma",
+            "connection",
+            "deadline",
+            "driver",
+            "wire",
+        ],
     ),
     (
         "listener.rs",
@@ -82,6 +101,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// The files and folders that may use tokio.
 const TOKIO: &[&str] = &[
     "connection/establish.rs",
+    "deadline.rs",
     "driver/clock.rs",
     "driver/handover.rs",
     "driver/task.rs",

@@ -9,6 +9,7 @@ use super::{ConnectError, Connection};
 #[cfg(feature = "metrics")]
 use crate::metrics;
 use crate::{
+    deadline::within,
     driver::{Condition, Driver, Shared, State, now},
     engine::{self, Config, ConnectionError},
     rdma::{
@@ -52,9 +53,9 @@ impl Connection {
             };
             //= SMBD-3.1.4.1-06
             let connecting = provider.connect(request);
-            let connected = tokio::time::timeout(config.active_negotiation_timeout, connecting)
+            let connected = within(config.active_negotiation_timeout, connecting)
                 .await
-                .unwrap_or_else(|_| Err(no_rdma_connection()))
+                .unwrap_or_else(|| Err(no_rdma_connection()))
                 //= SMBD-3.1.4.1-08
                 .map_err(ConnectError::Provider)?;
             span.record("local", field::display(connected.local_address));

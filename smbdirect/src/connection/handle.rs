@@ -581,6 +581,12 @@ impl Connection {
         self.shared().with(|state| state.error())
     }
 
+    /// Takes what can be read before a caller judges a deadline. Returns whether that was all.
+    #[cfg(feature = "tdi")]
+    pub(crate) fn catch_up(&self) -> bool {
+        self.shared().with(State::catch_up)
+    }
+
     fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }

@@ -5,6 +5,8 @@ use std::{
     time::Instant,
 };
 
+#[cfg(feature = "tdi")]
+use super::clock::now;
 use super::{state::State, waiting::Condition};
 use crate::{
     rdma::work::{Completion, Room, WorkRequest},
@@ -13,6 +15,9 @@ use crate::{
 
 /// Completions that one round takes before it posts again.
 pub(super) const COMPLETIONS_PER_ROUND: usize = 256;
+/// Rounds of reading before a deadline is judged. Each reads 256 KiB at least, if there is so much, and
+/// together they read more than the largest receive buffer of a socket on Linux by default, 6 MiB.
+const READS_BEFORE_DEADLINE: usize = 32;
 /// Rounds of one drive, after which other tasks run.
 const ROUNDS_PER_DRIVE: usize = 2;
 
@@ -71,6 +76,42 @@ impl State {
         } else {
             wake_after_io_poll(context);
         }
+    }
+
+    /// Handles the timers of the engine that are due, after what can be read was taken.
+    #[cold]
+    pub(super) fn handle_timers(&mut self, now: Instant) {
+        let all_read = self.take_readable(now);
+        self.engine.postpone_deadlines(now, all_read);
+        self.engine.handle_timeout(now);
+        self.take_rare_events();
+    }
+
+    /// Takes what can be read, whether or not the runtime has seen it yet, and returns whether that is all.
+    pub(super) fn take_readable(&mut self, now: Instant) -> bool {
+        let waker = self.task_waker.clone();
+        let context = &mut Context::from_waker(&waker);
+        for _ in 0..READS_BEFORE_DEADLINE {
+            self.begin_turn();
+            let before = self.queue_pair.wire_bytes().map(|bytes| bytes.received);
+            self.queue_pair.busy_poll();
+            let taken = self.take_completions(now, context, COMPLETIONS_PER_ROUND, false);
+            let after = self.queue_pair.wire_bytes().map(|bytes| bytes.received);
+            if taken == 0 && before == after {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes what can be read, and does the work that it causes, before a caller judges a deadline. Returns
+    /// whether that was all.
+    #[cfg(feature = "tdi")]
+    pub(crate) fn catch_up(&mut self) -> bool {
+        let now = now();
+        let all_read = self.take_readable(now);
+        self.drive(now);
+        all_read
     }
 
     /// Takes up to `limit` completions, stops early when the turn budget is spent, and returns how many

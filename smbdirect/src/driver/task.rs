@@ -82,8 +82,7 @@ impl Future for Driver {
             loop {
                 let now = now();
                 if state.engine.poll_timeout().is_some_and(|due| due <= now) {
-                    state.engine.handle_timeout(now);
-                    state.take_rare_events();
+                    state.handle_timers(now);
                 }
                 // The task reads the engine's deadline before it returns, so no drive has to wake it
                 // for an earlier one.

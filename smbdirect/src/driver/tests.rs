@@ -32,6 +32,8 @@ use crate::{
     wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},
 };
 
+mod stalls;
+
 /// A queue pair that records posted work and returns the completions that the test scripts.
 #[derive(Debug, Default)]
 struct Script(Arc<Mutex<Lists>>);
@@ -46,7 +48,20 @@ struct Lists {
     denies: bool,
     /// `flush` leaves work for later.
     yields: bool,
+    /// After the scripted completions there is always another one, which means nothing.
+    endless: bool,
 }
+
+impl Lists {
+    fn next(&mut self) -> Option<Completion> {
+        let nothing = || Completion::Sent { id: NO_WORK };
+        let next = self.done.pop_front();
+        next.or_else(|| self.endless.then(nothing))
+    }
+}
+
+/// A Send that the engine has not posted.
+const NO_WORK: WorkId = WorkId(1);
 
 impl QueuePair for Script {
     fn limits(&self) -> Limits {
@@ -81,7 +96,7 @@ impl QueuePair for Script {
     fn poll_completion(&mut self, _: &mut Context<'_>) -> Poll<Completion> {
         let mut lists = self.0.lock().unwrap();
         lists.polls += 1;
-        lists.done.pop_front().map_or(Poll::Pending, Poll::Ready)
+        lists.next().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn has_completion(&self) -> bool {

@@ -17,6 +17,9 @@ use thiserror::Error;
 /// assert_eq!(config.max_send_size, 1364);
 /// # Ok::<(), smbdirect::ConfigError>(())
 /// ```
+///
+/// A stall of this process ends no connection: whatever has arrived is read before a timeout counts, and after a
+/// stall the peer gets a second more, three times at most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// SendCreditTarget: number of send credits to request from the peer; at least 1.

@@ -5,7 +5,8 @@
 //!   [`statistics`](Connection::statistics), [`is_ready`](Connection::is_ready),
 //!   [`error`](Connection::error).
 //! * **B, inputs:** [`handle_connected`](Connection::handle_connected) once, then
-//!   [`handle_completion`](Connection::handle_completion) and
+//!   [`handle_completion`](Connection::handle_completion),
+//!   [`postpone_deadlines`](Connection::postpone_deadlines) and
 //!   [`handle_timeout`](Connection::handle_timeout).
 //! * **C, commands of the owner:** [`send`](Connection::send), [`read`](Connection::read),
 //!   [`write`](Connection::write), [`prompt`](Connection::prompt),
@@ -323,6 +324,24 @@ impl Connection {
             Completion::Disconnected(how) => self.connection_loss(now, how),
         }
         self.end_if_drained();
+    }
+
+    /// Postpones the timers that are due at `now` and would end the connection, if this call is late: after a
+    /// stall of this process the peer has a second to answer. The caller has passed on all completions;
+    /// `all_read` is false if there may be more, and then these timers are postponed too. A timer is postponed
+    /// three times at most. Call [`handle_timeout`](Self::handle_timeout) next.
+    #[cold]
+    pub fn postpone_deadlines(&mut self, now: Instant, all_read: bool) {
+        for timer in Timer::ALL {
+            let ends_connection = match timer {
+                Timer::IdleConnection => self.keepalive_requested != KeepaliveRequested::None,
+                Timer::FirstGrant => false,
+                Timer::Negotiation | Timer::SendCreditGrant | Timer::Close => true,
+            };
+            if ends_connection {
+                self.timers.postpone(timer, now, all_read);
+            }
+        }
     }
 
     /// Handles every timer that is due at `now`.

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::deadline::Postponements;
+
 /// The two timers of the specification (3.1.2), and three further ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
@@ -37,12 +39,24 @@ pub(super) struct TimerTable {
     due: [Option<Instant>; Timer::ALL.len()],
     /// A bit for each running timer; usually one is set.
     running: u8,
+    postponements: [Postponements; Timer::ALL.len()],
 }
 
 impl TimerTable {
     pub(super) fn set(&mut self, timer: Timer, due: Instant) {
         self.due[timer as usize] = Some(due);
         self.running |= timer.bit();
+        self.postponements[timer as usize] = Postponements::default();
+    }
+
+    /// Postpones `timer` if it is due at `now` and that is late, or if `all_read` is false.
+    pub(super) fn postpone(&mut self, timer: Timer, now: Instant, all_read: bool) {
+        let due = &mut self.due[timer as usize];
+        if let Some(due) = due.as_mut().filter(|due| **due <= now)
+            && let Some(later) = self.postponements[timer as usize].postpone(*due, now, all_read)
+        {
+            *due = later;
+        }
     }
 
     pub(super) fn stop(&mut self, timer: Timer) {

@@ -26,7 +26,7 @@ use crate::{
         statistics::ResourceStatistics,
         status::Status,
     },
-    waiters::{Place, WakerList, Waiters},
+    waiters::{Place, Waiters, WakerList},
 };
 
 /// The sends of one connection.
@@ -45,6 +45,8 @@ struct State {
     task: Waker,
     news: VecDeque<SendNews>,
     ended: Option<Status>,
+    /// The latest deadline that had passed when it was given.
+    passed: Option<Instant>,
     usage: ResourceStatistics,
     /// The wakers to wake after the lock is released.
     wakes: Vec<Waker>,
@@ -75,6 +77,7 @@ impl Sends {
                 task: Waker::noop().clone(),
                 news: VecDeque::new(),
                 ended: None,
+                passed: None,
                 usage: ResourceStatistics::default(),
                 wakes: Vec::new(),
                 unclaimed: Vec::new(),
@@ -124,7 +127,9 @@ impl Sends {
             // Without a send buffer the flag has no effect, and the request is still pending.
             state.waiters.abandon(slot)
         });
-        abandoned.result().map_or(Ok(length), |completion| completion.result())
+        abandoned
+            .result()
+            .map_or(Ok(length), |completion| completion.result())
     }
 
     /// Returns the completion in `slot` when it is there.
@@ -232,6 +237,11 @@ impl Sends {
         self.lock().outbound.poll_timeout()
     }
 
+    /// Returns whether the deadline `due` had passed when it was given, so that no stall made it late.
+    pub(crate) fn was_passed(&self, due: Instant) -> bool {
+        self.lock().passed.is_some_and(|passed| due <= passed)
+    }
+
     pub(crate) fn handle_timeout(&self, now: Instant) {
         self.with(|state| {
             state.outbound.handle_timeout(now);
@@ -281,6 +291,7 @@ impl State {
     fn submit(&mut self, now: Instant, mut request: SendRequest) -> usize {
         let slot = self.waiters.insert();
         request.id = RequestId(slot as u64);
+        self.passed = self.passed.max(request.deadline.filter(|&due| due <= now));
         if let Submission::Completed(completion) = self.outbound.send(now, request) {
             if completion.status == Status::DEVICE_NOT_READY {
                 self.usage.exhausted += 1;

@@ -36,6 +36,7 @@ use super::{
 };
 use crate::{
     connection::{Connection, MessageOptions, Sending},
+    deadline::Postponements,
     driver::now,
     engine::ConnectionError,
     rdma::work::Token,
@@ -230,6 +231,36 @@ pub(crate) struct Task {
     /// TSDUs that the connection has taken and not sent yet.
     sending: VecDeque<Sending>,
     sleep: Pin<Box<Sleep>>,
+    postponed: Postponed,
+}
+
+/// The deadline that was postponed last.
+#[derive(Default)]
+struct Postponed {
+    due: Option<Instant>,
+    until: Option<Instant>,
+    postponements: Postponements,
+}
+
+impl Postponed {
+    /// Returns when the deadline `due` is judged.
+    fn until(&self, due: Instant) -> Instant {
+        let until = self.until.filter(|_| self.due == Some(due));
+        until.unwrap_or(due)
+    }
+
+    /// Postpones the deadline `due` if it must not be judged at `now`, and returns whether it was.
+    fn postpone(&mut self, due: Instant, now: Instant, all_read: bool) -> bool {
+        if self.due != Some(due) {
+            *self = Self {
+                due: Some(due),
+                ..Self::default()
+            };
+        }
+        let later = self.postponements.postpone(self.until(due), now, all_read);
+        self.until = later.or(self.until);
+        later.is_some()
+    }
 }
 
 impl Task {
@@ -240,6 +271,7 @@ impl Task {
             owner,
             sending: VecDeque::new(),
             sleep: Box::pin(sleep_until(tokio::time::Instant::now())),
+            postponed: Postponed::default(),
         });
     }
 
@@ -394,14 +426,21 @@ impl Task {
             return false;
         };
         let now = now();
-        if due <= now {
+        if self.postponed.until(due) <= now {
+            let all_read = self.session.connection.catch_up();
+            if self.complete_sent(context)
+                || !self.session.sends.was_passed(due)
+                    && self.postponed.postpone(due, now, all_read)
+            {
+                return true;
+            }
             self.session.sends.handle_timeout(now);
             if release.is_some_and(|due| due <= now) {
                 self.session.release_timed_out();
             }
             return true;
         }
-        let due = tokio::time::Instant::from_std(due);
+        let due = tokio::time::Instant::from_std(self.postponed.until(due));
         if self.sleep.deadline() != due {
             self.sleep.as_mut().reset(due);
         }

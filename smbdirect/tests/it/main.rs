@@ -14,6 +14,8 @@ mod connection;
 mod delivery;
 #[cfg(all(feature = "tokio", feature = "tdi"))]
 mod examples;
+#[cfg(all(feature = "tokio", feature = "tdi"))]
+mod futures;
 #[cfg(feature = "tokio")]
 mod iwarp_startup;
 mod iwarp_stream;
@@ -25,6 +27,8 @@ mod pair;
 mod registration;
 mod roce_captures;
 mod roce_swarm;
+#[cfg(all(feature = "tokio", feature = "tdi"))]
+mod stalls;
 #[cfg(all(unix, feature = "tokio"))]
 mod stream;
 #[cfg(feature = "tokio")]

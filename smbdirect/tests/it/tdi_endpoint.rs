@@ -1,7 +1,7 @@
 //! Tests of the TDI objects over real connections, in process and over TCP: the completions and
 //! events that a client sees.
 
-mod ends;
+pub(crate) mod ends;
 
 mod adapters;
 mod connecting;

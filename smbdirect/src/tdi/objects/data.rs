@@ -28,7 +28,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// The time at which the send is given up; `None` means after
-    /// [`SendSettings::send_timeout`](crate::tdi::SendSettings::send_timeout).
+    /// [`SendSettings::send_timeout`](crate::tdi::SendSettings::send_timeout). If the process stalls over
+    /// the deadline, the send gets a second more.
     pub deadline: Option<Instant>,
     /// A registration of the peer that the arrival of the TSDU invalidates. It must be given with
     /// the end of a TSDU.

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::{Instrument, warn};
 
 use super::{
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     connection::{ConnectError, Connection},
+    deadline::within,
     engine::ConnectionError,
     incoming::{AcceptError, Incoming},
     rdma::work::{ProviderError, ProviderErrorKind},
@@ -192,9 +193,9 @@ pub(super) async fn connect<C: EndpointContext>(
     };
     let config = device.settings.config.clone();
     let connecting = Connection::connect(&*device.provider, remote, config);
-    let result = match timeout(limit, connecting).await {
-        Ok(result) => result.map_err(|error| connect_status(&error)),
-        Err(_) => Err(Status::IO_TIMEOUT),
+    let result = match within(limit, connecting).await {
+        Some(result) => result.map_err(|error| connect_status(&error)),
+        None => Err(Status::IO_TIMEOUT),
     };
     if let Some(shared) = endpoint.upgrade() {
         Endpoint::from_shared(shared).attempt_done(attempt, result);

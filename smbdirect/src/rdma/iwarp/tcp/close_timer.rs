@@ -1,10 +1,11 @@
 //! The timer of a graceful disconnect.
 
-use std::{future::Future, pin::Pin, task::Context, time::Duration};
+use std::{task::Context, time::Duration};
 
-use tokio::time::{Instant, Sleep, sleep};
-
-use crate::rdma::work::{ProviderError, ProviderErrorKind};
+use crate::{
+    deadline::Deadline,
+    rdma::work::{ProviderError, ProviderErrorKind},
+};
 
 /// The bytes that a graceful disconnect has to move in each period of its timer. A peer that takes data more slowly
 /// could otherwise delay the end without limit.
@@ -20,7 +21,7 @@ pub(super) fn not_taken() -> ProviderError {
 pub(super) struct CloseTimer {
     period: Duration,
     /// The timer, which the first poll starts.
-    timer: Option<Pin<Box<Sleep>>>,
+    timer: Option<Deadline>,
     /// The bytes that had moved when the timer was set.
     moved: u64,
 }
@@ -39,18 +40,24 @@ impl CloseTimer {
         self.timer = None;
     }
 
-    /// Returns whether a period has passed without progress. `moved` returns the bytes that have moved so far.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, moved: impl Fn() -> u64) -> bool {
+    /// Returns whether a period has passed without progress. `moved` returns the bytes that have moved so far;
+    /// `all_read` is false if there may be more to read.
+    pub(super) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        all_read: bool,
+        moved: impl Fn() -> u64,
+    ) -> bool {
         let timer = self.timer.get_or_insert_with(|| {
             self.moved = moved();
-            Box::pin(sleep(self.period))
+            Deadline::after(self.period)
         });
-        while timer.as_mut().poll(context).is_ready() {
+        while timer.has_passed(context, all_read) {
             let before = std::mem::replace(&mut self.moved, moved());
             if self.moved.saturating_sub(before) < MIN_PROGRESS_BYTES {
                 return true;
             }
-            timer.as_mut().reset(Instant::now() + self.period);
+            *timer = Deadline::after(self.period);
         }
         false
     }

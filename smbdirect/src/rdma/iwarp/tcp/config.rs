@@ -30,7 +30,8 @@ pub struct IwarpConfig {
     /// Whether to connect again with revision 1 if a peer closes or refuses a connection of
     /// revision 2.
     pub fall_back: bool,
-    /// The longest time to wait for TCP to connect, and then again for the Reply.
+    /// The longest time to wait for TCP to connect, and then again for the Reply. After a stall of this
+    /// process, the peer gets a second more; the same applies to the next two.
     pub connect_timeout: Duration,
     /// The longest time to wait for the Request of a peer that has connected.
     pub accept_timeout: Duration,

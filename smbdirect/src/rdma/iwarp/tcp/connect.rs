@@ -1,21 +1,22 @@
 //! The initiator's side of the startup: connect TCP, send the Request, read the Reply.
 
-use tokio::time::timeout;
-
 use super::{
     config::IwarpConfig,
     error::{malformed, not_connected},
     options::new_socket,
     socket::{FrameError, Socket},
 };
-use crate::rdma::{
-    iwarp::{
-        mpa::{Fpdu, FrameKind},
-        rdmap::Terminate,
-        startup::{Agreement, ReplyFault},
+use crate::{
+    deadline::within,
+    rdma::{
+        iwarp::{
+            mpa::{Fpdu, FrameKind},
+            rdmap::Terminate,
+            startup::{Agreement, ReplyFault},
+        },
+        provider::ConnectRequest,
+        work::{ProviderError, ProviderErrorKind},
     },
-    provider::ConnectRequest,
-    work::{ProviderError, ProviderErrorKind},
 };
 
 /// The reason why an attempt to connect failed.
@@ -40,7 +41,7 @@ pub(super) async fn initiate(
     request: &ConnectRequest,
     revision: u8,
 ) -> Result<(Socket, Agreement), ConnectFailure> {
-    let timed_out = |_| {
+    let timed_out = || {
         let what = format!("{} did not answer in time", request.address);
         ConnectFailure::Other(ProviderError::new(ProviderErrorKind::TimedOut, what))
     };
@@ -48,21 +49,21 @@ pub(super) async fn initiate(
     let connecting = new_socket(request.address, config)
         .map_err(failed)?
         .connect(request.address);
-    let stream = timeout(config.connect_timeout, connecting)
+    let stream = within(config.connect_timeout, connecting)
         .await
-        .map_err(timed_out)?
+        .ok_or_else(timed_out)?
         .map_err(failed)?;
     let socket = Socket::new(stream, config).map_err(failed)?;
     let frame = config
         .preferences()
         .request(revision, &request.private_data);
     //= MPA-30
-    let reply = timeout(config.connect_timeout, async {
+    let reply = within(config.connect_timeout, async {
         socket.write_frame(&frame).await?;
         socket.read_frame(FrameKind::Reply).await
     })
     .await
-    .map_err(timed_out)?
+    .ok_or_else(timed_out)?
     .map_err(|error| match error {
         FrameError::BeforeFirstByte(error) => ConnectFailure::MaybeRevision(error),
         FrameError::Lost(error) => ConnectFailure::Other(error),

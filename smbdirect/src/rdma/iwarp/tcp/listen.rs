@@ -8,7 +8,7 @@ use tokio::{
     runtime::Handle,
     sync::{Semaphore, mpsc},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tracing::{Instrument, Span, debug, field, warn};
 
@@ -19,6 +19,7 @@ use super::{
     socket::{FrameError, Socket, canonical},
 };
 use crate::{
+    deadline::within,
     rdma::{
         iwarp::{
             mpa::{FrameKind, StartupError, StartupFrame},
@@ -29,14 +30,14 @@ use crate::{
         },
         work::{ProviderError, ProviderErrorKind},
     },
-    runtime::OwnedTask,
+    runtime::{OwnedTask, Receiver},
 };
 
 /// A listener that returns the peers whose Request has arrived.
 #[derive(Debug)]
 pub(super) struct IwarpListener {
     pub(super) local_address: SocketAddr,
-    pub(super) incoming: mpsc::Receiver<IncomingRequest>,
+    pub(super) incoming: Receiver<IncomingRequest>,
     pub(super) _task: OwnedTask,
 }
 
@@ -108,10 +109,10 @@ async fn read_request(
     let remote_address = socket.remote;
     Span::current().record("local", field::display(socket.local));
     //= MPA-30
-    let frame = timeout(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
+    let frame = within(config.accept_timeout, socket.read_frame(FrameKind::Request)).await;
     let request = match frame {
-        Ok(Ok(request)) => request,
-        Ok(Err(error)) => {
+        Some(Ok(request)) => request,
+        Some(Err(error)) => {
             debug!(error = %error.to_error(), "no MPA Request");
             //= MPA-13
             if let FrameError::Malformed(StartupError::EnhancedMissing) = error {
@@ -120,7 +121,7 @@ async fn read_request(
             }
             return;
         }
-        Err(_) => {
+        None => {
             debug!("no MPA Request in time");
             return;
         }
@@ -170,10 +171,10 @@ impl PendingReply {
             answer.peer_serves_reads,
         );
         let timed_out =
-            |_| ProviderError::new(ProviderErrorKind::TimedOut, "the MPA Reply cannot be sent");
-        timeout(config.accept_timeout, socket.write_frame(&reply))
+            || ProviderError::new(ProviderErrorKind::TimedOut, "the MPA Reply cannot be sent");
+        within(config.accept_timeout, socket.write_frame(&reply))
             .await
-            .map_err(timed_out)?
+            .ok_or_else(timed_out)?
             .map_err(|error| error.to_error())?;
         Ok(IwarpQueuePair::connected(
             socket,

@@ -122,7 +122,7 @@ impl Provider for Iwarp {
             let accepting = accept_all(listener, self.config.clone(), sender);
             let listener = IwarpListener {
                 local_address,
-                incoming,
+                incoming: incoming.into(),
                 _task: OwnedTask::spawn(accepting),
             };
             Ok(Box::new(listener) as Box<dyn ProviderListener>)

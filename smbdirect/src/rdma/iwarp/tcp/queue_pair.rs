@@ -479,9 +479,9 @@ impl IwarpQueuePair {
         self.closing = Closing::Terminated;
     }
 
-    /// Takes the next step of a graceful disconnect.
+    /// Takes the next step of a graceful disconnect. `all_read` is false if there may be more to read.
     #[cold]
-    fn close(&mut self, context: &mut Context<'_>) {
+    fn close(&mut self, context: &mut Context<'_>, all_read: bool) {
         if self.closing == Closing::Draining && self.machine.is_drained() {
             //= RDMAP-22
             if let Some(socket) = &self.socket {
@@ -503,7 +503,7 @@ impl IwarpQueuePair {
                 let acknowledged = socket.as_ref().map_or(0, Socket::acknowledged_bytes);
                 machine.transmitted_bytes() + acknowledged + received
             };
-            if self.close_timer.poll(context, moved) {
+            if self.close_timer.poll(context, all_read, moved) {
                 let how = match socket.as_ref().is_none_or(Socket::is_all_acknowledged) {
                     true => Disconnect::Local,
                     false => Disconnect::Broken(close_timer::not_taken()),
@@ -577,6 +577,9 @@ impl QueuePair for IwarpQueuePair {
                 continue;
             }
             if reads == MAX_READS_PER_POLL || self.received >= self.turn_end.received {
+                if self.closing != Closing::No {
+                    self.close(context, false);
+                }
                 wake_after_io_poll(context);
                 return Poll::Pending;
             }
@@ -597,7 +600,7 @@ impl QueuePair for IwarpQueuePair {
                 self.startup_probe(context);
             }
             if self.closing != Closing::No {
-                self.close(context);
+                self.close(context, true);
             }
             if !self.machine.has_ended() {
                 let sent = self.machine.transmitted_bytes();

@@ -11,7 +11,7 @@ use std::{
 #[cfg(target_os = "linux")]
 use nix::sys::socket::setsockopt;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::{io::Interest, net::TcpStream, time::timeout};
+use tokio::{io::Interest, net::TcpStream};
 
 #[cfg(target_os = "linux")]
 use super::options::ReceiveLowWater;
@@ -22,6 +22,7 @@ use super::{
     tap::Tap,
 };
 use crate::{
+    deadline::within,
     rdma::{
         direction::Direction,
         iwarp::{
@@ -206,7 +207,7 @@ impl Socket {
             }
         };
         // A timeout closes the connection as well.
-        let _ = timeout(close_timeout, until_peer_closes).await;
+        let _ = within(close_timeout, until_peer_closes).await;
     }
 
     /// Writes what the socket accepts without waiting, and sends FIN.
