@@ -6,7 +6,8 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, Mutex, atomic::AtomicU64, atomic::Ordering::Relaxed},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -122,10 +123,10 @@ fn the_figures_of_all_connections() {
     assert_eq!(described, names);
     check_names(&families);
     // Connections whose runtime has ended are finished by another thread.
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     while !snapshot().connections.is_empty() {
-        assert!(started.elapsed() < std::time::Duration::from_secs(30));
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(started.elapsed() < Duration::from_secs(30));
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
