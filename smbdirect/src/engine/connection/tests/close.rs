@@ -7,14 +7,14 @@ fn flushed_sends_are_not_reported_as_sent() {
     bench.send(1, 5);
     bench.send(2, 2500);
     bench.work();
-    bench.complete(Completion::Sent(bench.sends[0]));
+    let id = bench.sends[0];
+    bench.complete(Completion::Sent { id });
     bench.sends.pop_front();
     assert_eq!(bench.story(), ["sent 1"]);
     let broken = ProviderError::new(ProviderErrorKind::Reset, "gone");
     bench.disconnect(Disconnect::Broken(broken.clone()));
     let end = format!("closed: {}", ConnectionError::from(broken));
     assert_eq!(bench.story(), [end]);
-    assert_eq!(bench.engine.statistics().messages_sent, 1);
 }
 
 #[test]
