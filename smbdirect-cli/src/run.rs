@@ -27,7 +27,10 @@ use nix::sys::{
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 use smbdirect::Config;
 
-use self::broker::Broker;
+use self::{
+    broker::Broker,
+    program::{LIBRARY, with_other_libraries},
+};
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES},
     resources, transport,
@@ -72,9 +75,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect run -- smbclient //fileserver/share -U user
   smbdirect run --direct-port 5446 -- python3 backup.py
   smbdirect run -v -- smbclient -L fileserver     says when a connection is made, and how it ends";
-
-/// Name of the library that is loaded into the program.
-const LIBRARY: &str = "libsmbdirect_preload.so";
 
 /// The variable that names the part of a process of this command: [`BROKER`], [`PROGRAM`], or none.
 const PART: &str = "SMBDIRECT_RUN_PART";
@@ -255,16 +255,6 @@ fn stop_with(program: Pid) {
         // A process may send itself any signal.
         let _ = kill_process(getpid(), Signal::STOP);
     }
-}
-
-/// Returns the libraries to load: ours, and those that the environment names already.
-fn with_other_libraries(library: &Path) -> OsString {
-    let mut libraries = library.as_os_str().to_owned();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        libraries.push(":");
-        libraries.push(others);
-    }
-    libraries
 }
 
 /// Finds the library next to the command, or where packages install it.

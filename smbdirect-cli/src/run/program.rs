@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::{self, File},
     io::{ErrorKind, Read, Seek, SeekFrom},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
@@ -17,6 +17,9 @@ use landlock::{
 };
 use rustix::process::{getegid, geteuid};
 use tracing::debug;
+
+/// Name of the library that is loaded into the program.
+pub(super) const LIBRARY: &str = "libsmbdirect_preload.so";
 
 /// Most interpreters of scripts that follow each other, as in Linux.
 const MAX_INTERPRETERS: usize = 5;
@@ -51,7 +54,7 @@ pub(super) fn check(name: &OsStr, library: &Path) -> Result<()> {
     let listed = Command::new(&linker)
         .arg("--list")
         .arg(&program)
-        .env("LD_PRELOAD", super::with_other_libraries(library))
+        .env("LD_PRELOAD", with_other_libraries(library))
         .output()
         .with_context(|| format!("{} does not start", linker.display()))?;
     let is_there = listed.stdout.split(|byte| *byte == b'\n').any(|line| {
@@ -68,7 +71,7 @@ pub(super) fn check(name: &OsStr, library: &Path) -> Result<()> {
         library.display(),
         if reasons.is_empty() { "" } else { ": " },
         reasons.lines().next().unwrap_or_default(),
-        super::LIBRARY,
+        LIBRARY,
     );
     Ok(())
 }
@@ -95,6 +98,16 @@ pub(super) fn forbid_tcp(ports: &[u16]) {
     if let Err(error) = restrict() {
         debug!(%error, "processes without the library are not kept from TCP");
     }
+}
+
+/// Returns the libraries to load: ours, and those that the environment names already.
+pub(super) fn with_other_libraries(library: &Path) -> OsString {
+    let mut libraries = library.as_os_str().to_owned();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        libraries.push(":");
+        libraries.push(others);
+    }
+    libraries
 }
 
 /// Returns the file of a program, as `execvp` finds it.
