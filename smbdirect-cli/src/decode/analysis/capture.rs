@@ -1,7 +1,7 @@
 //! Capture files: pcap and pcapng, read piece by piece.
 //!
-//! `pcap_file` finds the records. The head of a packet is read here, because that crate refuses a
-//! packet that a snap length has cut, and takes every clock for one of nanoseconds.
+//! Only the blocks of packets, interfaces and sections are examined, and of an interface only its
+//! link type, snap length and clock. Nothing else in a file can make it unreadable.
 
 use std::{
     io::{ErrorKind, Read},
@@ -9,13 +9,9 @@ use std::{
     time::Duration,
 };
 
-use pcap_file::{
-    PcapError, TsResolution,
-    pcap::PcapParser,
-    pcapng::{
-        PcapNgParser,
-        blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption},
-    },
+use pcap_parser::{
+    OptionCode, PcapError, PcapHeader, nom, parse_option_be, parse_option_le, parse_pcap_header,
+    parse_unknownblock_be, parse_unknownblock_le,
 };
 use thiserror::Error;
 
@@ -46,7 +42,7 @@ pub(crate) enum CaptureError {
     #[error("it is cut short after packet {frame}")]
     Cut { frame: u64 },
     #[error("it is damaged after packet {frame}: {why}")]
-    Damaged { frame: u64, why: PcapError },
+    Damaged { frame: u64, why: &'static str },
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -57,14 +53,42 @@ pub(crate) struct Packets<R> {
     buffer: Vec<u8>,
     /// The offset in the buffer of the next record.
     start: usize,
+    /// Bytes after `start` that are not needed; some may not be in the buffer.
+    skip: usize,
     ended: bool,
     format: Format,
     frame: u64,
 }
 
 enum Format {
-    Pcap(PcapParser),
-    PcapNg(Box<PcapNgParser>),
+    Pcap(Pcap),
+    PcapNg(Section),
+}
+
+/// The format of the records of a pcap file.
+struct Pcap {
+    link: u32,
+    is_big: bool,
+    /// Nanoseconds per unit of the fraction of a second.
+    unit: u64,
+    /// Bytes before the data of a packet.
+    head_length: usize,
+}
+
+/// A section of a pcapng file.
+#[derive(Default)]
+struct Section {
+    is_big: bool,
+    interfaces: Vec<Interface>,
+}
+
+struct Interface {
+    link: u32,
+    /// Most bytes of a packet; 0 if there is no limit.
+    snap_length: u32,
+    units_per_second: u128,
+    /// Seconds to add to each timestamp.
+    offset: i64,
 }
 
 /// The place of a packet in the buffer, and its metadata.
@@ -75,15 +99,15 @@ struct Found {
     missing: u32,
 }
 
-/// Most bytes of a record: packets of 64 KiB and more with their options.
+/// The length of a record and the packet in it; `None` if the buffer does not have all of it.
+type Record = Result<Option<(usize, Option<Found>)>, &'static str>;
+
+/// Most bytes of a record that is kept: packets of 64 KiB and more with their options.
 const MAX_RECORD_BYTES: usize = 16 << 20;
 /// Most bytes of one read.
 const READ_BYTES: usize = 256 << 10;
-/// Most interfaces of a section; real captures have a handful.
-const MAX_INTERFACES: usize = 1024;
-/// Most bytes of the description of a section or an interface.
-const MAX_DESCRIPTION_BYTES: usize = 8192;
-const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+/// Most interfaces of a section. A file that was merged from others can have one for each packet.
+const MAX_INTERFACES: usize = 1 << 20;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
@@ -98,48 +122,27 @@ impl<R: Read> Packets<R> {
             input,
             buffer: Vec::new(),
             start: 0,
+            skip: 0,
             ended: false,
-            format: Format::Pcap(
-                PcapParser::new(EMPTY_PCAP)
-                    .expect("the head of an empty capture is right")
-                    .1,
-            ),
+            format: Format::PcapNg(Section::default()),
             frame: 0,
         };
-        reader.more()?;
+        while reader.buffer.len() < PCAP_HEADER_LENGTH && !reader.ended {
+            reader.more()?;
+        }
         if reader.buffer.is_empty() {
             return Err(CaptureError::Empty);
         }
         if reader.buffer.starts_with(&GZIP) || reader.buffer.starts_with(&ZSTD) {
             return Err(CaptureError::Compressed);
         }
-        if reader.buffer.starts_with(&SECTION_HEADER) {
-            reader.format = Format::PcapNg(Box::new(reader.parsed(pcapng_head)?));
-        } else {
-            reader.format = Format::Pcap(reader.parsed(PcapParser::new)?);
+        if !reader.buffer.starts_with(&SECTION_HEADER) {
+            reader.format = Format::Pcap(Pcap::new(&reader.buffer).ok_or(CaptureError::Unknown)?);
+            reader.start = PCAP_HEADER_LENGTH;
+        } else if order(&reader.buffer).is_none() {
+            return Err(CaptureError::Unknown);
         }
         Ok(reader)
-    }
-
-    /// Reads the head of the file when it is complete.
-    fn parsed<T>(
-        &mut self,
-        parse: impl Fn(&[u8]) -> Result<(&[u8], T), PcapError>,
-    ) -> Result<T, CaptureError> {
-        loop {
-            match parse(&self.buffer) {
-                Ok((rest, parser)) => {
-                    self.start = self.buffer.len() - rest.len();
-                    return Ok(parser);
-                }
-                Err(PcapError::IncompleteBuffer)
-                    if !self.ended && self.buffer.len() < MAX_RECORD_BYTES =>
-                {
-                    self.more()?;
-                }
-                Err(_) => return Err(CaptureError::Unknown),
-            }
-        }
     }
 
     /// Returns the next packet; `None` at the end of the file.
@@ -148,18 +151,23 @@ impl<R: Read> Packets<R> {
     /// The file ends within a packet, or contains what cannot be read.
     pub(crate) fn next(&mut self) -> Result<Option<Packet<'_>>, CaptureError> {
         loop {
+            let skipped = self.skip.min(self.buffer.len() - self.start);
+            self.start += skipped;
+            self.skip -= skipped;
             let rest = &self.buffer[self.start..];
-            if rest.is_empty() && self.ended {
+            let frame = self.frame;
+            if rest.is_empty() && self.ended && self.skip == 0 {
                 return Ok(None);
             }
             let record = match &mut self.format {
-                Format::Pcap(parser) => pcap_record(parser, rest),
-                Format::PcapNg(parser) => pcapng_record(parser, rest),
+                _ if self.skip > 0 => Ok(None),
+                Format::Pcap(pcap) => Ok(pcap.record(rest)),
+                Format::PcapNg(section) => section.record(rest),
             };
-            match record {
-                Ok((length, found)) => {
+            match record.map_err(|why| CaptureError::Damaged { frame, why })? {
+                Some((length, found)) => {
                     let start = self.start;
-                    self.start += length;
+                    self.skip = length;
                     let Some(found) = found else { continue };
                     self.frame += 1;
                     return Ok(Some(Packet {
@@ -170,23 +178,12 @@ impl<R: Read> Packets<R> {
                         missing: found.missing,
                     }));
                 }
-                Err(PcapError::IncompleteBuffer) if rest.len() < MAX_RECORD_BYTES => {
-                    if self.ended {
-                        return Err(CaptureError::Cut { frame: self.frame });
-                    }
-                    self.more()?;
-                }
-                Err(PcapError::IncompleteBuffer) => {
-                    let why = PcapError::InvalidField("a record of more than 16 MiB");
-                    return Err(CaptureError::Damaged {
-                        frame: self.frame,
-                        why,
-                    });
-                }
-                Err(why) => {
-                    let frame = self.frame;
+                None if self.ended => return Err(CaptureError::Cut { frame }),
+                None if rest.len() >= MAX_RECORD_BYTES => {
+                    let why = "a record of more than 16 MiB";
                     return Err(CaptureError::Damaged { frame, why });
                 }
+                None => self.more()?,
             }
         }
     }
@@ -209,92 +206,44 @@ impl<R: Read> Packets<R> {
     }
 }
 
-/// An empty capture.
-const EMPTY_PCAP: &[u8] = &[
-    0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0,
-];
+const PCAP_HEADER_LENGTH: usize = 24;
 
-fn pcap_record(parser: &PcapParser, rest: &[u8]) -> Result<(usize, Option<Found>), PcapError> {
-    let (behind, packet) = parser.next_raw_packet(rest)?;
-    let header = parser.header();
-    let nanoseconds = match header.ts_resolution {
-        TsResolution::MicroSecond => u64::from(packet.ts_frac) * 1000,
-        TsResolution::NanoSecond => u64::from(packet.ts_frac),
-    };
-    let time = Duration::from_secs(packet.ts_sec.into()) + Duration::from_nanos(nanoseconds);
-    let length = rest.len() - behind.len();
-    let found = Found {
-        time,
-        // The upper half may contain the length of a checksum after the frames.
-        link: u32::from(header.datalink) & 0xffff,
-        data: length - packet.data.len()..length,
-        missing: packet.orig_len.saturating_sub(packet.incl_len),
-    };
-    Ok((length, Some(found)))
-}
-
-fn pcapng_head(bytes: &[u8]) -> Result<(&[u8], PcapNgParser), PcapError> {
-    check_block(bytes, false, 0)?;
-    PcapNgParser::new(bytes)
-}
-
-/// Returns the length of the next block, and the packet in it.
-fn pcapng_record(
-    parser: &mut PcapNgParser,
-    rest: &[u8],
-) -> Result<(usize, Option<Found>), PcapError> {
-    let is_big = parser.section().endianness.is_big();
-    check_block(rest, is_big, parser.interfaces().len())?;
-    let (behind, block) = parser.next_raw_block(rest)?;
-    let length = rest.len() - behind.len();
-    let body = &block.body;
-    let word = |at: usize| {
-        let bytes = body.get(at..).and_then(|bytes| bytes.first_chunk());
-        bytes
-            .map(|&bytes| number(bytes, is_big))
-            .ok_or(PcapError::InvalidField(
-                "a block is shorter than its fields",
-            ))
-    };
-    let (interface, captured, original, start) = match block.type_ {
-        ENHANCED_PACKET => (word(0)?, word(12)?, word(16)?, 20),
-        OLD_PACKET => {
-            let interface = body.get(..2).map_or(0, |bytes| match is_big {
-                true => u16::from_be_bytes([bytes[0], bytes[1]]),
-                false => u16::from_le_bytes([bytes[0], bytes[1]]),
-            });
-            (interface.into(), word(12)?, word(16)?, 20)
+impl Pcap {
+    /// Reads the header of a file.
+    fn new(bytes: &[u8]) -> Option<Self> {
+        let mut header = *bytes.first_chunk::<PCAP_HEADER_LENGTH>()?;
+        // Kuznetzov's tcpdump writes longer heads. The parser knows only one byte order of this.
+        let is_modified = matches!(
+            header,
+            [0x34, 0xcd, 0xb2, 0xa1, ..] | [0xa1, 0xb2, 0xcd, 0x34, ..]
+        );
+        if is_modified && header[0] == 0xa1 {
+            header[2..4].copy_from_slice(&[0xc3, 0xd4]);
         }
-        SIMPLE_PACKET => {
-            let original = word(0)?;
-            let snap_length = parser.interfaces().first().map_or(0, |first| first.snaplen);
-            let captured = match snap_length {
-                0 => original,
-                snap_length => original.min(snap_length),
-            };
-            (0, captured, original, 4)
-        }
-        _ => return Ok((length, None)),
-    };
-    let description = parser
-        .interfaces()
-        .get(interface as usize)
-        .ok_or(PcapError::InvalidInterfaceId(interface))?;
-    let data = start..start + captured as usize;
-    if data.end > body.len() {
-        return Err(PcapError::InvalidField("a packet is longer than its block"));
+        let (_, header): (_, PcapHeader) = parse_pcap_header(&header).ok()?;
+        Some(Self {
+            // The upper half may contain the length of a checksum after the frames.
+            link: header.network.0 as u32 & 0xffff,
+            is_big: header.is_bigendian(),
+            unit: [1000, 1][usize::from(header.is_nanosecond_precision())],
+            head_length: if is_modified { 24 } else { 16 },
+        })
     }
-    let time = match block.type_ {
-        SIMPLE_PACKET => Duration::ZERO,
-        _ => time(description, u64::from(word(4)?) << 32 | u64::from(word(8)?)),
-    };
-    let found = Found {
-        time,
-        link: u32::from(description.linktype),
-        data: BLOCK_HEAD + data.start..BLOCK_HEAD + data.end,
-        missing: original.saturating_sub(captured),
-    };
-    Ok((length, Some(found)))
+
+    fn record(&self, rest: &[u8]) -> Option<(usize, Option<Found>)> {
+        let word = |at| word(rest, at, self.is_big);
+        let (captured, original) = (word(8)?, word(12)?);
+        let length = self.head_length.checked_add(captured as usize)?;
+        rest.get(..length)?;
+        let fraction = Duration::from_nanos(u64::from(word(4)?) * self.unit);
+        let found = Found {
+            time: Duration::from_secs(word(0)?.into()) + fraction,
+            link: self.link,
+            data: self.head_length..length,
+            missing: original.saturating_sub(captured),
+        };
+        Some((length, Some(found)))
+    }
 }
 
 const SECTION: u32 = 0x0a0d_0d0a;
@@ -304,55 +253,164 @@ const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 /// Bytes of type and length before the body of a block.
 const BLOCK_HEAD: usize = 8;
+const MIN_BLOCK_LENGTH: u32 = 12;
 
-/// Checks a block, so that the state of the parser stays bounded.
-fn check_block(rest: &[u8], is_big: bool, interfaces: usize) -> Result<(), PcapError> {
-    let Some((head, _)) = rest.split_first_chunk::<12>() else {
-        return Ok(());
-    };
-    let word = |at: usize, is_big| {
-        let bytes = [head[at], head[at + 1], head[at + 2], head[at + 3]];
-        number(bytes, is_big)
-    };
-    let (length, is_interface) = match word(0, is_big) {
-        // A section has a byte order of its own.
-        SECTION => (word(4, word(8, true) == BYTE_ORDER_MAGIC), false),
-        INTERFACE => (word(4, is_big), true),
-        _ => return Ok(()),
-    };
-    if length as usize > MAX_DESCRIPTION_BYTES {
-        return Err(PcapError::InvalidField("a description that is too long"));
-    }
-    if is_interface && interfaces >= MAX_INTERFACES {
-        return Err(PcapError::InvalidField("too many interfaces"));
-    }
-    Ok(())
-}
-
-const fn number(bytes: [u8; 4], is_big: bool) -> u32 {
-    match is_big {
-        true => u32::from_be_bytes(bytes),
-        false => u32::from_le_bytes(bytes),
-    }
-}
-
-/// Returns the time of a timestamp by the clock of its interface; microseconds if it does not say.
-fn time(interface: &InterfaceDescriptionBlock<'_>, stamp: u64) -> Duration {
-    let (mut units_per_second, mut offset) = (1_000_000_u64, 0);
-    for option in &interface.options {
-        match *option {
-            InterfaceDescriptionOption::IfTsResol(resolution) => {
-                let (base, power): (u64, _) = match resolution & 0x80 {
-                    0 => (10, resolution),
-                    _ => (2, resolution & 0x7f),
-                };
-                units_per_second = base.checked_pow(power.into()).unwrap_or(u64::MAX);
+impl Section {
+    fn record(&mut self, rest: &[u8]) -> Record {
+        let Some(kind) = word(rest, 0, self.is_big) else {
+            return Ok(None);
+        };
+        if kind == SECTION {
+            // A section has a byte order of its own.
+            if rest.len() < MIN_BLOCK_LENGTH as usize {
+                return Ok(None);
             }
-            InterfaceDescriptionOption::IfTsOffset(seconds) => offset = seconds,
-            _ => {}
+            self.is_big = order(rest).ok_or("a section without a byte order")?;
+            self.interfaces.clear();
+        }
+        let length = match word(rest, 4, self.is_big) {
+            None => return Ok(None),
+            Some(..MIN_BLOCK_LENGTH) => return Err("a block that is shorter than its head"),
+            Some(length) => length as usize,
+        };
+        if ![INTERFACE, OLD_PACKET, SIMPLE_PACKET, ENHANCED_PACKET].contains(&kind) {
+            return Ok(Some((length, None)));
+        }
+        let block = match self.is_big {
+            true => parse_unknownblock_be(rest),
+            false => parse_unknownblock_le(rest),
+        };
+        let block = match block {
+            Ok((_, block)) => block,
+            Err(nom::Err::Incomplete(_)) => return Ok(None),
+            Err(_) => return Err("a block that cannot be read"),
+        };
+        if block.block_len1 != block.block_len2 {
+            return Err("a block with two lengths");
+        }
+        let found = match kind {
+            INTERFACE => {
+                self.interface(block.data)?;
+                None
+            }
+            _ => Some(self.packet(kind, block.data)?),
+        };
+        Ok(Some((length, found)))
+    }
+
+    fn interface(&mut self, body: &[u8]) -> Result<(), &'static str> {
+        if self.interfaces.len() >= MAX_INTERFACES {
+            return Err("too many interfaces");
+        }
+        let mut interface = Interface {
+            link: self.short(body)?,
+            snap_length: word(body, 4, self.is_big).ok_or(SHORT_BLOCK)?,
+            units_per_second: 1_000_000,
+            offset: 0,
+        };
+        let parse = match self.is_big {
+            true => parse_option_be::<PcapError<&[u8]>>,
+            false => parse_option_le::<PcapError<&[u8]>>,
+        };
+        let mut options = &body[8..];
+        while let Ok((rest, option)) = parse(options) {
+            options = rest;
+            match (option.code, option.value.get(..option.len.into())) {
+                (OptionCode::EndOfOpt, _) => break,
+                (OptionCode::IfTsresol, Some(&[resolution])) => {
+                    let (base, power): (u128, _) = match resolution & 0x80 {
+                        0 => (10, resolution),
+                        _ => (2, resolution & 0x7f),
+                    };
+                    interface.units_per_second = base.saturating_pow(power.into());
+                }
+                (OptionCode::IfTsoffset, Some(value)) => {
+                    if let Ok(value) = <[u8; 8]>::try_from(value) {
+                        interface.offset = match self.is_big {
+                            true => i64::from_be_bytes(value),
+                            false => i64::from_le_bytes(value),
+                        };
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.interfaces.push(interface);
+        Ok(())
+    }
+
+    /// Returns the first two bytes of a body as a number.
+    fn short(&self, body: &[u8]) -> Result<u32, &'static str> {
+        let word = word(body, 0, self.is_big).ok_or(SHORT_BLOCK)?;
+        Ok(if self.is_big {
+            word >> 16
+        } else {
+            word & 0xffff
+        })
+    }
+
+    fn packet(&self, kind: u32, body: &[u8]) -> Result<Found, &'static str> {
+        let word = |at| word(body, at, self.is_big).ok_or(SHORT_BLOCK);
+        let (interface, start) = match kind {
+            SIMPLE_PACKET => (0, 4),
+            OLD_PACKET => (self.short(body)?, 20),
+            _ => (word(0)?, 20),
+        };
+        let interface = self.interfaces.get(interface as usize);
+        let interface = interface.ok_or("a packet of an interface that is not described")?;
+        let (time, captured, original) = match kind {
+            SIMPLE_PACKET => {
+                let original = word(0)?;
+                let limit = interface.snap_length.wrapping_sub(1).saturating_add(1);
+                let captured = original.min(limit).min((body.len() - start) as u32);
+                (Duration::ZERO, captured, original)
+            }
+            _ => {
+                let stamp = u64::from(word(4)?) << 32 | u64::from(word(8)?);
+                (interface.time(stamp), word(12)?, word(16)?)
+            }
+        };
+        let data = start..start + captured as usize;
+        if data.end > body.len() {
+            return Err("a packet that is longer than its block");
+        }
+        Ok(Found {
+            time,
+            link: interface.link,
+            data: BLOCK_HEAD + data.start..BLOCK_HEAD + data.end,
+            missing: original.saturating_sub(captured),
+        })
+    }
+}
+
+const SHORT_BLOCK: &str = "a block that is shorter than its fields";
+
+impl Interface {
+    /// Returns the time of a timestamp by the clock of the interface.
+    fn time(&self, stamp: u64) -> Duration {
+        let stamp = u128::from(stamp);
+        let seconds = (stamp / self.units_per_second) as i128 + i128::from(self.offset);
+        // The remainder is less than 2^64, so the product does not overflow.
+        let rest = stamp % self.units_per_second * 1_000_000_000 / self.units_per_second;
+        match u64::try_from(seconds) {
+            Ok(seconds) => Duration::new(seconds, rest as u32),
+            Err(_) => Duration::ZERO,
         }
     }
-    let seconds = (stamp / units_per_second).saturating_add(offset);
-    let rest = u128::from(stamp % units_per_second) * 1_000_000_000 / u128::from(units_per_second);
-    Duration::new(seconds, rest as u32)
+}
+
+/// Returns whether a section is big-endian, if it says so.
+fn order(section: &[u8]) -> Option<bool> {
+    const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+    [false, true]
+        .into_iter()
+        .find(|&is_big| word(section, BLOCK_HEAD, is_big) == Some(BYTE_ORDER_MAGIC))
+}
+
+fn word(bytes: &[u8], at: usize, is_big: bool) -> Option<u32> {
+    let &bytes = bytes.get(at..)?.first_chunk()?;
+    Some(match is_big {
+        true => u32::from_be_bytes(bytes),
+        false => u32::from_le_bytes(bytes),
+    })
 }
