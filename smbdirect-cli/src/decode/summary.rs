@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use smbdirect::rdma::roce::packet::Syndrome;
+use smbdirect::rdma::roce::packet::{Opcode, Syndrome};
 
 use super::analysis::{Event, Repeated, RocePacket, Sender, What};
 
@@ -129,7 +129,8 @@ impl Summary {
 
 impl RoceTotals {
     fn count(&mut self, packet: &RocePacket) {
-        self.packets += 1;
+        let is_of_cm = packet.bth.opcode == Opcode::UdSendOnly;
+        self.packets += u64::from(!is_of_cm);
         match packet.repeated {
             Repeated::No => {}
             Repeated::SentAgain => self.sent_again += 1,

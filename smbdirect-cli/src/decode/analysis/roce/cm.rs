@@ -29,7 +29,9 @@ impl Roce {
         let Ok(mad) = Mad::decode(&packet.head) else {
             return false;
         };
+        let is_copy = self.recent.has(packet);
         let found = match &mad.message {
+            message if is_copy => self.find(from, to, message),
             Message::ConnectRequest(request) => {
                 let id = request.local_communication_id;
                 let queue_pair = request.queue_pair;
@@ -40,6 +42,12 @@ impl Roce {
         let Some((id, way)) = found else {
             return false;
         };
+        if is_copy {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.captured_again(way, packet, place, out);
+            }
+            return true;
+        }
         let local = mad.message.local_communication_id();
         if local != 0 {
             self.ids.insert((from, to, local), id, way);

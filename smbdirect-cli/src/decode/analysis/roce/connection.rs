@@ -7,7 +7,7 @@ use std::{collections::VecDeque, net::IpAddr};
 use smbdirect::rdma::roce::{
     Psn,
     cm::Message,
-    packet::{DecodeError, ICRC_LENGTH, Opcode, Syndrome},
+    packet::{DecodeError, Opcode, Syndrome},
 };
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
         streams::Out,
         tcp::Place,
     },
-    datagram::{Packet, Undecoded},
+    datagram::{Packet, Recent, Undecoded},
     order::Requests,
     reads::{Read, Reads, Response, response_packets},
 };
@@ -84,7 +84,7 @@ struct Way {
     last_response: Option<Psn>,
     /// Complete Sends.
     sends: u64,
-    recent: VecDeque<(u16, [u8; ICRC_LENGTH])>,
+    recent: Recent,
 }
 
 /// A Send without its last packet so far.
@@ -101,8 +101,6 @@ const MAX_WAITING: usize = 64;
 const MAX_CM: usize = 16;
 /// Most packets of Read responses that wait for their request.
 const MAX_EARLY: usize = 256;
-/// Packets among which a copy by the network is searched.
-const RECENT_PACKETS: usize = 64;
 /// Packets within which two directions of a connection acknowledge each other.
 const PAIRING_WINDOW: i64 = 4096;
 
@@ -261,9 +259,8 @@ impl Connection {
         if self.upper == Upper::Other {
             return;
         }
-        if self.is_captured_again(way, &packet) {
-            let shown = packet.shown(Repeated::CapturedAgain);
-            self.say(way, place, What::Packet(shown), Vec::new(), out);
+        if self.ways[way].recent.has(&packet) {
+            self.captured_again(way, &packet, place, out);
             return;
         }
         self.learn_mtu(&packet);
@@ -284,6 +281,18 @@ impl Connection {
         }
     }
 
+    /// Reports a copy of a packet that the network made.
+    pub(super) fn captured_again(
+        &mut self,
+        way: usize,
+        packet: &Packet,
+        place: Place,
+        out: &mut Out<'_>,
+    ) {
+        let shown = packet.shown(Repeated::CapturedAgain);
+        self.say(way, place, What::Packet(shown), Vec::new(), out);
+    }
+
     /// Reports what waits for packets that will not come.
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
         let holds = |way: &Way| way.requests.first_held().is_some();
@@ -302,21 +311,6 @@ impl Connection {
         if self.is_smb_direct() {
             self.tell_waiting(out);
         }
-    }
-
-    fn is_captured_again(&mut self, way: usize, packet: &Packet) -> bool {
-        let Some(fingerprint) = packet.fingerprint else {
-            return false;
-        };
-        let recent = &mut self.ways[way].recent;
-        if recent.contains(&fingerprint) {
-            return true;
-        }
-        if recent.len() == RECENT_PACKETS {
-            recent.pop_front();
-        }
-        recent.push_back(fingerprint);
-        false
     }
 
     /// Learns the path MTU from a packet that is not the last of its message.

@@ -1,6 +1,6 @@
 //! A packet of RoCE: its headers, the start of its payload, and its ICRC.
 
-use std::iter;
+use std::{collections::VecDeque, iter};
 
 use smbdirect::rdma::roce::{
     Psn,
@@ -25,7 +25,32 @@ pub(super) struct Packet {
     pub(super) icrc: Icrc,
     /// What distinguishes it from a copy that its sender sent later: the Identification of IPv4,
     /// and the ICRC. `None` if there is no Identification.
-    pub(super) fingerprint: Option<(u16, [u8; ICRC_LENGTH])>,
+    pub(super) fingerprint: Option<Fingerprint>,
+}
+
+type Fingerprint = (u16, [u8; ICRC_LENGTH]);
+
+/// The last packets, among which a copy by the network is searched.
+#[derive(Debug, Default)]
+pub(super) struct Recent(VecDeque<Fingerprint>);
+
+const RECENT_PACKETS: usize = 64;
+
+impl Recent {
+    /// Returns whether the network copied the packet; if not, adds it.
+    pub(super) fn has(&mut self, packet: &Packet) -> bool {
+        let Some(fingerprint) = packet.fingerprint else {
+            return false;
+        };
+        if self.0.contains(&fingerprint) {
+            return true;
+        }
+        if self.0.len() == RECENT_PACKETS {
+            self.0.pop_front();
+        }
+        self.0.push_back(fingerprint);
+        false
+    }
 }
 
 /// A packet that cannot be decoded.
@@ -128,7 +153,7 @@ const fn has_content(opcode: Opcode) -> bool {
     )
 }
 
-fn fingerprint(datagram: &Datagram<'_>) -> Option<(u16, [u8; ICRC_LENGTH])> {
+fn fingerprint(datagram: &Datagram<'_>) -> Option<Fingerprint> {
     let IpHeader::V4 {
         identification: identification @ 1..,
         ..

@@ -21,7 +21,7 @@ use super::{
     },
     communication_ids::{CM_QUEUE_PAIR, CommunicationIds},
     connection::{Connection, QueuePair},
-    datagram::{Packet, packets},
+    datagram::{Packet, Recent, packets},
     recognise::{is_initiator, recognise_packet},
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Roce {
     open: Vec<u32>,
     last: u32,
     held_bytes: usize,
+    /// The last datagrams of the CM.
+    pub(super) recent: Recent,
 }
 
 /// The packets from an address to a queue pair.

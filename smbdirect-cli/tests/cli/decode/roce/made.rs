@@ -5,10 +5,13 @@ use pcap_file::{
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
 use serde_json::Value;
-use smbdirect::rdma::roce::packet::{Extended, NakCode, Opcode, Reth, Syndrome};
+use smbdirect::rdma::roce::packet::{Extended, NakCode, Opcode, Reth, Syndrome, UDP_PORT};
 
 use super::{
-    super::talk::{I, R, Transfer, broken, decode, events, names, write_pcap},
+    super::{
+        captures::{capture, packets},
+        talk::{I, R, Transfer, broken, decode, events, names, write_pcap},
+    },
     talk::{MTU, Talk},
 };
 use crate::support::Done;
@@ -303,6 +306,77 @@ fn a_network_that_mirrors_packets_twice_changes_nothing() {
 }
 
 /// A Read whose response loses a packet is asked for again from there.
+/// The CM and data: before and after a router, in a VLAN, or three times; with a delay.
+#[test]
+fn copies_of_packets_are_ignored_and_counted() {
+    let Some(path) = capture("rxe-negotiate.pcap") else {
+        return;
+    };
+    let mut frames = packets(&path);
+    frames.retain(|frame| frame[23] == 17 && frame[36..38] == UDP_PORT.to_be_bytes());
+    let all = |frames: &[Vec<u8>]| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("copies.pcap");
+        write_pcap(&path, DataLink::ETHERNET, frames);
+        let done = decode(&path, &["--json"]).succeeded();
+        let mut lines = done.json();
+        let summary = lines.pop().unwrap();
+        for line in &mut lines {
+            let line = line.as_object_mut().unwrap();
+            line.remove("frame");
+            line.remove("seconds");
+        }
+        (lines, summary["roce"][0].clone())
+    };
+    let (expected, plain) = all(&frames);
+    type Copies = fn(&[u8]) -> Vec<Vec<u8>>;
+    let routed = |frame: &[u8]| {
+        let mut frame = frame.to_vec();
+        frame[15] = 0x63;
+        frame[22] -= 1;
+        frame
+    };
+    let copies: [(&str, Copies); 3] = [
+        ("copy", |frame| vec![frame.to_vec()]),
+        ("two copies", |frame| vec![frame.to_vec(); 2]),
+        ("VLAN", |frame| {
+            vec![[&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat()]
+        }),
+    ];
+    let routed: [(&str, &dyn Fn(&[u8]) -> Vec<Vec<u8>>); 1] =
+        [("router", &|frame| vec![routed(frame)])];
+    let copies = copies
+        .iter()
+        .map(|(name, copies)| (*name, copies as &dyn Fn(&[u8]) -> _));
+    for (name, copies) in copies.chain(routed) {
+        for delay in [0, 1, 9] {
+            let mut mixed = Vec::new();
+            for index in 0..frames.len() + delay {
+                mixed.extend(frames.get(index).cloned());
+                if let Some(frame) = index.checked_sub(delay).map(|index| &frames[index]) {
+                    mixed.extend(copies(frame));
+                }
+            }
+            let (lines, totals) = all(&mixed);
+            assert_eq!(lines, expected, "{name}, {delay} late");
+            let again = (mixed.len() - frames.len()) as u64;
+            assert_eq!(totals["captured_again"], again, "{name}, {delay} late");
+            assert_eq!(totals["sent_again"], 0, "{name}, {delay} late");
+        }
+    }
+    // With another Identification it was sent again.
+    let request = frames.iter().position(|frame| frame[42] == 0x64).unwrap();
+    let mut again = frames[request].clone();
+    again[18] ^= 1;
+    right_icrc(&mut again);
+    frames.splice(request + 1..request + 1, [again.clone(), again]);
+    let (lines, totals) = all(&frames);
+    assert_eq!(lines.len(), expected.len() + 1);
+    assert!(lines.iter().any(|line| line["again"] == true));
+    assert_eq!(totals["captured_again"], 1);
+    assert_eq!(totals["packets"], plain["packets"]);
+}
+
 #[test]
 fn a_read_can_be_asked_for_again() {
     let mut talk = Talk::established();
