@@ -6,6 +6,7 @@ mod summary;
 mod text;
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     fs::File,
     io::{IsTerminal, Read, stdin},
@@ -182,6 +183,13 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
              if it was another port, say --port"
         );
     }
+    let named = not_understood(counts);
+    if counts.tcp == 0 && !named.is_empty() {
+        return anyhow!(
+            "{named} not understood; capture where there is no other protocol around TCP or RoCE, \
+             or if it is RoCE on another UDP port, say --udp-port"
+        );
+    }
     if counts.tcp == 0 {
         return anyhow!(
             "no packet of TCP, so no iWARP, and none of RoCE (UDP 4791); if it was another UDP port, \
@@ -192,6 +200,18 @@ fn nothing_found(decode: &Decode, counts: &Counts) -> anyhow::Error {
         "no stream of TCP begins with an MPA Request or is on port 5445; \
          if the beginning was not captured, say --port"
     )
+}
+
+/// Names the most frequent packets that are not understood.
+fn not_understood(counts: &Counts) -> String {
+    const MAX_NAMED: usize = 3;
+    let mut kinds: Vec<_> = counts.unread.iter().collect();
+    kinds.sort_by_key(|(_, packets)| Reverse(**packets));
+    let kinds = kinds.iter().take(MAX_NAMED).map(|(unread, packets)| {
+        let packets = report::plural(**packets, "packet");
+        format!("{packets} of {unread}")
+    });
+    kinds.collect::<Vec<_>>().join(", ")
 }
 
 /// Shows and counts events.

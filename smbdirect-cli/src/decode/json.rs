@@ -106,6 +106,8 @@ pub(super) enum Line<'a> {
         read_bytes: u64,
         missing_bytes: u64,
         missing_packets: u64,
+        /// Packets by what is not understood about them.
+        not_understood: &'a BTreeMap<String, u64>,
         lowest_credits: Vec<LowestCredits>,
         roce: Vec<RoceStream>,
         broken: Vec<BrokenRule<'a>>,
@@ -343,7 +345,7 @@ impl<'a> Line<'a> {
     }
 
     /// Returns the last object.
-    pub(super) fn summary(summary: &'a Summary, counts: &Counts) -> Self {
+    pub(super) fn summary(summary: &'a Summary, counts: &'a Counts) -> Self {
         let broken = summary.broken.iter().map(|(rule, broken)| BrokenRule {
             rule,
             text: rule_text(rule),
@@ -374,6 +376,7 @@ impl<'a> Line<'a> {
             read_bytes: summary.read_bytes,
             missing_bytes: summary.missing_bytes,
             missing_packets: summary.roce.values().map(|roce| roce.missing).sum(),
+            not_understood: &counts.unread,
             lowest_credits: lowest.collect(),
             roce: summary
                 .roce

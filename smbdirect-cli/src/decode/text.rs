@@ -12,7 +12,8 @@ use smbdirect_smb::smb2::Channel;
 
 use super::{
     analysis::{
-        ByRdma, Counts, DataTransfer, Event, Payload, Sender, Tagged, What, text as rule_text,
+        ByRdma, Counts, DataTransfer, Event, OTHER_UDP, Payload, Sender, Tagged, What,
+        text as rule_text,
     },
     summary::Summary,
 };
@@ -470,9 +471,12 @@ fn beside(report: &Report, summary: &Summary, counts: &Counts) {
             report.line(format_args!("{} {what}", plural(packets, "packet")));
         }
     }
-    for (link, packets) in &counts.unknown_links {
-        let packets = plural(*packets, "packet");
-        report.line(format_args!("{packets} of link type {link}, not read"));
+    for (unread, packets) in &counts.unread {
+        // Other protocols over UDP are in most captures.
+        if !unread.starts_with(OTHER_UDP) {
+            let packets = plural(*packets, "packet");
+            report.line(format_args!("{packets} of {unread}, not understood"));
+        }
     }
 }
 

@@ -3,6 +3,9 @@
 mod broken;
 mod captures;
 mod files;
+mod formats;
 mod roce;
 mod smb2;
+mod strays;
 mod talk;
+mod wrapped;

@@ -106,7 +106,7 @@ impl Framer {
                 self.buffer.extend_from_slice(&bytes[skipped as usize..]);
             }
             Piece::Gap(gap) => self.gap(gap),
-            Piece::End { .. } => {}
+            Piece::Begins { .. } | Piece::End { .. } => {}
         }
     }
 

@@ -95,8 +95,8 @@ const MAX_READS: usize = 1 << 14;
 const DDP_RESERVED: u8 = 0x3c;
 
 impl Iwarp {
-    /// Handles the first packet of a direction.
-    pub(super) fn begins(&mut self, way: usize, is_initiator: bool) {
+    /// Handles the beginning of a direction.
+    fn begins(&mut self, way: usize, is_initiator: bool) {
         let state = &mut self.state;
         state.ways[way].from_start = true;
         state.known.from_start = true;
@@ -112,6 +112,10 @@ impl Iwarp {
 
     /// Handles the next piece of a direction. Returns false if it is not iWARP.
     pub(super) fn piece(&mut self, way: usize, piece: &Piece<'_>, said: Said<'_>) -> bool {
+        if let Piece::Begins { connects } = *piece {
+            self.begins(way, connects);
+            return true;
+        }
         let Self { framers, state } = self;
         framers[way].take(piece);
         if let Piece::Gap(bytes) = *piece {

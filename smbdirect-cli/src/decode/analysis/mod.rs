@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! capture   pcap, pcapng            -> packets
-//! packet    link, IP, TCP or UDP    -> segments, or packets of RoCE
+//! peel      links, tags, tunnels    -> TCP, UDP or RoCEv1
+//! packet    TCP or UDP              -> segments, or packets of RoCE
 //! tcp       both directions         -> bytes and gaps, in a possible order
 //! framing   MPA                     -> startup frames and FPDUs, in step again after a gap
 //! messages  DDP, RDMAP              -> Sends, Writes, Reads, Terminates
@@ -22,6 +23,7 @@ mod event;
 mod framing;
 mod messages;
 mod packet;
+mod peel;
 mod roce;
 mod rules;
 mod silence;
@@ -34,5 +36,6 @@ pub(crate) use event::{
     ByRdma, DataTransfer, End, Event, Icrc, Payload, Region, Repeated, RocePacket, Sender, Tagged,
     What,
 };
+pub(crate) use peel::OTHER_UDP;
 pub(crate) use rules::text;
 pub(crate) use streams::{Counts, Streams};

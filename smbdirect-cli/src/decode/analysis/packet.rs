@@ -1,28 +1,42 @@
-//! Packets: link layer, IP and TCP around a piece of a stream, or UDP around a packet of RoCE.
+//! Packets: a piece of a TCP stream, or a packet of RoCE.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use etherparse::{
-    EtherType, LaxIpv4Slice, LaxIpv6Slice, LaxNetSlice, LaxSlicedPacket, TransportSlice, UdpSlice,
+    LaxIpSlice, LaxIpv4Slice, LaxIpv6Slice, LenSource, TcpOptionElement, TcpSlice, TransportSlice,
+    UdpSlice,
 };
 use smbdirect::rdma::roce::icrc::{DatagramHeader, IpHeader};
 
-use super::capture::Packet;
+use super::{
+    capture::Packet,
+    peel::{Core, peel},
+};
 
 /// A piece of a TCP stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment<'a> {
+    pub(crate) head: Head,
+    pub(crate) payload: &'a [u8],
+    /// Payload bytes on the wire that are not in the file.
+    pub(crate) missing: u32,
+}
+
+/// The header of a packet of TCP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
     pub(crate) from: SocketAddr,
     pub(crate) to: SocketAddr,
     pub(crate) sequence: u32,
     /// The acknowledgement number: what its sender has seen of the other direction.
     pub(crate) acknowledged: Option<u32>,
+    /// The field for the receive window.
+    pub(crate) window: u16,
+    /// The bits by which later windows of its sender are shifted, if it is a SYN.
+    pub(crate) window_scale: u8,
     pub(crate) syn: bool,
     pub(crate) fin: bool,
     pub(crate) rst: bool,
-    pub(crate) payload: &'a [u8],
-    /// Payload bytes on the wire that are not in the file.
-    pub(crate) missing: u32,
 }
 
 /// A packet of RoCE, from its BTH to its ICRC.
@@ -50,122 +64,92 @@ pub(crate) enum Content<'a> {
     Roce(Datagram<'a>),
     /// A fragment of an IP packet; fragments are not reassembled.
     Fragment,
-    /// An unknown link layer.
-    UnknownLink(u32),
+    /// It is not understood; this names it.
+    Unread(String),
     Other,
-}
-
-/// The Ethertype of RoCEv1.
-const ROCE_V1: EtherType = EtherType(0x8915);
-
-mod link {
-    //! Numbers in the registry of tcpdump.org.
-    pub(super) const NULL: u32 = 0;
-    pub(super) const ETHERNET: u32 = 1;
-    /// Raw IP by the number that OpenBSD gave it, and that of its header.
-    pub(super) const RAW_OPENBSD: u32 = 14;
-    pub(super) const RAW_BSD: u32 = 12;
-    pub(super) const RAW: u32 = 101;
-    pub(super) const LOOP: u32 = 108;
-    pub(super) const LINUX_SLL: u32 = 113;
-    pub(super) const IPV4: u32 = 228;
-    pub(super) const IPV6: u32 = 229;
-    pub(super) const LINUX_SLL2: u32 = 276;
 }
 
 /// Finds the piece of a TCP stream, or the packet of RoCE on one of `udp_ports`, in a packet.
 pub(crate) fn content<'a>(packet: &Packet<'a>, udp_ports: &[u16]) -> Content<'a> {
-    let data = packet.data;
-    let ether_type = |at: usize| {
-        let bytes = data.get(at..)?.first_chunk::<2>()?;
-        Some(EtherType(u16::from_be_bytes(*bytes)))
-    };
-    let behind = |length: usize| data.get(length..);
-    let sliced = match packet.link {
-        link::ETHERNET => parts(ether_type(12), behind(14)),
-        link::LINUX_SLL => parts(ether_type(14), behind(16)),
-        link::LINUX_SLL2 => parts(ether_type(0), behind(20)),
-        // The address family is in the byte order of some machine, so the IP header decides.
-        link::NULL | link::LOOP => ip(behind(4)),
-        link::RAW | link::RAW_BSD | link::RAW_OPENBSD | link::IPV4 | link::IPV6 => ip(Some(data)),
-        other => return Content::UnknownLink(other),
-    };
-    sliced.map_or(Content::Other, |sliced| found(packet, udp_ports, &sliced))
-}
-
-fn parts(ether_type: Option<EtherType>, payload: Option<&[u8]>) -> Option<LaxSlicedPacket<'_>> {
-    Some(LaxSlicedPacket::from_ether_type(ether_type?, payload?))
-}
-
-fn ip(payload: Option<&[u8]>) -> Option<LaxSlicedPacket<'_>> {
-    LaxSlicedPacket::from_ip(payload?).ok()
-}
-
-fn found<'a>(packet: &Packet<'a>, udp_ports: &[u16], sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
-    let (from, to, payload): (IpAddr, IpAddr, _) = match &sliced.net {
-        Some(LaxNetSlice::Ipv4(ip)) => {
-            let header = ip.header();
-            let ends = (header.source_addr(), header.destination_addr());
-            (ends.0.into(), ends.1.into(), ip.payload())
+    match peel(packet.link, packet.data, udp_ports) {
+        Core::Transport(ip, TransportSlice::Tcp(tcp)) => {
+            Content::Tcp(segment(&ip, &tcp, packet.missing))
         }
-        Some(LaxNetSlice::Ipv6(ip)) => {
-            let header = ip.header();
-            let ends = (header.source_addr(), header.destination_addr());
-            (ends.0.into(), ends.1.into(), ip.payload())
+        Core::Transport(ip, TransportSlice::Udp(udp)) => {
+            Content::Roce(datagram(&ip, &udp, udp_ports))
         }
-        _ => return roce_v1(sliced).map_or(Content::Other, Content::Roce),
-    };
-    if payload.fragmented {
-        return Content::Fragment;
+        Core::RoceV1(bytes) => roce_v1(bytes).map_or(Content::Other, Content::Roce),
+        Core::Fragment => Content::Fragment,
+        Core::Unread(unread) => Content::Unread(unread),
+        Core::Transport(..) | Core::Other => Content::Other,
     }
-    match &sliced.transport {
-        Some(TransportSlice::Tcp(tcp)) => Content::Tcp(Segment {
-            from: SocketAddr::new(from, tcp.source_port()),
-            to: SocketAddr::new(to, tcp.destination_port()),
-            sequence: tcp.sequence_number(),
-            acknowledged: tcp.ack().then(|| tcp.acknowledgment_number()),
-            syn: tcp.syn(),
-            fin: tcp.fin(),
-            rst: tcp.rst(),
-            payload: tcp.payload(),
-            // Bytes that the file lacks of a whole packet may be padding after it.
-            missing: if payload.incomplete {
-                packet.missing
-            } else {
-                0
-            },
-        }),
-        Some(TransportSlice::Udp(udp))
-            if [udp.destination_port(), udp.source_port()]
-                .iter()
-                .any(|port| udp_ports.contains(port)) =>
-        {
-            let bytes = udp.payload();
-            let claimed = usize::from(udp.length()).saturating_sub(udp.header_slice().len());
-            Content::Roce(Datagram {
-                from,
-                to,
-                header: sliced.net.as_ref().and_then(|net| header(net, udp)),
-                bytes,
-                length: match payload.incomplete {
-                    true => claimed.max(bytes.len()),
-                    false => bytes.len(),
-                },
-                is_v1: false,
-                is_to_another_port: !udp_ports.contains(&udp.destination_port()),
-            })
+}
+
+fn segment<'a>(ip: &LaxIpSlice<'a>, tcp: &TcpSlice<'a>, missing: u32) -> Segment<'a> {
+    let window_scale = tcp.options_iterator().find_map(|option| match option {
+        Ok(TcpOptionElement::WindowScale(scale)) => Some(scale),
+        _ => None,
+    });
+    let head = Head {
+        from: SocketAddr::new(ip.source_addr(), tcp.source_port()),
+        to: SocketAddr::new(ip.destination_addr(), tcp.destination_port()),
+        sequence: tcp.sequence_number(),
+        acknowledged: tcp.ack().then(|| tcp.acknowledgment_number()),
+        window: tcp.window_size(),
+        window_scale: window_scale.unwrap_or(0),
+        syn: tcp.syn(),
+        fin: tcp.fin(),
+        rst: tcp.rst(),
+    };
+    Segment {
+        head,
+        payload: tcp.payload(),
+        missing: missing_bytes(ip, missing),
+    }
+}
+
+/// Returns how many bytes of an IP packet are not in the file; `missing` are not there of the
+/// packet as a whole, which may be padding after it.
+fn missing_bytes(ip: &LaxIpSlice<'_>, missing: u32) -> u32 {
+    let (claimed, headers) = match ip {
+        LaxIpSlice::Ipv4(ip) => {
+            let more = ip.extensions().auth.map_or(0, |auth| auth.slice().len());
+            (ip.header().total_len(), ip.header().slice().len() + more)
         }
-        _ => Content::Other,
+        LaxIpSlice::Ipv6(ip) => (ip.header().payload_length(), ip.extensions().slice().len()),
+    };
+    let payload = ip.payload();
+    match (payload.incomplete, payload.len_source) {
+        (true, _) => u32::from(claimed).saturating_sub((headers + payload.payload.len()) as u32),
+        // The length is not given, because the network card cuts the packet later.
+        (false, LenSource::Slice) => missing,
+        (false, _) => 0,
+    }
+}
+
+fn datagram<'a>(ip: &LaxIpSlice<'a>, udp: &UdpSlice<'a>, udp_ports: &[u16]) -> Datagram<'a> {
+    let bytes = udp.payload();
+    let claimed = usize::from(udp.length()).saturating_sub(udp.header_slice().len());
+    Datagram {
+        from: ip.source_addr(),
+        to: ip.destination_addr(),
+        header: header(ip, udp),
+        bytes,
+        length: match ip.payload().incomplete {
+            true => claimed.max(bytes.len()),
+            false => bytes.len(),
+        },
+        is_v1: false,
+        is_to_another_port: !udp_ports.contains(&udp.destination_port()),
     }
 }
 
 /// Returns what the ICRC covers of the IP and UDP headers; `None` if there are IP options or
 /// extension headers.
-fn header(net: &LaxNetSlice<'_>, udp: &UdpSlice<'_>) -> Option<DatagramHeader> {
-    let ip = match net {
-        LaxNetSlice::Ipv4(ip) => ipv4(ip),
-        LaxNetSlice::Ipv6(ip) => ipv6(ip),
-        LaxNetSlice::Arp(_) => None,
+fn header(ip: &LaxIpSlice<'_>, udp: &UdpSlice<'_>) -> Option<DatagramHeader> {
+    let ip = match ip {
+        LaxIpSlice::Ipv4(ip) => ipv4(ip),
+        LaxIpSlice::Ipv6(ip) => ipv6(ip),
     };
     Some(DatagramHeader {
         ip: ip?,
@@ -200,12 +184,10 @@ const GRH_LENGTH: usize = 40;
 /// The next header of a GRH before a BTH.
 const NEXT_HEADER_BTH: u8 = 0x1b;
 
-/// Finds a packet of RoCEv1 behind Ethernet and its Global Route Header, which is like that of
-/// IPv6.
-fn roce_v1<'a>(sliced: &LaxSlicedPacket<'a>) -> Option<Datagram<'a>> {
-    let ethernet = sliced.ether_payload()?;
-    let (header, rest) = ethernet.payload.split_first_chunk::<GRH_LENGTH>()?;
-    if ethernet.ether_type != ROCE_V1 || header[6] != NEXT_HEADER_BTH {
+/// Reads a packet of RoCEv1 after its Global Route Header, which is like that of IPv6.
+fn roce_v1(bytes: &[u8]) -> Option<Datagram<'_>> {
+    let (header, rest) = bytes.split_first_chunk::<GRH_LENGTH>()?;
+    if header[6] != NEXT_HEADER_BTH {
         return None;
     }
     let address = |at: usize| {

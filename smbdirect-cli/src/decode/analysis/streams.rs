@@ -1,7 +1,7 @@
 //! All streams of a capture, and counts of everything else in it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     net::SocketAddr,
     time::Duration,
 };
@@ -13,9 +13,10 @@ use super::{
     event::{End, Event, Sender, What, in_order},
     messages::Iwarp,
     packet::{Content, Segment, content},
+    peel::OTHER_UDP,
     roce::Roce,
     silence::Silence,
-    tcp::{Connection, Piece, Place},
+    tcp::{Another, Connection, LATE_PACKETS, Piece, Place},
 };
 
 /// Receives events.
@@ -38,6 +39,8 @@ pub(crate) struct Streams {
     /// UDP ports of RoCE.
     udp_ports: Vec<u16>,
     entries: HashMap<[SocketAddr; 2], Entry>,
+    /// The frames of RSTs, and their connections, which end when no packet from before can come.
+    resets: VecDeque<(u64, [SocketAddr; 2])>,
     roce: Roce,
     held_bytes: usize,
     streams: u32,
@@ -52,8 +55,8 @@ pub(crate) struct Counts {
     pub(crate) tcp: u64,
     pub(crate) roce: RoceCounts,
     pub(crate) fragments: u64,
-    /// Packets of unknown link layers.
-    pub(crate) unknown_links: BTreeMap<u32, u64>,
+    /// Packets whose content is not understood.
+    pub(crate) unread: BTreeMap<String, u64>,
     /// Packets of which a part is not in the file.
     pub(crate) cut: u64,
     pub(crate) first: Option<Duration>,
@@ -103,6 +106,8 @@ enum Upper {
 /// Most connections that are followed at the same time; above, those without packets for longest
 /// are given up.
 const MAX_CONNECTIONS: usize = 2048;
+/// Connections without data that are enough to make room by them alone.
+const MIN_ROOM: usize = 64;
 /// Most bytes of all streams that wait for missing bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 /// The port of SMB Direct over iWARP.
@@ -139,6 +144,16 @@ impl Streams {
         counts.packets += 1;
         counts.first.get_or_insert(packet.time);
         counts.last = counts.last.max(packet.time);
+        while let Some((frame, key)) = self
+            .resets
+            .pop_front_if(|(frame, _)| *frame + LATE_PACKETS < packet.frame)
+        {
+            if let Some(entry) = self.entries.get_mut(&key) {
+                self.held_bytes -= entry.connection.held_bytes();
+                entry.settle(frame, &mut self.streams, sink);
+                self.held_bytes += entry.connection.held_bytes();
+            }
+        }
         match content(packet, &self.udp_ports) {
             Content::Tcp(segment) => {
                 counts.tcp += 1;
@@ -164,12 +179,7 @@ impl Streams {
                     .datagram(&datagram, place, ports, counts, &mut out);
             }
             Content::Fragment => counts.fragments += 1,
-            Content::UnknownLink(link) => {
-                // A real file has few streams; a file with more is crafted.
-                if counts.unknown_links.len() < 64 || counts.unknown_links.contains_key(&link) {
-                    *counts.unknown_links.entry(link).or_default() += 1;
-                }
-            }
+            Content::Unread(unread) => counts.count_unread(unread),
             Content::Other => {}
         }
     }
@@ -189,21 +199,39 @@ impl Streams {
     }
 
     fn segment(&mut self, segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
-        let key = match segment.from <= segment.to {
-            true => [segment.from, segment.to],
-            false => [segment.to, segment.from],
+        let key = match segment.head.from <= segment.head.to {
+            true => [segment.head.from, segment.head.to],
+            false => [segment.head.to, segment.head.from],
         };
-        if let Some(entry) = self.entries.get_mut(&key)
-            && entry.connection.is_another(entry.way(segment), segment)
-        {
-            // The ports were used before by another connection.
-            let mut entry = self.entries.remove(&key).expect("it was just there");
-            self.held_bytes -= entry.connection.held_bytes();
-            entry.finish(&mut self.streams, sink);
+        let mut begun = None;
+        if let Some(entry) = self.entries.get_mut(&key) {
+            match entry.connection.another(entry.way(segment), segment, place) {
+                Another::No => {}
+                Another::Stray => return,
+                Another::Yes(first) => {
+                    // The ports were used before by another connection.
+                    begun = first;
+                    let mut entry = self.entries.remove(&key).expect("it was just there");
+                    self.held_bytes -= entry.connection.held_bytes();
+                    entry.finish(&mut self.streams, sink);
+                }
+            }
         }
         if self.entries.len() >= MAX_CONNECTIONS && !self.entries.contains_key(&key) {
             self.make_room(sink);
         }
+        if let Some((head, place)) = begun {
+            let syn = Segment {
+                head,
+                payload: &[],
+                missing: 0,
+            };
+            self.take(key, &syn, place, sink);
+        }
+        self.take(key, segment, place, sink);
+    }
+
+    fn take(&mut self, key: [SocketAddr; 2], segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
         let ports = &self.ports;
         let entry = self
             .entries
@@ -216,19 +244,29 @@ impl Streams {
             entry.flush(&mut self.streams, sink);
         }
         self.held_bytes = self.held_bytes + entry.connection.held_bytes() - before;
+        if entry.connection.reset_frame() == Some(place.frame) {
+            self.resets.push_back((place.frame, key));
+        }
     }
 
-    /// Gives up streams that have ended or are not iWARP, and if that is not enough, those without
-    /// packets for longest.
+    /// Gives up streams that have ended or are not iWARP, and if that is not enough, those that
+    /// have had no data, and then those without packets for longest.
     fn make_room(&mut self, sink: Sink<'_>) {
         self.entries
             .retain(|_, entry| !matches!(entry.upper, Upper::Nothing));
         if self.entries.len() > MAX_CONNECTIONS / 2 {
-            let mut seen: Vec<_> = self.entries.values().map(|entry| entry.seen).collect();
-            let (_, &mut middle, _) = seen.select_nth_unstable(MAX_CONNECTIONS / 2);
+            let rank = |entry: &Entry| (entry.connection.has_data, entry.seen);
+            let mut ranks: Vec<_> = self.entries.values().map(rank).collect();
+            let without_data = ranks.iter().filter(|(has_data, _)| !has_data).count();
+            let excess = match without_data {
+                0..MIN_ROOM => ranks.len() - MAX_CONNECTIONS / 2,
+                // The newest of them may be about to begin.
+                _ => without_data / 2,
+            };
+            let (_, &mut middle, _) = ranks.select_nth_unstable(excess);
             let old: Vec<_> = self
                 .entries
-                .extract_if(|_, entry| entry.seen <= middle)
+                .extract_if(|_, entry| rank(entry) <= middle)
                 .collect();
             for (_, mut entry) in old {
                 entry.finish(&mut self.streams, sink);
@@ -242,10 +280,20 @@ impl Streams {
     }
 }
 
+impl Counts {
+    fn count_unread(&mut self, unread: String) {
+        // A real file has few kinds. Among the ports of UDP are those of many clients.
+        let limit = 64 >> usize::from(unread.starts_with(OTHER_UDP));
+        if self.unread.len() < limit || self.unread.contains_key(&unread) {
+            *self.unread.entry(unread).or_default() += 1;
+        }
+    }
+}
+
 impl Entry {
     fn new(segment: &Segment<'_>, ports: &[u16]) -> Self {
         let mut iwarp = Box::new(Iwarp::default());
-        let ends = [segment.from, segment.to];
+        let ends = [segment.head.from, segment.head.to];
         if let Some(way) = ends.iter().position(|end| ports.contains(&end.port())) {
             iwarp.expect(1 - way);
         }
@@ -258,16 +306,11 @@ impl Entry {
     }
 
     fn way(&self, segment: &Segment<'_>) -> usize {
-        usize::from(self.ends[0] != segment.from)
+        usize::from(self.ends[0] != segment.head.from)
     }
 
     fn segment(&mut self, segment: &Segment<'_>, place: Place, streams: &mut u32, sink: Sink<'_>) {
         let way = self.way(segment);
-        if segment.syn
-            && let Upper::Undecided(iwarp) | Upper::Iwarp { iwarp, .. } = &mut self.upper
-        {
-            iwarp.begins(way, segment.acknowledged.is_none());
-        }
         if matches!(self.upper, Upper::Nothing) {
             return;
         }
@@ -276,11 +319,22 @@ impl Entry {
             .segment(way, segment, place, &mut |way, piece, place| {
                 upper.piece(way, &piece, place, ends, streams, sink);
             });
-        if self.connection.has_ended() {
+        if self.connection.ended {
             self.upper = Upper::Nothing;
         }
         if matches!(self.upper, Upper::Nothing) {
             self.connection.forget();
+        }
+    }
+
+    /// Ends the connection if the RST of this frame has reset it.
+    fn settle(&mut self, frame: u64, streams: &mut u32, sink: Sink<'_>) {
+        let (ends, upper) = (self.ends, &mut self.upper);
+        self.connection.settle(frame, &mut |way, piece, place| {
+            upper.piece(way, &piece, place, ends, streams, sink);
+        });
+        if self.connection.ended {
+            self.upper = Upper::Nothing;
         }
     }
 
@@ -293,6 +347,9 @@ impl Entry {
     }
 
     fn finish(&mut self, streams: &mut u32, sink: Sink<'_>) {
+        if let Some(frame) = self.connection.reset_frame() {
+            self.settle(frame, streams, sink);
+        }
         self.flush(streams, sink);
         self.upper = Upper::Nothing;
     }

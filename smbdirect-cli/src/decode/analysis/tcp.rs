@@ -3,27 +3,31 @@
 //! A direction is reassembled by its sequence numbers: repeated bytes count once, early bytes wait
 //! for those before them. Acknowledgements order the two directions: bytes whose sender had seen
 //! some of the other direction wait until those have been reported, so an answer never comes before
-//! what it answers, whatever the order of the packets in the file.
+//! what it answers, whatever the order of the packets in the file. Nothing is reported before both
+//! ends of the handshake are there, or so many packets that it may be missing.
 //!
 //! Bytes that never come are a gap. It is reported when the peer has acknowledged the missing bytes
 //! and they still have not appeared, when too much waits for them, or when the capture ends.
+//!
+//! A packet outside of the receive window of RFC 9293 is a stray one, which changes nothing: its
+//! bytes wait, and are forgotten if the peer goes on without having offered room for them. A SYN
+//! within a connection begins another one only if a packet continues it, and a RST counts only
+//! where the receiver of RFC 5961 accepts it.
 
-use std::{collections::BTreeMap, time::Duration};
+mod handshake;
+mod way;
 
-use super::packet::Segment;
-
-/// A place in the capture file.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
-    /// The number of the packet.
-    pub(crate) frame: u64,
-    /// The time of the packet since 1970.
-    pub(crate) time: Duration,
-}
+use super::packet::{Head, Segment};
+use way::{Held, MAX_WINDOW, Way};
+pub(crate) use way::{LATE_PACKETS, Place};
 
 /// The next item of a direction.
 #[derive(Debug)]
 pub(crate) enum Piece<'a> {
+    /// The beginning is in the capture. `connects` if its sender asked for the connection.
+    Begins {
+        connects: bool,
+    },
     Bytes(&'a [u8]),
     /// This many bytes are not in the capture.
     Gap(u64),
@@ -40,43 +44,53 @@ pub(crate) type Told<'a> = &'a mut dyn FnMut(usize, Piece<'_>, Place);
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
     ways: [Way; 2],
-    ended: bool,
+    /// Number of packets so far.
+    packets: u64,
+    /// Whether items are reported.
+    started: bool,
+    /// The direction of the end that asked for the connection, if a SYN says so.
+    initiator: Option<usize>,
+    /// Whether a packet had data.
+    pub(super) has_data: bool,
+    reset: Option<Reset>,
+    /// A SYN that is not of this connection.
+    candidate: Option<Candidate>,
+    pub(super) ended: bool,
 }
 
-/// One direction.
-#[derive(Debug, Default)]
-struct Way {
-    /// The sequence number of the byte at place 0.
-    base: Option<u32>,
-    /// The place of the next byte to report.
-    next: i64,
-    /// The place after the last byte that the peer has acknowledged.
-    acknowledged: i64,
-    /// Bytes that wait, by their place.
-    held: BTreeMap<i64, Held>,
-    held_bytes: usize,
-    /// Packets of the connection since the first byte began to wait.
-    waited: u32,
-    /// The place where the direction ends, once a FIN was seen.
-    fin: Option<(i64, Place)>,
-    ended: bool,
-}
-
+/// A RST that its receiver may have accepted. Packets before it may be later in the file.
 #[derive(Debug)]
-struct Held {
-    bytes: Vec<u8>,
-    missing: u32,
-    acknowledged: Option<u32>,
+struct Reset {
+    way: usize,
+    /// Its place in the direction.
+    at: i64,
+    /// The place after the last byte of the direction in the file before it. If there are bytes
+    /// after it later, the RST has not ended the connection, unless it is exactly in sequence.
+    limit: i64,
+    is_exact: bool,
     place: Place,
 }
 
-/// Number of packets of the connection by which acknowledged bytes may be late, because two processors
-/// or network cards can put packets into the wrong order.
-const LATE_PACKETS: u32 = 64;
-/// Most bytes that wait after a gap in one direction.
-const MAX_HELD_BYTES: usize = 4 << 20;
-/// Most packets that wait after a gap in one direction.
-const MAX_HELD_PACKETS: usize = 4096;
+/// A SYN that may begin another connection between the same ends.
+#[derive(Debug)]
+struct Candidate {
+    way: usize,
+    head: Head,
+    place: Place,
+}
+
+/// Whether a packet is of another connection between the same ends.
+#[derive(Debug)]
+pub(crate) enum Another {
+    No,
+    /// It is a SYN that is not of this connection, and does not end it.
+    Stray,
+    /// It begins one, or continues the one that this SYN has begun.
+    Yes(Option<(Head, Place)>),
+}
+
+/// The largest shift of a window, which is assumed if the SYN is not in the capture.
+const MAX_WINDOW_SCALE: u8 = 14;
 
 impl Connection {
     /// Handles the next packet; `way` is its direction.
@@ -90,33 +104,71 @@ impl Connection {
         if self.ended {
             return;
         }
-        self.ways[way].begin(segment);
-        if let Some(acknowledged) = segment.acknowledged {
-            let other = &mut self.ways[1 - way];
-            let at = other.place(acknowledged);
-            other.acknowledged = other.acknowledged.max(at);
+        self.packets += 1;
+        self.has_data |= !segment.payload.is_empty();
+        if segment.head.rst {
+            self.take_reset(way, segment, place);
+            return;
         }
-        self.ways[way].take(segment, place);
-        self.drain(told);
-        for side in 0..2 {
-            self.ways[side].waited += u32::from(!self.ways[side].held.is_empty());
+        self.ways[way].begin(segment.head.sequence.wrapping_add(segment.head.syn.into()));
+        self.ways[way].seen += 1;
+        if segment.head.syn {
+            self.handshake(way, segment);
         }
-        while (0..2).any(|side| self.ways[side].gives_up()) {
-            self.force(told);
-        }
-        if segment.rst {
-            self.flush(told);
-            for side in 0..2 {
-                self.end(side, true, place, told);
+        let acknowledged = self.acknowledge(way, segment);
+        self.take(way, segment, acknowledged, place);
+        if !self.started {
+            let is_known = self.ways.iter().all(Way::has_begun);
+            let is_late = self.packets > LATE_PACKETS || self.ways.iter().any(Way::is_full);
+            if !is_known && !is_late {
+                return;
             }
+            self.start(told);
+        }
+        self.drain(told);
+        for way in 0..2 {
+            let heard = self.ways[1 - way].seen;
+            self.ways[way].forget_strays(heard);
+            self.ways[way].waited += u64::from(!self.ways[way].held.is_empty());
+        }
+        while (0..2).any(|way| self.ways[way].gives_up()) {
+            self.force(told);
         }
         self.ended = self.ways.iter().all(|way| way.ended);
     }
 
     /// Reports what waits, with the gaps before it.
     pub(crate) fn flush(&mut self, told: Told<'_>) {
+        if !self.started {
+            self.start(told);
+        }
+        self.drain(told);
+        for way in 0..2 {
+            let heard = self.ways[1 - way].seen;
+            self.ways[way].forget_few_strays(heard);
+        }
         while self.ways.iter().any(|way| !way.held.is_empty()) {
             self.force(told);
+        }
+        // An end may wait for bytes of the other direction that the capture lacks.
+        for way in 0..2 {
+            if let Some((place, _)) = self.ways[way].at_end() {
+                self.end(way, false, place, told);
+            }
+        }
+    }
+
+    /// Ends the connection if the RST of this frame has reset it.
+    pub(crate) fn settle(&mut self, frame: u64, told: Told<'_>) {
+        if self.reset_frame() == Some(frame)
+            && let Some(reset) = self.reset.take()
+        {
+            self.ways[reset.way].forget_from(reset.limit.max(reset.at));
+            self.flush(told);
+            for side in 0..2 {
+                self.end(side, true, reset.place, told);
+            }
+            self.ended = true;
         }
     }
 
@@ -124,8 +176,7 @@ impl Connection {
     pub(crate) fn forget(&mut self) {
         self.ended = true;
         for way in &mut self.ways {
-            way.held.clear();
-            way.held_bytes = 0;
+            way.forget_from(i64::MIN);
         }
     }
 
@@ -134,15 +185,94 @@ impl Connection {
         self.ways.iter().map(|way| way.held_bytes).sum()
     }
 
-    /// Returns whether the connection has ended.
-    pub(crate) const fn has_ended(&self) -> bool {
-        self.ended
+    /// Returns the frame of the RST that may have ended the connection.
+    pub(crate) fn reset_frame(&self) -> Option<u64> {
+        self.reset.as_ref().map(|reset| reset.place.frame)
     }
 
-    /// Returns whether a SYN begins another connection between the same ends.
-    pub(crate) fn is_another(&self, way: usize, segment: &Segment<'_>) -> bool {
-        let first = segment.sequence.wrapping_add(1);
-        segment.syn && self.ways[way].base.is_some_and(|base| base != first)
+    /// Begins to report, with the first byte of each direction that is known.
+    fn start(&mut self, told: Told<'_>) {
+        self.started = true;
+        for way in 0..2 {
+            self.ways[way].start();
+            if self.ways[way].first.is_some() {
+                let connects = self.initiator == Some(way);
+                told(way, Piece::Begins { connects }, Place::default());
+            }
+        }
+    }
+
+    /// Handles the acknowledgement of a packet, and the window after it. Returns the number, if
+    /// the other direction may have come so far.
+    fn acknowledge(&mut self, way: usize, segment: &Segment<'_>) -> Option<u32> {
+        let number = segment.head.acknowledged?;
+        let scale = match segment.head.syn {
+            true => 0,
+            false => self.ways[way].scale.unwrap_or(MAX_WINDOW_SCALE),
+        };
+        let window = i64::from(segment.head.window) << scale.min(MAX_WINDOW_SCALE);
+        self.ways[1 - way].acknowledge(number, window.min(MAX_WINDOW))
+    }
+
+    /// Handles a RST, which ends the direction for what comes after it in sequence.
+    fn take_reset(&mut self, way: usize, segment: &Segment<'_>, place: Place) {
+        let (this, other) = (&self.ways[way], &self.ways[1 - way]);
+        let answers = segment
+            .head
+            .acknowledged
+            .is_none_or(|ack| other.may_have(ack));
+        if self.reset.is_some() || (this.base.is_none() && !answers) {
+            return;
+        }
+        let this = &mut self.ways[way];
+        this.begin(segment.head.sequence);
+        let at = this.place(segment.head.sequence);
+        if at < this.acknowledged || at > this.edge() + 1 {
+            return;
+        }
+        let last = this.held.last_key_value();
+        let limit = last
+            .map_or(this.next, |(&at, held)| at + held.length())
+            .max(this.next);
+        let limit = limit.max(at);
+        self.reset = Some(Reset {
+            way,
+            at,
+            limit,
+            is_exact: limit == at && at == this.next,
+            place,
+        });
+    }
+
+    /// Keeps the new bytes of a packet.
+    fn take(&mut self, way: usize, segment: &Segment<'_>, acknowledged: Option<u32>, place: Place) {
+        let this = &self.ways[way];
+        let at = this.place(segment.head.sequence.wrapping_add(segment.head.syn.into()));
+        let end = at + segment.payload.len() as i64 + i64::from(segment.missing);
+        if let Some(reset) = &self.reset
+            && reset.way == way
+            && end > reset.limit
+            && end <= this.edge()
+        {
+            if reset.is_exact {
+                return;
+            }
+            // Its receiver has not accepted it.
+            self.reset = None;
+        }
+        let held = Held {
+            bytes: Vec::new(),
+            missing: segment.missing,
+            acknowledged,
+            place,
+            number: Some(self.packets),
+            heard: self.ways[1 - way].seen,
+        };
+        let this = &mut self.ways[way];
+        if segment.head.fin {
+            this.take_end(end, (place, acknowledged));
+        }
+        this.take(at, segment.payload, held);
     }
 
     /// Reports everything that is in order.
@@ -152,15 +282,29 @@ impl Connection {
 
     /// Reports the next piece of a direction, if it is in order.
     fn advance(&mut self, way: usize, told: Told<'_>) -> bool {
+        if let Some((place, acknowledged)) = self.ways[way].at_end()
+            && self.ways[1 - way].has_told(acknowledged)
+        {
+            self.end(way, false, place, told);
+            return true;
+        }
         let Some((&at, held)) = self.ways[way].held.first_key_value() else {
-            return self.advance_to_end(way, told);
+            return false;
         };
-        if at > self.ways[way].next || !self.ways[1 - way].has_told(held.acknowledged) {
+        let other = &self.ways[1 - way];
+        if at > self.ways[way].next || !other.has_told(held.acknowledged) {
+            return false;
+        }
+        let is_rest = held.bytes.is_empty() && held.missing > 0;
+        if is_rest
+            && held
+                .number
+                .is_some_and(|number| number + LATE_PACKETS >= self.packets)
+        {
             return false;
         }
         let this = &mut self.ways[way];
-        let (_, held) = this.held.pop_first().expect("it was just there");
-        this.held_bytes -= held.bytes.len();
+        let held = this.pop();
         this.waited = 0;
         let known = usize::try_from(this.next - at).unwrap_or(usize::MAX);
         if let Some(bytes) = held.bytes.get(known..)
@@ -169,29 +313,24 @@ impl Connection {
             this.next += bytes.len() as i64;
             told(way, Piece::Bytes(bytes), held.place);
         }
+        // The packet was cut; the missing part may come in another copy or another packet.
         let end = at + held.bytes.len() as i64 + i64::from(held.missing);
-        // The packet was cut; the missing part may come again in another packet.
-        if held.missing > 0 && end > this.next && !this.covers(this.next) {
-            let gap = end - this.next;
-            this.next = end;
-            told(way, Piece::Gap(gap as u64), held.place);
+        if end > this.next && !this.covers(this.next) {
+            if is_rest {
+                let gap = end - this.next;
+                this.next = end;
+                told(way, Piece::Gap(gap as u64), held.place);
+            } else {
+                this.wait_for_rest(end, &held);
+            }
         }
         true
-    }
-
-    fn advance_to_end(&mut self, way: usize, told: Told<'_>) -> bool {
-        match self.ways[way].fin {
-            Some((at, place)) if at <= self.ways[way].next && !self.ways[way].ended => {
-                self.end(way, false, place, told);
-                true
-            }
-            _ => false,
-        }
     }
 
     fn end(&mut self, way: usize, reset: bool, place: Place, told: Told<'_>) {
         if !self.ways[way].ended {
             self.ways[way].ended = true;
+            self.ways[way].forget_from(i64::MIN);
             told(way, Piece::End { reset }, place);
         }
     }
@@ -208,8 +347,9 @@ impl Connection {
         if at > self.ways[way].next {
             self.lose(way, at, told);
         } else {
-            // The packet waits for the other direction.
+            // The packet waits for the other direction, or for another copy of itself.
             let held = self.ways[way].held.get_mut(&at).expect("it is there");
+            held.number = None;
             let acknowledged = held.acknowledged.take();
             let place = held.place;
             let other = &mut self.ways[1 - way];
@@ -232,90 +372,13 @@ impl Connection {
     fn lose(&mut self, way: usize, until: i64, told: Told<'_>) {
         let this = &mut self.ways[way];
         let gap = until - this.next;
-        let place = this.held.get(&until).map(|held| held.place);
+        let (is_fin, place) = match this.held.get(&until) {
+            Some(held) => (gap == 1 && held.length() == 0, held.place),
+            None => (false, Place::default()),
+        };
         this.next = until;
-        told(way, Piece::Gap(gap as u64), place.unwrap_or_default());
-    }
-}
-
-impl Way {
-    /// Sets the first place of a direction by its first packet.
-    fn begin(&mut self, segment: &Segment<'_>) {
-        let syn = u32::from(segment.syn);
-        self.base
-            .get_or_insert_with(|| segment.sequence.wrapping_add(syn));
-    }
-
-    /// Returns the place of a sequence number, which is near the next byte.
-    fn place(&self, sequence: u32) -> i64 {
-        let Some(base) = self.base else {
-            return 0;
-        };
-        let next = base.wrapping_add(self.next as u32);
-        self.next + i64::from(sequence.wrapping_sub(next) as i32)
-    }
-
-    /// Returns whether everything that a packet of the other direction acknowledges has been
-    /// reported.
-    fn has_told(&self, acknowledged: Option<u32>) -> bool {
-        match (self.base, acknowledged) {
-            // A FIN counts as one byte.
-            (Some(_), Some(acknowledged)) => self.place(acknowledged) <= self.next + 1,
-            _ => true,
+        if !is_fin {
+            told(way, Piece::Gap(gap as u64), place);
         }
-    }
-
-    /// Keeps the new bytes of a packet.
-    fn take(&mut self, segment: &Segment<'_>, place: Place) {
-        let first = segment.sequence.wrapping_add(u32::from(segment.syn));
-        let at = self.place(first);
-        let end = at + segment.payload.len() as i64 + i64::from(segment.missing);
-        if segment.fin && self.fin.is_none() && end >= self.next {
-            self.fin = Some((end, place));
-        }
-        if end <= self.next || self.ended {
-            return;
-        }
-        let known = usize::try_from(self.next - at).unwrap_or(0);
-        let Some(bytes) = segment.payload.get(known..) else {
-            return;
-        };
-        let at = at + known as i64;
-        if self
-            .held
-            .get(&at)
-            .is_some_and(|held| held.bytes.len() >= bytes.len())
-        {
-            return;
-        }
-        let held = Held {
-            bytes: bytes.to_vec(),
-            missing: segment.missing,
-            acknowledged: segment.acknowledged,
-            place,
-        };
-        self.held_bytes += bytes.len();
-        if let Some(old) = self.held.insert(at, held) {
-            self.held_bytes -= old.bytes.len();
-        }
-    }
-
-    /// Returns whether the byte at this place waits.
-    fn covers(&self, place: i64) -> bool {
-        let before = self.held.range(..=place).next_back();
-        before.is_some_and(|(&at, held)| at + held.bytes.len() as i64 > place)
-    }
-
-    /// Returns whether the bytes have waited long enough.
-    fn gives_up(&self) -> bool {
-        let Some((&at, _)) = self.held.first_key_value() else {
-            return false;
-        };
-        // Either the peer has acknowledged the bytes that are missing in this direction, or the
-        // bytes that wait answer bytes that are missing in the other direction.
-        let lost = at <= self.next || self.acknowledged > self.next;
-        (lost && self.waited > LATE_PACKETS)
-            || self.held_bytes > MAX_HELD_BYTES
-            || self.held.len() > MAX_HELD_PACKETS
     }
 }

@@ -200,7 +200,7 @@ fn every_packet_may_have_its_own_interface_section_and_kind() {
     let expected = said(&talk.decoded(&["--json"]));
     let (_folder, path) = folder();
     let frames = talk.frames();
-    let mut files = vec![Vec::new(), LITTLE.section(&[]), LITTLE.section(&[])];
+    let mut files = [Vec::new(), LITTLE.section(&[]), LITTLE.section(&[])];
     files[2].extend(LITTLE.interface(&[]));
     for (index, frame) in frames.iter().enumerate() {
         let order = [LITTLE, BIG][index % 2];

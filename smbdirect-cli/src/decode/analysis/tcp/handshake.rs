@@ -1,0 +1,77 @@
+//! The handshake of a TCP connection, and SYNs that are not of it.
+
+use super::{
+    super::packet::Segment,
+    Another, Candidate, Connection,
+    way::{MAX_WINDOW, Place},
+};
+
+impl Connection {
+    /// Decides whether a packet is of another connection between the same ends.
+    pub(crate) fn another(&mut self, way: usize, segment: &Segment<'_>, place: Place) -> Another {
+        let candidate = self.candidate.take_if(|candidate| {
+            let first = candidate.head.sequence.wrapping_add(1);
+            let is_outside = self.ways[candidate.way].base.is_some_and(|_| {
+                let at = self.ways[candidate.way].place(first);
+                !(-MAX_WINDOW..=self.ways[candidate.way].edge()).contains(&at)
+            });
+            let answered = segment.head.acknowledged == Some(first) && way != candidate.way;
+            match candidate.head.acknowledged {
+                None if answered => segment.head.syn || is_outside,
+                None => {
+                    is_outside
+                        && way == candidate.way
+                        && !segment.head.syn
+                        && segment.head.sequence == first
+                }
+                Some(number) => is_outside && answered && segment.head.sequence == number,
+            }
+        });
+        if let Some(candidate) = candidate {
+            return Another::Yes(Some((candidate.head, candidate.place)));
+        }
+        if !segment.head.syn || segment.head.rst {
+            return Another::No;
+        }
+        let this = &self.ways[way];
+        let at = this.place(segment.head.sequence.wrapping_add(1));
+        if self.ended || self.reset.is_some() {
+            // Without data, the same number may be that of another try.
+            return match this.first == Some(at) && self.has_data {
+                true => Another::Stray,
+                false => Another::Yes(None),
+            };
+        }
+        let is_known = this.base.is_none() || this.may_begin(at);
+        if is_known || (self.started && this.first.is_none() && (-MAX_WINDOW..=0).contains(&at)) {
+            return Another::No;
+        }
+        self.candidate = Some(Candidate {
+            way,
+            head: segment.head,
+            place,
+        });
+        Another::Stray
+    }
+
+    /// Learns from a SYN where the directions begin.
+    pub(super) fn handshake(&mut self, way: usize, segment: &Segment<'_>) {
+        self.ways[way].scale = Some(segment.head.window_scale);
+        if self.started {
+            return;
+        }
+        let first = segment.head.sequence.wrapping_add(1);
+        let this = &mut self.ways[way];
+        this.first = Some(this.place(first));
+        self.initiator = Some(way);
+        if let Some(number) = segment.head.acknowledged {
+            self.initiator = Some(1 - way);
+            let other = &mut self.ways[1 - way];
+            other.begin(number);
+            let at = other.place(number);
+            if other.may_begin(at) {
+                other.first = Some(at);
+            }
+        }
+    }
+}
