@@ -366,7 +366,6 @@ fn answers_that_cannot_be_true_are_faults() {
     let good = read_answer(7, &[], 3);
     for bytes in [
         error(READ, 7, SUCCESS),
-        error(READ, 7, PENDING),
         with(good.clone(), 64, &[9, 0]),
         with(good.clone(), 68, &u32::MAX.to_le_bytes()),
     ]

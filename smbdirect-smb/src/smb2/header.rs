@@ -226,9 +226,10 @@ impl Header {
     }
 
     /// Returns whether an answer is an interim answer, after which the final answer follows ([MS-SMB2]
-    /// 3.2.5.1.5).
+    /// 3.2.5.1.5). Its flag SMB2_FLAGS_ASYNC_COMMAND is not required: no request ends with STATUS_PENDING, so the
+    /// status alone tells it with certainty, and the connection of a server that omits the flag lives on.
     pub const fn is_interim(&self) -> bool {
-        self.flags.contains(Flags::ASYNC) && self.status == STATUS_PENDING
+        self.status == STATUS_PENDING
     }
 
     /// Returns whether the body of an answer to READ or WRITE is an ERROR response ([MS-SMB2] 3.3.4.4): the
@@ -342,10 +343,10 @@ mod tests {
     }
 
     #[test]
-    fn only_async_answers_with_status_pending_are_interim() {
+    fn answers_with_status_pending_are_interim_with_and_without_the_async_flag() {
         for (flags, status, interim) in [
             (3, STATUS_PENDING, true),
-            (1, STATUS_PENDING, false),
+            (1, STATUS_PENDING, true),
             (2, STATUS_PENDING, true),
             (3, 0, false),
             (0xf, STATUS_PENDING, true),

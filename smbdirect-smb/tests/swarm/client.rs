@@ -179,7 +179,7 @@ impl Client {
         for place in elements(&sent.bytes).unwrap_or_default() {
             let element = &sent.bytes[place];
             let id = u64_at(element, 24);
-            let is_interim = u32_at(element, 8) == PENDING && u32_at(element, 16) & ASYNC != 0;
+            let is_interim = u32_at(element, 8) == PENDING;
             let is_answer = self
                 .waiting
                 .get(&id)

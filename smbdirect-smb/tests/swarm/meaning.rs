@@ -132,7 +132,7 @@ pub(crate) fn request_meaning(message: &[u8], memory: &Memory) -> Result<Vec<u8>
 /// Whether an element is an answer to a READ that has data, in the message or by RDMA.
 pub(crate) fn is_read_with_data(element: &[u8]) -> bool {
     let status = u32_at(element, 8);
-    let is_interim = status == PENDING && u32_at(element, 16) & ASYNC != 0;
+    let is_interim = status == PENDING;
     command(element) == READ
         && (status >> 31 == 0 || status == BUFFER_OVERFLOW)
         && !is_interim
