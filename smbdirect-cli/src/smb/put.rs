@@ -267,24 +267,25 @@ struct Unfinished<'a> {
 impl Unfinished<'_> {
     /// Gives the complete file its name, and closes it.
     async fn name(&self, file: &File, force: bool) -> Result<()> {
-        let fail = |error| explain(error, self.place);
-        let named = file.keep_as(&self.place.path, force).await;
-        if named.as_ref().is_err_and(|error| error.status().is_none()) {
-            // The server may have done it without the answer coming here.
-            report::error(&anyhow!(
-                "{} is complete if it exists now",
-                report::printable(&self.place.to_string())
-            ));
-        }
-        named.map_err(fail)?;
-        let closed = file.clone().close().await;
-        if let Err(error) = &closed
-            && error.status().is_some()
-        {
-            // The server lost data, for example because its disk is full. This fails if the file is lost too.
-            let _ = self.share.delete(&self.place.path).await;
-        }
-        closed.map_err(fail)
+        let named = async {
+            file.keep_as(&self.place.path, force).await?;
+            let closed = file.clone().close().await;
+            if closed.as_ref().is_err_and(|error| error.status().is_some()) {
+                // The server lost data, for example because its disk is full. This fails if the file is lost too.
+                let _ = self.share.delete(&self.place.path).await;
+            }
+            closed
+        };
+        named.await.map_err(|error| {
+            if error.status().is_none() {
+                // The server may have done it without the answer coming here.
+                report::error(&anyhow!(
+                    "{} is complete if it exists now",
+                    report::printable(&self.place.to_string())
+                ));
+            }
+            explain(error, self.place)
+        })
     }
 
     /// Removes the file, or says that it may be left. Returns the error for which it is removed.
