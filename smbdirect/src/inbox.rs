@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use crate::{
     engine::{Config, Message},
-    pool::{LARGEST_BLOCK, Pool},
+    pool::{Account, Cut, LARGEST_BLOCK, MAX_UNCHECKED_LOANS, Pool},
     rdma::work::Token,
 };
 
@@ -30,6 +30,15 @@ const MIN_SHARED_MESSAGE_BYTES: usize = 16 << 10;
 /// Shortest segment that a message shares. After a shorter one that is not the last, the rest of the
 /// message is copied.
 const MIN_SHARED_SEGMENT_BYTES: usize = 1 << 10;
+/// Bytes of memory in use by messages, waiting or taken, from which on every short message is copied to memory of
+/// its own. So a peer that chooses which messages the application keeps cannot make them keep much more than
+/// their length. Messages that wait here may use four times their length more, because providers share buffers
+/// that are a quarter full.
+const MAX_LENT_BYTES: usize = 2 * MAX_UNCHECKED_LOANS;
+/// Bytes of memory that messages may use which the provider has and this end has not taken.
+const MAX_QUEUED_BYTES: usize = 16 * LARGEST_BLOCK;
+/// Shortest segment that then stays where it arrived: a quarter of the largest block.
+const MIN_LENT_SEGMENT_BYTES: usize = LARGEST_BLOCK / 4;
 /// Size of an arena: the memory that messages are copied to.
 const ARENA_BYTES: usize = 64 << 10;
 /// The arenas of all connections.
@@ -63,8 +72,12 @@ pub(crate) struct Inbox {
     runs: VecDeque<u32>,
     /// The address after the last byte of the last run.
     last_run_end: usize,
-    /// The unused part of the current arena.
-    arena: BytesMut,
+    /// The current arena.
+    arena: Cut,
+    /// The arenas that have readers.
+    account: Account,
+    /// Messages keep so much memory in use that short ones are copied.
+    copies_short: bool,
     /// Cost of the messages in `complete`, in bytes.
     cost: usize,
     /// The provider delivers messages in memory of the peer, which costs this end nothing.
@@ -99,6 +112,21 @@ impl Inbox {
         *self = Self {
             discards: true,
             ..Self::default()
+        };
+    }
+
+    /// Sets how many bytes of memory messages of the provider keep in use, whether they wait here or were
+    /// taken. If the provider is not drained, it may have more messages.
+    pub(crate) fn set_lent(&mut self, bytes: usize, is_drained: bool) {
+        if !is_drained && bytes < MAX_QUEUED_BYTES {
+            return;
+        }
+        let lent = bytes + self.account.bytes();
+        self.copies_short = lent > MAX_LENT_BYTES && {
+            cold_path();
+            ARENAS.settle();
+            let lent = bytes + self.account.bytes();
+            lent > MAX_LENT_BYTES + 4 * (self.cost + self.partial.len())
         };
     }
 
@@ -152,6 +180,10 @@ impl Inbox {
     /// Returns whether the bytes may stay in the memory that they arrived in.
     #[inline(always)]
     fn may_share(&self, payload: &[u8]) -> bool {
+        if self.copies_short && payload.len() < MIN_LENT_SEGMENT_BYTES {
+            cold_path();
+            return false;
+        }
         // Most inboxes have far fewer runs.
         if self.runs.len() < MAX_UNCHARGED_RUNS || self.is_zero_copy {
             return true;
@@ -178,7 +210,7 @@ impl Inbox {
     /// Copies a message to memory that holds only messages of this inbox.
     #[cold]
     fn copy_message(&mut self, bytes: &[u8]) -> Bytes {
-        if bytes.len() >= MIN_SHARED_MESSAGE_BYTES {
+        if bytes.len() >= MIN_SHARED_MESSAGE_BYTES || self.copies_short {
             return Bytes::copy_from_slice(bytes);
         }
         let mut copy = self.allocate(bytes.len());
@@ -213,7 +245,10 @@ impl Inbox {
     /// Returns empty memory for the next piece of a message that has `left` bytes left. The piece has room
     /// for all of them if they are fewer than [`MIN_SHARED_MESSAGE_BYTES`].
     fn allocate_piece(&mut self, left: usize) -> BytesMut {
-        match self.arena.capacity() {
+        if self.copies_short {
+            return BytesMut::with_capacity(left.min(ARENA_BYTES));
+        }
+        match self.arena.rest.capacity() {
             room @ MIN_SHARED_SEGMENT_BYTES.. if left >= MIN_SHARED_MESSAGE_BYTES => {
                 self.allocate(left.min(room))
             }
@@ -224,11 +259,11 @@ impl Inbox {
     /// Returns empty memory for `length` bytes, at most [`ARENA_BYTES`]. If the rest of the current arena
     /// is too small, that rest, fewer than [`MIN_SHARED_MESSAGE_BYTES`] bytes, stays unused.
     fn allocate(&mut self, length: usize) -> BytesMut {
-        if self.arena.capacity() < length {
-            self.arena = ARENAS.take_to_cut();
+        if self.arena.rest.capacity() < length {
+            self.arena.next(&ARENAS, Some(&self.account));
         }
-        let rest = self.arena.split_off(length);
-        mem::replace(&mut self.arena, rest)
+        let rest = self.arena.rest.split_off(length);
+        mem::replace(&mut self.arena.rest, rest)
     }
 
     /// Adds a whole message.
@@ -246,8 +281,8 @@ impl Inbox {
     pub(crate) fn take(&mut self) -> Option<Message> {
         self.cost -= self.complete.front()?.len() + MESSAGE_OVERHEAD_BYTES;
         self.remove_oldest_from_runs();
-        if self.complete.len() == 1 && self.arena.capacity() > 0 {
-            self.arena = BytesMut::new();
+        if self.complete.len() == 1 && self.arena.rest.capacity() > 0 {
+            mem::take(&mut self.arena).end(&ARENAS, Some(&self.account));
         }
         // Last, so that the message is moved only once, directly to the caller.
         self.complete.pop_front()

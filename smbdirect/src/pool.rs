@@ -3,10 +3,17 @@
 //! Readers may keep the [`Bytes`] that they get for as long as they like. A pool keeps a handle to each
 //! buffer that it lent, and takes the buffer back when that handle is the only one. All connections share
 //! the pools, so that idle connections hold no buffers and a busy connection reuses those of others.
+//!
+//! A reader of a few bytes keeps a whole buffer in use. An [`Account`] counts the buffers that the readers of
+//! one connection keep in use, so that the connection can stop to lend buffers for few bytes.
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use bytes::{Bytes, BytesMut};
@@ -19,16 +26,52 @@ pub(crate) struct Pool {
     /// Largest number of handles that the pool keeps.
     max_handles: usize,
     /// Handles to lent buffers, oldest first, whether or not they still have readers.
-    lent: Mutex<VecDeque<Bytes>>,
+    lent: Mutex<VecDeque<Handle>>,
+}
+
+/// A handle to a lent buffer.
+#[derive(Debug)]
+struct Handle {
+    bytes: Bytes,
+    /// The account that the buffer is on.
+    account: Option<Account>,
+}
+
+impl Handle {
+    fn is_free(&self) -> bool {
+        self.bytes.is_unique()
+    }
+
+    /// Removes a buffer of `size` bytes from its account.
+    fn settle(&mut self, size: usize) {
+        if let Some(Account(bytes)) = self.account.take() {
+            bytes.fetch_sub(size, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Counts the bytes of the buffers that were lent to the readers of one connection and may still have
+/// readers.
+///
+/// A buffer whose readers are gone is counted until a pool finds that out, at the latest when the pool is
+/// [settled](Pool::settle). A buffer that its pool forgets while it has readers is counted forever: its readers have
+/// kept it for long.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Account(Arc<AtomicUsize>);
+
+impl Account {
+    /// Returns the bytes of the buffers on this account.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// Size in bytes of the largest block that a provider receives into. A slice of received bytes holds at
 /// most this much memory in use.
 pub(crate) const LARGEST_BLOCK: usize = 256 << 10;
 
-/// Number of the oldest handles that [`Pool::take`] checks for a free buffer before it allocates a new
-/// one. Its binary search checks further handles.
-const CHECKED_OLDEST_HANDLES: usize = 4;
+/// Bytes of memory on an account up to which buffers without readers may be counted too.
+pub(crate) const MAX_UNCHECKED_LOANS: usize = LARGEST_BLOCK;
 
 /// Size of the smallest buffers that messages of several segments are assembled in.
 const SMALLEST_MESSAGE_BYTES: usize = 2 << 10;
@@ -60,11 +103,30 @@ const fn messages(class: usize) -> Pool {
 /// Returns an empty buffer with room for a message of `length` bytes that arrives in pieces, or `None` if
 /// no pool has buffers that large. The pool takes the buffer back when its last reader drops it.
 pub(crate) fn for_message(length: usize) -> Option<BytesMut> {
+    Some(of_size(length)?.take_to_cut())
+}
+
+/// Returns the pool of the shortest buffers that have room for `length` bytes, if there is one.
+pub(crate) fn of_size(length: usize) -> Option<&'static Pool> {
     let size = length
         .max(SMALLEST_MESSAGE_BYTES)
         .checked_next_power_of_two()?;
-    let pool = MESSAGE_POOLS.get((size / SMALLEST_MESSAGE_BYTES).ilog2() as usize)?;
-    Some(pool.take_to_cut())
+    MESSAGE_POOLS.get((size / SMALLEST_MESSAGE_BYTES).ilog2() as usize)
+}
+
+/// Settles the accounts of the pools for messages; see [`Pool::settle`].
+#[cfg(feature = "tokio")]
+pub(crate) fn settle() {
+    MESSAGE_POOLS.iter().for_each(Pool::settle);
+}
+
+/// Returns the message in a buffer, or a copy if the buffer is more than four times as long: a message that is
+/// kept for long keeps little other memory in use.
+pub(crate) fn fitting(message: BytesMut) -> Bytes {
+    match message.len() < message.capacity() / 4 {
+        true => Bytes::copy_from_slice(&message),
+        false => message.freeze(),
+    }
 }
 
 impl Pool {
@@ -80,21 +142,24 @@ impl Pool {
     /// Returns a buffer whose capacity is at least the size of the pool. A new buffer is empty. A reused
     /// buffer keeps the length that it had when it was lent.
     pub(crate) fn take(&self) -> BytesMut {
-        let mut lent = self.lock();
+        let mut handles = self.lock();
         // Buffers are mostly released in the order in which they were lent. The last of the free buffers
-        // at the front was then released most recently, and is the most likely to be in a cache.
-        let busy = lent.partition_point(Bytes::is_unique);
-        let first = (0..CHECKED_OLDEST_HANDLES.min(lent.len())).find(|&at| lent[at].is_unique());
+        // at the front was then released most recently, and is the most likely to be in a cache. The search
+        // finds none if an old buffer has readers, and then any free one is better than a new one.
+        let busy = handles.partition_point(Handle::is_free);
         let free = busy
             .checked_sub(1)
-            .filter(|&at| lent[at].is_unique())
-            .or(first);
-        let taken = free.and_then(|at| lent.remove(at));
-        drop(lent);
-        if let Some(Ok(buffer)) = taken.map(Bytes::try_into_mut)
-            && buffer.capacity() >= self.size
-        {
-            return buffer;
+            .filter(|&at| handles[at].is_free())
+            .or_else(|| handles.iter().position(Handle::is_free));
+        let taken = free.and_then(|at| handles.remove(at));
+        drop(handles);
+        if let Some(mut taken) = taken {
+            taken.settle(self.size);
+            if let Ok(buffer) = taken.bytes.try_into_mut()
+                && buffer.capacity() >= self.size
+            {
+                return buffer;
+            }
         }
         // The split allocates the reference count of the buffer once, and the buffer keeps it when it is
         // reused.
@@ -112,16 +177,79 @@ impl Pool {
 
     /// Keeps a handle to a buffer, which the pool takes back when its other readers drop it.
     pub(crate) fn lend(&self, bytes: Bytes) {
-        let mut lent = self.lock();
-        let forgotten = (lent.len() >= self.max_handles).then(|| lent.pop_front());
-        lent.push_back(bytes);
-        drop(lent);
-        // This may free memory, so it is done without the lock.
-        drop(forgotten);
+        self.keep(Handle {
+            bytes,
+            account: None,
+        });
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Bytes>> {
+    /// Does the same as [`lend`](Self::lend), and counts the buffer on `account` while it has readers.
+    pub(crate) fn lend_on(&self, bytes: Bytes, account: Option<&Account>) {
+        let account = account.filter(|_| !bytes.is_unique()).cloned();
+        if let Some(Account(lent)) = &account {
+            lent.fetch_add(self.size, Ordering::Relaxed);
+        }
+        self.keep(Handle { bytes, account });
+    }
+
+    fn keep(&self, handle: Handle) {
+        let mut handles = self.lock();
+        let mut forgotten = None;
+        if handles.len() >= self.max_handles {
+            let free = handles.iter().position(Handle::is_free);
+            forgotten = handles.remove(free.unwrap_or(0));
+        }
+        handles.push_back(handle);
+        drop(handles);
+        // This may free memory, so it is done without the lock.
+        if let Some(mut forgotten) = forgotten
+            && forgotten.is_free()
+        {
+            forgotten.settle(self.size);
+        }
+    }
+
+    /// Removes the buffers without readers from their accounts.
+    pub(crate) fn settle(&self) {
+        let mut handles = self.lock();
+        let free = handles.iter_mut().filter(|handle| handle.is_free());
+        free.for_each(|handle| handle.settle(self.size));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Handle>> {
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A buffer of a pool that is filled and cut into parts, and lent when it is used up.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    /// The part that is not cut off yet.
+    pub(crate) rest: BytesMut,
+    /// Keeps the whole buffer, if there is one.
+    whole: Option<Bytes>,
+}
+
+impl Cut {
+    /// Takes a buffer, which is empty.
+    pub(crate) fn begin(pool: &Pool) -> Self {
+        let mut rest = pool.take();
+        rest.clear();
+        let whole = Some(rest.split().freeze());
+        Self { rest, whole }
+    }
+
+    /// Takes another buffer, and lends this one.
+    pub(crate) fn next(&mut self, pool: &Pool, account: Option<&Account>) {
+        mem::replace(self, Self::begin(pool)).end(pool, account);
+    }
+
+    /// Lends the buffer: what was cut off may have readers.
+    pub(crate) fn end(self, pool: &Pool, account: Option<&Account>) {
+        drop(self.rest);
+        if let Some(whole) = self.whole {
+            pool.lend_on(whole, account);
+        }
     }
 }
 
@@ -165,6 +293,28 @@ mod tests {
         let again = pool.take_to_cut();
         assert_eq!((again.as_ptr(), again.len()), (place, 0));
         assert!(again.capacity() >= 100);
+    }
+
+    #[test]
+    fn an_account_counts_buffers_that_have_readers() {
+        let (pool, account) = (Pool::new(100, 3), Account::default());
+        let mut cut = Cut::begin(&pool);
+        let mut readers = VecDeque::new();
+        for lent in 1..=3 {
+            cut.rest.extend_from_slice(b"abc");
+            readers.push_back(cut.rest.split().freeze());
+            cut.next(&pool, Some(&account));
+            assert_eq!(account.bytes(), lent * 100);
+        }
+        pool.lend_on(Bytes::from(vec![7; 100]), Some(&account));
+        assert_eq!(account.bytes(), 300, "the last buffer has no reader");
+        readers.pop_back();
+        pool.settle();
+        // The first buffer was forgotten while it had a reader.
+        assert_eq!(account.bytes(), 200);
+        readers.clear();
+        pool.settle();
+        assert_eq!(account.bytes(), 100);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod allocations;
 mod copies;
 mod credit_messages;
+mod kept;
 mod memory;
 mod system_calls;
 #[path = "../../benches/units/mod.rs"]

@@ -139,12 +139,18 @@ impl State {
                         self.finish(how);
                     }
                 }
-                Poll::Pending => return taken,
+                Poll::Pending => {
+                    self.inbox.set_lent(self.queue_pair.lent_bytes(), true);
+                    return taken;
+                }
             }
             if let Poll::Ready(completion) = polled {
                 self.engine.handle_completion(now, completion);
             }
             self.take_events();
+        }
+        if taken > 0 {
+            self.inbox.set_lent(self.queue_pair.lent_bytes(), false);
         }
         taken
     }

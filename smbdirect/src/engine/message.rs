@@ -15,7 +15,8 @@ use crate::{
 /// which are sent without being copied together. A received message has one part for each segment
 /// it arrived in, except that small segments are copied together. [`into_bytes`](Self::into_bytes)
 /// copies the parts together, and [`Buf`] reads them in place. A part may share its allocation with
-/// other data that was received at about the same time, so copy data that is kept for long.
+/// other data that was received at about the same time. The messages of a connection that are kept hold at most
+/// four times their length, and 512 KiB together.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};

@@ -1,9 +1,9 @@
 //! [`Arena`], the memory to which short received bytes are copied, so that a message which is kept for
 //! long keeps little other memory alive.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
-use crate::pool::{self, Pool};
+use crate::pool::{self, Account, Cut, Pool};
 
 /// The size of an arena in bytes. A connection keeps its arena.
 pub(super) const ARENA_BYTES: usize = 16 * 1024;
@@ -14,25 +14,34 @@ pub(super) const LARGEST_COPY_BYTES: usize = pool::LARGEST_BLOCK / 4;
 /// The arenas of all connections.
 pub(super) static ARENAS: Pool = Pool::new(ARENA_BYTES, 64);
 
-/// Buffers for copies that are longer than half an arena.
-static SMALL_BLOCKS: Pool = Pool::new(LARGEST_COPY_BYTES, 64);
-
 /// Memory to which short received bytes are copied, one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Arena(BytesMut);
+pub(super) struct Arena(Cut);
 
 impl Arena {
-    /// Returns a copy of `bytes`, which are at most [`LARGEST_COPY_BYTES`].
-    pub(super) fn copy_of(&mut self, bytes: &[u8]) -> Bytes {
+    /// Returns a copy of `bytes`, which are at most [`LARGEST_COPY_BYTES`], in memory that is on `account`, if
+    /// there is one.
+    pub(super) fn copy_of(&mut self, bytes: &[u8], account: Option<&Account>) -> Bytes {
         if bytes.len() > ARENA_BYTES / 2 {
-            let mut block = SMALL_BLOCKS.take_to_cut();
-            block.extend_from_slice(bytes);
-            return block.freeze();
+            let pool = pool::of_size(bytes.len()).expect("a copy is shorter than a block");
+            let mut block = Cut::begin(pool);
+            block.rest.extend_from_slice(bytes);
+            let copy = block.rest.split().freeze();
+            block.end(pool, account);
+            return copy;
         }
-        if self.0.capacity() < bytes.len() {
-            self.0 = ARENAS.take_to_cut();
+        let Self(arena) = self;
+        if arena.rest.capacity() < bytes.len() {
+            arena.next(&ARENAS, account);
         }
-        self.0.extend_from_slice(bytes);
-        self.0.split().freeze()
+        arena.rest.extend_from_slice(bytes);
+        arena.rest.split().freeze()
     }
+}
+
+/// Removes arenas that have no readers from their accounts.
+#[cfg(feature = "tokio")]
+pub(super) fn settle() {
+    ARENAS.settle();
+    pool::settle();
 }

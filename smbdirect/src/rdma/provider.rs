@@ -190,6 +190,14 @@ pub trait QueuePair: Send + fmt::Debug {
         false
     }
 
+    /// Returns about how many bytes of memory are in use because received messages have readers: the whole buffers
+    /// of which the messages are a part, whether the owner has them or somebody to whom it gave them. The owner then
+    /// copies short messages, so that a reader of few bytes does not keep many. A provider whose messages each have
+    /// memory of their own returns 0, as this default implementation does.
+    fn lent_bytes(&self) -> usize {
+        0
+    }
+
     /// Begins a turn of the owner: until the next call, the queue pair sends and receives about as many bytes as
     /// `limit` says, and then wakes the context that it was last polled or flushed with. Without a call there is no
     /// limit, and this default implementation sets none.

@@ -197,7 +197,7 @@ impl Messages {
             None => whole(),
             Some(_) => {
                 self.partial_send.extend_from_slice(payload);
-                mem::take(&mut self.partial_send).freeze()
+                pool::fitting(mem::take(&mut self.partial_send))
             }
         };
         self.next_send = self.next_send.wrapping_add(1);

@@ -9,10 +9,14 @@
 //! A stream holds a block only while more unprocessed bytes are in it than fit an arena. A few
 //! blocks, which stay in a cache, therefore serve many streams.
 
+#[cfg(feature = "tokio")]
+use std::hint::cold_path;
 use std::mem;
 
 use bytes::Bytes;
 
+#[cfg(feature = "tokio")]
+use super::receive_buffer;
 use super::{
     config::StreamConfig,
     ddp::{Header, Tagged},
@@ -23,7 +27,12 @@ use super::{
     receive_buffer::{Block, ZERO_COPY_THRESHOLD_BYTES},
     shared::{Fault, Shared},
 };
-use crate::rdma::arena::{ARENA_BYTES, Arena};
+use crate::{
+    pool::Account,
+    rdma::arena::{ARENA_BYTES, Arena},
+};
+#[cfg(feature = "tokio")]
+use crate::{pool::MAX_UNCHECKED_LOANS, rdma::arena};
 
 /// The rest of a tagged payload is read directly to its destination if at least this many bytes of
 /// it are unread, or if more than [`ARENA_BYTES`] of it are read. For fewer bytes, the bookkeeping costs
@@ -54,6 +63,8 @@ pub(super) struct Receive {
     end: usize,
     /// The memory to which the bytes of small reads are copied.
     arena: Arena,
+    /// The memory of messages that have readers.
+    account: Account,
     /// The tagged FPDU whose payload is still arriving.
     placing: Option<Placing>,
     /// Whether the next segment probably has a long tagged payload.
@@ -87,6 +98,7 @@ impl Receive {
             start: 0,
             end: 0,
             arena: Arena::default(),
+            account: Account::default(),
             placing: None,
             expects_tagged: false,
             messages: Messages::new(config.max_inbound_reads),
@@ -99,6 +111,18 @@ impl Receive {
     pub(super) fn unfinished(&self) -> usize {
         let placed = self.placing.as_ref().map_or(0, |placing| placing.placed);
         self.end - self.start + placed as usize
+    }
+
+    /// Returns the bytes of memory that readers of messages keep in use. The value is exact above
+    /// [`MAX_UNCHECKED_LOANS`].
+    #[cfg(feature = "tokio")]
+    pub(super) fn lent_bytes(&self) -> usize {
+        if self.account.bytes() > MAX_UNCHECKED_LOANS {
+            cold_path();
+            arena::settle();
+            receive_buffer::settle();
+        }
+        self.account.bytes()
     }
 
     /// Returns whether a valid FPDU has arrived.
@@ -140,7 +164,7 @@ impl Receive {
             None => &mut [],
         };
         let end = self.end - self.start;
-        let block = self.block.make_room(self.start..self.end);
+        let block = self.block.make_room(self.start..self.end, &self.account);
         (self.start, self.end) = (0, end);
         let looks_ahead =
             !direct.is_empty() || self.expects_tagged && end < Fpdu::HEADER_LENGTH + Tagged::LENGTH;
@@ -169,7 +193,9 @@ impl Receive {
             if read.len() >= ZERO_COPY_THRESHOLD_BYTES || self.placing.is_some() {
                 self.take_fpdus(&block, 0, shared)?;
             } else {
-                let copy = self.arena.copy_of(&block[read.clone()]);
+                let copy = self
+                    .arena
+                    .copy_of(&block[read.clone()], Some(&self.account));
                 self.take_fpdus(&copy, read.start, shared)?;
             }
         }
@@ -182,10 +208,10 @@ impl Receive {
     fn release_block(&mut self) {
         let waiting = mem::take(&mut self.start)..mem::take(&mut self.end);
         if waiting.is_empty() {
-            self.block.release();
+            self.block.release(&self.account);
         } else if waiting.len() <= ARENA_BYTES {
             self.end = waiting.len();
-            self.block.copy_remainder(waiting);
+            self.block.copy_remainder(waiting, &self.account);
         } else {
             (self.start, self.end) = (waiting.start, waiting.end);
         }
@@ -201,7 +227,9 @@ impl Receive {
             return Ok(());
         }
         self.reads_small = count < self.small_read_buffer.len();
-        let copy = self.arena.copy_of(&self.small_read_buffer[..count]);
+        let copy = self
+            .arena
+            .copy_of(&self.small_read_buffer[..count], Some(&self.account));
         (self.start, self.end) = (0, count);
         self.take_fpdus(&copy, 0, shared)?;
         let rest = &copy[self.start..self.end];

@@ -5,7 +5,7 @@ use std::{mem, ops::Range};
 use bytes::{Bytes, BytesMut};
 
 use crate::{
-    pool::{self, Pool},
+    pool::{self, Account, Pool},
     rdma::arena::{ARENAS, LARGEST_COPY_BYTES},
 };
 
@@ -18,6 +18,12 @@ static BLOCKS: Pool = Pool::new(BLOCK_BYTES, 128);
 /// If a block holds at least this many unprocessed bytes, messages are slices of the block.
 /// Otherwise the bytes are copied first.
 pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = LARGEST_COPY_BYTES;
+
+/// Removes blocks that have no readers from their accounts.
+#[cfg(feature = "tokio")]
+pub(super) fn settle() {
+    BLOCKS.settle();
+}
 
 /// The memory for bytes from the socket.
 #[derive(Debug)]
@@ -33,24 +39,24 @@ pub(super) enum Block {
 }
 
 impl Block {
-    /// Returns the memory to its pool.
-    pub(super) fn release(&mut self) {
+    /// Returns the memory to its pool. A block that has readers is counted on `account`.
+    pub(super) fn release(&mut self, account: &Account) {
         match mem::replace(self, Self::None) {
             Self::None => {}
             Self::Owned(block) => BLOCKS.lend(block.freeze()),
-            Self::Shared(block) => BLOCKS.lend(block),
+            Self::Shared(block) => BLOCKS.lend_on(block, Some(account)),
             Self::Remainder(rest) => ARENAS.lend(rest.freeze()),
         }
     }
 
     /// Copies the bytes `waiting`, which fit an arena, and returns the block to the pool.
-    pub(super) fn copy_remainder(&mut self, waiting: Range<usize>) {
+    pub(super) fn copy_remainder(&mut self, waiting: Range<usize>, account: &Account) {
         let rest = match self {
             Self::None | Self::Remainder(_) => return,
             Self::Owned(block) => Self::remainder(&block[waiting]),
             Self::Shared(block) => Self::remainder(&block[waiting]),
         };
-        self.release();
+        self.release(account);
         *self = rest;
     }
 
@@ -64,7 +70,7 @@ impl Block {
 
     /// Returns a block that may be read into. The bytes `rest` of the current memory are moved to
     /// its front.
-    pub(super) fn make_room(&mut self, rest: Range<usize>) -> &mut BytesMut {
+    pub(super) fn make_room(&mut self, rest: Range<usize>, account: &Account) -> &mut BytesMut {
         let owned = match mem::replace(self, Self::None) {
             Self::None => BLOCKS.take(),
             Self::Owned(block) => block,
@@ -82,7 +88,7 @@ impl Block {
                 Err(block) => {
                     let mut next = full_length(BLOCKS.take());
                     next[..rest.len()].copy_from_slice(&block[rest]);
-                    BLOCKS.lend(block);
+                    BLOCKS.lend_on(block, Some(account));
                     next
                 }
             },

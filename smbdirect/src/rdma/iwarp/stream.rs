@@ -236,6 +236,12 @@ impl Stream {
         self.transmit.slices(slices, length)
     }
 
+    /// Returns the bytes of memory that readers of messages keep in use.
+    #[cfg(feature = "tokio")]
+    pub(super) fn lent_bytes(&self) -> usize {
+        self.receive.lent_bytes()
+    }
+
     /// Returns whether this end is an initiator whose bytes are all sent, and no FPDU of the
     /// responder has arrived yet.
     pub fn is_unanswered(&self) -> bool {

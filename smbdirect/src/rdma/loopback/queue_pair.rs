@@ -13,16 +13,19 @@ use super::{
     completions::{Completions, Done},
     exchange::{CachePadded, SharedPair},
     lock::{lock, wake},
-    staging::{Batch, Staging},
+    staging::{self, Batch, Staging},
 };
-use crate::rdma::{
-    adaptive_spin::AdaptiveSpin,
-    memory::{DeregisterError, RegisterError, Registration},
-    provider::{QueuePair, Teardown},
-    receive_queue::{ReceiveQueue, Receives},
-    work::{
-        Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
-        WorkRequest,
+use crate::{
+    pool::{Account, MAX_UNCHECKED_LOANS},
+    rdma::{
+        adaptive_spin::AdaptiveSpin,
+        memory::{DeregisterError, RegisterError, Registration},
+        provider::{QueuePair, Teardown},
+        receive_queue::{ReceiveQueue, Receives},
+        work::{
+            Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
+            WorkRequest,
+        },
     },
 };
 
@@ -39,6 +42,8 @@ pub(super) struct LoopbackQueuePair {
     pub(super) moved_bytes: [u64; 2],
     /// The work that waits for a flush.
     staging: Staging,
+    /// The memory of received messages that have readers.
+    lent: Account,
     /// The receives whose message was not taken yet.
     receives: ReceiveQueue,
     /// The messages that have arrived and were not taken yet.
@@ -60,13 +65,15 @@ impl LoopbackQueuePair {
     /// Creates the two ends of a connection.
     pub(super) fn pair(limits: [Limits; 2]) -> [Self; 2] {
         let shared = Arc::new(SharedPair::default());
+        let accounts = [Account::default(), Account::default()];
         [0, 1].map(|side| Self {
             limits: limits[side],
             side,
             shared: Arc::clone(&shared),
             adaptive_spin: AdaptiveSpin::new(SPIN_WINDOW),
             moved_bytes: [0; 2],
-            staging: Staging::default(),
+            staging: Staging::new(accounts[side].clone()),
+            lent: accounts[1 - side].clone(),
             receives: ReceiveQueue::default(),
             arrived: Box::default(),
             head_is_taken: false,
@@ -257,6 +264,13 @@ impl QueuePair for LoopbackQueuePair {
             || doorbell.load(Ordering::Relaxed)
             // A poll that finds nothing decides whether to spin.
             || self.adaptive_spin.may_spin(sent, received)
+    }
+
+    fn lent_bytes(&self) -> usize {
+        if self.lent.bytes() > MAX_UNCHECKED_LOANS {
+            staging::settle();
+        }
+        self.lent.bytes()
     }
 
     fn is_zero_copy(&self) -> bool {

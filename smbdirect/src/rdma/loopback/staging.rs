@@ -2,10 +2,10 @@
 
 use std::{collections::VecDeque, mem};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::{
-    pool::Pool,
+    pool::{Account, Cut, Pool},
     rdma::{
         receive_queue::{ReceiveQueue, Receives},
         work::{Completion, Inline, Token, WorkId, WorkRequest},
@@ -117,9 +117,11 @@ pub(super) struct Staging {
     /// The identifiers of the Sends whose messages are in `batch`.
     pub(super) sends: VecDeque<WorkId>,
     /// The chunk to which short messages are copied.
-    chunk: BytesMut,
+    chunk: Cut,
     /// The number of messages in `chunk`.
     messages_in_chunk: usize,
+    /// The chunks that have readers at the other end.
+    account: Account,
     /// The Sends, Reads and Writes that were posted after those in `sends`.
     pub(super) work: VecDeque<WorkRequest>,
     /// The receives of the other end that wait for a Send, as far as this end knows.
@@ -134,10 +136,23 @@ const CHUNK_BYTES: usize = 64 * 1024;
 /// than copying them.
 pub(super) const ZERO_COPY_THRESHOLD_BYTES: usize = 2048;
 
+/// Removes chunks that have no readers from their accounts.
+pub(super) fn settle() {
+    CHUNKS.settle();
+}
+
 /// The chunks of all connections.
 static CHUNKS: Pool = Pool::new(CHUNK_BYTES, 64);
 
 impl Staging {
+    /// Makes an empty staging area whose chunks are on `account`.
+    pub(super) fn new(account: Account) -> Self {
+        Self {
+            account,
+            ..Self::default()
+        }
+    }
+
     /// Returns whether there is nothing to flush.
     pub(super) fn is_empty(&self) -> bool {
         self.batch.is_empty() && self.work.is_empty()
@@ -203,12 +218,13 @@ impl Staging {
     #[inline(always)]
     fn append_to_chunk(&mut self, [one, two]: [&[u8]; 2]) -> u32 {
         let length = one.len() + two.len();
-        if self.chunk.capacity() - self.chunk.len() < length {
+        let rest = &self.chunk.rest;
+        if rest.capacity() - rest.len() < length {
             self.seal_chunk();
-            self.chunk = CHUNKS.take_to_cut();
+            self.chunk.next(&CHUNKS, Some(&self.account));
         }
-        self.chunk.extend_from_slice(one);
-        self.chunk.extend_from_slice(two);
+        self.chunk.rest.extend_from_slice(one);
+        self.chunk.rest.extend_from_slice(two);
         self.messages_in_chunk += 1;
         length as u32
     }
@@ -217,7 +233,7 @@ impl Staging {
     pub(super) fn seal_chunk(&mut self) {
         if self.messages_in_chunk > 0 {
             let copied = (
-                self.chunk.split().freeze(),
+                self.chunk.rest.split().freeze(),
                 mem::take(&mut self.messages_in_chunk),
             );
             self.batch.copied.push_back(copied);
@@ -226,7 +242,7 @@ impl Staging {
 
     /// Gives up the memory of the chunk while this end has nothing to send.
     pub(super) fn release_chunk(&mut self) {
-        self.chunk = BytesMut::new();
+        mem::take(&mut self.chunk).end(&CHUNKS, Some(&self.account));
     }
 }
 

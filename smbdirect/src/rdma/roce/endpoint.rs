@@ -48,19 +48,22 @@ use self::{
     identification::RecentIdentifications,
     signature::Cause,
 };
-use crate::rdma::{
-    memory::{DeregisterError, RegisterError, RegisterFault, Registration},
-    provider::Teardown,
-    roce::{
-        Psn,
-        cm::{Mad, PrivateData, RejectReason},
-        icrc::{self, DatagramHeader},
-        packet::{Bth, Deth, Extended, Opcode, Packet},
-        rc::RetransmissionStatistics,
-    },
-    work::{
-        Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
-        WorkRequest,
+use crate::{
+    pool::Account,
+    rdma::{
+        memory::{DeregisterError, RegisterError, RegisterFault, Registration},
+        provider::Teardown,
+        roce::{
+            Psn,
+            cm::{Mad, PrivateData, RejectReason},
+            icrc::{self, DatagramHeader},
+            packet::{Bth, Deth, Extended, Opcode, Packet},
+            rc::RetransmissionStatistics,
+        },
+        work::{
+            Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
+            WorkRequest,
+        },
     },
 };
 
@@ -93,6 +96,8 @@ pub struct Endpoint {
     /// The deadlines of the connections.
     timers: BTreeSet<(Instant, u32)>,
     recent_identifications: RecentIdentifications,
+    /// The memory of messages that have readers.
+    account: Account,
     statistics: EndpointStatistics,
 }
 
@@ -125,8 +130,15 @@ impl Endpoint {
             events: VecDeque::new(),
             timers: BTreeSet::new(),
             recent_identifications: RecentIdentifications::default(),
+            account: Account::default(),
             statistics: EndpointStatistics::default(),
         }
+    }
+
+    /// Returns the account of the memory of messages.
+    #[cfg(feature = "tokio")]
+    pub(super) const fn account(&self) -> &Account {
+        &self.account
     }
 
     /// Returns the counters of received datagrams.

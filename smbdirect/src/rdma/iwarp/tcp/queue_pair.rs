@@ -539,6 +539,10 @@ impl QueuePair for IwarpQueuePair {
         self.adaptive_spin.record_flush(sent, self.received);
     }
 
+    fn lent_bytes(&self) -> usize {
+        self.machine.lent_bytes()
+    }
+
     fn begin_turn(&mut self, limit: WireBytes) {
         let sent = self.machine.transmitted_bytes();
         self.turn_end = WireBytes {

@@ -73,6 +73,7 @@ impl Endpoint {
             let payload = Payload {
                 bytes: payload,
                 block,
+                account: Some(&self.account),
             };
             pair.handle_payload(now, &bth, &extended, payload);
             connection.moved.1 += datagram.len() as u64;

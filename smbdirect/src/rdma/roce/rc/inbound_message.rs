@@ -112,7 +112,7 @@ impl InboundMessage {
             Progress::Between => payload.to_bytes(&mut self.arena),
             _ => {
                 self.partial_send.extend_from_slice(payload.bytes);
-                mem::take(&mut self.partial_send).freeze()
+                pool::fitting(mem::take(&mut self.partial_send))
             }
         };
         shared.completions.push_back(Completion::Received {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::rdma::arena::Arena;
+use crate::{pool::Account, rdma::arena::Arena};
 
 /// The payload of a received packet.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +11,8 @@ pub(in crate::rdma::roce) struct Payload<'a> {
     pub(in crate::rdma::roce) bytes: &'a [u8],
     /// The memory that contains the bytes, if messages may be slices of it.
     pub(in crate::rdma::roce) block: Option<&'a Bytes>,
+    /// The account of the memory of messages, if there is one.
+    pub(in crate::rdma::roce) account: Option<&'a Account>,
 }
 
 /// The least length in bytes of a message that is a slice of a block. Shorter ones are copied, so that a short
@@ -22,7 +24,7 @@ impl Payload<'_> {
     pub(super) fn to_bytes(self, arena: &mut Arena) -> Bytes {
         match self.block {
             Some(block) if self.bytes.len() >= MIN_SLICE_BYTES => block.slice_ref(self.bytes),
-            _ => arena.copy_of(self.bytes),
+            _ => arena.copy_of(self.bytes, self.account),
         }
     }
 }
@@ -44,6 +46,7 @@ mod tests {
             let payload = Payload {
                 bytes: &block[8..8 + length],
                 block: has_block.then_some(&block),
+                account: None,
             };
             let message = payload.to_bytes(&mut Arena::default());
             assert_eq!(message, payload.bytes);

@@ -218,6 +218,7 @@ impl QueuePair {
         let payload = Payload {
             bytes: payload,
             block: None,
+            account: None,
         };
         self.handle_payload(now, bth, extended, payload);
     }

@@ -120,6 +120,10 @@ impl QueuePair for RoceQueuePair {
         self.adaptive_spin.record_flush(sent, received);
     }
 
+    fn lent_bytes(&self) -> usize {
+        self.owned.socket.shared.lent_bytes()
+    }
+
     fn wire_bytes(&self) -> Option<WireBytes> {
         let (sent, received) = self.moved();
         Some(WireBytes { sent, received })

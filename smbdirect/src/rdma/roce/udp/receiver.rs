@@ -11,13 +11,23 @@ use bytes::{Bytes, BytesMut};
 use quinn_udp::RecvMeta;
 
 use super::{address::canonical, socket::Socket};
-use crate::{pool::Pool, rdma::roce::endpoint::Path};
+use crate::{
+    pool::{Account, Pool},
+    rdma::roce::endpoint::Path,
+};
 
 /// The buffers of one system call. Each takes one group of datagrams.
 pub(super) struct Receiver {
     /// The buffers, each of [`BLOCK_BYTES`]. One that messages are slices of is replaced before the next call.
     blocks: [BytesMut; GROUPS],
     metas: [RecvMeta; GROUPS],
+    /// The memory of messages that have readers.
+    account: Account,
+}
+
+/// Removes buffers that have no readers from their accounts.
+pub(super) fn settle() {
+    BLOCKS.settle();
 }
 
 /// The most groups of datagrams in one call. With their buffers of 64 KiB they bound the memory of a
@@ -51,10 +61,12 @@ enum Memory<'a> {
 }
 
 impl Receiver {
-    pub(super) fn new() -> Self {
+    /// Makes the buffers of a socket whose messages are on `account`.
+    pub(super) fn new(account: Account) -> Self {
         Self {
             blocks: Default::default(),
             metas: [RecvMeta::default(); GROUPS],
+            account,
         }
     }
 
@@ -73,6 +85,7 @@ impl Receiver {
         });
         let count = socket.receive(&mut slices, &mut self.metas, skip_readiness_check)?;
         let local = socket.local();
+        let account = &self.account;
         let groups = self.metas.iter().zip(&mut self.blocks).take(count);
         Ok(groups.map(move |(meta, block)| {
             let ip = match local.ip() {
@@ -84,7 +97,7 @@ impl Receiver {
                     local: canonical(SocketAddr::new(ip, local.port())),
                     remote: canonical(meta.addr),
                 },
-                memory: Memory::new(block, meta.len),
+                memory: Memory::new(block, meta.len, account),
                 stride: meta.stride.max(1),
             }
         }))
@@ -99,13 +112,13 @@ impl fmt::Debug for Receiver {
 
 impl<'a> Memory<'a> {
     /// Returns the first `length` bytes of a buffer.
-    fn new(block: &'a mut BytesMut, length: usize) -> Self {
+    fn new(block: &'a mut BytesMut, length: usize, account: &Account) -> Self {
         if length < MIN_SHARED_BYTES {
             return Self::Borrowed(&block[..length]);
         }
         let whole = mem::take(block).freeze();
         let group = whole.slice(..length);
-        BLOCKS.lend(whole);
+        BLOCKS.lend_on(whole, Some(account));
         Self::Shared(group)
     }
 }
@@ -153,7 +166,7 @@ mod tests {
             let mut block = BytesMut::zeroed(BLOCK_BYTES);
             block[..length].fill(7);
             let place = block.as_ptr();
-            let memory = Memory::new(&mut block, length);
+            let memory = Memory::new(&mut block, length, &Account::default());
             let (bytes, shares): (&[u8], _) = match &memory {
                 Memory::Borrowed(bytes) => (bytes, false),
                 Memory::Shared(bytes) => (bytes, true),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hint::cold_path,
     io, mem,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -15,17 +16,21 @@ use tracing::debug;
 
 use super::{
     config::RoceConfig,
-    receiver::{Group, Receiver},
+    receiver::{self, Group, Receiver},
     socket::Socket,
     tap::DatagramTap,
 };
-use crate::rdma::{
-    direction::Direction,
-    roce::{
-        cm::PathMtu,
-        endpoint::{ConnectionId, Endpoint, EndpointEvent, Path, Transmit},
+use crate::{
+    pool::{Account, MAX_UNCHECKED_LOANS},
+    rdma::{
+        arena,
+        direction::Direction,
+        roce::{
+            cm::PathMtu,
+            endpoint::{ConnectionId, Endpoint, EndpointEvent, Path, Transmit},
+        },
+        work::ProviderError,
     },
-    work::ProviderError,
 };
 
 /// A socket with its endpoint.
@@ -34,6 +39,8 @@ pub(super) struct Shared {
     pub(super) socket: Socket,
     core: Mutex<Core>,
     receiver: Mutex<Receiver>,
+    /// The memory of messages that have readers.
+    account: Account,
     /// Wakes the task of the socket, which then looks at the timers and at `Core::blocked`.
     pub(super) attention: Notify,
     tap: Option<Arc<dyn DatagramTap>>,
@@ -123,8 +130,10 @@ impl Shared {
     pub(super) fn bind(address: SocketAddr, config: &RoceConfig) -> io::Result<Self> {
         let socket = Socket::bind(address)?;
         let receive_buffer = socket.receive_buffer().unwrap_or_default();
+        let endpoint = Endpoint::new(config.endpoint(receive_buffer));
+        let account = endpoint.account().clone();
         let core = Core {
-            endpoint: Endpoint::new(config.endpoint(receive_buffer)),
+            endpoint,
             waiting: HashMap::new(),
             listeners: HashMap::new(),
             out: BytesMut::new(),
@@ -139,10 +148,21 @@ impl Shared {
         Ok(Self {
             socket,
             core: Mutex::new(core),
-            receiver: Mutex::new(Receiver::new()),
+            receiver: Mutex::new(Receiver::new(account.clone())),
+            account,
             attention: Notify::new(),
             tap: config.tap.clone(),
         })
+    }
+
+    /// Returns the bytes of memory that readers of messages keep in use.
+    pub(super) fn lent_bytes(&self) -> usize {
+        if self.account.bytes() > MAX_UNCHECKED_LOANS {
+            cold_path();
+            arena::settle();
+            receiver::settle();
+        }
+        self.account.bytes()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
