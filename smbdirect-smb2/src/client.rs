@@ -18,6 +18,7 @@ use smbdirect::Connection;
 use tokio::sync::watch;
 
 use crate::{
+    account::Account,
     error::Error,
     handshake::{self, Established},
     share::Share,
@@ -25,28 +26,6 @@ use crate::{
     transport::Transport,
     tree::{Handle, Requests},
 };
-
-/// The account to log in with.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Account {
-    /// The name of the user; empty for an anonymous session.
-    pub user: String,
-    /// The domain; empty for an account of the server.
-    pub domain: String,
-    /// The password.
-    pub password: String,
-}
-
-/// Shows no password.
-impl fmt::Debug for Account {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { user, domain, .. } = self;
-        f.debug_struct("Account")
-            .field("user", user)
-            .field("domain", domain)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A session with a server over one SMB Direct connection. When the last handle of the client, its shares and its files
 /// is dropped while the server has requests, the connection lives until they are answered, at most for the limit of

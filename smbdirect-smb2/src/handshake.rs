@@ -33,7 +33,7 @@ use smb2::{
     types::flags::Capabilities,
 };
 
-use crate::{client::Account, error::Error, transport::Transport};
+use crate::{account::Account, error::Error, transport::Transport};
 
 const COMMAND_NEGOTIATE: u8 = 0x00;
 const COMMAND_SESSION_SETUP: u8 = 0x01;

@@ -3,6 +3,7 @@
 
 pub mod requests;
 
+mod account;
 mod client;
 mod credits;
 mod directory;
@@ -15,7 +16,8 @@ mod transport;
 mod tree;
 mod unsigned;
 
-pub use client::{Account, Client};
+pub use account::Account;
+pub use client::Client;
 pub use directory::{Entry, Listing, Name};
 pub use error::Error;
 pub use file::{File, Read, Written};
