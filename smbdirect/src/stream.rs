@@ -75,7 +75,20 @@ impl Connection {
     /// # Errors
     /// Fails if the socket pair cannot be created. The connection is closed in the background then.
     pub fn into_stream_fd(self) -> io::Result<OwnedFd> {
-        let (program, socket) = BlockingStream::pair()?;
+        let (program, ours) = BlockingStream::pair()?;
+        self.serve_stream(ours)?;
+        Ok(program.into())
+    }
+
+    /// Moves the messages of the connection over the given socket, as
+    /// [`into_stream_fd`](Self::into_stream_fd) does over a socket that it creates. The peer of the socket
+    /// is the program.
+    ///
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Fails if the runtime cannot use the socket. The connection is closed in the background then.
+    pub fn serve_stream(self, socket: BlockingStream) -> io::Result<()> {
         socket.set_nonblocking(true)?;
         let (frames_out, frames_in) = UnixStream::from_std(socket)?.into_split();
         let mut frames = Frames {
@@ -94,7 +107,7 @@ impl Connection {
                 () = &mut sending => receiving.await,
             }
         });
-        Ok(program.into())
+        Ok(())
     }
 }
 
