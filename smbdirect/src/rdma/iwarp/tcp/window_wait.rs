@@ -4,14 +4,9 @@
 //! of the window. So TCP has nothing to send, and the operating system reports neither that the window
 //! opens, nor does it probe a window that stays closed. A timer and keepalive probes do both.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::Context,
-    time::{Duration, Instant},
-};
+use std::{future::Future, pin::Pin, task::Context, time::Duration};
 
-use tokio::time::{self, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::socket::Socket;
 
@@ -28,6 +23,7 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// A wait for the window of the peer.
 pub(super) struct WindowWait {
+    /// The begin, by the clock of the timer: a paused one would otherwise move in the shortest steps.
     since: Instant,
     timer: Pin<Box<Sleep>>,
     /// Whether TCP probes the window.
@@ -59,7 +55,7 @@ impl WindowWait {
             }
             let interval =
                 (waited / CHECK_INTERVAL_DIVISOR).clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL);
-            self.timer.as_mut().reset(time::Instant::now() + interval);
+            self.timer.as_mut().reset(Instant::now() + interval);
         }
     }
 
