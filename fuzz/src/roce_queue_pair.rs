@@ -76,6 +76,7 @@ impl Machine {
             retry_count: input.up_to(7) as u8,
             rnr_retry_count: input.up_to(7) as u8,
             ack_timeout: Duration::from_millis(500),
+            target_ack_delay: Duration::ZERO,
             max_in_flight: MTU * input.up_to(40),
         };
         Self {

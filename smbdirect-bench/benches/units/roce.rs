@@ -91,6 +91,7 @@ fn queue_pair(path_mtu: usize) -> QueuePair {
         retry_count: 7,
         rnr_retry_count: 7,
         ack_timeout: Duration::from_millis(500),
+        target_ack_delay: Duration::ZERO,
         max_in_flight: 1 << 20,
     })
 }

@@ -208,6 +208,7 @@ impl Scenario {
                 retry_count: 7,
                 rnr_retry_count: 7,
                 ack_timeout: Duration::from_secs(1),
+                target_ack_delay: Duration::ZERO,
                 max_in_flight,
             };
             End::new(&settings, own, random.bool(), &mut random)

@@ -334,7 +334,7 @@ const RULES: &[(&str, &str)] = &[
     ),
     (
         "ROCE-9.7.5-01",
-        "The syndrome of an AETH is an acknowledgement, a receiver-not-ready NAK or a NAK with one of its defined codes; a packet with a reserved syndrome is not processed.",
+        "The syndrome of an AETH is an acknowledgement, a receiver-not-ready NAK or a NAK with one of its defined codes; a packet with another kind of syndrome is not processed, and a NAK with a reserved code ends the connection.",
     ),
     (
         "ROCE-A17.3.3-04",

@@ -266,6 +266,7 @@ pub(in super::super) const fn nak(code: NakCode) -> &'static str {
         NakCode::RemoteAccessError => "remote access error",
         NakCode::RemoteOperationalError => "remote operational error",
         NakCode::InvalidRdRequest => "invalid RD request",
+        NakCode::Reserved(_) => "reserved code",
     }
 }
 

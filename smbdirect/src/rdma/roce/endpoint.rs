@@ -20,7 +20,9 @@
 //! Queue pair numbers, starting PSNs and communication IDs are random. Packets from another address
 //! than the peer's are dropped. An attacker who forges the address of a peer, and does not see the
 //! traffic, has to guess the queue pair number (24 bits) and what [`QueuePair`] describes to place a
-//! packet of data; to disconnect, both communication IDs (32 bits each) and the queue pair number.
+//! packet of data; to disconnect, both communication IDs (32 bits each) and the queue pair number, or
+//! the number of the peer's queue pair (24 bits, random at ends of this library), because a request to
+//! connect from a queue pair that is connected already shows that the peer has started again.
 
 mod connection;
 mod establish;
@@ -32,7 +34,7 @@ mod signature;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     time::Instant,
 };
 
@@ -78,6 +80,8 @@ pub struct Endpoint {
     /// The queue pair numbers of passive connections by the address and the communication ID of
     /// the peer.
     by_request: HashMap<(IpAddr, u32), u32>,
+    /// The queue pair numbers by the address and the queue pair number of the peer.
+    by_remote: HashMap<(SocketAddr, u32), u32>,
     /// The ports that are listened on.
     listening: HashSet<u16>,
     /// The number of requests that are open.
@@ -120,6 +124,7 @@ impl Endpoint {
             connections: HashMap::new(),
             by_communication: HashMap::new(),
             by_request: HashMap::new(),
+            by_remote: HashMap::new(),
             listening: HashSet::new(),
             half_open: 0,
             mads: VecDeque::new(),
@@ -556,6 +561,10 @@ impl Endpoint {
         let request = (connection.path.remote.ip(), communication.remote_id());
         if self.by_request.get(&request) == Some(&number) {
             self.by_request.remove(&request);
+        }
+        let remote = (connection.path.remote, communication.remote_queue_pair());
+        if self.by_remote.get(&remote) == Some(&number) {
+            self.by_remote.remove(&remote);
         }
         if let Some(time) = connection.scheduled {
             self.timers.remove(&(time, number));

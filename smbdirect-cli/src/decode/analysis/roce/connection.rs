@@ -7,7 +7,7 @@ use std::{collections::VecDeque, net::IpAddr};
 use smbdirect::rdma::roce::{
     Psn,
     cm::Message,
-    packet::{DecodeError, Opcode, Syndrome},
+    packet::{DecodeError, NakCode, Opcode, Syndrome},
 };
 
 use super::{
@@ -369,7 +369,16 @@ impl Connection {
         self.say(way, place, What::Packet(shown), Vec::new(), out);
         match syndrome {
             Some(Syndrome::Nak(code)) => {
-                self.say(way, place, What::Nak { code, psn }, Vec::new(), out);
+                let broken = match code {
+                    NakCode::Reserved(code) => {
+                        vec![broken(
+                            "ROCE-9.7.5-01",
+                            format!("a NAK with the reserved code {code}"),
+                        )]
+                    }
+                    _ => Vec::new(),
+                };
+                self.say(way, place, What::Nak { code, psn }, broken, out);
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.say(way, place, What::RnrNak { timer, psn }, Vec::new(), out);

@@ -157,7 +157,11 @@ fn a_wrong_icrc_is_a_broken_rule() {
 #[test]
 fn what_cannot_be_decoded_is_a_broken_rule() {
     // The byte of the packet, its new value, and the rule.
-    for (at, value, rule) in [(1, 0x03, "ROCE-9.2.1-02"), (12, 0x45, "ROCE-9.7.5-01")] {
+    for (at, value, rule) in [
+        (1, 0x03, "ROCE-9.2.1-02"),
+        (12, 0x45, "ROCE-9.7.5-01"),
+        (12, 0x65, "ROCE-9.7.5-01"),
+    ] {
         let mut talk = Talk::established();
         talk.acknowledge(R);
         let frame = talk.frames.last_mut().unwrap();

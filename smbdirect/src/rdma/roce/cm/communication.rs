@@ -204,6 +204,11 @@ impl Communication {
         self.local_queue_pair
     }
 
+    /// Returns the queue pair of the peer, or 0 if it is not known yet.
+    pub const fn remote_queue_pair(&self) -> u32 {
+        self.remote_queue_pair
+    }
+
     /// Returns whether a received REQ repeats the one that created this communication.
     pub const fn is_repeated(&self, request: &ConnectRequest) -> bool {
         self.remote_id == request.local_communication_id

@@ -91,6 +91,17 @@ impl PathMtu {
     }
 }
 
+/// Returns whether `number` can be that of a connected queue pair: 24 bits, and neither 0 and 1, which
+/// belong to management, nor the number of multicast groups.
+pub(super) const fn is_queue_pair(number: u32) -> bool {
+    2 <= number && number < 0xff_ffff
+}
+
+/// Returns whether a partition key names the default partition, the only one that this library uses.
+pub(super) const fn is_default_partition(key: u16) -> bool {
+    key & 0x7fff == 0x7fff
+}
+
 /// A service ID, which tells the services of one machine apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ServiceId(pub u64);

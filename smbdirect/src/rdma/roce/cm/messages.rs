@@ -2,7 +2,7 @@
 
 use super::{
     body::Body,
-    fields::{CmTimeout, MessageKind, RejectReason},
+    fields::{CmTimeout, MessageKind, RejectReason, is_queue_pair},
     private_data::PrivateData,
 };
 
@@ -41,6 +41,17 @@ pub struct ConnectReply {
 }
 
 impl ConnectReply {
+    /// Returns the reason to reject this reply, or `None` if its fields have values that a reliable
+    /// connection can have.
+    pub const fn fault(&self) -> Option<RejectReason> {
+        //= ROCE-12.6-03
+        if is_queue_pair(self.queue_pair) && self.starting_psn >> 24 == 0 {
+            None
+        } else {
+            Some(RejectReason::UNSUPPORTED)
+        }
+    }
+
     pub(super) fn decode(body: &Body<'_>) -> Self {
         Self {
             local_communication_id: body.u32(0),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use super::{
     body::Body,
-    fields::{CmTimeout, PathMtu, ServiceId},
+    fields::{CmTimeout, PathMtu, RejectReason, ServiceId, is_default_partition, is_queue_pair},
     private_data::{PrivateData, gid_of},
 };
 
@@ -152,7 +152,30 @@ const PRIMARY: usize = 52;
 /// The offset of the alternate path in the message.
 const ALTERNATE: usize = PRIMARY + PathRecord::LENGTH;
 
+/// The transport service type of a reliable connection.
+const RELIABLE_CONNECTION: u8 = 0;
+
 impl ConnectRequest {
+    /// Returns the reason to reject this request, whoever listens, or `None` if its fields have
+    /// values that a reliable connection over Ethernet can have.
+    ///
+    /// The path records are not judged: answers go to the address that the request came from.
+    pub const fn fault(&self) -> Option<RejectReason> {
+        //= ROCE-12.6-03
+        if self.transport_service_type != RELIABLE_CONNECTION || self.extended_transport_type != 0 {
+            Some(RejectReason::INVALID_TRANSPORT_TYPE)
+        } else if !is_queue_pair(self.queue_pair)
+            || self.starting_psn >> 24 != 0
+            || !is_default_partition(self.partition_key)
+        {
+            Some(RejectReason::UNSUPPORTED)
+        } else if self.path_mtu.is_none() {
+            Some(RejectReason::INVALID_PATH_MTU)
+        } else {
+            None
+        }
+    }
+
     pub(super) fn decode(body: &Body<'_>) -> Self {
         let alternate = body.slice(ALTERNATE, PathRecord::LENGTH);
         let has_alternate = alternate.iter().any(|&byte| byte != 0);

@@ -1,6 +1,9 @@
 //! How an endpoint connects, accepts and rejects, and what follows from a change of a communication.
 
-use std::{net::IpAddr, time::Instant};
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 
@@ -18,17 +21,15 @@ use crate::rdma::{
     roce::{
         Psn,
         cm::{
-            Communication, CommunicationEvent, ConnectReply, ConnectRequest, DisconnectRequest,
-            Failure, Output, PathMtu, PathRecord, PrivateData, RdmaCmHeader, RejectReason,
-            ServiceId,
+            CmTimeout, Communication, CommunicationEvent, ConnectReply, ConnectRequest,
+            DisconnectRequest, Failure, Output, PathMtu, PathRecord, PrivateData, RdmaCmHeader,
+            RejectReason, ServiceId,
         },
         rc::{QueuePair, QueuePairSettings},
     },
     work::{Disconnect, ProviderError, ProviderErrorKind},
 };
 
-/// The transport service type of a reliable connection.
-pub(super) const RELIABLE_CONNECTION: u8 = 0;
 /// The number of reports of an unreachable port after which an attempt to connect fails.
 const MIN_UNREACHABLE_REPORTS: u8 = 2;
 /// A Send without a posted receive is sent again without a limit.
@@ -69,7 +70,7 @@ impl Endpoint {
             responder_resources: self.settings.responder_resources,
             initiator_depth: self.settings.initiator_depth,
             remote_response_timeout: self.settings.timing.response_timeout,
-            transport_service_type: RELIABLE_CONNECTION,
+            transport_service_type: 0,
             end_to_end_flow_control: false,
             starting_psn,
             local_response_timeout: self.settings.timing.response_timeout,
@@ -155,6 +156,8 @@ impl Endpoint {
                 responder_resources,
                 initiator_depth,
                 rnr_retry_count: request.rnr_retry_count,
+                // A REQ announces none.
+                target_ack_delay: Duration::ZERO,
             },
         );
         queue_pair.post(parameters.receive);
@@ -169,7 +172,7 @@ impl Endpoint {
                 starting_psn,
                 responder_resources,
                 initiator_depth,
-                target_ack_delay: self.settings.ack_timeout,
+                target_ack_delay: self.settings.target_ack_delay,
                 failover_accepted: 1,
                 end_to_end_flow_control: false,
                 rnr_retry_count: RNR_RETRY_ENDLESS,
@@ -267,6 +270,20 @@ impl Endpoint {
 
     /// The peer accepted: creates the queue pair and confirms.
     fn accepted(&mut self, now: Instant, number: u32, reply: &ConnectReply) {
+        let Some(connection) = self.connections.get(&number) else {
+            return;
+        };
+        let remote = (connection.path.remote, reply.queue_pair);
+        let stale = self.connection_to(remote);
+        let reason = stale.map(|_| RejectReason::STALE_CONNECTION);
+        if let Some(reason) = reply.fault().or(reason) {
+            self.refuse_reply(now, number, reason);
+            if let (RejectReason::STALE_CONNECTION, Some(stale)) = (reason, stale) {
+                self.end_stale(now, stale);
+            }
+            return;
+        }
+        self.by_remote.insert(remote, number);
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
@@ -293,6 +310,8 @@ impl Endpoint {
                 responder_resources,
                 initiator_depth,
                 rnr_retry_count: reply.rnr_retry_count,
+                //= ROCE-9.7.6-03
+                target_ack_delay: reply.target_ack_delay.duration(),
             },
         );
         queue_pair.post(receive);
@@ -305,6 +324,27 @@ impl Endpoint {
             id: ConnectionId(number),
             private_data,
         });
+    }
+
+    /// Rejects the answer of the peer, which fails the attempt to connect.
+    fn refuse_reply(&mut self, now: Instant, number: u32, reason: RejectReason) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        connection.stage = Stage::Ended;
+        let was_released = std::mem::replace(&mut connection.is_released, true);
+        let remote = connection.path.remote;
+        let none = PrivateData::default();
+        let output = connection.communication.reject(now, reason, &[], none);
+        self.apply(now, number, output);
+        if !was_released {
+            let what = format!("RoCE: the answer of {remote} was rejected: {reason}");
+            self.events.push_back(EndpointEvent::Failed {
+                id: ConnectionId(number),
+                error: ProviderError::new(ProviderErrorKind::Protocol, what),
+                path_mtu: None,
+            });
+        }
     }
 
     /// The peer has received the REP.
@@ -404,7 +444,13 @@ struct Agreed {
     initiator_depth: u8,
     /// What the peer asks for.
     rnr_retry_count: u8,
+    /// How long the peer takes to acknowledge a packet, as it announces.
+    target_ack_delay: Duration,
 }
+
+/// The longest time to acknowledge a packet that a peer can announce: 17.2 s. Without a limit a peer
+/// that is gone could keep a connection for hours.
+const MAX_TARGET_ACK_DELAY: CmTimeout = CmTimeout::from_exponent(22);
 
 /// Returns a queue pair that is ready to send and to receive.
 fn open_queue_pair(settings: &EndpointSettings, path: Path, agreed: &Agreed) -> QueuePair {
@@ -425,6 +471,7 @@ fn open_queue_pair(settings: &EndpointSettings, path: Path, agreed: &Agreed) -> 
         //= ROCE-12.7-03
         rnr_retry_count: agreed.rnr_retry_count,
         ack_timeout: settings.ack_timeout.duration(),
+        target_ack_delay: agreed.target_ack_delay.min(MAX_TARGET_ACK_DELAY.duration()),
         max_in_flight: match is_within_host {
             true => settings.max_in_flight_within_host,
             false => settings.max_in_flight,

@@ -1,23 +1,25 @@
 //! What an endpoint does with the messages of the CM that it receives.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Instant,
 };
 
 use super::{
-    Endpoint, GENERAL_SERVICES_QUEUE_PAIR,
+    Endpoint,
     connection::{Connection, Stage},
-    establish::RELIABLE_CONNECTION,
     settings::{ConnectionId, EndpointEvent, Path},
-    signature,
+    signature::{self, Cause},
 };
-use crate::rdma::roce::{
-    cm::{
-        Communication, ConnectRequest, DisconnectReply, Mad, Message, MessageKind, PrivateData,
-        RdmaCmHeader, Reject, RejectReason,
+use crate::rdma::{
+    roce::{
+        cm::{
+            Communication, ConnectRequest, DisconnectReply, Mad, Message, MessageKind, PrivateData,
+            RdmaCmHeader, Reject, RejectReason,
+        },
+        packet::UDP_PORT,
     },
-    packet::UDP_PORT,
+    work::{Disconnect, ProviderError, ProviderErrorKind},
 };
 
 impl Endpoint {
@@ -92,22 +94,22 @@ impl Endpoint {
             return self.handle_repeated_request(now, path, transaction_id, number, request);
         }
         let listener = service_port.filter(|port| self.listening.contains(port));
-        let fault = match (listener, request.path_mtu) {
-            (None, _) => Some(RejectReason::INVALID_SERVICE_ID),
-            _ if request.transport_service_type != RELIABLE_CONNECTION => {
-                Some(RejectReason::INVALID_TRANSPORT_TYPE)
-            }
-            _ if request.queue_pair <= GENERAL_SERVICES_QUEUE_PAIR => {
-                Some(RejectReason::UNSUPPORTED)
-            }
-            (_, None) => Some(RejectReason::INVALID_PATH_MTU),
-            _ if self.connections.len() >= self.settings.max_connections => {
-                Some(RejectReason::NO_RESOURCES)
-            }
-            _ => None,
+        let fault = match listener {
+            None => Some(RejectReason::INVALID_SERVICE_ID),
+            Some(_) => request.fault(),
         };
+        let remote = (path.remote, request.queue_pair);
+        let stale = self.connection_to(remote).filter(|_| fault.is_none());
+        let is_full = self.connections.len() >= self.settings.max_connections;
+        let fault = fault
+            .or_else(|| stale.map(|_| RejectReason::STALE_CONNECTION))
+            .or_else(|| is_full.then_some(RejectReason::NO_RESOURCES));
         if let Some(reason) = fault {
-            return self.reject_unknown(path, transaction_id, &request, reason);
+            self.reject_unknown(path, transaction_id, &request, reason);
+            if let Some(stale) = stale {
+                self.end_stale(now, stale);
+            }
+            return;
         }
         //= ROCE-UDP-05
         if self.half_open >= self.settings.max_half_open {
@@ -128,6 +130,7 @@ impl Endpoint {
         self.connections.insert(number, connection);
         self.by_communication.insert(communication_id, number);
         self.by_request.insert(key, number);
+        self.by_remote.insert(remote, number);
         self.half_open += 1;
         self.events.push_back(EndpointEvent::Requested {
             id: ConnectionId(number),
@@ -158,6 +161,29 @@ impl Endpoint {
         let output = connection.communication.handle_message(now, message);
         self.apply(now, number, output);
         self.settle(now, number);
+    }
+
+    /// Returns the connection to a queue pair of a peer, if it has not ended.
+    pub(super) fn connection_to(&self, remote: (SocketAddr, u32)) -> Option<u32> {
+        let number = *self.by_remote.get(&remote)?;
+        let connection = self.connections.get(&number)?;
+        (!matches!(connection.stage, Stage::Ended)).then_some(number)
+    }
+
+    /// Ends a connection whose peer uses its queue pair for another one, which it does only after it
+    /// has started again.
+    //= ROCE-12.9-11
+    pub(super) fn end_stale(&mut self, now: Instant, number: u32) {
+        let what =
+            "RoCE: the peer has started again, and uses the queue pair for another connection";
+        let error = ProviderError::new(ProviderErrorKind::Reset, what);
+        // A request that is not answered yet is not connected. It is not ended, because a flood of
+        // requests would otherwise leave an ended communication for each.
+        let connection = self.connections.get(&number);
+        if connection.is_some_and(Connection::takes_packets) {
+            self.end(now, number, Disconnect::Broken(error), Cause::Aborted);
+            self.settle(now, number);
+        }
     }
 
     /// Rejects a request without keeping a communication for it.

@@ -20,6 +20,9 @@ pub struct EndpointSettings {
     pub timing: CmTiming,
     /// The time after which packets without an acknowledgement are sent again.
     pub ack_timeout: CmTimeout,
+    /// How long this end takes to acknowledge a packet, as it announces to peers, which add it to their
+    /// timeouts.
+    pub target_ack_delay: CmTimeout,
     /// How often packets are sent again without an answer before the connection breaks; at most 7.
     pub retry_count: u8,
     /// The most bytes of a connection that are sent and not acknowledged, which the receive buffer of
@@ -45,6 +48,8 @@ impl Default for EndpointSettings {
             timing: CmTiming::default(),
             // 537 ms.
             ack_timeout: CmTimeout::from_exponent(17),
+            // 268 ms, with which Linux waits for 1.07 s before it sends again.
+            target_ack_delay: CmTimeout::from_exponent(16),
             retry_count: 7,
             max_in_flight: 1 << 18,
             max_in_flight_within_host: 1 << 18,

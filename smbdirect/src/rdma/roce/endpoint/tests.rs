@@ -1,6 +1,7 @@
 //! Two endpoints over a simulated network.
 
 mod establishing;
+mod fields;
 mod hostile;
 mod swarm;
 
@@ -223,6 +224,7 @@ impl Network {
             assert!(end.is_unused());
             assert!(end.timers.is_empty() && end.by_communication.is_empty());
             assert!(end.by_request.is_empty() && end.half_open == 0);
+            assert!(end.by_remote.is_empty());
         }
     }
 }

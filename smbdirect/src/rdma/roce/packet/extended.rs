@@ -77,18 +77,45 @@ pub enum Syndrome {
 
 /// The codes of negative acknowledgements (IBTA 9.7.5.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
 pub enum NakCode {
     /// A packet is missing before this one.
-    PsnSequenceError = 0,
+    PsnSequenceError,
     /// The request is not permitted at this place, or too long.
-    InvalidRequest = 1,
+    InvalidRequest,
     /// The R_Key, the bounds or the rights of an RDMA operation are wrong.
-    RemoteAccessError = 2,
+    RemoteAccessError,
     /// The responder cannot complete the request.
-    RemoteOperationalError = 3,
+    RemoteOperationalError,
     /// The request is not permitted on a reliable datagram.
-    InvalidRdRequest = 4,
+    InvalidRdRequest,
+    /// A code without a meaning, from 5 to 31.
+    Reserved(u8),
+}
+
+impl NakCode {
+    /// Returns the code with this number, of which the low five bits are used.
+    pub const fn from_code(code: u8) -> Self {
+        match code & SYNDROME_VALUE_MASK {
+            0 => Self::PsnSequenceError,
+            1 => Self::InvalidRequest,
+            2 => Self::RemoteAccessError,
+            3 => Self::RemoteOperationalError,
+            4 => Self::InvalidRdRequest,
+            reserved => Self::Reserved(reserved),
+        }
+    }
+
+    /// Returns the number on the wire, from 0 to 31.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::PsnSequenceError => 0,
+            Self::InvalidRequest => 1,
+            Self::RemoteAccessError => 2,
+            Self::RemoteOperationalError => 3,
+            Self::InvalidRdRequest => 4,
+            Self::Reserved(code) => code & SYNDROME_VALUE_MASK,
+        }
+    }
 }
 
 /// The Invalidate Extended Transport Header (IBTA 9.3.7).
@@ -316,18 +343,14 @@ impl Syndrome {
     /// Decodes the byte of an AETH.
     ///
     /// # Errors
-    /// Returns an error if the kind or the code is reserved.
+    /// Returns an error if the kind is reserved.
     pub const fn decode(byte: u8) -> Result<Self, DecodeError> {
         let value = byte & SYNDROME_VALUE_MASK;
         //= ROCE-9.7.5-01
         Ok(match (byte & SYNDROME_KIND_MASK, value) {
             (SYNDROME_ACK, _) => Self::Ack { credit: value },
             (SYNDROME_RNR_NAK, _) => Self::RnrNak { timer: value },
-            (SYNDROME_NAK, 0) => Self::Nak(NakCode::PsnSequenceError),
-            (SYNDROME_NAK, 1) => Self::Nak(NakCode::InvalidRequest),
-            (SYNDROME_NAK, 2) => Self::Nak(NakCode::RemoteAccessError),
-            (SYNDROME_NAK, 3) => Self::Nak(NakCode::RemoteOperationalError),
-            (SYNDROME_NAK, 4) => Self::Nak(NakCode::InvalidRdRequest),
+            (SYNDROME_NAK, _) => Self::Nak(NakCode::from_code(value)),
             _ => return Err(DecodeError::Syndrome(byte)),
         })
     }
@@ -337,7 +360,7 @@ impl Syndrome {
         match self {
             Self::Ack { credit } => SYNDROME_ACK | credit & SYNDROME_VALUE_MASK,
             Self::RnrNak { timer } => SYNDROME_RNR_NAK | timer & SYNDROME_VALUE_MASK,
-            Self::Nak(code) => SYNDROME_NAK | code as u8,
+            Self::Nak(code) => SYNDROME_NAK | code.code(),
         }
     }
 }
@@ -377,9 +400,9 @@ mod tests {
 
     //= ROCE-9.7.5-01 test
     #[test]
-    fn exactly_the_known_syndromes_are_decoded() {
+    fn exactly_the_known_kinds_of_syndromes_are_decoded() {
         for byte in 0..=u8::MAX {
-            let known = byte <= 0x3f || (0x60..=0x64).contains(&byte);
+            let known = byte <= 0x3f || (0x60..=0x7f).contains(&byte);
             match Syndrome::decode(byte) {
                 Ok(syndrome) => assert_eq!(syndrome.encode(), byte),
                 Err(error) => assert_eq!(error, DecodeError::Syndrome(byte)),

@@ -73,7 +73,7 @@ pub enum QueuePairError {
     #[error("a {0:?} that does not fit its request")]
     BadResponse(Opcode),
     /// The peer refused a request.
-    #[error("the peer sent the NAK {0:?}")]
+    #[error("the peer sent the NAK {0:?} (code {code})", code = .0.code())]
     Refused(NakCode),
     /// The peer had no receive posted for a Send, as often as it was repeated.
     #[error("the peer posted no receive")]

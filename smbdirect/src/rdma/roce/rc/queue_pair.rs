@@ -46,6 +46,7 @@ use crate::rdma::{
     roce::{
         icrc::FlowIcrc,
         packet::{Bth, Extended, NakCode, Opcode, Packet},
+        psn::Psn,
     },
     work::{Completion, Disconnect, Limits, ProviderError, Room, WorkRequest},
 };
@@ -69,8 +70,8 @@ pub struct QueuePair {
     ended: Option<Disconnect>,
     /// Whether the end was reported.
     reported: bool,
-    /// The NAK that tells the peer why this end broke.
-    last_nak: Option<NakCode>,
+    /// The NAK that tells the peer why this end broke, with its PSN.
+    last_nak: Option<(Psn, NakCode)>,
     /// Whether the last NAK is to be sent.
     is_nak_due: bool,
 }
@@ -339,9 +340,9 @@ impl QueuePair {
             return self.responder.next_reply(max_length, sink);
         }
         match self.last_nak {
-            Some(code) if self.is_nak_due && max_length >= ACKNOWLEDGE_LENGTH => {
+            Some((psn, code)) if self.is_nak_due && max_length >= ACKNOWLEDGE_LENGTH => {
                 self.is_nak_due = false;
-                self.responder.push_nak(code, sink);
+                self.responder.push_nak(psn, code, sink);
                 true
             }
             _ => false,
@@ -399,7 +400,8 @@ impl QueuePair {
     /// Breaks the connection, with a NAK if the error has one.
     #[cold]
     fn fail(&mut self, error: QueuePairError) {
-        self.last_nak = error.nak_code();
+        let psn = self.responder.nak_psn();
+        self.last_nak = error.nak_code().map(|code| (psn, code));
         self.is_nak_due = self.last_nak.is_some();
         self.end(Disconnect::Broken(ProviderError::from(error)));
     }

@@ -113,7 +113,11 @@ impl Requester {
             resent_at: None,
             unrequested: 0,
             window: Window::new(settings.max_in_flight / settings.path_mtu),
-            timer: RetransmissionTimer::new(settings.ack_timeout, settings.retry_count),
+            timer: RetransmissionTimer::new(
+                settings.ack_timeout,
+                settings.target_ack_delay,
+                settings.retry_count,
+            ),
             timed_out_at: None,
             paused_until: None,
             pauses: 0,

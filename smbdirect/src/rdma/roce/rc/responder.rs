@@ -3,6 +3,9 @@
 //! Acknowledgements are cumulative. The responder keeps at most one, and sends it when the packets
 //! that have arrived together are all processed. Responses to Reads precede it, because each
 //! response acknowledges everything before it.
+//!
+//! A Read is acknowledged only by its response. A requester that repeats a request may lack the
+//! responses to all later Reads, so the acknowledgement of a duplicate ends before the next Read.
 
 use std::collections::VecDeque;
 
@@ -35,11 +38,11 @@ pub(super) struct Responder {
     /// MSN: the number of completed messages, 24 bits.
     message_sequence_number: u32,
     message: InboundMessage,
-    /// The Reads whose responses are not sent in full, oldest first.
+    /// The last Reads, oldest first: as many as the peer may have outstanding, so each Read that it
+    /// can still repeat is one of them.
     reads: VecDeque<InboundRead>,
-    /// The last Reads that were executed, oldest first: as many as the peer may have outstanding, so
-    /// each Read that it can still repeat is one of them.
-    executed: VecDeque<ExecutedRead>,
+    /// The number of Reads with a response that is to be sent.
+    unanswered: usize,
     /// The acknowledgement to send after the responses to Reads.
     reply: Option<Reply>,
     /// Whether packets after the expected one are dropped without another NAK.
@@ -48,13 +51,24 @@ pub(super) struct Responder {
     rnr_naks: u32,
 }
 
-/// A Read of the peer.
+/// A Read of the peer, with the response packets from `psn` to before `end`.
 #[derive(Clone, Copy, Debug)]
 struct InboundRead {
+    psn: Psn,
+    end: Psn,
+    from: RemoteAddress,
+    length: u32,
+    /// The PSN after the last response packet that was sent at least once.
+    sent: Psn,
+    /// The rest of the response that is to be sent, if there is one.
+    response: Option<Response>,
+}
+
+/// The rest of the response to a Read.
+#[derive(Clone, Copy, Debug)]
+struct Response {
     /// The PSN of the next response packet.
     psn: Psn,
-    /// The PSN after the last response packet.
-    end: Psn,
     /// Where the next response packet begins.
     next: RemoteAddress,
     /// The bytes that are still to be sent.
@@ -63,31 +77,39 @@ struct InboundRead {
     has_begun: bool,
 }
 
-/// A Read that was executed, with the response packets from `psn` to before `end`.
-#[derive(Clone, Copy, Debug)]
-struct ExecutedRead {
-    psn: Psn,
-    end: Psn,
-    from: RemoteAddress,
-    length: u32,
-}
-
-impl ExecutedRead {
+impl InboundRead {
     /// Returns whether `read` asks for a part of this Read again. A requester that has received the
     /// beginning of the response asks for the rest.
-    fn includes(&self, read: &InboundRead) -> bool {
-        let start = read.next.offset.wrapping_sub(self.from.offset);
-        read.next.token == self.from.token
-            && start.saturating_add(read.left.into()) <= self.length.into()
-            && read.psn.distance(self.psn) >= 0
+    fn includes(&self, read: &Self, path_mtu: usize) -> bool {
+        let packets = read.psn.distance(self.psn);
+        let start = read.from.offset.wrapping_sub(self.from.offset);
+        read.from.token == self.from.token
+            && u64::try_from(packets).is_ok_and(|packets| packets * path_mtu as u64 == start)
+            && start.saturating_add(read.length.into()) <= self.length.into()
             && read.end.distance(self.end) <= 0
+    }
+
+    /// Returns the whole response.
+    const fn whole(&self) -> Response {
+        Response {
+            psn: self.psn,
+            next: self.from,
+            left: self.length,
+            has_begun: false,
+        }
+    }
+
+    /// Returns whether the response was sent in full at least once.
+    fn was_answered(&self) -> bool {
+        self.sent == self.end
     }
 }
 
 /// An acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
-    Ack,
+    /// An acknowledgement of everything up to this PSN.
+    Ack(Psn),
     SequenceError,
     ReceiverNotReady,
 }
@@ -103,7 +125,7 @@ impl Responder {
             message_sequence_number: 0,
             message: InboundMessage::default(),
             reads: VecDeque::new(),
-            executed: VecDeque::new(),
+            unanswered: 0,
             reply: None,
             nak_sent: false,
             rnr_naks: 0,
@@ -112,12 +134,12 @@ impl Responder {
 
     /// Returns whether no response waits to be sent.
     pub(super) fn is_idle(&self) -> bool {
-        self.reads.is_empty() && self.reply.is_none()
+        self.unanswered == 0 && self.reply.is_none()
     }
 
     /// Returns whether the next packet is an acknowledgement.
     pub(super) fn has_reply(&self) -> bool {
-        self.reads.is_empty() && self.reply.is_some()
+        self.unanswered == 0 && self.reply.is_some()
     }
 
     /// Processes a request packet.
@@ -142,33 +164,82 @@ impl Responder {
             return Ok(());
         }
         self.nak_sent = false;
-        self.reply.take_if(|reply| *reply != Reply::Ack);
+        self.reply.take_if(|reply| !matches!(reply, Reply::Ack(_)));
         self.execute(bth, extended, payload, shared)
     }
 
-    /// Answers a duplicate request.
+    /// Answers a duplicate request. One that was never executed has no effect.
     fn repeat(&mut self, bth: &Bth, extended: &Extended, memory: &MemoryTable) {
-        let (Opcode::ReadRequest, Extended::Reth(reth)) = (bth.opcode, extended) else {
-            //= ROCE-9.7.5-10
-            self.reply.get_or_insert(Reply::Ack);
-            return;
-        };
-        let read = self.read(bth.psn, reth);
+        use Opcode as Op;
+        match (bth.opcode, extended) {
+            (Op::ReadRequest, Extended::Reth(reth)) => self.repeat_read(bth.psn, reth, memory),
+            (
+                Op::SendFirst
+                | Op::SendMiddle
+                | Op::SendLast
+                | Op::SendOnly
+                | Op::SendLastInvalidate
+                | Op::SendOnlyInvalidate
+                | Op::WriteFirst
+                | Op::WriteMiddle
+                | Op::WriteLast
+                | Op::WriteOnly,
+                _,
+            ) => self.acknowledge_again(bth.psn),
+            _ => {}
+        }
+    }
+
+    /// Acknowledges a duplicate of the Send or Write packet `psn`, and what was executed after it up
+    /// to the next Read.
+    fn acknowledge_again(&mut self, psn: Psn) {
+        //= ROCE-9.7.5-10
+        let next_read = self.reads.iter().find(|read| read.end.distance(psn) > 0);
+        let end = next_read.map_or(self.expected, |read| read.psn);
+        let last = end.add(u32::MAX);
+        match &mut self.reply {
+            None => self.reply = Some(Reply::Ack(last)),
+            Some(Reply::Ack(known)) if last.distance(*known) > 0 => *known = last,
+            Some(_) => {}
+        }
+    }
+
+    /// Sends the response to a duplicate of a Read again.
+    fn repeat_read(&mut self, psn: Psn, reth: &Reth, memory: &MemoryTable) {
+        let again = self.read(psn, reth);
         // Half of all PSNs count as duplicates, so an attacker easily forges one. A request that does not
         // repeat a Read is therefore dropped without a NAK.
         //= ROCE-SW-04
-        let is_duplicate = self.executed.iter().any(|known| known.includes(&read))
-            && check_read(reth, memory).is_ok();
-        if !is_duplicate {
+        let path_mtu = self.path_mtu;
+        let known = self
+            .reads
+            .iter()
+            .position(|known| known.includes(&again, path_mtu));
+        let Some(place) = known.filter(|_| check_read(reth, memory).is_ok()) else {
             return;
-        }
-        // The peer sends everything again from here on, so it does not wait for responses to this
-        // request and to later ones.
+        };
         //= ROCE-9.7.5-11
-        self.reads.retain(|other| other.end.distance(bth.psn) <= 0);
-        if self.reads.len() < self.responder_resources {
-            self.reads.push_back(read);
+        let known = &mut self.reads[place];
+        let start = again.from.offset.wrapping_sub(known.from.offset);
+        known.response = Some(match known.response {
+            // What is still to be sent includes it.
+            Some(response) if response.psn.distance(psn) < 0 => response,
+            Some(_) => Response {
+                left: known.length - start as u32,
+                ..again.whole()
+            },
+            None => {
+                self.unanswered += 1;
+                again.whole()
+            }
+        });
+        // The peer accepts the responses in order. What was sent of later ones was too early for it.
+        for later in self.reads.iter_mut().skip(place + 1) {
+            later.response = later.response.map(|_| later.whole());
         }
+        // The response acknowledges everything before it.
+        self.reply
+            .take_if(|reply| matches!(reply, Reply::Ack(last) if last.distance(psn) < 0));
     }
 
     /// Executes the expected request packet.
@@ -202,15 +273,27 @@ impl Responder {
         if arrival == Arrival::NoReceive {
             return self.refuse_send();
         }
-        self.expected = self.expected.add(1);
+        self.advance_to(bth.psn.add(1));
         if arrival == Arrival::Message {
             self.complete_message();
         }
         //= ROCE-9.7.5-12
-        if bth.ack_request {
-            self.reply = Some(Reply::Ack);
+        if bth.ack_request || self.reply == Some(Reply::Ack(bth.psn.add(u32::MAX))) {
+            self.reply = Some(Reply::Ack(bth.psn));
         }
         Ok(())
+    }
+
+    /// Expects the packet `next`, and forgets a Read that then is half of all PSNs behind. It can no
+    /// longer be repeated, and its PSN would seem to be a later one.
+    fn advance_to(&mut self, next: Psn) {
+        self.expected = next;
+        while let Some(oldest) = self.reads.front()
+            && oldest.psn.distance(next) >= 0
+        {
+            self.unanswered -= usize::from(oldest.response.is_some());
+            self.reads.pop_front();
+        }
     }
 
     /// Answers a Send that finds no receive.
@@ -278,27 +361,31 @@ impl Responder {
         if reth.length > MAX_MESSAGE_BYTES {
             return Err(QueuePairError::TooLong(reth.length));
         }
-        //= ROCE-9.7.4-10
-        if self.reads.len() >= self.responder_resources {
-            let granted = self.responder_resources as u32;
-            return Err(QueuePairError::TooManyReads { granted });
-        }
         check_read(reth, &shared.memory)?;
-        let read = self.read(bth.psn, reth);
-        self.expected = read.end;
-        if self.executed.len() >= self.responder_resources {
-            self.executed.pop_front();
-        }
-        self.executed.push_back(ExecutedRead {
-            psn: read.psn,
-            end: read.end,
-            from: read.next,
-            length: reth.length,
-        });
+        self.make_room_for_read()?;
+        let mut read = self.read(bth.psn, reth);
+        read.response = Some(read.whole());
+        self.advance_to(read.end);
         self.reads.push_back(read);
+        self.unanswered += 1;
         self.complete_message();
         // The response acknowledges everything before it.
         self.reply = None;
+        Ok(())
+    }
+
+    /// Forgets the oldest Read if the peer has as many outstanding as it may have. With the new one
+    /// it shows that it has received the response to the oldest.
+    fn make_room_for_read(&mut self) -> Result<(), QueuePairError> {
+        if self.reads.len() < self.responder_resources {
+            return Ok(());
+        }
+        //= ROCE-9.7.4-10
+        let Some(oldest) = self.reads.pop_front_if(|oldest| oldest.was_answered()) else {
+            let granted = self.responder_resources as u32;
+            return Err(QueuePairError::TooManyReads { granted });
+        };
+        self.unanswered -= usize::from(oldest.response.is_some());
         Ok(())
     }
 
@@ -309,9 +396,10 @@ impl Responder {
             psn,
             //= ROCE-9.7.2-02
             end: psn.add(packets as u32),
-            next: address_of(reth),
-            left: reth.length,
-            has_begun: false,
+            from: address_of(reth),
+            length: reth.length,
+            sent: psn,
+            response: None,
         }
     }
 
@@ -323,7 +411,15 @@ impl Responder {
         memory: &MemoryTable,
         sink: &mut impl PacketSink,
     ) -> Result<bool, QueuePairError> {
-        let Some(read) = self.reads.front_mut() else {
+        if self.unanswered == 0 {
+            return Ok(false);
+        }
+        let next = self.reads.iter_mut().find(|read| read.response.is_some());
+        let Some(known) = next else {
+            return Ok(false);
+        };
+        let was_answered = known.was_answered();
+        let Some(read) = &mut known.response else {
             return Ok(false);
         };
         let length = read.left.min(self.path_mtu as u32);
@@ -350,17 +446,28 @@ impl Responder {
             sink.push(&bth, &extended, [&[], &[]]);
         } else {
             // The right to read may have ended since the request arrived.
-            let data = memory
-                .read(read.next, length)
-                .map_err(QueuePairError::ReadSource)?;
-            sink.push(&bth, &extended, [data.as_ref(), &[]]);
+            match memory.read(read.next, length) {
+                Ok(data) => sink.push(&bth, &extended, [data.as_ref(), &[]]),
+                // A late copy of a request whose response has arrived is no fault of the peer.
+                Err(_) if was_answered => {
+                    known.response = None;
+                    self.unanswered -= 1;
+                    return self.next_read_response(max_length, memory, sink);
+                }
+                Err(fault) => return Err(QueuePairError::ReadSource(fault)),
+            }
         }
         read.has_begun = true;
         read.psn = read.psn.add(1);
         read.left -= length;
         read.next.offset = read.next.offset.wrapping_add(u64::from(length));
-        if read.left == 0 {
-            self.reads.pop_front();
+        let (psn, is_complete) = (read.psn, read.left == 0);
+        if psn.distance(known.sent) > 0 {
+            known.sent = psn;
+        }
+        if is_complete {
+            known.response = None;
+            self.unanswered -= 1;
         }
         Ok(true)
     }
@@ -376,7 +483,7 @@ impl Responder {
         };
         //= ROCE-9.7.5-14
         let (psn, syndrome) = match reply {
-            Reply::Ack => (self.expected.add(u32::MAX), ACKNOWLEDGED),
+            Reply::Ack(last) => (last, ACKNOWLEDGED),
             Reply::SequenceError => (self.expected, Syndrome::Nak(NakCode::PsnSequenceError)),
             Reply::ReceiverNotReady => (self.expected, Syndrome::RnrNak { timer: RNR_TIMER }),
         };
@@ -384,9 +491,17 @@ impl Responder {
         true
     }
 
-    /// Adds the NAK that ends the connection to `sink`.
-    pub(super) fn push_nak(&self, code: NakCode, sink: &mut impl PacketSink) {
-        self.push_acknowledge(self.expected, Syndrome::Nak(code), sink);
+    /// Returns the PSN of a NAK that ends the connection: that of the first packet which is not
+    /// executed, or whose response is not sent.
+    pub(super) fn nak_psn(&self) -> Psn {
+        //= ROCE-9.7.5-16
+        let unanswered = self.reads.iter().find(|read| !read.was_answered());
+        unanswered.map_or(self.expected, |read| read.sent)
+    }
+
+    /// Adds a NAK that ends the connection to `sink`.
+    pub(super) fn push_nak(&self, psn: Psn, code: NakCode, sink: &mut impl PacketSink) {
+        self.push_acknowledge(psn, Syndrome::Nak(code), sink);
     }
 
     fn push_acknowledge(&self, psn: Psn, syndrome: Syndrome, sink: &mut impl PacketSink) {
@@ -402,7 +517,7 @@ impl Responder {
     /// Drops all responses.
     pub(super) fn clear(&mut self) {
         self.reads.clear();
-        self.executed.clear();
+        self.unanswered = 0;
         self.reply = None;
     }
 }

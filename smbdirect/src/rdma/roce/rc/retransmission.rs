@@ -6,9 +6,14 @@ use std::time::{Duration, Instant};
 ///
 /// The timeout follows the measured round trips, so that a loss costs little on a fast network. It
 /// doubles each time it expires, up to the acknowledgement timeout. The connection breaks when the
-/// peer has acknowledged nothing for the acknowledgement timeout and each of its retries.
+/// peer has acknowledged nothing for the acknowledgement timeout and each of its retries. A timeout
+/// that is noticed late, because this process did not run, counts no more than one that is noticed in
+/// time.
 #[derive(Debug)]
 pub(super) struct RetransmissionTimer {
+    /// The timeout before the first round trip is measured.
+    initial_timeout: Duration,
+    /// The longest timeout.
     ack_timeout: Duration,
     /// The time without progress after which the connection breaks.
     give_up_after: Duration,
@@ -19,14 +24,15 @@ pub(super) struct RetransmissionTimer {
     measured: Option<(u64, Instant)>,
     /// How many times the timeout expired since the last progress.
     expired: u32,
-    /// The time since which the peer has acknowledged nothing; `None` while nothing is in flight.
-    silent_since: Option<Instant>,
-    deadline: Option<Instant>,
+    /// The sum of the timeouts that expired since the last progress.
+    silent: Duration,
+    /// The end of the timeout that runs, and its length.
+    running: Option<(Instant, Duration)>,
 }
 
 /// The least timeout. A busy host may take this long to run the peer's task.
 const MIN_TIMEOUT: Duration = Duration::from_millis(20);
-/// The timeout before the first round trip is measured.
+/// The timeout before the first round trip is measured, towards a peer that acknowledges immediately.
 const INITIAL_TIMEOUT: Duration = Duration::from_millis(100);
 /// The timeout in measured round trips.
 const ROUND_TRIPS: u32 = 4;
@@ -43,22 +49,26 @@ pub(super) enum Expired {
 }
 
 impl RetransmissionTimer {
-    /// Creates a timer that is not running.
-    pub(super) fn new(ack_timeout: Duration, retry_count: u8) -> Self {
+    /// Creates a timer that is not running, for a peer that takes up to `target_ack_delay` to
+    /// acknowledge a packet.
+    pub(super) fn new(ack_timeout: Duration, target_ack_delay: Duration, retry_count: u8) -> Self {
+        //= ROCE-9.7.6-03
+        let ack_timeout = ack_timeout + target_ack_delay;
         Self {
+            initial_timeout: INITIAL_TIMEOUT + target_ack_delay,
             ack_timeout,
             give_up_after: ack_timeout * (u32::from(retry_count) + 1),
             round_trip: None,
             measured: None,
             expired: 0,
-            silent_since: None,
-            deadline: None,
+            silent: Duration::ZERO,
+            running: None,
         }
     }
 
     /// Returns when the timer expires.
-    pub(super) const fn deadline(&self) -> Option<Instant> {
-        self.deadline
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.running.map(|(deadline, _)| deadline)
     }
 
     /// Records that a packet was sent. `measure` is the sequence number that acknowledges it, if it
@@ -67,9 +77,8 @@ impl RetransmissionTimer {
         if let (Some(sequence), None) = (measure, self.measured) {
             self.measured = Some((sequence, now));
         }
-        if self.deadline.is_none() {
-            self.silent_since.get_or_insert(now);
-            self.deadline = Some(now + self.timeout());
+        if self.running.is_none() {
+            self.start(now);
         }
     }
 
@@ -87,31 +96,39 @@ impl RetransmissionTimer {
             self.round_trip = Some(smoothed);
         }
         self.expired = 0;
-        self.silent_since = in_flight.then_some(now);
-        self.deadline = in_flight.then(|| now + self.timeout());
+        self.silent = Duration::ZERO;
+        self.running = None;
+        if in_flight {
+            self.start(now);
+        }
+    }
+
+    fn start(&mut self, now: Instant) {
+        let timeout = self.timeout();
+        self.running = Some((now + timeout, timeout));
     }
 
     /// Stops the timer until the next packet is sent, because everything is sent again.
     pub(super) fn restart(&mut self) {
         // A round trip that includes a retransmission cannot be measured.
         self.measured = None;
-        self.deadline = None;
+        self.running = None;
     }
 
     /// Records that the peer is alive and asks for a pause.
     pub(super) fn pause(&mut self) {
         self.restart();
-        self.silent_since = None;
+        self.silent = Duration::ZERO;
     }
 
     /// Returns what to do at `now`.
     pub(super) fn expire(&mut self, now: Instant) -> Expired {
-        if self.deadline.is_none_or(|deadline| now < deadline) {
+        let Some((_, timeout)) = self.running.filter(|(deadline, _)| *deadline <= now) else {
             return Expired::No;
-        }
-        let silent = self.silent_since.map(|since| now.duration_since(since));
+        };
+        self.silent += timeout;
         //= ROCE-9.7.6-02
-        if silent.is_some_and(|silent| silent >= self.give_up_after) {
+        if self.silent >= self.give_up_after {
             return Expired::GiveUp;
         }
         self.expired += 1;
@@ -123,7 +140,7 @@ impl RetransmissionTimer {
     fn timeout(&self) -> Duration {
         let base = self
             .round_trip
-            .map_or(INITIAL_TIMEOUT, |round_trip| round_trip * ROUND_TRIPS)
+            .map_or(self.initial_timeout, |round_trip| round_trip * ROUND_TRIPS)
             .max(MIN_TIMEOUT);
         let doubled = base.saturating_mul(1 << self.expired.min(16));
         doubled.min(self.ack_timeout)
@@ -144,7 +161,7 @@ mod tests {
     #[test]
     fn the_timeout_follows_round_trips_and_doubles_up_to_the_ack_timeout() {
         let start = Instant::now();
-        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, 7);
+        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, Duration::ZERO, 7);
         assert_eq!(timer.deadline(), None);
         timer.sent(start, Some(1));
         assert_eq!(timer.deadline(), Some(start + INITIAL_TIMEOUT));
@@ -170,7 +187,7 @@ mod tests {
     fn it_gives_up_after_the_ack_timeout_and_its_retries() {
         for retry_count in [0, 3, 7] {
             let start = Instant::now();
-            let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, retry_count);
+            let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, Duration::ZERO, retry_count);
             let mut now = start;
             let silent = loop {
                 timer.sent(now, None);
@@ -189,10 +206,49 @@ mod tests {
         }
     }
 
+    //= ROCE-9.7.6-03 test
+    #[test]
+    fn the_delay_that_the_peer_announces_counts_into_every_timeout() {
+        let delay = milliseconds(700);
+        let start = Instant::now();
+        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, delay, 1);
+        timer.sent(start, Some(1));
+        assert_eq!(timer.deadline(), Some(start + INITIAL_TIMEOUT + delay));
+        // The longest timeout, and the time after which the connection breaks.
+        timer.progress(start + 2 * delay, 1, true);
+        let mut now = timer.deadline().unwrap();
+        assert_eq!(now, start + 2 * delay + ACK_TIMEOUT + delay);
+        assert_eq!(timer.expire(now), Expired::Retransmit);
+        timer.sent(now, None);
+        now = timer.deadline().unwrap();
+        assert_eq!(timer.expire(now), Expired::GiveUp);
+        assert_eq!(now, start + 2 * delay + 2 * (ACK_TIMEOUT + delay));
+    }
+
+    /// The process did not run for hours, and then notices the timeout before it reads the answer.
+    //= ROCE-9.7.6-02 test
+    #[test]
+    fn a_timeout_that_is_noticed_late_counts_once() {
+        let start = Instant::now();
+        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, Duration::ZERO, 3);
+        let mut now = start;
+        let mut expirations = 0;
+        loop {
+            timer.sent(now, None);
+            now += Duration::from_secs(3600);
+            match timer.expire(now) {
+                Expired::No => panic!("the deadline has passed"),
+                Expired::Retransmit => expirations += 1,
+                Expired::GiveUp => break,
+            }
+        }
+        assert!(expirations >= 3, "{expirations}");
+    }
+
     #[test]
     fn a_pause_does_not_count_as_silence() {
         let start = Instant::now();
-        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, 0);
+        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, Duration::ZERO, 0);
         timer.sent(start, Some(1));
         timer.pause();
         assert_eq!(timer.deadline(), None);
@@ -205,7 +261,7 @@ mod tests {
     #[test]
     fn retransmitted_packets_are_not_measured() {
         let start = Instant::now();
-        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, 7);
+        let mut timer = RetransmissionTimer::new(ACK_TIMEOUT, Duration::ZERO, 7);
         timer.sent(start, Some(1));
         timer.restart();
         timer.progress(start + ACK_TIMEOUT, 1, true);

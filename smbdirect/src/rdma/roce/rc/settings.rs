@@ -29,6 +29,9 @@ pub struct QueuePairSettings {
     pub rnr_retry_count: u8,
     /// The acknowledgement timeout. If the network is faster, packets are sent again sooner.
     pub ack_timeout: Duration,
+    /// The longest time that the peer takes to acknowledge a packet that it has received, as it
+    /// announces. It is added to the acknowledgement timeout.
+    pub target_ack_delay: Duration,
     /// The most payload bytes that are sent and not acknowledged. At least two packets are
     /// permitted.
     pub max_in_flight: usize,

@@ -7,7 +7,7 @@ use crate::rdma::roce::{
 };
 
 /// Returns a REQ as another implementation sends it.
-fn foreign_request(id: u32) -> ConnectRequest {
+pub(super) fn foreign_request(id: u32) -> ConnectRequest {
     let timeout = CmTimeout::from_exponent(20);
     ConnectRequest {
         local_communication_id: id,
@@ -54,7 +54,7 @@ impl Network {
         self.ends[1].handle_datagram(self.now, path, &out);
     }
 
-    fn forge_request(&mut self, source_port: u16, request: ConnectRequest) {
+    pub(super) fn forge_request(&mut self, source_port: u16, request: ConnectRequest) {
         self.forge(source_port, Message::ConnectRequest(Box::new(request)));
     }
 
@@ -164,18 +164,27 @@ fn a_flood_of_requests_takes_bounded_memory() {
         ..EndpointSettings::default()
     };
     let mut network = Network::with(0, settings);
+    // The requests of one queue pair take one place.
+    for id in 1..1000 {
+        network.forge_request(0xc000, foreign_request(3000 + id));
+    }
+    assert_eq!(network.ends[1].connections.len(), 1);
+    let foreign_request = |id: u32| ConnectRequest {
+        queue_pair: id + 0x11,
+        ..foreign_request(id)
+    };
     for id in 1..1000 {
         network.forge_request(0xc000, foreign_request(id));
     }
     assert_eq!(network.ends[1].connections.len(), 10);
-    assert_eq!(network.ends[1].statistics().ignored_requests, 989);
+    assert_eq!(network.ends[1].statistics().ignored_requests, 990);
     // The peers never confirm, and their places become free.
     let ids: Vec<_> = (0..10).map(|_| network.requested()).collect();
     for &id in &ids {
         network.accept(id);
     }
     network.forge_request(0xc000, foreign_request(2000));
-    assert_eq!(network.ends[1].statistics().ignored_requests, 990);
+    assert_eq!(network.ends[1].statistics().ignored_requests, 991);
     for _ in ids {
         network.event(1, |event| matches!(event, EndpointEvent::Failed { .. }));
     }

@@ -1,6 +1,7 @@
 //! Tables of packets for the requester and the responder, and two queue pairs on a perfect network.
 
 mod attacks;
+mod duplicates;
 mod pair;
 mod requester;
 mod responder;
@@ -38,6 +39,7 @@ fn settings() -> QueuePairSettings {
         retry_count: 7,
         rnr_retry_count: 7,
         ack_timeout: ACK_TIMEOUT,
+        target_ack_delay: Duration::ZERO,
         max_in_flight: 64 * MTU,
     }
 }

@@ -283,6 +283,8 @@ fn any_other_nak_ends_the_connection() {
         NakCode::RemoteAccessError,
         NakCode::RemoteOperationalError,
         NakCode::InvalidRdRequest,
+        NakCode::from_code(5),
+        NakCode::from_code(31),
     ] {
         let mut end = End::new();
         end.post_send(1, 1, None);
