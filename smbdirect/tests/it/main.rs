@@ -26,6 +26,8 @@ mod pair;
 #[cfg(feature = "tokio")]
 mod registration;
 mod roce_captures;
+#[cfg(feature = "tokio")]
+mod roce_runtimes;
 mod roce_swarm;
 #[cfg(all(feature = "tokio", feature = "tdi"))]
 mod stalls;

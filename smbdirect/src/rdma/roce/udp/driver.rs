@@ -1,66 +1,78 @@
-//! The task of a socket.
+//! The tasks of a socket, one for each runtime that uses it.
 
 use std::{
+    future::pending,
+    io,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
-use tokio::time::sleep_until;
+use tokio::{runtime::Handle, task::spawn_blocking, time::sleep};
 
-use super::shared::Shared;
+use super::shared::{Common, Shared};
 
-/// A use of a socket. When nothing uses the socket any more, its task ends, after the connections
+/// A use of a socket. When nothing uses the socket any more, its tasks end, after the connections
 /// have ended at their peers.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) shared: Arc<Shared>,
 }
 
-/// How long the task waits if no timer is set.
-const NO_TIMER: Duration = Duration::from_secs(3600);
-
 impl Running {
-    /// Starts the task of a new socket.
-    pub(super) fn start(shared: Shared) -> Self {
-        let shared = Arc::new(shared);
-        shared.lock().users += 1;
-        tokio::spawn(drive(shared.clone()));
-        Self { shared }
-    }
-
-    /// Uses a socket whose task runs, or returns `None` if it has ended.
-    pub(super) fn join(shared: Arc<Shared>) -> Option<Self> {
-        let mut core = shared.lock();
-        if core.has_stopped {
-            return None;
+    /// Uses a socket in the current runtime, and starts the task of this runtime if there is none.
+    pub(super) fn join(common: &Arc<Common>) -> io::Result<Self> {
+        let runtime = Handle::current();
+        let mut core = common.lock();
+        let mut drivers = core.drivers.iter();
+        let known = drivers.find(|(id, _)| *id == runtime.id());
+        if let Some(shared) = known.and_then(|(_, shared)| shared.upgrade()) {
+            core.users += 1;
+            return Ok(Self { shared });
         }
+        let shared = Arc::new(Shared::new(common.clone())?);
         core.users += 1;
+        core.drivers.push((runtime.id(), Arc::downgrade(&shared)));
+        // A runtime that ends drops the task, which takes the lock.
         drop(core);
-        Some(Self { shared })
+        runtime.spawn(drive(Driver(shared.clone())));
+        Ok(Self { shared })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.shared.lock().users -= 1;
-        self.shared.attention.notify_one();
+        let mut core = self.shared.lock();
+        core.users -= 1;
+        core.wake_drivers();
+    }
+}
+
+/// The place of a task among those of a socket. It becomes free when the task ends, or is dropped because its
+/// runtime ends.
+struct Driver(Arc<Shared>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.leave(&mut self.0.lock());
     }
 }
 
 /// Receives, runs timers and continues to send, until the socket has no user and the endpoint has no
 /// connection left.
-async fn drive(shared: Arc<Shared>) {
+async fn drive(driver: Driver) {
+    let shared = &driver.0;
     loop {
+        shared.run_timers();
         let (deadline, is_blocked) = {
-            shared.with_core(|core, now| core.endpoint.handle_timeout(now));
             let mut core = shared.lock();
             if core.users == 0 && core.endpoint.is_unused() {
-                core.has_stopped = true;
+                // Whoever uses the socket from now on starts another task.
+                shared.leave(&mut core);
                 return;
             }
             (core.arm(), core.is_blocked())
         };
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + NO_TIMER);
         tokio::select! {
             ready = shared.socket.ready(is_blocked) => {
                 if ready.is_ok() {
@@ -68,9 +80,35 @@ async fn drive(shared: Arc<Shared>) {
                 }
             }
             () = shared.attention.notified() => {}
-            () = sleep_until(deadline.into()) => {}
+            () = sleep_until(deadline) => {}
         }
         // A steady flow of datagrams must not keep other tasks from running.
         tokio::task::consume_budget().await;
     }
 }
+
+/// Waits until a time of the system's clock, or for ever.
+///
+/// The timers of an endpoint run in the time of the system, as those of the system's TCP do. The runtimes that
+/// use the endpoint may have paused or moved their clocks, each to another time.
+async fn sleep_until(deadline: Option<Instant>) {
+    let Some(deadline) = deadline else {
+        return pending().await;
+    };
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        sleep(left).await;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            // The clock of the runtime was moved. It does not move by itself while a blocking task runs.
+            let part = left.min(MAX_BLOCKING_SLEEP);
+            let _ = spawn_blocking(move || thread::sleep(part)).await;
+        }
+    }
+}
+
+/// The longest sleep of a blocking task. A runtime that ends waits for it.
+const MAX_BLOCKING_SLEEP: Duration = Duration::from_millis(10);

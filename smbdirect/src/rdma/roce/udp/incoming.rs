@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout;
-
 use super::{
     address::with_port,
     config::RoceConfig,
-    error::check_private_data,
+    error::{check_private_data, os_error},
     queue_pair::{Owned, RoceQueuePair},
     shared::Request,
 };
@@ -35,13 +33,16 @@ pub(super) fn incoming(
 
 /// Accepts the peer, and waits until the peer confirms the connection.
 async fn accept(
-    owned: Owned,
+    mut owned: Owned,
     path: Path,
     port: u16,
     config: Arc<RoceConfig>,
     request: AcceptRequest,
 ) -> Result<Connected, ProviderError> {
     check_private_data(&request.private_data, MAX_REPLY_DATA)?;
+    // The runtime that accepts need not be that of the listener.
+    let moved = owned.change_runtime();
+    moved.map_err(|error| os_error("accepting", &error))?;
     let established = {
         let shared = &owned.socket.shared;
         let parameters = AcceptParameters {
@@ -54,18 +55,15 @@ async fn accept(
             Ok::<_, ProviderError>(core.wait_until_established(owned.id))
         })?
     };
-    let timed_out = |_| {
+    let timed_out = || {
         let what = format!("{} did not confirm the connection", path.remote);
         ProviderError::new(ProviderErrorKind::TimedOut, what)
     };
-    let stopped = |_| {
-        let what = "the task of the socket has ended";
-        ProviderError::new(ProviderErrorKind::Local, what)
-    };
-    let private_data = timeout(config.accept_timeout, established)
+    let shared = &owned.socket.shared;
+    let private_data = shared
+        .wait_for(config.accept_timeout, established)
         .await
-        .map_err(timed_out)?
-        .map_err(stopped)?
+        .ok_or_else(timed_out)?
         .map_err(|(error, _)| error)?;
     Ok(Connected {
         queue_pair: Box::new(RoceQueuePair::new(owned, path, &config)),

@@ -1,7 +1,8 @@
 //! The RoCEv2 provider over tokio's UDP sockets.
 //!
 //! One socket with one [`Endpoint`](super::Endpoint) serves all queue pairs of a local address. One
-//! task per socket receives datagrams, runs timers and continues to send when the socket was full.
+//! task in each runtime that uses the socket receives datagrams, runs timers and continues to send when the
+//! socket was full.
 //! A queue pair has no task: it sends in the task of its owner, and its owner also receives, for
 //! all queue pairs of the socket, while it polls.
 //!

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use tokio::{sync::mpsc, time::timeout};
+use tokio::sync::mpsc;
 use tracing::debug;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     port_owner::port_owner,
     queue_pair::{Owned, RoceQueuePair},
     route::{Route, route_to},
-    shared::Shared,
+    shared::Common,
 };
 use crate::rdma::{
     provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
@@ -33,7 +33,10 @@ use crate::rdma::{
 
 /// The provider of RoCEv2 in software, over UDP.
 ///
-/// Clones share their sockets.
+/// Clones share their sockets. A provider belongs to no runtime: connections and listeners work as long as the
+/// runtime in which they were made runs, whichever other runtimes use the provider, have ended, or are not
+/// driven. Its own timers (retransmission, connecting, closing) run in the time of the system, as those of
+/// the system's TCP do, also if the clock of the runtime is paused.
 #[derive(Clone, Debug, Default)]
 pub struct Roce {
     config: Arc<RoceConfig>,
@@ -45,20 +48,24 @@ pub struct Roce {
 struct KnownSocket {
     /// The address that was asked for.
     address: SocketAddr,
-    shared: Weak<Shared>,
+    common: Weak<Common>,
 }
 
 impl KnownSocket {
-    /// Returns the socket if its task runs.
-    fn join(&self) -> Option<Arc<Running>> {
-        Running::join(self.shared.upgrade()?).map(Arc::new)
+    /// Returns the socket for the current runtime, if it is open.
+    fn join(&self) -> Option<io::Result<Arc<Running>>> {
+        let common = self.common.upgrade()?;
+        Some(Running::join(&common).map(Arc::new))
     }
 
-    /// Returns whether the socket is open, although its task may have ended.
+    /// Returns whether the socket is open.
     fn is_open(&self) -> bool {
-        self.shared.strong_count() > 0
+        self.common.strong_count() > 0
     }
 }
+
+/// The attempts to bind an address whose socket another thread is about to close.
+const MAX_BIND_ATTEMPTS: usize = 1000;
 
 impl Roce {
     /// Creates a provider with the settings `config`.
@@ -72,23 +79,26 @@ impl Roce {
     /// Returns the socket of this provider that is bound to `address`, or binds one.
     fn socket(&self, address: SocketAddr) -> io::Result<Arc<Running>> {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.retain(KnownSocket::is_open);
         let known = sockets.iter().find(|socket| socket.address == address);
         if let Some(running) = known.and_then(KnownSocket::join) {
-            return Ok(running);
+            return running;
         }
-        let bind = || Shared::bind(address, &self.config);
+        let bind = || Common::bind(address, &self.config);
         let mut bound = bind();
-        // The task of the old socket has ended and is about to close it.
-        while known.is_some_and(KnownSocket::is_open) && bound.as_ref().is_err_and(is_taken) {
+        for _ in 0..MAX_BIND_ATTEMPTS {
+            if known.is_none() || !bound.as_ref().is_err_and(is_taken) {
+                break;
+            }
             thread::yield_now();
             bound = bind();
         }
-        let running = Arc::new(Running::start(bound?));
+        let common = Arc::new(bound?);
+        let running = Arc::new(Running::join(&common)?);
+        sockets.retain(KnownSocket::is_open);
         // Later requests for a free port share this socket.
         sockets.push(KnownSocket {
             address,
-            shared: Arc::downgrade(&running.shared),
+            common: Arc::downgrade(&common),
         });
         Ok(running)
     }
@@ -115,6 +125,7 @@ impl Roce {
             known.and_then(KnownSocket::join)
         };
         if let Some(socket) = listening {
+            let socket = socket.map_err(|error| os_error("connecting", &error))?;
             return Ok((socket, None));
         }
         match self.socket(with_port(local, port)) {
@@ -164,21 +175,16 @@ impl Roce {
             begun.map_err(failed)?
         };
         let owned = Owned::new(socket.clone(), id);
-        let result = timeout(self.config.connect_timeout, established).await;
-        let result = match result {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => {
-                let what = "the task of the socket has ended";
-                Err(failed(ProviderError::new(ProviderErrorKind::Local, what)))
-            }
-            Err(_) => {
-                let what = format!("{} did not answer", path.remote);
-                Err(failed(ProviderError::new(
-                    ProviderErrorKind::TimedOut,
-                    what,
-                )))
-            }
-        };
+        let result = shared
+            .wait_for(self.config.connect_timeout, established)
+            .await;
+        let result = result.unwrap_or_else(|| {
+            let what = format!("{} did not answer", path.remote);
+            Err(failed(ProviderError::new(
+                ProviderErrorKind::TimedOut,
+                what,
+            )))
+        });
         let private_data = result.map_err(|(error, path_mtu)| {
             let error = with_send_error(error, shared.lock().take_send_error(path.remote));
             let error = match owner {

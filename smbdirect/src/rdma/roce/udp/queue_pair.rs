@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
+    fmt, io,
     sync::Arc,
     task::{Context, Poll},
     time::Instant,
@@ -36,6 +36,12 @@ pub(super) struct Owned {
 impl Owned {
     pub(super) const fn new(socket: Arc<Running>, id: ConnectionId) -> Self {
         Self { socket, id }
+    }
+
+    /// Moves the connection to the current runtime, whose task then also drives the socket.
+    pub(super) fn change_runtime(&mut self) -> io::Result<()> {
+        self.socket = Arc::new(Running::join(&self.socket.shared.common)?);
+        Ok(())
     }
 }
 
@@ -121,7 +127,7 @@ impl QueuePair for RoceQueuePair {
     }
 
     fn lent_bytes(&self) -> usize {
-        self.owned.socket.shared.lent_bytes()
+        self.owned.socket.shared.common.lent_bytes()
     }
 
     fn wire_bytes(&self) -> Option<WireBytes> {
@@ -198,6 +204,10 @@ impl QueuePair for RoceQueuePair {
             || shared.receive(true) && has_completion();
         self.skip_readiness_check = found;
         found
+    }
+
+    fn change_runtime(&mut self) -> bool {
+        self.owned.change_runtime().is_ok()
     }
 
     fn disconnect(&mut self, how: Teardown) {

@@ -1,23 +1,37 @@
-//! A socket with its endpoint, shared by queue pairs, listeners and the task of the socket.
+//! A socket with its endpoint, shared by queue pairs, listeners and the tasks of the socket.
+//!
+//! ```text
+//!   runtime A: queue pairs, listeners, task ──> Shared ──┐
+//!                                                        ├──> Common: endpoint, buffers, UDP socket
+//!   runtime B: queue pairs, listeners, task ──> Shared ──┘
+//! ```
+//!
+//! Each runtime that uses the socket has a descriptor of its own for it and a task that drives it. Any of
+//! the tasks receives for all connections and runs all timers, so a runtime that ends, or is not driven,
+//! stops no connection of another one.
 
 use std::{
     collections::HashMap,
     hint::cold_path,
     io, mem,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
     task::Waker,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::{
+    runtime,
+    sync::{Notify, mpsc, oneshot},
+    time::timeout,
+};
 use tracing::debug;
 
 use super::{
     config::RoceConfig,
     receiver::{self, Group, Receiver},
-    socket::Socket,
+    socket::{Bound, Socket},
     tap::DatagramTap,
 };
 use crate::{
@@ -33,17 +47,24 @@ use crate::{
     },
 };
 
-/// A socket with its endpoint.
+/// A socket with its endpoint, which belongs to no runtime.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) socket: Socket,
+pub(super) struct Common {
+    bound: Arc<Bound>,
     core: Mutex<Core>,
     receiver: Mutex<Receiver>,
     /// The memory of messages that have readers.
     account: Account,
+    tap: Option<Arc<dyn DatagramTap>>,
+}
+
+/// A socket with its endpoint, as one runtime uses it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) socket: Socket,
     /// Wakes the task of the socket, which then looks at the timers and at `Core::blocked`.
     pub(super) attention: Notify,
-    tap: Option<Arc<dyn DatagramTap>>,
+    pub(super) common: Arc<Common>,
 }
 
 /// The endpoint, and the tasks that wait for it.
@@ -64,12 +85,12 @@ pub(super) struct Core {
     /// The notices to deliver after the lock is released, because a receiver may use the socket
     /// immediately.
     notices: Vec<Notice>,
-    /// The time at which the task of the socket runs timers next.
+    /// The time at which the tasks of the socket run timers next.
     armed: Option<Instant>,
     /// The number of queue pairs, listeners and attempts to connect.
     pub(super) users: usize,
-    /// Whether the task of the socket has ended.
-    pub(super) has_stopped: bool,
+    /// The runtimes that have a task for the socket.
+    pub(super) drivers: Vec<(runtime::Id, Weak<Shared>)>,
 }
 
 /// A message for a task, to be delivered without the lock.
@@ -125,11 +146,14 @@ pub(super) const MAX_GROUPS_PER_CALL: usize = 64;
 /// one with an empty window.
 const MAX_BYTES_PER_ANSWER: usize = 100_000;
 
-impl Shared {
+/// The most calls that receive before timers are run. They take what the receive buffer of the system can hold.
+const MAX_RECEIVES_BEFORE_TIMERS: usize = 2048;
+
+impl Common {
     /// Binds a socket.
     pub(super) fn bind(address: SocketAddr, config: &RoceConfig) -> io::Result<Self> {
-        let socket = Socket::bind(address)?;
-        let receive_buffer = socket.receive_buffer().unwrap_or_default();
+        let bound = Bound::new(address)?;
+        let receive_buffer = bound.receive_buffer().unwrap_or_default();
         let endpoint = Endpoint::new(config.endpoint(receive_buffer));
         let account = endpoint.account().clone();
         let core = Core {
@@ -143,14 +167,13 @@ impl Shared {
             notices: Vec::new(),
             armed: None,
             users: 0,
-            has_stopped: false,
+            drivers: Vec::new(),
         };
         Ok(Self {
-            socket,
+            bound: Arc::new(bound),
             core: Mutex::new(core),
             receiver: Mutex::new(Receiver::new(account.clone())),
             account,
-            attention: Notify::new(),
             tap: config.tap.clone(),
         })
     }
@@ -168,6 +191,21 @@ impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
         // A call that panics does not leave the endpoint in a state that harms other connections.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Returns a socket for the current runtime.
+    pub(super) fn new(common: Arc<Common>) -> io::Result<Self> {
+        Ok(Self {
+            socket: Socket::new(common.bound.clone())?,
+            attention: Notify::new(),
+            common,
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.common.lock()
     }
 
     /// Changes the endpoint by `change`, sends what it then has to send, and passes on its events.
@@ -210,7 +248,7 @@ impl Shared {
             (None, Some(_)) => false,
         };
         if is_earlier || !is_complete {
-            self.attention.notify_one();
+            core.wake_drivers();
         }
     }
 
@@ -251,11 +289,19 @@ impl Shared {
     /// Receives datagrams that have arrived and processes them. Returns whether there were any.
     pub(super) fn receive(&self, skip_readiness_check: bool) -> bool {
         // The task that holds the receiver also receives for this caller.
-        let mut receiver = match self.receiver.try_lock() {
+        let receiver = match self.common.receiver.try_lock() {
             Ok(receiver) => receiver,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
+        self.receive_into(receiver, skip_readiness_check)
+    }
+
+    fn receive_into(
+        &self,
+        mut receiver: MutexGuard<'_, Receiver>,
+        skip_readiness_check: bool,
+    ) -> bool {
         let Ok(groups) = receiver.receive(&self.socket, skip_readiness_check) else {
             return false;
         };
@@ -281,7 +327,7 @@ impl Shared {
             let identification =
                 core.endpoint
                     .handle_datagram_in(group.block(), now, group.path, datagram);
-            if let (Some(tap), Some(identification)) = (&self.tap, identification) {
+            if let (Some(tap), Some(identification)) = (&self.common.tap, identification) {
                 let Path { local, remote } = group.path;
                 tap.datagram(Direction::Received, local, remote, identification, datagram);
             }
@@ -300,9 +346,50 @@ impl Shared {
         }
     }
 
+    /// Removes the task of this runtime from those of the socket.
+    pub(super) fn leave(&self, core: &mut Core) {
+        core.drivers
+            .retain(|(_, other)| !std::ptr::eq(other.as_ptr(), self));
+    }
+
+    /// Receives everything that has arrived, also what the runtime has not noticed yet. A deadline is judged
+    /// after it: this process may not have run for longer than that.
+    pub(super) fn receive_everything(&self) {
+        for _ in 0..MAX_RECEIVES_BEFORE_TIMERS {
+            let receiver = self.common.receiver.lock();
+            if !self.receive_into(receiver.unwrap_or_else(PoisonError::into_inner), true) {
+                break;
+            }
+        }
+    }
+
+    /// Runs the timers that are due.
+    pub(super) fn run_timers(&self) {
+        let next = self.lock().endpoint.poll_timeout();
+        if next.is_some_and(|next| next <= Instant::now()) {
+            self.receive_everything();
+        }
+        self.with_core(|core, now| core.endpoint.handle_timeout(now));
+    }
+
+    /// Waits for the end of connecting or accepting. Returns `None` if it does not come in time.
+    pub(super) async fn wait_for(
+        &self,
+        limit: Duration,
+        mut established: oneshot::Receiver<Established>,
+    ) -> Option<Established> {
+        match timeout(limit, &mut established).await {
+            Ok(result) => result.ok(),
+            Err(_) => {
+                self.receive_everything();
+                established.try_recv().ok()
+            }
+        }
+    }
+
     /// Shows sent datagrams to the tap.
     fn show_sent(&self, transmit: &Transmit, datagrams: &[u8]) {
-        let Some(tap) = &self.tap else { return };
+        let Some(tap) = &self.common.tap else { return };
         let Path { local, remote } = transmit.path;
         for (index, datagram) in datagrams.chunks(transmit.segment_size).enumerate() {
             let identification = if local.is_ipv4() { index as u16 } else { 0 };
@@ -323,7 +410,18 @@ impl Core {
         known.map(|(_, error)| error)
     }
 
-    /// Returns the time at which the task of the socket runs timers next.
+    /// Wakes the tasks of the socket.
+    pub(super) fn wake_drivers(&self) {
+        for shared in self
+            .drivers
+            .iter()
+            .filter_map(|(_, shared)| shared.upgrade())
+        {
+            shared.attention.notify_one();
+        }
+    }
+
+    /// Returns the time at which the tasks of the socket run timers next.
     pub(super) fn arm(&mut self) -> Option<Instant> {
         self.armed = self.endpoint.poll_timeout();
         self.armed

@@ -3,6 +3,7 @@
 use std::{
     io::{self, IoSliceMut},
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
 };
 
 use quinn_udp::{RecvMeta, UdpSocketState};
@@ -12,21 +13,29 @@ use tokio::{io::Interest, net::UdpSocket};
 use super::address::for_socket;
 use crate::rdma::roce::endpoint::Transmit;
 
-/// A bound UDP socket.
+/// A bound UDP socket, which belongs to no runtime.
 #[derive(Debug)]
-pub(super) struct Socket {
-    pub(super) io: UdpSocket,
+pub(super) struct Bound {
+    socket: std::net::UdpSocket,
     state: UdpSocketState,
     local: SocketAddr,
+}
+
+/// A bound UDP socket as one runtime uses it.
+#[derive(Debug)]
+pub(super) struct Socket {
+    /// Another descriptor of the same socket, because a descriptor belongs to one runtime.
+    io: UdpSocket,
+    bound: Arc<Bound>,
 }
 
 /// The size to ask for the receive buffer of the operating system, in bytes. Linux permits less to users
 /// without privileges, by `net.core.rmem_max`.
 const BUFFER_BYTES: usize = 4 << 20;
 
-impl Socket {
+impl Bound {
     /// Binds a socket to `address`.
-    pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
+    pub(super) fn new(address: SocketAddr) -> io::Result<Self> {
         let socket = RawSocket::new(
             Domain::for_address(address),
             Type::DGRAM,
@@ -38,27 +47,38 @@ impl Socket {
         let socket: std::net::UdpSocket = socket.into();
         //= ROCE-UDP-02
         let state = UdpSocketState::new((&socket).into())?;
-        let io = UdpSocket::from_std(socket)?;
         // Without this option, only a timeout would show that the peer's port is unreachable.
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        let _ = state.enable_transport_errors((&io).into());
-        let local = io.local_addr()?;
-        Ok(Self { io, state, local })
-    }
-
-    /// Returns the address that the socket is bound to.
-    pub(super) const fn local(&self) -> SocketAddr {
-        self.local
+        let _ = state.enable_transport_errors((&socket).into());
+        let local = socket.local_addr()?;
+        Ok(Self {
+            socket,
+            state,
+            local,
+        })
     }
 
     /// Returns the size of the receive buffer of the operating system, in bytes.
     pub(super) fn receive_buffer(&self) -> io::Result<usize> {
-        SockRef::from(&self.io).recv_buffer_size()
+        SockRef::from(&self.socket).recv_buffer_size()
+    }
+}
+
+impl Socket {
+    /// Returns the socket for the current runtime.
+    pub(super) fn new(bound: Arc<Bound>) -> io::Result<Self> {
+        let io = UdpSocket::from_std(bound.socket.try_clone()?)?;
+        Ok(Self { io, bound })
+    }
+
+    /// Returns the address that the socket is bound to.
+    pub(super) fn local(&self) -> SocketAddr {
+        self.bound.local
     }
 
     /// Returns the most datagrams that one call sends.
     pub(super) fn max_segments(&self) -> usize {
-        self.state.max_gso_segments()
+        self.bound.state.max_gso_segments()
     }
 
     /// Sends one group of datagrams.
@@ -69,18 +89,18 @@ impl Socket {
     pub(super) fn send(&self, transmit: &Transmit, datagrams: &[u8]) -> io::Result<()> {
         let local = transmit.path.local.ip();
         let message = quinn_udp::Transmit {
-            destination: for_socket(transmit.path.remote, self.local),
+            destination: for_socket(transmit.path.remote, self.local()),
             ecn: None,
             contents: datagrams,
             segment_size: Some(transmit.segment_size),
-            src_ip: self.local.ip().is_unspecified().then_some(local),
+            src_ip: self.local().ip().is_unspecified().then_some(local),
         };
         self.io.try_io(Interest::WRITABLE, || {
-            match self.state.try_send((&self.io).into(), &message) {
+            match self.bound.state.try_send((&self.io).into(), &message) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
                 // The call may report the ICMP error of another peer instead of sending. An error of
                 // these datagrams appears again.
-                Err(_) => self.state.try_send((&self.io).into(), &message),
+                Err(_) => self.bound.state.try_send((&self.io).into(), &message),
                 sent => sent,
             }
         })
@@ -94,7 +114,7 @@ impl Socket {
         metas: &mut [RecvMeta],
         skip_readiness_check: bool,
     ) -> io::Result<usize> {
-        let mut receive = || self.state.recv((&self.io).into(), buffers, metas);
+        let mut receive = || self.bound.state.recv((&self.io).into(), buffers, metas);
         match skip_readiness_check {
             true => receive(),
             false => self.io.try_io(Interest::READABLE, receive),
@@ -123,7 +143,7 @@ impl Socket {
         self.io
             .try_io(Interest::ERROR, || {
                 loop {
-                    let error = self.state.recv_transport_error((&self.io).into())?;
+                    let error = self.bound.state.recv_transport_error((&self.io).into())?;
                     let Some(error) = error else {
                         return Err(io::ErrorKind::WouldBlock.into());
                     };
