@@ -170,6 +170,47 @@ def interruptible(call: Callable[[], T]) -> T:
         return results[0]
 
 
+class _Background:
+    """Calls that run in threads of their own and call Python back. The end of the interpreter waits for them: it
+    would kill a thread that enters Python afterwards, and such a thread cannot be killed inside the library."""
+
+    def __init__(self) -> None:
+        self._running: set[Any] = set()
+        self._ended = False
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Runs `call` in a thread, or here if the interpreter ends. The garbage collector may call this."""
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                self._running.discard(done)
+                done.release()
+
+        if self._ended:
+            call()
+            return
+        self._running.add(done)
+        try:
+            _thread.start_new_thread(run, ())
+        except RuntimeError:
+            # There is no thread to be had, or the interpreter ends.
+            run()
+
+    def end(self, limit: float) -> None:
+        """Waits for up to `limit` seconds for the calls that run. Later ones run where they are started."""
+        self._ended = True
+        deadline = time.monotonic() + limit
+        for done in list(self._running):
+            done.acquire(timeout=max(0, deadline - time.monotonic()))
+
+
+background = _Background()
+
+
 def _finish() -> None:
     """Waits until what was sent is delivered, in bounded time. Another Ctrl-C ends the wait."""
     deadline = time.monotonic() + LINGER
@@ -179,6 +220,7 @@ def _finish() -> None:
     finally:
         # The memory of Python is not used any more when it is freed.
         library.smbdirect_close_all(0)
+        background.end(LINGER)
 
 
 atexit.register(_finish)

@@ -13,7 +13,6 @@ A connection or listener that is dropped without `close` or `free` is freed with
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import os
 import warnings
@@ -30,6 +29,7 @@ from ._common import (
     RegionHandle,
     access,
     as_bytes,
+    background,
     check,
     check_range,
     descriptors,
@@ -150,12 +150,8 @@ class _Operations:
                 future.set_exception(LostError("the connection was freed"))
                 # Nobody may await it any more, which is no mistake.
                 future.exception()
-        try:
-            # Another thread waits until the memory is not used any more. It keeps this object, and so the memory.
-            _thread.start_new_thread(self._free, (pointer,))
-        except RuntimeError:
-            # The interpreter ends.
-            self._free(pointer)
+        # Another thread waits until the memory is not used any more. It keeps this object, and so the memory.
+        background.start(lambda: self._free(pointer))
 
     def _free(self, pointer: int) -> None:
         library.smbdirect_connection_free(pointer)
