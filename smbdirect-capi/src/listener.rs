@@ -1,6 +1,6 @@
 //! Accepting connections.
 
-use std::{ffi::c_char, sync::Arc, task::Waker, time::Duration};
+use std::{ffi::c_char, future::poll_fn, sync::Arc, task::Waker, time::Duration};
 
 use smbdirect::Listener;
 use tokio::sync::Mutex;
@@ -93,7 +93,8 @@ pub unsafe extern "C" fn smbdirect_accept(
             let accepting = async {
                 let mut listener = handle.listener.lock().await;
                 let listener = listener.as_mut().expect("the destructor takes it");
-                listener.accept().await
+                // `accept` would take the waker away when a call that does not wait drops it.
+                poll_fn(|context| listener.poll_accept(context)).await
             };
             let waker = handle.events.waker();
             let accepting = handle.events.unless_freed(accepting);

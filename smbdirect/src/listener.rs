@@ -1,6 +1,10 @@
 //! [`Listener`]: accepts peers, and runs the negotiation with each peer in a separate task.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -75,12 +79,26 @@ impl Listener {
     /// # Errors
     /// Fails when the provider cannot listen any more. Every later call fails too.
     pub async fn accept(&mut self) -> Result<Connection, ProviderError> {
-        let gone = || {
-            let what = "the listener has failed before";
-            Err(ProviderError::new(ProviderErrorKind::Local, what))
-        };
-        self.connections.recv().await.unwrap_or_else(gone)
+        self.connections.recv().await.unwrap_or_else(failed_before)
     }
+
+    /// Polls for the next negotiated connection, for hand-written futures. The waker of the last call is kept, and
+    /// woken when it is worth polling again.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn poll_accept(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Connection, ProviderError>> {
+        let polled = self.connections.poll_recv(context);
+        polled.map(|next| next.unwrap_or_else(failed_before))
+    }
+}
+
+fn failed_before() -> Result<Connection, ProviderError> {
+    let what = "the listener has failed before";
+    Err(ProviderError::new(ProviderErrorKind::Local, what))
 }
 
 /// Accepts connection requests and negotiates, until the provider cannot listen any more.

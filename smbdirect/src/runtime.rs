@@ -194,6 +194,14 @@ impl<T> Receiver<T> {
         poll_fn(|context| receiving.poll(context)).await
     }
 
+    /// Polls for the next value. The channel keeps the waker of the last call.
+    pub(crate) fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        match self.next.take() {
+            Some(next) => Poll::Ready(next),
+            None => self.poll(context),
+        }
+    }
+
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let once = poll_fn(|context| self.channel.poll_recv(context));
         pin!(unconstrained(once)).poll(context)
@@ -209,10 +217,7 @@ struct Receiving<'a, T> {
 
 impl<T> Receiving<'_, T> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
-        if let Some(next) = self.receiver.next.take() {
-            return Poll::Ready(next);
-        }
-        let polled = self.receiver.poll(context);
+        let polled = self.receiver.poll_recv(context);
         self.waits = polled.is_pending();
         polled
     }
