@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Result, anyhow};
 use smbdirect::{
-    Config, Connection, Listener,
+    Config, Connection, ConnectionError, Listener,
     rdma::{
         iwarp::{Iwarp, IwarpConfig, IwarpTuning},
         loopback::Loopback,
@@ -453,8 +453,12 @@ pub(crate) async fn listen_tcp(address: &Address, default_port: u16) -> Result<T
     bind().map_err(|error: io::Error| explain_listen(&report::plain(&error), address))
 }
 
-/// Closes a connection gracefully, and stops waiting after `limit`.
+/// Closes a connection gracefully, and stops waiting after `limit`. A peer that has not answered in time does not
+/// answer the end either, so that a connection that timed out ends in the background.
 pub(crate) async fn close(connection: &Connection, limit: Duration) {
+    if matches!(connection.error(), Some(ConnectionError::TimedOut(_))) {
+        return;
+    }
     let closed = timeout(limit, connection.close()).await;
     connection_span(connection).in_scope(|| match closed {
         Ok(Ok(())) => {}
