@@ -276,10 +276,11 @@ stop_capture() {
 check_capture() {
   local file=$1 sends messages bad
   stop_capture
+  "$repository/interop/heads" "$file" "$file.prepared"
   # The content of the messages is not checked.
   read_capture() {
     tshark --disable-protocol smb2 --disable-protocol smb -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE \
-      -o iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE -r "$file" "$@" 2>>"$file.log"
+      -o iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE -r "$file.prepared" "$@" 2>>"$file.log"
   }
   read_capture -Y "ip.src == $host" -T fields -E occurrence=a -E separator=';' \
     -e iwarp_rdma.opcode -e smb_direct.credits.requested >"$file.fields"
