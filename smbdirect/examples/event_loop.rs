@@ -25,9 +25,7 @@ use smbdirect::{
     engine::{Connection, Event, MessageId},
     rdma::{
         loopback::Loopback,
-        provider::{
-            AcceptRequest, ConnectRequest, Provider, ProviderListener, QueuePair, Teardown,
-        },
+        provider::{AcceptRequest, ConnectRequest, Provider, ProviderListener, QueuePair},
     },
 };
 
@@ -164,10 +162,7 @@ impl End {
 
     /// Disconnects the queue pair after the engine has reported why the connection ended.
     fn end<T>(&mut self, error: ConnectionError) -> std::result::Result<T, ConnectionError> {
-        self.queue_pair.disconnect(match error {
-            ConnectionError::Closed(_) => Teardown::Graceful,
-            _ => Teardown::Abort,
-        });
+        self.queue_pair.disconnect(self.engine.teardown());
         Err(error)
     }
 }

@@ -81,13 +81,7 @@ impl State {
     #[cold]
     fn end(&mut self, error: ConnectionError) {
         if !self.finished {
-            self.queue_pair.disconnect(match error {
-                ConnectionError::Closed(_)
-                | ConnectionError::RefusedPeer(_)
-                // What was reported as sent may still reach a peer that was late.
-                | ConnectionError::TimedOut(_) => Teardown::Graceful,
-                _ => Teardown::Abort,
-            });
+            self.queue_pair.disconnect(self.engine.teardown());
             // The driver task polls the queue pair until it reports the disconnect.
             self.wake_task();
         }

@@ -52,8 +52,7 @@ pub enum Event {
     /// The peer answered the keepalive.
     KeepaliveAnswered,
     /// The connection has ended; only `TransferDone` events can follow. The owner disconnects the
-    /// queue pair: gracefully after [`Closed`](ConnectionError::Closed) and
-    /// [`RefusedPeer`](ConnectionError::RefusedPeer), immediately after every other error.
+    /// queue pair as [`teardown`](crate::engine::Connection::teardown) says.
     Closed(ConnectionError),
 }
 

@@ -12,7 +12,10 @@ use crate::{
         event::Event,
         stalls::Stalls,
     },
-    rdma::work::{Disconnect, WorkId},
+    rdma::{
+        provider::Teardown,
+        work::{Disconnect, WorkId},
+    },
 };
 
 impl Connection {
@@ -101,6 +104,18 @@ impl Connection {
         self.events.push_back(Event::Closed(error));
         self.events.extend(self.abandoned.drain(..));
         self.abandon_transfers();
+    }
+
+    /// Returns how the owner disconnects the queue pair after the end. A peer that ran out of time may still take what
+    /// was sent, unless it also owes the data of Reads: their buffers would be held until the disconnect gives up.
+    pub fn teardown(&self) -> Teardown {
+        match self.error() {
+            Some(ConnectionError::Closed(_) | ConnectionError::RefusedPeer(_)) => {
+                Teardown::Graceful
+            }
+            Some(ConnectionError::TimedOut(_)) if !self.transfers.has_reads() => Teardown::Graceful,
+            _ => Teardown::Abort,
+        }
     }
 
     /// Returns the error for a command that a closing or ended connection refuses.

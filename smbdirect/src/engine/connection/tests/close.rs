@@ -1,4 +1,5 @@
 use super::*;
+use crate::rdma::provider::Teardown;
 
 /// A provider flushes the Sends that were posted when its connection ends. Nobody knows whether the peer has them.
 #[test]
@@ -30,6 +31,23 @@ fn queued_messages_are_dropped_when_the_connection_ends() {
     bench.disconnect(Disconnect::Remote);
     assert_eq!(bench.engine.queued_messages(), 0);
     assert!(message.is_unique(), "the engine has dropped it");
+}
+
+#[test]
+fn a_peer_that_ran_out_of_time_may_take_what_was_sent_unless_it_owes_the_data_of_a_read() {
+    for (reads, teardown) in [(false, Teardown::Graceful), (true, Teardown::Abort)] {
+        let mut bench = Bench::active(credits(10, 10), 10, 10);
+        bench.send(1, 2500);
+        if reads {
+            bench.read(2, 100);
+        }
+        bench.work();
+        bench.wait(IDLE);
+        bench.work();
+        bench.wait(ANSWER);
+        bench.ended(ConnectionError::TimedOut(Expired::IdleConnection));
+        assert_eq!(bench.engine.teardown(), teardown);
+    }
 }
 
 fn closed() -> ConnectionError {
