@@ -35,7 +35,7 @@ fn main() -> io::Result<()> {
         return named.iter().try_for_each(|path| seeds_of(Path::new(path)));
     }
     composed()?;
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../smbdirect/tests/captures");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/smbdirect/tests/captures");
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path

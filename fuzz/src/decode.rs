@@ -1,7 +1,7 @@
 //! Arbitrary captures, read as `smbdirect decode` reads them: no panic, and consistent events.
 
 #[allow(dead_code, unused_imports, reason = "what only the command looks at")]
-#[path = "../../smbdirect-cli/src/decode/analysis/mod.rs"]
+#[path = "../../crates/cli/src/decode/analysis/mod.rs"]
 mod analysis;
 
 use self::analysis::{Event, Packets, Streams, What, text};

@@ -170,7 +170,7 @@ def _load() -> ctypes.CDLL:
         name = str(inside) if inside.exists() else ctypes.util.find_library("smbdirect")
     if name is None:
         raise ImportError(
-            "libsmbdirect is missing: install the wheel, or run smbdirect-capi/install, "
+            "libsmbdirect is missing: install the wheel, or run crates/capi/install, "
             "or set SMBDIRECT_LIBRARY to its path"
         )
     library = ctypes.CDLL(name, use_errno=True)

@@ -1,0 +1,512 @@
+//! The gateway as a service: its settings file, reload, drain, limits, and what it tells systemd.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    net,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use smbdirect_smb::smb2;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::support::{Running, eventually};
+
+/// A settings file in a directory of its own.
+struct Settings {
+    directory: tempfile::TempDir,
+}
+
+impl Settings {
+    fn new(text: &str) -> Self {
+        let settings = Self {
+            directory: tempfile::tempdir().unwrap(),
+        };
+        settings.write(text);
+        settings
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("gateway.toml")
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(self.path(), text).unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command(&["gateway", "--json", "--config"]);
+        command.arg(self.path()).args(arguments);
+        command
+    }
+}
+
+/// Returns the settings of a gateway from SMB Direct to this TCP server.
+fn settings(server: &Server, more: &str) -> String {
+    let address = server.address();
+    format!("listen = '127.0.0.1:0'\nupstream = '{address}'\n{more}\n")
+}
+
+#[test]
+fn a_settings_file_is_checked_without_starting() {
+    let file = Settings::new("listen = ':5445'\nupstream = 'nas'\nmax-connections = 10\n");
+    let check = |arguments: &[&str]| {
+        let mut all = vec!["gateway", "--check-config", "--config"];
+        let path = file.path();
+        all.push(path.to_str().unwrap());
+        all.extend(arguments);
+        run(&all)
+    };
+    let done = check(&[]).succeeded();
+    assert!(done.stdout.ends_with("gateway.toml is valid\n"), "{done:?}");
+    for (text, says) in [
+        (
+            "max-conections = 10",
+            "line 1: `max-conections` is no setting; is it `max-connections`?",
+        ),
+        ("max-connections = 0", "line 1: max-connections: at least 1"),
+        (
+            "\nfrom = 'smb'",
+            "line 2: from: it is one of smbdirect, tcp",
+        ),
+        (
+            "allow = ['10.0.0.0/40']",
+            "line 1: allow: it is an IP address or a network",
+        ),
+        ("listen = ':1'", "upstream is missing"),
+        (
+            "listen = ':1'\nupstream = 'nas'\nmemory = '1M'",
+            "--memory is too little",
+        ),
+        ("listen = ':1'\nupstream = ':1'", "has no host"),
+    ] {
+        file.write(text);
+        check(&[]).failed(2, says).one_line();
+    }
+    file.write("upstream = 'nas'");
+    check(&[":1"]).succeeded();
+    run(&["gateway", ":1", "nas", "--check-config"]).failed(2, "--config");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_change_without_dropping_connections() {
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let limits = "max-connections = 1\nstall-limit = 5";
+    let file = Settings::new(&settings(&server, limits));
+    let mut gateway = listening(file.command(&[]));
+    let mut client = End::connect(SmbDirect, &gateway.address).await;
+    let mut upstream = server.accept().await;
+    let mut second = End::connect(SmbDirect, &gateway.address).await;
+    assert_eq!(second.receive().await, None);
+    assert_eq!(
+        event(&mut gateway, "turned_away")["reason"],
+        "1 connection is open"
+    );
+
+    let reload = |gateway: &mut Listening, text: &str| {
+        file.write(text);
+        gateway.running.signal("HUP");
+        let event = event(gateway, "reloaded");
+        (
+            event["changed"].to_string(),
+            event["needs_restart"].to_string(),
+        )
+    };
+    let changed = reload(
+        &mut gateway,
+        &settings(&server, "max-connections = 3\nmemory = '3G'"),
+    );
+    assert_eq!(
+        changed,
+        (
+            "[\"max-connections\",\"stall-limit\"]".into(),
+            "[\"memory\"]".into()
+        )
+    );
+    let third = End::connect(SmbDirect, &gateway.address).await;
+    let _third_upstream = server.accept().await;
+
+    // The first connection has not noticed.
+    client.send(b"hello").await;
+    assert_eq!(upstream.receive().await.as_deref(), Some(&b"hello"[..]));
+
+    let changed = reload(
+        &mut gateway,
+        &settings(&server, "allow = ['10.0.0.0/8']\nmemory = '3G'"),
+    );
+    assert_eq!(changed.0, "[\"allow\",\"max-connections\"]");
+    let mut stranger = End::connect(SmbDirect, &gateway.address).await;
+    assert_eq!(stranger.receive().await, None);
+    let reason = event(&mut gateway, "turned_away")["reason"].clone();
+    assert_eq!(reason, "--allow does not have its address");
+
+    // A file with a fault changes nothing.
+    file.write("allow = []\nmax-conections = 9");
+    gateway.running.signal("HUP");
+    upstream.send(b"world").await;
+    assert_eq!(client.receive().await.as_deref(), Some(&b"world"[..]));
+    client.close().await;
+    third.close().await;
+    let done = gateway.terminate();
+    assert!(done.status.success(), "{done:?}");
+    assert!(done.stderr.contains("is it `max-connections`?"), "{done:?}");
+    assert!(
+        done.stderr.contains("need a restart to change: memory"),
+        "{done:?}"
+    );
+}
+
+/// SIGHUP asks for something that there is not, and it ends nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_file_sighup_changes_nothing() {
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let upstream = server.address().to_string();
+    let gateway = gateway(SmbDirect, Tcp, &upstream, &[]);
+    gateway.running.signal("HUP");
+    let client = End::connect(SmbDirect, &gateway.address).await;
+    let _upstream = server.accept().await;
+    client.close().await;
+    let done = gateway.terminate();
+    assert!(done.status.success(), "{done:?}");
+    assert!(done.stderr.contains("without --config"), "{done:?}");
+}
+
+/// The memory takes effect at the start only, and so does the number of connections that it affords.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_does_not_exceed_the_memory_of_the_running_gateway() {
+    let mut server = Server::bind(Tcp, Config::default()).await;
+    let file = Settings::new(&settings(&server, "memory = '1M'"));
+    let path = file.path();
+    let check = run(&[
+        "gateway",
+        "--check-config",
+        "--config",
+        path.to_str().unwrap(),
+    ]);
+    let needed = check.stderr.split("which needs ").nth(1).unwrap();
+    let needed: f64 = needed.split(" MiB").next().unwrap().parse().unwrap();
+    let enough = format!("memory = '{}M'\nmax-connections = 8", needed as u64 + 1);
+    file.write(&settings(&server, &enough));
+    let mut gateway = listening(file.command(&[]));
+    file.write(&settings(&server, "memory = '30G'\nmax-connections = 9"));
+    gateway.running.signal("HUP");
+    event(&mut gateway, "reloaded");
+    let first = End::connect(SmbDirect, &gateway.address).await;
+    let _upstream = server.accept().await;
+    let mut second = End::connect(SmbDirect, &gateway.address).await;
+    assert_eq!(second.receive().await, None);
+    let reason = event(&mut gateway, "turned_away")["reason"].clone();
+    assert_eq!(reason, "1 connection is open");
+    first.close().await;
+    gateway.terminate();
+}
+
+/// Returns an Oplock Break Notification ([MS-SMB2] 2.2.23.1) without its body.
+fn notification() -> Vec<u8> {
+    let header = smb2::Header {
+        credit_charge: 0,
+        status: 0,
+        command: smb2::Command(0x0012),
+        credits: 0,
+        flags: smb2::Flags::RESPONSE,
+        next_command: 0,
+        message_id: u64::MAX,
+        tree_or_async_id: 0,
+        session_id: 0,
+        signature: [0; 16],
+    };
+    let mut message = Vec::new();
+    header.encode(&mut message);
+    message
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_waits_for_the_answers_to_requests() {
+    for (from, to) in [(SmbDirect, Tcp), (Tcp, SmbDirect), (Tcp, Tcp)] {
+        let mut server = Server::bind(to, Config::default()).await;
+        let address = server.address().to_string();
+        let arguments = [
+            "--from",
+            from.name(),
+            "--to",
+            to.name(),
+            "--drain-timeout",
+            "60",
+        ];
+        let mut start = command(&["gateway", "127.0.0.1:0", &address, "--json"]);
+        start.args(arguments);
+        let mut gateway = listening(start);
+        let mut client = End::connect(from, &gateway.address).await;
+        let mut idle = End::connect(from, &gateway.address).await;
+        let (mut one, mut other) = (server.accept().await, server.accept().await);
+        // A notification is no answer.
+        one.send(&notification()).await;
+        other.send(&notification()).await;
+        assert!(client.receive().await.is_some() && idle.receive().await.is_some());
+        client.send(b"question").await;
+        // The sessions connect to the server in any order.
+        let (mut busy, _quiet) = tokio::select! {
+            message = one.receive() => { assert!(message.is_some()); (one, other) }
+            () = sleep(Duration::from_secs(2)) => (other, one),
+        };
+        gateway.running.signal("TERM");
+        let draining = event(&mut gateway, "draining");
+        assert_eq!(
+            (&draining["open"], &draining["seconds"]),
+            (&2.into(), &60.0.into())
+        );
+        assert_eq!(idle.receive().await, None, "an idle session ends");
+        let refused = net::TcpStream::connect(&gateway.address);
+        assert!(refused.is_err(), "nothing is accepted any more");
+        busy.send(b"answer").await;
+        assert_eq!(
+            client.receive().await.as_deref(),
+            Some(&b"answer"[..]),
+            "{from:?} {to:?}"
+        );
+        assert_eq!(client.receive().await, None);
+        let done = gateway.running.finish().succeeded();
+        assert_eq!(summary(&done)["failed"], 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wait_for_answers_has_a_limit_and_a_second_signal_ends_it() {
+    for (limit, signals) in [("0.3", 1), ("60", 2)] {
+        let mut server = Server::bind(Tcp, Config::default()).await;
+        let address = server.address().to_string();
+        let mut gateway = gateway(SmbDirect, Tcp, &address, &["--drain-timeout", limit]);
+        let mut client = End::connect(SmbDirect, &gateway.address).await;
+        let mut upstream = server.accept().await;
+        client.send(b"question").await;
+        assert!(upstream.receive().await.is_some());
+        let started = Instant::now();
+        for _ in 0..signals {
+            gateway.running.signal("TERM");
+            if signals > 1 {
+                sleep(Duration::from_millis(200)).await;
+            }
+        }
+        assert_eq!(client.receive().await, None);
+        assert_eq!(ended(&mut gateway), "closed here");
+        assert!(gateway.running.finish().status.success());
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn systemd_is_told_each_state() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
+    socket.set_read_timeout(Some(STEP_TIMEOUT)).unwrap();
+    let next = || {
+        let mut bytes = [0; 4096];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    };
+    let file = Settings::new("listen = '127.0.0.1:0'\nupstream = '127.0.0.1'\n");
+    let mut command = file.command(&[]);
+    command.env("NOTIFY_SOCKET", directory.path().join("notify"));
+    let gateway = listening(command);
+    let ready = format!("STATUS=listening on {}", gateway.address);
+    let text = next();
+    assert!(text.contains("READY=1") && text.contains(&ready), "{text}");
+    gateway.running.signal("HUP");
+    let text = next();
+    assert!(
+        text.contains("RELOADING=1") && text.contains("MONOTONIC_USEC="),
+        "{text}"
+    );
+    assert!(next().contains("READY=1"));
+    gateway.running.signal("TERM");
+    assert!(next().contains("STOPPING=1"));
+    gateway.running.finish().succeeded();
+}
+
+/// Returns whether a program is installed. Says so if it is not.
+fn has(program: &str) -> bool {
+    let mut version = Command::new(program);
+    version
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let found = version.status().is_ok();
+    if !found {
+        println!("skipped: needs {program} (Debian: apt install systemd)");
+    }
+    found
+}
+
+#[test]
+fn systemd_can_pass_the_listening_socket() {
+    if !has("systemd-socket-activate") {
+        return;
+    }
+    for from in ["smbdirect", "tcp"] {
+        let free = net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let mut activate = Command::new("systemd-socket-activate");
+        activate
+            .args([
+                "--listen",
+                &address,
+                crate::support::PROGRAM,
+                "gateway",
+                ":1",
+                "127.0.0.1",
+            ])
+            .args(["--from", from, "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut running = Running::new(activate);
+        eventually("listening", || net::TcpStream::connect(&address).is_ok());
+        let first = running.line();
+        assert_eq!(
+            first,
+            match from {
+                "tcp" => format!(
+                    "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":null}}\n"
+                ),
+                _ => format!(
+                    "{{\"event\":\"listening\",\"address\":\"{address}\",\"transport\":\"iwarp\"}}\n"
+                ),
+            }
+        );
+        running.signal("TERM");
+        assert!(running.status().success());
+    }
+}
+
+#[test]
+fn the_sandbox_of_the_unit_is_tight() {
+    if !has("systemd-analyze") {
+        return;
+    }
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../packaging/systemd/smbdirect-gateway.service");
+    // The threshold is ten times the exposure level: 2.0.
+    let done = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--threshold=20", "--no-pager"])
+        .arg(&unit)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        done.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    assert!(
+        text.contains("Overall exposure level for smbdirect-gateway.service: "),
+        "{text}"
+    );
+}
+
+/// Runs a gateway to 127.0.0.1 under limits of the shell.
+fn limited(limit: &str, arguments: &str) -> Listening {
+    listening(limited_to("127.0.0.1", limit, arguments))
+}
+
+/// Returns a shell that runs a gateway to a server under limits of the shell.
+fn limited_to(server: &str, limit: &str, arguments: &str) -> Command {
+    let program = crate::support::PROGRAM;
+    let script = format!("{limit}; exec {program} gateway 127.0.0.1:0 {server} --json {arguments}");
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &script])
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    shell
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_open_files_is_raised_and_named_if_it_is_too_low() {
+    let gateway = limited("ulimit -Sn 128", "");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.running.id())).unwrap();
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap();
+    let fields: Vec<_> = line.split_whitespace().skip(3).collect();
+    assert_eq!(fields[0], fields[1], "{line}");
+    let low = limited("ulimit -n 128", "--max-connections 100");
+    let done = low.terminate();
+    assert!(
+        done.stderr
+            .contains("needs 264 open files, and the limit is 128"),
+        "{done:?}"
+    );
+    assert!(done.stderr.contains("RLIMIT_NOFILE"), "{done:?}");
+}
+
+/// Connects a client, which stays connected until the task is stopped.
+#[cfg(target_os = "linux")]
+fn client(kind: Kind, address: &str) -> JoinHandle<Infallible> {
+    let address = address.parse().unwrap();
+    tokio::spawn(async move {
+        let _client = match kind {
+            SmbDirect => {
+                let provider = iwarp();
+                Connection::connect(&*provider, address, Config::default())
+                    .await
+                    .ok()
+                    .map(End::SmbDirect)
+            }
+            Tcp => TcpStream::connect(address).await.ok().map(End::Tcp),
+        };
+        pending().await
+    })
+}
+
+/// Each session takes two files, so with one of two limits that differ by one a client cannot be accepted, and with
+/// the other the server cannot be connected.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_of_open_files_is_named_when_it_is_reached() {
+    for (from, failed_to_accept) in [
+        (SmbDirect, "accepting a TCP connection failed"),
+        (Tcp, "a connection cannot be accepted"),
+    ] {
+        let failures = [failed_to_accept, "cannot be reached: too many open files"];
+        let mut output = String::new();
+        for limit in [48, 49] {
+            let server = Server::bind(Tcp, Config::default()).await;
+            let arguments = format!("--from {} --max-connections 100 2>&1", from.name());
+            let address = server.address().to_string();
+            let gateway = limited_to(&address, &format!("ulimit -n {limit}"), &arguments);
+            let mut running = Running::new(gateway);
+            let warning = running.line();
+            assert!(warning.contains("needs 264 open files"), "{warning}");
+            let mut gateway = Listening::of(running);
+            let mut clients = Vec::new();
+            // A client connects when the session of the one before is open.
+            let mut line = String::from("\"opened\"");
+            while !failures.iter().any(|failure| line.contains(failure)) {
+                if line.contains("\"opened\"") {
+                    clients.push(client(from, &gateway.address));
+                }
+                line = gateway.running.line();
+                output += &line;
+            }
+            // The gateway may fail to accept the next client before it fails to connect this one to the server.
+            sleep(Duration::from_secs(2)).await;
+            gateway.running.signal("TERM");
+            clients.iter().for_each(JoinHandle::abort);
+            output += &gateway.running.finish().stdout;
+        }
+        for failure in failures {
+            let line = output.lines().find(|line| line.contains(failure));
+            let line = line.unwrap_or_else(|| panic!("{from:?}: no `{failure}` in {output}"));
+            assert!(line.contains("raise RLIMIT_NOFILE"), "{line}");
+        }
+    }
+}

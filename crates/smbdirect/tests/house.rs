@@ -1,0 +1,571 @@
+//! Rules about the source that the compiler does not check: which modules each file may import, which files
+//! may use tokio, and that no files import each other in a circle.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+/// The modules of this crate that each file or folder may import. The first entry whose path is a prefix of
+/// the file's name applies.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("wire/", &[]),
+    ("rdma/work.rs", &[]),
+    ("rdma/memory.rs", &[]),
+    ("rdma/provider.rs", &[]),
+    ("rdma/receive_queue.rs", &[]),
+    ("rdma/adaptive_spin.rs", &[]),
+    ("rdma/arena.rs", &["pool"]),
+    ("rdma/direction.rs", &[]),
+    ("rdma/loopback", &["rdma", "pool"]),
+    ("rdma/iwarp/tcp/", &["rdma", "deadline", "runtime"]),
+    ("rdma/iwarp/", &["rdma", "pool"]),
+    ("rdma/roce/udp/", &["rdma", "pool", "runtime"]),
+    ("rdma/roce/", &["rdma", "pool"]),
+    ("engine/connection/", &["engine", "rdma::work", "wire"]),
+    ("engine/timer.rs", &["deadline"]),
+    ("engine/", &["pool", "rdma::work", "wire"]),
+    ("tdi/status.rs", &[]),
+    ("tdi/flags.rs", &[]),
+    ("tdi/port.rs", &["incoming", "rdma::work", "runtime"]),
+    ("tdi/device.rs", &["engine", "incoming", "rdma::provider"]),
+    ("tdi/transport.rs", &["rdma::provider"]),
+    (
+        "tdi/session.rs",
+        &["engine", "connection", "deadline", "driver", "rdma::work"],
+    ),
+    (
+        "tdi/receives.rs",
+        &["engine", "rdma::work", "inbox", "waiters"],
+    ),
+    ("tdi/sends.rs", &["waiters"]),
+    ("tdi/objects/address.rs", &["tdi", "incoming"]),
+    ("tdi/objects/phase.rs", &["tdi", "incoming"]),
+    ("tdi/objects/requests.rs", &["tdi", "driver"]),
+    (
+        "tdi/objects/data.rs",
+        &["tdi", "connection", "driver", "engine", "rdma::work"],
+    ),
+    (
+        "tdi/objects/establish.rs",
+        &[
+            "tdi",
+            "connection",
+            "deadline",
+            "engine",
+            "incoming",
+            "rdma::work",
+        ],
+    ),
+    ("tdi/objects/", &["tdi", "rdma::work"]),
+    ("tdi/", &["engine", "rdma::work"]),
+    ("pool.rs", &[]),
+    ("deadline.rs", &[]),
+    ("runtime.rs", &[]),
+    ("pool/", &[]),
+    ("waiters.rs", &[]),
+    ("inbox.rs", &["engine", "pool", "rdma::work"]),
+    ("metrics/", &["engine"]),
+    (
+        "driver/",
+        &[
+            "engine", "metrics", "rdma", "inbox", "runtime", "waiters", "wire",
+        ],
+    ),
+    (
+        "connection/",
+        &[
+            "engine", "metrics", "rdma", "inbox", "deadline", "driver", "wire",
+        ],
+    ),
+    (
+        "incoming.rs",
+        &[
+            "engine",
+            "metrics",
+            "rdma",
+            "connection",
+            "deadline",
+            "driver",
+            "wire",
+        ],
+    ),
+    (
+        "listener.rs",
+        &["engine", "rdma", "connection", "incoming", "runtime"],
+    ),
+    ("stream.rs", &["connection", "engine", "runtime"]),
+];
+
+/// The files and folders that may use tokio.
+const TOKIO: &[&str] = &[
+    "connection/establish.rs",
+    "deadline.rs",
+    "driver/clock.rs",
+    "driver/handover.rs",
+    "driver/task.rs",
+    "incoming.rs",
+    "lib.rs",
+    "listener.rs",
+    "rdma/iwarp/mod.rs",
+    "rdma/iwarp/tcp",
+    "rdma/roce/udp",
+    "runtime.rs",
+    "stream.rs",
+    "tdi/device.rs",
+    "tdi/mod.rs",
+    "tdi/objects/",
+    "tdi/pending.rs",
+    "tdi/session.rs",
+];
+
+fn sources() -> Vec<(String, String)> {
+    let found = sources_of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    assert!(found.len() > 20);
+    found
+}
+
+/// Returns the names and the text of the source files under `root`, without tests.
+fn sources_of(root: &Path) -> Vec<(String, String)> {
+    fn walk(directory: &Path, root: &Path, found: &mut Vec<(String, String)>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            // Test files are exempt from the rules.
+            let of_tests = ["tests", "tests.rs", "shuttled.rs"];
+            if of_tests.iter().any(|name| path.ends_with(name)) {
+                continue;
+            }
+            if path.is_dir() {
+                walk(&path, root, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path
+                    .strip_prefix(root)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .replace('\\', "/");
+                let text = fs::read_to_string(&path).unwrap();
+                let product = text
+                    .split("#[cfg(test)]\nmod tests")
+                    .next()
+                    .unwrap()
+                    .to_owned();
+                found.push((name, product));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(root, root, &mut found);
+    found
+}
+
+/// Returns the paths that a source imports from this crate.
+fn imports(source: &str) -> Vec<String> {
+    imports_after("crate::", source)
+}
+
+/// Returns the paths that follow `root`, such as `crate::`, in a source without its comments.
+fn imports_after(root: &str, source: &str) -> Vec<String> {
+    let code: String = source
+        .lines()
+        .map(|line| line.split("//").next().unwrap().trim())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(root) {
+        let rest = &code[at + root.len()..];
+        if let Some(list) = rest.strip_prefix('{') {
+            found.extend(top_level(list));
+        } else {
+            found.extend(
+                top_level(rest.split(';').next().unwrap())
+                    .into_iter()
+                    .next(),
+            );
+        }
+    }
+    found
+}
+
+/// Splits a list of imports at its top-level commas, up to the closing brace of the list, and expands nested
+/// braces: `a::{b, c::d}, e` becomes `a::b`, `a::c::d`, `e`.
+fn top_level(list: &str) -> Vec<String> {
+    let (mut depth, mut item, mut items) = (0_i32, String::new(), Vec::new());
+    for character in list.chars() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                items.push(std::mem::take(&mut item));
+                continue;
+            }
+            _ => {}
+        }
+        item.push(character);
+    }
+    items.push(item);
+    items
+        .iter()
+        .map(|item| item.trim())
+        .filter(|item| !item.is_empty())
+        .flat_map(|item| match item.split_once("::{") {
+            Some((head, tail)) => top_level(tail)
+                .into_iter()
+                .map(|inner| format!("{head}::{inner}"))
+                .collect(),
+            None => vec![item.to_owned()],
+        })
+        .collect()
+}
+
+#[test]
+fn the_table_of_imports_holds() {
+    for (name, source) in sources() {
+        let Some((_, allowed)) = IMPORTS.iter().find(|(part, _)| name.starts_with(part)) else {
+            let faces = ["lib.rs", "rdma/mod.rs"];
+            assert!(faces.contains(&name.as_str()), "{name} is not in the table");
+            continue;
+        };
+        for import in imports(&source) {
+            let own = part_of(&name);
+            let inside = import.starts_with(&own);
+            let permitted = allowed.iter().any(|module| {
+                import
+                    .split("::")
+                    .collect::<Vec<_>>()
+                    .starts_with(&module.split("::").collect::<Vec<_>>())
+            });
+            assert!(inside || permitted, "{name} imports {import}");
+        }
+    }
+}
+
+/// The modules of `tdi` from the lowest to the highest layer. Each module may import only modules that are
+/// listed before it.
+///
+/// The files of the folder `objects` may import each other, because the handlers of a client take addresses
+/// and endpoints as arguments.
+const TDI_LAYERS: &[&str] = &[
+    "sync",
+    "status",
+    "flags",
+    "request",
+    "state",
+    "cause",
+    "statistics",
+    "chained",
+    "receive",
+    "tsdu",
+    "inbound",
+    "send",
+    "send_queue",
+    "outbound",
+    "receives",
+    "sends",
+    "pending",
+    "session",
+    "port",
+    "device",
+    "objects",
+    "transport",
+    "adapters",
+];
+
+#[test]
+fn tdi_modules_import_only_lower_layers() {
+    for (name, source) in sources() {
+        let Some(path) = name.strip_prefix("tdi/") else {
+            continue;
+        };
+        let module = path.split('/').next().unwrap().trim_end_matches(".rs");
+        if module == "mod" {
+            continue;
+        }
+        let layer = |module: &str| TDI_LAYERS.iter().position(|known| *known == module);
+        let own = layer(module).unwrap_or_else(|| panic!("tdi/{path} has no layer"));
+        let inside = path.contains('/');
+        let above = imports_after("super::", &source)
+            .into_iter()
+            .filter(|_| !inside);
+        let from_crate = imports(&source)
+            .into_iter()
+            .filter_map(|import| Some(import.strip_prefix("tdi::")?.to_owned()));
+        for import in above.chain(from_crate) {
+            let imported = import.split("::").next().unwrap();
+            let imported = layer(imported).unwrap_or_else(|| panic!("{import} has no layer"));
+            assert!(imported < own, "tdi/{path} imports {import}");
+        }
+    }
+}
+
+/// Returns the module whose contents a file may import freely: for `engine/credits.rs`, `engine`.
+fn part_of(name: &str) -> String {
+    match name.rsplit_once('/') {
+        Some((folder, _)) if folder != "rdma" => folder.replace('/', "::"),
+        _ => name.trim_end_matches(".rs").replace('/', "::"),
+    }
+}
+
+#[test]
+fn tokio_stays_above_the_engine() {
+    for (name, source) in sources() {
+        let code = source
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        // A `cfg` that only names the feature `tokio` is not a use of the crate.
+        let names = |line: &str| line.replace("feature = \"tokio\"", "").contains("tokio");
+        let uses = code.into_iter().any(names);
+        let may = TOKIO.iter().any(|part| name.starts_with(part));
+        assert!(!uses || may, "{name} uses tokio");
+    }
+}
+
+#[test]
+fn faces_define_nothing() {
+    for (name, source) in sources() {
+        if !(name.ends_with("mod.rs") || name == "lib.rs") {
+            continue;
+        }
+        for line in source.lines() {
+            let line = line
+                .trim_start_matches("pub ")
+                .trim_start_matches("pub(crate) ");
+            let defines = [
+                "struct ", "enum ", "trait ", "fn ", "impl ", "const ", "type ",
+            ]
+            .iter()
+            .any(|word| line.starts_with(word));
+            assert!(!defines, "{name} defines something: {line}");
+        }
+    }
+}
+
+/// The folders of the packages of the workspace that have a folder `src`.
+const PACKAGES: &[&str] = &[
+    "crates/smbdirect",
+    "crates/cli",
+    "crates/conform",
+    "crates/smb",
+    "crates/smb2",
+    "crates/test",
+    "crates/verbs",
+    "fuzz",
+    "xtask",
+];
+
+/// The folders whose files may import each other in a circle, each with the reason.
+const CIRCLES: &[(&str, &str)] = &[(
+    "crates/smbdirect/src/tdi/objects/",
+    "the callbacks of a client name the objects that call them",
+)];
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for package in PACKAGES {
+        let root = workspace.join(package).join("src");
+        // The published package of the library is tested alone, without the other packages.
+        if !root.exists() {
+            continue;
+        }
+        let sources = sources_of(&root);
+        let modules: BTreeMap<String, String> = sources
+            .iter()
+            .map(|(name, _)| (module_of(name), name.clone()))
+            .collect();
+        let graph: BTreeMap<String, BTreeSet<String>> = sources
+            .iter()
+            .map(|(name, source)| (name.clone(), imported_files(name, source, &modules)))
+            .collect();
+        for name in graph.keys() {
+            let allowed = CIRCLES
+                .iter()
+                .any(|(folder, _)| format!("{package}/src/{name}").starts_with(folder));
+            if let (Some(circle), false) = (circle_through(name, &graph), allowed) {
+                panic!("{package}: {}", circle.join(" -> "));
+            }
+        }
+    }
+}
+
+/// Returns the module path of a file: `engine::credits` for `engine/credits.rs`, and the empty string for
+/// `lib.rs` and `main.rs`.
+fn module_of(name: &str) -> String {
+    let path = name.trim_end_matches(".rs");
+    let path = path.trim_end_matches("mod").trim_end_matches('/');
+    match path {
+        "lib" | "main" => String::new(),
+        path => path.replace('/', "::"),
+    }
+}
+
+/// Returns the files from which a source imports something. Imports between a module and the modules inside
+/// it are left out, because a module and its submodules form one unit.
+fn imported_files(
+    name: &str,
+    source: &str,
+    modules: &BTreeMap<String, String>,
+) -> BTreeSet<String> {
+    let own = module_of(name);
+    let code: String = source
+        .lines()
+        .map(|line| line.split("//").next().unwrap().trim())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let mut found = BTreeSet::new();
+    for path in paths(&code) {
+        let Some(mut path) = absolute(&path, &own, modules) else {
+            continue;
+        };
+        while !modules.contains_key(&path) {
+            path = match path.rsplit_once("::") {
+                Some((parent, _)) => parent.to_owned(),
+                None => String::new(),
+            };
+            if path.is_empty() {
+                break;
+            }
+        }
+        let within = |inner: &str, outer: &str| {
+            outer.is_empty() || inner == outer || inner.starts_with(&format!("{outer}::"))
+        };
+        if !within(&own, &path) && !within(&path, &own) {
+            found.insert(modules[&path].clone());
+        }
+    }
+    found
+}
+
+/// Returns the paths in code: those of `use` items, and those that begin with `crate`, `super` or `self`.
+fn paths(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("use ") {
+        let before = code[..at].chars().next_back();
+        if before.is_none_or(|character| !character.is_alphanumeric() && character != '_') {
+            let tree = code[at + 4..].split(';').next().unwrap();
+            leaves(tree.trim(), "", &mut found);
+        }
+    }
+    for start in ["crate::", "super::", "self::"] {
+        for (at, _) in code.match_indices(start) {
+            let path = code[at..]
+                .split(|character: char| !(character.is_alphanumeric() || "_:".contains(character)))
+                .next()
+                .unwrap();
+            found.push(path.trim_end_matches(':').to_owned());
+        }
+    }
+    found
+}
+
+/// Appends the full path of each leaf of an import tree to `found`. `before` is the path that precedes the
+/// tree.
+fn leaves(tree: &str, before: &str, found: &mut Vec<String>) {
+    match tree.split_once('{') {
+        Some((head, _)) if head.contains(',') => {}
+        Some((head, rest)) => {
+            let inner = &rest[..rest.rfind('}').unwrap_or(rest.len())];
+            let (mut depth, mut start) = (0, 0);
+            for (at, character) in inner.char_indices() {
+                match character {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => {
+                        leaves(inner[start..at].trim(), &format!("{before}{head}"), found);
+                        start = at + 1;
+                    }
+                    _ => {}
+                }
+            }
+            leaves(inner[start..].trim(), &format!("{before}{head}"), found);
+        }
+        None if !tree.is_empty() => {
+            let path = tree.split(" as ").next().unwrap().trim();
+            found.push(format!("{before}{path}"));
+        }
+        None => {}
+    }
+}
+
+/// Converts a path in the module `own` to a path from the root of the package. Returns `None` for a path
+/// into another package.
+fn absolute(path: &str, own: &str, modules: &BTreeMap<String, String>) -> Option<String> {
+    let mut segments = path.split("::").peekable();
+    let mut base: Vec<&str> = own.split("::").filter(|part| !part.is_empty()).collect();
+    match *segments.peek()? {
+        "crate" => {
+            segments.next();
+            base.clear();
+        }
+        "self" => drop(segments.next()),
+        "super" => {}
+        first => {
+            let child = [base.join("::"), first.to_owned()].join("::");
+            modules.get(child.trim_start_matches("::"))?;
+        }
+    }
+    while segments.next_if_eq(&"super").is_some() {
+        base.pop();
+    }
+    base.extend(segments);
+    Some(base.join("::"))
+}
+
+/// Returns a chain of imports from a file back to itself, if there is one.
+fn circle_through(start: &str, graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    let mut ways = vec![vec![start.to_owned()]];
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop() {
+        for next in &graph[way.last().unwrap()] {
+            let longer: Vec<String> = way.iter().chain([next]).cloned().collect();
+            if next == start {
+                return Some(longer);
+            }
+            if seen.insert(next.clone()) {
+                ways.push(longer);
+            }
+        }
+    }
+    None
+}
+
+/// The packages that call C, or are called by it. Each of their unsafe blocks states its invariant.
+const PACKAGES_WITH_UNSAFE: &[&str] = &["capi", "preload", "verbs"];
+
+/// The only file of another package that may call C: the fuzz target of the C interface.
+const FILE_WITH_UNSAFE: &str = "fuzz/src/capi_calls.rs";
+
+#[test]
+fn all_other_packages_forbid_unsafe_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut checked = 0;
+    let packages = [&root, &root.join("crates")].map(|folder| fs::read_dir(folder).unwrap());
+    for entry in packages.into_iter().flatten() {
+        let package = entry.unwrap();
+        let name = package.file_name().into_string().unwrap();
+        if PACKAGES_WITH_UNSAFE.contains(&name.as_str()) {
+            continue;
+        }
+        for file in ["src/lib.rs", "src/main.rs"] {
+            if let Ok(text) = fs::read_to_string(package.path().join(file)) {
+                // What is denied, not forbidden, can be allowed for one module.
+                let level = if name == "fuzz" { "deny" } else { "forbid" };
+                let attribute = format!("#![{level}(unsafe_code)]");
+                assert!(text.contains(&attribute), "{name}/{file}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 0);
+    for file in fs::read_dir(root.join("fuzz/src")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let allows = fs::read_to_string(&path)
+                .unwrap()
+                .contains("allow(unsafe_code)");
+            assert_eq!(allows, path.ends_with(FILE_WITH_UNSAFE), "{path:?}");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What the tests of several packages share.
+//!
+//! * [`provider`] and [`conformance!`]: the suite that every provider has to pass.
+//! * [`captures`]: reads the captures of Linux in `crates/smbdirect/tests/captures`.
+//! * [`messages`]: SMB2 messages, written by their offsets.
+//! * [`within`]: awaits a future that has to resolve.
+//!
+//! Its documentation tests are the programs of the book.
+//!
+//! This package depends on `smbdirect`, whose integration tests depend on this package. Its unit tests cannot:
+//! they would see the types of two different builds of `smbdirect`.
+#![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "no interface for users")]
+
+pub mod captures;
+pub mod messages;
+pub mod provider;
+mod time;
+
+pub use time::within;
+
+/// The programs of `docs/upper-layer.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/upper-layer.md")]
+pub struct UpperLayerPage;
