@@ -12,7 +12,6 @@ use std::{
 
 use bytes::BytesMut;
 use smbdirect::rdma::{
-    provider::Teardown,
     roce::{
         AcceptParameters, ConnectParameters, ConnectionId, Endpoint, EndpointEvent,
         EndpointSettings, Path, Rejection,
@@ -20,7 +19,7 @@ use smbdirect::rdma::{
         icrc::{self, DatagramHeader},
         packet::{ICRC_LENGTH, Packet},
     },
-    work::{Completion, Inline, WorkId, WorkRequest},
+    work::{Completion, Inline, Teardown, WorkId, WorkRequest},
 };
 
 use crate::input::Input;

@@ -12,10 +12,8 @@ use std::{
 
 use bytes::Bytes;
 use smbdirect::rdma::{
-    provider::{
-        AcceptRequest, ConnectRequest, Connected, Provider, ProviderListener, QueuePair, Teardown,
-    },
-    work::{Completion, Inline, ProviderError, WorkId, WorkRequest},
+    provider::{AcceptRequest, ConnectRequest, Connected, Provider, ProviderListener, QueuePair},
+    work::{Completion, Inline, ProviderError, Teardown, WorkId, WorkRequest},
 };
 use tokio::{runtime::Runtime, time::timeout};
 

@@ -16,10 +16,10 @@ use smbdirect::{
         iwarp::{Iwarp, IwarpConfig, Stream, StreamConfig, mpa},
         loopback::Loopback,
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair, Teardown},
+        provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair},
         work::{
-            Access, Completion, Inline, Limits, ProviderError, RemoteAddress, Room, Token, WorkId,
-            WorkRequest,
+            Access, Completion, Inline, Limits, ProviderError, RemoteAddress, Room, Teardown,
+            Token, WorkId, WorkRequest,
         },
     },
 };

@@ -8,10 +8,7 @@ use bytes::BytesMut;
 use super::{clock::now, rounds::COMPLETIONS_PER_ROUND, state::State, waiting::Condition};
 use crate::{
     engine::{ConnectionError, Event, Initiator},
-    rdma::{
-        provider::Teardown,
-        work::{Completion, Disconnect, ProviderError, ProviderErrorKind},
-    },
+    rdma::work::{Completion, Disconnect, ProviderError, ProviderErrorKind, Teardown},
 };
 
 impl State {

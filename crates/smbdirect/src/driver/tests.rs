@@ -25,8 +25,10 @@ use crate::{
     engine::{self, Config, MessageId, TransferId},
     rdma::{
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{QueuePair, Teardown},
-        work::{Access, Completion, Disconnect, Limits, Room, Token, WorkId, WorkRequest},
+        provider::QueuePair,
+        work::{
+            Access, Completion, Disconnect, Limits, Room, Teardown, Token, WorkId, WorkRequest,
+        },
     },
     runtime::wake_after_io_poll,
     wire::{BufferDescriptorV1, DataTransfer, Flags, NegotiateResponse, Status, VERSION_1_0},

@@ -25,7 +25,7 @@ use tracing::{Span, error_span, field};
 
 use super::{
     memory::{DeregisterError, RegisterError, Registration},
-    work::{Access, Completion, Limits, ProviderError, Room, Token, WorkRequest},
+    work::{Access, Completion, Limits, ProviderError, Room, Teardown, Token, WorkRequest},
 };
 
 /// A boxed future, which keeps the traits object-safe.
@@ -246,15 +246,6 @@ pub struct WireBytes {
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
-}
-
-/// The way to end a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Teardown {
-    /// The connection ends after the work that is already posted.
-    Graceful,
-    /// The connection ends immediately.
-    Abort,
 }
 
 /// Creates the span of all log lines about one connection. Its field `local` is recorded once the

@@ -249,6 +249,15 @@ pub enum Completion {
     Disconnected(Disconnect),
 }
 
+/// The way to end a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Teardown {
+    /// The connection ends after the work that is already posted.
+    Graceful,
+    /// The connection ends immediately.
+    Abort,
+}
+
 /// The way in which a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disconnect {

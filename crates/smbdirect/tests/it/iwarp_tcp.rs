@@ -21,11 +21,11 @@ use smbdirect::rdma::{
     },
     provider::{
         AcceptRequest, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
-        QueuePair, Teardown,
+        QueuePair,
     },
     work::{
         Access, Completion, Disconnect, Inline, ProviderError, ProviderErrorKind, RemoteAddress,
-        Token, WorkId, WorkRequest,
+        Teardown, Token, WorkId, WorkRequest,
     },
 };
 use tokio::{

@@ -12,8 +12,8 @@ use smbdirect::{
     rdma::{
         loopback::Loopback,
         memory::{DeregisterError, RegisterError, RegisterFault, Registration},
-        provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair, Teardown},
-        work::{Completion, Limits, ProviderError, Room, Token, WorkRequest},
+        provider::{self, BoxFuture, ConnectRequest, Connected, Provider, QueuePair},
+        work::{Completion, Limits, ProviderError, Room, Teardown, Token, WorkRequest},
     },
 };
 use smbdirect_test::within;

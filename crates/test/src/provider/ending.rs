@@ -5,8 +5,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use smbdirect::rdma::{
     memory::Registration,
-    provider::Teardown,
-    work::{Access, Disconnect},
+    work::{Access, Disconnect, Teardown},
 };
 
 use super::fabric::{End, Fabric, Pair, past, pattern};

@@ -18,11 +18,11 @@ use smbdirect::rdma::{
     memory::{DeregisterError, Registration},
     provider::{
         AcceptRequest, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
-        QueuePair, Teardown,
+        QueuePair,
     },
     work::{
         Access, Completion, Disconnect, Inline, Limits, ProviderError, ProviderErrorKind,
-        RemoteAddress, Room, Token, WorkId, WorkRequest,
+        RemoteAddress, Room, Teardown, Token, WorkId, WorkRequest,
     },
 };
 use tokio::time::timeout;

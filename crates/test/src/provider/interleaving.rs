@@ -4,8 +4,7 @@ use bytes::BytesMut;
 use fastrand::Rng;
 use smbdirect::rdma::{
     memory::Registration,
-    provider::Teardown,
-    work::{Access, Disconnect},
+    work::{Access, Disconnect, Teardown},
 };
 
 use super::fabric::{End, Fabric, Manners, Pair, past, pattern};

@@ -3,8 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use smbdirect::rdma::{
     memory::{DeregisterError, Registration},
-    provider::Teardown,
-    work::{Access, RemoteAddress, Token},
+    work::{Access, RemoteAddress, Teardown, Token},
 };
 
 use super::fabric::{Fabric, Pair, past, pattern};

@@ -43,10 +43,10 @@ use std::{
 use bytes::BytesMut;
 use smbdirect::rdma::{
     memory::{DeregisterError, RegisterError, RegisterFault, Registration, in_one_descriptor},
-    provider::{QueuePair, Teardown},
+    provider::QueuePair,
     work::{
         Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, RemoteAddress,
-        Room, Token, WorkId, WorkRequest,
+        Room, Teardown, Token, WorkId, WorkRequest,
     },
 };
 use tokio::{io::unix::AsyncFd, runtime::Handle, time::Sleep};

@@ -12,10 +12,7 @@ use crate::{
         event::Event,
         stalls::Stalls,
     },
-    rdma::{
-        provider::Teardown,
-        work::{Disconnect, WorkId},
-    },
+    rdma::work::{Disconnect, Teardown, WorkId},
 };
 
 impl Connection {

@@ -20,11 +20,11 @@ use crate::{
     rdma::{
         adaptive_spin::AdaptiveSpin,
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{QueuePair, Teardown},
+        provider::QueuePair,
         receive_queue::{ReceiveQueue, Receives},
         work::{
-            Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
-            WorkRequest,
+            Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room,
+            Teardown, Token, WorkRequest,
         },
     },
 };

@@ -54,7 +54,6 @@ use crate::{
     pool::Account,
     rdma::{
         memory::{DeregisterError, RegisterError, RegisterFault, Registration},
-        provider::Teardown,
         roce::{
             Psn,
             cm::{Mad, PrivateData, RejectReason},
@@ -63,8 +62,8 @@ use crate::{
             rc::RetransmissionStatistics,
         },
         work::{
-            Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room, Token,
-            WorkRequest,
+            Access, Completion, Disconnect, Limits, ProviderError, ProviderErrorKind, Room,
+            Teardown, Token, WorkRequest,
         },
     },
 };

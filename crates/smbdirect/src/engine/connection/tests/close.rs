@@ -1,5 +1,5 @@
 use super::*;
-use crate::rdma::provider::Teardown;
+use crate::rdma::work::Teardown;
 
 /// A provider flushes the Sends that were posted when its connection ends. Nobody knows whether the peer has them.
 #[test]

@@ -37,8 +37,11 @@ use crate::{
             stream::Stream,
         },
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{Connected, QueuePair, Teardown, WireBytes},
-        work::{Access, Completion, Disconnect, Limits, ProviderError, Room, Token, WorkRequest},
+        provider::{Connected, QueuePair, WireBytes},
+        work::{
+            Access, Completion, Disconnect, Limits, ProviderError, Room, Teardown, Token,
+            WorkRequest,
+        },
     },
     runtime::wake_after_io_poll,
 };

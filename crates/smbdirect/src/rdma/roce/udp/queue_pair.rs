@@ -16,12 +16,12 @@ use crate::{
     rdma::{
         adaptive_spin::AdaptiveSpin,
         memory::{DeregisterError, RegisterError, Registration},
-        provider::{QueuePair, Teardown, WireBytes},
+        provider::{QueuePair, WireBytes},
         roce::{
             RetransmissionStatistics,
             endpoint::{ConnectionId, Path},
         },
-        work::{Access, Completion, Limits, Room, Token, WorkRequest},
+        work::{Access, Completion, Limits, Room, Teardown, Token, WorkRequest},
     },
     runtime::wake_after_io_poll,
 };
