@@ -14,8 +14,7 @@ use bytes::BytesMut;
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 use smbdirect::{
-    Access, Config, Connection, ConnectionError, Listener, SendError, Sending, Statistics,
-    metrics::Family,
+    Access, Connection, ConnectionError, Listener, SendError, Sending, Statistics, metrics::Family,
 };
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tracing::debug;
@@ -28,11 +27,6 @@ use crate::{
     },
     report::{self, Report},
     signals::Interrupted,
-    tdi::{
-        command::ScriptOptions,
-        options::{self as tdi_options, TdiOptions},
-        passive::Listening,
-    },
     transfer::{
         Checksum, INACTIVITY_LIMIT, Method,
         receiving::{Received, receive_files},
@@ -72,20 +66,6 @@ pub(crate) struct Listen {
     #[arg(long, group = "mode", value_name = "SIZE", value_parser = size)]
     memory: Option<u32>,
 
-    /// Accept peers on endpoints of the Transport Driver Interface, and show their events
-    ///
-    /// Each peer has a session with the commands of `smbdirect tdi`: those of --script or --execute
-    /// for every peer, or those on stdin for the peer that connected last. `echo` sends every TSDU
-    /// back.
-    #[arg(long, group = "mode")]
-    pub(crate) tdi: bool,
-
-    #[command(flatten)]
-    script: ScriptOptions,
-
-    #[command(flatten)]
-    tdi_options: TdiOptions,
-
     /// End after N connections
     #[arg(short, long, value_name = "N", value_parser = at_least_one)]
     count: Option<u64>,
@@ -114,7 +94,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect listen [::]:5445 --sink --profile windows
   smbdirect listen 127.0.0.1:0 --memory 1M    memory for peers that use RDMA Read and Write
   smbdirect listen --sink --metrics 127.0.0.1:9445
-  smbdirect listen --tdi --execute 'hold; sleep 5; receive 1M'
 
 \x1b[1m\x1b[4mWith --json:\x1b[0m
   {\"event\":\"listening\", address, transport}
@@ -184,9 +163,6 @@ impl Listen {
     pub(crate) async fn run(self) -> Result<bool> {
         let report = Report::new(self.options.json);
         let config = self.options.config(None, Some(&self.accept))?;
-        if self.tdi {
-            return self.run_tdi(report, config).await;
-        }
         let mode = self.mode()?;
         let (provider, _capture) = transport::one_end(&self.options, None, &self.address())?;
         // From here on a signal ends the command gracefully.
@@ -206,28 +182,6 @@ impl Listen {
         serve(listener, mode, report, self.most(), interrupted).await
     }
 
-    async fn run_tdi(self, report: Report, config: Config) -> Result<bool> {
-        if self.metrics.metrics.is_some() {
-            return Err(usage("--metrics does not go with --tdi"));
-        }
-        if self.inactivity_limit.is_some() {
-            return Err(usage("--inactivity-limit goes with --receive"));
-        }
-        let settings = self.tdi_options.settings(config)?;
-        let script = self.script.load()?;
-        let (provider, _capture) = transport::one_end(&self.options, None, &self.address())?;
-        let listening = Listening {
-            report,
-            address: self.address(),
-            provider,
-            settings,
-            script,
-            most: self.most(),
-            interrupted: Interrupted::new(),
-        };
-        listening.serve().await
-    }
-
     fn address(&self) -> Address {
         let everywhere = || Address {
             host: String::new(),
@@ -242,9 +196,6 @@ impl Listen {
     }
 
     fn mode(&self) -> Result<Mode> {
-        if let Some(option) = tdi_options::given(&self.tdi_options, &self.script) {
-            return Err(usage(format!("{option} goes with --tdi")));
-        }
         if self.receive.is_none() && self.inactivity_limit.is_some() {
             return Err(usage("--inactivity-limit goes with --receive"));
         }

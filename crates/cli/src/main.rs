@@ -1,7 +1,7 @@
 //! The `smbdirect` command: SMB Direct for people and scripts.
 //!
 //! Each command has a file: [`demo`], [`listen`], [`send`], [`ping`], [`bench`], [`check`],
-//! [`gateway`], `run`, [`smb`] (`get`, `put`, `ls`), [`top`], [`tdi`], [`conform`], [`decode`],
+//! [`gateway`], `run`, [`smb`] (`get`, `put`, `ls`), [`top`], [`conform`], [`decode`],
 //! [`devices`]. They share [`options`] (the command line), [`transport`] (connecting, and why it
 //! failed), [`metrics`] (figures over HTTP), [`transfer`] (files over a connection), [`password`],
 //! [`report`] (output), [`signals`] and [`pcap`] (captures).
@@ -32,7 +32,6 @@ mod send;
 mod signals;
 mod smb;
 mod systemd;
-mod tdi;
 mod top;
 mod transfer;
 mod transport;
@@ -69,7 +68,6 @@ enum Command {
     Put(Box<smb::Put>),
     #[command(name = "ls")]
     List(Box<smb::List>),
-    Tdi(tdi::Tdi),
     Top(top::Top),
     Conform(Box<conform::Conform>),
     Decode(decode::Decode),
@@ -89,7 +87,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
   smbdirect run -- smbclient //HOST/S    SMB Direct for an unchanged program
   smbdirect top                          connections of a running gateway, with rates
   smbdirect get //HOST/SHARE/PATH        a file of an SMB server; put stores one, ls lists
-  smbdirect tdi HOST                     TDI by hand, with a `listen --tdi`
   smbdirect conform HOST                 does it keep the rules?
   smbdirect decode traffic.pcap          messages, and which rules they break
   smbdirect devices                      what this machine has for RDMA, in software and by adapters";
@@ -110,28 +107,11 @@ impl Command {
             Self::Get(command) => command.options.common.verbose,
             Self::Put(command) => command.options.common.verbose,
             Self::List(command) => command.options.common.verbose,
-            Self::Tdi(command) => command.options.verbose,
             Self::Top(command) => command.verbose,
             Self::Conform(command) => command.options.verbose,
             Self::Decode(command) => command.verbose,
             Self::Devices(command) => command.verbose,
             Self::Assets(_) => 0,
-        }
-    }
-
-    /// Returns whether the command needs a single thread, because it shows events in the order in
-    /// which they happen.
-    const fn is_one_thread(&self) -> bool {
-        match self {
-            Self::Listen(command) => command.tdi,
-            Self::Tdi(_) => true,
-            Self::Demo(_) | Self::Send(_) | Self::Ping(_) | Self::Bench(_) => false,
-            Self::Check(_) | Self::Gateway(_) => false,
-            Self::Get(_) | Self::Put(_) | Self::List(_) => false,
-            #[cfg(target_os = "linux")]
-            Self::Run(_) => false,
-            Self::Conform(_) | Self::Top(_) => false,
-            Self::Decode(_) | Self::Devices(_) | Self::Assets(_) => false,
         }
     }
 
@@ -149,7 +129,6 @@ impl Command {
             Self::Get(command) => command.run().await,
             Self::Put(command) => command.run().await,
             Self::List(command) => command.run().await,
-            Self::Tdi(command) => command.run().await,
             Self::Top(command) => command.run().await,
             // The exit status is that of the program.
             #[cfg(target_os = "linux")]
@@ -191,11 +170,7 @@ fn run(command: Command) -> Result<u8> {
     {
         return result;
     }
-    let mut runtime = match command.is_one_thread() {
-        true => runtime::Builder::new_current_thread(),
-        false => runtime::Builder::new_multi_thread(),
-    };
-    let runtime = runtime
+    let runtime = runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("the runtime does not start")?;

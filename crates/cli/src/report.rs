@@ -57,11 +57,6 @@ impl Report {
         }
     }
 
-    /// Prints a prompt, without the end of a line.
-    pub(crate) fn prompt(&self, text: &str) {
-        print(text);
-    }
-
     /// Prints an object for programs; `event` is its kind.
     pub(crate) fn event(&self, event: &impl Serialize) {
         if self.json {

@@ -490,7 +490,7 @@ fn summary(specs: &Specs) -> String {
 const HEAD: &str = "\
 # Compliance
 
-The requirements in [`specs`](../../specs/README.md), the code that decides each, and the tests that prove it.
+The requirements in [`specs`](../specs/README.md), the code that decides each, and the tests that prove it.
 `SMBDIRECT_BLESS=1 cargo test -p smbdirect --test requirements` writes this file; without the
 variable the test checks it.
 

@@ -16,7 +16,6 @@ fn without_adapters_one_line_gives_cause_and_cure() {
         &["send", "--transport", "verbs", "127.0.0.1", "Cargo.toml"],
         &["listen", "--transport", "verbs", "--echo"],
         &["gateway", "--transport", "verbs", ":0", "127.0.0.1"],
-        &["tdi", "--transport", "verbs", "127.0.0.1"],
         &["demo", "--transport", "verbs"],
         &["bench", "--transport", "verbs", "127.0.0.1"],
         &["bench", "--serve", "--transport", "verbs", "127.0.0.1:0"],

@@ -104,17 +104,10 @@ fn every_command_names_its_connections() {
     let file = write_noise(directory.path(), "file", 300_000);
     let file = file.to_str().unwrap();
     let into = tempfile::tempdir().unwrap();
+    let into = into.path().to_str().unwrap();
     let pairs: [(&[&str], &str, &[&str]); 2] = [
-        (
-            &["--receive", into.path().to_str().unwrap()],
-            "send",
-            &[file],
-        ),
-        (
-            &["--tdi", "--execute", "receive 1K"],
-            "tdi",
-            &["--execute", "send \"hello\""],
-        ),
+        (&["--receive", into], "send", &[file]),
+        (&["--echo"], "ping", &["--count", "1"]),
     ];
     let verbose = ["-v", "-v"];
     for (accepting, command, connecting) in pairs {

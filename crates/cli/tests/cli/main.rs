@@ -26,7 +26,6 @@ mod siw;
 #[cfg(target_os = "linux")]
 mod smb;
 mod support;
-mod tdi;
 mod top;
 mod tshark;
 mod usage;

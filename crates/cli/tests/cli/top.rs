@@ -89,6 +89,4 @@ fn what_is_not_there_is_named_with_a_cure() {
         .failed(1, "is not the address of --metrics")
         .one_line();
     run(&["top", ":0"]).failed(2, "host");
-    run(&["listen", "--tdi", "--metrics", "127.0.0.1:0"])
-        .failed(2, "--metrics does not go with --tdi");
 }

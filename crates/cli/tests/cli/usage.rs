@@ -64,61 +64,7 @@ fn usage_errors_have_status_2() {
             &["bench", "--max-fragmented-size", "64K"],
             "--max-fragmented-size 65536 is too small",
         ),
-        (
-            &["listen"],
-            "--echo|--sink|--receive <DIR>|--memory <SIZE>|--tdi",
-        ),
-        (&["listen", "--tdi", "--echo"], "cannot be used with"),
-        (
-            &["listen", "--sink", "--atomic"],
-            "--atomic goes with --tdi",
-        ),
-        (
-            &["listen", "--sink", "--execute", "echo"],
-            "--execute goes with --tdi",
-        ),
-        (
-            &["listen", "--tdi", "--inactivity-limit", "5"],
-            "--inactivity-limit goes with --receive",
-        ),
-        (
-            &["listen", "--tdi", "--execute", "sned x"],
-            "--execute:1: unrecognized subcommand 'sned'",
-        ),
-        (&["tdi"], "<ADDR>"),
-        (&["tdi", "localhost:0"], "port 0 cannot be connected to"),
-        (
-            &["tdi", "localhost", "--transport", "loopback"],
-            "only `smbdirect demo` can use it",
-        ),
-        (
-            &["tdi", "localhost", "--execute", "poke", "--script", "x"],
-            "cannot be used with",
-        ),
-        (
-            &["tdi", "localhost", "--execute", "poke; send --urgent x"],
-            "--execute:1: unexpected argument '--urgent' found; see `help send`",
-        ),
-        (
-            &["tdi", "localhost", "--execute", "help"],
-            "`help` is for people",
-        ),
-        (
-            &["tdi", "localhost", "--send-buffer", "1M"],
-            "--send-buffer 1048576 is too small, the least is 2097152",
-        ),
-        (
-            &["tdi", "localhost", "--max-tsdu", "0"],
-            "--max-tsdu must be at least 1",
-        ),
-        (
-            &["tdi", "localhost", "--receive-buffer", "0"],
-            "--receive-buffer must be at least 1",
-        ),
-        (
-            &["tdi", "localhost", "--no-response", "often"],
-            "invalid value 'often'",
-        ),
+        (&["listen"], "--echo|--sink|--receive <DIR>|--memory <SIZE>"),
         (&["listen", "--echo", "--sink"], "cannot be used with"),
         (
             &["listen", "--echo", "--once", "--count", "2"],
@@ -288,7 +234,7 @@ fn usage_errors_have_status_2() {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in ["demo", "listen", "send", "ping", "tdi", "get", "put", "ls"] {
+    for command in ["demo", "listen", "send", "ping", "get", "put", "ls"] {
         let done = run(&[command, "--help"]).succeeded();
         assert!(
             done.stdout.contains("Examples:\n  smbdirect "),
@@ -311,7 +257,7 @@ fn every_command_has_help_with_examples() {
         assert!(done.stdout.lines().all(short), "{}", done.stdout);
     }
     let done = run(&["--help"]).succeeded();
-    for command in ["demo", "listen", "send", "ping", "tdi", "get", "put", "ls"] {
+    for command in ["demo", "listen", "send", "ping", "get", "put", "ls"] {
         assert!(
             done.stdout.contains(&format!("\n  {command} ")),
             "{}",

@@ -5,6 +5,10 @@
 mod tdi_echo;
 
 #[allow(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../examples/tdi_flags.rs"]
+mod tdi_flags;
+
+#[allow(dead_code, reason = "its `main` is for the command line")]
 #[path = "../../examples/event_loop.rs"]
 mod event_loop;
 
@@ -32,6 +36,13 @@ fn event_loop() {
 #[tokio::test]
 async fn tdi_echo() {
     let run = timeout(Duration::from_secs(60), tdi_echo::run(&[]));
+    run.await.expect("it ends").expect("it succeeds");
+}
+
+/// One thread, as in the `main` of the example: the order of its TSDUs depends on it.
+#[tokio::test(flavor = "current_thread")]
+async fn tdi_flags() {
+    let run = timeout(Duration::from_secs(60), tdi_flags::run());
     run.await.expect("it ends").expect("it succeeds");
 }
 
