@@ -1,10 +1,6 @@
 //! Arbitrary captures, read as `smbdirect decode` reads them: no panic, and consistent events.
 
-#[allow(dead_code, unused_imports, reason = "what only the command looks at")]
-#[path = "../../crates/cli/src/decode/analysis/mod.rs"]
-mod analysis;
-
-use self::analysis::{Event, Packets, Streams, What, text};
+use smbdirect_decode::{Event, Packets, Streams, What, text};
 
 /// Reads `data` as a capture.
 pub fn decode(data: &[u8]) {
@@ -13,7 +9,7 @@ pub fn decode(data: &[u8]) {
     };
     let mut streams = Streams::new(&[9], &[]);
     let mut checks = Checks::default();
-    while let Ok(Some(packet)) = packets.next() {
+    while let Ok(Some(packet)) = packets.next_packet() {
         checks.packets = packet.frame;
         streams.packet(&packet, &mut |event| checks.event(&event));
     }

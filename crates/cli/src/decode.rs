@@ -1,6 +1,5 @@
 //! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
-mod analysis;
 mod json;
 mod summary;
 mod text;
@@ -16,13 +15,13 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
+use smbdirect_decode::{CaptureError, Counts, Event, Packets, Streams, What};
 use tracing::{debug, trace};
 
 use crate::{
     options::at_least_one,
     report::{self, Report, plain},
 };
-use analysis::{CaptureError, Counts, Event, Packets, Streams, What};
 use summary::{MAX_SUMMARISED, Summary};
 
 /// Read a capture: SMB Direct messages, credits, and broken rules
@@ -114,7 +113,7 @@ impl Decode {
             summary: Summary::default(),
         };
         let ended = loop {
-            match packets.next() {
+            match packets.next_packet() {
                 Ok(Some(packet)) => {
                     if packet.frame == 1 {
                         show.first = packet.time;

@@ -347,6 +347,7 @@ const PACKAGES: &[&str] = &[
     "crates/smbdirect",
     "crates/cli",
     "crates/conform",
+    "crates/decode",
     "crates/smb",
     "crates/smb2",
     "crates/test",

@@ -10,9 +10,11 @@ use std::{
 
 use serde::Serialize;
 use smbdirect::rdma::iwarp::mpa::StartupFrame;
+use smbdirect_decode::{
+    ByRdma, Counts, End, Event, Payload, Sender, Tagged, What, text as rule_text,
+};
 
 use super::{
-    analysis::{ByRdma, Counts, End, Event, Payload, Sender, Tagged, What, text as rule_text},
     summary::{RoceTotals, Summary},
     text::{channel_name, payload},
 };

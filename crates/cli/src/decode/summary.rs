@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use smbdirect::rdma::roce::packet::{Opcode, Syndrome};
-
-use super::analysis::{Event, Repeated, RocePacket, Sender, What};
+use smbdirect_decode::{Event, Repeated, RocePacket, Sender, What};
 
 /// What all events that were shown add up to.
 #[derive(Debug, Default)]

@@ -8,15 +8,13 @@ use smbdirect::{
     rdma::iwarp::mpa::StartupFrame,
     wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
 };
+use smbdirect_decode::{
+    ByRdma, Counts, DataTransfer, Event, OTHER_UDP, Payload, Sender, Tagged, What,
+    text as rule_text,
+};
 use smbdirect_smb::smb2::Channel;
 
-use super::{
-    analysis::{
-        ByRdma, Counts, DataTransfer, Event, OTHER_UDP, Payload, Sender, Tagged, What,
-        text as rule_text,
-    },
-    summary::Summary,
-};
+use super::summary::Summary;
 use crate::report::{self, Report, Style, count, plural};
 
 /// Prints the lines of an event.

@@ -7,11 +7,9 @@ use smbdirect::rdma::roce::{
     cm::{Message as Cm, RdmaCmHeader},
     packet::Syndrome,
 };
+use smbdirect_decode::{Icrc, Repeated, RocePacket, What};
 
-use super::super::{
-    analysis::{Icrc, Repeated, RocePacket, What},
-    text::roce::{nak, opcode_name, used, wait},
-};
+use super::super::text::roce::{nak, opcode_name, used, wait};
 
 /// A message of RoCE, with its fields.
 #[derive(Debug, Serialize)]

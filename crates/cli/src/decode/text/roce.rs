@@ -6,8 +6,8 @@ use smbdirect::rdma::roce::{
     cm::{ConnectRequest, Message, MessageKind, RdmaCmHeader},
     packet::{NakCode, Opcode, Reth, Syndrome},
 };
+use smbdirect_decode::{Icrc, Region, Repeated, RocePacket, What};
 
-use super::super::analysis::{Icrc, Region, Repeated, RocePacket, What};
 use crate::report::plural;
 
 /// Describes an event of RoCE; `None` if it is another one.

@@ -472,7 +472,7 @@ fn each_rule_is_found_with_its_id_and_no_other() {
             "{rule}: {done:?}"
         );
     }
-    let source = include_str!("../../../src/decode/analysis/rules.rs");
+    let source = include_str!("../../../../decode/src/rules.rs");
     let known: BTreeSet<_> = quoted(source).filter(|text| is_rule(text)).collect();
     assert_eq!(tested, known, "tested, and known");
 }
@@ -480,7 +480,7 @@ fn each_rule_is_found_with_its_id_and_no_other() {
 /// The rules have the text of the tables of requirements.
 #[test]
 fn the_rules_are_those_of_the_requirements() {
-    let source = include_str!("../../../src/decode/analysis/rules.rs");
+    let source = include_str!("../../../../decode/src/rules.rs");
     let tables = [
         include_str!("../../../../../specs/ms-smbd.toml"),
         include_str!("../../../../../specs/iwarp.toml"),

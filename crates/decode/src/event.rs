@@ -25,27 +25,32 @@ use super::tcp::Place;
 
 /// An event of a stream.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub struct Event {
     /// The number of the stream; streams are counted from 1, in the order in which they begin.
-    pub(crate) stream: u32,
+    pub stream: u32,
     /// The packet that completed it.
-    pub(crate) place: Place,
-    pub(crate) from: Sender,
-    pub(crate) what: What,
+    pub place: Place,
+    /// The end that sent it.
+    pub from: Sender,
+    /// What was sent, or what happened.
+    pub what: What,
     /// The send credits that the initiator and the responder hold after it; `None` if the capture
     /// lacks something that they depend on.
-    pub(crate) credits: [Option<u32>; 2],
+    pub credits: [Option<u32>; 2],
     /// The rules that its sender broke by it.
-    pub(crate) broken: Vec<Broken>,
+    pub broken: Vec<Broken>,
 }
 
 /// The sender of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sender {
+pub enum Sender {
+    /// The end that connected.
     Initiator,
+    /// The end that accepted the connection.
     Responder,
-    /// One end, and the other, if it is unknown which of them connected.
+    /// One end, if it is unknown which of them connected.
     A,
+    /// The end that is not [`Sender::A`].
     B,
 }
 
@@ -63,12 +68,16 @@ impl Sender {
 
 /// An end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub enum End {
+    /// An end of a TCP connection.
     Tcp(SocketAddr),
     /// A queue pair of RoCE, and the port of its service, as far as they are known.
     Roce {
+        /// The IP address; RoCEv1 has one, too.
         address: IpAddr,
+        /// The number of the queue pair.
         queue_pair: Option<u32>,
+        /// The port of the service.
         port: Option<u16>,
     },
 }
@@ -96,66 +105,92 @@ impl fmt::Display for End {
 
 /// A broken rule, and how it was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Broken {
+pub struct Broken {
     /// Its id in `specs`.
-    pub(crate) rule: &'static str,
-    pub(crate) how: String,
+    pub rule: &'static str,
+    /// The fields or the circumstance that break it.
+    pub how: String,
 }
 
 /// The content of an event.
 #[derive(Debug)]
-pub(crate) enum What {
+pub enum What {
     /// A stream begins, between the initiator and the responder, or A and B.
     Stream {
+        /// The initiator and the responder, or A and B.
         ends: [End; 2],
         /// Whether its beginning is in the capture.
         whole: bool,
     },
+    /// An MPA Request or Reply.
     Startup(StartupFrame),
+    /// An MPA startup frame that cannot be decoded.
     BadStartup {
+        /// Whether a Request or a Reply was expected.
         kind: FrameKind,
+        /// The reason why it cannot be decoded.
         error: StartupError,
     },
     /// An FPDU that cannot be decoded.
     BadFpdu {
+        /// The length that its header gives.
         ulpdu_length: u16,
     },
     /// A Ready to Receive frame.
     ReadyToReceive(&'static str),
+    /// An RDMA Write over iWARP.
     Write(Tagged),
+    /// An RDMA Read Request over iWARP.
     ReadRequest(ReadRequest),
+    /// An RDMA Read Response over iWARP.
     ReadResponse(Tagged),
+    /// A Terminate of RDMAP.
     Terminate(Terminate),
+    /// A Negotiate Request of SMB Direct.
     NegotiateRequest(NegotiateRequest),
+    /// A Negotiate Response of SMB Direct.
     NegotiateResponse(NegotiateResponse),
+    /// A Data Transfer of SMB Direct.
     DataTransfer(DataTransfer),
     /// A Send that is too short for its kind, or whose head is not in the capture.
     Headless {
+        /// The name of the message, by its place in the stream.
         name: &'static str,
+        /// Bytes of the Send.
         length: u64,
     },
     /// A message of the communication manager of RoCE; `again` if it was sent before.
     Cm {
+        /// The message.
         message: Message,
+        /// Whether it was sent before.
         again: bool,
     },
     /// An RDMA Write over RoCE.
     RoceWrite(Region),
+    /// An RDMA Read Request over RoCE.
     RoceReadRequest(Reth),
     /// A Read Response over RoCE; the request is `None` if it is not in the capture.
     RoceReadResponse {
+        /// The address of the request.
         request: Option<Reth>,
+        /// Bytes of data in the capture.
         length: u64,
+        /// Packets of the response.
         packets: u64,
     },
     /// A negative acknowledgement of the packet with this number.
     Nak {
+        /// The reason.
         code: NakCode,
+        /// The packet sequence number.
         psn: Psn,
     },
-    /// The receiver had no buffer for the packet with this number; `timer` codes the time to wait.
+    /// The receiver had no buffer for the packet with this number.
     RnrNak {
+        /// The code of the time to wait.
         timer: u8,
+        /// The packet sequence number.
         psn: Psn,
     },
     /// A packet of RoCE that cannot be decoded, or was damaged.
@@ -169,6 +204,7 @@ pub(crate) enum What {
     SentAgain {
         /// The number of the first.
         psn: Psn,
+        /// How many.
         packets: u64,
     },
     /// This many packets are not in the capture.
@@ -177,15 +213,18 @@ pub(crate) enum What {
     Gap(u64),
     /// This many bytes were skipped until the next FPDU was found.
     InStep(u64),
+    /// A remark, such as that a stream is not decoded further.
     Note(&'static str),
+    /// The TCP connection ends.
     Closed {
+        /// Whether by RST.
         reset: bool,
     },
 }
 
 impl What {
     /// Returns the name of a message; `None` if it is no message.
-    pub(crate) fn name(&self) -> Option<&'static str> {
+    pub fn name(&self) -> Option<&'static str> {
         let of_kind = |kind: &FrameKind| match kind {
             FrameKind::Request => "MPA Request",
             FrameKind::Reply => "MPA Reply",
@@ -232,57 +271,77 @@ impl What {
 
 /// The fields of a Data Transfer as on the wire, valid or not.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DataTransfer {
-    pub(crate) credits_requested: u16,
-    pub(crate) credits_granted: u16,
-    pub(crate) flags: u16,
-    pub(crate) reserved: u16,
-    pub(crate) remaining_data_length: u32,
-    pub(crate) data_offset: u32,
-    pub(crate) data_length: u32,
-    pub(crate) payload: Payload,
+pub struct DataTransfer {
+    /// CreditsRequested.
+    pub credits_requested: u16,
+    /// CreditsGranted.
+    pub credits_granted: u16,
+    /// Flags.
+    pub flags: u16,
+    /// Reserved.
+    pub reserved: u16,
+    /// RemainingDataLength.
+    pub remaining_data_length: u32,
+    /// DataOffset.
+    pub data_offset: u32,
+    /// DataLength.
+    pub data_length: u32,
+    /// The kind of the payload.
+    pub payload: Payload,
     /// The token of the receiver that it invalidates.
-    pub(crate) invalidated: Option<u32>,
+    pub invalidated: Option<u32>,
 }
 
 /// All segments of an RDMA Write or a Read Response.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tagged {
-    pub(crate) stag: u32,
-    pub(crate) tagged_offset: u64,
-    pub(crate) length: u64,
-    pub(crate) segments: u64,
+pub struct Tagged {
+    /// The STag of the memory.
+    pub stag: u32,
+    /// The offset of the first segment in the memory.
+    pub tagged_offset: u64,
+    /// Bytes of data.
+    pub length: u64,
+    /// DDP segments.
+    pub segments: u64,
 }
 
 /// All packets of an RDMA Write over RoCE.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Region {
+pub struct Region {
     /// The address, and the length that the first packet announces; `None` if it is not in the
     /// capture.
-    pub(crate) reth: Option<Reth>,
+    pub reth: Option<Reth>,
     /// Bytes of data in the capture.
-    pub(crate) length: u64,
-    pub(crate) packets: u64,
+    pub length: u64,
+    /// Packets that carry them.
+    pub packets: u64,
 }
 
 /// A packet of RoCE.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RocePacket {
-    pub(crate) bth: Bth,
+pub struct RocePacket {
+    /// The Base Transport Header.
+    pub bth: Bth,
     /// Bytes of payload.
-    pub(crate) length: u32,
-    pub(crate) aeth: Option<Aeth>,
-    pub(crate) reth: Option<Reth>,
+    pub length: u32,
+    /// The ACK Extended Transport Header.
+    pub aeth: Option<Aeth>,
+    /// The RDMA Extended Transport Header.
+    pub reth: Option<Reth>,
     /// The R_Key that it invalidates.
-    pub(crate) invalidated: Option<u32>,
-    pub(crate) icrc: Icrc,
-    pub(crate) repeated: Repeated,
+    pub invalidated: Option<u32>,
+    /// Whether the checksum is right.
+    pub icrc: Icrc,
+    /// Whether the packet is a repetition.
+    pub repeated: Repeated,
 }
 
 /// The ICRC of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Icrc {
+pub enum Icrc {
+    /// It fits the packet.
     Right,
+    /// It does not fit the packet.
     Wrong,
     /// It is not in the capture, or depends on headers that are not read.
     Unknown,
@@ -290,7 +349,8 @@ pub(crate) enum Icrc {
 
 /// Whether the capture has a packet more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Repeated {
+pub enum Repeated {
+    /// It is the first one with its number.
     No,
     /// Its sender sent it again.
     SentAgain,
@@ -300,29 +360,39 @@ pub(crate) enum Repeated {
 
 /// The kind of a payload, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Payload {
+pub enum Payload {
+    /// There is none, or its kind cannot be known.
     None,
     /// A continuation of a message that began earlier.
     Continued,
+    /// A message of SMB2.
     Smb2 {
+        /// Its command.
         command: Command,
+        /// Whether it is a response.
         response: bool,
+        /// How its data moves, if not in the message.
         by_rdma: Option<ByRdma>,
     },
     /// The SMB2 header of a message is not in the capture.
     Smb2Headless,
+    /// An encrypted message of SMB3.
     Encrypted,
+    /// A compressed message of SMB3.
     Compressed,
+    /// A message of SMB1.
     Smb1,
+    /// Bytes of another protocol.
     Other,
 }
 
 /// How the data of a READ or WRITE request moves if it is not in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ByRdma {
-    pub(crate) channel: Channel,
+pub struct ByRdma {
+    /// The kind of buffer descriptors in the request.
+    pub channel: Channel,
     /// Bytes of data.
-    pub(crate) length: u32,
+    pub length: u32,
 }
 
 /// Returns a broken rule.

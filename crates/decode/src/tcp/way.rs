@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 /// A place in the capture file.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
+pub struct Place {
     /// The number of the packet.
-    pub(crate) frame: u64,
+    pub frame: u64,
     /// The time of the packet since 1970.
-    pub(crate) time: Duration,
+    pub time: Duration,
 }
 
 /// The state of a direction.

@@ -71,7 +71,7 @@ impl Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::analysis::{
+    use crate::{
         event::{DataTransfer, Payload},
         tcp::Place,
     };

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Receives events.
-pub(crate) type Sink<'a> = &'a mut dyn FnMut(Event);
+pub type Sink<'a> = &'a mut dyn FnMut(Event);
 
 /// Receives events, and numbers streams.
 pub(super) struct Out<'a> {
@@ -31,7 +31,7 @@ pub(super) struct Out<'a> {
 
 /// The connections of a capture, over TCP and RoCE.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub struct Streams {
     /// Ports whose streams are iWARP even if their beginning is not in the capture.
     ports: Vec<u16>,
     /// Ports whose connections are SMB Direct over RoCE.
@@ -50,36 +50,44 @@ pub(crate) struct Streams {
 
 /// Counts over the capture.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) packets: u64,
-    pub(crate) tcp: u64,
-    pub(crate) roce: RoceCounts,
-    pub(crate) fragments: u64,
+pub struct Counts {
+    /// Packets of the capture.
+    pub packets: u64,
+    /// Packets of TCP.
+    pub tcp: u64,
+    /// Packets of RoCE.
+    pub roce: RoceCounts,
+    /// Fragments of IP packets, which are not reassembled.
+    pub fragments: u64,
     /// Packets whose content is not understood.
-    pub(crate) unread: BTreeMap<String, u64>,
+    pub unread: BTreeMap<String, u64>,
     /// Packets of which a part is not in the file.
-    pub(crate) cut: u64,
-    pub(crate) first: Option<Duration>,
-    pub(crate) last: Duration,
+    pub cut: u64,
+    /// The time of the first packet, since 1970.
+    pub first: Option<Duration>,
+    /// The latest time of a packet.
+    pub last: Duration,
 }
 
 /// Counts of RoCE.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RoceCounts {
-    pub(crate) packets: u64,
+pub struct RoceCounts {
+    /// All packets.
+    pub packets: u64,
     /// Packets of RoCEv1.
-    pub(crate) v1: u64,
+    pub v1: u64,
     /// Packets of which a part is not in the file.
-    pub(crate) cut: u64,
-    pub(crate) wrong_icrc: u64,
+    pub cut: u64,
+    /// Packets whose ICRC is wrong.
+    pub wrong_icrc: u64,
     /// Packets that cannot be decoded, or are of another transport service.
-    pub(crate) undecoded: u64,
+    pub undecoded: u64,
     /// Congestion notification packets.
-    pub(crate) congestion: u64,
+    pub congestion: u64,
     /// Unreliable datagrams, except those of the CM for a known connection.
-    pub(crate) datagrams: u64,
+    pub datagrams: u64,
     /// Connections, or directions of some, that do not show SMB Direct.
-    pub(crate) other_connections: u64,
+    pub other_connections: u64,
 }
 
 #[derive(Debug)]
@@ -116,7 +124,9 @@ pub(crate) const PORT: u16 = 5445;
 const ROCE_PORT: u16 = 445;
 
 impl Streams {
-    pub(crate) fn new(ports: &[u16], udp_ports: &[u16]) -> Self {
+    /// Follows connections to the ports of SMB Direct and to `ports`, and reads RoCE on its UDP port and on
+    /// `udp_ports`.
+    pub fn new(ports: &[u16], udp_ports: &[u16]) -> Self {
         Self {
             ports: [&[PORT], ports].concat(),
             roce_ports: [&[ROCE_PORT, PORT], ports].concat(),
@@ -125,12 +135,13 @@ impl Streams {
         }
     }
 
-    pub(crate) const fn counts(&self) -> &Counts {
+    /// Returns the counts up to now.
+    pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
     /// Takes the next packet.
-    pub(crate) fn packet(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
+    pub fn packet(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
         let mut silence = std::mem::take(&mut self.silence);
         self.examine(packet, &mut |event| {
             silence.event(&event).into_iter().for_each(&mut *sink);
@@ -185,7 +196,7 @@ impl Streams {
     }
 
     /// Reports what is left when the capture ends.
-    pub(crate) fn finish(&mut self, sink: Sink<'_>) {
+    pub fn finish(&mut self, sink: Sink<'_>) {
         let mut entries: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
         entries.sort_by_key(|entry| entry.seen);
         for mut entry in entries {

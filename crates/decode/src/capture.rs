@@ -17,38 +17,52 @@ use thiserror::Error;
 
 /// One packet of a capture.
 #[derive(Debug)]
-pub(crate) struct Packet<'a> {
+pub struct Packet<'a> {
     /// The number of the packet in the file, from 1.
-    pub(crate) frame: u64,
+    pub frame: u64,
     /// The time since 1970; 0 if the file does not say.
-    pub(crate) time: Duration,
+    pub time: Duration,
     /// The number of its link layer in the registry of tcpdump.org.
-    pub(crate) link: u32,
+    pub link: u32,
     /// The captured bytes.
-    pub(crate) data: &'a [u8],
+    pub data: &'a [u8],
     /// Bytes on the wire that are not in the file.
-    pub(crate) missing: u32,
+    pub missing: u32,
 }
 
 /// The reason why a file cannot be read, or not to its end.
 #[derive(Debug, Error)]
-pub(crate) enum CaptureError {
+pub enum CaptureError {
+    /// The file has no bytes.
     #[error("it is empty")]
     Empty,
+    /// The file has another format.
     #[error("it is neither pcap nor pcapng")]
     Unknown,
+    /// The file is compressed.
     #[error("it is compressed; unpack it first")]
     Compressed,
+    /// The file ends within a packet.
     #[error("it is cut short after packet {frame}")]
-    Cut { frame: u64 },
+    Cut {
+        /// The number of the last whole packet.
+        frame: u64,
+    },
+    /// A record of the file has no valid form.
     #[error("it is damaged after packet {frame}: {why}")]
-    Damaged { frame: u64, why: &'static str },
+    Damaged {
+        /// The number of the last packet before the damage.
+        frame: u64,
+        /// The reason, in words.
+        why: &'static str,
+    },
+    /// The file could not be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
 
 /// The packets of a file.
-pub(crate) struct Packets<R> {
+pub struct Packets<R> {
     input: R,
     buffer: Vec<u8>,
     /// The offset in the buffer of the next record.
@@ -117,7 +131,7 @@ impl<R: Read> Packets<R> {
     ///
     /// # Errors
     /// It is no capture, or cannot be read.
-    pub(crate) fn new(input: R) -> Result<Self, CaptureError> {
+    pub fn new(input: R) -> Result<Self, CaptureError> {
         let mut reader = Self {
             input,
             buffer: Vec::new(),
@@ -149,7 +163,7 @@ impl<R: Read> Packets<R> {
     ///
     /// # Errors
     /// The file ends within a packet, or contains what cannot be read.
-    pub(crate) fn next(&mut self) -> Result<Option<Packet<'_>>, CaptureError> {
+    pub fn next_packet(&mut self) -> Result<Option<Packet<'_>>, CaptureError> {
         loop {
             let skipped = self.skip.min(self.buffer.len() - self.start);
             self.start += skipped;

@@ -18,8 +18,9 @@ mod handshake;
 mod way;
 
 use super::packet::{Head, Segment};
+pub(crate) use way::LATE_PACKETS;
+pub use way::Place;
 use way::{Held, MAX_WINDOW, Way};
-pub(crate) use way::{LATE_PACKETS, Place};
 
 /// The next item of a direction.
 #[derive(Debug)]

@@ -1,0 +1,64 @@
+//! Decodes captures of SMB Direct: pcap and pcapng files of iWARP on TCP, and of RoCE.
+//!
+//! Each packet is given to [`Streams`], which emits an [`Event`] for each message, with the send credits that
+//! both ends hold after it and the rules that it breaks. The command `smbdirect decode` prints these events.
+//!
+//! ```
+//! use smbdirect_decode::{Packets, Streams};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let path = "../smbdirect/tests/captures/siw-negotiate.pcap";
+//! let mut packets = Packets::new(std::fs::File::open(path)?)?;
+//! let mut streams = Streams::new(&[], &[]);
+//! let mut names = Vec::new();
+//! while let Some(packet) = packets.next_packet()? {
+//!     streams.packet(&packet, &mut |event| names.extend(event.what.name()));
+//! }
+//! streams.finish(&mut |event| names.extend(event.what.name()));
+//! assert_eq!(names[..2], ["MPA Request", "MPA Reply"]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The modules, from packets to events:
+//!
+//! ```text
+//! capture   pcap, pcapng            -> packets
+//! peel      links, tags, tunnels    -> TCP, UDP or RoCEv1
+//! packet    TCP or UDP              -> segments, or packets of RoCE
+//! tcp       both directions         -> bytes and gaps, in a possible order
+//! framing   MPA                     -> startup frames and FPDUs, in step again after a gap
+//! messages  DDP, RDMAP              -> Sends, Writes, Reads, Terminates
+//! roce      BTH, PSNs, CM           -> Sends, Writes, Reads, NAKs, from packets of RoCE
+//! smb       [MS-SMBD]               -> negotiation, Data Transfers, credits
+//! silence   credits and time        -> ends that grant nothing
+//! streams   all of it, in one order -> events
+//! ```
+//!
+//! A capture can contain anything: nothing here panics on it, and the state of each connection and
+//! of all together is bounded. A rule is only checked where everything that it depends on was
+//! captured.
+#![forbid(unsafe_code)]
+
+mod capture;
+mod event;
+mod framing;
+mod messages;
+mod packet;
+mod peel;
+mod roce;
+mod rules;
+mod silence;
+mod smb;
+mod streams;
+mod tcp;
+
+pub use capture::{CaptureError, Packet, Packets};
+pub use event::{
+    Broken, ByRdma, DataTransfer, End, Event, Icrc, Payload, Region, Repeated, RocePacket, Sender,
+    Tagged, What,
+};
+pub use peel::OTHER_UDP;
+pub use rules::text;
+pub use streams::{Counts, RoceCounts, Sink, Streams};
+pub use tcp::Place;
