@@ -1,7 +1,5 @@
 //! `smbdirect decode`: shows a capture message by message, and which rules were broken.
 
-mod json;
-mod summary;
 mod text;
 
 use std::{
@@ -10,19 +8,19 @@ use std::{
     fs::File,
     io::{IsTerminal, Read, stdin},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
-use smbdirect_decode::{CaptureError, Counts, Event, Packets, Streams, What};
+use smbdirect_decode::{
+    CaptureError, Counts, Event, MAX_SUMMARISED, Packets, Streams, Summary, What,
+};
 use tracing::{debug, trace};
 
 use crate::{
     options::at_least_one,
     report::{self, Report, plain},
 };
-use summary::{MAX_SUMMARISED, Summary};
 
 /// Read a capture: SMB Direct messages, credits, and broken rules
 ///
@@ -108,16 +106,12 @@ impl Decode {
         let mut show = Show {
             report: &report,
             decode: &self,
-            first: Duration::ZERO,
             waiting: BTreeMap::new(),
             summary: Summary::default(),
         };
         let ended = loop {
             match packets.next_packet() {
                 Ok(Some(packet)) => {
-                    if packet.frame == 1 {
-                        show.first = packet.time;
-                    }
                     let (frame, length) = (packet.frame, packet.data.len());
                     trace!(frame, length, link = packet.link, "packet");
                     streams.packet(&packet, &mut |event| show.event(event));
@@ -131,16 +125,15 @@ impl Decode {
         };
         streams.finish(&mut |event| show.event(event));
         debug!(counts = ?streams.counts(), "the capture has been read");
-        let summary = show.summary;
-        text::summary(&report, &summary, streams.counts());
-        report.event(&json::Line::summary(&summary, streams.counts()));
+        let mut summary = show.summary;
+        summary.counts = streams.counts().clone();
+        text::summary(&report, &summary);
+        report.event(&summary);
         ended
             .map_err(|error| in_words(&error))
             .with_context(failed)?;
         if summary.messages.is_empty() {
-            return Err(
-                nothing_found(&self, streams.counts()).context(format!("nothing in {name}"))
-            );
+            return Err(nothing_found(&self, &summary.counts).context(format!("nothing in {name}")));
         }
         Ok(summary.broken.is_empty())
     }
@@ -217,8 +210,6 @@ fn not_understood(counts: &Counts) -> String {
 struct Show<'a> {
     report: &'a Report,
     decode: &'a Decode,
-    /// The time of the first packet.
-    first: Duration,
     /// Stream events of streams of which nothing else has been shown.
     waiting: BTreeMap<u32, Event>,
     summary: Summary,
@@ -249,8 +240,7 @@ impl Show<'_> {
     }
 
     fn show(&self, event: &Event) {
-        let seconds = event.place.time.saturating_sub(self.first).as_secs_f64();
-        text::event(self.report, event, seconds);
-        self.report.event(&json::Line::of(event, seconds));
+        text::event(self.report, event);
+        self.report.event(event);
     }
 }

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use serde::{Serialize, Serializer, ser::SerializeMap};
 use smbdirect::{
     rdma::{
         iwarp::{
@@ -21,9 +22,12 @@ use smbdirect::{
 };
 use smbdirect_smb::smb2::{Channel, Command};
 
-use super::tcp::Place;
+use super::{
+    fields::{self, object},
+    tcp::Place,
+};
 
-/// An event of a stream.
+/// An event of a stream. It serialises to the JSON object that `smbdirect decode --json` prints.
 #[derive(Debug)]
 pub struct Event {
     /// The number of the stream; streams are counted from 1, in the order in which they begin.
@@ -41,8 +45,65 @@ pub struct Event {
     pub broken: Vec<Broken>,
 }
 
+impl Serialize for Event {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            event: &'static str,
+            stream: u32,
+            #[serde(flatten)]
+            from: Option<From>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            message: Option<&'static str>,
+            #[serde(flatten)]
+            what: &'a What,
+            #[serde(flatten)]
+            credits: Option<Credits>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            broken: Option<&'a [Broken]>,
+        }
+        #[derive(Serialize)]
+        struct From {
+            #[serde(flatten)]
+            place: Place,
+            from: Sender,
+        }
+        #[derive(Serialize)]
+        struct Credits {
+            initiator_credits: Option<u32>,
+            responder_credits: Option<u32>,
+        }
+
+        let (event, what) = (self.what.event_name(), &self.what);
+        let message = match what {
+            What::BadStartup { .. } => Some("MPA frame"),
+            What::Headless { .. } => Some("without fields"),
+            what => what.name(),
+        };
+        let has_broken = message.is_some() || matches!(event, "note" | "closed");
+        let [initiator_credits, responder_credits] = self.credits;
+        let line = Line {
+            event,
+            stream: self.stream,
+            from: (event != "stream").then_some(From {
+                place: self.place,
+                from: self.from,
+            }),
+            message,
+            what,
+            credits: message.map(|_| Credits {
+                initiator_credits,
+                responder_credits,
+            }),
+            broken: has_broken.then_some(&self.broken),
+        };
+        line.serialize(serializer)
+    }
+}
+
 /// The sender of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Sender {
     /// The end that connected.
     Initiator,
@@ -103,8 +164,30 @@ impl fmt::Display for End {
     }
 }
 
+/// Serialises the initiator and the responder of a stream.
+fn serialize_ends<S: Serializer>(ends: &[End; 2], serializer: S) -> Result<S::Ok, S::Error> {
+    let of = |end| match end {
+        End::Tcp(address) => ("iWARP", address.to_string(), None, None),
+        End::Roce {
+            address,
+            queue_pair,
+            port,
+        } => ("RoCE", address.to_string(), queue_pair, port),
+    };
+    let (_, initiator, initiator_queue_pair, _) = of(ends[0]);
+    let (transport, responder, responder_queue_pair, port) = of(ends[1]);
+    object!(serializer, {
+        transport: transport,
+        initiator: initiator,
+        responder: responder,
+        initiator_queue_pair: initiator_queue_pair,
+        responder_queue_pair: responder_queue_pair,
+        port: port,
+    })
+}
+
 /// A broken rule, and how it was broken.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Broken {
     /// Its id in `specs`.
     pub rule: &'static str,
@@ -113,22 +196,28 @@ pub struct Broken {
 }
 
 /// The content of an event.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
 pub enum What {
     /// A stream begins, between the initiator and the responder, or A and B.
     Stream {
         /// The initiator and the responder, or A and B.
+        #[serde(flatten, serialize_with = "serialize_ends")]
         ends: [End; 2],
+        /// Whether it is known which of them connected.
+        roles_known: bool,
         /// Whether its beginning is in the capture.
-        whole: bool,
+        from_start: bool,
     },
     /// An MPA Request or Reply.
-    Startup(StartupFrame),
+    Startup(#[serde(serialize_with = "fields::startup")] StartupFrame),
     /// An MPA startup frame that cannot be decoded.
     BadStartup {
         /// Whether a Request or a Reply was expected.
+        #[serde(skip)]
         kind: FrameKind,
         /// The reason why it cannot be decoded.
+        #[serde(serialize_with = "fields::words")]
         error: StartupError,
     },
     /// An FPDU that cannot be decoded.
@@ -137,19 +226,22 @@ pub enum What {
         ulpdu_length: u16,
     },
     /// A Ready to Receive frame.
-    ReadyToReceive(&'static str),
+    ReadyToReceive {
+        /// The operation.
+        by: &'static str,
+    },
     /// An RDMA Write over iWARP.
     Write(Tagged),
     /// An RDMA Read Request over iWARP.
-    ReadRequest(ReadRequest),
+    ReadRequest(#[serde(serialize_with = "fields::read_request")] ReadRequest),
     /// An RDMA Read Response over iWARP.
     ReadResponse(Tagged),
     /// A Terminate of RDMAP.
-    Terminate(Terminate),
+    Terminate(#[serde(serialize_with = "fields::terminate")] Terminate),
     /// A Negotiate Request of SMB Direct.
-    NegotiateRequest(NegotiateRequest),
+    NegotiateRequest(#[serde(serialize_with = "fields::negotiate_request")] NegotiateRequest),
     /// A Negotiate Response of SMB Direct.
-    NegotiateResponse(NegotiateResponse),
+    NegotiateResponse(#[serde(serialize_with = "fields::negotiate_response")] NegotiateResponse),
     /// A Data Transfer of SMB Direct.
     DataTransfer(DataTransfer),
     /// A Send that is too short for its kind, or whose head is not in the capture.
@@ -160,6 +252,7 @@ pub enum What {
         length: u64,
     },
     /// A message of the communication manager of RoCE; `again` if it was sent before.
+    #[serde(serialize_with = "fields::cm")]
     Cm {
         /// The message.
         message: Message,
@@ -169,28 +262,25 @@ pub enum What {
     /// An RDMA Write over RoCE.
     RoceWrite(Region),
     /// An RDMA Read Request over RoCE.
-    RoceReadRequest(Reth),
-    /// A Read Response over RoCE; the request is `None` if it is not in the capture.
-    RoceReadResponse {
-        /// The address of the request.
-        request: Option<Reth>,
-        /// Bytes of data in the capture.
-        length: u64,
-        /// Packets of the response.
-        packets: u64,
-    },
+    RoceReadRequest(#[serde(serialize_with = "fields::reth")] Reth),
+    /// A Read Response over RoCE.
+    RoceReadResponse(Region),
     /// A negative acknowledgement of the packet with this number.
     Nak {
         /// The reason.
+        #[serde(serialize_with = "fields::nak")]
         code: NakCode,
         /// The packet sequence number.
+        #[serde(serialize_with = "fields::psn")]
         psn: Psn,
     },
     /// The receiver had no buffer for the packet with this number.
     RnrNak {
         /// The code of the time to wait.
+        #[serde(rename = "wait_ms", serialize_with = "fields::rnr_wait")]
         timer: u8,
         /// The packet sequence number.
+        #[serde(serialize_with = "fields::psn")]
         psn: Psn,
     },
     /// A packet of RoCE that cannot be decoded, or was damaged.
@@ -203,18 +293,31 @@ pub enum What {
     /// Packets that were sent before.
     SentAgain {
         /// The number of the first.
+        #[serde(serialize_with = "fields::psn")]
         psn: Psn,
         /// How many.
         packets: u64,
     },
-    /// This many packets are not in the capture.
-    MissingPackets(u64),
-    /// This many bytes are not in the capture.
-    Gap(u64),
-    /// This many bytes were skipped until the next FPDU was found.
-    InStep(u64),
+    /// Packets of RoCE are not in the capture.
+    MissingPackets {
+        /// How many.
+        packets: u64,
+    },
+    /// Bytes are not in the capture.
+    Gap {
+        /// How many.
+        bytes: u64,
+    },
+    /// Bytes were skipped until the next FPDU was found.
+    InStep {
+        /// How many.
+        passed_over: u64,
+    },
     /// A remark, such as that a stream is not decoded further.
-    Note(&'static str),
+    Note {
+        /// The remark.
+        note: &'static str,
+    },
     /// The TCP connection ends.
     Closed {
         /// Whether by RST.
@@ -223,6 +326,21 @@ pub enum What {
 }
 
 impl What {
+    /// Returns the kind of event, as in JSON.
+    const fn event_name(&self) -> &'static str {
+        match self {
+            Self::Stream { .. } => "stream",
+            Self::Packet(_) => "packet",
+            Self::SentAgain { .. } => "sent_again",
+            Self::MissingPackets { .. } => "missing_packets",
+            Self::Gap { .. } => "gap",
+            Self::InStep { .. } => "in_step",
+            Self::Note { .. } => "note",
+            Self::Closed { .. } => "closed",
+            _ => "message",
+        }
+    }
+
     /// Returns the name of a message; `None` if it is no message.
     pub fn name(&self) -> Option<&'static str> {
         let of_kind = |kind: &FrameKind| match kind {
@@ -233,7 +351,7 @@ impl What {
             Self::Startup(frame) => of_kind(&frame.kind),
             Self::BadStartup { kind, .. } => of_kind(kind),
             Self::BadFpdu { .. } => "FPDU",
-            Self::ReadyToReceive(_) => "Ready to Receive",
+            Self::ReadyToReceive { .. } => "Ready to Receive",
             Self::Write(_) => "RDMA Write",
             Self::ReadRequest(_) => "RDMA Read Request",
             Self::ReadResponse(_) => "RDMA Read Response",
@@ -253,24 +371,24 @@ impl What {
             },
             Self::RoceWrite(_) => "RDMA Write",
             Self::RoceReadRequest(_) => "RDMA Read Request",
-            Self::RoceReadResponse { .. } => "RDMA Read Response",
+            Self::RoceReadResponse(_) => "RDMA Read Response",
             Self::Nak { .. } => "NAK",
             Self::RnrNak { .. } => "RNR NAK",
             Self::BadPacket { .. } => "RoCE packet",
             Self::Packet(_)
             | Self::SentAgain { .. }
-            | Self::MissingPackets(_)
+            | Self::MissingPackets { .. }
             | Self::Stream { .. }
-            | Self::Gap(_)
-            | Self::InStep(_)
-            | Self::Note(_)
+            | Self::Gap { .. }
+            | Self::InStep { .. }
+            | Self::Note { .. }
             | Self::Closed { .. } => return None,
         })
     }
 }
 
 /// The fields of a Data Transfer as on the wire, valid or not.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct DataTransfer {
     /// CreditsRequested.
     pub credits_requested: u16,
@@ -279,6 +397,7 @@ pub struct DataTransfer {
     /// Flags.
     pub flags: u16,
     /// Reserved.
+    #[serde(skip)]
     pub reserved: u16,
     /// RemainingDataLength.
     pub remaining_data_length: u32,
@@ -287,13 +406,14 @@ pub struct DataTransfer {
     /// DataLength.
     pub data_length: u32,
     /// The kind of the payload.
+    #[serde(flatten)]
     pub payload: Payload,
     /// The token of the receiver that it invalidates.
     pub invalidated: Option<u32>,
 }
 
 /// All segments of an RDMA Write or a Read Response.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Tagged {
     /// The STag of the memory.
     pub stag: u32,
@@ -305,11 +425,12 @@ pub struct Tagged {
     pub segments: u64,
 }
 
-/// All packets of an RDMA Write over RoCE.
-#[derive(Clone, Copy, Debug)]
+/// All packets of an RDMA Write or a Read Response over RoCE.
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Region {
-    /// The address, and the length that the first packet announces; `None` if it is not in the
-    /// capture.
+    /// The address and the length of the whole operation, from the first packet of a Write or from the Read
+    /// Request; `None` if that is not in the capture.
+    #[serde(flatten, serialize_with = "fields::optional_reth")]
     pub reth: Option<Reth>,
     /// Bytes of data in the capture.
     pub length: u64,
@@ -318,21 +439,25 @@ pub struct Region {
 }
 
 /// A packet of RoCE.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct RocePacket {
     /// The Base Transport Header.
+    #[serde(flatten, serialize_with = "fields::bth")]
     pub bth: Bth,
     /// Bytes of payload.
     pub length: u32,
-    /// The ACK Extended Transport Header.
-    pub aeth: Option<Aeth>,
     /// The RDMA Extended Transport Header.
+    #[serde(flatten, serialize_with = "fields::optional_reth")]
     pub reth: Option<Reth>,
+    /// The ACK Extended Transport Header.
+    #[serde(flatten, serialize_with = "fields::optional_aeth")]
+    pub aeth: Option<Aeth>,
     /// The R_Key that it invalidates.
     pub invalidated: Option<u32>,
     /// Whether the checksum is right.
     pub icrc: Icrc,
     /// Whether the packet is a repetition.
+    #[serde(flatten)]
     pub repeated: Repeated,
 }
 
@@ -347,6 +472,17 @@ pub enum Icrc {
     Unknown,
 }
 
+/// Serialises to whether it is right; to `null` if it was not checked.
+impl Serialize for Icrc {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Right => serializer.serialize_bool(true),
+            Self::Wrong => serializer.serialize_bool(false),
+            Self::Unknown => serializer.serialize_none(),
+        }
+    }
+}
+
 /// Whether the capture has a packet more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeated {
@@ -356,6 +492,15 @@ pub enum Repeated {
     SentAgain,
     /// The network mirrored it more than once, so nothing was sent again.
     CapturedAgain,
+}
+
+impl Serialize for Repeated {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        object!(serializer, {
+            sent_again: *self == Self::SentAgain,
+            captured_again: *self == Self::CapturedAgain,
+        })
+    }
 }
 
 /// The kind of a payload, by its first bytes.
@@ -386,6 +531,45 @@ pub enum Payload {
     Other,
 }
 
+impl Payload {
+    /// Describes it; `None` if nothing is known of it.
+    pub fn words(&self) -> Option<String> {
+        Some(match self {
+            Self::None | Self::Other => return None,
+            Self::Continued => "continued".into(),
+            Self::Smb2 {
+                command, response, ..
+            } => {
+                let kind = if *response { "response" } else { "request" };
+                format!("SMB2 {command} {kind}")
+            }
+            Self::Smb2Headless => "SMB2".into(),
+            Self::Encrypted => "SMB3 encrypted".into(),
+            Self::Compressed => "SMB3 compressed".into(),
+            Self::Smb1 => "SMB1".into(),
+        })
+    }
+
+    /// Returns how the data of the message moves, if not in the message.
+    pub const fn by_rdma(&self) -> Option<ByRdma> {
+        match self {
+            Self::Smb2 { by_rdma, .. } => *by_rdma,
+            _ => None,
+        }
+    }
+}
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let by_rdma = self.by_rdma();
+        object!(serializer, {
+            payload: self.words(),
+            channel: by_rdma.map(|by_rdma| by_rdma.channel_name()),
+            channel_bytes: by_rdma.map(|by_rdma| by_rdma.length),
+        })
+    }
+}
+
 /// How the data of a READ or WRITE request moves if it is not in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByRdma {
@@ -393,6 +577,16 @@ pub struct ByRdma {
     pub channel: Channel,
     /// Bytes of data.
     pub length: u32,
+}
+
+impl ByRdma {
+    /// Returns the name of the channel, or its number.
+    pub fn channel_name(&self) -> String {
+        match self.channel.name() {
+            Some(name) => name.into(),
+            None => self.channel.to_string(),
+        }
+    }
 }
 
 /// Returns a broken rule.

@@ -1,7 +1,8 @@
 //! Decodes captures of SMB Direct: pcap and pcapng files of iWARP on TCP, and of RoCE.
 //!
 //! Each packet is given to [`Streams`], which emits an [`Event`] for each message, with the send credits that
-//! both ends hold after it and the rules that it breaks. The command `smbdirect decode` prints these events.
+//! both ends hold after it and the rules that it breaks. Events serialise to the JSON objects that
+//! `smbdirect decode --json` prints; a [`Summary`] counts them.
 //!
 //! ```
 //! use smbdirect_decode::{Packets, Streams};
@@ -33,6 +34,7 @@
 //! smb       [MS-SMBD]               -> negotiation, Data Transfers, credits
 //! silence   credits and time        -> ends that grant nothing
 //! streams   all of it, in one order -> events
+//! summary   events                  -> their counts
 //! ```
 //!
 //! A capture can contain anything: nothing here panics on it, and the state of each connection and
@@ -42,8 +44,10 @@
 
 mod capture;
 mod event;
+mod fields;
 mod framing;
 mod messages;
+mod names;
 mod packet;
 mod peel;
 mod roce;
@@ -51,6 +55,7 @@ mod rules;
 mod silence;
 mod smb;
 mod streams;
+mod summary;
 mod tcp;
 
 pub use capture::{CaptureError, Packet, Packets};
@@ -58,7 +63,9 @@ pub use event::{
     Broken, ByRdma, DataTransfer, End, Event, Icrc, Payload, Region, Repeated, RocePacket, Sender,
     Tagged, What,
 };
+pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use peel::OTHER_UDP;
-pub use rules::text;
+pub use rules::rule_text;
 pub use streams::{Counts, RoceCounts, Sink, Streams};
+pub use summary::{BrokenRule, LowestCredits, MAX_SUMMARISED, RoceTotals, Summary};
 pub use tcp::Place;

@@ -122,7 +122,7 @@ impl Iwarp {
             if !state.expected {
                 return false;
             }
-            state.say(way, What::Gap(bytes), Vec::new(), said);
+            state.say(way, What::Gap { bytes }, Vec::new(), said);
             state.lost(way, said);
         }
         while let Some(frame) = framers[way].next(state.crc) {
@@ -149,7 +149,14 @@ impl Iwarp {
                     state.lost(way, said);
                     state.confirmed = true;
                     if skipped > 0 {
-                        state.say(way, What::InStep(skipped), Vec::new(), said);
+                        state.say(
+                            way,
+                            What::InStep {
+                                passed_over: skipped,
+                            },
+                            Vec::new(),
+                            said,
+                        );
                     }
                 }
             }
@@ -318,7 +325,7 @@ impl State {
             reads.push_back(request);
         }
         let faults = std::mem::take(faults);
-        self.say(way, What::ReadyToReceive(name), faults, said);
+        self.say(way, What::ReadyToReceive { by: name }, faults, said);
         true
     }
 
@@ -451,7 +458,7 @@ impl State {
             self.ways[way].sending = Some(sending);
             if !faults.is_empty() {
                 let note = "a segment of a message that goes on";
-                self.say(way, What::Note(note), faults, said);
+                self.say(way, What::Note { note }, faults, said);
             }
             return;
         }

@@ -1,7 +1,7 @@
 //! The rules that a capture is checked against, in the words of `specs`.
 
 /// Returns the text of a rule; empty if it is none of these.
-pub fn text(rule: &str) -> &'static str {
+pub fn rule_text(rule: &str) -> &'static str {
     let found = RULES.iter().find(|(id, _)| *id == rule);
     found.map_or("", |(_, text)| text)
 }

@@ -56,7 +56,9 @@ impl Silence {
                 stream: event.stream,
                 place: event.place,
                 from: ends[1 - end],
-                what: What::Note("leaves its peer without a send credit"),
+                what: What::Note {
+                    note: "leaves its peer without a send credit",
+                },
                 credits,
                 broken: vec![broken("SMBD-3.1.5.9-03", how)],
             }
@@ -82,6 +84,7 @@ mod tests {
             place: Place {
                 frame: 1,
                 time: Duration::from_millis(milliseconds),
+                seconds: 0.0,
             },
             from,
             what,
@@ -132,7 +135,7 @@ mod tests {
         }
         let both = vec![
             event(0, Responder, [3, 0], transfer()),
-            event(6000, Responder, [3, 0], What::Note("-")),
+            event(6000, Responder, [3, 0], What::Note { note: "-" }),
             event(12_000, Initiator, [3, 0], END),
         ];
         assert_eq!(told(both), [None, Some(Initiator), None]);
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!(told(granted), [None; 3]);
         // The responder has no credit until the initiator's first message.
         let idle = vec![
-            event(0, Responder, [10, 0], What::Note("-")),
+            event(0, Responder, [10, 0], What::Note { note: "-" }),
             event(60_000, Initiator, [10, 0], END),
         ];
         assert_eq!(told(idle), [None; 2]);

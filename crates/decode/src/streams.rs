@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use serde::Serialize;
 use smbdirect::rdma::roce::packet::UDP_PORT;
 
 use super::{
@@ -44,49 +45,60 @@ pub struct Streams {
     roce: Roce,
     held_bytes: usize,
     streams: u32,
+    /// The time of the first packet.
+    start: Option<Duration>,
     counts: Counts,
     silence: Silence,
 }
 
 /// Counts over the capture.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
     /// Packets of the capture.
     pub packets: u64,
     /// Packets of TCP.
+    #[serde(rename = "tcp_packets")]
     pub tcp: u64,
     /// Packets of RoCE.
+    #[serde(flatten)]
     pub roce: RoceCounts,
     /// Fragments of IP packets, which are not reassembled.
+    #[serde(skip)]
     pub fragments: u64,
     /// Packets whose content is not understood.
+    #[serde(rename = "not_understood")]
     pub unread: BTreeMap<String, u64>,
     /// Packets of which a part is not in the file.
+    #[serde(skip)]
     pub cut: u64,
-    /// The time of the first packet, since 1970.
-    pub first: Option<Duration>,
-    /// The latest time of a packet.
-    pub last: Duration,
 }
 
 /// Counts of RoCE.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct RoceCounts {
     /// All packets.
+    #[serde(rename = "roce_packets")]
     pub packets: u64,
     /// Packets of RoCEv1.
+    #[serde(rename = "rocev1_packets")]
     pub v1: u64,
     /// Packets of which a part is not in the file.
+    #[serde(skip)]
     pub cut: u64,
     /// Packets whose ICRC is wrong.
+    #[serde(rename = "roce_wrong_icrc")]
     pub wrong_icrc: u64,
     /// Packets that cannot be decoded, or are of another transport service.
+    #[serde(rename = "roce_undecoded")]
     pub undecoded: u64,
     /// Congestion notification packets.
+    #[serde(rename = "roce_congestion_notifications")]
     pub congestion: u64,
     /// Unreliable datagrams, except those of the CM for a known connection.
+    #[serde(skip)]
     pub datagrams: u64,
     /// Connections, or directions of some, that do not show SMB Direct.
+    #[serde(rename = "roce_other_connections")]
     pub other_connections: u64,
 }
 
@@ -153,8 +165,12 @@ impl Streams {
     fn examine(&mut self, packet: &Packet<'_>, sink: Sink<'_>) {
         let counts = &mut self.counts;
         counts.packets += 1;
-        counts.first.get_or_insert(packet.time);
-        counts.last = counts.last.max(packet.time);
+        let start = *self.start.get_or_insert(packet.time);
+        let place = Place {
+            frame: packet.frame,
+            time: packet.time,
+            seconds: packet.time.saturating_sub(start).as_secs_f64(),
+        };
         while let Some((frame, key)) = self
             .resets
             .pop_front_if(|(frame, _)| *frame + LATE_PACKETS < packet.frame)
@@ -169,17 +185,9 @@ impl Streams {
             Content::Tcp(segment) => {
                 counts.tcp += 1;
                 counts.cut += u64::from(segment.missing > 0);
-                let place = Place {
-                    frame: packet.frame,
-                    time: packet.time,
-                };
                 self.segment(&segment, place, sink);
             }
             Content::Roce(datagram) => {
-                let place = Place {
-                    frame: packet.frame,
-                    time: packet.time,
-                };
                 let mut out = Out {
                     streams: &mut self.streams,
                     sink,
@@ -395,8 +403,12 @@ impl Upper {
             let stream = *number.get_or_insert_with(|| {
                 *streams += 1;
                 let ends = in_order(ends, known.initiator).map(End::Tcp);
-                let whole = known.from_start;
-                tell(*streams, What::Stream { ends, whole }, Vec::new());
+                let what = What::Stream {
+                    ends,
+                    roles_known: known.initiator.is_some(),
+                    from_start: known.from_start,
+                };
+                tell(*streams, what, Vec::new());
                 *streams
             });
             tell(stream, what, broken);

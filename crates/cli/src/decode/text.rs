@@ -1,32 +1,31 @@
 //! Prints events as lines for people.
 
-pub(super) mod roce;
+mod roce;
 
 use std::fmt::Write;
 
+use crate::report::{self, Report, Style, count, plural};
 use smbdirect::{
     rdma::iwarp::mpa::StartupFrame,
     wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
 };
-use smbdirect_decode::{
-    ByRdma, Counts, DataTransfer, Event, OTHER_UDP, Payload, Sender, Tagged, What,
-    text as rule_text,
-};
-use smbdirect_smb::smb2::Channel;
-
-use super::summary::Summary;
-use crate::report::{self, Report, Style, count, plural};
+use smbdirect_decode::{DataTransfer, Event, OTHER_UDP, Sender, Summary, Tagged, What};
 
 /// Prints the lines of an event.
-pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
+pub(super) fn event(report: &Report, event: &Event) {
     let style = report.style;
-    if let What::Stream { ends, whole } = event.what {
-        let [first, second] = ends;
-        let (one, other) = match event.from {
-            Sender::A | Sender::B => ("one end", "the other; unknown which of them connected"),
-            _ => ("initiator", "responder"),
+    if let What::Stream {
+        ends: [first, second],
+        roles_known,
+        from_start,
+    } = event.what
+    {
+        let (one, other) = if roles_known {
+            ("initiator", "responder")
+        } else {
+            ("one end", "the other; unknown which of them connected")
         };
-        let joined = if whole {
+        let joined = if from_start {
             ""
         } else {
             ", joined after its beginning"
@@ -46,8 +45,9 @@ pub(super) fn event(report: &Report, event: &Event, seconds: f64) {
         return;
     }
     let mut line = format!(
-        "{:>7} {seconds:>10.6} {:>6} {} ",
+        "{:>7} {:>10.6} {:>6} {} ",
         event.place.frame,
+        event.place.seconds,
         event.stream,
         arrow(event.from)
     );
@@ -142,46 +142,16 @@ fn data_transfer(line: &mut String, transfer: &DataTransfer, credits: [Option<u3
     if let Some(token) = transfer.invalidated {
         words.push(format!("invalidates 0x{token:08x}"));
     }
-    words.extend(payload(transfer.payload));
-    if let Payload::Smb2 {
-        by_rdma: Some(ByRdma { channel, length }),
-        ..
-    } = transfer.payload
-    {
-        let bytes = plural(length.into(), "byte");
-        words.push(format!("{bytes} by {}", channel_name(channel)));
+    words.extend(transfer.payload.words());
+    if let Some(by_rdma) = transfer.payload.by_rdma() {
+        let bytes = plural(by_rdma.length.into(), "byte");
+        words.push(format!("{bytes} by {}", by_rdma.channel_name()));
     }
     *line += &words.join(", ");
 }
 
 fn or(number: Option<u32>, unknown: &str) -> String {
     number.map_or_else(|| unknown.into(), |number| number.to_string())
-}
-
-/// Describes a payload.
-pub(super) fn payload(payload: Payload) -> Option<String> {
-    Some(match payload {
-        Payload::None | Payload::Other => return None,
-        Payload::Continued => "continued".into(),
-        Payload::Smb2 {
-            command, response, ..
-        } => {
-            let kind = if response { "response" } else { "request" };
-            format!("SMB2 {command} {kind}")
-        }
-        Payload::Smb2Headless => "SMB2".into(),
-        Payload::Encrypted => "SMB3 encrypted".into(),
-        Payload::Compressed => "SMB3 compressed".into(),
-        Payload::Smb1 => "SMB1".into(),
-    })
-}
-
-/// Returns the name of a channel, or its number.
-pub(super) fn channel_name(channel: Channel) -> String {
-    match channel.name() {
-        Some(name) => name.into(),
-        None => channel.to_string(),
-    }
 }
 
 /// Describes an event that is no Data Transfer.
@@ -192,7 +162,7 @@ fn words(what: &What, style: Style) -> String {
         What::BadFpdu { ulpdu_length } => {
             format!("ULPDU_Length {ulpdu_length}, cannot be decoded")
         }
-        What::ReadyToReceive(what) => format!("{what} of length 0"),
+        What::ReadyToReceive { by } => format!("{by} of length 0"),
         What::Write(tagged) | What::ReadResponse(tagged) => placed(tagged),
         What::ReadRequest(request) => format!(
             "{} from STag 0x{:08x} offset 0x{:x} to STag 0x{:08x} offset 0x{:x}",
@@ -212,21 +182,21 @@ fn words(what: &What, style: Style) -> String {
             "{}, and its fields are not in the capture or not there at all",
             plural(*length, "byte")
         ),
-        What::Gap(bytes) => {
+        What::Gap { bytes } => {
             let bytes = plural(*bytes, "byte");
             return style.bad(&format!(
                 "-- {bytes} of this direction are not in the capture"
             ));
         }
-        What::InStep(bytes) => {
+        What::InStep { passed_over: bytes } => {
             let bytes = plural(*bytes, "byte");
             return style.dim(&format!("-- {bytes} skipped, up to where an FPDU begins"));
         }
-        What::Note(note) => return style.dim(&format!("-- {note}")),
+        What::Note { note } => return style.dim(&format!("-- {note}")),
         What::Closed { reset: true } => return style.dim("-- TCP is reset"),
         What::Closed { reset: false } => return style.dim("-- TCP is closed"),
         What::DataTransfer(_) | What::Stream { .. } => String::new(),
-        what @ (What::SentAgain { .. } | What::MissingPackets(_) | What::Packet(_)) => {
+        what @ (What::SentAgain { .. } | What::MissingPackets { .. } | What::Packet(_)) => {
             let remark = roce::remark(what).unwrap_or_default();
             return match what {
                 What::Packet(_) => style.dim(&remark),
@@ -336,14 +306,14 @@ fn negotiate_response(response: &NegotiateResponse) -> String {
 const MAX_STREAMS: usize = 10;
 
 /// Prints the summary.
-pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
+pub(super) fn summary(report: &Report, summary: &Summary) {
     let style = report.style;
     report.line("");
     report.line(format_args!(
         "{} in {}, {}",
         plural(summary.messages.values().sum(), "message"),
         plural(summary.streams, "stream"),
-        plural(counts.packets, "packet"),
+        plural(summary.counts.packets, "packet"),
     ));
     let mut messages: Vec<_> = summary.messages.iter().collect();
     messages.sort_by_key(|(_, times)| std::cmp::Reverse(**times));
@@ -361,13 +331,14 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
         report.line(format_args!("{:>9} {name}{bytes}", count(*times)));
     }
     for (stream, lowest) in summary.lowest_credits.iter().take(MAX_STREAMS) {
-        let [initiator, responder] = lowest.map(|credits| or(credits, "-"));
+        let [initiator, responder] =
+            [lowest.initiator, lowest.responder].map(|credits| or(credits, "-"));
         report.line(format_args!(
             "stream {stream}: the fewest send credits, initiator {initiator}, responder {responder}"
         ));
     }
     roce_streams(report, summary);
-    beside(report, summary, counts);
+    beside(report, summary);
     if summary.broken.is_empty() {
         if !summary.messages.is_empty() {
             report.line(style.good("no rule was broken"));
@@ -388,7 +359,7 @@ pub(super) fn summary(report: &Report, summary: &Summary, counts: &Counts) {
             who(broken.by),
             broken.stream,
             broken.frame,
-            rule_text(rule)
+            broken.text
         ));
     }
 }
@@ -432,20 +403,20 @@ fn roce_streams(report: &Report, summary: &Summary) {
 }
 
 /// Describes packets other than those of SMB Direct, and what could not be read.
-fn beside(report: &Report, summary: &Summary, counts: &Counts) {
+fn beside(report: &Report, summary: &Summary) {
     if summary.missing_bytes > 0 {
         let bytes = report::bytes(summary.missing_bytes);
         report.line(format_args!(
             "{bytes} of the streams are not in the capture; rules that depend on them are not checked"
         ));
     }
-    let missing: u64 = summary.roce.values().map(|totals| totals.missing).sum();
-    if missing > 0 {
-        let packets = plural(missing, "packet");
+    if summary.missing_packets > 0 {
+        let packets = plural(summary.missing_packets, "packet");
         report.line(format_args!(
             "{packets} of RoCE not in the capture; rules that depend on them are not checked"
         ));
     }
+    let counts = &summary.counts;
     let roce = &counts.roce;
     if roce.other_connections > 0 {
         let connections = plural(roce.other_connections, "connection");

@@ -89,7 +89,7 @@ impl State {
             return None;
         }
         let note = "with markers, which are not read: nothing more of such a direction is shown";
-        self.say(way, What::Note(note), Vec::new(), said);
+        self.say(way, What::Note { note }, Vec::new(), said);
         // An end asks for markers in the direction that it receives.
         let mut stopped = [false; 2];
         stopped[1 - initiator] = markers[0];

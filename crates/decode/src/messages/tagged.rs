@@ -65,7 +65,7 @@ impl State {
             self.finish_placing(way, faults, said);
         } else if !faults.is_empty() {
             let note = "a segment of a message that goes on";
-            self.say(way, What::Note(note), faults, said);
+            self.say(way, What::Note { note }, faults, said);
         }
     }
 

@@ -415,11 +415,11 @@ impl Connection {
                 if opcode.ends_message()
                     && let Some((length, packets)) = self.ways[way].reading.take()
                 {
-                    let what = What::RoceReadResponse {
-                        request: None,
+                    let what = What::RoceReadResponse(Region {
+                        reth: None,
                         length,
                         packets,
-                    };
+                    });
                     self.say(way, place, what, Vec::new(), out);
                 }
             }
@@ -429,13 +429,19 @@ impl Connection {
     /// Reports a response in a direction.
     fn end_read(&mut self, way: usize, read: &Read, missing: u64, place: Place, out: &mut Out<'_>) {
         if missing > 0 {
-            self.say(way, place, What::MissingPackets(missing), Vec::new(), out);
+            self.say(
+                way,
+                place,
+                What::MissingPackets { packets: missing },
+                Vec::new(),
+                out,
+            );
         }
-        let what = What::RoceReadResponse {
-            request: Some(read.reth),
+        let what = What::RoceReadResponse(Region {
+            reth: Some(read.reth),
             length: read.length,
             packets: read.packets,
-        };
+        });
         let faults = match u64::from(read.reth.length) {
             requested if missing == 0 && requested != read.length => {
                 let how = format!("{} bytes of {requested} requested", read.length);
@@ -516,7 +522,13 @@ impl Connection {
         };
         let missing = self.ways[side].requests.lose(until);
         if missing > 0 {
-            self.say(side, place, What::MissingPackets(missing), Vec::new(), out);
+            self.say(
+                side,
+                place,
+                What::MissingPackets { packets: missing },
+                Vec::new(),
+                out,
+            );
             self.lost(side, place, out);
         }
         self.drain(out);
@@ -581,8 +593,12 @@ impl Connection {
                     port: self.port.filter(|_| passive == Some(way)),
                 };
                 let ends = in_order([end(0), end(1)], self.initiator);
-                let whole = self.from_start;
-                event(*out.streams, What::Stream { ends, whole }, Vec::new());
+                let what = What::Stream {
+                    ends,
+                    roles_known: self.initiator.is_some(),
+                    from_start: self.from_start,
+                };
+                event(*out.streams, what, Vec::new());
                 *out.streams
             }
         };

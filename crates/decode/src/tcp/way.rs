@@ -2,13 +2,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::Serialize;
+
 /// A place in the capture file.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Place {
     /// The number of the packet.
     pub frame: u64,
     /// The time of the packet since 1970.
+    #[serde(skip)]
     pub time: Duration,
+    /// The time since the first packet of the capture, in seconds.
+    pub seconds: f64,
 }
 
 /// The state of a direction.

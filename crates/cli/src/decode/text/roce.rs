@@ -4,9 +4,11 @@ use std::fmt::Write;
 
 use smbdirect::rdma::roce::{
     cm::{ConnectRequest, Message, MessageKind, RdmaCmHeader},
-    packet::{NakCode, Opcode, Reth, Syndrome},
+    packet::{Opcode, Reth, Syndrome},
 };
-use smbdirect_decode::{Icrc, Region, Repeated, RocePacket, What};
+use smbdirect_decode::{
+    Icrc, Region, Repeated, RocePacket, What, nak_name, opcode_name, private_data_used, rnr_wait_ms,
+};
 
 use crate::report::plural;
 
@@ -21,25 +23,21 @@ pub(super) fn words(what: &What) -> Option<String> {
         What::RoceReadRequest(reth) => {
             format!("{} from {}", bytes(reth.length.into()), place(reth))
         }
-        What::RoceReadResponse {
-            request,
-            length,
-            packets,
-        } => {
-            let packets = plural(*packets, "packet");
-            match request {
-                Some(reth) => format!("{} from {}, {packets}", bytes(*length), place(reth)),
-                None => format!("{}, {packets}", bytes(*length)),
+        What::RoceReadResponse(region) => {
+            let (length, packets) = (bytes(region.length), plural(region.packets, "packet"));
+            match &region.reth {
+                Some(reth) => format!("{length} from {}, {packets}", place(reth)),
+                None => format!("{length}, {packets}"),
             }
         }
         What::Nak { code, psn } => {
             let psn = psn.value();
-            format!("{}, PSN 0x{psn:06x}", nak(*code))
+            format!("{}, PSN 0x{psn:06x}", nak_name(*code))
         }
         What::RnrNak { timer, psn } => format!(
             "no receive was posted, PSN 0x{:06x}, wait {} ms",
             psn.value(),
-            wait(*timer)
+            rnr_wait_ms(*timer)
         ),
         What::BadPacket { opcode } => match Opcode::decode(*opcode) {
             Ok(opcode) => format!("{}, cannot be decoded", opcode_name(opcode)),
@@ -57,7 +55,7 @@ pub(super) fn remark(what: &What) -> Option<String> {
             plural(*packets, "packet"),
             psn.value()
         ),
-        What::MissingPackets(packets) => {
+        What::MissingPackets { packets } => {
             let verb = if *packets == 1 { "is" } else { "are" };
             let packets = plural(*packets, "packet");
             format!("-- {packets} of this direction {verb} not in the capture")
@@ -85,8 +83,8 @@ fn packet_words(packet: &RocePacket) -> String {
     if let Some(aeth) = packet.aeth {
         let syndrome = match aeth.syndrome {
             Syndrome::Ack { .. } => "ACK".to_owned(),
-            Syndrome::RnrNak { timer } => format!("RNR NAK, wait {} ms", wait(timer)),
-            Syndrome::Nak(code) => format!("NAK {}", nak(code)),
+            Syndrome::RnrNak { timer } => format!("RNR NAK, wait {} ms", rnr_wait_ms(timer)),
+            Syndrome::Nak(code) => format!("NAK {}", nak_name(code)),
         };
         let msn = aeth.message_sequence_number;
         let _ = write!(text, ", {syndrome}, MSN {msn}");
@@ -240,7 +238,7 @@ fn private_data(text: &mut String, data: &[u8]) {
     let unsigned = data
         .split_last()
         .and_then(|(_, data)| data.strip_suffix(PEER_SIGNATURE));
-    let used = used(unsigned.unwrap_or(data));
+    let used = private_data_used(unsigned.unwrap_or(data));
     if !used.is_empty() {
         text.push_str(", private data ");
         for byte in used {
@@ -252,78 +250,9 @@ fn private_data(text: &mut String, data: &[u8]) {
     }
 }
 
-/// Returns private data without the zeros at its end.
-pub(in super::super) fn used(data: &[u8]) -> &[u8] {
-    let end = data.iter().rposition(|&byte| byte != 0);
-    &data[..end.map_or(0, |end| end + 1)]
-}
-
-/// Returns the name of a negative acknowledgement.
-pub(in super::super) const fn nak(code: NakCode) -> &'static str {
-    match code {
-        NakCode::PsnSequenceError => "PSN sequence error",
-        NakCode::InvalidRequest => "invalid request",
-        NakCode::RemoteAccessError => "remote access error",
-        NakCode::RemoteOperationalError => "remote operational error",
-        NakCode::InvalidRdRequest => "invalid RD request",
-        NakCode::Reserved(_) => "reserved code",
-    }
-}
-
-/// The times that an RNR NAK codes, in hundredths of a millisecond (IBTA 9.7.5.2.8).
-const WAITS: [u32; 32] = [
-    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
-    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-];
-
-/// Returns the time that an RNR NAK asks to wait, in milliseconds.
-pub(in super::super) fn wait(timer: u8) -> f64 {
-    f64::from(WAITS[usize::from(timer) % WAITS.len()]) / 100.0
-}
-
-/// Returns the name of an opcode in the specification.
-pub(in super::super) const fn opcode_name(opcode: Opcode) -> &'static str {
-    match opcode {
-        Opcode::SendFirst => "SEND First",
-        Opcode::SendMiddle => "SEND Middle",
-        Opcode::SendLast => "SEND Last",
-        Opcode::SendLastImmediate => "SEND Last Immediate",
-        Opcode::SendOnly => "SEND Only",
-        Opcode::SendOnlyImmediate => "SEND Only Immediate",
-        Opcode::WriteFirst => "WRITE First",
-        Opcode::WriteMiddle => "WRITE Middle",
-        Opcode::WriteLast => "WRITE Last",
-        Opcode::WriteLastImmediate => "WRITE Last Immediate",
-        Opcode::WriteOnly => "WRITE Only",
-        Opcode::WriteOnlyImmediate => "WRITE Only Immediate",
-        Opcode::ReadRequest => "READ Request",
-        Opcode::ReadResponseFirst => "READ Response First",
-        Opcode::ReadResponseMiddle => "READ Response Middle",
-        Opcode::ReadResponseLast => "READ Response Last",
-        Opcode::ReadResponseOnly => "READ Response Only",
-        Opcode::Acknowledge => "Acknowledge",
-        Opcode::AtomicAcknowledge => "Atomic Acknowledge",
-        Opcode::CompareSwap => "Compare and Swap",
-        Opcode::FetchAdd => "Fetch and Add",
-        Opcode::SendLastInvalidate => "SEND Last Invalidate",
-        Opcode::SendOnlyInvalidate => "SEND Only Invalidate",
-        Opcode::UdSendOnly => "UD SEND Only",
-        Opcode::UdSendOnlyImmediate => "UD SEND Only Immediate",
-        Opcode::CongestionNotification => "CNP",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn waits_are_those_of_the_specification() {
-        let milliseconds = [(0, 655.36), (1, 0.01), (12, 0.64), (14, 1.28), (31, 491.52)];
-        for (timer, expected) in milliseconds {
-            assert!((wait(timer) - expected).abs() < 1e-9, "{timer}");
-        }
-    }
 
     #[test]
     fn the_signature_of_this_library_is_shown_by_its_name() {
@@ -337,12 +266,5 @@ mod tests {
             ", private data 01ab, the smbdirect signature"
         );
         assert_eq!(only_private_data("", &[7, 0, 0]), ", private data 07");
-    }
-
-    #[test]
-    fn zeros_after_private_data_are_not_shown() {
-        assert_eq!(used(&[0, 7, 0, 1, 0, 0]), [0, 7, 0, 1]);
-        assert_eq!(used(&[0; 9]), [0_u8; 0]);
-        assert_eq!(used(&[]), [0_u8; 0]);
     }
 }

@@ -60,7 +60,7 @@ impl Connection {
             }
             _ => {
                 let note = "an atomic operation, which SMB Direct does not use";
-                self.say(way, place, What::Note(note), Vec::new(), out);
+                self.say(way, place, What::Note { note }, Vec::new(), out);
             }
         }
     }
@@ -190,7 +190,7 @@ impl Connection {
             true => vec![broken("ROCE-9.7.4-01", note)],
             false => Vec::new(),
         };
-        self.say(way, place, What::Note(note), faults, out);
+        self.say(way, place, What::Note { note }, faults, out);
     }
 
     fn write(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {

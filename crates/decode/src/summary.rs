@@ -1,0 +1,208 @@
+//! What the events of a capture add up to.
+
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer};
+use smbdirect::rdma::roce::packet::{Opcode, Syndrome};
+
+use super::{
+    event::{Event, Repeated, RocePacket, Sender, What},
+    rules::rule_text,
+    streams::Counts,
+};
+
+/// What events add up to. It serialises to the last JSON object that `smbdirect decode --json` prints.
+#[derive(Debug, Default, Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub struct Summary {
+    /// Counts of the whole capture, from [`Streams::counts`](super::Streams::counts).
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// Streams.
+    pub streams: u64,
+    /// How many messages of each name.
+    pub messages: BTreeMap<&'static str, u64>,
+    /// Payload bytes of Data Transfers.
+    pub payload_bytes: u64,
+    /// Bytes of RDMA Writes.
+    pub written_bytes: u64,
+    /// Bytes of RDMA Read Responses.
+    pub read_bytes: u64,
+    /// Bytes that the capture lacks.
+    pub missing_bytes: u64,
+    /// Packets of RoCE that the capture lacks.
+    pub missing_packets: u64,
+    /// The fewest send credits of both ends, by stream.
+    #[serde(serialize_with = "values")]
+    pub lowest_credits: BTreeMap<u32, LowestCredits>,
+    /// Packets of RoCE, by stream.
+    #[serde(serialize_with = "values")]
+    pub roce: BTreeMap<u32, RoceTotals>,
+    /// Each broken rule.
+    #[serde(serialize_with = "values")]
+    pub broken: BTreeMap<&'static str, BrokenRule>,
+}
+
+/// The fewest send credits that the ends of a stream had after a message of theirs.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct LowestCredits {
+    /// The number of the stream.
+    pub stream: u32,
+    /// Those of the initiator.
+    pub initiator: Option<u32>,
+    /// Those of the responder.
+    pub responder: Option<u32>,
+}
+
+/// The packets of a RoCE connection.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct RoceTotals {
+    /// The number of the stream.
+    pub stream: u32,
+    /// All packets, without those of the communication manager.
+    pub packets: u64,
+    /// Positive acknowledgements without data.
+    pub acks: u64,
+    /// Negative acknowledgements.
+    pub naks: u64,
+    /// Negative acknowledgements for lack of a posted receive.
+    pub rnr_naks: u64,
+    /// Packets that their sender sent again.
+    pub sent_again: u64,
+    /// Packets that the network mirrored more than once.
+    pub captured_again: u64,
+    /// Packets that are not in the capture.
+    pub missing: u64,
+    /// Packets that were damaged or cannot be decoded.
+    pub bad: u64,
+}
+
+/// How often a rule was broken, and where first.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct BrokenRule {
+    /// Its id in `specs`.
+    pub rule: &'static str,
+    /// Its text there.
+    pub text: &'static str,
+    /// How often it was broken.
+    pub times: u64,
+    /// The stream where it was broken first.
+    pub stream: u32,
+    /// The packet by which it was broken first.
+    pub frame: u64,
+    /// The end that broke it first.
+    pub by: Sender,
+}
+
+/// Most streams that the summary lists; a hostile capture can have any number of them.
+pub const MAX_SUMMARISED: usize = 1000;
+
+impl Summary {
+    /// Counts one event.
+    pub fn count(&mut self, event: &Event) {
+        match &event.what {
+            What::Stream { .. } => self.streams += 1,
+            What::DataTransfer(transfer) => self.payload_bytes += u64::from(transfer.data_length),
+            What::Write(tagged) => self.written_bytes += tagged.length,
+            What::ReadResponse(tagged) => self.read_bytes += tagged.length,
+            What::RoceWrite(region) => self.written_bytes += region.length,
+            What::RoceReadResponse(region) => self.read_bytes += region.length,
+            What::Gap { bytes } => self.missing_bytes += bytes,
+            _ => {}
+        }
+        self.count_roce(event);
+        if let Some(name) = event.what.name() {
+            *self.messages.entry(name).or_default() += 1;
+        }
+        self.count_credits(event);
+        for broken in &event.broken {
+            let rule = self
+                .broken
+                .entry(broken.rule)
+                .or_insert_with(|| BrokenRule {
+                    rule: broken.rule,
+                    text: rule_text(broken.rule),
+                    times: 0,
+                    stream: event.stream,
+                    frame: event.place.frame,
+                    by: event.from,
+                });
+            rule.times += 1;
+        }
+    }
+
+    /// Counts the packets of a RoCE connection.
+    fn count_roce(&mut self, event: &Event) {
+        let is_roce = matches!(
+            event.what,
+            What::Packet(_) | What::MissingPackets { .. } | What::BadPacket { .. }
+        );
+        let is_known = self.roce.contains_key(&event.stream);
+        if !is_roce || !is_known && self.roce.len() >= MAX_SUMMARISED {
+            return;
+        }
+        let totals = self.roce.entry(event.stream).or_default();
+        totals.stream = event.stream;
+        match &event.what {
+            What::Packet(packet) => totals.count(packet),
+            What::MissingPackets { packets } => {
+                totals.missing += packets;
+                self.missing_packets += packets;
+            }
+            _ => {
+                totals.packets += 1;
+                totals.bad += 1;
+            }
+        }
+    }
+
+    /// Keeps the send credits that the sender has left, if it never had fewer.
+    fn count_credits(&mut self, event: &Event) {
+        let is_known = self.lowest_credits.contains_key(&event.stream);
+        let has_room = is_known || self.lowest_credits.len() < MAX_SUMMARISED;
+        let sender = match event.from {
+            Sender::Initiator => 0,
+            Sender::Responder => 1,
+            Sender::A | Sender::B => return,
+        };
+        if let (What::DataTransfer(_), Some(credits), true) =
+            (&event.what, event.credits[sender], has_room)
+        {
+            let lowest = self.lowest_credits.entry(event.stream).or_default();
+            lowest.stream = event.stream;
+            let lowest = match sender {
+                0 => &mut lowest.initiator,
+                _ => &mut lowest.responder,
+            };
+            *lowest = Some(lowest.map_or(credits, |lowest| lowest.min(credits)));
+        }
+    }
+}
+
+impl RoceTotals {
+    fn count(&mut self, packet: &RocePacket) {
+        let is_of_cm = packet.bth.opcode == Opcode::UdSendOnly;
+        self.packets += u64::from(!is_of_cm);
+        match packet.repeated {
+            Repeated::No => {}
+            Repeated::SentAgain => self.sent_again += 1,
+            Repeated::CapturedAgain => {
+                self.captured_again += 1;
+                return;
+            }
+        }
+        match packet.aeth.map(|aeth| aeth.syndrome) {
+            Some(Syndrome::Ack { .. }) if packet.length == 0 => self.acks += 1,
+            Some(Syndrome::Nak(_)) => self.naks += 1,
+            Some(Syndrome::RnrNak { .. }) => self.rnr_naks += 1,
+            _ => {}
+        }
+    }
+}
+
+fn values<K, V: Serialize, S: Serializer>(
+    map: &BTreeMap<K, V>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(map.values())
+}
