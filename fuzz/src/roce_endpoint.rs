@@ -233,9 +233,10 @@ impl Network {
 
     fn disconnect(&mut self, end: usize, input: &mut Input<'_>) {
         let end = &mut self.ends[end];
-        let how = match input.is_odd() {
-            true => Teardown::Abort,
-            false => Teardown::Graceful,
+        let how = if input.is_odd() {
+            Teardown::Abort
+        } else {
+            Teardown::Graceful
         };
         if let Some(owned) = end.connections.get(input.up_to(5)) {
             end.endpoint.disconnect(self.now, owned.id, how);
@@ -252,9 +253,10 @@ impl Network {
     }
 
     fn wait(&mut self, input: &mut Input<'_>) {
-        match input.is_odd() {
-            true => self.now += input.milliseconds(),
-            false => self.wait_for_timer(),
+        if input.is_odd() {
+            self.now += input.milliseconds();
+        } else {
+            self.wait_for_timer();
         }
     }
 
@@ -310,13 +312,12 @@ impl Network {
             if self.ends.iter().all(|end| end.endpoint.is_unused()) {
                 return;
             }
-            match self.datagrams.is_empty() {
-                true => self.wait_for_timer(),
-                false => {
-                    let (from, datagram) = self.datagrams.remove(0);
-                    self.handle(from, &datagram);
-                    self.now += Duration::from_micros(10);
-                }
+            if self.datagrams.is_empty() {
+                self.wait_for_timer();
+            } else {
+                let (from, datagram) = self.datagrams.remove(0);
+                self.handle(from, &datagram);
+                self.now += Duration::from_micros(10);
             }
         }
         panic!("a connection is left");

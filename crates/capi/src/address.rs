@@ -67,9 +67,10 @@ impl Address {
         let found =
             found.map_err(|error| fail(error.to_string()).with_errno(error.raw_os_error()))?;
         let found: Vec<_> = found.collect();
-        match found.is_empty() {
-            true => Err(fail("it has no address".to_owned())),
-            false => Ok(found),
+        if found.is_empty() {
+            Err(fail("it has no address".to_owned()))
+        } else {
+            Ok(found)
         }
     }
 }

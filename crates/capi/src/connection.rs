@@ -236,9 +236,10 @@ impl smbdirect_connection {
         let mut aborted = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let wait_ms = match aborted {
-                false => left.as_millis().clamp(1, i32::MAX as u128) as i32,
-                true => -1,
+            let wait_ms = if aborted {
+                -1
+            } else {
+                left.as_millis().clamp(1, i32::MAX as u128) as i32
             };
             let settled = self.events.settled(here);
             match self.runtime.wait(wait_ms, Waker::noop(), settled) {

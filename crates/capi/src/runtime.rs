@@ -150,9 +150,10 @@ impl Runtimes {
 
 impl Runtime {
     fn new(driven: bool, log: Option<Dispatch>) -> Result<Arc<Self>, Failure> {
-        let mut builder = match driven {
-            true => runtime::Builder::new_current_thread(),
-            false => runtime::Builder::new_multi_thread(),
+        let mut builder = if driven {
+            runtime::Builder::new_current_thread()
+        } else {
+            runtime::Builder::new_multi_thread()
         };
         if !driven {
             builder.worker_threads(1).thread_name("smbdirect");

@@ -121,10 +121,11 @@ impl Prepared {
         }
         // SAFETY: the settings have all fields of this version.
         let given = unsafe { &*settings };
-        let transport = match given.transport.is_null() {
-            true => "iwarp",
+        let transport = if given.transport.is_null() {
+            "iwarp"
+        } else {
             // SAFETY: the text ends with a 0 byte.
-            false => unsafe { pointers::text(given.transport, "transport") }?,
+            unsafe { pointers::text(given.transport, "transport") }?
         };
         let milliseconds = |value: u32| Duration::from_millis(value.into());
         let config = Config::new(Settings {

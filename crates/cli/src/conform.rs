@@ -153,13 +153,10 @@ impl Conform {
         self.check_options()?;
         let cases = self.cases(!self.listen, self.listen);
         if cases.is_empty() {
-            return Err(usage(match self.listen {
-                true => {
-                    "no case for clients is selected; those of the group mirror are for clients"
-                }
-                false => {
-                    "no case for servers is selected; those of the group mirror are for clients, see --listen"
-                }
+            return Err(usage(if self.listen {
+                "no case for clients is selected; those of the group mirror are for clients"
+            } else {
+                "no case for servers is selected; those of the group mirror are for clients, see --listen"
             }));
         }
         let captures = Captures::new(self.options.pcap.as_deref())?;
@@ -173,9 +170,10 @@ impl Conform {
             stop: Arc::default(),
         };
         let waits = self.waits()?;
-        match self.listen {
-            true => self.judge_clients(provider, judge, waits).await,
-            false => self.judge_server(provider, judge, waits).await,
+        if self.listen {
+            self.judge_clients(provider, judge, waits).await
+        } else {
+            self.judge_server(provider, judge, waits).await
         }
     }
 
@@ -214,9 +212,10 @@ impl Conform {
         let config = self
             .options
             .config(Some(&self.connect), Some(&self.accept))?;
-        let default = match self.listen {
-            true => Timers::CLIENT,
-            false => Timers::SERVER,
+        let default = if self.listen {
+            Timers::CLIENT
+        } else {
+            Timers::SERVER
         };
         Ok(Waits {
             timers: Timers {

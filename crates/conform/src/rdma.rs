@@ -208,9 +208,10 @@ impl Client for RdmaClient {
             }
         };
         // A client whose settings are known was started for this call, and its timers with it.
-        let started = match self.known.is_strict() {
-            true => called,
-            false => Instant::now(),
+        let started = if self.known.is_strict() {
+            called
+        } else {
+            Instant::now()
         };
         let answer = AcceptRequest {
             private_data: Bytes::new(),

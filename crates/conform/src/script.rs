@@ -175,9 +175,10 @@ impl Script {
     /// Checks that the peer ends the RDMA connection without a further message, and that it does so
     /// `after` the time `since`, not earlier.
     pub(crate) fn expect_terminated_after(&mut self, since: Instant, after: Duration) -> Verdict {
-        let expected = match after.is_zero() {
-            true => "the connection ends without a further message".to_owned(),
-            false => format!("the connection ends {after:?} later, without a further message"),
+        let expected = if after.is_zero() {
+            "the connection ends without a further message".to_owned()
+        } else {
+            format!("the connection ends {after:?} later, without a further message")
         };
         if let Some(transfer) = self.arrived.iter().find(|transfer| !transfer.is_empty()) {
             return fail(expected, describe_header(&transfer.header));
@@ -200,12 +201,11 @@ impl Script {
                 }
             }
         }
-        match after.is_zero() {
-            true => Ok(()),
-            false => {
-                let took = self.now() - since;
-                self.known.check_took("the connection ends", took, after)
-            }
+        if after.is_zero() {
+            Ok(())
+        } else {
+            let took = self.now() - since;
+            self.known.check_took("the connection ends", took, after)
         }
     }
 

@@ -133,9 +133,10 @@ impl Connection {
 }
 
 fn flags(wrong: bool) -> Flags {
-    match wrong {
-        true => Flags::RESPONSE_REQUESTED,
-        false => Flags::empty(),
+    if wrong {
+        Flags::RESPONSE_REQUESTED
+    } else {
+        Flags::empty()
     }
 }
 

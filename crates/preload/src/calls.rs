@@ -130,14 +130,15 @@ pub unsafe extern "C" fn sendmsg(
         let send = next().sendmsg;
         let fast =
             flags & libc::MSG_FASTOPEN != 0 && is_readable(message.cast(), size_of::<msghdr>());
-        let opened = match fast {
-            true => open_fast(
+        let opened = if fast {
+            open_fast(
                 descriptor,
                 (*message).msg_name.cast(),
                 (*message).msg_namelen,
                 flags,
-            ),
-            false => None,
+            )
+        } else {
+            None
         };
         match opened {
             None => send(descriptor, message, flags),

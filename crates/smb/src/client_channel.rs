@@ -205,9 +205,10 @@ impl ClientChannel {
     pub fn request(&mut self, message: Message) -> Result<Request, Refusal> {
         // A message can consist of several slices. Joins them only if the first is too short to decode.
         let seen = message.chunk().len();
-        let message = match seen < message.len() && seen < ReadRequest::FIXED {
-            true => message.into_bytes().into(),
-            false => message,
+        let message = if seen < message.len() && seen < ReadRequest::FIXED {
+            message.into_bytes().into()
+        } else {
+            message
         };
         let head = message.chunk();
         let protocol = Protocol::of(head);
@@ -261,9 +262,10 @@ impl ClientChannel {
                 self.element(&element, &bytes, padding, &mut translated)?;
             }
         }
-        match translates {
-            true => translated.finish().map(Request::Translated),
-            false => Ok(Request::Pass(message.into())),
+        if translates {
+            translated.finish().map(Request::Translated)
+        } else {
+            Ok(Request::Pass(message.into()))
         }
     }
 

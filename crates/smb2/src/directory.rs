@@ -119,9 +119,10 @@ impl Listing {
         if self.is_at_end {
             return Ok(None);
         }
-        let flags = match self.is_first {
-            true => QueryDirectoryFlags::RESTART_SCANS,
-            false => 0,
+        let flags = if self.is_first {
+            QueryDirectoryFlags::RESTART_SCANS
+        } else {
+            0
         };
         self.is_first = false;
         let request = QueryDirectoryRequest {

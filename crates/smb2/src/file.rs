@@ -333,9 +333,10 @@ impl File {
     /// Begins a request on the file.
     async fn begin(&self, command: Command) -> Result<OwnedRwLockReadGuard<bool>, Error> {
         let closed = self.inner.closed.clone().read_owned().await;
-        match *closed {
-            true => Err(is_closed(command)),
-            false => Ok(closed),
+        if *closed {
+            Err(is_closed(command))
+        } else {
+            Ok(closed)
         }
     }
 
@@ -381,9 +382,10 @@ impl File {
         let body = answer.success(COMMAND)?;
         let answer = decode_read(&body, length)?;
         let is_by_rdma = channel.is_some() && answer.inline.is_empty();
-        let moved = match is_by_rdma {
-            true => answer.by_rdma as usize,
-            false => answer.inline.len(),
+        let moved = if is_by_rdma {
+            answer.by_rdma as usize
+        } else {
+            answer.inline.len()
         };
         if moved == 0 {
             return Ok(Moved::Nothing);
@@ -396,9 +398,10 @@ impl File {
             }
         }
         piece.split_off(moved).unsplit_before(rest);
-        Ok(match is_by_rdma {
-            true => Moved::Rdma(piece),
-            false => Moved::Message(piece),
+        Ok(if is_by_rdma {
+            Moved::Rdma(piece)
+        } else {
+            Moved::Message(piece)
         })
     }
 
@@ -532,9 +535,10 @@ fn decode_written(body: &[u8], length: usize) -> Result<usize, Error> {
         fault,
     };
     let count = written(body).ok_or_else(|| wrong("it is too short"))? as usize;
-    match count > length {
-        true => Err(wrong("it has more bytes than were sent")),
-        false => Ok(count),
+    if count > length {
+        Err(wrong("it has more bytes than were sent"))
+    } else {
+        Ok(count)
     }
 }
 

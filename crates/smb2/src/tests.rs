@@ -132,9 +132,10 @@ impl Server {
                 assert_eq!(again, request, "the signature is correct");
             }
             let denied = self.denies(&header, encrypted, &request);
-            let (status, body, invalidate) = match denied {
-                true => error(NtStatus::ACCESS_DENIED),
-                false => self.answer(header.command, &request).await,
+            let (status, body, invalidate) = if denied {
+                error(NtStatus::ACCESS_DENIED)
+            } else {
+                self.answer(header.command, &request).await
             };
             let channel = match header.command {
                 Command::Read => u32_at(&request, 100),
@@ -226,9 +227,10 @@ impl Server {
             Command::Negotiate => packed(&negotiate_response(self.security)),
             Command::TreeConnect => packed(&TreeConnectResponse {
                 share_type: ShareType::Disk,
-                share_flags: ShareFlags::new(match is_sealed(request) {
-                    true => ShareFlags::ENCRYPT_DATA,
-                    false => 0,
+                share_flags: ShareFlags::new(if is_sealed(request) {
+                    ShareFlags::ENCRYPT_DATA
+                } else {
+                    0
                 }),
                 capabilities: ShareCapabilities::new(0),
                 maximal_access: u32::MAX,

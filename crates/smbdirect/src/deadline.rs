@@ -121,9 +121,10 @@ mod tests {
         assert_eq!(postponements.postpone(due, due + LATE, true), None);
         let mut due = due;
         for all_read in [true, false, true] {
-            let now = match all_read {
-                true => due + LATE + Duration::from_nanos(1),
-                false => due,
+            let now = if all_read {
+                due + LATE + Duration::from_nanos(1)
+            } else {
+                due
             };
             due = postponements.postpone(due, now, all_read).unwrap();
             assert_eq!(due, now + GRACE);

@@ -147,9 +147,10 @@ impl Inbox {
     /// Adds a message of one segment.
     #[inline(always)]
     fn push_whole(&mut self, payload: Bytes, invalidated: Option<Token>) {
-        let payload = match self.may_share(&payload) {
-            true => payload,
-            false => self.copy_message(&payload),
+        let payload = if self.may_share(&payload) {
+            payload
+        } else {
+            self.copy_message(&payload)
         };
         self.extend_runs(&payload);
         self.push_complete(Message::received(payload, invalidated));

@@ -123,9 +123,10 @@ pub(crate) fn settle() {
 /// Returns the message in a buffer, or a copy if the buffer is more than four times as long: a message that is
 /// kept for long keeps little other memory in use.
 pub(crate) fn fitting(message: BytesMut) -> Bytes {
-    match message.len() < message.capacity() / 4 {
-        true => Bytes::copy_from_slice(&message),
-        false => message.freeze(),
+    if message.len() < message.capacity() / 4 {
+        Bytes::copy_from_slice(&message)
+    } else {
+        message.freeze()
     }
 }
 

@@ -116,9 +116,10 @@ async fn expect_event(
         ffi::RDMA_CM_EVENT_REJECTED => {
             // Reason 8 of InfiniBand is "invalid service ID": nothing listens on the port.
             let refused = event.status == 8 || error.kind() == io::ErrorKind::ConnectionRefused;
-            let what = match refused {
-                true => "connecting: connection refused",
-                false => "the listener turned the connection away",
+            let what = if refused {
+                "connecting: connection refused"
+            } else {
+                "the listener turned the connection away"
             };
             ProviderError::new(ProviderErrorKind::Refused, what)
         }

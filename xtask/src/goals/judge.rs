@@ -140,9 +140,12 @@ impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.at_least { "≥" } else { "≤" };
         let number = |number: f64| format!("{}{}", digits(number), self.unit);
-        let goal = |goal: f64| match goal.is_finite() {
-            true => format!("{sign} {}", number(goal)),
-            false => "-".into(),
+        let goal = |goal: f64| {
+            if goal.is_finite() {
+                format!("{sign} {}", number(goal))
+            } else {
+                "-".into()
+            }
         };
         let ok = match (self.ok, self.stretch_ok) {
             (Some(false), _) => "no",

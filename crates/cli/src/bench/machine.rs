@@ -102,9 +102,10 @@ impl Awake {
             let (cores, stop) = (cores.clone(), awake.stop.clone());
             let (told, hear) = mpsc::channel();
             let spin = move || {
-                let ready = match cores.pin(core) {
-                    true => run_when_idle(),
-                    false => Err(io::Error::from(io::ErrorKind::Unsupported)),
+                let ready = if cores.pin(core) {
+                    run_when_idle()
+                } else {
+                    Err(io::Error::from(io::ErrorKind::Unsupported))
                 };
                 let spins = ready.is_ok();
                 // start() waits for this.

@@ -127,9 +127,10 @@ pub(super) fn measure(
         };
         let smb = many.open(Means::SmbDirect(scale::smb(choice)))?;
         memory.extend(many.memory(smb)?);
-        let tcp = match choice.alone {
-            true => None,
-            false => Some(many.open(Means::TcpLoop)?),
+        let tcp = if choice.alone {
+            None
+        } else {
+            Some(many.open(Means::TcpLoop)?)
         };
         let samples = many.rounds(smb, tcp, rounds)?;
         opened.extend([Some(smb), tcp].into_iter().flatten());
@@ -223,9 +224,10 @@ impl Many<'_> {
 
 fn sample(near: &mut Near, link: LinkId, burst: &Burst) -> Result<Sample> {
     let (near, far) = near.burst(link, burst)?;
-    let counted = match far.arrived.is_empty() {
-        true => &near.arrived,
-        false => &far.arrived,
+    let counted = if far.arrived.is_empty() {
+        &near.arrived
+    } else {
+        &far.arrived
     };
     let most = counted.iter().max().copied().unwrap_or(0);
     let least = counted.iter().min().copied().unwrap_or(0);

@@ -244,9 +244,10 @@ impl Measured {
         let near = distances
             .iter()
             .filter(|&&distance| distance == Distance::Near);
-        let usual = match near.count() * 2 >= distances.len() {
-            true => Distance::Near,
-            false => Distance::Far,
+        let usual = if near.count() * 2 >= distances.len() {
+            Distance::Near
+        } else {
+            Distance::Far
         };
         Some((usual, nearest))
     }
@@ -287,9 +288,10 @@ impl Measured {
                 .collect();
             let usual_distance = !counted.is_empty();
             // A row without samples at the usual distance shows the others.
-            let counted = match usual_distance {
-                true => counted,
-                false => samples.iter().collect(),
+            let counted = if usual_distance {
+                counted
+            } else {
+                samples.iter().collect()
             };
             kept += counted.len();
             dropped += samples.len() - counted.len();

@@ -55,10 +55,7 @@ pub(super) fn print_head(bench: &Bench, report: &Report, choice: &Choice) {
         Placement::SameCore => "on one core",
         Placement::Free => "on any core",
     };
-    let awake = match bench.keep_awake {
-        true => ", kept awake",
-        false => "",
-    };
+    let awake = if bench.keep_awake { ", kept awake" } else { "" };
     let congestion = bench.used_congestion_control();
     report.line(format_args!(
         "SMB Direct over {}, {ends}, {placement}{awake}; TCP congestion control of all: {}",

@@ -56,9 +56,10 @@ pub(super) fn read(path: &Path, choice: &Choice) -> Result<Vec<Row>> {
             .map_err(|why| usage(format!("{name}: line {number}: {why}")))?;
         rows.push(row);
     }
-    match rows.is_empty() {
-        true => Err(usage(format!("{name}: there is no row"))),
-        false => Ok(rows),
+    if rows.is_empty() {
+        Err(usage(format!("{name}: there is no row")))
+    } else {
+        Ok(rows)
     }
 }
 

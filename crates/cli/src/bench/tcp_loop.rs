@@ -159,9 +159,10 @@ impl Loop {
                 if !work.can_move() {
                     continue;
                 }
-                let memory = match memory.is_empty() {
-                    true => &mut self.buffer,
-                    false => memory,
+                let memory = if memory.is_empty() {
+                    &mut self.buffer
+                } else {
+                    memory
                 };
                 work.advance(stream, memory, &shared, &mut half.round_trips)?;
                 open -= usize::from(work.step == Step::Done);
@@ -338,9 +339,10 @@ impl Work {
     /// Takes bytes of messages of `size` bytes, and looks at the first byte of each. Long messages have
     /// their places in `memory`.
     fn receive(&mut self, stream: &mut TcpStream, memory: &mut [u8], size: usize) -> Result<()> {
-        let mut at = match size < MIN_PLACED_BYTES as usize {
-            true => 0,
-            false => self.place,
+        let mut at = if size < MIN_PLACED_BYTES as usize {
+            0
+        } else {
+            self.place
         };
         let most = memory.len().min(at + BUFFER_BYTES);
         let Moved::Some(bytes) = moved(stream.read(&mut memory[at..most]))? else {

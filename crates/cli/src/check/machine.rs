@@ -7,9 +7,10 @@ pub(super) fn gather(root: &Root) -> Machine {
     let release = root.line("proc/sys/kernel/osrelease").unwrap_or_default();
     let interfaces = interfaces::read(root);
     let mut adapters = adapters::read(root, &interfaces);
-    let verbs_missing = match root.is_real() && !adapters.is_empty() {
-        true => adapters::ask_verbs(&mut adapters),
-        false => None,
+    let verbs_missing = if root.is_real() && !adapters.is_empty() {
+        adapters::ask_verbs(&mut adapters)
+    } else {
+        None
     };
     Machine {
         is_linux: root.exists("proc/sys/kernel/osrelease"),

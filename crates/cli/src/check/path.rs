@@ -158,14 +158,13 @@ mod ping {
         }
 
         fn is_answer(&self, packet: &[u8], sequence: u16) -> bool {
-            let packet = match self.is_raw {
-                true => {
-                    let header = packet
-                        .first()
-                        .map_or(0, |first| usize::from(first & 15) * 4);
-                    packet.get(header..).unwrap_or_default()
-                }
-                false => packet,
+            let packet = if self.is_raw {
+                let header = packet
+                    .first()
+                    .map_or(0, |first| usize::from(first & 15) * 4);
+                packet.get(header..).unwrap_or_default()
+            } else {
+                packet
             };
             let Some(&[kind, _, _, _, a, b, c, d]) = packet.first_chunk() else {
                 return false;

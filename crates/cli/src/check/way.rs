@@ -131,9 +131,10 @@ async fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
         Ok(Ok(found)) => {
             let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
             addresses.dedup();
-            match addresses.is_empty() {
-                true => Err("it has no addresses".into()),
-                false => Ok(addresses),
+            if addresses.is_empty() {
+                Err("it has no addresses".into())
+            } else {
+                Ok(addresses)
             }
         }
         Ok(Err(error)) => {

@@ -117,9 +117,10 @@ impl Captures {
     pub(super) fn watch(&self) -> Option<Watch> {
         let switch = self.switch.clone()?;
         Some(Arc::new(move |sent, local, remote, bytes| {
-            let direction = match sent {
-                true => Direction::Sent,
-                false => Direction::Received,
+            let direction = if sent {
+                Direction::Sent
+            } else {
+                Direction::Received
             };
             switch.bytes(direction, local, remote, bytes);
         }))

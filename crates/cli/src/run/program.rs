@@ -184,9 +184,10 @@ fn dynamic_linker(program: &Path) -> std::io::Result<Option<PathBuf>> {
     read_at(0, &mut bytes)?;
     let number = |bytes: &[u8], at: usize, size: usize| {
         let mut number = [0; 8];
-        match cfg!(target_endian = "little") {
-            true => number[..size].copy_from_slice(&bytes[at..at + size]),
-            false => number[8 - size..].copy_from_slice(&bytes[at..at + size]),
+        if cfg!(target_endian = "little") {
+            number[..size].copy_from_slice(&bytes[at..at + size]);
+        } else {
+            number[8 - size..].copy_from_slice(&bytes[at..at + size]);
         }
         u64::from_ne_bytes(number)
     };

@@ -126,15 +126,17 @@ async fn half_closed(sent: &AtomicU64, received: &AtomicU64, is_open: impl Fn() 
     while is_open() {
         sleep(interval).await;
         let now = received.load(Ordering::Relaxed);
-        idle = match now == before {
-            true => idle + interval,
-            false => Duration::ZERO,
+        idle = if now == before {
+            idle + interval
+        } else {
+            Duration::ZERO
         };
         before = now;
         interval = (interval * 4).min(MAX_CHECK_INTERVAL);
-        let limit = match now < sent.load(Ordering::Relaxed) {
-            true => HALF_CLOSE_IDLE_LIMIT,
-            false => ANSWERED_IDLE_LIMIT,
+        let limit = if now < sent.load(Ordering::Relaxed) {
+            HALF_CLOSE_IDLE_LIMIT
+        } else {
+            ANSWERED_IDLE_LIMIT
         };
         if idle >= limit {
             return;

@@ -230,9 +230,10 @@ fn unnamed(target: &Path) -> io::Result<NamedTempFile> {
 
 /// Gives a complete file its name.
 fn keep(stored: NamedTempFile, target: &Path, force: bool) -> Result<()> {
-    let kept = match force {
-        true => stored.persist(target),
-        false => stored.persist_noclobber(target),
+    let kept = if force {
+        stored.persist(target)
+    } else {
+        stored.persist_noclobber(target)
     };
     match kept {
         Ok(_) => Ok(()),

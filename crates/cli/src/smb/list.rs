@@ -182,9 +182,10 @@ impl Line {
     /// Returns the line for people.
     fn in_words(&self, zone: &TimeZone) -> String {
         let letter = |is: bool, letter| if is { letter } else { '-' };
-        let kind = match self.link {
-            true => 'l',
-            false => letter(self.directory, 'd'),
+        let kind = if self.link {
+            'l'
+        } else {
+            letter(self.directory, 'd')
         };
         let attributes: String = [
             kind,

@@ -21,9 +21,10 @@ impl FromStr for Place {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let forward = match text.starts_with(r"\\") {
-            true => text.replace('\\', "/"),
-            false => text.to_owned(),
+        let forward = if text.starts_with(r"\\") {
+            text.replace('\\', "/")
+        } else {
+            text.to_owned()
         };
         let place = forward
             .strip_prefix("smb://")
@@ -74,9 +75,10 @@ impl Place {
 
     /// Returns the path of the entry `name` in this directory.
     pub(crate) fn entry(&self, name: &str) -> Self {
-        let path = match self.path.is_empty() {
-            true => name.to_owned(),
-            false => format!("{}/{name}", self.path),
+        let path = if self.path.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", self.path)
         };
         Self {
             path,

@@ -117,12 +117,11 @@ impl Put {
         let bar = report.progress(source.length, place.name());
         let started = Instant::now();
         let mut sum = self.checksum.then(Sha256::new);
-        let sent = match interrupted.is_signalled() {
-            true => Err(Stopped::Interrupted),
-            false => {
-                let sending = send(source, share, &file, &mut sum, &bar, &place);
-                unless(interrupted, sending).await
-            }
+        let sent = if interrupted.is_signalled() {
+            Err(Stopped::Interrupted)
+        } else {
+            let sending = send(source, share, &file, &mut sum, &bar, &place);
+            unless(interrupted, sending).await
         };
         bar.finish_and_clear();
         let stored = match sent {

@@ -60,9 +60,10 @@ impl Drop for Screen {
 
 /// Returns a style, or none if colours are not wanted.
 fn style(style: Style) -> Style {
-    match report::colour_wanted() {
-        true => style,
-        false => Style::new(),
+    if report::colour_wanted() {
+        style
+    } else {
+        Style::new()
     }
 }
 
@@ -95,9 +96,10 @@ fn draw(
     let shown = rows.iter().skip(*skipped).take(visible);
     let body = shown.map(|(one, rate)| {
         let row = Row::new(cells(&columns, |column| (column.cell)(one, rate)));
-        match rate.waiting > 0.0 {
-            true => row.style(style(Style::new().fg(Color::Yellow))),
-            false => row,
+        if rate.waiting > 0.0 {
+            row.style(style(Style::new().fg(Color::Yellow)))
+        } else {
+            row
         }
     });
     let widths = columns

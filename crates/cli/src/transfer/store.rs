@@ -378,9 +378,10 @@ mod tests {
             assert_eq!(check_name(name), Ok(()), "{name}");
         }
         for name in ["...", "a:b"] {
-            let expected = match cfg!(windows) {
-                true => Err(NameFault::NotOnWindows),
-                false => Ok(()),
+            let expected = if cfg!(windows) {
+                Err(NameFault::NotOnWindows)
+            } else {
+                Ok(())
             };
             assert_eq!(check_name(name), expected, "{name}");
         }

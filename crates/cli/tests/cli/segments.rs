@@ -69,9 +69,10 @@ impl Running {
             command.stderr(Stdio::piped());
         }
         let mut child = command.spawn().unwrap();
-        let mut lines: Box<dyn BufRead + Send> = match on_stdout {
-            true => Box::new(BufReader::new(child.stdout.take().unwrap())),
-            false => Box::new(BufReader::new(child.stderr.take().unwrap())),
+        let mut lines: Box<dyn BufRead + Send> = if on_stdout {
+            Box::new(BufReader::new(child.stdout.take().unwrap()))
+        } else {
+            Box::new(BufReader::new(child.stderr.take().unwrap()))
         };
         let running = Self(child);
         let mut line = String::new();

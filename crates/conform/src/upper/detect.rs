@@ -29,9 +29,12 @@ impl Detecting {
     fn choose(&mut self, request: &[u8]) -> &mut dyn Answering {
         let is_smb2 = request.starts_with(b"\xfeSMB");
         self.chosen
-            .get_or_insert_with(|| match is_smb2 {
-                true => Smb2.answer(),
-                false => Echo.answer(),
+            .get_or_insert_with(|| {
+                if is_smb2 {
+                    Smb2.answer()
+                } else {
+                    Echo.answer()
+                }
             })
             .as_mut()
     }

@@ -121,14 +121,14 @@ pub(super) fn descriptors(
     if length == 0 {
         return Ok(Vec::new());
     }
-    let bytes = match usize::from(offset) < REQUEST_FIXED {
-        true => Err(Malformed::OutOfBounds {
+    if usize::from(offset) < REQUEST_FIXED {
+        return Err(Malformed::OutOfBounds {
             field,
             offset: offset.into(),
             length: length.into(),
-        }),
-        false => buffer(field, element, offset.into(), length.into()),
-    }?;
+        });
+    }
+    let bytes = buffer(field, element, offset.into(), length.into())?;
     BufferDescriptorV1::decode_array(bytes).map_err(|_| Malformed::Descriptors {
         length: length.into(),
     })

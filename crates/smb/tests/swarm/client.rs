@@ -134,9 +134,10 @@ impl Client {
         memory: &mut Memory,
         bytes: &[u8],
     ) -> Vec<BufferDescriptorV1> {
-        match bytes.is_empty() && random.bool() {
-            true => Vec::new(),
-            false => memory.register_pieces(random, bytes),
+        if bytes.is_empty() && random.bool() {
+            Vec::new()
+        } else {
+            memory.register_pieces(random, bytes)
         }
     }
 
@@ -149,9 +150,10 @@ impl Client {
                 None if command(element) == CANCEL => continue,
                 None => (0, u32::MAX, Vec::new()),
             };
-            let before = match self.honest {
-                true => memory.content(&descriptors),
-                false => Vec::new(),
+            let before = if self.honest {
+                memory.content(&descriptors)
+            } else {
+                Vec::new()
             };
             let operation = Operation {
                 command: command(element),
@@ -215,9 +217,10 @@ impl Client {
 
 /// DataRemaining of an answer to a READ with data.
 fn remaining(element: &[u8]) -> u32 {
-    match is_read_with_data(element) {
-        true => u32_at(element, 72),
-        false => 0,
+    if is_read_with_data(element) {
+        u32_at(element, 72)
+    } else {
+        0
     }
 }
 
@@ -225,15 +228,14 @@ impl Operation {
     /// Checks the final answer of a request with a channel, and the memory of the client.
     fn check(&self, element: &[u8], memory: &Memory, totals: &mut Totals) {
         let after = memory.content(&self.descriptors);
-        let placed = match is_read_with_data(element) {
-            true => {
-                // A client that asks for RDMA looks for the data nowhere else.
-                assert_eq!(u32_at(element, 68), 0, "data in the message");
-                let placed = u32_at(element, 72);
-                assert!(placed <= self.length);
-                placed as usize
-            }
-            false => 0,
+        let placed = if is_read_with_data(element) {
+            // A client that asks for RDMA looks for the data nowhere else.
+            assert_eq!(u32_at(element, 68), 0, "data in the message");
+            let placed = u32_at(element, 72);
+            assert!(placed <= self.length);
+            placed as usize
+        } else {
+            0
         };
         totals.placed += placed;
         // That the first bytes are those of the file is checked with the meaning of the answer.

@@ -113,9 +113,10 @@ impl Memory {
             let (region, start) = self.find(descriptor, take)?;
             bytes.extend_from_slice(&region.bytes[start..start + take]);
         }
-        match bytes.len() == length {
-            true => Ok(bytes),
-            false => Err(AccessFault),
+        if bytes.len() == length {
+            Ok(bytes)
+        } else {
+            Err(AccessFault)
         }
     }
 
@@ -138,9 +139,10 @@ impl Memory {
                 .expect("it is there");
             region.bytes[start..start + now.len()].copy_from_slice(now);
         }
-        match data.is_empty() {
-            true => Ok(()),
-            false => Err(AccessFault),
+        if data.is_empty() {
+            Ok(())
+        } else {
+            Err(AccessFault)
         }
     }
 
@@ -153,9 +155,10 @@ impl Memory {
         let start = descriptor.offset.checked_sub(region.offset);
         let start = start.ok_or(AccessFault)?;
         let room = (region.bytes.len() as u64).checked_sub(start);
-        match room.is_some_and(|room| room >= length as u64) && region.valid {
-            true => Ok((region, start as usize)),
-            false => Err(AccessFault),
+        if room.is_some_and(|room| room >= length as u64) && region.valid {
+            Ok((region, start as usize))
+        } else {
+            Err(AccessFault)
         }
     }
 

@@ -116,15 +116,14 @@ impl Server {
         // A signed answer is not put together with others, which may have to be taken apart again.
         let is_signed = |task: &Task| u32_at(&task.element, 16) & SIGNED != 0;
         let has_signed = self.waiting.iter().flatten().any(is_signed);
-        let tasks = match self.mixes && !has_signed {
-            false => self.waiting.remove(group),
-            true => {
-                let mut all: Vec<_> = self.waiting.drain(..).flatten().collect();
-                random.shuffle(&mut all);
-                let rest = all.split_off(random.usize(1..=all.len().min(5)));
-                self.waiting = rest.into_iter().map(|task| vec![task]).collect();
-                all
-            }
+        let tasks = if self.mixes && !has_signed {
+            let mut all: Vec<_> = self.waiting.drain(..).flatten().collect();
+            random.shuffle(&mut all);
+            let rest = all.split_off(random.usize(1..=all.len().min(5)));
+            self.waiting = rest.into_iter().map(|task| vec![task]).collect();
+            all
+        } else {
+            self.waiting.remove(group)
         };
         let mut answers = Vec::new();
         for task in tasks {

@@ -182,14 +182,13 @@ impl Peer {
 
     async fn write(&mut self, request: &Request, most: usize) -> Vec<u8> {
         let count = request.length().min(most);
-        let data = match request.is_by_rdma() {
-            true => {
-                let into = BytesMut::zeroed(count);
-                let memory = descriptor(&request.0);
-                let read = self.connection.read(&[memory], 0, into).await;
-                read.unwrap().to_vec()
-            }
-            false => request.0[112..][..count].to_vec(),
+        let data = if request.is_by_rdma() {
+            let into = BytesMut::zeroed(count);
+            let memory = descriptor(&request.0);
+            let read = self.connection.read(&[memory], 0, into).await;
+            read.unwrap().to_vec()
+        } else {
+            request.0[112..][..count].to_vec()
         };
         let end = request.offset() + count;
         self.file.resize(self.file.len().max(end), 0);

@@ -92,9 +92,10 @@ impl Connection {
             ..
         } = connected;
         #[cfg(feature = "metrics")]
-        let role = match engine.is_active() {
-            true => metrics::Role::Active,
-            false => metrics::Role::Passive,
+        let role = if engine.is_active() {
+            metrics::Role::Active
+        } else {
+            metrics::Role::Passive
         };
         let shared = Shared::new(engine, queue_pair, config);
         let guard = CloseOnDrop(Some(shared.clone()));

@@ -300,9 +300,10 @@ impl State {
     #[inline]
     pub(crate) fn taken(&mut self) {
         if self.starved {
-            match self.turn.allows_callers() {
-                true => self.drive(now()),
-                false => self.wake_task(),
+            if self.turn.allows_callers() {
+                self.drive(now());
+            } else {
+                self.wake_task();
             }
         }
     }

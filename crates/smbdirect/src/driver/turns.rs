@@ -168,9 +168,10 @@ impl Turn {
         }
         self.is_bulk = moved.saturating_sub(self.moved) >= BULK_BYTES;
         self.moved = moved;
-        self.short_turns = match self.is_bulk {
-            true => 0,
-            false => self.short_turns.saturating_add(1),
+        self.short_turns = if self.is_bulk {
+            0
+        } else {
+            self.short_turns.saturating_add(1)
         };
         self.is_bulk && self.take()
     }

@@ -59,9 +59,10 @@ impl Message {
 
     /// Returns the message as one slice. Copies only if it has several parts.
     pub fn into_bytes(mut self) -> Bytes {
-        match self.tail.is_unused() {
-            true => self.head,
-            false => self.copy_to_bytes(self.length),
+        if self.tail.is_unused() {
+            self.head
+        } else {
+            self.copy_to_bytes(self.length)
         }
     }
 

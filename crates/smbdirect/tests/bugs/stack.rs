@@ -777,9 +777,10 @@ async fn bug_27_memory_that_is_taken_back_meanwhile() {
             let descriptors = [memory.descriptor()];
             let use_it = || {
                 let into = BytesMut::zeroed(SIZE);
-                match write {
-                    true => Err(server.write(&descriptors, 0, data.clone())),
-                    false => Ok(server.read(&descriptors, 0, into)),
+                if write {
+                    Err(server.write(&descriptors, 0, data.clone()))
+                } else {
+                    Ok(server.read(&descriptors, 0, into))
                 }
             };
             let mut begun: Vec<_> = (0..8).map(|_| use_it()).collect();

@@ -128,10 +128,7 @@ async fn wire_bytes_are_payloads_with_headers(provider: Arc<dyn Provider>) {
     within(client.close()).await.unwrap();
     within(server.closed()).await;
     let (sent, received) = (client.stats(), server.stats());
-    let expected = match is_network {
-        true => 100_000..120_000,
-        false => 0..1,
-    };
+    let expected = if is_network { 100_000..120_000 } else { 0..1 };
     assert!(expected.contains(&sent.wire_bytes_sent), "{sent:?}");
     assert_eq!(received.wire_bytes_received, sent.wire_bytes_sent);
     assert_eq!(received.wire_bytes_sent, sent.wire_bytes_received);
@@ -253,9 +250,10 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
         let deciding = async {
             let incoming = listener.accept().await.unwrap();
             assert!(incoming.remote_address().ip().is_loopback());
-            match refuses {
-                true => incoming.refuse(),
-                false => drop(incoming),
+            if refuses {
+                incoming.refuse();
+            } else {
+                drop(incoming);
             }
         };
         let connecting = Connection::connect(&*provider, address, Config::default());

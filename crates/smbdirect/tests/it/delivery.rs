@@ -217,10 +217,10 @@ fn messages_over_roce_arrive_after_the_runtime_has_ended() {
         let runtime = runtime();
         runtime.block_on(async {
             let connection = connect(&*ours, &peer).await;
-            match waits {
-                true => send_and_wait(&connection).await,
-                false => (0..MESSAGES)
-                    .for_each(|_| drop(connection.send(vec![5; MESSAGE_BYTES]).unwrap())),
+            if waits {
+                send_and_wait(&connection).await;
+            } else {
+                (0..MESSAGES).for_each(|_| drop(connection.send(vec![5; MESSAGE_BYTES]).unwrap()));
             }
         });
         drop(runtime);

@@ -64,9 +64,10 @@ fn fpdu(crc: bool, ulpdu: &[&[u8]]) -> Vec<u8> {
     let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
     bytes.extend(ulpdu);
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    let sum = match crc {
-        true => Crc::<u32>::new(&CRC_32_ISCSI).checksum(&bytes),
-        false => 0,
+    let sum = if crc {
+        Crc::<u32>::new(&CRC_32_ISCSI).checksum(&bytes)
+    } else {
+        0
     };
     bytes.extend(sum.to_le_bytes());
     bytes

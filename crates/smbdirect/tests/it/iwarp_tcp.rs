@@ -858,9 +858,10 @@ async fn long_fpdus_are_sent_to_this_library_and_where_configured() {
     use MpaCrc::{Auto, Off, On};
     const AUTO: FpduAlignment = FpduAlignment::Auto;
     // An FPDU that fits a segment. Without the segment size of the connection, that of Ethernet counts.
-    let fitting = match cfg!(unix) {
-        true => 30_000..=65_483,
-        false => 1400..=1460,
+    let fitting = if cfg!(unix) {
+        30_000..=65_483
+    } else {
+        1400..=1460
     };
     // With revision 1, an end of this library is not recognised.
     for (revision, crc, max_fpdu, fpdu_alignment, expected) in [

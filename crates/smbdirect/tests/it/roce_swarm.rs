@@ -466,9 +466,10 @@ impl End {
 
     /// Checks how the connection broke, and that all work that was posted has completed.
     fn finish_broken(&mut self, is_offender: bool) {
-        let expected = match is_offender {
-            true => ProviderErrorKind::Terminated,
-            false => ProviderErrorKind::Protocol,
+        let expected = if is_offender {
+            ProviderErrorKind::Terminated
+        } else {
+            ProviderErrorKind::Protocol
         };
         assert_eq!(self.broken, Some(expected));
         // The work that was not posted is left.

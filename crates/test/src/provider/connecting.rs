@@ -17,9 +17,12 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
     let address = listener.local_address();
     assert_ne!(address.port(), 0);
     let question = Bytes::from(vec![0x51; fabric.manners.private_data]);
-    let whole = |arrived: &Bytes, sent: &Bytes| match fabric.manners.exact_private_data {
-        true => arrived == sent,
-        false => arrived.starts_with(sent) && arrived[sent.len()..].iter().all(|&b| b == 0),
+    let whole = |arrived: &Bytes, sent: &Bytes| {
+        if fabric.manners.exact_private_data {
+            arrived == sent
+        } else {
+            arrived.starts_with(sent) && arrived[sent.len()..].iter().all(|&b| b == 0)
+        }
     };
     let connect = fabric.active.connect(ConnectRequest {
         private_data: question.clone(),

@@ -195,9 +195,10 @@ impl VerbsQueuePair {
             0 => OwnedRegion::unregistered(into),
             _ => {
                 // Over iWARP the response to a Read is a Write by the peer.
-                let access = match self.is_iwarp {
-                    true => ffi::IBV_ACCESS_LOCAL_WRITE | ffi::IBV_ACCESS_REMOTE_WRITE,
-                    false => ffi::IBV_ACCESS_LOCAL_WRITE,
+                let access = if self.is_iwarp {
+                    ffi::IBV_ACCESS_LOCAL_WRITE | ffi::IBV_ACCESS_REMOTE_WRITE
+                } else {
+                    ffi::IBV_ACCESS_LOCAL_WRITE
                 };
                 OwnedRegion::of_buffer(&self.domain, into, access)?
             }
@@ -268,9 +269,10 @@ impl VerbsQueuePair {
         // Without windows, software iWARP lets a peer invalidate plain regions.
         let invalidates_regions = self.is_iwarp && !self.has_windows;
         let windowed = access.contains(Access::REMOTE_INVALIDATE) && !invalidates_regions;
-        let region_flags = match windowed {
-            true => ffi::IBV_ACCESS_MW_BIND | flags & ffi::IBV_ACCESS_LOCAL_WRITE,
-            false => flags,
+        let region_flags = if windowed {
+            ffi::IBV_ACCESS_MW_BIND | flags & ffi::IBV_ACCESS_LOCAL_WRITE
+        } else {
+            flags
         };
         // The window is allocated first: if it fails, the buffer can be returned, which is not
         // certain once the buffer is registered.

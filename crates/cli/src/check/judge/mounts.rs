@@ -51,9 +51,10 @@ fn is_of(mount: &Mount, way: &Way) -> bool {
 }
 
 fn steps(mount: &Mount, facts: &Facts) -> Vec<Step> {
-    let first = match mount.is_rdma {
-        true => over_rdma(mount),
-        false => over_tcp(mount, facts),
+    let first = if mount.is_rdma {
+        over_rdma(mount)
+    } else {
+        over_tcp(mount, facts)
     };
     let mut steps = vec![first];
     if mount.is_rdma {
@@ -172,9 +173,10 @@ fn remount(mount: &Mount, option: &str) -> String {
 /// Returns text as one word of a shell command. Others may have chosen the names of mounts.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.into(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.into()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 
@@ -233,16 +235,18 @@ fn not_asked(mount: &Mount) -> Option<Step> {
         &*mount.directory,
         "the client has no list of the server's interfaces",
         Fault::NoInterfacesAsked,
-        match server_has_it {
-            true => "the client did not ask for it, so it opens no channels on other interfaces",
-            false => "the server does not offer multichannel, so no client learns its interfaces",
+        if server_has_it {
+            "the client did not ask for it, so it opens no channels on other interfaces"
+        } else {
+            "the server does not offer multichannel, so no client learns its interfaces"
         },
     );
-    Some(match server_has_it {
-        true => step.cure(
+    Some(if server_has_it {
+        step.cure(
             place::HERE,
             remount(mount, "rdma,multichannel,max_channels=2"),
-        ),
-        false => super::session::with_multichannel(step),
+        )
+    } else {
+        super::session::with_multichannel(step)
     })
 }

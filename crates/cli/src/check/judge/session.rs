@@ -47,11 +47,12 @@ pub(super) fn section(way: &Way) -> Option<Section> {
     match &session.share {
         Some(Err(why)) => {
             let share = way.share.as_deref().unwrap_or_default();
-            let cause = match why.contains(ACCESS_DENIED) {
-                true => format!(
+            let cause = if why.contains(ACCESS_DENIED) {
+                format!(
                     "this account may not use the share {share}, or the share demands encryption"
-                ),
-                false => format!("the server does not let this account use the share {share}"),
+                )
+            } else {
+                format!("the server does not let this account use the share {share}")
             };
             let step = Step::fault("share", why.clone(), Fault::ShareUnknown, cause);
             steps.push(step.cure(
@@ -87,9 +88,10 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
         }
     };
     let words: Vec<String> = list.iter().map(describe).collect();
-    let evidence = match words.is_empty() {
-        true => "the server lists none".into(),
-        false => words.join(", "),
+    let evidence = if words.is_empty() {
+        "the server lists none".into()
+    } else {
+        words.join(", ")
     };
     if !list.iter().any(|each| each.is_rdma) {
         let cause = "no interface is RDMA_CAPABLE, so Windows clients never try SMB Direct: the \

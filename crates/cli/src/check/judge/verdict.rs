@@ -153,9 +153,10 @@ fn in_use(facts: &Facts, sections: &[Section]) -> String {
         .iter()
         .filter(|section| section.about == About::Mounts);
     let mut steps = about_mounts.flat_map(|section| &section.steps);
-    let limits = match steps.any(|step| step.state == State::Warning) {
-        true => ", with limits",
-        false => "",
+    let limits = if steps.any(|step| step.state == State::Warning) {
+        ", with limits"
+    } else {
+        ""
     };
     let mounts = crate::report::plural(number, "mount");
     format!("; RDMA is used by {mounts}{limits}")

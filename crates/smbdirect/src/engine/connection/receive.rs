@@ -59,9 +59,10 @@ impl Connection {
             cold_path();
             message = joined(self.head.take(), message);
         }
-        let head = match self.head.is_empty() {
-            true => &message[..],
-            false => self.head.as_slice(),
+        let head = if self.head.is_empty() {
+            &message[..]
+        } else {
+            self.head.as_slice()
         };
         let length = self.head.len() + message.len();
         let header =
@@ -231,8 +232,9 @@ impl Connection {
 
 #[cold]
 pub(super) fn joined(head: Inline, rest: Bytes) -> Bytes {
-    match head.is_empty() {
-        true => rest,
-        false => [head.as_slice(), &rest].concat().into(),
+    if head.is_empty() {
+        rest
+    } else {
+        [head.as_slice(), &rest].concat().into()
     }
 }

@@ -126,9 +126,10 @@ impl Connection {
         //= SMBD-3.1.5.1-05b
         let last_credit = self.send_credits == 1;
         let grant = self.receive_credits.grantable(last_credit);
-        match last_credit {
-            true => self.last_grant(now, waiting, grant),
-            false => Some(grant),
+        if last_credit {
+            self.last_grant(now, waiting, grant)
+        } else {
+            Some(grant)
         }
     }
 
@@ -176,9 +177,10 @@ impl Connection {
         grant: u16,
     ) -> WorkRequest {
         //= SMBD-3.1.5.1-03
-        let segment = match waiting {
-            true => self.send_queue.cut(max_payload),
-            false => None,
+        let segment = if waiting {
+            self.send_queue.cut(max_payload)
+        } else {
+            None
         };
         if self.ask_after_queue && self.send_queue.is_empty() {
             cold_path();

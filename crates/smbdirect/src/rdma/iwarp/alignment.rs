@@ -147,9 +147,10 @@ impl Alignment {
             && state.segment <= self.largest_window
             && !self.needs_options(window.out_of_order, now);
         Cut {
-            max_fpdu: match forms_runs {
-                true => run,
-                false => single.min(mpa::max_fpdu(self.largest_window)),
+            max_fpdu: if forms_runs {
+                run
+            } else {
+                single.min(mpa::max_fpdu(self.largest_window))
             },
             run: forms_runs.then_some(run),
             room: self.room(window, written),

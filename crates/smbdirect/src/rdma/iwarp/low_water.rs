@@ -46,14 +46,16 @@ impl LowWater {
         let arrived = received - self.received;
         self.received = received;
         if arrived > 0 && self.mark == 1 {
-            self.small_wake_ups = match arrived < MIN_WAKE_UP_BYTES as u64 {
-                true => self.small_wake_ups.saturating_add(1),
-                false => 0,
+            self.small_wake_ups = if arrived < MIN_WAKE_UP_BYTES as u64 {
+                self.small_wake_ups.saturating_add(1)
+            } else {
+                0
             };
         }
-        self.mark = match self.small_wake_ups >= SMALL_WAKE_UPS && awaited >= MIN_WAKE_UP_BYTES {
-            true => awaited.min(MAX_MARK_BYTES),
-            false => 1,
+        self.mark = if self.small_wake_ups >= SMALL_WAKE_UPS && awaited >= MIN_WAKE_UP_BYTES {
+            awaited.min(MAX_MARK_BYTES)
+        } else {
+            1
         };
         arrived > 0
     }

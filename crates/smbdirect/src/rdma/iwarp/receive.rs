@@ -168,9 +168,10 @@ impl Receive {
         (self.start, self.end) = (0, end);
         let looks_ahead =
             !direct.is_empty() || self.expects_tagged && end < Fpdu::HEADER_LENGTH + Tagged::LENGTH;
-        let most = match looks_ahead {
-            true => LOOKAHEAD_BYTES,
-            false => block.len(),
+        let most = if looks_ahead {
+            LOOKAHEAD_BYTES
+        } else {
+            block.len()
         };
         [direct, &mut block[end..most]]
     }

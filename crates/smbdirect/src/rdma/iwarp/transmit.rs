@@ -138,9 +138,10 @@ impl Transmit {
             return false;
         }
         self.responded = false;
-        let rest = match self.segments.try_push_short(work) {
-            true => None,
-            false => self.segments.push_work(work, 0),
+        let rest = if self.segments.try_push_short(work) {
+            None
+        } else {
+            self.segments.push_work(work, 0)
         };
         match rest {
             None => self.finish_work(Finished::of(work)),

@@ -162,9 +162,10 @@ impl Endpoint {
     pub fn listen(&mut self, port: u16) -> Result<u16, ProviderError> {
         let in_use = |what: &str| ProviderError::new(ProviderErrorKind::InUse, what);
         if port != 0 {
-            return match self.listening.insert(port) {
-                true => Ok(port),
-                false => Err(in_use("listening: address already in use")),
+            return if self.listening.insert(port) {
+                Ok(port)
+            } else {
+                Err(in_use("listening: address already in use"))
             };
         }
         let first = random()? as u16 | LOWEST_DYNAMIC_PORT;

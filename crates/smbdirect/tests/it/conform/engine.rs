@@ -120,10 +120,7 @@ impl Client for EngineClient {
 
     fn finish(&mut self) -> Verdict<Option<Result<(), String>>> {
         let words = self.log.0.borrow_mut().pop().expect("it has ended");
-        Ok(Some(match words == DONE {
-            true => Ok(()),
-            false => Err(words),
-        }))
+        Ok(Some(if words == DONE { Ok(()) } else { Err(words) }))
     }
 }
 

@@ -432,9 +432,10 @@ impl Literal {
             return self.terminate("the Idle Connection Timer");
         }
         self.keepalive_requested = KeepaliveRequested::Pending;
-        let messages = match self.send_queue.is_empty() {
-            true => vec![Message::default()],
-            false => Vec::new(),
+        let messages = if self.send_queue.is_empty() {
+            vec![Message::default()]
+        } else {
+            Vec::new()
         };
         self.send_upper_layer_messages(now, messages);
     }

@@ -190,9 +190,10 @@ impl State {
             let end = &mut self.ends[who];
             let room = Room {
                 sends: SEND_QUEUE_LENGTH.saturating_sub(end.sends).into(),
-                receives: match end.held_up {
-                    true => 0,
-                    false => (RECEIVE_QUEUE_LENGTH - end.receives).into(),
+                receives: if end.held_up {
+                    0
+                } else {
+                    (RECEIVE_QUEUE_LENGTH - end.receives).into()
                 },
             };
             let tampered = sabotage.is_some_and(|sabotage| sabotage != Sabotage::StayIdle);

@@ -181,9 +181,10 @@ impl IwarpQueuePair {
             low_water: LowWater::new(),
             low_water_timer: None,
             adaptive_spin: AdaptiveSpin::new(tuning.spin_window),
-            probe_delays: match tuning.startup_probe && initiator && !agreement.peer_is_smbdirect {
-                true => &STARTUP_PROBE_DELAYS,
-                false => &[],
+            probe_delays: if tuning.startup_probe && initiator && !agreement.peer_is_smbdirect {
+                &STARTUP_PROBE_DELAYS
+            } else {
+                &[]
             },
             probe_timer: None,
             broken_pipe: None,
@@ -507,9 +508,10 @@ impl IwarpQueuePair {
                 machine.transmitted_bytes() + acknowledged + received
             };
             if self.close_timer.poll(context, all_read, moved) {
-                let how = match socket.as_ref().is_none_or(Socket::is_all_acknowledged) {
-                    true => Disconnect::Local,
-                    false => Disconnect::Broken(close_timer::not_taken()),
+                let how = if socket.as_ref().is_none_or(Socket::is_all_acknowledged) {
+                    Disconnect::Local
+                } else {
+                    Disconnect::Broken(close_timer::not_taken())
                 };
                 self.machine.end(how);
                 // TCP goes on to deliver what it has.

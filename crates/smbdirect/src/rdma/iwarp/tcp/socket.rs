@@ -146,9 +146,10 @@ impl Socket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => os_error("the startup", &error),
             };
-            return Err(match bytes.is_empty() {
-                true => FrameError::BeforeFirstByte(lost),
-                false => FrameError::Lost(lost),
+            return Err(if bytes.is_empty() {
+                FrameError::BeforeFirstByte(lost)
+            } else {
+                FrameError::Lost(lost)
             });
         }
     }
@@ -309,9 +310,10 @@ impl Socket {
                 _ => Ok(()),
             }
         };
-        let outcome = match skip_readiness_check {
-            true => once(),
-            false => self.stream.try_io(Interest::READABLE, once),
+        let outcome = if skip_readiness_check {
+            once()
+        } else {
+            self.stream.try_io(Interest::READABLE, once)
         };
         self.tap_call(Direction::Received, count);
         let Some(count) = count else {
@@ -384,9 +386,10 @@ impl Socket {
 
     /// Returns the most bytes that should wait for this socket.
     pub(super) fn max_backlog(&self) -> usize {
-        match is_controlled_by_bbr(&self.stream) {
-            true => MAX_BACKLOG_BBR,
-            false => MAX_BACKLOG,
+        if is_controlled_by_bbr(&self.stream) {
+            MAX_BACKLOG_BBR
+        } else {
+            MAX_BACKLOG
         }
     }
 

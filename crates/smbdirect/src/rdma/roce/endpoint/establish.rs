@@ -472,9 +472,10 @@ fn open_queue_pair(settings: &EndpointSettings, path: Path, agreed: &Agreed) -> 
         rnr_retry_count: agreed.rnr_retry_count,
         ack_timeout: settings.ack_timeout.duration(),
         target_ack_delay: agreed.target_ack_delay.min(MAX_TARGET_ACK_DELAY.duration()),
-        max_in_flight: match is_within_host {
-            true => settings.max_in_flight_within_host,
-            false => settings.max_in_flight,
+        max_in_flight: if is_within_host {
+            settings.max_in_flight_within_host
+        } else {
+            settings.max_in_flight
         },
     })
 }

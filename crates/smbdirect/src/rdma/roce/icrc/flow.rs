@@ -120,9 +120,10 @@ impl FlowIcrc {
             return None;
         }
         let known = &self.known[place_of(datagram.len())];
-        let inverse = match known.length == datagram.len() {
-            true => known.inverse,
-            false => inverse_of(datagram.len()),
+        let inverse = if known.length == datagram.len() {
+            known.inverse
+        } else {
+            inverse_of(datagram.len())
         };
         Some(guess ^ correction(difference, inverse)?)
     }

@@ -172,9 +172,10 @@ impl Requester {
     /// Returns the error of packets that were sent again and again without an acknowledgement.
     fn unacknowledged_error(&self) -> QueuePairError {
         let (acknowledged, lost) = (self.longest_acknowledged, self.next_acknowledged_length());
-        match self.unacknowledged > 0 && lost > acknowledged {
-            true => QueuePairError::LongPacketsLost { lost, acknowledged },
-            false => QueuePairError::Unacknowledged,
+        if self.unacknowledged > 0 && lost > acknowledged {
+            QueuePairError::LongPacketsLost { lost, acknowledged }
+        } else {
+            QueuePairError::Unacknowledged
         }
     }
 

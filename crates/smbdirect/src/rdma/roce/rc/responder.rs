@@ -329,13 +329,14 @@ impl Responder {
             }
             _ => length <= path_mtu,
         };
-        match is_valid {
-            true => Ok(()),
-            false => Err(QueuePairError::PayloadLength {
+        if is_valid {
+            Ok(())
+        } else {
+            Err(QueuePairError::PayloadLength {
                 opcode,
                 length,
                 path_mtu,
-            }),
+            })
         }
     }
 

@@ -115,18 +115,20 @@ impl Socket {
         skip_readiness_check: bool,
     ) -> io::Result<usize> {
         let mut receive = || self.bound.state.recv((&self.io).into(), buffers, metas);
-        match skip_readiness_check {
-            true => receive(),
-            false => self.io.try_io(Interest::READABLE, receive),
+        if skip_readiness_check {
+            receive()
+        } else {
+            self.io.try_io(Interest::READABLE, receive)
         }
     }
 
     /// Waits until there are datagrams or errors.
     pub(super) async fn ready(&self, writable: bool) -> io::Result<()> {
         let interest = Interest::READABLE | Interest::ERROR;
-        let interest = match writable {
-            true => interest | Interest::WRITABLE,
-            false => interest,
+        let interest = if writable {
+            interest | Interest::WRITABLE
+        } else {
+            interest
         };
         self.io.ready(interest).await.map(drop)
     }

@@ -131,9 +131,10 @@ fn an_abort_and_a_release_are_told() {
             let mut network = Network::new(end as u64);
             let ids = network.connected();
             let now = network.now;
-            match is_release {
-                true => network.ends[end].release(now, ids[end]),
-                false => network.ends[end].disconnect(now, ids[end], Teardown::Abort),
+            if is_release {
+                network.ends[end].release(now, ids[end]);
+            } else {
+                network.ends[end].disconnect(now, ids[end], Teardown::Abort);
             }
             let how = ending(&network.until_ended(1 - end, ids[1 - end]));
             let Disconnect::Broken(error) = how else {
