@@ -1,6 +1,6 @@
 //! Arbitrary captures, read as `smbdirect decode` reads them: no panic, and consistent events.
 
-use smbdirect_decode::{Event, Packets, Streams, What, rule_text};
+use smbdirect_decode::{Event, EventKind, Packets, Streams, rule_text};
 
 /// Reads `data` as a capture.
 pub fn decode(data: &[u8]) {
@@ -28,7 +28,7 @@ struct Checks {
 
 impl Checks {
     fn event(&mut self, event: &Event) {
-        if let What::Stream { ends, .. } = event.what {
+        if let EventKind::Stream { ends, .. } = event.kind {
             self.streams += 1;
             assert_eq!(event.stream, self.streams, "streams are counted");
             assert_ne!(event.stream, 0, "{ends:?}");
@@ -42,8 +42,12 @@ impl Checks {
             assert!(!rule_text(broken.rule).is_empty(), "{broken:?}");
             assert!(!broken.how.is_empty(), "{broken:?}");
         }
-        let is_message = event.what.name().is_some();
-        let may_break = is_message || matches!(event.what, What::Note { .. } | What::Closed { .. });
+        let is_message = event.kind.name().is_some();
+        let may_break = is_message
+            || matches!(
+                event.kind,
+                EventKind::Note { .. } | EventKind::Closed { .. }
+            );
         assert!(may_break || event.broken.is_empty(), "{event:?}");
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args};
 use smbdirect_decode::{
-    CaptureError, Counts, Event, MAX_SUMMARISED, Packets, Streams, Summary, What,
+    CaptureError, Counts, Event, EventKind, MAX_SUMMARISED, Packets, Streams, Summary,
 };
 use tracing::{debug, trace};
 
@@ -222,10 +222,10 @@ impl Show<'_> {
             return;
         }
         self.summary.count(&event);
-        if matches!(event.what, What::Packet(_)) && !self.decode.packets {
+        if matches!(event.kind, EventKind::Packet(_)) && !self.decode.packets {
             return;
         }
-        let is_stream = matches!(event.what, What::Stream { .. });
+        let is_stream = matches!(event.kind, EventKind::Stream { .. });
         if is_stream && self.waiting.len() < MAX_SUMMARISED {
             self.waiting.insert(event.stream, event);
             return;

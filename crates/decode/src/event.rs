@@ -37,7 +37,7 @@ pub struct Event {
     /// The end that sent it.
     pub from: Sender,
     /// What was sent, or what happened.
-    pub what: What,
+    pub kind: EventKind,
     /// The send credits that the initiator and the responder hold after it; `None` if the capture
     /// lacks something that they depend on.
     pub credits: [Option<u32>; 2],
@@ -56,7 +56,7 @@ impl Serialize for Event {
             #[serde(skip_serializing_if = "Option::is_none")]
             message: Option<&'static str>,
             #[serde(flatten)]
-            what: &'a What,
+            kind: &'a EventKind,
             #[serde(flatten)]
             credits: Option<Credits>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,11 +74,11 @@ impl Serialize for Event {
             responder_credits: Option<u32>,
         }
 
-        let (event, what) = (self.what.event_name(), &self.what);
-        let message = match what {
-            What::BadStartup { .. } => Some("MPA frame"),
-            What::Headless { .. } => Some("without fields"),
-            what => what.name(),
+        let (event, kind) = (self.kind.event_name(), &self.kind);
+        let message = match kind {
+            EventKind::BadStartup { .. } => Some("MPA frame"),
+            EventKind::Headless { .. } => Some("without fields"),
+            kind => kind.name(),
         };
         let has_broken = message.is_some() || matches!(event, "note" | "closed");
         let [initiator_credits, responder_credits] = self.credits;
@@ -90,7 +90,7 @@ impl Serialize for Event {
                 from: self.from,
             }),
             message,
-            what,
+            kind,
             credits: message.map(|_| Credits {
                 initiator_credits,
                 responder_credits,
@@ -198,7 +198,7 @@ pub struct Broken {
 /// The content of an event.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub enum What {
+pub enum EventKind {
     /// A stream begins, between the initiator and the responder, or A and B.
     Stream {
         /// The initiator and the responder, or A and B.
@@ -325,7 +325,7 @@ pub enum What {
     },
 }
 
-impl What {
+impl EventKind {
     /// Returns the kind of event, as in JSON.
     const fn event_name(&self) -> &'static str {
         match self {

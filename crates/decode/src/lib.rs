@@ -13,9 +13,9 @@
 //! let mut streams = Streams::new(&[], &[]);
 //! let mut names = Vec::new();
 //! while let Some(packet) = packets.next_packet()? {
-//!     streams.packet(&packet, &mut |event| names.extend(event.what.name()));
+//!     streams.packet(&packet, &mut |event| names.extend(event.kind.name()));
 //! }
-//! streams.finish(&mut |event| names.extend(event.what.name()));
+//! streams.finish(&mut |event| names.extend(event.kind.name()));
 //! assert_eq!(names[..2], ["MPA Request", "MPA Reply"]);
 //! # Ok(())
 //! # }
@@ -60,8 +60,8 @@ mod tcp;
 
 pub use capture::{CaptureError, Packet, Packets};
 pub use event::{
-    Broken, ByRdma, DataTransfer, End, Event, Icrc, Payload, Region, Repeated, RocePacket, Sender,
-    Tagged, What,
+    Broken, ByRdma, DataTransfer, End, Event, EventKind, Icrc, Payload, Region, Repeated,
+    RocePacket, Sender, Tagged,
 };
 pub use names::{nak_name, opcode_name, private_data_used, rnr_wait_ms};
 pub use peel::OTHER_UDP;

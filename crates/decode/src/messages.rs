@@ -14,18 +14,18 @@ use smbdirect::rdma::iwarp::{
 };
 
 use super::{
-    event::{Broken, Tagged, What, broken},
+    event::{Broken, EventKind, Tagged, broken},
     framing::{Crc, Fpdu, Frame, Framer},
     smb::{Context, Send, SmbDirect},
     tcp::Piece,
 };
 
 /// Receives an event, its direction, and the broken rules.
-pub(super) type Said<'a> = &'a mut dyn FnMut(usize, What, Vec<Broken>, &Known);
+pub(super) type EventSink<'a> = &'a mut dyn FnMut(usize, EventKind, Vec<Broken>, &ConnectionState);
 
 /// The state of the connection as a whole.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ConnectionState {
     /// The direction of the end that connected.
     pub(super) initiator: Option<usize>,
     /// Whether its first packets are in the capture.
@@ -42,7 +42,7 @@ pub(super) struct Iwarp {
 
 #[derive(Debug, Default)]
 struct State {
-    known: Known,
+    connection: ConnectionState,
     ways: [Way; 2],
     /// Whether CRCs are in use.
     crc: Option<bool>,
@@ -99,19 +99,19 @@ impl Iwarp {
     fn begins(&mut self, way: usize, is_initiator: bool) {
         let state = &mut self.state;
         state.ways[way].from_start = true;
-        state.known.from_start = true;
-        state.known.initiator = Some(if is_initiator { way } else { 1 - way });
+        state.connection.from_start = true;
+        state.connection.initiator = Some(if is_initiator { way } else { 1 - way });
     }
 
     /// Treats the connection as iWARP that `initiator` opened, even if its beginning is not in the
     /// capture.
     pub(super) fn expect(&mut self, initiator: usize) {
         self.state.expected = true;
-        self.state.known.initiator.get_or_insert(initiator);
+        self.state.connection.initiator.get_or_insert(initiator);
     }
 
     /// Handles the next piece of a direction. Returns false if it is not iWARP.
-    pub(super) fn piece(&mut self, way: usize, piece: &Piece<'_>, said: Said<'_>) -> bool {
+    pub(super) fn piece(&mut self, way: usize, piece: &Piece<'_>, sink: EventSink<'_>) -> bool {
         if let Piece::Begins { connects } = *piece {
             self.begins(way, connects);
             return true;
@@ -122,14 +122,14 @@ impl Iwarp {
             if !state.expected {
                 return false;
             }
-            state.say(way, What::Gap { bytes }, Vec::new(), said);
-            state.lost(way, said);
+            state.emit(way, EventKind::Gap { bytes }, Vec::new(), sink);
+            state.lost(way, sink);
         }
         while let Some(frame) = framers[way].next(state.crc) {
             match frame {
                 Frame::Foreign if !state.expected => return false,
                 Frame::Foreign if state.ways[way].from_start => {
-                    state.foreign(way, said);
+                    state.foreign(way, sink);
                     framers[way].stop();
                 }
                 Frame::Foreign => framers[way].search(),
@@ -138,24 +138,24 @@ impl Iwarp {
                     flags,
                     result,
                 } => {
-                    if let Some(stopped) = state.startup(way, kind, flags, result, said) {
+                    if let Some(stopped) = state.startup(way, kind, flags, result, sink) {
                         let stopped_ways = (0..2).filter(|&way| stopped[way]);
                         stopped_ways.for_each(|way| framers[way].stop());
                     }
                 }
-                Frame::Fpdu(fpdu) => state.fpdu(way, &fpdu, said),
+                Frame::Fpdu(fpdu) => state.fpdu(way, &fpdu, sink),
                 Frame::InStep { skipped } => {
                     // Bytes before the gap say nothing about those after it.
-                    state.lost(way, said);
+                    state.lost(way, sink);
                     state.confirmed = true;
                     if skipped > 0 {
-                        state.say(
+                        state.emit(
                             way,
-                            What::InStep {
+                            EventKind::InStep {
                                 passed_over: skipped,
                             },
                             Vec::new(),
-                            said,
+                            sink,
                         );
                     }
                 }
@@ -163,23 +163,23 @@ impl Iwarp {
         }
         if let Piece::End { reset } = *piece {
             let between = framers[way].is_between_frames();
-            state.end(way, reset, between, said);
+            state.end(way, reset, between, sink);
         }
         true
     }
 }
 
 impl State {
-    fn say(&self, way: usize, what: What, faults: Vec<Broken>, said: Said<'_>) {
+    fn emit(&self, way: usize, kind: EventKind, faults: Vec<Broken>, sink: EventSink<'_>) {
         // A connection that is not known to be iWARP is not reported.
         if self.confirmed {
-            said(way, what, faults, &self.known);
+            sink(way, kind, faults, &self.connection);
         }
     }
 
     /// Handles a loss, or bytes that were not understood, in this direction.
-    fn lost(&mut self, way: usize, said: Said<'_>) {
-        self.finish_placing(way, Vec::new(), said);
+    fn lost(&mut self, way: usize, sink: EventSink<'_>) {
+        self.finish_placing(way, Vec::new(), sink);
         let this = &mut self.ways[way];
         this.from_start = false;
         this.whole = false;
@@ -187,10 +187,10 @@ impl State {
         this.sending = None;
         this.reads = None;
         self.ways[1 - way].reads = None;
-        self.known.smb.lost(way);
+        self.connection.smb.lost(way);
     }
 
-    fn fpdu(&mut self, way: usize, fpdu: &Fpdu<'_>, said: Said<'_>) {
+    fn fpdu(&mut self, way: usize, fpdu: &Fpdu<'_>, sink: EventSink<'_>) {
         let mut faults = Vec::new();
         self.check_moment(way, &mut faults);
         let is_first = !std::mem::replace(&mut self.ways[way].has_fpdus, true);
@@ -200,13 +200,13 @@ impl State {
         }
         if !self.check_crc(fpdu, &mut faults) {
             // Nothing in it can be trusted.
-            self.undecoded(way, fpdu, faults, said);
+            self.undecoded(way, fpdu, faults, sink);
             return;
         }
         match Header::decode(fpdu.ulpdu) {
             Ok((header, payload)) => {
                 let Some(opcode) = check_control(&header, fpdu.ulpdu, &mut faults) else {
-                    self.undecoded(way, fpdu, faults, said);
+                    self.undecoded(way, fpdu, faults, sink);
                     return;
                 };
                 let headers = fpdu.ulpdu.len() - payload.len();
@@ -215,12 +215,12 @@ impl State {
                     payload,
                     length: u32::from(fpdu.ulpdu_length).saturating_sub(headers as u32),
                 };
-                if is_first && self.ready_to_receive(way, &header, &segment, &mut faults, said) {
+                if is_first && self.ready_to_receive(way, &header, &segment, &mut faults, sink) {
                     return;
                 }
                 match header {
-                    Header::Tagged(header) => self.tagged(way, header, segment, faults, said),
-                    Header::Untagged(header) => self.untagged(way, header, segment, faults, said),
+                    Header::Tagged(header) => self.tagged(way, header, segment, faults, sink),
+                    Header::Untagged(header) => self.untagged(way, header, segment, faults, sink),
                 }
             }
             Err(error) => {
@@ -232,15 +232,15 @@ impl State {
                 if !is_cut {
                     faults.push(broken(rule, error.to_string()));
                 }
-                self.undecoded(way, fpdu, faults, said);
+                self.undecoded(way, fpdu, faults, sink);
             }
         }
     }
 
-    fn undecoded(&mut self, way: usize, fpdu: &Fpdu<'_>, faults: Vec<Broken>, said: Said<'_>) {
+    fn undecoded(&mut self, way: usize, fpdu: &Fpdu<'_>, faults: Vec<Broken>, sink: EventSink<'_>) {
         let ulpdu_length = fpdu.ulpdu_length;
-        self.say(way, What::BadFpdu { ulpdu_length }, faults, said);
-        self.lost(way, said);
+        self.emit(way, EventKind::BadFpdu { ulpdu_length }, faults, sink);
+        self.lost(way, sink);
     }
 
     /// Returns whether FPDUs may be sent in this direction now.
@@ -256,7 +256,7 @@ impl State {
         if this.has_fpdus {
             return;
         }
-        if self.known.initiator == Some(way) {
+        if self.connection.initiator == Some(way) {
             // The other direction is empty, and its bytes would have been captured.
             if other.from_start && other.startup.is_none() && !other.has_fpdus && this.whole {
                 fault("MPA-06", "an FPDU before the Reply");
@@ -290,13 +290,13 @@ impl State {
         header: &Header,
         segment: &Segment<'_>,
         faults: &mut Vec<Broken>,
-        said: Said<'_>,
+        sink: EventSink<'_>,
     ) -> bool {
         let reply = self.ways[1 - way].startup.as_ref();
         let Some(enhanced) = reply.and_then(|reply| reply.enhanced) else {
             return false;
         };
-        let is_initiator = self.known.initiator == Some(way) && self.ways[way].whole;
+        let is_initiator = self.connection.initiator == Some(way) && self.ways[way].whole;
         if !is_initiator || !enhanced.peer_to_peer {
             return false;
         }
@@ -325,7 +325,7 @@ impl State {
             reads.push_back(request);
         }
         let faults = std::mem::take(faults);
-        self.say(way, What::ReadyToReceive { by: name }, faults, said);
+        self.emit(way, EventKind::ReadyToReceive { by: name }, faults, sink);
         true
     }
 
@@ -335,12 +335,12 @@ impl State {
         header: Untagged,
         segment: Segment<'_>,
         mut faults: Vec<Broken>,
-        said: Said<'_>,
+        sink: EventSink<'_>,
     ) {
         if self.ways[way].placing.is_some() {
             let how = "an untagged segment within a Write or a Read Response";
             faults.push(broken("DDP-10", how));
-            self.finish_placing(way, Vec::new(), said);
+            self.finish_placing(way, Vec::new(), sink);
         }
         let queue = segment.opcode.queue_number();
         if header.queue_number != queue {
@@ -348,15 +348,15 @@ impl State {
             faults.push(broken("DDP-06", how));
         }
         match segment.opcode {
-            Opcode::RdmaReadRequest => self.read_request(way, &header, &segment, faults, said),
+            Opcode::RdmaReadRequest => self.read_request(way, &header, &segment, faults, sink),
             Opcode::Terminate => {
                 self.check_number(way, &header, &mut faults);
                 let terminate = Terminate::decode(segment.payload);
                 check_terminate(&terminate, &mut faults);
                 self.ways[way].terminated = true;
-                self.say(way, What::Terminate(terminate), faults, said);
+                self.emit(way, EventKind::Terminate(terminate), faults, sink);
             }
-            _ => self.send(way, &header, &segment, faults, said),
+            _ => self.send(way, &header, &segment, faults, sink),
         }
     }
 
@@ -366,7 +366,7 @@ impl State {
         header: &Untagged,
         segment: &Segment<'_>,
         mut faults: Vec<Broken>,
-        said: Said<'_>,
+        sink: EventSink<'_>,
     ) {
         if self.ways[way].sending.is_some() {
             let how = "a Read Request within a Send";
@@ -383,12 +383,12 @@ impl State {
                 let how = format!("a Read Request with {length} bytes of payload");
                 faults.push(broken("MPA-25", how));
             }
-            let what = What::Headless {
+            let kind = EventKind::Headless {
                 name: "RDMA Read Request",
                 length: length.into(),
             };
             self.ways[way].reads = None;
-            self.say(way, what, faults, said);
+            self.emit(way, kind, faults, sink);
             return;
         };
         let granted = self.ways[1 - way].startup.as_ref().and_then(granted_reads);
@@ -404,7 +404,7 @@ impl State {
                 self.ways[way].reads = None;
             }
         }
-        self.say(way, What::ReadRequest(request), faults, said);
+        self.emit(way, EventKind::ReadRequest(request), faults, sink);
     }
 
     fn send(
@@ -413,7 +413,7 @@ impl State {
         header: &Untagged,
         segment: &Segment<'_>,
         mut faults: Vec<Broken>,
-        said: Said<'_>,
+        sink: EventSink<'_>,
     ) {
         let number = header.message_sequence_number;
         let before = self.ways[way].sending.take();
@@ -458,21 +458,21 @@ impl State {
             self.ways[way].sending = Some(sending);
             if !faults.is_empty() {
                 let note = "a segment of a message that goes on";
-                self.say(way, What::Note { note }, faults, said);
+                self.emit(way, EventKind::Note { note }, faults, sink);
             }
             return;
         }
         let mut context = Context {
             way,
-            initiator: self.known.initiator,
+            initiator: self.connection.initiator,
             whole: [self.ways[0].whole, self.ways[1].whole],
         };
-        let what = self
-            .known
+        let kind = self
+            .connection
             .smb
             .message(&sending.send, &mut context, &mut faults);
-        self.known.initiator = context.initiator;
-        self.say(way, what, faults, said);
+        self.connection.initiator = context.initiator;
+        self.emit(way, kind, faults, sink);
     }
 
     /// Checks the message number of a queue.
@@ -492,7 +492,7 @@ impl State {
     }
 
     /// Handles the end of TCP in this direction.
-    fn end(&mut self, way: usize, reset: bool, between: bool, said: Said<'_>) {
+    fn end(&mut self, way: usize, reset: bool, between: bool, sink: EventSink<'_>) {
         let mut faults = Vec::new();
         let this = &self.ways[way];
         let in_progress = this.sending.is_some() || this.placing.is_some();
@@ -505,8 +505,8 @@ impl State {
                 faults.push(broken("DDP-09", how));
             }
         }
-        self.finish_placing(way, Vec::new(), said);
-        self.say(way, What::Closed { reset }, faults, said);
+        self.finish_placing(way, Vec::new(), sink);
+        self.emit(way, EventKind::Closed { reset }, faults, sink);
     }
 }
 

@@ -94,8 +94,8 @@ fn typed<'a>(name: &'static str, data: &'a [u8], at: usize) -> Option<Peeled<'a>
     after(Layer::Type(short(data, at)?, name), data, at + 2)
 }
 
-fn unread<'a>(what: String) -> Option<Peeled<'a>> {
-    Some(Peeled::Core(Core::Unread(what)))
+fn unread<'a>(kind: String) -> Option<Peeled<'a>> {
+    Some(Peeled::Core(Core::Unread(kind)))
 }
 
 fn protocol<'a>(name: &str, number: u16) -> Option<Peeled<'a>> {

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::event::{Event, Sender, What, broken};
+use super::event::{Event, EventKind, Sender, broken};
 
 /// The Send Credit Grant Timer of Windows.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +36,8 @@ impl Silence {
             (waited >= GRANT_TIMEOUT).then_some((end, waited))
         });
         for end in 0..2 {
-            let spends = event.from == ends[end] && matches!(event.what, What::DataTransfer(_));
+            let spends =
+                event.from == ends[end] && matches!(event.kind, EventKind::DataTransfer(_));
             match event.credits[end] {
                 Some(0) if spends => spent[end] = Some(now),
                 Some(0) => {}
@@ -44,7 +45,7 @@ impl Silence {
             }
         }
         let silence = late.map(|(end, waited)| {
-            // It is said once.
+            // It is reported once.
             spent[end] = None;
             let how = format!(
                 "no credit for {:.1} s after the peer had spent its last one",
@@ -56,14 +57,14 @@ impl Silence {
                 stream: event.stream,
                 place: event.place,
                 from: ends[1 - end],
-                what: What::Note {
+                kind: EventKind::Note {
                     note: "leaves its peer without a send credit",
                 },
                 credits,
                 broken: vec![broken("SMBD-3.1.5.9-03", how)],
             }
         });
-        if matches!(event.what, What::Closed { .. }) {
+        if matches!(event.kind, EventKind::Closed { .. }) {
             self.streams.remove(&event.stream);
         }
         silence
@@ -78,7 +79,7 @@ mod tests {
         tcp::Place,
     };
 
-    fn event(milliseconds: u64, from: Sender, credits: [u32; 2], what: What) -> Event {
+    fn event(milliseconds: u64, from: Sender, credits: [u32; 2], kind: EventKind) -> Event {
         Event {
             stream: 1,
             place: Place {
@@ -87,14 +88,14 @@ mod tests {
                 seconds: 0.0,
             },
             from,
-            what,
+            kind,
             credits: credits.map(Some),
             broken: Vec::new(),
         }
     }
 
-    fn transfer() -> What {
-        What::DataTransfer(DataTransfer {
+    fn transfer() -> EventKind {
+        EventKind::DataTransfer(DataTransfer {
             credits_requested: 1,
             credits_granted: 0,
             flags: 0,
@@ -107,23 +108,23 @@ mod tests {
         })
     }
 
-    const END: What = What::Closed { reset: false };
+    const END: EventKind = EventKind::Closed { reset: false };
 
     /// Returns the rule that each event shows as broken, and by whom.
-    fn told(events: Vec<Event>) -> Vec<Option<Sender>> {
+    fn silences(events: Vec<Event>) -> Vec<Option<Sender>> {
         let mut silence = Silence::default();
         events
             .iter()
             .map(|event| {
-                let told = silence.event(event)?;
-                assert_eq!(told.broken[0].rule, "SMBD-3.1.5.9-03");
-                Some(told.from)
+                let report = silence.event(event)?;
+                assert_eq!(report.broken[0].rule, "SMBD-3.1.5.9-03");
+                Some(report.from)
             })
             .collect()
     }
 
     #[test]
-    fn an_end_that_grants_nothing_for_five_seconds_is_told_once() {
+    fn an_end_that_grants_nothing_for_five_seconds_is_reported_once() {
         use Sender::{Initiator, Responder};
         // The end of the connection shows it, whoever ends it.
         for closes in [Initiator, Responder] {
@@ -131,14 +132,14 @@ mod tests {
                 event(0, Initiator, [0, 10], transfer()),
                 event(5000, closes, [0, 10], END),
             ];
-            assert_eq!(told(stalled), [None, Some(Responder)]);
+            assert_eq!(silences(stalled), [None, Some(Responder)]);
         }
         let both = vec![
             event(0, Responder, [3, 0], transfer()),
-            event(6000, Responder, [3, 0], What::Note { note: "-" }),
+            event(6000, Responder, [3, 0], EventKind::Note { note: "-" }),
             event(12_000, Initiator, [3, 0], END),
         ];
-        assert_eq!(told(both), [None, Some(Initiator), None]);
+        assert_eq!(silences(both), [None, Some(Initiator), None]);
     }
 
     #[test]
@@ -149,12 +150,12 @@ mod tests {
             event(4999, Responder, [1, 9], transfer()),
             event(60_000, Initiator, [1, 9], END),
         ];
-        assert_eq!(told(granted), [None; 3]);
+        assert_eq!(silences(granted), [None; 3]);
         // The responder has no credit until the initiator's first message.
         let idle = vec![
-            event(0, Responder, [10, 0], What::Note { note: "-" }),
+            event(0, Responder, [10, 0], EventKind::Note { note: "-" }),
             event(60_000, Initiator, [10, 0], END),
         ];
-        assert_eq!(told(idle), [None; 2]);
+        assert_eq!(silences(idle), [None; 2]);
     }
 }

@@ -7,7 +7,7 @@
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};
 
-use super::event::{Broken, ByRdma, DataTransfer, Payload, What, broken};
+use super::event::{Broken, ByRdma, DataTransfer, EventKind, Payload, broken};
 
 /// A complete Send, or the part in the capture.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl SmbDirect {
         send: &Send,
         context: &mut Context,
         faults: &mut Vec<Broken>,
-    ) -> What {
+    ) -> EventKind {
         let way = context.way;
         let is_first = match context.whole[way] {
             true => !self.ways[way].has_negotiated,
@@ -98,7 +98,7 @@ impl SmbDirect {
         }
     }
 
-    fn negotiate_request(&mut self, send: &Send, faults: &mut Vec<Broken>) -> What {
+    fn negotiate_request(&mut self, send: &Send, faults: &mut Vec<Broken>) -> EventKind {
         let Ok(request) = NegotiateRequest::decode(&send.head) else {
             let name = "Negotiate Request";
             return too_short(name, send, "SMBD-3.1.5.6-01", 20, faults);
@@ -131,7 +131,7 @@ impl SmbDirect {
             fault("SMBD-3.1.5.6-06", format!("MaxFragmentedSize {size}"));
         }
         self.request = Some(request);
-        What::NegotiateRequest(request)
+        EventKind::NegotiateRequest(request)
     }
 
     fn negotiate_response(
@@ -139,7 +139,7 @@ impl SmbDirect {
         send: &Send,
         context: &Context,
         faults: &mut Vec<Broken>,
-    ) -> What {
+    ) -> EventKind {
         let Ok(response) = NegotiateResponse::decode(&send.head) else {
             let name = "Negotiate Response";
             return too_short(name, send, "SMBD-3.1.5.7-01", 32, faults);
@@ -166,7 +166,7 @@ impl SmbDirect {
                 let how = "a refusal with more in it than versions and Status";
                 fault("SMBD-3.1.5.3-02", how.into());
             }
-            return What::NegotiateResponse(response);
+            return EventKind::NegotiateResponse(response);
         }
         if response.negotiated_version != VERSION_1_0 {
             let version = response.negotiated_version;
@@ -199,10 +199,15 @@ impl SmbDirect {
             self.ways[0].remaining = Some(0);
             self.ways[1].remaining = Some(0);
         }
-        What::NegotiateResponse(response)
+        EventKind::NegotiateResponse(response)
     }
 
-    fn data_transfer(&mut self, send: &Send, context: &Context, faults: &mut Vec<Broken>) -> What {
+    fn data_transfer(
+        &mut self,
+        send: &Send,
+        context: &Context,
+        faults: &mut Vec<Broken>,
+    ) -> EventKind {
         let way = context.way;
         self.check_established(context, faults);
         let Some(message) = send.head.get(..HEADER_LENGTH) else {
@@ -227,7 +232,7 @@ impl SmbDirect {
         self.spend(way, transfer.credits_granted, faults);
         self.reassemble(way, &transfer, faults);
         self.check_token(way, &transfer, faults);
-        What::DataTransfer(transfer)
+        EventKind::DataTransfer(transfer)
     }
 
     /// Checks that a Data Transfer comes after the negotiation.
@@ -448,12 +453,12 @@ fn too_short(
     rule: &'static str,
     minimum: u64,
     faults: &mut Vec<Broken>,
-) -> What {
+) -> EventKind {
     let length = send.length;
     if length < minimum {
         faults.push(broken(rule, format!("{length} bytes")));
     }
-    What::Headless { name, length }
+    EventKind::Headless { name, length }
 }
 
 /// Returns the kind of a payload; `missing` are the bytes that its message lacked before.

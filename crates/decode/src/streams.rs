@@ -11,7 +11,7 @@ use smbdirect::rdma::roce::packet::UDP_PORT;
 
 use super::{
     capture::Packet,
-    event::{End, Event, Sender, What, in_order},
+    event::{End, Event, EventKind, Sender, in_order},
     messages::Iwarp,
     packet::{Content, Segment, content},
     peel::OTHER_UDP,
@@ -389,29 +389,29 @@ impl Upper {
             Self::Iwarp { stream, iwarp } => (Some(*stream), iwarp),
             Self::Nothing => return,
         };
-        let goes_on = iwarp.piece(way, piece, &mut |way, what, broken, known| {
-            let mut tell = |stream, what, broken| {
+        let goes_on = iwarp.piece(way, piece, &mut |way, kind, broken, connection| {
+            let mut tell = |stream, kind, broken| {
                 sink(Event {
                     stream,
                     place,
-                    from: Sender::of(way, known.initiator),
-                    what,
-                    credits: in_order(known.smb.credits(), known.initiator),
+                    from: Sender::of(way, connection.initiator),
+                    kind,
+                    credits: in_order(connection.smb.credits(), connection.initiator),
                     broken,
                 });
             };
             let stream = *number.get_or_insert_with(|| {
                 *streams += 1;
-                let ends = in_order(ends, known.initiator).map(End::Tcp);
-                let what = What::Stream {
+                let ends = in_order(ends, connection.initiator).map(End::Tcp);
+                let kind = EventKind::Stream {
                     ends,
-                    roles_known: known.initiator.is_some(),
-                    from_start: known.from_start,
+                    roles_known: connection.initiator.is_some(),
+                    from_start: connection.from_start,
                 };
-                tell(*streams, what, Vec::new());
+                tell(*streams, kind, Vec::new());
                 *streams
             });
-            tell(stream, what, broken);
+            tell(stream, kind, broken);
         });
         if !goes_on {
             *self = Self::Nothing;

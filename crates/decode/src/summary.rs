@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use smbdirect::rdma::roce::packet::{Opcode, Syndrome};
 
 use super::{
-    event::{Event, Repeated, RocePacket, Sender, What},
+    event::{Event, EventKind, Repeated, RocePacket, Sender},
     rules::rule_text,
     streams::Counts,
 };
@@ -100,18 +100,20 @@ pub const MAX_SUMMARISED: usize = 1000;
 impl Summary {
     /// Counts one event.
     pub fn count(&mut self, event: &Event) {
-        match &event.what {
-            What::Stream { .. } => self.streams += 1,
-            What::DataTransfer(transfer) => self.payload_bytes += u64::from(transfer.data_length),
-            What::Write(tagged) => self.written_bytes += tagged.length,
-            What::ReadResponse(tagged) => self.read_bytes += tagged.length,
-            What::RoceWrite(region) => self.written_bytes += region.length,
-            What::RoceReadResponse(region) => self.read_bytes += region.length,
-            What::Gap { bytes } => self.missing_bytes += bytes,
+        match &event.kind {
+            EventKind::Stream { .. } => self.streams += 1,
+            EventKind::DataTransfer(transfer) => {
+                self.payload_bytes += u64::from(transfer.data_length);
+            }
+            EventKind::Write(tagged) => self.written_bytes += tagged.length,
+            EventKind::ReadResponse(tagged) => self.read_bytes += tagged.length,
+            EventKind::RoceWrite(region) => self.written_bytes += region.length,
+            EventKind::RoceReadResponse(region) => self.read_bytes += region.length,
+            EventKind::Gap { bytes } => self.missing_bytes += bytes,
             _ => {}
         }
         self.count_roce(event);
-        if let Some(name) = event.what.name() {
+        if let Some(name) = event.kind.name() {
             *self.messages.entry(name).or_default() += 1;
         }
         self.count_credits(event);
@@ -134,8 +136,8 @@ impl Summary {
     /// Counts the packets of a RoCE connection.
     fn count_roce(&mut self, event: &Event) {
         let is_roce = matches!(
-            event.what,
-            What::Packet(_) | What::MissingPackets { .. } | What::BadPacket { .. }
+            event.kind,
+            EventKind::Packet(_) | EventKind::MissingPackets { .. } | EventKind::BadPacket { .. }
         );
         let is_known = self.roce.contains_key(&event.stream);
         if !is_roce || !is_known && self.roce.len() >= MAX_SUMMARISED {
@@ -143,9 +145,9 @@ impl Summary {
         }
         let totals = self.roce.entry(event.stream).or_default();
         totals.stream = event.stream;
-        match &event.what {
-            What::Packet(packet) => totals.count(packet),
-            What::MissingPackets { packets } => {
+        match &event.kind {
+            EventKind::Packet(packet) => totals.count(packet),
+            EventKind::MissingPackets { packets } => {
                 totals.missing += packets;
                 self.missing_packets += packets;
             }
@@ -165,8 +167,8 @@ impl Summary {
             Sender::Responder => 1,
             Sender::A | Sender::B => return,
         };
-        if let (What::DataTransfer(_), Some(credits), true) =
-            (&event.what, event.credits[sender], has_room)
+        if let (EventKind::DataTransfer(_), Some(credits), true) =
+            (&event.kind, event.credits[sender], has_room)
         {
             let lowest = self.lowest_credits.entry(event.stream).or_default();
             lowest.stream = event.stream;

@@ -39,7 +39,7 @@ pub(crate) enum Piece<'a> {
 }
 
 /// Receives the next item, with its direction and place.
-pub(crate) type Told<'a> = &'a mut dyn FnMut(usize, Piece<'_>, Place);
+pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(usize, Piece<'_>, Place);
 
 /// The state of a connection.
 #[derive(Debug, Default)]
@@ -100,7 +100,7 @@ impl Connection {
         way: usize,
         segment: &Segment<'_>,
         place: Place,
-        told: Told<'_>,
+        sink: PieceSink<'_>,
     ) {
         if self.ended {
             return;
@@ -124,50 +124,50 @@ impl Connection {
             if !is_known && !is_late {
                 return;
             }
-            self.start(told);
+            self.start(sink);
         }
-        self.drain(told);
+        self.drain(sink);
         for way in 0..2 {
             let heard = self.ways[1 - way].seen;
             self.ways[way].forget_strays(heard);
             self.ways[way].waited += u64::from(!self.ways[way].held.is_empty());
         }
         while (0..2).any(|way| self.ways[way].gives_up()) {
-            self.force(told);
+            self.force(sink);
         }
         self.ended = self.ways.iter().all(|way| way.ended);
     }
 
     /// Reports what waits, with the gaps before it.
-    pub(crate) fn flush(&mut self, told: Told<'_>) {
+    pub(crate) fn flush(&mut self, sink: PieceSink<'_>) {
         if !self.started {
-            self.start(told);
+            self.start(sink);
         }
-        self.drain(told);
+        self.drain(sink);
         for way in 0..2 {
             let heard = self.ways[1 - way].seen;
             self.ways[way].forget_few_strays(heard);
         }
         while self.ways.iter().any(|way| !way.held.is_empty()) {
-            self.force(told);
+            self.force(sink);
         }
         // An end may wait for bytes of the other direction that the capture lacks.
         for way in 0..2 {
             if let Some((place, _)) = self.ways[way].at_end() {
-                self.end(way, false, place, told);
+                self.end(way, false, place, sink);
             }
         }
     }
 
     /// Ends the connection if the RST of this frame has reset it.
-    pub(crate) fn settle(&mut self, frame: u64, told: Told<'_>) {
+    pub(crate) fn settle(&mut self, frame: u64, sink: PieceSink<'_>) {
         if self.reset_frame() == Some(frame)
             && let Some(reset) = self.reset.take()
         {
             self.ways[reset.way].forget_from(reset.limit.max(reset.at));
-            self.flush(told);
+            self.flush(sink);
             for side in 0..2 {
-                self.end(side, true, reset.place, told);
+                self.end(side, true, reset.place, sink);
             }
             self.ended = true;
         }
@@ -192,13 +192,13 @@ impl Connection {
     }
 
     /// Begins to report, with the first byte of each direction that is known.
-    fn start(&mut self, told: Told<'_>) {
+    fn start(&mut self, sink: PieceSink<'_>) {
         self.started = true;
         for way in 0..2 {
             self.ways[way].start();
             if self.ways[way].first.is_some() {
                 let connects = self.initiator == Some(way);
-                told(way, Piece::Begins { connects }, Place::default());
+                sink(way, Piece::Begins { connects }, Place::default());
             }
         }
     }
@@ -277,16 +277,16 @@ impl Connection {
     }
 
     /// Reports everything that is in order.
-    fn drain(&mut self, told: Told<'_>) {
-        while (0..2).any(|way| self.advance(way, told)) {}
+    fn drain(&mut self, sink: PieceSink<'_>) {
+        while (0..2).any(|way| self.advance(way, sink)) {}
     }
 
     /// Reports the next piece of a direction, if it is in order.
-    fn advance(&mut self, way: usize, told: Told<'_>) -> bool {
+    fn advance(&mut self, way: usize, sink: PieceSink<'_>) -> bool {
         if let Some((place, acknowledged)) = self.ways[way].at_end()
             && self.ways[1 - way].has_told(acknowledged)
         {
-            self.end(way, false, place, told);
+            self.end(way, false, place, sink);
             return true;
         }
         let Some((&at, held)) = self.ways[way].held.first_key_value() else {
@@ -312,7 +312,7 @@ impl Connection {
             && !bytes.is_empty()
         {
             this.next += bytes.len() as i64;
-            told(way, Piece::Bytes(bytes), held.place);
+            sink(way, Piece::Bytes(bytes), held.place);
         }
         // The packet was cut; the missing part may come in another copy or another packet.
         let end = at + held.bytes.len() as i64 + i64::from(held.missing);
@@ -320,7 +320,7 @@ impl Connection {
             if is_rest {
                 let gap = end - this.next;
                 this.next = end;
-                told(way, Piece::Gap(gap as u64), held.place);
+                sink(way, Piece::Gap(gap as u64), held.place);
             } else {
                 this.wait_for_rest(end, &held);
             }
@@ -328,16 +328,16 @@ impl Connection {
         true
     }
 
-    fn end(&mut self, way: usize, reset: bool, place: Place, told: Told<'_>) {
+    fn end(&mut self, way: usize, reset: bool, place: Place, sink: PieceSink<'_>) {
         if !self.ways[way].ended {
             self.ways[way].ended = true;
             self.ways[way].forget_from(i64::MIN);
-            told(way, Piece::End { reset }, place);
+            sink(way, Piece::End { reset }, place);
         }
     }
 
     /// Declares lost the bytes that the longest-waiting packet waits for.
-    fn force(&mut self, told: Told<'_>) {
+    fn force(&mut self, sink: PieceSink<'_>) {
         let first = |way: &usize| {
             let held = self.ways[*way].held.first_key_value();
             held.map(|(&at, held)| (held.place.frame, *way, at))
@@ -346,7 +346,7 @@ impl Connection {
             return;
         };
         if at > self.ways[way].next {
-            self.lose(way, at, told);
+            self.lose(way, at, sink);
         } else {
             // The packet waits for the other direction, or for another copy of itself.
             let held = self.ways[way].held.get_mut(&at).expect("it is there");
@@ -363,14 +363,14 @@ impl Connection {
             if until > other.next + 1 {
                 let gap = until - other.next;
                 other.next = until;
-                told(1 - way, Piece::Gap(gap as u64), place);
+                sink(1 - way, Piece::Gap(gap as u64), place);
             }
         }
-        self.drain(told);
+        self.drain(sink);
     }
 
     /// Declares lost everything before the place `until`.
-    fn lose(&mut self, way: usize, until: i64, told: Told<'_>) {
+    fn lose(&mut self, way: usize, until: i64, sink: PieceSink<'_>) {
         let this = &mut self.ways[way];
         let gap = until - this.next;
         let (is_fin, place) = match this.held.get(&until) {
@@ -379,7 +379,7 @@ impl Connection {
         };
         this.next = until;
         if !is_fin {
-            told(way, Piece::Gap(gap as u64), place);
+            sink(way, Piece::Gap(gap as u64), place);
         }
     }
 }

@@ -9,16 +9,16 @@ use smbdirect::{
     rdma::iwarp::mpa::StartupFrame,
     wire::{IrdOrd, NegotiateRequest, NegotiateResponse},
 };
-use smbdirect_decode::{DataTransfer, Event, OTHER_UDP, Sender, Summary, Tagged, What};
+use smbdirect_decode::{DataTransfer, Event, EventKind, OTHER_UDP, Sender, Summary, Tagged};
 
 /// Prints the lines of an event.
 pub(super) fn event(report: &Report, event: &Event) {
     let style = report.style;
-    if let What::Stream {
+    if let EventKind::Stream {
         ends: [first, second],
         roles_known,
         from_start,
-    } = event.what
+    } = event.kind
     {
         let (one, other) = if roles_known {
             ("initiator", "responder")
@@ -51,9 +51,9 @@ pub(super) fn event(report: &Report, event: &Event) {
         event.stream,
         arrow(event.from)
     );
-    match &event.what {
-        What::DataTransfer(transfer) => data_transfer(&mut line, transfer, event.credits),
-        what => line += &words(what, style),
+    match &event.kind {
+        EventKind::DataTransfer(transfer) => data_transfer(&mut line, transfer, event.credits),
+        kind => line += &words(kind, style),
     }
     report.line(line.trim_end());
     for broken in &event.broken {
@@ -155,16 +155,16 @@ fn or(number: Option<u32>, unknown: &str) -> String {
 }
 
 /// Describes an event that is no Data Transfer.
-fn words(what: &What, style: Style) -> String {
-    let said = match what {
-        What::Startup(frame) => startup(frame),
-        What::BadStartup { error, .. } => error.to_string(),
-        What::BadFpdu { ulpdu_length } => {
+fn words(kind: &EventKind, style: Style) -> String {
+    let words = match kind {
+        EventKind::Startup(frame) => startup(frame),
+        EventKind::BadStartup { error, .. } => error.to_string(),
+        EventKind::BadFpdu { ulpdu_length } => {
             format!("ULPDU_Length {ulpdu_length}, cannot be decoded")
         }
-        What::ReadyToReceive { by } => format!("{by} of length 0"),
-        What::Write(tagged) | What::ReadResponse(tagged) => placed(tagged),
-        What::ReadRequest(request) => format!(
+        EventKind::ReadyToReceive { by } => format!("{by} of length 0"),
+        EventKind::Write(tagged) | EventKind::ReadResponse(tagged) => placed(tagged),
+        EventKind::ReadRequest(request) => format!(
             "{} from STag 0x{:08x} offset 0x{:x} to STag 0x{:08x} offset 0x{:x}",
             plural(request.read_message_size.into(), "byte"),
             request.source_stag,
@@ -172,40 +172,42 @@ fn words(what: &What, style: Style) -> String {
             request.sink_stag,
             request.sink_tagged_offset,
         ),
-        What::Terminate(terminate) => {
+        EventKind::Terminate(terminate) => {
             let words = terminate.to_string();
             words.trim_start_matches("Terminate ").into()
         }
-        What::NegotiateRequest(request) => negotiate_request(request),
-        What::NegotiateResponse(response) => negotiate_response(response),
-        What::Headless { length, .. } => format!(
+        EventKind::NegotiateRequest(request) => negotiate_request(request),
+        EventKind::NegotiateResponse(response) => negotiate_response(response),
+        EventKind::Headless { length, .. } => format!(
             "{}, and its fields are not in the capture or not there at all",
             plural(*length, "byte")
         ),
-        What::Gap { bytes } => {
+        EventKind::Gap { bytes } => {
             let bytes = plural(*bytes, "byte");
             return style.bad(&format!(
                 "-- {bytes} of this direction are not in the capture"
             ));
         }
-        What::InStep { passed_over: bytes } => {
+        EventKind::InStep { passed_over: bytes } => {
             let bytes = plural(*bytes, "byte");
             return style.dim(&format!("-- {bytes} skipped, up to where an FPDU begins"));
         }
-        What::Note { note } => return style.dim(&format!("-- {note}")),
-        What::Closed { reset: true } => return style.dim("-- TCP is reset"),
-        What::Closed { reset: false } => return style.dim("-- TCP is closed"),
-        What::DataTransfer(_) | What::Stream { .. } => String::new(),
-        what @ (What::SentAgain { .. } | What::MissingPackets { .. } | What::Packet(_)) => {
-            let remark = roce::remark(what).unwrap_or_default();
-            return match what {
-                What::Packet(_) => style.dim(&remark),
+        EventKind::Note { note } => return style.dim(&format!("-- {note}")),
+        EventKind::Closed { reset: true } => return style.dim("-- TCP is reset"),
+        EventKind::Closed { reset: false } => return style.dim("-- TCP is closed"),
+        EventKind::DataTransfer(_) | EventKind::Stream { .. } => String::new(),
+        kind @ (EventKind::SentAgain { .. }
+        | EventKind::MissingPackets { .. }
+        | EventKind::Packet(_)) => {
+            let remark = roce::remark(kind).unwrap_or_default();
+            return match kind {
+                EventKind::Packet(_) => style.dim(&remark),
                 _ => style.bad(&remark),
             };
         }
-        what => roce::words(what).unwrap_or_default(),
+        kind => roce::words(kind).unwrap_or_default(),
     };
-    format!("{:<18} {said}", what.name().unwrap_or_default())
+    format!("{:<18} {words}", kind.name().unwrap_or_default())
 }
 
 /// The bytes that an end of this library appends to its MPA private data, so that another one
@@ -424,7 +426,7 @@ fn beside(report: &Report, summary: &Summary) {
             "{connections} of RoCE without SMB Direct, or whose beginning is not in the capture"
         ));
     }
-    for (packets, what) in [
+    for (packets, kind) in [
         (counts.cut, "of TCP cut by the snap length of the capture"),
         (counts.fragments, "of fragmented IP, not reassembled"),
         (
@@ -437,7 +439,7 @@ fn beside(report: &Report, summary: &Summary) {
         (roce.congestion, "of RoCE that notify of congestion (CNP)"),
     ] {
         if packets > 0 {
-            report.line(format_args!("{} {what}", plural(packets, "packet")));
+            report.line(format_args!("{} {kind}", plural(packets, "packet")));
         }
     }
     for (unread, packets) in &counts.unread {

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use smbdirect::rdma::iwarp::mpa::{FrameKind, StartupError, StartupFrame};
 
 use super::{
-    super::event::{Broken, What, broken},
-    Said, State,
+    super::event::{Broken, EventKind, broken},
+    EventSink, State,
 };
 
 /// Undefined flags of a startup frame.
@@ -14,15 +14,15 @@ const RESERVED_FLAGS: u8 = 0x0f;
 
 impl State {
     /// Handles a direction that does not begin with a startup frame.
-    pub(super) fn foreign(&mut self, way: usize, said: Said<'_>) {
+    pub(super) fn foreign(&mut self, way: usize, sink: EventSink<'_>) {
         self.confirmed = true;
-        let kind = match self.known.initiator == Some(way) {
+        let kind = match self.connection.initiator == Some(way) {
             true => FrameKind::Request,
             false => FrameKind::Reply,
         };
         let error = StartupError::Key;
         let faults = vec![broken("MPA-09", error.to_string())];
-        self.say(way, What::BadStartup { kind, error }, faults, said);
+        self.emit(way, EventKind::BadStartup { kind, error }, faults, sink);
     }
 
     /// Handles a startup frame, and returns which directions cannot be read after it.
@@ -32,7 +32,7 @@ impl State {
         kind: FrameKind,
         flags: u8,
         result: Result<StartupFrame, StartupError>,
-        said: Said<'_>,
+        sink: EventSink<'_>,
     ) -> Option<[bool; 2]> {
         let mut faults = Vec::new();
         (self.expected, self.confirmed) = (true, true);
@@ -44,7 +44,7 @@ impl State {
         } else {
             1 - way
         };
-        let initiator = *self.known.initiator.get_or_insert(by_kind);
+        let initiator = *self.connection.initiator.get_or_insert(by_kind);
         if initiator != by_kind {
             let how = "the startup frame of the other role";
             faults.push(broken("MPA-09", how));
@@ -59,7 +59,7 @@ impl State {
                     StartupError::Key | StartupError::Incomplete { .. } => "MPA-09",
                 };
                 faults.push(broken(rule, error.to_string()));
-                self.say(way, What::BadStartup { kind, error }, faults, said);
+                self.emit(way, EventKind::BadStartup { kind, error }, faults, sink);
                 return Some([true, true]);
             }
         };
@@ -84,18 +84,18 @@ impl State {
         }
         let markers = [request.as_ref(), self.ways[1 - initiator].startup.as_ref()]
             .map(|frame| frame.is_some_and(|frame| frame.markers));
-        self.say(way, What::Startup(frame), faults, said);
+        self.emit(way, EventKind::Startup(frame), faults, sink);
         if !is_reply || self.refused || markers == [false; 2] {
             return None;
         }
         let note = "with markers, which are not read: nothing more of such a direction is shown";
-        self.say(way, What::Note { note }, Vec::new(), said);
+        self.emit(way, EventKind::Note { note }, Vec::new(), sink);
         // An end asks for markers in the direction that it receives.
         let mut stopped = [false; 2];
         stopped[1 - initiator] = markers[0];
         stopped[initiator] = markers[1];
         for way in (0..2).filter(|&way| stopped[way]) {
-            self.lost(way, said);
+            self.lost(way, sink);
         }
         Some(stopped)
     }

@@ -3,8 +3,8 @@
 use smbdirect::rdma::iwarp::{ddp, rdmap::Opcode};
 
 use super::{
-    super::event::{Broken, Tagged, What, broken},
-    Placing, Said, Segment, State,
+    super::event::{Broken, EventKind, Tagged, broken},
+    EventSink, Placing, Segment, State,
 };
 
 impl State {
@@ -15,7 +15,7 @@ impl State {
         header: ddp::Tagged,
         segment: Segment<'_>,
         mut faults: Vec<Broken>,
-        said: Said<'_>,
+        sink: EventSink<'_>,
     ) {
         if let Some(sending) = &self.ways[way].sending {
             let number = sending.send.message_sequence_number;
@@ -54,7 +54,7 @@ impl State {
                     false => ("DDP-10", "a segment of another message".to_owned()),
                 };
                 faults.push(broken(rule, how));
-                self.finish_placing(way, Vec::new(), said);
+                self.finish_placing(way, Vec::new(), sink);
             }
         }
         placing.tagged.length += u64::from(segment.length);
@@ -62,23 +62,23 @@ impl State {
         self.ways[way].placing = Some(placing);
         if header.last {
             self.check_response(way, &placing, &mut faults);
-            self.finish_placing(way, faults, said);
+            self.finish_placing(way, faults, sink);
         } else if !faults.is_empty() {
             let note = "a segment of a message that goes on";
-            self.say(way, What::Note { note }, faults, said);
+            self.emit(way, EventKind::Note { note }, faults, sink);
         }
     }
 
     /// Reports the Write or Read Response in progress.
-    pub(super) fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, said: Said<'_>) {
+    pub(super) fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, sink: EventSink<'_>) {
         let Some(placing) = self.ways[way].placing.take() else {
             return;
         };
-        let what = match placing.opcode {
-            Opcode::RdmaReadResponse => What::ReadResponse(placing.tagged),
-            _ => What::Write(placing.tagged),
+        let kind = match placing.opcode {
+            Opcode::RdmaReadResponse => EventKind::ReadResponse(placing.tagged),
+            _ => EventKind::Write(placing.tagged),
         };
-        self.say(way, what, faults, said);
+        self.emit(way, kind, faults, sink);
     }
 
     /// Matches a Read Response with the oldest Read of the other end.

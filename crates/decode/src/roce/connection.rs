@@ -12,7 +12,7 @@ use smbdirect::rdma::roce::{
 
 use super::{
     super::{
-        event::{Broken, End, Event, Region, Repeated, Sender, What, broken, in_order},
+        event::{Broken, End, Event, EventKind, Region, Repeated, Sender, broken, in_order},
         smb::{Send, SmbDirect},
         streams::Out,
         tcp::Place,
@@ -40,7 +40,7 @@ pub(super) struct Connection {
     upper: Upper,
     /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
     /// the initiator.
-    waiting: Vec<(usize, Place, What, Vec<Broken>)>,
+    waiting: Vec<(usize, Place, EventKind, Vec<Broken>)>,
     /// What identifies the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
@@ -152,8 +152,8 @@ impl Connection {
     }
 
     fn tell_waiting(&mut self, out: &mut Out<'_>) {
-        for (way, place, what, broken) in std::mem::take(&mut self.waiting) {
-            self.tell(way, place, what, broken, out);
+        for (way, place, kind, broken) in std::mem::take(&mut self.waiting) {
+            self.tell(way, place, kind, broken, out);
         }
     }
 
@@ -215,8 +215,8 @@ impl Connection {
             _ => {}
         }
         if self.upper != Upper::Other && self.waiting.len() < MAX_WAITING {
-            let what = What::Cm { message, again };
-            self.waiting.push((way, place, what, Vec::new()));
+            let kind = EventKind::Cm { message, again };
+            self.waiting.push((way, place, kind, Vec::new()));
         }
     }
 
@@ -250,7 +250,7 @@ impl Connection {
         };
         let opcode = bad.opcode;
         let broken = broken.into_iter().collect();
-        self.say(way, place, What::BadPacket { opcode }, broken, out);
+        self.emit(way, place, EventKind::BadPacket { opcode }, broken, out);
     }
 
     /// Handles a packet in a direction.
@@ -290,7 +290,7 @@ impl Connection {
         out: &mut Out<'_>,
     ) {
         let shown = packet.shown(Repeated::CapturedAgain);
-        self.say(way, place, What::Packet(shown), Vec::new(), out);
+        self.emit(way, place, EventKind::Packet(shown), Vec::new(), out);
     }
 
     /// Reports what waits for packets that will not come.
@@ -340,7 +340,7 @@ impl Connection {
                 self.ways[way].reads.ask_again(at);
             }
         }
-        self.say(way, place, What::Packet(shown), Vec::new(), out);
+        self.emit(way, place, EventKind::Packet(shown), Vec::new(), out);
         self.count_again(way, psn, !is_new, place, out);
     }
 
@@ -366,7 +366,7 @@ impl Connection {
         };
         let is_early = at.is_some_and(|at| at >= requester.requests.reach());
         let shown = packet.shown(repeated);
-        self.say(way, place, What::Packet(shown), Vec::new(), out);
+        self.emit(way, place, EventKind::Packet(shown), Vec::new(), out);
         match syndrome {
             Some(Syndrome::Nak(code)) => {
                 let broken = match code {
@@ -378,10 +378,16 @@ impl Connection {
                     }
                     _ => Vec::new(),
                 };
-                self.say(way, place, What::Nak { code, psn }, broken, out);
+                self.emit(way, place, EventKind::Nak { code, psn }, broken, out);
             }
             Some(Syndrome::RnrNak { timer }) => {
-                self.say(way, place, What::RnrNak { timer, psn }, Vec::new(), out);
+                self.emit(
+                    way,
+                    place,
+                    EventKind::RnrNak { timer, psn },
+                    Vec::new(),
+                    out,
+                );
             }
             _ if is_of_read && is_early && self.ways[way].early.len() < MAX_EARLY => {
                 self.ways[way].early.push_back((packet, place));
@@ -415,12 +421,12 @@ impl Connection {
                 if opcode.ends_message()
                     && let Some((length, packets)) = self.ways[way].reading.take()
                 {
-                    let what = What::RoceReadResponse(Region {
+                    let kind = EventKind::RoceReadResponse(Region {
                         reth: None,
                         length,
                         packets,
                     });
-                    self.say(way, place, what, Vec::new(), out);
+                    self.emit(way, place, kind, Vec::new(), out);
                 }
             }
         }
@@ -429,15 +435,15 @@ impl Connection {
     /// Reports a response in a direction.
     fn end_read(&mut self, way: usize, read: &Read, missing: u64, place: Place, out: &mut Out<'_>) {
         if missing > 0 {
-            self.say(
+            self.emit(
                 way,
                 place,
-                What::MissingPackets { packets: missing },
+                EventKind::MissingPackets { packets: missing },
                 Vec::new(),
                 out,
             );
         }
-        let what = What::RoceReadResponse(Region {
+        let kind = EventKind::RoceReadResponse(Region {
             reth: Some(read.reth),
             length: read.length,
             packets: read.packets,
@@ -449,7 +455,7 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.say(way, place, what, faults, out);
+        self.emit(way, place, kind, faults, out);
     }
 
     /// Counts a packet that was sent again; any other one ends the series.
@@ -472,8 +478,8 @@ impl Connection {
 
     fn tell_again(&mut self, way: usize, out: &mut Out<'_>) {
         if let Some((psn, packets, place)) = self.ways[way].again.take() {
-            let what = What::SentAgain { psn, packets };
-            self.say(way, place, what, Vec::new(), out);
+            let kind = EventKind::SentAgain { psn, packets };
+            self.emit(way, place, kind, Vec::new(), out);
         }
     }
 
@@ -483,8 +489,8 @@ impl Connection {
             let mut is_idle = true;
             for way in 0..2 {
                 let other = &self.ways[1 - way].requests;
-                let told = other.has_started().then(|| other.reach());
-                if let Some((at, held)) = self.ways[way].requests.pop(told) {
+                let peer_reach = other.has_started().then(|| other.reach());
+                if let Some((at, held)) = self.ways[way].requests.pop(peer_reach) {
                     self.request(way, at, held, out);
                     is_idle = false;
                 }
@@ -522,10 +528,10 @@ impl Connection {
         };
         let missing = self.ways[side].requests.lose(until);
         if missing > 0 {
-            self.say(
+            self.emit(
                 side,
                 place,
-                What::MissingPackets { packets: missing },
+                EventKind::MissingPackets { packets: missing },
                 Vec::new(),
                 out,
             );
@@ -534,11 +540,11 @@ impl Connection {
         self.drain(out);
     }
 
-    fn say(
+    fn emit(
         &mut self,
         way: usize,
         place: Place,
-        what: What,
+        kind: EventKind,
         broken: Vec<Broken>,
         out: &mut Out<'_>,
     ) {
@@ -548,14 +554,14 @@ impl Connection {
                     && self.number.is_none()
                     && self.waiting.len() < MAX_WAITING =>
             {
-                self.waiting.push((way, place, what, broken));
+                self.waiting.push((way, place, kind, broken));
             }
             Upper::SmbDirect => {
                 self.tell_waiting(out);
-                self.tell(way, place, what, broken, out);
+                self.tell(way, place, kind, broken, out);
             }
             Upper::Undecided if self.from_start && self.waiting.len() < MAX_WAITING => {
-                self.waiting.push((way, place, what, broken));
+                self.waiting.push((way, place, kind, broken));
             }
             Upper::Undecided | Upper::Other => {}
         }
@@ -565,18 +571,18 @@ impl Connection {
         &mut self,
         way: usize,
         place: Place,
-        what: What,
+        kind: EventKind,
         broken: Vec<Broken>,
         out: &mut Out<'_>,
     ) {
         let from = Sender::of(way, self.initiator);
         let credits = in_order(self.smb.credits(), self.initiator);
-        let mut event = |stream, what, broken| {
+        let mut event = |stream, kind, broken| {
             (out.sink)(Event {
                 stream,
                 place,
                 from,
-                what,
+                kind,
                 credits,
                 broken,
             });
@@ -593,16 +599,16 @@ impl Connection {
                     port: self.port.filter(|_| passive == Some(way)),
                 };
                 let ends = in_order([end(0), end(1)], self.initiator);
-                let what = What::Stream {
+                let kind = EventKind::Stream {
                     ends,
                     roles_known: self.initiator.is_some(),
                     from_start: self.from_start,
                 };
-                event(*out.streams, what, Vec::new());
+                event(*out.streams, kind, Vec::new());
                 *out.streams
             }
         };
-        event(number, what, broken);
+        event(number, kind, broken);
     }
 }
 

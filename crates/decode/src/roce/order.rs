@@ -134,11 +134,11 @@ impl Requests {
         (at, true)
     }
 
-    /// Returns the next packet, with its place, if it is in order. `told` is the place up to which
+    /// Returns the next packet, with its place, if it is in order. `peer_reach` is the place up to which
     /// the requests of the other direction have been handed on.
-    pub(super) fn pop(&mut self, told: Option<i64>) -> Option<(i64, Held)> {
+    pub(super) fn pop(&mut self, peer_reach: Option<i64>) -> Option<(i64, Held)> {
         let (&at, held) = self.held.first_key_value()?;
-        if at > self.reach() || told.is_some_and(|told| held.after > told) {
+        if at > self.reach() || peer_reach.is_some_and(|peer_reach| held.after > peer_reach) {
             return None;
         }
         let held = self.held.remove(&at)?;

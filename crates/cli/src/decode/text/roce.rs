@@ -7,39 +7,40 @@ use smbdirect::rdma::roce::{
     packet::{Opcode, Reth, Syndrome},
 };
 use smbdirect_decode::{
-    Icrc, Region, Repeated, RocePacket, What, nak_name, opcode_name, private_data_used, rnr_wait_ms,
+    EventKind, Icrc, Region, Repeated, RocePacket, nak_name, opcode_name, private_data_used,
+    rnr_wait_ms,
 };
 
 use crate::report::plural;
 
 /// Describes an event of RoCE; `None` if it is another one.
-pub(super) fn words(what: &What) -> Option<String> {
-    Some(match what {
-        What::Cm { message, again } => match again {
+pub(super) fn words(kind: &EventKind) -> Option<String> {
+    Some(match kind {
+        EventKind::Cm { message, again } => match again {
             true => format!("{}, sent again", cm(message)),
             false => cm(message),
         },
-        What::RoceWrite(region) => write(region),
-        What::RoceReadRequest(reth) => {
+        EventKind::RoceWrite(region) => write(region),
+        EventKind::RoceReadRequest(reth) => {
             format!("{} from {}", bytes(reth.length.into()), place(reth))
         }
-        What::RoceReadResponse(region) => {
+        EventKind::RoceReadResponse(region) => {
             let (length, packets) = (bytes(region.length), plural(region.packets, "packet"));
             match &region.reth {
                 Some(reth) => format!("{length} from {}, {packets}", place(reth)),
                 None => format!("{length}, {packets}"),
             }
         }
-        What::Nak { code, psn } => {
+        EventKind::Nak { code, psn } => {
             let psn = psn.value();
             format!("{}, PSN 0x{psn:06x}", nak_name(*code))
         }
-        What::RnrNak { timer, psn } => format!(
+        EventKind::RnrNak { timer, psn } => format!(
             "no receive was posted, PSN 0x{:06x}, wait {} ms",
             psn.value(),
             rnr_wait_ms(*timer)
         ),
-        What::BadPacket { opcode } => match Opcode::decode(*opcode) {
+        EventKind::BadPacket { opcode } => match Opcode::decode(*opcode) {
             Ok(opcode) => format!("{}, cannot be decoded", opcode_name(opcode)),
             Err(_) => format!("opcode 0x{opcode:02x}, not read"),
         },
@@ -48,19 +49,19 @@ pub(super) fn words(what: &What) -> Option<String> {
 }
 
 /// Describes an event of RoCE that is no message; `None` if it is another one.
-pub(super) fn remark(what: &What) -> Option<String> {
-    Some(match what {
-        What::SentAgain { psn, packets } => format!(
+pub(super) fn remark(kind: &EventKind) -> Option<String> {
+    Some(match kind {
+        EventKind::SentAgain { psn, packets } => format!(
             "-- {} sent again, from PSN 0x{:06x}",
             plural(*packets, "packet"),
             psn.value()
         ),
-        What::MissingPackets { packets } => {
+        EventKind::MissingPackets { packets } => {
             let verb = if *packets == 1 { "is" } else { "are" };
             let packets = plural(*packets, "packet");
             format!("-- {packets} of this direction {verb} not in the capture")
         }
-        What::Packet(packet) => packet_words(packet),
+        EventKind::Packet(packet) => packet_words(packet),
         _ => return None,
     })
 }

@@ -5,7 +5,7 @@ use smbdirect::rdma::roce::packet::{Extended, Opcode};
 use super::{
     super::{
         super::{
-            event::{Region, What, broken},
+            event::{EventKind, Region, broken},
             smb::{Context, SmbDirect},
             streams::Out,
             tcp::Place,
@@ -60,7 +60,7 @@ impl Connection {
             }
             _ => {
                 let note = "an atomic operation, which SMB Direct does not use";
-                self.say(way, place, What::Note { note }, Vec::new(), out);
+                self.emit(way, place, EventKind::Note { note }, Vec::new(), out);
             }
         }
     }
@@ -149,9 +149,9 @@ impl Connection {
             whole: [self.ways[0].whole, self.ways[1].whole],
         };
         let mut faults = Vec::new();
-        let what = self.smb.message(send, &mut context, &mut faults);
+        let kind = self.smb.message(send, &mut context, &mut faults);
         self.learn_initiator(context.initiator, out);
-        self.say(way, place, what, faults, out);
+        self.emit(way, place, kind, faults, out);
     }
 
     /// Decides what the connection carries. Returns whether it may be SMB Direct.
@@ -190,7 +190,7 @@ impl Connection {
             true => vec![broken("ROCE-9.7.4-01", note)],
             false => Vec::new(),
         };
-        self.say(way, place, What::Note { note }, faults, out);
+        self.emit(way, place, EventKind::Note { note }, faults, out);
     }
 
     fn write(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {
@@ -225,7 +225,7 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.say(way, place, What::RoceWrite(region), faults, out);
+        self.emit(way, place, EventKind::RoceWrite(region), faults, out);
     }
 
     /// Reports a Write without its last packet.
@@ -235,7 +235,7 @@ impl Connection {
                 true => vec![broken("ROCE-9.7.4-01", "a Write without its last packet")],
                 false => Vec::new(),
             };
-            self.say(way, place, What::RoceWrite(region), faults, out);
+            self.emit(way, place, EventKind::RoceWrite(region), faults, out);
         }
     }
 
@@ -250,6 +250,12 @@ impl Connection {
             None => this.requests.skip(0, most - 1),
         }
         this.reads.push(at, at + most, reth);
-        self.say(way, place, What::RoceReadRequest(reth), Vec::new(), out);
+        self.emit(
+            way,
+            place,
+            EventKind::RoceReadRequest(reth),
+            Vec::new(),
+            out,
+        );
     }
 }
