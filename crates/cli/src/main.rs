@@ -34,6 +34,7 @@ mod smb;
 mod systemd;
 mod top;
 mod transfer;
+#[path = "../../transport/src/lib.rs"]
 mod transport;
 
 use std::{process::ExitCode, time::Duration};
