@@ -239,7 +239,7 @@ impl Conform {
             let config = IwarpConfig {
                 connect_timeout: self.connect.connect_timeout,
                 tap: captures.tap(),
-                ..transport::iwarp_config(options)
+                ..options.rdma(None).iwarp
             };
             return Ok(Arc::new(Iwarp::new(config)));
         }
@@ -247,14 +247,14 @@ impl Conform {
             let config = RoceConfig {
                 connect_timeout: self.connect.connect_timeout,
                 tap: captures.datagram_tap(),
-                ..transport::roce_config(options)
+                ..options.rdma(None).roce
             };
             return Ok(Arc::new(Roce::new(config)));
         }
         // Adapters make their packets themselves: this says so if --pcap was given.
         let address = self.address.as_ref().expect("clap requires it");
-        let (provider, _) = transport::one_end(options, Some(&self.connect), address)?;
-        Ok(provider)
+        let (rdma, _) = transport::one_end(options, Some(&self.connect), address)?;
+        Ok(rdma.provider().clone())
     }
 
     async fn judge_server(
@@ -286,7 +286,7 @@ impl Conform {
         waits: Waits,
     ) -> Result<bool> {
         let address = self.address.as_ref().expect("clap requires it");
-        let families = Families::of(provider.name());
+        let families = Families::of(self.options.transport.into());
         let port = provider.default_port();
         let address = transport::resolve_listen(address, port, families).await?;
         let stop = judge.stop.clone();

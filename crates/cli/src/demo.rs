@@ -201,14 +201,15 @@ impl Demo {
         config: Config,
     ) -> Result<(Connection, Connection)> {
         let address = SocketAddr::new(self.address, 0);
-        let mut listener = Listener::bind(&*ends.passive, address, config.clone())
+        let mut listener = Listener::bind(&**ends.passive.provider(), address, config.clone())
             .await
             .map_err(|error| anyhow!("cannot listen on {address}: {error}"))?;
         let address = listener.local_address();
         let both = async {
             tokio::try_join!(
                 async {
-                    let connected = Connection::connect(&*ends.active, address, config).await;
+                    let connected =
+                        Connection::connect(&**ends.active.provider(), address, config).await;
                     connected.map_err(|error| anyhow!("cannot connect to {address}: {error}"))
                 },
                 async { listener.accept().await.map_err(anyhow::Error::from) }

@@ -41,7 +41,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use smbdirect::{Config, Listener, rdma::provider::Provider};
+use smbdirect::{Config, Listener};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -60,7 +60,7 @@ use crate::{
     resources,
     signals::{Hangup, Interrupted},
     systemd::{self, State},
-    transport,
+    transport::{self, Rdma},
 };
 
 use buffers::Buffers;
@@ -210,7 +210,7 @@ impl Gateway {
             Kind::Tcp => (None, passed),
         };
         let connect = Some(&self.connect);
-        let (provider, _capture) =
+        let (rdma, _capture) =
             transport::accepting_end(&self.options, connect, smbdirect, for_provider)?;
         // From here on a signal ends the command gracefully.
         let control = Control {
@@ -219,10 +219,7 @@ impl Gateway {
             file,
         };
         let listener = match (self.from, for_tcp) {
-            (Kind::Smbdirect, _) => {
-                let provider = provider.clone();
-                ClientListener::SmbDirect(transport::listen(provider, &listen, &config).await?)
-            }
+            (Kind::Smbdirect, _) => ClientListener::SmbDirect(rdma.listen(&listen, &config).await?),
             (Kind::Tcp, Some(passed)) => ClientListener::Tcp(TcpListener::from_std(passed)?),
             (Kind::Tcp, None) => {
                 ClientListener::Tcp(transport::listen_tcp(&listen, tcp::PORT).await?)
@@ -239,7 +236,7 @@ impl Gateway {
             address: address.to_string(),
             transport: (self.from == Kind::Smbdirect).then_some(self.options.transport),
         });
-        let service = Arc::new(self.service(address, live, provider, config, report));
+        let service = Arc::new(self.service(address, live, rdma, config, report));
         if let Some(server) = &mut metrics {
             server.start(report, service.clone());
         }
@@ -331,7 +328,7 @@ impl Gateway {
         self,
         listening: SocketAddr,
         live: Live,
-        provider: Arc<dyn Provider>,
+        rdma: Rdma,
         config: Config,
         report: Report,
     ) -> Service {
@@ -340,7 +337,7 @@ impl Gateway {
         Service {
             listening,
             to: self.to,
-            provider,
+            rdma,
             config,
             connect: self.connect,
             live: Mutex::new(Arc::new(live)),
@@ -424,7 +421,7 @@ async fn serve(
         tokio::select! {
             accepted = listener.accept() => {
                 let (peer, client) = accepted?;
-                if let Some(session) = admit(&service, report::peer(peer), &phases) {
+                if let Some(session) = admit(&service, transport::canonical(peer), &phases) {
                     sessions.spawn(session.run(client));
                 }
             }
@@ -581,7 +578,7 @@ impl ClientListener {
                 match listener.accept().await {
                     Ok((stream, peer)) => return Ok((peer, Peer::Tcp(stream, peer))),
                     Err(error) => {
-                        let cure = resources::cure(&error);
+                        let cure = transport::limit_cure(&error);
                         warn!(%error, cure, "a connection cannot be accepted");
                         sleep(ACCEPT_PAUSE).await;
                     }

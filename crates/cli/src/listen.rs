@@ -164,10 +164,10 @@ impl Listen {
         let report = Report::new(self.options.json);
         let config = self.options.config(None, Some(&self.accept))?;
         let mode = self.mode()?;
-        let (provider, _capture) = transport::one_end(&self.options, None, &self.address())?;
+        let (rdma, _capture) = transport::one_end(&self.options, None, &self.address())?;
         // From here on a signal ends the command gracefully.
         let interrupted = Interrupted::new();
-        let listener = transport::listen(provider, &self.address(), &config).await?;
+        let listener = rdma.listen(&self.address(), &config).await?;
         let mut metrics = self.metrics.bind().await?;
         let address = listener.local_address();
         let over = transport::listening_over(&self.options);
@@ -289,7 +289,7 @@ async fn accept(listener: &mut Option<Listener>) -> Result<Connection> {
 }
 
 fn turn_away(report: Report, connection: &Connection) {
-    let peer = report::peer(connection.remote_address());
+    let peer = transport::canonical(connection.remote_address());
     report.line(format_args!(
         "{peer}  {}",
         report.style.bad(&format!(
@@ -412,7 +412,7 @@ impl One {
             took,
             result,
         } = received;
-        let peer = report::peer(self.connection.remote_address());
+        let peer = transport::canonical(self.connection.remote_address());
         let style = self.report.style;
         let plain_name = report::printable(&name);
         match &result {
@@ -455,7 +455,7 @@ impl One {
         ok: bool,
         ended: String,
     ) {
-        let peer = report::peer(self.connection.remote_address());
+        let peer = transport::canonical(self.connection.remote_address());
         let style = self.report.style;
         let what = match self.mode {
             Mode::Receive { .. } => {

@@ -34,7 +34,6 @@ mod smb;
 mod systemd;
 mod top;
 mod transfer;
-#[path = "../../transport/src/lib.rs"]
 mod transport;
 
 use std::{process::ExitCode, time::Duration};

@@ -1,16 +1,19 @@
 //! The options that commands share: settings under the names of the specification, addresses,
 //! units.
 
-use std::{
-    io::IsTerminal, net::Ipv6Addr, path::PathBuf, str::FromStr, sync::OnceLock, time::Duration,
-};
+use std::{io::IsTerminal, path::PathBuf, sync::OnceLock, time::Duration};
 
 use anyhow::Result;
 use clap::{ArgAction, Args, ValueEnum};
 use smbdirect::{
     Config, ConfigError, Revision, Settings,
-    rdma::iwarp::{FpduAlignment, MpaCrc},
+    rdma::{
+        iwarp::{FpduAlignment, IwarpConfig, IwarpTuning, MpaCrc},
+        roce::RoceConfig,
+    },
 };
+pub(crate) use smbdirect_transport::Address;
+use smbdirect_transport::{Kind, RdmaSettings};
 use thiserror::Error;
 use tracing_subscriber::{
     EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
@@ -199,6 +202,17 @@ enum Wording {
     V2014,
 }
 
+impl From<Transport> for Kind {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Iwarp => Self::Iwarp,
+            Transport::Roce => Self::Roce,
+            Transport::Verbs => Self::Verbs,
+            Transport::Loopback => Self::Loopback,
+        }
+    }
+}
+
 impl From<Wording> for Revision {
     fn from(wording: Wording) -> Self {
         match wording {
@@ -300,6 +314,54 @@ impl CommonOptions {
         }
         Config::new(settings).map_err(|error| usage(in_options(&error)))
     }
+
+    /// Returns the settings of RDMA, for an end that connects if `connect` is given.
+    pub(crate) fn rdma(&self, connect: Option<&ConnectOptions>) -> RdmaSettings {
+        let mut settings = RdmaSettings {
+            kind: self.transport.into(),
+            ..RdmaSettings::default()
+        };
+        let default = IwarpConfig::default();
+        settings.iwarp = IwarpConfig {
+            crc: self.mpa_crc.into(),
+            // A revision that was asked for has no fallback.
+            fall_back: self.mpa_revision.is_none(),
+            revision: self.mpa_revision.unwrap_or(default.revision),
+            ird: self.ird.unwrap_or(default.ird),
+            ord: self.ord.unwrap_or(default.ord),
+            tuning: IwarpTuning {
+                fpdu_alignment: self.mpa_alignment.into(),
+                ..default.tuning
+            },
+            ..default
+        };
+        let depth = |option: Option<u16>| option.and_then(|depth| u8::try_from(depth).ok());
+        let default = RoceConfig::default();
+        let udp_port = self.udp_port.unwrap_or(default.udp_port);
+        settings.roce = RoceConfig {
+            ird: depth(self.ird).unwrap_or(default.ird),
+            ord: depth(self.ord).unwrap_or(default.ord),
+            udp_port,
+            peer_udp_port: udp_port,
+            ..default
+        };
+        #[cfg(target_os = "linux")]
+        {
+            let verbs = &mut settings.verbs;
+            verbs.ird = depth(self.ird).unwrap_or(verbs.ird);
+            verbs.ord = depth(self.ord).unwrap_or(verbs.ord);
+        }
+        if let Some(ConnectOptions { connect_timeout }) = connect {
+            settings.iwarp.connect_timeout = *connect_timeout;
+            // The provider gives up shortly before the Negotiation Timer, because its error says more.
+            settings.roce.connect_timeout = connect_timeout.mul_f64(0.99);
+            #[cfg(target_os = "linux")]
+            {
+                settings.verbs.connect_timeout = *connect_timeout;
+            }
+        }
+        settings
+    }
 }
 
 /// Starts logging to stderr, or to the journal with fields if stderr is the journal, as `-v` or
@@ -388,87 +450,6 @@ pub(crate) fn with_profiles(help: &str) -> String {
     text
 }
 
-/// The address of a peer, or to listen on: `HOST[:PORT]`. An empty host is every address of the
-/// machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: Option<u16>,
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let strange = |c: char| c.is_whitespace() || c.is_control() || c == '/';
-        if text.contains(strange) {
-            return Err(FORMS.into());
-        }
-        let (host, port) = split_port(text)?;
-        let port = match port {
-            None => None,
-            Some(digits) => {
-                let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-                let port = digits.parse().ok().filter(|_| is_number);
-                Some(port.ok_or_else(|| format!("`{digits}` is no port; 0 to 65535 are"))?)
-            }
-        };
-        if host.is_empty() && port.is_none() {
-            return Err("the address is empty".into());
-        }
-        if !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(format!(
-                "`{host}` has no host; a port is written `HOST:{host}`"
-            ));
-        }
-        Ok(Self {
-            host: host.into(),
-            port,
-        })
-    }
-}
-
-const FORMS: &str = "an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT";
-
-fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or(FORMS)?;
-        check_ipv6(host)?;
-        return match rest.strip_prefix(':') {
-            _ if rest.is_empty() => Ok((host, None)),
-            Some(port) => Ok((host, Some(port))),
-            None => Err(FORMS.into()),
-        };
-    }
-    match text.split_once(':') {
-        None => Ok((text, None)),
-        Some((_, port)) if port.contains(':') => {
-            check_ipv6(text)?;
-            Ok((text, None))
-        }
-        Some((host, port)) => Ok((host, Some(port))),
-    }
-}
-
-fn check_ipv6(host: &str) -> Result<(), String> {
-    let without_scope = host.split_once('%').map_or(host, |(address, _)| address);
-    match without_scope.parse::<Ipv6Addr>() {
-        Ok(_) => Ok(()),
-        Err(_) => Err(FORMS.into()),
-    }
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { host, port } = self;
-        match port {
-            None => f.write_str(host),
-            Some(port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Some(port) => write!(f, "{host}:{port}"),
-        }
-    }
-}
-
 /// Parses a number that is not zero.
 pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
     match text.parse() {
@@ -547,58 +528,6 @@ mod tests {
             let command = Command::try_parse_from(arguments).expect("the option is known");
             let config = command.common.config(None, None).unwrap();
             assert_eq!(config.policy.revision, revision, "{arguments:?}");
-        }
-    }
-
-    #[test]
-    fn addresses_in_all_their_forms() {
-        for (text, host, port) in [
-            ("10.0.0.1", "10.0.0.1", None),
-            ("10.0.0.1:5445", "10.0.0.1", Some(5445)),
-            ("10.0.0.1:0", "10.0.0.1", Some(0)),
-            ("server", "server", None),
-            ("server.example:445", "server.example", Some(445)),
-            ("::1", "::1", None),
-            ("::", "::", None),
-            ("fe80::1%eth0", "fe80::1%eth0", None),
-            ("[::1]", "::1", None),
-            ("[::1]:65535", "::1", Some(65535)),
-            ("[fe80::1%eth0]:1", "fe80::1%eth0", Some(1)),
-            (":5445", "", Some(5445)),
-        ] {
-            let address: Address = text.parse().unwrap();
-            assert_eq!(
-                (address.host.as_str(), address.port),
-                (host, port),
-                "{text}"
-            );
-        }
-        for (text, says) in [
-            ("", "empty"),
-            ("5445", "no host"),
-            ("5445:5445", "no host"),
-            ("host:", "no port"),
-            ("host:+1", "no port"),
-            ("host:65536", "no port"),
-            ("host:port", "no port"),
-            ("host:1:2", FORMS),
-            ("[::1", FORMS),
-            ("[::1]5445", FORMS),
-            ("[host]:1", FORMS),
-            ("[]:1", FORMS),
-            ("::1::2", FORMS),
-            ("two words:1", FORMS),
-            ("http://host", FORMS),
-        ] {
-            let error = text.parse::<Address>().unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn addresses_print_as_they_parse() {
-        for text in ["10.0.0.1", "server:445", "::1", "[::1]:5445"] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
     }
 

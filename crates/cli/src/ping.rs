@@ -118,12 +118,12 @@ impl Ping {
                 "--size must be at least 1: empty messages are not returned",
             ));
         }
-        let (provider, _capture) =
+        let (rdma, _capture) =
             transport::one_end(&self.options, Some(&self.connect), &self.address)?;
-        let connecting = transport::connect(&*provider, &self.address, &config, &self.connect);
+        let connecting = rdma.connect(&self.address, &config);
         let connection = signals::unless_interrupted(connecting).await?;
         self.check_size(&connection)?;
-        self.report_connected(&report, &connection, provider.name());
+        self.report_connected(&report, &connection, rdma.name());
         let tally = self.run_all(&report, &connection).await;
         tally.report(&report);
         // How the connection ends does not change the measurement.

@@ -25,17 +25,6 @@ pub(crate) fn raise_open_files() -> Option<u64> {
     None
 }
 
-/// Returns what to do about an error of the system that a limit causes.
-pub(crate) fn cure(error: &std::io::Error) -> Option<&'static str> {
-    // EMFILE has this number on every Unix.
-    #[cfg(unix)]
-    if error.raw_os_error() == Some(24) {
-        return Some("raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of the unit)");
-    }
-    let _ = error;
-    None
-}
-
 /// The memory limit of the control group of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {

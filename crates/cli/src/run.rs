@@ -170,11 +170,12 @@ impl Run {
             host: String::new(),
             port: self.direct_port,
         };
-        let (provider, _capture) = transport::one_end(&self.options, Some(&self.connect), &any)?;
+        let (rdma, _capture) = transport::one_end(&self.options, Some(&self.connect), &any)?;
         let folder = tempfile::Builder::new()
             .prefix("smbdirect-run-")
             .tempdir()
             .context("no folder for the socket of the program")?;
+        let provider = rdma.provider().clone();
         let socket = folder.path().join("broker");
         let port = self.direct_port.unwrap_or_else(|| provider.default_port());
         let broker = Broker::new(&socket, provider, port, config)

@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use smbdirect::{Config, Connection, ConnectionError, rdma::provider::Provider};
+use smbdirect::{Config, Connection, ConnectionError};
 
 use crate::{
     options::{Address, CommonOptions, ConnectOptions, seconds, with_profiles},
@@ -21,7 +21,7 @@ use crate::{
         Checksum, INACTIVITY_LIMIT, Method, TransferError,
         sending::{Sent, Source, send_file},
     },
-    transport,
+    transport::{self, Rdma},
 };
 
 /// Send files to a `smbdirect listen --receive`
@@ -125,7 +125,7 @@ impl Send {
         transport::check_connectable(&self.address)?;
         let report = Report::new(self.options.json);
         let config = self.options.config(Some(&self.connect), None)?;
-        let (provider, _capture) =
+        let (rdma, _capture) =
             transport::one_end(&self.options, Some(&self.connect), &self.address)?;
         let mut interrupted = Interrupted::new();
         let mut total = Total::default();
@@ -133,7 +133,7 @@ impl Send {
         let result = if files.is_empty() {
             Ok(())
         } else {
-            let sending = self.send_all(&report, &*provider, &config, &mut files, &mut total);
+            let sending = self.send_all(&report, &rdma, &config, &mut files, &mut total);
             unless(&mut interrupted, sending).await
         };
         total.interrupted = matches!(result, Err(Stopped::Interrupted));
@@ -191,17 +191,17 @@ impl Send {
     async fn send_all(
         &self,
         report: &Report,
-        provider: &dyn Provider,
+        rdma: &Rdma,
         config: &Config,
         files: &mut VecDeque<(PathBuf, Source)>,
         total: &mut Total,
     ) -> Result<()> {
-        let connected = transport::connect(provider, &self.address, config, &self.connect).await?;
+        let connected = rdma.connect(&self.address, config).await?;
         let connection = Arc::new(connected);
         total.connection = Some(connection.clone());
         report.event(&Event::Connected {
             address: connection.remote_address().to_string(),
-            transport: provider.name(),
+            transport: rdma.name(),
             negotiated: connection.negotiated().into(),
         });
         while let Some((path, source)) = files.pop_front() {

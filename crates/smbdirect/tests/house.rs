@@ -351,6 +351,7 @@ const PACKAGES: &[&str] = &[
     "crates/smb",
     "crates/smb2",
     "crates/test",
+    "crates/transport",
     "crates/verbs",
     "fuzz",
     "xtask",

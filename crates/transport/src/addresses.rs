@@ -1,18 +1,111 @@
-//! The addresses that a host, or no host, stands for.
+//! Addresses as people write them, and the addresses that a host, or no host, stands for.
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
 };
 
 use anyhow::{Context, Result, anyhow};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::{options::Address, report};
+use crate::{kind::Kind, text};
+
+/// The address of a peer, or to listen on: `HOST[:PORT]`. An empty host is every address of the
+/// machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The host; empty for every address of the machine.
+    pub host: String,
+    /// The port, if one is given.
+    pub port: Option<u16>,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let strange = |c: char| c.is_whitespace() || c.is_control() || c == '/';
+        if text.contains(strange) {
+            return Err(FORMS.into());
+        }
+        let (host, port) = split_port(text)?;
+        let port = match port {
+            None => None,
+            Some(digits) => {
+                let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+                let port = digits.parse().ok().filter(|_| is_number);
+                Some(port.ok_or_else(|| format!("`{digits}` is no port; 0 to 65535 are"))?)
+            }
+        };
+        if host.is_empty() && port.is_none() {
+            return Err("the address is empty".into());
+        }
+        if !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(format!(
+                "`{host}` has no host; a port is written `HOST:{host}`"
+            ));
+        }
+        Ok(Self {
+            host: host.into(),
+            port,
+        })
+    }
+}
+
+const FORMS: &str = "an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT";
+
+fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or(FORMS)?;
+        check_ipv6(host)?;
+        return match rest.strip_prefix(':') {
+            _ if rest.is_empty() => Ok((host, None)),
+            Some(port) => Ok((host, Some(port))),
+            None => Err(FORMS.into()),
+        };
+    }
+    match text.split_once(':') {
+        None => Ok((text, None)),
+        Some((_, port)) if port.contains(':') => {
+            check_ipv6(text)?;
+            Ok((text, None))
+        }
+        Some((host, port)) => Ok((host, Some(port))),
+    }
+}
+
+fn check_ipv6(host: &str) -> Result<(), String> {
+    let without_scope = host.split_once('%').map_or(host, |(address, _)| address);
+    match without_scope.parse::<Ipv6Addr>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(FORMS.into()),
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        match port {
+            None => f.write_str(host),
+            Some(port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Some(port) => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// Returns the IPv4 address of an IPv4 peer of an IPv6 listener; other addresses are unchanged.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // An IPv6 address keeps its scope.
+        IpAddr::V6(_) => address,
+    }
+}
 
 /// The address families that a listener without a host accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Families {
+pub enum Families {
     /// IPv6 and IPv4, by one IPv6 socket, where the system has IPv6.
     Both,
     /// IPv4 only.
@@ -20,21 +113,23 @@ pub(crate) enum Families {
 }
 
 impl Families {
-    /// Returns the families that a listener of the provider called `provider` accepts.
+    /// Returns the families that a listener of this kind of RDMA accepts.
     ///
     /// RDMA adapters stay with IPv4: some refuse IPv4 peers on an IPv6 listener.
-    pub(crate) fn of(provider: &str) -> Self {
-        match provider {
-            "verbs" => Self::Ipv4,
-            _ => Self::Both,
+    pub fn of(kind: Kind) -> Self {
+        if kind == Kind::Verbs {
+            Self::Ipv4
+        } else {
+            Self::Both
         }
     }
 
     /// Returns the address to bind for every address of the machine.
     fn every_address(self) -> IpAddr {
-        match self == Self::Both && is_dual_stack() {
-            true => Ipv6Addr::UNSPECIFIED.into(),
-            false => Ipv4Addr::UNSPECIFIED.into(),
+        if self == Self::Both && is_dual_stack() {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
         }
     }
 }
@@ -63,7 +158,7 @@ fn is_dual_stack() -> bool {
 ///
 /// # Errors
 /// A name that has no address.
-pub(crate) async fn resolve_listen(
+pub async fn resolve_listen(
     address: &Address,
     default_port: u16,
     families: Families,
@@ -81,12 +176,12 @@ pub(crate) async fn resolve_listen(
 ///
 /// # Errors
 /// A name that has none.
-pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
+pub async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
     let port = address.port.unwrap_or(default_port);
     let host = address.host.as_str();
     let addresses = tokio::net::lookup_host((host, port)).await;
     let addresses = addresses.map_err(|error| {
-        let why = report::printable(&error.to_string());
+        let why = text::printable(&error.to_string());
         let why = why.strip_prefix("failed to lookup address information: ");
         match why {
             Some(why) => anyhow!("`{host}` has no address: {why}; check the name"),
@@ -94,4 +189,61 @@ pub(crate) async fn resolve(address: &Address, default_port: u16) -> Result<Vec<
         }
     })?;
     Ok(addresses.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_in_all_their_forms() {
+        for (text, host, port) in [
+            ("10.0.0.1", "10.0.0.1", None),
+            ("10.0.0.1:5445", "10.0.0.1", Some(5445)),
+            ("10.0.0.1:0", "10.0.0.1", Some(0)),
+            ("server", "server", None),
+            ("server.example:445", "server.example", Some(445)),
+            ("::1", "::1", None),
+            ("::", "::", None),
+            ("fe80::1%eth0", "fe80::1%eth0", None),
+            ("[::1]", "::1", None),
+            ("[::1]:65535", "::1", Some(65535)),
+            ("[fe80::1%eth0]:1", "fe80::1%eth0", Some(1)),
+            (":5445", "", Some(5445)),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(
+                (address.host.as_str(), address.port),
+                (host, port),
+                "{text}"
+            );
+        }
+        for (text, says) in [
+            ("", "empty"),
+            ("5445", "no host"),
+            ("5445:5445", "no host"),
+            ("host:", "no port"),
+            ("host:+1", "no port"),
+            ("host:65536", "no port"),
+            ("host:port", "no port"),
+            ("host:1:2", FORMS),
+            ("[::1", FORMS),
+            ("[::1]5445", FORMS),
+            ("[host]:1", FORMS),
+            ("[]:1", FORMS),
+            ("::1::2", FORMS),
+            ("two words:1", FORMS),
+            ("http://host", FORMS),
+        ] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_print_as_they_parse() {
+        for text in ["10.0.0.1", "server:445", "::1", "[::1]:5445"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+    }
 }

@@ -9,13 +9,13 @@ use smbdirect::{
 };
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::report;
+use crate::text;
 
 /// Longest time for the TCP connection that tells an unreachable host from another service.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Explains why there is no connection over iWARP.
-pub(super) async fn explain_connect(
+pub(super) async fn explain_iwarp(
     error: &ConnectError,
     address: SocketAddr,
     limit: Duration,
@@ -28,7 +28,7 @@ pub(super) async fn explain_connect(
         ConnectError::Negotiation(ConnectionError::TimedOut(_)) => anyhow!(
             "{address} answers as iWARP but did not negotiate SMB Direct within {}; \
              is it an SMB Direct listener?",
-            report::time(limit)
+            text::time(limit)
         ),
         ConnectError::Negotiation(ConnectionError::Provider(error)) => {
             anyhow!(
@@ -137,7 +137,7 @@ pub(super) fn in_short(error: &ProviderError) -> String {
         .iter()
         .find_map(|prefix| what.strip_prefix(prefix))
         .unwrap_or(what);
-    report::plain(&what)
+    text::plain(&what)
 }
 
 /// Explains that another service listens there.
@@ -156,7 +156,7 @@ async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error 
 
 /// Explains that nothing answered.
 pub(super) fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
-    let limit = report::time(limit);
+    let limit = text::time(limit);
     anyhow!(
         "{address} did not answer within {limit}; check the address and firewalls between, \
          or give it more by --connect-timeout"
@@ -181,11 +181,22 @@ pub(super) fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
 }
 
 /// Explains why a connection ended, and what to try.
-pub(crate) fn explain_end(error: &ConnectionError) -> String {
+pub fn explain_end(error: &ConnectionError) -> String {
     match error {
         ConnectionError::TimedOut(_) => {
             format!("{error}; the peer or the network between is stuck")
         }
         error => error.to_string(),
     }
+}
+
+/// Returns what to do about an error of the system that a limit causes.
+pub fn limit_cure(error: &std::io::Error) -> Option<&'static str> {
+    // EMFILE has this number on every Unix.
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(24) {
+        return Some("raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of the unit)");
+    }
+    let _ = error;
+    None
 }

@@ -381,16 +381,16 @@ impl Bench {
             return Ok(None);
         }
         let adapters = transport::adapters(&self.options, &self.connect)?;
-        Ok(Some(adapters))
+        Ok(Some(adapters.provider().clone()))
     }
 
     pub(super) fn setting(&self, cores: &Cores, adapters: Option<Arc<dyn Provider>>) -> Setting {
-        let mut iwarp = transport::iwarp_config(&self.options);
+        let mut iwarp = self.options.rdma(None).iwarp;
         iwarp.tuning.congestion_control = self.congestion_control.clone();
         Setting {
             cores: cores.clone(),
             iwarp,
-            roce: transport::roce_config(&self.options),
+            roce: self.options.rdma(None).roce,
             adapters,
             in_process: None,
             limits: (MAX_CONNECTIONS, MAX_MESSAGE_BYTES),

@@ -181,7 +181,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
             accepted = listener.accept() => accepted?,
             () = interrupted.wait() => return Ok(true),
         };
-        let peer = report::peer(peer);
+        let peer = transport::canonical(peer);
         report.line(format_args!("bench from {peer}"));
         report.event(&Event::Bench { address: peer });
         let stream = stream.into_std()?;

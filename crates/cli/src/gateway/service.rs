@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
-use smbdirect::{Config, rdma::provider::Provider};
+use smbdirect::Config;
 use tracing::warn;
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
 use crate::{
     options::{Address, ConnectOptions, Transport},
     report::{self, NegotiatedReport, Report},
-    transport,
+    transport::{self, Rdma},
 };
 
 /// The protocol that transports SMB messages.
@@ -100,7 +100,7 @@ pub(super) struct Service {
     /// The address that clients connect to.
     pub(super) listening: SocketAddr,
     pub(super) to: Kind,
-    pub(super) provider: Arc<dyn Provider>,
+    pub(super) rdma: Rdma,
     pub(super) config: Config,
     pub(super) connect: ConnectOptions,
     pub(super) live: Mutex<Arc<Live>>,
@@ -140,12 +140,7 @@ impl Service {
     /// The server cannot be reached.
     pub(super) async fn connect(&self, upstream: &Address) -> Result<Peer> {
         Ok(match self.to {
-            Kind::Smbdirect => {
-                let provider = &*self.provider;
-                let connection =
-                    transport::connect(provider, upstream, &self.config, &self.connect).await?;
-                Peer::SmbDirect(connection)
-            }
+            Kind::Smbdirect => Peer::SmbDirect(self.rdma.connect(upstream, &self.config).await?),
             Kind::Tcp => {
                 let limit = self.connect.connect_timeout;
                 let stream = transport::connect_tcp(upstream, tcp::PORT, limit).await?;

@@ -8,7 +8,7 @@ use smbdirect::{
     metrics::{ConnectionSnapshot, Snapshot},
 };
 
-use crate::report;
+use crate::transport::canonical;
 
 /// The state of a running command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -98,8 +98,8 @@ impl ConnectionStatus {
         Self {
             id: one.id,
             role: one.role.label().into(),
-            peer: report::peer(one.remote_address),
-            local: report::peer(one.local_address),
+            peer: canonical(one.remote_address),
+            local: canonical(one.local_address),
             seconds: one.age.as_secs_f64(),
             send_credits: one.credits.send_credits,
             send_credit_target: one.credits.send_credit_target,

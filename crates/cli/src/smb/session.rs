@@ -81,10 +81,9 @@ impl SmbOptions {
     ) -> Result<Session> {
         let account = self.account()?;
         let config = self.common.config(Some(&self.connect), None)?;
-        let (provider, capture) =
+        let (rdma, capture) =
             transport::one_end(&self.common, Some(&self.connect), &place.address)?;
-        let connection =
-            transport::connect(&*provider, &place.address, &config, &self.connect).await?;
+        let connection = rdma.connect(&place.address, &config).await?;
         let login = Client::connect(
             connection.clone(),
             &place.address.host,
@@ -104,7 +103,7 @@ impl SmbOptions {
         };
         report.event(&Event::Connected {
             address: connection.remote_address().to_string(),
-            transport: provider.name(),
+            transport: rdma.name(),
             negotiated: connection.negotiated().into(),
             dialect: &client.dialect(),
             signs: client.signs(),

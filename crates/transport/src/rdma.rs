@@ -1,0 +1,173 @@
+//! Makes the provider of a kind of RDMA, and connects and listens by it.
+
+use std::{net::TcpListener, sync::Arc, time::Duration};
+
+use anyhow::{Result, anyhow};
+use smbdirect::{
+    Config, Connection, Listener,
+    rdma::{
+        iwarp::{Iwarp, IwarpConfig},
+        loopback::Loopback,
+        provider::Provider,
+        roce::{Roce, RoceConfig},
+    },
+};
+#[cfg(target_os = "linux")]
+use smbdirect_verbs::{Unavailable, Verbs, VerbsConfig};
+use tracing::debug;
+
+use crate::{
+    addresses::{Address, Families, resolve, resolve_listen},
+    connection::peer_span,
+    explain::{explain_iwarp, explain_listen, explain_roce, explain_verbs, in_short},
+    kind::Kind,
+    tcp::local_congestion_control,
+};
+
+/// The kind of RDMA, and the settings of each kind.
+#[derive(Clone, Debug, Default)]
+pub struct RdmaSettings {
+    /// The kind to use. The settings of the other kinds are ignored.
+    pub kind: Kind,
+    /// Settings of software iWARP.
+    pub iwarp: IwarpConfig,
+    /// Settings of software RoCE.
+    pub roce: RoceConfig,
+    /// Settings of RDMA adapters.
+    #[cfg(target_os = "linux")]
+    pub verbs: VerbsConfig,
+}
+
+/// RDMA of one kind, which connects and listens.
+#[derive(Clone, Debug)]
+pub struct Rdma {
+    kind: Kind,
+    provider: Arc<dyn Provider>,
+    /// Longest time for connecting by iWARP, which its errors name.
+    connect_timeout: Duration,
+}
+
+impl Rdma {
+    /// Creates RDMA with the given settings.
+    ///
+    /// # Errors
+    /// There are no RDMA adapters.
+    pub fn new(settings: RdmaSettings) -> Result<Self> {
+        Self::create(settings, None)
+    }
+
+    /// Creates RDMA for an end at `address`, or one that connects to it. Connections of iWARP within this machine are
+    /// not paced. Without a port in `address`, the kind of an adapter decides the port. iWARP listens on `passed`, if
+    /// it is given.
+    ///
+    /// # Errors
+    /// There are no RDMA adapters.
+    pub fn at(
+        mut settings: RdmaSettings,
+        address: &Address,
+        passed: Option<TcpListener>,
+    ) -> Result<Self> {
+        if settings.kind == Kind::Iwarp {
+            settings.iwarp.tuning.congestion_control =
+                local_congestion_control(address).map(str::to_owned);
+        }
+        #[cfg(target_os = "linux")]
+        {
+            settings.verbs.port_by_device = address.port.is_none();
+        }
+        Self::create(settings, passed)
+    }
+
+    fn create(settings: RdmaSettings, passed: Option<TcpListener>) -> Result<Self> {
+        let (kind, connect_timeout) = (settings.kind, settings.iwarp.connect_timeout);
+        let provider: Arc<dyn Provider> = match kind {
+            Kind::Iwarp => {
+                let iwarp = Iwarp::new(settings.iwarp);
+                Arc::new(match passed {
+                    Some(listener) => iwarp.with_listener(listener),
+                    None => iwarp,
+                })
+            }
+            Kind::Roce => Arc::new(Roce::new(settings.roce)),
+            Kind::Verbs => verbs(settings)?,
+            Kind::Loopback => Arc::new(Loopback::new()),
+        };
+        Ok(Self {
+            kind,
+            provider,
+            connect_timeout,
+        })
+    }
+
+    /// Returns the provider.
+    pub const fn provider(&self) -> &Arc<dyn Provider> {
+        &self.provider
+    }
+
+    /// Returns the name of the provider, for reports.
+    pub fn name(&self) -> &'static str {
+        self.provider.name()
+    }
+
+    /// Connects to the first address of `address` that answers.
+    ///
+    /// # Errors
+    /// The last address failed: the reason, and what to try.
+    pub async fn connect(&self, address: &Address, config: &Config) -> Result<Connection> {
+        let mut last = None;
+        for address in resolve(address, self.provider.default_port()).await? {
+            let connecting = Connection::connect(&*self.provider, address, config.clone());
+            let error = match connecting.await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            let fault = match self.kind {
+                Kind::Verbs => explain_verbs(&error, address),
+                Kind::Roce => explain_roce(&error, address),
+                Kind::Iwarp | Kind::Loopback => {
+                    explain_iwarp(&error, address, self.connect_timeout).await
+                }
+            };
+            peer_span(address).in_scope(|| debug!("{fault:#}"));
+            last = Some(fault);
+        }
+        Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
+    }
+
+    /// Listens on `address`; without a host, on every address of the machine.
+    ///
+    /// # Errors
+    /// The reason, and what to try.
+    pub async fn listen(&self, address: &Address, config: &Config) -> Result<Listener> {
+        let families = Families::of(self.kind);
+        let address = resolve_listen(address, self.provider.default_port(), families).await?;
+        Listener::bind(&*self.provider, address, config.clone())
+            .await
+            .map_err(|error| explain_listen(&in_short(&error), address))
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn verbs(settings: RdmaSettings) -> Result<Arc<dyn Provider>> {
+    let verbs = Verbs::new(settings.verbs).map_err(|why| unavailable(&why))?;
+    Ok(Arc::new(verbs))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn verbs(_: RdmaSettings) -> Result<Arc<dyn Provider>> {
+    Err(anyhow!(
+        "RDMA adapters are used through rdma-core, which is for Linux; leave --transport out for iwarp"
+    ))
+}
+
+/// Explains why there is no RDMA, without error numbers.
+#[cfg(target_os = "linux")]
+pub fn unavailable(why: &Unavailable) -> anyhow::Error {
+    let text = why.to_string();
+    let code = text.split_once(" (os error ");
+    let rest = code.and_then(|(before, code)| Some((before, code.split_once(')')?.1)));
+    match rest {
+        Some((before, after)) => anyhow!("{before}{after}"),
+        None => anyhow!(text),
+    }
+}
