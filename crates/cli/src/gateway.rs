@@ -13,21 +13,36 @@
 //! [`memory`] limits requests and answers in flight, and [`Gateway::settings`] limits connection
 //! buffers.
 
+#[path = "../../gateway/src/answers.rs"]
 mod answers;
+#[path = "../../gateway/src/buffers.rs"]
 mod buffers;
+#[path = "../../gateway/src/carried.rs"]
 mod carried;
+#[path = "../../gateway/src/ends.rs"]
 mod ends;
+#[path = "../../gateway/src/exchange.rs"]
 mod exchange;
+#[path = "../../gateway/src/figures.rs"]
 mod figures;
 mod file;
+#[path = "../../gateway/src/live.rs"]
 mod live;
+#[path = "../../gateway/src/memory.rs"]
 mod memory;
+#[path = "../../gateway/src/peer.rs"]
 mod peer;
+#[path = "../../gateway/src/phase.rs"]
 mod phase;
+#[path = "../../gateway/src/relay.rs"]
 mod relay;
+#[path = "../../gateway/src/requests.rs"]
 mod requests;
+#[path = "../../gateway/src/service.rs"]
 mod service;
+#[path = "../../gateway/src/session.rs"]
 mod session;
+#[path = "../../gateway/src/tcp.rs"]
 pub(crate) mod tcp;
 
 use std::{
