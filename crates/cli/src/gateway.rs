@@ -1,72 +1,22 @@
 //! `smbdirect gateway`: forwards SMB between SMB Direct and TCP, with RDMA on each side that has it.
 //!
-//! ```text
-//!   client ── accepted connection ──  one session  ── upstream connection ── server
-//!                 Source  ───────── requests::carry ────────>  Sink
-//!                                       Exchange
-//!                 Sink    <──────── answers::carry  ─────────  Source
-//! ```
-//!
-//! `smbdirect_smb` decides how a message is translated; this module does the I/O. The gateway forwards
-//! messages whole and unchanged, except READ and WRITE where only one side has RDMA. Backpressure
-//! passes from one side to the other by TCP's window or SMB Direct's credits. Memory is bounded:
-//! [`memory`] limits requests and answers in flight, and [`Gateway::settings`] limits connection
-//! buffers.
+//! The gateway is the package `smbdirect_gateway`; here are its options, its settings file, and what it shows.
 
-#[path = "../../gateway/src/answers.rs"]
-mod answers;
-#[path = "../../gateway/src/buffers.rs"]
-mod buffers;
-#[path = "../../gateway/src/carried.rs"]
-mod carried;
-#[path = "../../gateway/src/ends.rs"]
-mod ends;
-#[path = "../../gateway/src/exchange.rs"]
-mod exchange;
-#[path = "../../gateway/src/figures.rs"]
-mod figures;
 mod file;
-#[path = "../../gateway/src/live.rs"]
-mod live;
-#[path = "../../gateway/src/memory.rs"]
-mod memory;
-#[path = "../../gateway/src/peer.rs"]
-mod peer;
-#[path = "../../gateway/src/phase.rs"]
-mod phase;
-#[path = "../../gateway/src/relay.rs"]
-mod relay;
-#[path = "../../gateway/src/requests.rs"]
-mod requests;
-#[path = "../../gateway/src/service.rs"]
-mod service;
-#[path = "../../gateway/src/session.rs"]
-mod session;
-#[path = "../../gateway/src/tcp.rs"]
-pub(crate) mod tcp;
+mod output;
 
-use std::{
-    env,
-    net::SocketAddr,
-    path::PathBuf,
-    pin::pin,
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
-};
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, anyhow};
-use clap::Args;
-use smbdirect::{Config, Listener};
-use tokio::{
-    net::TcpListener,
-    sync::watch,
-    task::JoinSet,
-    time::{sleep, timeout},
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use smbdirect_gateway::{
+    ClientListener, Live, Network, Protocol, Service, Settings, connection_config, tcp,
 };
-use tracing::{debug, warn};
+use tokio::net::TcpListener;
+use tracing::warn;
 
 use crate::{
-    metrics::MetricsOptions,
+    metrics::{Figures, MetricsOptions},
     options::{
         self, AcceptOptions, Address, CommonOptions, ConnectOptions, SMB_MESSAGE_BYTES,
         at_least_one, large_size, seconds, seconds_or_zero, usage, with_profiles,
@@ -75,18 +25,29 @@ use crate::{
     resources,
     signals::{Hangup, Interrupted},
     systemd::{self, State},
-    transport::{self, Rdma},
+    transport,
 };
 
-use buffers::Buffers;
-use carried::Counts;
 use file::SettingsFile;
-use live::{LIVE_KEYS, Live, Network};
-use memory::Memory;
-use peer::{CLOSE_TIMEOUT, Peer};
-use phase::{Phase, Phases};
-use service::{Event, Kind, Service, Totals};
-use session::Session;
+use output::Event;
+
+/// The protocol that transports SMB messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// SMB Direct, [MS-SMBD]
+    Smbdirect,
+    /// SMB over TCP, as on port 445
+    Tcp,
+}
+
+impl From<Kind> for Protocol {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Smbdirect => Self::SmbDirect,
+            Kind::Tcp => Self::Tcp,
+        }
+    }
+}
 
 /// Carry SMB between SMB Direct and TCP, for servers or clients that have only one of them
 ///
@@ -193,9 +154,6 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
    reads_by_rdma, bytes_read_by_rdma, writes_by_rdma, bytes_written_by_rdma, requests_passed,
    requests_refused; bytes count the data of READ and WRITE however it went";
 
-/// Pause after a failure to accept a TCP connection, for example because file descriptors ran out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 impl Gateway {
     pub(crate) async fn run(mut self) -> Result<bool> {
         let mut file = None;
@@ -207,38 +165,35 @@ impl Gateway {
             file = Some(settings);
         }
         let report = Report::new(self.options.json);
-        let (listen, config) = self.check()?;
+        let listen = self.check()?;
         if let (true, Some(file)) = (self.check_config, &file) {
             report.line(format_args!("{} is valid", file.name()));
             return Ok(true);
         }
         self.limit_memory();
-        let live = self.live(&config)?;
+        let settings = self.settings()?;
+        let live = self.live(&settings)?;
         self.raise_open_files(&live);
-        let smbdirect = match self.from {
-            Kind::Smbdirect => &listen,
-            Kind::Tcp => &live.upstream,
-        };
-        let passed = systemd::passed_listener()?;
-        let (for_provider, for_tcp) = match self.from {
-            Kind::Smbdirect => (passed, None),
-            Kind::Tcp => (None, passed),
+        let (with_rdma, passed) = match self.from {
+            Kind::Smbdirect => (&listen, systemd::passed_listener()?),
+            Kind::Tcp => (&live.upstream, None),
         };
         let connect = Some(&self.connect);
-        let (rdma, _capture) =
-            transport::accepting_end(&self.options, connect, smbdirect, for_provider)?;
+        let (rdma, _capture) = transport::accepting_end(&self.options, connect, with_rdma, passed)?;
         // From here on a signal ends the command gracefully.
         let control = Control {
             interrupted: Interrupted::new(),
             hangup: Hangup::new(),
             file,
         };
-        let listener = match (self.from, for_tcp) {
-            (Kind::Smbdirect, _) => ClientListener::SmbDirect(rdma.listen(&listen, &config).await?),
-            (Kind::Tcp, Some(passed)) => ClientListener::Tcp(TcpListener::from_std(passed)?),
-            (Kind::Tcp, None) => {
-                ClientListener::Tcp(transport::listen_tcp(&listen, tcp::PORT).await?)
+        let listener = match self.from {
+            Kind::Smbdirect => {
+                ClientListener::SmbDirect(rdma.listen(&listen, &settings.config).await?)
             }
+            Kind::Tcp => ClientListener::Tcp(match systemd::passed_listener()? {
+                Some(passed) => TcpListener::from_std(passed)?,
+                None => transport::listen_tcp(&listen, tcp::PORT).await?,
+            }),
         };
         let mut metrics = self.metrics.bind().await?;
         let address = listener.address()?;
@@ -251,45 +206,45 @@ impl Gateway {
             address: address.to_string(),
             transport: (self.from == Kind::Smbdirect).then_some(self.options.transport),
         });
-        let service = Arc::new(self.service(address, live, rdma, config, report));
+        let show = move |event: &smbdirect_gateway::Event<'_>| output::show(report, event);
+        let service = Arc::new(Service::new(settings, live, rdma, address, show));
         if let Some(server) = &mut metrics {
             server.start(report, service.clone());
         }
+        let ready = format!("listening on {address}");
+        let gateway = smbdirect_gateway::Gateway::new(service.clone(), listener);
         tokio::select! {
-            served = serve(listener, service, control) => served?,
+            served = control.serve(gateway, &service, report, &ready) => served?,
             () = systemd::keep_watchdog_quiet() => {}
         }
         Ok(true)
     }
 
-    /// Checks what can be checked without the network, and returns the address to listen on and the
-    /// settings of connections.
-    fn check(&self) -> Result<(Address, Config)> {
+    /// Checks what can be checked without the network, and returns the address to listen on.
+    fn check(&self) -> Result<Address> {
         let missing = |what: &str| usage(format!("{what} is missing; it is an address"));
         let listen = self.listen.clone().ok_or_else(|| missing("listen"))?;
         let upstream = self.upstream.as_ref();
         transport::check_connectable(upstream.ok_or_else(|| missing("upstream"))?)?;
-        let config = self.settings()?;
-        self.live(&config)?;
+        self.live(&self.settings()?)?;
         if self.options.pcap.is_some() && (self.from, self.to) == (Kind::Tcp, Kind::Tcp) {
             return Err(usage(
                 "--pcap cannot capture this gateway: both sides are TCP",
             ));
         }
-        Ok((listen, config))
+        Ok(listen)
     }
 
     /// Returns the settings that can change while the gateway runs.
     ///
     /// # Errors
     /// There is not enough memory for one connection, or no server.
-    fn live(&self, config: &Config) -> Result<Live> {
+    fn live(&self, settings: &Settings) -> Result<Live> {
         let upstream = self.upstream.clone();
-        let max_connections = self
-            .max_connections
-            .min(self.affordable_connections(config));
+        let affordable = settings.affordable_connections();
+        let max_connections = self.max_connections.min(affordable);
         if max_connections == 0 {
-            let needed = report::bytes(2 * self.memory_of_one(config));
+            let needed = report::bytes(2 * settings.memory_of_one());
             return Err(usage(format!(
                 "--memory is too little for one connection, which needs {needed}; say more, or \
                  less for --max-fragmented-size"
@@ -339,39 +294,11 @@ impl Gateway {
         }
     }
 
-    fn service(
-        self,
-        listening: SocketAddr,
-        live: Live,
-        rdma: Rdma,
-        config: Config,
-        report: Report,
-    ) -> Service {
-        let in_flight = self.memory / 4;
-        let affordable_connections = self.affordable_connections(&config);
-        Service {
-            listening,
-            to: self.to,
-            rdma,
-            config,
-            connect: self.connect,
-            live: Mutex::new(Arc::new(live)),
-            affordable_connections,
-            requests: Memory::new(in_flight),
-            answers: Memory::new(in_flight),
-            // Half of the memory for one direction, so that a small --memory also limits free buffers.
-            buffers: Arc::new(Buffers::new(in_flight / 2)),
-            report,
-            totals: Totals::default(),
-        }
-    }
-
-    /// Returns the settings of both sides.
+    /// Returns the settings that stay as they are.
     ///
-    /// The longest message holds a READ or WRITE of Samba's default size, so that two gateways in a
-    /// row can forward those of clients that sign or encrypt. The receive buffer of a connection is
-    /// little larger than its credits need, because the session takes messages immediately.
-    fn settings(&self) -> Result<Config> {
+    /// The longest message holds a READ or WRITE of Samba's default size, so that two gateways in a row can forward
+    /// those of clients that sign or encrypt.
+    fn settings(&self) -> Result<Settings> {
         let config = self
             .options
             .config(Some(&self.connect), Some(&self.accept))?;
@@ -379,40 +306,38 @@ impl Gateway {
         if self.options.is_default_fragmented_size() {
             settings.max_fragmented_receive_size = SMB_MESSAGE_BYTES;
         }
-        let credits = usize::from(settings.receive_credit_max) + 2;
-        let receive_buffer = credits * settings.max_receive_size as usize + BUFFERED_BEYOND_CREDITS;
-        settings.receive_buffer = Some(receive_buffer);
-        Ok(Config::new(settings)?)
-    }
-
-    /// Returns the number of connections whose buffers fit in half of --memory.
-    fn affordable_connections(&self, config: &Config) -> u64 {
-        self.memory / 2 / self.memory_of_one(config)
-    }
-
-    /// Returns the maximum number of bytes that the two connections of a session buffer.
-    fn memory_of_one(&self, config: &Config) -> u64 {
-        let smbdirect = config.receive_memory() as u64 + PENDING_REQUESTS_BYTES;
-        let of = |kind| match kind {
-            Kind::Smbdirect => smbdirect,
-            Kind::Tcp => TCP_BUFFER_BYTES,
-        };
-        of(self.from) + of(self.to)
+        Ok(Settings {
+            from: self.from.into(),
+            to: self.to.into(),
+            config: connection_config(settings)?,
+            connect_timeout: self.connect.connect_timeout,
+            memory: self.memory,
+        })
     }
 }
 
-/// Bytes of messages that an SMB Direct connection buffers in addition to the receives of its credits.
-const BUFFERED_BEYOND_CREDITS: usize = 1 << 20;
-/// Maximum number of bytes in the table of a client's unanswered requests.
-const PENDING_REQUESTS_BYTES: u64 = 2 << 20;
-/// Maximum number of bytes that a TCP connection buffers, in addition to requests and answers in flight.
-const TCP_BUFFER_BYTES: u64 = 512 << 10;
-
-/// Time without a session after which the free buffers of the pool are released.
-const IDLE_MEMORY_TIME: Duration = Duration::from_mins(1);
-
 /// Open files besides those of connections: standard streams, the runtime, metrics, captures.
 const OTHER_FILES: u64 = 64;
+
+/// The keys of the file that can change while the gateway runs: those of [`Live`], and that of the log.
+const LIVE_KEYS: [&str; 6] = [
+    "allow",
+    "drain-timeout",
+    "max-connections",
+    "stall-limit",
+    "upstream",
+    "verbose",
+];
+
+impl Figures for Service {
+    fn title(&self) -> String {
+        Self::title(self)
+    }
+
+    fn families(&self) -> Vec<smbdirect::metrics::Family> {
+        Self::families(self)
+    }
+}
 
 /// What controls a running gateway from outside.
 struct Control {
@@ -421,73 +346,35 @@ struct Control {
     file: Option<SettingsFile>,
 }
 
-async fn serve(
-    mut listener: ClientListener,
-    service: Arc<Service>,
-    mut control: Control,
-) -> Result<()> {
-    let (phase, phases) = watch::channel(Phase::Serving);
-    let phases = Phases(phases);
-    let mut sessions = JoinSet::new();
-    let mut idle = pin!(sleep(IDLE_MEMORY_TIME));
-    let ready = format!("listening on {}", service.listening);
-    systemd::notify(State::Ready(&ready));
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let (peer, client) = accepted?;
-                if let Some(session) = admit(&service, transport::canonical(peer), &phases) {
-                    sessions.spawn(session.run(client));
+impl Control {
+    /// Runs the gateway until a signal ends it.
+    async fn serve(
+        mut self,
+        mut gateway: smbdirect_gateway::Gateway,
+        service: &Service,
+        report: Report,
+        ready: &str,
+    ) -> Result<()> {
+        systemd::notify(State::Ready(ready));
+        loop {
+            tokio::select! {
+                served = gateway.serve() => match served? {},
+                () = self.hangup.wait() => {
+                    systemd::notify(State::Reloading);
+                    reload(service, report, &mut self.file);
+                    systemd::notify(State::Ready(ready));
                 }
+                () = self.interrupted.wait() => break,
             }
-            // Removes a finished session from the set; it has already reported its result.
-            Some(_) = sessions.join_next() => {
-                idle.as_mut().reset(tokio::time::Instant::now() + IDLE_MEMORY_TIME);
-            }
-            () = &mut idle, if sessions.is_empty() && service.buffers.kept() > 0 => {
-                service.buffers.release();
-            }
-            () = control.hangup.wait() => {
-                systemd::notify(State::Reloading);
-                reload(&service, &mut control.file);
-                systemd::notify(State::Ready(&ready));
-            }
-            () = control.interrupted.wait() => break,
         }
+        systemd::notify(State::Stopping("waiting for the answers to requests"));
+        gateway.end(self.interrupted.wait()).await;
+        Ok(())
     }
-    drop(listener);
-    systemd::notify(State::Stopping("waiting for the answers to requests"));
-    drain(&service, &phase, &mut sessions, &mut control.interrupted).await;
-    service.report_summary();
-    Ok(())
-}
-
-/// Returns the session of a client that was accepted, or turns the client away.
-fn admit(service: &Arc<Service>, peer: SocketAddr, phases: &Phases) -> Option<Session> {
-    let live = service.live();
-    if !live.permits(peer.ip()) {
-        service.refuse_address(peer);
-        return None;
-    }
-    let totals = &service.totals;
-    if totals.open.load(Relaxed) >= live.max_connections {
-        service.turn_away(peer);
-        return None;
-    }
-    totals.open.fetch_add(1, Relaxed);
-    Some(Session {
-        id: totals.total.fetch_add(1, Relaxed) + 1,
-        peer,
-        service: service.clone(),
-        live,
-        phases: phases.clone(),
-        started: Instant::now(),
-        counts: Counts::default(),
-    })
 }
 
 /// Reads the settings again. Those that can change do so for sessions that begin later.
-fn reload(service: &Service, file: &mut Option<SettingsFile>) {
+fn reload(service: &Service, report: Report, file: &mut Option<SettingsFile>) {
     let Some(file) = file else {
         warn!(
             "SIGHUP: the gateway was started without --config, so there is no file to read again"
@@ -495,19 +382,18 @@ fn reload(service: &Service, file: &mut Option<SettingsFile>) {
         return;
     };
     let loaded = file.load::<Gateway>().and_then(|(mut gateway, changed)| {
-        let (_, config) = gateway.check()?;
+        gateway.check()?;
         gateway.limit_memory();
-        Ok((gateway.live(&config)?, gateway.options.verbose, changed))
+        let live = gateway.live(&gateway.settings()?)?;
+        Ok((live, gateway.options.verbose, changed))
     });
-    let (mut live, verbose, changed) = match loaded {
+    let (live, verbose, changed) = match loaded {
         Ok(loaded) => loaded,
         Err(error) => {
             warn!("the settings stay as they are: {error:#}");
             return;
         }
     };
-    // The memory and the buffers are those that the gateway was started with.
-    live.max_connections = live.max_connections.min(service.affordable_connections);
     service.set_live(live);
     options::set_verbosity(verbose);
     let (changed, fixed): (Vec<_>, Vec<_>) = changed
@@ -517,88 +403,15 @@ fn reload(service: &Service, file: &mut Option<SettingsFile>) {
         true => "nothing has changed".to_owned(),
         false => format!("changed {}", changed.join(", ")),
     };
-    service
-        .report
-        .line(format_args!("{} read again: {names}", file.name()));
+    report.line(format_args!("{} read again: {names}", file.name()));
     if !fixed.is_empty() {
         warn!(
             "these settings need a restart to change: {}",
             fixed.join(", ")
         );
     }
-    service.report.event(&Event::Reloaded {
+    report.event(&Event::Reloaded {
         changed: &changed,
         needs_restart: &fixed,
     });
-}
-
-/// Ends the sessions: first those whose requests are answered, and all of them after the drain
-/// timeout or another signal.
-async fn drain(
-    service: &Service,
-    phase: &watch::Sender<Phase>,
-    sessions: &mut JoinSet<()>,
-    interrupted: &mut Interrupted,
-) {
-    let limit = service.live().drain_timeout;
-    let open = service.totals.open.load(Relaxed);
-    if open > 0 && !limit.is_zero() {
-        service.report.event(&Event::Draining {
-            open,
-            seconds: limit.as_secs_f64(),
-        });
-        phase.send_replace(Phase::Draining);
-        let all = async { while sessions.join_next().await.is_some() {} };
-        tokio::select! {
-            done = timeout(limit, all) => if done.is_err() {
-                let open = service.totals.open.load(Relaxed);
-                let open = report::plural(open, "session");
-                warn!("{open} with unanswered requests end after --drain-timeout");
-            },
-            () = interrupted.wait() => {}
-        }
-    }
-    phase.send_replace(Phase::Ending);
-    let all = async { while sessions.join_next().await.is_some() {} };
-    // Each session has a time limit of its own.
-    if timeout(CLOSE_TIMEOUT * 2, all).await.is_err() {
-        debug!("some connections did not end in time");
-    }
-}
-
-/// The listener that clients connect to.
-enum ClientListener {
-    SmbDirect(Listener),
-    Tcp(TcpListener),
-}
-
-impl ClientListener {
-    fn address(&self) -> Result<SocketAddr> {
-        match self {
-            Self::SmbDirect(listener) => Ok(listener.local_address()),
-            Self::Tcp(listener) => listener.local_addr().context("listening"),
-        }
-    }
-
-    /// Returns the next client. Cancel-safe: dropping the future loses no client.
-    async fn accept(&mut self) -> Result<(SocketAddr, Peer)> {
-        match self {
-            Self::SmbDirect(listener) => {
-                let accepted = listener.accept().await;
-                let connection =
-                    accepted.map_err(|error| anyhow!("cannot listen any longer: {error}"))?;
-                Ok((connection.remote_address(), Peer::SmbDirect(connection)))
-            }
-            Self::Tcp(listener) => loop {
-                match listener.accept().await {
-                    Ok((stream, peer)) => return Ok((peer, Peer::Tcp(stream, peer))),
-                    Err(error) => {
-                        let cure = transport::limit_cure(&error);
-                        warn!(%error, cure, "a connection cannot be accepted");
-                        sleep(ACCEPT_PAUSE).await;
-                    }
-                }
-            },
-        }
-    }
 }

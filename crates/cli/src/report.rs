@@ -11,9 +11,10 @@ use std::{
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
-use smbdirect::Negotiated;
-pub(crate) use smbdirect_transport::text::{
-    bytes, count, part, per_second, plain, plural, printable, rate, time,
+pub(crate) use smbdirect_transport::{
+    NegotiatedReport,
+    text::{bytes, count, part, per_second, plain, plural, printable, rate, time},
+    version,
 };
 
 /// The target of log lines that say how a connection ended. They are logged at every verbosity.
@@ -195,40 +196,5 @@ impl Style {
         } else {
             text.into()
         }
-    }
-}
-
-/// The result of a negotiation, in JSON.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct NegotiatedReport {
-    /// `1.0`
-    version: &'static str,
-    max_send_size: u32,
-    max_receive_size: u32,
-    max_fragmented_send_size: u32,
-    max_fragmented_receive_size: u32,
-    max_read_write_size: u32,
-    keepalive_interval: f64,
-}
-
-impl From<Negotiated> for NegotiatedReport {
-    fn from(negotiated: Negotiated) -> Self {
-        Self {
-            version: version(negotiated.protocol),
-            max_send_size: negotiated.max_send_size,
-            max_receive_size: negotiated.max_receive_size,
-            max_fragmented_send_size: negotiated.max_fragmented_send_size,
-            max_fragmented_receive_size: negotiated.max_fragmented_receive_size,
-            max_read_write_size: negotiated.max_read_write_size,
-            keepalive_interval: negotiated.keepalive_interval.as_secs_f64(),
-        }
-    }
-}
-
-/// The name of version 1.0, the only one.
-pub(crate) fn version(protocol: u16) -> &'static str {
-    match protocol {
-        0x0100 => "1.0",
-        _ => "unknown",
     }
 }

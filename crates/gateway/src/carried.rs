@@ -1,8 +1,6 @@
 //! Counters of the traffic of one session, or of all sessions.
 
 use std::{
-    fmt,
-    net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
@@ -10,9 +8,6 @@ use std::{
 use serde::Serialize;
 use smbdirect_smb::smb2::{Command, Header};
 use tokio::time::sleep;
-use tracing::{info, warn};
-
-use crate::report;
 
 /// Counters of one session, or of all sessions.
 #[derive(Debug, Default)]
@@ -143,67 +138,25 @@ impl Counts {
 
 /// A snapshot of [`Counts`], as reported. Bytes include the SMB messages and the data that moved by RDMA.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Carried {
-    messages_to_server: u64,
-    bytes_to_server: u64,
-    messages_to_client: u64,
-    bytes_to_client: u64,
-    reads_by_rdma: u64,
-    bytes_read_by_rdma: u64,
-    writes_by_rdma: u64,
-    bytes_written_by_rdma: u64,
-    requests_passed: u64,
-    requests_refused: u64,
-}
-
-impl Carried {
-    /// Logs the end of the connection to `peer` that carried this, with its figures as fields.
-    pub(super) fn log_end(&self, peer: SocketAddr, took: Duration, ok: bool, ended: &str) {
-        macro_rules! log {
-            ($level:ident) => {
-                $level!(
-                    target: report::CONNECTIONS,
-                    %peer,
-                    ended,
-                    seconds = took.as_secs_f64(),
-                    messages_to_server = self.messages_to_server,
-                    bytes_to_server = self.bytes_to_server,
-                    messages_to_client = self.messages_to_client,
-                    bytes_to_client = self.bytes_to_client,
-                    bytes_read_by_rdma = self.bytes_read_by_rdma,
-                    bytes_written_by_rdma = self.bytes_written_by_rdma,
-                    "{peer}  {self} in {}  {ended}",
-                    report::time(took)
-                )
-            };
-        }
-        match ok {
-            true => log!(info),
-            false => log!(warn),
-        }
-    }
-}
-
-impl fmt::Display for Carried {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "to server {}, {}  to client {}, {}",
-            report::plural(self.messages_to_server, "message"),
-            report::bytes(self.bytes_to_server),
-            report::plural(self.messages_to_client, "message"),
-            report::bytes(self.bytes_to_client),
-        )?;
-        if self.reads_by_rdma + self.writes_by_rdma > 0 {
-            write!(
-                f,
-                "  by RDMA {}, {}, and {}, {}",
-                report::plural(self.reads_by_rdma, "READ"),
-                report::bytes(self.bytes_read_by_rdma),
-                report::plural(self.writes_by_rdma, "WRITE"),
-                report::bytes(self.bytes_written_by_rdma),
-            )?;
-        }
-        Ok(())
-    }
+pub struct Carried {
+    /// SMB messages forwarded to the server.
+    pub messages_to_server: u64,
+    /// Bytes forwarded to the server.
+    pub bytes_to_server: u64,
+    /// SMB messages forwarded to the client.
+    pub messages_to_client: u64,
+    /// Bytes forwarded to the client.
+    pub bytes_to_client: u64,
+    /// READ requests whose data moved by RDMA.
+    pub reads_by_rdma: u64,
+    /// Data of READ requests that moved by RDMA.
+    pub bytes_read_by_rdma: u64,
+    /// WRITE requests whose data moved by RDMA.
+    pub writes_by_rdma: u64,
+    /// Data of WRITE requests that moved by RDMA.
+    pub bytes_written_by_rdma: u64,
+    /// Messages of the client that were forwarded unchanged.
+    pub requests_passed: u64,
+    /// Requests that cannot be translated.
+    pub requests_refused: u64,
 }

@@ -1,18 +1,19 @@
-//! The figures of a gateway for `--metrics`: sessions, requests, and memory.
+//! The figures of a gateway for Prometheus: sessions, requests, and memory.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use smbdirect::metrics::{Family, Kind};
 
 use super::{carried::Counts, service::Service};
-use crate::metrics::Figures;
 
-impl Figures for Service {
-    fn title(&self) -> String {
+impl Service {
+    /// Returns what the gateway is doing, in one line.
+    pub fn title(&self) -> String {
         format!("gateway {} to {}", self.listening, self.live().upstream)
     }
 
-    fn families(&self) -> Vec<Family> {
+    /// Returns the figures.
+    pub fn families(&self) -> Vec<Family> {
         let totals = &self.totals;
         let counter = |name, help, count: &AtomicU64| {
             Family::single(name, help, Kind::Counter, count.load(Relaxed) as f64)

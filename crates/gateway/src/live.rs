@@ -3,29 +3,22 @@
 use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 
 use ipnet::IpNet;
-
-use crate::options::Address;
+use smbdirect_transport::Address;
 
 /// The settings that can change.
 #[derive(Clone, Debug)]
-pub(super) struct Live {
-    pub(super) upstream: Address,
+pub struct Live {
+    /// The server.
+    pub upstream: Address,
     /// The addresses of permitted clients; empty if all are permitted.
-    pub(super) allow: Vec<Network>,
-    pub(super) max_connections: u64,
-    pub(super) stall_limit: Duration,
-    pub(super) drain_timeout: Duration,
+    pub allow: Vec<Network>,
+    /// Largest number of concurrent sessions; further clients are turned away.
+    pub max_connections: u64,
+    /// Longest time that a TCP peer may accept no data or leave a message unfinished.
+    pub stall_limit: Duration,
+    /// Longest time that draining waits for the answers to requests.
+    pub drain_timeout: Duration,
 }
-
-/// The keys of these settings in the file, and that of the log.
-pub(super) const LIVE_KEYS: [&str; 6] = [
-    "allow",
-    "drain-timeout",
-    "max-connections",
-    "stall-limit",
-    "upstream",
-    "verbose",
-];
 
 impl Live {
     /// Returns whether a client with this address is permitted.
@@ -37,7 +30,7 @@ impl Live {
 
 /// The addresses of a network, or one address: `10.0.0.0/8`, `10.0.0.7`, `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Network(IpNet);
+pub struct Network(IpNet);
 
 impl FromStr for Network {
     type Err = String;

@@ -4,13 +4,10 @@ use std::{fmt, net::SocketAddr, time::Duration};
 
 use smbdirect::{Config, Connection, ConnectionError, ReadError, SendError, TransferFault};
 use smbdirect_smb::{Refusal, ServerFault};
+use smbdirect_transport::{self as transport, NegotiatedReport, text};
 use tokio::net::TcpStream;
 
 use super::tcp;
-use crate::{
-    report::{self, NegotiatedReport},
-    transport,
-};
 
 /// Time limit for closing a connection gracefully. After it, the connection is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -121,7 +118,7 @@ impl Stop {
 }
 
 /// A connection to the client or the server, on SMB Direct or TCP.
-pub(super) enum Peer {
+pub(crate) enum Peer {
     SmbDirect(Connection),
     Tcp(TcpStream, SocketAddr),
 }
@@ -131,7 +128,7 @@ impl Peer {
         match self {
             Self::SmbDirect(_) => Ok(()),
             Self::Tcp(stream, _) => tcp::prepare(stream, config.keepalive_interval)
-                .map_err(|error| Stop::Failed(side, report::plain(&error))),
+                .map_err(|error| Stop::Failed(side, text::plain(&error))),
         }
     }
 

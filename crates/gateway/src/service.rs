@@ -1,6 +1,7 @@
-//! The state that all sessions of a gateway share, and the events that the gateway reports.
+//! The state that all sessions of a gateway share.
 
 use std::{
+    fmt,
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -9,110 +10,43 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
-use serde::Serialize;
-use smbdirect::Config;
-use tracing::warn;
+use smbdirect_transport::{Address, Rdma, connect_tcp, text};
 
 use super::{
     buffers::Buffers,
-    carried::{Carried, Counts},
+    carried::Counts,
     ends::Ends,
+    event::Event,
     live::Live,
     memory::Memory,
     peer::Peer,
+    settings::{Protocol, Settings},
     tcp,
 };
-use crate::{
-    options::{Address, ConnectOptions, Transport},
-    report::{self, NegotiatedReport, Report},
-    transport::{self, Rdma},
-};
-
-/// The protocol that transports SMB messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Kind {
-    /// SMB Direct, [MS-SMBD]
-    Smbdirect,
-    /// SMB over TCP, as on port 445
-    Tcp,
-}
-
-/// An event that --json prints as an object.
-#[derive(Debug, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub(super) enum Event<'a> {
-    Listening {
-        address: String,
-        /// `null` for TCP without SMB Direct.
-        transport: Option<Transport>,
-    },
-    Opened {
-        id: u64,
-        peer: SocketAddr,
-        upstream: SocketAddr,
-        client: Option<NegotiatedReport>,
-        server: Option<NegotiatedReport>,
-        open: u64,
-        total: u64,
-    },
-    Refused {
-        id: u64,
-        peer: SocketAddr,
-        reason: &'a str,
-        cure: &'static str,
-    },
-    Closed {
-        id: u64,
-        peer: SocketAddr,
-        seconds: f64,
-        ok: bool,
-        ended: &'a str,
-        #[serde(flatten)]
-        carried: Carried,
-        open: u64,
-        total: u64,
-    },
-    TurnedAway {
-        peer: SocketAddr,
-        open: u64,
-        reason: &'a str,
-    },
-    Reloaded {
-        changed: &'a [String],
-        needs_restart: &'a [String],
-    },
-    Draining {
-        open: u64,
-        seconds: f64,
-    },
-    Summary {
-        total: u64,
-        failed: u64,
-        turned_away: u64,
-        #[serde(flatten)]
-        carried: Carried,
-    },
-}
 
 /// The state that all sessions of a gateway share: the server, the settings, and the totals.
-pub(super) struct Service {
+pub struct Service {
     /// The address that clients connect to.
     pub(super) listening: SocketAddr,
-    pub(super) to: Kind,
-    pub(super) rdma: Rdma,
-    pub(super) config: Config,
-    pub(super) connect: ConnectOptions,
-    pub(super) live: Mutex<Arc<Live>>,
-    /// The number of connections that the memory of the running gateway affords.
-    pub(super) affordable_connections: u64,
+    pub(super) settings: Settings,
+    rdma: Rdma,
+    live: Mutex<Arc<Live>>,
     /// Bounds the bytes of requests in flight.
     pub(super) requests: Arc<Memory>,
     /// Bounds the bytes of answers in flight.
     pub(super) answers: Arc<Memory>,
     pub(super) buffers: Arc<Buffers>,
-    pub(super) report: Report,
+    report: Box<dyn Fn(&Event<'_>) + Send + Sync>,
     pub(super) totals: Totals,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("Service");
+        fields.field("listening", &self.listening);
+        fields.field("settings", &self.settings);
+        fields.finish_non_exhaustive()
+    }
 }
 
 /// Counts over all sessions.
@@ -134,16 +68,42 @@ pub(super) struct Totals {
 }
 
 impl Service {
+    /// Creates the state of a gateway that listens on `listening`. It calls `report` for each event, in the order in
+    /// which the events happen; `report` must not block.
+    pub fn new(
+        settings: Settings,
+        live: Live,
+        rdma: Rdma,
+        listening: SocketAddr,
+        report: impl Fn(&Event<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        let in_flight = settings.memory / 4;
+        Self {
+            listening,
+            settings,
+            rdma,
+            live: Mutex::new(Arc::new(live)),
+            requests: Memory::new(in_flight),
+            answers: Memory::new(in_flight),
+            // Half of the memory for one direction, so that small settings also limit free buffers.
+            buffers: Arc::new(Buffers::new(in_flight / 2)),
+            report: Box::new(report),
+            totals: Totals::default(),
+        }
+    }
+
     /// Connects to the server.
     ///
     /// # Errors
     /// The server cannot be reached.
     pub(super) async fn connect(&self, upstream: &Address) -> Result<Peer> {
-        Ok(match self.to {
-            Kind::Smbdirect => Peer::SmbDirect(self.rdma.connect(upstream, &self.config).await?),
-            Kind::Tcp => {
-                let limit = self.connect.connect_timeout;
-                let stream = transport::connect_tcp(upstream, tcp::PORT, limit).await?;
+        Ok(match self.settings.to {
+            Protocol::SmbDirect => {
+                Peer::SmbDirect(self.rdma.connect(upstream, &self.settings.config).await?)
+            }
+            Protocol::Tcp => {
+                let limit = self.settings.connect_timeout;
+                let stream = connect_tcp(upstream, tcp::PORT, limit).await?;
                 let address = stream
                     .peer_addr()
                     .context("the server closed the connection immediately")?;
@@ -160,9 +120,17 @@ impl Service {
             .clone()
     }
 
-    /// Sets the settings for sessions that begin later.
-    pub(super) fn set_live(&self, live: Live) {
+    /// Sets the settings for sessions that begin later. The memory is that of the running gateway, which limits the
+    /// number of connections.
+    pub fn set_live(&self, mut live: Live) {
+        let affordable = self.settings.affordable_connections();
+        live.max_connections = live.max_connections.min(affordable);
         *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+    }
+
+    /// Reports an event.
+    pub(super) fn report(&self, event: &Event<'_>) {
+        (self.report)(event);
     }
 
     /// Reports a client that is turned away because too many connections are open.
@@ -170,55 +138,27 @@ impl Service {
         self.totals.turned_away.fetch_add(1, Relaxed);
         let open = self.totals.open.load(Relaxed);
         let are = if open == 1 { "is" } else { "are" };
-        let open_now = report::plural(open, "connection");
-        self.report_turned_away(peer, open, &format!("{open_now} {are} open"));
+        let open_now = text::plural(open, "connection");
+        let reason = &format!("{open_now} {are} open");
+        self.report(&Event::TurnedAway { peer, open, reason });
     }
 
     /// Reports a client that is turned away because --allow does not have its address.
     pub(super) fn refuse_address(&self, peer: SocketAddr) {
         self.totals.not_allowed.fetch_add(1, Relaxed);
         let open = self.totals.open.load(Relaxed);
-        self.report_turned_away(peer, open, "--allow does not have its address");
+        let reason = "--allow does not have its address";
+        self.report(&Event::TurnedAway { peer, open, reason });
     }
 
-    fn report_turned_away(&self, peer: SocketAddr, open: u64, reason: &str) {
-        let why = format!("turned away: {reason}");
-        if self.report.is_journal() {
-            warn!(target: report::CONNECTIONS, %peer, reason, "{peer}  {why}");
-        } else {
-            let why = self.report.style.bad(&why);
-            self.report.line(format_args!("{peer}  {why}"));
-        }
-        self.report.event(&Event::TurnedAway { peer, open, reason });
-    }
-
-    /// Prints the totals.
+    /// Reports the totals.
     pub(super) fn report_summary(&self) {
-        let Totals {
-            total,
-            failed,
-            turned_away,
-            counts,
-            ..
-        } = &self.totals;
-        let [total, failed, turned_away] = [total, failed, turned_away].map(|n| n.load(Relaxed));
-        let carried = counts.carried();
-        let failures = match failed {
-            0 => "none failed".to_owned(),
-            failed => self
-                .report
-                .style
-                .bad(&format!("{} failed", report::count(failed))),
-        };
-        self.report.line(format_args!(
-            "\n{}, {failures}  {carried}",
-            report::plural(total, "connection"),
-        ));
-        self.report.event(&Event::Summary {
-            total,
-            failed,
-            turned_away,
-            carried,
+        let totals = &self.totals;
+        self.report(&Event::Summary {
+            total: totals.total.load(Relaxed),
+            failed: totals.failed.load(Relaxed),
+            turned_away: totals.turned_away.load(Relaxed),
+            carried: totals.counts.carried(),
         });
     }
 }

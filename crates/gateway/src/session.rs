@@ -14,14 +14,14 @@ use tracing::{Instrument, info_span, warn};
 use super::{
     answers,
     carried::{Counters, Counts},
+    event::Event,
     exchange::Exchange,
     live::Live,
     peer::{Peer, Side, Stop},
     phase::{Phase, Phases},
     requests,
-    service::{Event, Service, Totals},
+    service::{Service, Totals},
 };
-use crate::report;
 
 /// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
 const RDMA_THRESHOLD: u32 = 16 << 10;
@@ -67,13 +67,13 @@ impl Session {
     }
 
     async fn connect(&self, client: &Peer) -> Result<Peer, Stop> {
-        client.prepare(Side::Client, &self.service.config)?;
+        client.prepare(Side::Client, &self.service.settings.config)?;
         let server = tokio::select! {
             server = self.service.connect(&self.live.upstream) => server,
             () = self.phases.reached(Phase::Draining) => return Err(Stop::Here),
         };
         let server = server.map_err(|error| Stop::Unreachable(format!("{error:#}")))?;
-        server.prepare(Side::Server, &self.service.config)?;
+        server.prepare(Side::Server, &self.service.settings.config)?;
         Ok(server)
     }
 
@@ -166,7 +166,7 @@ impl Session {
 
     fn report_opened(&self, client: &Peer, server: &Peer) {
         let Totals { open, total, .. } = &self.service.totals;
-        self.service.report.event(&Event::Opened {
+        self.service.report(&Event::Opened {
             id: self.id,
             peer: self.peer,
             upstream: server.address(),
@@ -180,7 +180,7 @@ impl Session {
     fn report_refused(&self, refusal: &Refusal) {
         Counters([&self.counts, &self.service.totals.counts]).refused();
         let (reason, cure) = (refusal.to_string(), refusal.cure());
-        self.service.report.event(&Event::Refused {
+        self.service.report(&Event::Refused {
             id: self.id,
             peer: self.peer,
             reason: &reason,
@@ -190,50 +190,25 @@ impl Session {
     }
 
     fn report_closed(&self, stop: &Stop) {
-        let report = self.service.report;
-        let Totals {
-            open,
-            total,
-            failed,
-            ..
-        } = &self.service.totals;
-        let open = open.fetch_sub(1, Relaxed) - 1;
-        self.service.totals.ends.count(stop);
-        let (ok, ended) = (
-            !matches!(
-                stop,
-                Stop::Failed(..) | Stop::Unreachable(_) | Stop::Refused(_)
-            ),
-            stop.to_string(),
-        );
-        let how = if ok {
-            report.style.dim(&ended)
-        } else {
-            failed.fetch_add(1, Relaxed);
-            report.style.bad(&ended)
-        };
+        let totals = &self.service.totals;
+        let open = totals.open.fetch_sub(1, Relaxed) - 1;
+        totals.ends.count(stop);
+        let ok = matches!(stop, Stop::Closed(_) | Stop::Here);
+        if !ok {
+            totals.failed.fetch_add(1, Relaxed);
+        }
         if let Stop::Refused(refusal) = stop {
             self.report_refused(refusal);
         }
-        let (took, carried) = (self.started.elapsed(), self.counts.carried());
-        if report.is_journal() {
-            carried.log_end(self.peer, took, ok, &ended);
-        } else {
-            report.line(format_args!(
-                "{}  {carried} in {}  {how}",
-                self.peer,
-                report::time(took)
-            ));
-        }
-        report.event(&Event::Closed {
+        self.service.report(&Event::Closed {
             id: self.id,
             peer: self.peer,
-            seconds: took.as_secs_f64(),
+            seconds: self.started.elapsed().as_secs_f64(),
             ok,
-            ended: &ended,
-            carried,
+            ended: &stop.to_string(),
+            carried: self.counts.carried(),
             open,
-            total: total.load(Relaxed),
+            total: totals.total.load(Relaxed),
         });
     }
 }

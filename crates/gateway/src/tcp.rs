@@ -13,6 +13,7 @@ use std::{io, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smbdirect::Message;
+use smbdirect_transport::text;
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 use tokio::{
@@ -25,10 +26,9 @@ use tokio::{
 };
 
 use super::buffers::{Buffers, CHUNK};
-use crate::report;
 
 /// The port of SMB over TCP.
-pub(super) const PORT: u16 = 445;
+pub const PORT: u16 = 445;
 /// Length in bytes of the longest message, which the three bytes of the length field can express.
 pub(super) const MAX_MESSAGE: u32 = 0x00ff_ffff;
 
@@ -52,19 +52,31 @@ const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
 /// The reason why no more messages can be received from a TCP peer or sent to it.
 #[derive(Debug, Error)]
-pub(crate) enum Fault {
-    #[error("{}", report::plain(.0))]
+pub enum Fault {
+    /// The system reports an error.
+    #[error("{}", text::plain(.0))]
     Io(#[from] io::Error),
+    /// The stream ended within a message.
     #[error("it hung up in the middle of a message")]
     CutOff,
-    #[error("it stopped in the middle of a message for {}", report::time(*.0))]
+    /// The rest of a message did not arrive within the stall limit.
+    #[error("it stopped in the middle of a message for {}", text::time(*.0))]
     Unfinished(Duration),
-    #[error("it took nothing for {}", report::time(*.0))]
+    /// The peer accepted no data within the stall limit.
+    #[error("it took nothing for {}", text::time(*.0))]
     NotTaking(Duration),
+    /// A message is longer than the other side accepts.
     #[error("a message of {length} bytes, the other side takes at most {most}")]
-    TooLong { length: usize, most: u32 },
+    TooLong {
+        /// Length of the message in bytes.
+        length: usize,
+        /// Most bytes that the other side accepts.
+        most: u32,
+    },
+    /// The peer asked for a NetBIOS session.
     #[error("it asks for a NetBIOS session (0x81), which is port 139's; have it use port 445")]
     SessionRequest,
+    /// A message has this type, which SMB over TCP does not have.
     #[error("a message begins with 0x{0:02x}; that is not SMB over TCP")]
     NotSmb(u8),
 }
@@ -82,7 +94,7 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
 
 /// The receiving half of a TCP connection, which returns messages whole or in pieces.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub struct Source {
     half: OwnedReadHalf,
     /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
@@ -92,7 +104,8 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    pub(crate) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
+    /// Creates the receiving side. A message that has begun must arrive within `stall_limit`.
+    pub fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
         Self {
             half,
             buffer: BytesMut::new(),
@@ -107,7 +120,7 @@ impl Source {
     ///
     /// # Errors
     /// The reason why no further message can be received.
-    pub(crate) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
+    pub async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {
             match next_length(&mut self.buffer)? {
@@ -153,7 +166,7 @@ impl Source {
     }
 
     /// Appends the next `length` bytes of the message to `into`.
-    pub(crate) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
+    pub async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
         let there = self.buffer.len().min(length);
         into.extend_from_slice(&self.buffer.split_to(there));
         self.remaining -= length;
@@ -171,7 +184,7 @@ impl Source {
     }
 
     /// Discards the next `length` bytes of the message.
-    pub(crate) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
+    pub async fn skip(&mut self, length: usize) -> Result<(), Fault> {
         let mut left = length;
         while left > 0 {
             self.buffered(1).await?;
@@ -248,13 +261,14 @@ fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
 
 /// The sending half of a TCP connection, which sends messages whole or in pieces.
 #[derive(Debug)]
-pub(crate) struct Sink {
+pub struct Sink {
     half: OwnedWriteHalf,
     stall_limit: Duration,
 }
 
 impl Sink {
-    pub(crate) const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
+    /// Creates the sending side. The peer must accept data within `stall_limit`.
+    pub const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
         Self { half, stall_limit }
     }
 
@@ -263,7 +277,7 @@ impl Sink {
     /// # Errors
     /// The message is too long, or the peer is gone or accepts no data. A part of the message may have
     /// been sent.
-    pub(crate) async fn put(&mut self, message: Message) -> Result<(), Fault> {
+    pub async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
         self.write(Buf::chain(&header[..], message)).await
     }

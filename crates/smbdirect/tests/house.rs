@@ -348,6 +348,7 @@ const PACKAGES: &[&str] = &[
     "crates/cli",
     "crates/conform",
     "crates/decode",
+    "crates/gateway",
     "crates/smb",
     "crates/smb2",
     "crates/test",

@@ -15,6 +15,7 @@ mod addresses;
 mod connection;
 mod explain;
 mod kind;
+mod negotiated;
 mod rdma;
 mod tcp;
 
@@ -22,6 +23,7 @@ pub use addresses::{Address, Families, canonical, resolve, resolve_listen};
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{explain_end, limit_cure};
 pub use kind::Kind;
+pub use negotiated::{NegotiatedReport, version};
 #[cfg(target_os = "linux")]
 pub use rdma::unavailable;
 pub use rdma::{Rdma, RdmaSettings};

@@ -9,14 +9,13 @@ use std::{
 
 use bytes::BytesMut;
 use smbdirect::Connection;
+use smbdirect_gateway::tcp::{Fault, Sink, Source};
 use tokio::{
     net::{TcpStream, tcp::OwnedReadHalf},
     sync::watch,
     time::sleep,
 };
 use tracing::{debug, warn};
-
-use crate::gateway::tcp::{Fault, Sink, Source};
 
 /// Longest time without a message from the server after the program has shut down its sending side. SMB Direct has no half
 /// close, so the server does not know that no further request follows.

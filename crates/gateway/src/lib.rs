@@ -1,0 +1,45 @@
+//! The gateway: forwards SMB between SMB Direct and TCP, with RDMA on each side that has it.
+//!
+//! ```text
+//!   client ── accepted connection ──  one session  ── upstream connection ── server
+//!                 Source  ───────── requests::carry ────────>  Sink
+//!                                       Exchange
+//!                 Sink    <──────── answers::carry  ─────────  Source
+//! ```
+//!
+//! [`Service`] is the state of a gateway, and [`Gateway`] runs it. It reports [`Event`]s and prints nothing.
+//!
+//! `smbdirect_smb` decides how a message is translated; this package does the I/O. The gateway forwards messages whole
+//! and unchanged, except READ and WRITE where only one side has RDMA. Backpressure passes from one side to the other by
+//! TCP's window or SMB Direct's credits. Memory is bounded: `memory` limits requests and answers in flight, and
+//! [`connection_config`] limits the buffers of connections.
+#![forbid(unsafe_code)]
+
+pub mod tcp;
+
+mod answers;
+mod buffers;
+mod carried;
+mod ends;
+mod event;
+mod exchange;
+mod figures;
+mod gateway;
+mod listener;
+mod live;
+mod memory;
+mod peer;
+mod phase;
+mod relay;
+mod requests;
+mod service;
+mod session;
+mod settings;
+
+pub use carried::Carried;
+pub use event::Event;
+pub use gateway::Gateway;
+pub use listener::ClientListener;
+pub use live::{Live, Network};
+pub use service::Service;
+pub use settings::{Protocol, Settings, connection_config};

@@ -1,0 +1,39 @@
+//! The result of a negotiation, as reports show it.
+
+use serde::Serialize;
+use smbdirect::Negotiated;
+
+/// The result of a negotiation, to be serialised.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct NegotiatedReport {
+    /// `1.0`
+    version: &'static str,
+    max_send_size: u32,
+    max_receive_size: u32,
+    max_fragmented_send_size: u32,
+    max_fragmented_receive_size: u32,
+    max_read_write_size: u32,
+    keepalive_interval: f64,
+}
+
+impl From<Negotiated> for NegotiatedReport {
+    fn from(negotiated: Negotiated) -> Self {
+        Self {
+            version: version(negotiated.protocol),
+            max_send_size: negotiated.max_send_size,
+            max_receive_size: negotiated.max_receive_size,
+            max_fragmented_send_size: negotiated.max_fragmented_send_size,
+            max_fragmented_receive_size: negotiated.max_fragmented_receive_size,
+            max_read_write_size: negotiated.max_read_write_size,
+            keepalive_interval: negotiated.keepalive_interval.as_secs_f64(),
+        }
+    }
+}
+
+/// Returns the name of a version of the protocol. 1.0 is the only one.
+pub fn version(protocol: u16) -> &'static str {
+    match protocol {
+        0x0100 => "1.0",
+        _ => "unknown",
+    }
+}
