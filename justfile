@@ -47,7 +47,7 @@ bless:
 
 # Mutation testing of one file; survivors are in mutants.out (cargo install cargo-mutants)
 mutants file *arguments:
-    cargo mutants -p smbdirect -f {{file}} {{arguments}}
+    cargo mutants --workspace -f {{file}} {{arguments}}
 
 # Build the book into book/html (cargo install mdbook)
 book:

@@ -5,9 +5,9 @@
 //! this process. Therefore:
 //!
 //! 1. The caller takes what can be read before it judges a deadline.
-//! 2. A deadline that is judged late is postponed by [`GRACE`] instead, and so is one before which not
+//! 2. A deadline that is judged late is postponed by a second instead, and so is one before which not
 //!    everything could be read.
-//! 3. A deadline is postponed at most [`MAX_POSTPONEMENTS`] times, so that a peer that keeps this end busy
+//! 3. A deadline is postponed at most three times, so that a peer that keeps this end busy
 //!    cannot postpone it without end.
 
 use std::time::{Duration, Instant};
@@ -21,18 +21,24 @@ const GRACE: Duration = Duration::from_secs(1);
 const MAX_POSTPONEMENTS: u8 = 3;
 
 /// How many times a deadline was postponed.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+///
+/// use smbdirect::deadline::Postponements;
+///
+/// let (due, mut postponements) = (Instant::now(), Postponements::default());
+/// assert_eq!(postponements.postpone(due, due, true), None, "it counts");
+/// let late = due + Duration::from_secs(9);
+/// assert!(postponements.postpone(due, late, true) > Some(late));
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Postponements(u8);
+pub struct Postponements(u8);
 
 impl Postponements {
     /// Returns the time to which the deadline `due` is postponed, or `None` if it counts at `now`.
     /// `all_read` is false if there may be more to read from the peer.
-    pub(crate) fn postpone(
-        &mut self,
-        due: Instant,
-        now: Instant,
-        all_read: bool,
-    ) -> Option<Instant> {
+    pub fn postpone(&mut self, due: Instant, now: Instant, all_read: bool) -> Option<Instant> {
         let is_late = now.saturating_duration_since(due) > LATE;
         if all_read && !is_late || self.0 == MAX_POSTPONEMENTS {
             return None;
@@ -43,7 +49,9 @@ impl Postponements {
 }
 
 #[cfg(feature = "tokio")]
-pub(crate) use of_tokio::{Deadline, within};
+pub(crate) use of_tokio::Deadline;
+#[cfg(feature = "tokio")]
+pub use of_tokio::within;
 
 #[cfg(feature = "tokio")]
 mod of_tokio {
@@ -97,8 +105,12 @@ mod of_tokio {
         }
     }
 
-    /// Returns the output of `future`, or `None` if it has none within `limit`.
-    pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    /// Returns the output of `future`, or `None` if it has none within `limit`. A stall of this process over the limit
+    /// gives it a second more.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `future`.
+    pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         let mut deadline = Deadline::after(limit);
         poll_fn(|context| match future.as_mut().poll(context) {

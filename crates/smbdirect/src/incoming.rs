@@ -110,8 +110,8 @@ impl Incoming {
         drop(self);
     }
 
-    /// Returns the tracing span of the connection.
-    pub(crate) const fn span(&self) -> &Span {
+    /// Returns the tracing span of the connection, for what the owner logs about the peer.
+    pub const fn span(&self) -> &Span {
         &self.span
     }
 

@@ -53,12 +53,11 @@
 //! | [`engine`] | programs with an event loop of their own: the protocol without I/O |
 //! | [`wire`] | programs that read or build messages: the structures of [MS-SMBD] 2.2 |
 //! | [`rdma`] | authors of providers, and settings of those that are here |
-//! | [`tdi`] | code that was written against the Transport Driver Interface |
+//! | [`deadline`] | upper layers with deadlines of their own: a stall of this process is not the peer's fault |
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `tokio` (default) | connection, listener, the objects of `tdi`, and iWARP and RoCE over sockets |
-//! | `tdi` (default) | the module `tdi` |
+//! | `tokio` (default) | connection, listener, and iWARP and RoCE over sockets |
 //! | `metrics` | the module `metrics`: figures over all connections of the process |
 //!
 //! [`rdma::provider`], [`rdma::work`] and [`rdma::memory`] are the interface to providers. They may change in any
@@ -68,17 +67,15 @@
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 
+pub mod deadline;
 pub mod engine;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod rdma;
-#[cfg(feature = "tdi")]
-pub mod tdi;
 pub mod wire;
 
 #[cfg(feature = "tokio")]
 mod connection;
-mod deadline;
 #[cfg(feature = "tokio")]
 mod driver;
 #[cfg(feature = "tokio")]

@@ -149,6 +149,7 @@ pub(crate) enum Abandoned<T> {
     Result(T),
 }
 
+#[cfg(test)]
 impl<T> Abandoned<T> {
     /// Returns the result, if there is one.
     pub(crate) fn result(self) -> Option<T> {

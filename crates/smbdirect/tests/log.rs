@@ -1,12 +1,7 @@
 //! Every log line about a connection is in a span that names the connection, whichever task emits
 //! the line.
 
-use std::{
-    io::{self, Write},
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use smbdirect::{
@@ -17,62 +12,13 @@ use smbdirect::{
         provider::{ConnectRequest, Provider},
         work::{WorkId, WorkRequest},
     },
-    tdi::{Answer, Client, Endpoint, Indication, SendFlags, Share, Transport, TransportSettings},
 };
+use smbdirect_test::log::{Log, peer};
 use tokio::time::timeout;
-use tracing::{Instrument, info_span, subscriber::DefaultGuard};
-use tracing_subscriber::EnvFilter;
+use tracing::{Instrument, info_span};
 
 /// Longest time that a step of a test takes.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// The captured log of this thread. The runtimes of these tests run their tasks on it.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// Captures the lines that `filter` enables, until the guard is dropped.
-    fn start(filter: &str) -> (Self, DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new(filter))
-            .with_writer(move || writer.clone())
-            .with_ansi(false)
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let bytes = self.0.lock().unwrap().clone();
-        let text = String::from_utf8(bytes).unwrap();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    /// Waits for a line that contains `text`.
-    async fn wait_for(&self, text: &str) -> String {
-        let found = async {
-            loop {
-                let found = self.lines().into_iter().find(|line| line.contains(text));
-                match found {
-                    Some(line) => return line,
-                    None => tokio::task::yield_now().await,
-                }
-            }
-        };
-        timeout(LIMIT, found).await.expect("the line comes in time")
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
@@ -92,17 +38,6 @@ async fn connect(provider: &Arc<dyn Provider>, listener: &mut Listener) -> [Conn
     let connecting = Connection::connect(&**provider, address, Config::default());
     let client = connecting.await.unwrap();
     [client, listener.accept().await.unwrap()]
-}
-
-/// Asserts that the line is in one span of a connection and gives its peer.
-#[track_caller]
-fn peer(line: &str) -> SocketAddr {
-    let mut spans = line.split("connection{peer=").skip(1);
-    let (Some(span), None) = (spans.next(), spans.next()) else {
-        panic!("{line}");
-    };
-    let end = span.find([' ', '}']).expect("a span ends");
-    span[..end].parse().unwrap()
 }
 
 #[tokio::test]
@@ -195,36 +130,4 @@ async fn a_peer_that_does_not_negotiate_is_named() {
     let line = log.wait_for("a peer did not get a connection").await;
     assert_eq!(peer(&line), local);
     assert!(line.contains(&format!(" local={}}}: ", listener.local_address())));
-}
-
-#[tokio::test]
-async fn lines_about_tdi_sessions_name_the_peer() {
-    struct Panics;
-    impl Client for Panics {
-        fn receive(&self, _: &Endpoint, _: Indication) -> Answer {
-            panic!("on purpose")
-        }
-    }
-
-    let (log, _guard) = Log::start("info");
-    let transport = Transport::new(iwarp(), TransportSettings::default()).unwrap();
-    let opened = transport.open_address(any_port(), Share::Exclusive).await;
-    let (remote, local) = (opened.unwrap(), transport.open_any_address());
-    let address = remote.local_address();
-    let (here, there) = (transport.open_endpoint(()), transport.open_endpoint(()));
-    here.associate(&local).unwrap();
-    there.associate(&remote).unwrap();
-
-    here.connect(address, None).await.unwrap_err();
-    let line = log.wait_for("no address accepts a peer").await;
-    assert_ne!(peer(&line), address);
-
-    remote.set_client(Some(Arc::new(Panics)));
-    let listening = there.listen(None);
-    here.connect(address, None).await.unwrap();
-    listening.await.unwrap();
-    drop(here.send("boom", SendFlags::empty()));
-    let line = log.wait_for("a handler panicked").await;
-    assert_ne!(peer(&line), address);
-    assert!(line.contains(&format!(" local={address}}}: ")), "{line}");
 }

@@ -1,9 +1,9 @@
 //! An echo service on the TDI interface, for readers who know TdiBuildSend:
 //!
 //! ```sh
-//! cargo run --example tdi_echo                          # both ends
-//! cargo run --example tdi_echo -- listen 127.0.0.1:5445
-//! cargo run --example tdi_echo -- connect 127.0.0.1:5445
+//! cargo run -p smbdirect-tdi --example tdi_echo                          # both ends
+//! cargo run -p smbdirect-tdi --example tdi_echo -- listen 127.0.0.1:5445
+//! cargo run -p smbdirect-tdi --example tdi_echo -- connect 127.0.0.1:5445
 //! ```
 //!
 //! | TdiBuildSend | here |
@@ -21,12 +21,10 @@ use std::{
 };
 
 use bytes::BytesMut;
-use smbdirect::{
-    rdma::iwarp::{Iwarp, IwarpConfig},
-    tdi::{
-        Address, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState,
-        Offer, ReceiveFlags, SendFlags, Share, Status, Transport, TransportSettings,
-    },
+use smbdirect::rdma::iwarp::{Iwarp, IwarpConfig};
+use smbdirect_tdi::{
+    Address, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState, Offer,
+    ReceiveFlags, SendFlags, Share, Status, Transport, TransportSettings,
 };
 
 #[tokio::main]

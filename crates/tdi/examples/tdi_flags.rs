@@ -1,7 +1,7 @@
 //! Each flag of TdiBuildSend, and what it changes at both ends:
 //!
 //! ```sh
-//! cargo run --example tdi_flags
+//! cargo run -p smbdirect-tdi --example tdi_flags
 //! ```
 //!
 //! Both ends are in this process and are connected over the loopback interface. Every line of the
@@ -10,12 +10,10 @@
 use std::{error::Error, fmt, sync::Arc};
 
 use bytes::BytesMut;
-use smbdirect::{
-    rdma::iwarp::{Iwarp, IwarpConfig},
-    tdi::{
-        DisconnectFlags, Endpoint, NoResponse, ReceiveFlags, SendCompletion, SendFlags,
-        SendSettings, Share, Status, Transport, TransportSettings,
-    },
+use smbdirect::rdma::iwarp::{Iwarp, IwarpConfig};
+use smbdirect_tdi::{
+    DisconnectFlags, Endpoint, NoResponse, ReceiveFlags, SendCompletion, SendFlags, SendSettings,
+    Share, Status, Transport, TransportSettings,
 };
 
 /// MaxSendSize of the sending end, in bytes.

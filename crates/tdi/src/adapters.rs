@@ -14,8 +14,9 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use futures_sink::Sink;
+use smbdirect::{Message, Token};
 
-use super::{
+use crate::{
     cause::Cause,
     chained::ChainedTsdu,
     flags::{DisconnectFlags, IndicationFlags, SendFlags},
@@ -25,7 +26,6 @@ use super::{
     session::Session,
     status::Status,
 };
-use crate::{engine::Message, rdma::work::Token};
 
 impl<C: EndpointContext> Endpoint<C> {
     /// Returns the TSDUs of this connection as a stream. While the stream exists, no data is

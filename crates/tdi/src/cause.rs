@@ -2,8 +2,12 @@
 
 use std::fmt;
 
-use super::status::Status;
-use crate::engine::{ConnectionError, Expired, Initiator, Violation};
+use smbdirect::{
+    ConnectionError, Violation,
+    engine::{Expired, Initiator},
+};
+
+use crate::status::Status;
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +89,7 @@ mod tests {
     //= TDI-DISC-09 test
     #[test]
     fn each_connection_error_maps_to_a_cause_and_a_status() {
-        let lost = ConnectionError::RefusedPeer(crate::wire::Status::NOT_SUPPORTED);
+        let lost = ConnectionError::RefusedPeer(smbdirect::wire::Status::NOT_SUPPORTED);
         for (error, cause, status) in [
             (
                 ConnectionError::Closed(Initiator::Remote),

@@ -6,8 +6,7 @@ use std::{
 };
 
 use bytes::Buf;
-
-use crate::{engine::Message, rdma::work::Token};
+use smbdirect::{Message, Token};
 
 /// A whole TSDU that is lent to the client, which reads it in place. It counts against the lending
 /// limit until it and all of its clones are dropped.

@@ -9,7 +9,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{
+use smbdirect::{Config, IncomingListener, Provider};
+
+use crate::{
     cause::Cause,
     port::{Port, Share, open_status},
     receive::ReceiveSettings,
@@ -18,7 +20,6 @@ use super::{
     statistics::{Counters, ProviderStatistics},
     status::Status,
 };
-use crate::{engine::Config, incoming::IncomingListener, rdma::provider::Provider};
 
 /// The settings of a transport, which apply to all of its connections.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ bitflags! {
     /// The flags of a send. Without flags it is a whole, normal TSDU.
     ///
     /// ```
-    /// use smbdirect::tdi::SendFlags;
+    /// use smbdirect_tdi::SendFlags;
     ///
     /// let flags = SendFlags::PARTIAL | SendFlags::NON_BLOCKING;
     /// assert_eq!(flags.bits(), 0x0140);
@@ -35,7 +35,7 @@ bitflags! {
     /// The flags of a receive. Without flags it receives any data.
     ///
     /// ```
-    /// use smbdirect::tdi::{ReceiveFlags, SendFlags};
+    /// use smbdirect_tdi::{ReceiveFlags, SendFlags};
     ///
     /// // One value of TDI has two meanings.
     /// assert_eq!(ReceiveFlags::NORMAL.bits(), SendFlags::EXPEDITED.bits());
@@ -56,7 +56,7 @@ bitflags! {
     /// The flags of a receive indication.
     ///
     /// ```
-    /// use smbdirect::tdi::IndicationFlags;
+    /// use smbdirect_tdi::IndicationFlags;
     ///
     /// let last = IndicationFlags::NORMAL | IndicationFlags::ENTIRE_MESSAGE;
     /// assert!(last.contains(IndicationFlags::ENTIRE_MESSAGE));
@@ -86,7 +86,7 @@ bitflags! {
     /// [`ABORT`](Self::ABORT).
     ///
     /// ```
-    /// use smbdirect::tdi::DisconnectFlags;
+    /// use smbdirect_tdi::DisconnectFlags;
     ///
     /// assert!(DisconnectFlags::empty().is_one_choice());
     /// assert!(!(DisconnectFlags::ABORT | DisconnectFlags::RELEASE).is_one_choice());
@@ -114,7 +114,7 @@ bitflags! {
     /// The services that a transport offers, as reported by its information.
     ///
     /// ```
-    /// use smbdirect::tdi::ServiceFlags;
+    /// use smbdirect_tdi::ServiceFlags;
     ///
     /// assert!(ServiceFlags::SMB_DIRECT.contains(ServiceFlags::MESSAGE_MODE));
     /// assert!(!ServiceFlags::SMB_DIRECT.contains(ServiceFlags::ORDERLY_RELEASE));

@@ -24,8 +24,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use smbdirect::{Message, Token};
 
-use super::{
+use crate::{
     chained::{self, ChainedTsdu, Loan, Loans},
     flags::ReceiveFlags,
     receive::{Answer, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings},
@@ -33,7 +34,6 @@ use super::{
     status::Status,
     tsdu::{Handler, Posted, Tsdu},
 };
-use crate::{engine::Message, rdma::work::Token};
 
 /// Bytes that each TSDU costs in addition to its data, so that many small TSDUs fill the receive
 /// buffer too.
@@ -52,7 +52,7 @@ const UNCOPIED_PAYLOAD_BYTES: usize = 16 << 10;
 ///
 /// ```
 /// use bytes::{Bytes, BytesMut};
-/// use smbdirect::tdi::{
+/// use smbdirect_tdi::{
 ///     Answer, Inbound, IndicationFlags, ReceiveEvent, ReceiveFlags, ReceiveRequest,
 ///     ReceiveSettings, RequestId, Status,
 /// };

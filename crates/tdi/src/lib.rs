@@ -2,8 +2,8 @@
 //! has a status and one completion, and handlers are called for events.
 //!
 //! As in TDI, "client" means the user of the transport, which can be an SMB client or an SMB
-//! server. A TSDU (transport service data unit) is one [`Message`](crate::Message). The objects
-//! need a tokio runtime (feature `tokio`). [`Outbound`] and [`Inbound`] make the decisions without
+//! server. A TSDU (transport service data unit) is one [`Message`](smbdirect::Message). The objects
+//! need a tokio runtime. [`Outbound`] and [`Inbound`] make the decisions without
 //! a clock, a task or a socket.
 //!
 //! # From `TdiBuildSend` to `Endpoint::send`
@@ -24,7 +24,8 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use bytes::BytesMut;
-//! # use smbdirect::{rdma::loopback::Loopback, tdi::*};
+//! # use smbdirect::Loopback;
+//! # use smbdirect_tdi::*;
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Status> {
 //! # let transport = Transport::new(Arc::new(Loopback::new()), TransportSettings::default())?;
@@ -82,68 +83,48 @@
 //! Two properties come from Rust. A request is submitted by the call and not by the `.await`.
 //! Handles are cheap to clone, and dropping the last one aborts, so keep the [`Address`] while its
 //! endpoints listen, connect or need handlers.
+#![forbid(unsafe_code)]
 
-#[cfg(feature = "tokio")]
 mod adapters;
-#[cfg(feature = "tokio")]
 mod cause;
 mod chained;
-#[cfg(feature = "tokio")]
+mod clock;
+mod completions;
 mod device;
 mod flags;
 mod inbound;
-#[cfg(feature = "tokio")]
 mod objects;
 mod outbound;
-#[cfg(feature = "tokio")]
 mod pending;
-#[cfg(feature = "tokio")]
 mod port;
 mod receive;
-#[cfg(feature = "tokio")]
 mod receives;
 mod request;
 mod send;
 mod send_queue;
-#[cfg(feature = "tokio")]
 mod sends;
-#[cfg(feature = "tokio")]
 mod session;
-#[cfg(all(
-    test,
-    feature = "tokio",
-    any(target_arch = "x86_64", target_arch = "aarch64")
-))]
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod shuttled;
-#[cfg(feature = "tokio")]
 mod state;
-#[cfg(feature = "tokio")]
 mod statistics;
 mod status;
 /// The lock type of `sends`, which `shuttled` replaces.
-#[cfg(feature = "tokio")]
 mod sync {
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
-#[cfg(feature = "tokio")]
 mod transport;
 mod tsdu;
 
-#[cfg(feature = "tokio")]
 pub use adapters::{Event, Events, TsduSink, TsduWriter, Tsdus};
-#[cfg(feature = "tokio")]
 pub use cause::Cause;
 pub use chained::ChainedTsdu;
-#[cfg(feature = "tokio")]
 pub use device::TransportSettings;
 pub use flags::{DisconnectFlags, IndicationFlags, ReceiveFlags, SendFlags, ServiceFlags};
 pub use inbound::Inbound;
-#[cfg(feature = "tokio")]
 pub use objects::{Address, Client, ConnectAnswer, Endpoint, EndpointContext, Offer, SendOptions};
 pub use outbound::Outbound;
-#[cfg(feature = "tokio")]
 pub use pending::{Receiving, Requested, Sending};
-#[cfg(feature = "tokio")]
 pub use port::Share;
 pub use receive::{
     Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest, ReceiveSettings,
@@ -153,10 +134,7 @@ pub use send::{
     Expedited, NoResponse, NonBlocking, OutboundTsdu, SendAvailability, SendCompletion, SendEvent,
     SendRequest, SendSettings, Submission,
 };
-#[cfg(feature = "tokio")]
 pub use state::EndpointState;
-#[cfg(feature = "tokio")]
 pub use statistics::{ConnectionInfo, ProviderInfo, ProviderStatistics, ResourceStatistics};
 pub use status::{Severity, Status};
-#[cfg(feature = "tokio")]
 pub use transport::Transport;

@@ -25,8 +25,9 @@ use std::{
 };
 
 use bytes::Buf;
+use smbdirect::Message;
 
-use super::{
+use crate::{
     flags::SendFlags,
     request::RequestId,
     send::{
@@ -36,7 +37,6 @@ use super::{
     send_queue::{Class, Part, Pending, Slot, Tsdu},
     status::Status,
 };
-use crate::engine::Message;
 
 /// The sends of one connection.
 ///
@@ -49,7 +49,7 @@ use crate::engine::Message;
 /// ```
 /// use std::time::Instant;
 ///
-/// use smbdirect::tdi::{
+/// use smbdirect_tdi::{
 ///     Outbound, RequestId, SendAvailability, SendEvent, SendFlags, SendRequest, SendSettings,
 ///     Status, Submission,
 /// };
@@ -377,13 +377,11 @@ impl Outbound {
 
     /// Keeps buffers for [`take_spent`](Self::take_spent) instead of dropping them. An owner with a
     /// lock needs this, because the destructor of a buffer is the client's and may call the owner.
-    #[cfg(feature = "tokio")]
     pub(crate) fn keep_spent(&mut self) {
         self.spent.get_or_insert_default();
     }
 
     /// Returns the buffers that the owner must drop without its lock.
-    #[cfg(feature = "tokio")]
     pub(crate) fn take_spent(&mut self) -> Vec<Message> {
         self.spent.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -12,13 +12,13 @@ use std::{
 };
 
 use bytes::BytesMut;
+use smbdirect::Message;
 use tokio::sync::oneshot;
 
-use super::{
-    receive::ReceiveCompletion, receives::Receives, request::RequestId, send::SendCompletion,
-    sends::Sends, status::Status,
+use crate::{
+    completions::PendingRequest, receive::ReceiveCompletion, receives::Receives,
+    request::RequestId, send::SendCompletion, sends::Sends, status::Status,
 };
-use crate::engine::Message;
 
 /// A future that resolves when a connect, listen, accept or disconnect completes.
 ///
@@ -74,8 +74,8 @@ pub struct Sending {
 
 #[derive(Debug)]
 enum SendState {
-    /// The completion will be in this slot of the session's sends.
-    Waiting(Arc<Sends>, usize),
+    /// The request was submitted to the session's sends.
+    Waiting(Arc<Sends>, PendingRequest<SendCompletion>),
     /// The endpoint was not connected, so the send was not submitted.
     Refused(SendCompletion),
     /// The future has returned the completion.
@@ -83,9 +83,12 @@ enum SendState {
 }
 
 impl Sending {
-    pub(crate) const fn waiting(sends: Arc<Sends>, slot: usize) -> Self {
+    pub(crate) const fn waiting(
+        sends: Arc<Sends>,
+        pending: PendingRequest<SendCompletion>,
+    ) -> Self {
         Self {
-            state: SendState::Waiting(sends, slot),
+            state: SendState::Waiting(sends, pending),
         }
     }
 
@@ -109,7 +112,7 @@ impl Sending {
     /// has the result of the send.
     pub fn cancel(&self) -> bool {
         match &self.state {
-            SendState::Waiting(sends, slot) => sends.cancel(*slot),
+            SendState::Waiting(sends, pending) => sends.cancel(pending.id),
             _ => false,
         }
     }
@@ -119,8 +122,8 @@ impl Future for Sending {
     type Output = SendCompletion;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let SendState::Waiting(sends, slot) = &self.state {
-            let completion = ready!(sends.poll(*slot, context));
+        if let SendState::Waiting(_, pending) = &mut self.state {
+            let completion = ready!(pending.poll(context));
             self.state = SendState::Taken;
             return Poll::Ready(completion);
         }
@@ -134,8 +137,8 @@ impl Future for Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         //= TDI-SEND-33
-        if let SendState::Waiting(sends, slot) = &self.state {
-            sends.abandon(*slot);
+        if let SendState::Waiting(sends, pending) = &self.state {
+            sends.abandon(pending.id);
         }
     }
 }
@@ -153,8 +156,8 @@ pub struct Receiving {
 
 #[derive(Debug)]
 enum ReceiveState {
-    /// The completion will be in this slot of the session's receives.
-    Waiting(Arc<Receives>, usize),
+    /// The request was submitted to the session's receives.
+    Waiting(Arc<Receives>, PendingRequest<ReceiveCompletion>),
     /// The endpoint was not connected, so the receive was not submitted.
     Refused(ReceiveCompletion),
     /// The future has returned the completion.
@@ -162,9 +165,12 @@ enum ReceiveState {
 }
 
 impl Receiving {
-    pub(crate) const fn waiting(receives: Arc<Receives>, slot: usize) -> Self {
+    pub(crate) const fn waiting(
+        receives: Arc<Receives>,
+        pending: PendingRequest<ReceiveCompletion>,
+    ) -> Self {
         Self {
-            state: ReceiveState::Waiting(receives, slot),
+            state: ReceiveState::Waiting(receives, pending),
         }
     }
 
@@ -187,7 +193,7 @@ impl Receiving {
     /// placed in its buffer before are not received again.
     pub fn cancel(&self) -> bool {
         match &self.state {
-            ReceiveState::Waiting(receives, slot) => receives.cancel(*slot),
+            ReceiveState::Waiting(receives, pending) => receives.cancel(pending.id),
             _ => false,
         }
     }
@@ -197,8 +203,8 @@ impl Future for Receiving {
     type Output = ReceiveCompletion;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let ReceiveState::Waiting(receives, slot) = &self.state {
-            let completion = ready!(receives.poll(*slot, context));
+        if let ReceiveState::Waiting(_, pending) = &mut self.state {
+            let completion = ready!(pending.poll(context));
             self.state = ReceiveState::Taken;
             return Poll::Ready(completion);
         }
@@ -211,8 +217,8 @@ impl Future for Receiving {
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        if let ReceiveState::Waiting(receives, slot) = &self.state {
-            receives.abandon(*slot);
+        if let ReceiveState::Waiting(receives, pending) = &self.state {
+            receives.abandon(pending.id);
         }
     }
 }

@@ -1,18 +1,23 @@
 //! [`Port`]: a local port that accepts peers and offers them to the addresses that share it.
 
 use std::{
+    future::poll_fn,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    task::{Poll, ready},
 };
 
+use smbdirect::{
+    Incoming, IncomingListener,
+    rdma::{
+        provider::BoxFuture,
+        work::{ProviderError, ProviderErrorKind},
+    },
+};
+use tokio::task::AbortHandle;
 use tracing::{info, warn};
 
-use super::{statistics::Counters, status::Status};
-use crate::{
-    incoming::{Incoming, IncomingListener},
-    rdma::work::{ProviderError, ProviderErrorKind},
-    runtime::OwnedTask,
-};
+use crate::{statistics::Counters, status::Status};
 
 /// Whether an address can be opened more than once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -38,8 +43,22 @@ pub(crate) struct Port {
     pub(crate) local_address: SocketAddr,
     pub(crate) share: Share,
     targets: Mutex<Vec<Weak<dyn OfferTarget>>>,
+    accepting: SharedAccepting,
     /// The accept loop.
-    task: OnceLock<OwnedTask>,
+    task: OnceLock<AbortHandle>,
+}
+
+/// The wait for the next peer, which owns the listener; `None` after the port was dropped. The port
+/// and its accept loop share it, so that the address is free when the drop of the port returns. A
+/// task that is aborted keeps what it owns until the runtime runs.
+type SharedAccepting = Arc<Mutex<Option<Accepting>>>;
+type Accepting = BoxFuture<'static, (IncomingListener, Result<Incoming, ProviderError>)>;
+
+fn accept_next(mut listener: IncomingListener) -> Accepting {
+    Box::pin(async move {
+        let accepted = listener.accept().await;
+        (listener, accepted)
+    })
 }
 
 impl Port {
@@ -49,29 +68,28 @@ impl Port {
         listener: IncomingListener,
         share: Share,
     ) -> Arc<Self> {
+        let local_address = listener.local_address();
+        let accepting = Arc::new(Mutex::new(Some(accept_next(listener))));
         let port = Arc::new(Self {
-            local_address: listener.local_address(),
+            local_address,
             share,
             targets: Mutex::default(),
+            accepting: accepting.clone(),
             task: OnceLock::new(),
         });
-        let task = accept_loop(Arc::downgrade(&port), counters, listener);
-        port.task.get_or_init(|| OwnedTask::spawn(task));
+        let task = accept_loop(Arc::downgrade(&port), counters, accepting);
+        port.task.get_or_init(|| tokio::spawn(task).abort_handle());
         port
     }
 
     /// Adds an address to which peers are offered.
     pub(crate) fn add_target(&self, target: Weak<dyn OfferTarget>) {
-        self.lock_targets().push(target);
-    }
-
-    fn lock_targets(&self) -> MutexGuard<'_, Vec<Weak<dyn OfferTarget>>> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.targets).push(target);
     }
 
     /// Returns the open addresses, in the order in which they were opened.
     fn open_targets(&self) -> Vec<Arc<dyn OfferTarget>> {
-        let mut targets = self.lock_targets();
+        let mut targets = lock(&self.targets);
         targets.retain(|target| target.strong_count() > 0);
         targets.iter().filter_map(Weak::upgrade).collect()
     }
@@ -94,11 +112,30 @@ impl Port {
     }
 }
 
+impl Drop for Port {
+    fn drop(&mut self) {
+        let accepting = lock(&self.accepting).take();
+        drop(accepting);
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
+}
+
 /// Accepts peers until the port is dropped or the listener fails.
-async fn accept_loop(port: Weak<Port>, counters: Arc<Counters>, mut listener: IncomingListener) {
+async fn accept_loop(port: Weak<Port>, counters: Arc<Counters>, accepting: SharedAccepting) {
     loop {
-        let accepted = listener.accept().await;
-        let Some(port) = port.upgrade() else {
+        let accepted = poll_fn(|context| {
+            let mut accepting = lock(&accepting);
+            let Some(next) = &mut *accepting else {
+                return Poll::Ready(None);
+            };
+            let (listener, accepted) = ready!(next.as_mut().poll(context));
+            *next = accept_next(listener);
+            Poll::Ready(Some(accepted))
+        });
+        let accepted = accepted.await;
+        let (Some(port), Some(accepted)) = (port.upgrade(), accepted) else {
             return;
         };
         match accepted {
@@ -115,6 +152,10 @@ async fn accept_loop(port: Weak<Port>, counters: Arc<Counters>, mut listener: In
             }
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the status for a provider's error when an address is opened.

@@ -1,14 +1,14 @@
 //! The data of receives: settings, requests, completions, indications and events.
 
 use bytes::{Bytes, BytesMut};
+use smbdirect::Token;
 
-use super::{
+use crate::{
     chained::ChainedTsdu,
     flags::{IndicationFlags, ReceiveFlags},
     request::RequestId,
     status::Status,
 };
-use crate::rdma::work::Token;
 
 /// The settings of the receives of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct ReceiveSettings {
     /// The number of bytes that can be held and lent before no more data is taken from the
     /// connection. A TSDU that has started to be indicated, that will be lent, or that a stream
     /// takes whole can exceed it. Data that is not taken fills the buffer of the connection,
-    /// [`Settings::receive_buffer`](crate::Settings::receive_buffer).
+    /// [`Settings::receive_buffer`](smbdirect::Settings::receive_buffer).
     pub receive_buffer: usize,
     /// The part of `receive_buffer`, in bytes, that can be lent to the chained receive handler. 0
     /// if there is no such handler.

@@ -9,21 +9,17 @@ use std::{
 };
 
 use bytes::BytesMut;
+use smbdirect::{Message, Segment, Token};
 
 use crate::{
-    engine::Message,
-    inbox::Segment,
-    rdma::work::Token,
-    tdi::{
-        chained::ChainedTsdu,
-        flags::ReceiveFlags,
-        inbound::Inbound,
-        receive::{Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest},
-        request::RequestId,
-        statistics::ResourceStatistics,
-        status::Status,
-    },
-    waiters::Waiters,
+    chained::ChainedTsdu,
+    completions::{Completions, Done, PendingRequest},
+    flags::ReceiveFlags,
+    inbound::Inbound,
+    receive::{Answer, Indication, ReceiveCompletion, ReceiveEvent, ReceiveRequest},
+    request::RequestId,
+    statistics::ResourceStatistics,
+    status::Status,
 };
 
 /// The id of the request that a handler has returned. At most one exists at a time, because no data
@@ -39,7 +35,7 @@ pub(crate) struct Receives {
 #[derive(Debug)]
 struct State {
     inbound: Inbound,
-    waiters: Waiters<ReceiveCompletion>,
+    completions: Completions<ReceiveCompletion>,
     /// The id that the client gave to the request that its handler returned.
     handler_request: RequestId,
     /// Events for the client, in order.
@@ -70,7 +66,7 @@ impl Receives {
         Self {
             state: Mutex::new(State {
                 inbound,
-                waiters: Waiters::default(),
+                completions: Completions::default(),
                 news: VecDeque::new(),
                 reader: None,
                 handler_request: HANDLER_REQUEST,
@@ -86,46 +82,47 @@ impl Receives {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `action` under the lock, then wakes tasks without the lock.
+    /// Runs `action` under the lock, then wakes tasks and delivers completions without the lock.
     fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
         let wakes = mem::take(&mut state.wakes);
+        let done = state.completions.take_done();
         drop(state);
         wakes.into_iter().for_each(Waker::wake);
+        done.into_iter().for_each(Done::deliver);
         result
     }
 
-    /// Submits a receive and returns the slot of its completion.
-    pub(crate) fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> usize {
+    /// Submits a receive.
+    pub(crate) fn receive(
+        &self,
+        buffer: BytesMut,
+        flags: ReceiveFlags,
+    ) -> PendingRequest<ReceiveCompletion> {
         self.with(|state| {
-            let slot = state.waiters.insert();
-            let id = RequestId(slot as u64);
+            let pending = state.completions.add();
+            let id = pending.id;
             state.inbound.receive(ReceiveRequest { id, buffer, flags });
             state.settle();
             // The receive may have made room, or may have resumed indications.
             state.wakes.push(state.task.clone());
-            slot
+            pending
         })
     }
 
-    /// Returns the completion in `slot` when it is there.
-    pub(crate) fn poll(&self, slot: usize, context: &mut Context<'_>) -> Poll<ReceiveCompletion> {
-        // Dropped after the lock is released, because a waker may own a handle.
-        let mut old = None;
-        self.lock().waiters.poll(slot, context, &mut old)
-    }
-
-    /// Frees `slot`, because the future was dropped. The receive goes on, and its data is lost.
-    pub(crate) fn abandon(&self, slot: usize) {
-        let abandoned = self.lock().waiters.abandon(slot);
+    /// Forgets the future of the receive `id`, which was dropped. The receive goes on, and its data
+    /// is lost.
+    pub(crate) fn abandon(&self, id: RequestId) {
+        // The lock is released before the waker of the future is dropped.
+        let abandoned = self.lock().completions.abandon(id);
         drop(abandoned);
     }
 
-    /// Cancels the receive of `slot` if it is pending, and returns whether it was.
-    pub(crate) fn cancel(&self, slot: usize) -> bool {
+    /// Cancels the receive `id` if it is pending, and returns whether it was.
+    pub(crate) fn cancel(&self, id: RequestId) -> bool {
         self.with(|state| {
-            let cancelled = state.inbound.cancel(RequestId(slot as u64));
+            let cancelled = state.inbound.cancel(id);
             state.settle();
             state.wakes.push(state.task.clone());
             cancelled
@@ -316,10 +313,7 @@ impl State {
                 })
             }
             ReceiveEvent::Completed(completion) => {
-                let slot = completion.id.0 as usize;
-                if let Ok(waker) = self.waiters.complete(slot, completion) {
-                    self.wakes.extend(waker);
-                }
+                self.completions.complete(completion.id, completion);
                 return None;
             }
         })

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{flags::SendFlags, request::RequestId, status::Status};
-use crate::{engine::Message, rdma::work::Token};
+use smbdirect::{Message, Token};
+
+use crate::{flags::SendFlags, request::RequestId, status::Status};
 
 /// The settings of the sends of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

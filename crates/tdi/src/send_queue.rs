@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, time::Instant};
 
 use bytes::{Buf, Bytes};
+use smbdirect::{Message, Token};
 
-use super::request::RequestId;
-use crate::{engine::Message, rdma::work::Token};
+use crate::request::RequestId;
 
 /// The TSDUs of one class, normal or expedited.
 #[derive(Debug, Default)]

@@ -5,42 +5,35 @@
 //! event. A wake-up can therefore not be lost between a refusal and the wait that follows it.
 //! `super::shuttled` runs this file under a scheduler that tries many thread interleavings.
 
-use std::{
-    collections::VecDeque,
-    future::Future,
-    mem,
-    pin::Pin,
-    task::{Context, Poll, Waker},
-    time::Instant,
-};
+use std::{collections::VecDeque, mem, task::Waker, time::Instant};
+
+use tokio::sync::Notify;
 
 use super::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{
-    tdi::{
-        flags::SendFlags,
-        outbound::Outbound,
-        request::RequestId,
-        send::{
-            OutboundTsdu, SendAvailability, SendCompletion, SendEvent, SendRequest, Submission,
-        },
-        statistics::ResourceStatistics,
-        status::Status,
-    },
-    waiters::{Place, Waiters, WakerList},
+    completions::{Completions, Done, PendingRequest},
+    flags::SendFlags,
+    outbound::Outbound,
+    request::RequestId,
+    send::{OutboundTsdu, SendAvailability, SendCompletion, SendEvent, SendRequest, Submission},
+    statistics::ResourceStatistics,
+    status::Status,
 };
 
 /// The sends of one connection.
 #[derive(Debug)]
 pub(crate) struct Sends {
     state: Mutex<State>,
+    /// Wakes the futures that wait for room.
+    room: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     outbound: Outbound,
-    waiters: Waiters<SendCompletion>,
-    /// The wakers of the futures that wait for room.
-    waiting: WakerList,
+    completions: Completions<SendCompletion>,
+    /// The futures that wait for room are to be woken after the lock is released.
+    wakes_room: bool,
     /// The waker of the connection's task.
     task: Waker,
     news: VecDeque<SendNews>,
@@ -50,9 +43,6 @@ struct State {
     usage: ResourceStatistics,
     /// The wakers to wake after the lock is released.
     wakes: Vec<Waker>,
-    /// Completions whose futures were dropped. They are dropped after the lock is released,
-    /// because the destructor of a buffer is the client's and may call into this object.
-    unclaimed: Vec<SendCompletion>,
 }
 
 /// An event of the sends for the connection's task.
@@ -72,16 +62,16 @@ impl Sends {
         Self {
             state: Mutex::new(State {
                 outbound,
-                waiters: Waiters::default(),
-                waiting: WakerList::default(),
+                completions: Completions::default(),
+                wakes_room: false,
                 task: Waker::noop().clone(),
                 news: VecDeque::new(),
                 ended: None,
                 passed: None,
                 usage: ResourceStatistics::default(),
                 wakes: Vec::new(),
-                unclaimed: Vec::new(),
             }),
+            room: Notify::new(),
         }
     }
 
@@ -89,30 +79,44 @@ impl Sends {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `action` under the lock, then wakes tasks and drops buffers without the lock.
+    /// Runs `action` under the lock, then wakes tasks, delivers completions and drops buffers
+    /// without the lock: the destructor of a buffer is the client's and may call into this object.
     fn with<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
         let wakes = mem::take(&mut state.wakes);
-        let unclaimed = mem::take(&mut state.unclaimed);
+        let done = state.completions.take_done();
+        let wakes_room = mem::take(&mut state.wakes_room);
         let spent = state.outbound.take_spent();
         drop(state);
         wakes.into_iter().for_each(Waker::wake);
-        drop((unclaimed, spent));
+        done.into_iter().for_each(Done::deliver);
+        if wakes_room {
+            self.room.notify_waiters();
+        }
+        drop(spent);
         result
     }
 
-    /// Submits a request and returns the slot of its completion. The request's id is not used.
-    pub(crate) fn submit(&self, now: Instant, request: SendRequest) -> usize {
+    /// Submits a request. The request's id is not used.
+    pub(crate) fn submit(
+        &self,
+        now: Instant,
+        request: SendRequest,
+    ) -> PendingRequest<SendCompletion> {
         self.with(|state| state.submit(now, request))
     }
 
-    /// Submits a request that is a whole TSDU, and returns the slot of its completion.
+    /// Submits a request that is a whole TSDU.
     ///
     /// # Errors
     /// [`Status::INVALID_DEVICE_STATE`]: a TSDU of its class is open, which the request would
     /// continue.
-    pub(crate) fn submit_whole(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
+    pub(crate) fn submit_whole(
+        &self,
+        now: Instant,
+        request: SendRequest,
+    ) -> Result<PendingRequest<SendCompletion>, Status> {
         self.with(|state| match state.outbound.is_open(request.flags) {
             true => Err(Status::INVALID_DEVICE_STATE),
             false => Ok(state.submit(now, request)),
@@ -122,35 +126,30 @@ impl Sends {
     /// Submits a non-blocking send and returns the number of bytes taken.
     pub(crate) fn try_send(&self, now: Instant, request: SendRequest) -> Result<usize, Status> {
         let length = request.buffer.len();
-        let abandoned = self.with(|state| {
-            let slot = state.submit(now, request);
+        let pending = self.submit(now, request);
+        let id = pending.id;
+        match pending.into_completion() {
+            Some(completion) => completion.result(),
             // Without a send buffer the flag has no effect, and the request is still pending.
-            state.waiters.abandon(slot)
-        });
-        abandoned
-            .result()
-            .map_or(Ok(length), |completion| completion.result())
+            None => {
+                self.abandon(id);
+                Ok(length)
+            }
+        }
     }
 
-    /// Returns the completion in `slot` when it is there.
-    pub(crate) fn poll(&self, slot: usize, context: &mut Context<'_>) -> Poll<SendCompletion> {
-        // Dropped after the lock is released, because a waker may own a handle.
-        let mut old = None;
-        self.lock().waiters.poll(slot, context, &mut old)
-    }
-
-    /// Frees `slot`, because the future was dropped. The request itself goes on.
-    pub(crate) fn abandon(&self, slot: usize) {
-        // The buffer and the waker are the client's and must be dropped without the lock.
-        let abandoned = self.lock().waiters.abandon(slot);
+    /// Forgets the future of the request `id`, which was dropped. The request itself goes on.
+    pub(crate) fn abandon(&self, id: RequestId) {
+        // The lock is released before the waker of the future is dropped.
+        let abandoned = self.lock().completions.abandon(id);
         drop(abandoned);
     }
 
-    /// Cancels the request of `slot` if its TSDU has not been passed to the connection. Returns
+    /// Cancels the request `id` if its TSDU has not been passed to the connection. Returns
     /// whether the request was cancelled.
-    pub(crate) fn cancel(&self, slot: usize) -> bool {
+    pub(crate) fn cancel(&self, id: RequestId) -> bool {
         self.with(|state| {
-            let cancelled = state.outbound.cancel(RequestId(slot as u64));
+            let cancelled = state.outbound.cancel(id);
             state.settle();
             cancelled
         })
@@ -165,13 +164,26 @@ impl Sends {
         })
     }
 
-    /// Returns a future that waits while the latch of a refusal is set, and then returns the free bytes of
-    /// the send buffer.
-    pub(crate) const fn possible(&self) -> Possible<'_> {
-        Possible {
-            sends: self,
-            place: None,
+    /// Waits while the latch of a refusal is set, and returns the free bytes of the send buffer.
+    pub(crate) async fn possible(&self) -> Result<usize, Status> {
+        loop {
+            // Made before the latch is read, so that no wake-up after that is lost.
+            let room = self.room.notified();
+            if let Some(result) = self.possible_now() {
+                return result;
+            }
+            room.await;
         }
+    }
+
+    fn possible_now(&self) -> Option<Result<usize, Status>> {
+        let state = self.lock();
+        if let Some(status) = state.ended {
+            return Some(Err(status));
+        }
+        //= TDI-SEND-17
+        let possible = !state.outbound.is_refused();
+        possible.then(|| Ok(state.outbound.available()))
     }
 
     pub(crate) fn available(&self) -> usize {
@@ -201,7 +213,7 @@ impl Sends {
             // An earlier event about free room is obsolete.
             state.news.clear();
             state.ended.get_or_insert(status);
-            state.waiting.take(&mut state.wakes);
+            state.wakes_room = true;
             state.settle();
         });
     }
@@ -255,42 +267,10 @@ impl Sends {
     }
 }
 
-/// The future of [`Sends::possible`].
-pub(crate) struct Possible<'a> {
-    sends: &'a Sends,
-    place: Option<Place>,
-}
-
-impl Future for Possible<'_> {
-    type Output = Result<usize, Status>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.sends.lock();
-        if let Some(status) = state.ended {
-            return Poll::Ready(Err(status));
-        }
-        //= TDI-SEND-17
-        if !state.outbound.is_refused() {
-            return Poll::Ready(Ok(state.outbound.available()));
-        }
-        let old = state.waiting.add_future(&mut self.place, context.waker());
-        drop(state);
-        drop(old);
-        Poll::Pending
-    }
-}
-
-impl Drop for Possible<'_> {
-    fn drop(&mut self) {
-        let waker = self.sends.lock().waiting.remove(self.place);
-        drop(waker);
-    }
-}
-
 impl State {
-    fn submit(&mut self, now: Instant, mut request: SendRequest) -> usize {
-        let slot = self.waiters.insert();
-        request.id = RequestId(slot as u64);
+    fn submit(&mut self, now: Instant, mut request: SendRequest) -> PendingRequest<SendCompletion> {
+        let pending = self.completions.add();
+        request.id = pending.id;
         self.passed = self.passed.max(request.deadline.filter(|&due| due <= now));
         if let Submission::Completed(completion) = self.outbound.send(now, request) {
             if completion.status == Status::DEVICE_NOT_READY {
@@ -301,7 +281,7 @@ impl State {
         let used = self.outbound.buffered() as u64;
         self.usage.maximum_used = self.usage.maximum_used.max(used);
         self.wakes.push(self.task.clone());
-        slot
+        pending
     }
 
     /// Handles the events of `outbound`.
@@ -313,7 +293,7 @@ impl State {
                     continue;
                 }
                 SendEvent::SendPossible { available } => {
-                    self.waiting.take(&mut self.wakes);
+                    self.wakes_room = true;
                     SendNews::SendPossible(available)
                 }
                 SendEvent::Abort(status) => SendNews::Abort(status),
@@ -325,10 +305,6 @@ impl State {
     }
 
     fn complete(&mut self, completion: SendCompletion) {
-        let slot = completion.id.0 as usize;
-        match self.waiters.complete(slot, completion) {
-            Ok(waker) => self.wakes.extend(waker),
-            Err(completion) => self.unclaimed.push(completion),
-        }
+        self.completions.complete(completion.id, completion);
     }
 }

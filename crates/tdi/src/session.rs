@@ -16,12 +16,16 @@ use std::{
     time::Instant,
 };
 
+use smbdirect::{
+    Connection, ConnectionError, MessageOptions, Sending, Token, deadline::Postponements,
+};
 use tokio::time::{Sleep, sleep_until};
 use tracing::warn;
 
-use super::{
+use crate::{
     cause::Cause,
     chained::ChainedTsdu,
+    clock::now,
     flags::DisconnectFlags,
     inbound::Inbound,
     outbound::Outbound,
@@ -33,13 +37,6 @@ use super::{
     state::EndpointState,
     statistics::{ConnectionInfo, ProviderStatistics},
     status::Status,
-};
-use crate::{
-    connection::{Connection, MessageOptions, Sending},
-    deadline::Postponements,
-    driver::now,
-    engine::ConnectionError,
-    rdma::work::Token,
 };
 
 /// Rounds of work in one poll of the task before it yields to other tasks.

@@ -148,8 +148,8 @@ fn ending_the_sends_wakes_all_waiters() {
         let sender = {
             let sends = sends.clone();
             thread::spawn(move || {
-                let place = sends.submit(now, request(SendFlags::empty()));
-                block_on(poll_fn(|context| sends.poll(place, context))).status
+                let mut pending = sends.submit(now, request(SendFlags::empty()));
+                block_on(poll_fn(|context| pending.poll(context))).status
             })
         };
         sends.end(Status::LINK_FAILED);

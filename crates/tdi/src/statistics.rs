@@ -5,8 +5,9 @@ use std::{
     time::SystemTime,
 };
 
-use super::{cause::Cause, flags::ServiceFlags, state::EndpointState, status::Status};
-use crate::engine::Statistics;
+use smbdirect::Statistics;
+
+use crate::{cause::Cause, flags::ServiceFlags, state::EndpointState, status::Status};
 
 /// The answer to TDI_QUERY_PROVIDER_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

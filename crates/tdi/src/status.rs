@@ -26,7 +26,7 @@ macro_rules! statuses {
 /// [`is_error`](Self::is_error). A warning is neither.
 ///
 /// ```
-/// use smbdirect::tdi::{Severity, Status};
+/// use smbdirect_tdi::{Severity, Status};
 ///
 /// assert!(Status::RECEIVE_PARTIAL.is_success());
 /// assert_eq!(Status::BUFFER_OVERFLOW.severity(), Severity::Warning);

@@ -3,7 +3,9 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc};
 
-use super::{
+use smbdirect::Provider;
+
+use crate::{
     device::{Device, TransportSettings},
     flags::ServiceFlags,
     inbound::Inbound,
@@ -14,7 +16,6 @@ use super::{
     statistics::{ProviderInfo, ProviderStatistics},
     status::Status,
 };
-use crate::rdma::provider::Provider;
 
 /// SMB Direct over one RDMA provider, as a TDI transport.
 ///
@@ -24,10 +25,8 @@ use crate::rdma::provider::Provider;
 /// use std::sync::Arc;
 ///
 /// use bytes::BytesMut;
-/// use smbdirect::{
-///     rdma::loopback::Loopback,
-///     tdi::{ReceiveFlags, SendFlags, Share, Status, Transport, TransportSettings},
-/// };
+/// use smbdirect::Loopback;
+/// use smbdirect_tdi::{ReceiveFlags, SendFlags, Share, Status, Transport, TransportSettings};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Status> {

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use smbdirect::{Message, Token};
 
-use super::{
+use crate::{
     chained::ChainedTsdu,
     flags::IndicationFlags,
     receive::{Indication, ReceiveRequest, ReceiveSettings},
 };
-use crate::{engine::Message, rdma::work::Token};
 
 /// Number of slices that a TSDU keeps as they arrived, regardless of their length.
 const MAX_UNJOINED_SLICES: usize = 16;

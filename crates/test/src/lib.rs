@@ -2,6 +2,8 @@
 //!
 //! * [`provider`] and [`conformance!`]: the suite that every provider has to pass.
 //! * [`captures`]: reads the captures of Linux in `crates/smbdirect/tests/captures`.
+//! * [`futures`]: no future leaves its waker behind, or wakes it under a lock.
+//! * [`log`]: the log lines of a test.
 //! * [`messages`]: SMB2 messages, written by their offsets.
 //! * [`within`]: awaits a future that has to resolve.
 //!
@@ -13,6 +15,8 @@
 #![allow(missing_docs, reason = "no interface for users")]
 
 pub mod captures;
+pub mod futures;
+pub mod log;
 pub mod messages;
 pub mod provider;
 mod time;

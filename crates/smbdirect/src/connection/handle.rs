@@ -581,9 +581,11 @@ impl Connection {
         self.shared().with(|state| state.error())
     }
 
-    /// Takes what can be read before a caller judges a deadline. Returns whether that was all.
-    #[cfg(feature = "tdi")]
-    pub(crate) fn catch_up(&self) -> bool {
+    /// Takes what has arrived from the peer, and does the work that it causes. Returns whether that was all.
+    ///
+    /// An upper layer that has deadlines for its peer calls this before it judges one: after a stall of this process the
+    /// answer may be in the socket. [`deadline`](crate::deadline) has the rule.
+    pub fn catch_up(&self) -> bool {
         self.shared().with(State::catch_up)
     }
 

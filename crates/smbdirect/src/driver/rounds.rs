@@ -5,7 +5,6 @@ use std::{
     time::Instant,
 };
 
-#[cfg(feature = "tdi")]
 use super::clock::now;
 use super::{state::State, waiting::Condition};
 use crate::{
@@ -106,7 +105,6 @@ impl State {
 
     /// Takes what can be read, and does the work that it causes, before a caller judges a deadline. Returns
     /// whether that was all.
-    #[cfg(feature = "tdi")]
     pub(crate) fn catch_up(&mut self) -> bool {
         let now = now();
         let all_read = self.take_readable(now);

@@ -76,9 +76,8 @@ impl Message {
         }
     }
 
-    /// Returns the message with the local token that it invalidated.
-    #[cfg(any(feature = "tokio", feature = "tdi"))]
-    pub(crate) fn invalidating(self, invalidated_token: Option<Token>) -> Self {
+    /// Returns the message with the token of this end that its arrival invalidated, as received messages have it.
+    pub fn invalidating(self, invalidated_token: Option<Token>) -> Self {
         Self {
             invalidated_token,
             ..self

@@ -1,51 +1,51 @@
-//! All futures of the crate, from one list: a future that is dropped leaves no waker behind, and no waker is
-//! woken or dropped under a lock, so it may own the last handle and call it.
+//! All futures of the crate are in one list, which `smbdirect_test::futures` checks.
 
 use std::{
     collections::BTreeSet,
-    fs,
-    future::Future,
+    net::SocketAddr,
     path::Path,
-    pin::Pin,
-    sync::{Arc, Mutex, Weak, mpsc},
-    task::{Context, Wake, Waker},
-    thread,
-    time::Duration,
+    sync::{Arc, Mutex},
 };
 
 use bytes::{Bytes, BytesMut};
 use smbdirect::{
-    Access, Config, Connection, Incoming, IncomingListener, Listener, MemoryRegion, Settings,
-    rdma::provider::Provider,
-    tdi::{ReceiveFlags, SendFlags},
+    Access, Config, Connection, Incoming, IncomingListener, Iwarp, IwarpConfig, Listener, Loopback,
+    MemoryRegion, Provider,
 };
-use smbdirect_test::within;
-use tokio::{runtime::Builder, sync::Mutex as AsyncMutex, time::sleep};
-
-use crate::tdi_endpoint::ends::{Ends, any_port, iwarp, loopback, settings};
+use smbdirect_test::{
+    future_cases,
+    futures::{self, World},
+    within,
+};
+use tokio::{sync::Mutex as AsyncMutex, task::JoinHandle};
 
 /// Bytes that do not fit into the buffers of a socket.
 const LONG_WRITE_BYTES: usize = 32 << 20;
 /// Messages for which a peer that does not run has not granted enough credits.
 const MANY_MESSAGES: usize = 600;
 
-type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
 
 /// Handles of each kind, over one provider.
-struct World {
-    provider: Arc<dyn Provider>,
+struct Handles {
     client: Connection,
     server: Connection,
+    rest: Rest,
+}
+
+struct Rest {
+    provider: Arc<dyn Provider>,
     region: MemoryRegion,
     listener: Arc<AsyncMutex<Listener>>,
     incoming: Arc<AsyncMutex<IncomingListener>>,
     offer: Mutex<Option<Incoming>>,
     /// The other end of `offer`.
-    _offering: tokio::task::JoinHandle<()>,
-    ends: Ends,
+    _offering: JoinHandle<()>,
 }
 
-impl World {
+impl Handles {
     async fn new(provider: Arc<dyn Provider>) -> Self {
         let mut listener = Listener::bind(&*provider, any_port(), Config::default())
             .await
@@ -67,21 +67,17 @@ impl World {
         });
         let offer = within(incoming.accept()).await.unwrap();
         Self {
-            ends: Ends::with(provider.clone(), settings(Settings::default())).await,
             client: client.unwrap(),
             server,
-            region: region.unwrap(),
-            listener: Arc::new(AsyncMutex::new(listener)),
-            incoming: Arc::new(AsyncMutex::new(incoming)),
-            offer: Mutex::new(Some(offer)),
-            _offering: offering,
-            provider,
+            rest: Rest {
+                region: region.unwrap(),
+                listener: Arc::new(AsyncMutex::new(listener)),
+                incoming: Arc::new(AsyncMutex::new(incoming)),
+                offer: Mutex::new(Some(offer)),
+                _offering: offering,
+                provider,
+            },
         }
-    }
-
-    /// Returns a copy of each handle.
-    fn handles(&self) -> Vec<Connection> {
-        vec![self.client.clone(), self.server.clone()]
     }
 
     /// Submits messages until the peer has granted too few credits.
@@ -92,29 +88,29 @@ impl World {
     }
 }
 
-/// A future of the crate.
-struct Case {
-    /// The name of the function or type in the source.
-    name: &'static str,
-    /// The first poll is certain to be pending over TCP.
-    waits: bool,
-    make: fn(&World) -> Boxed,
+impl World for Handles {
+    type Handle = Connection;
+    type Rest = Rest;
+
+    fn handles(&self) -> Vec<Connection> {
+        vec![self.client.clone(), self.server.clone()]
+    }
+
+    fn split(self) -> (Vec<Connection>, Rest) {
+        (vec![self.client, self.server], self.rest)
+    }
+
+    fn abort(&self) {
+        self.client.abort();
+        self.server.abort();
+    }
+
+    fn call(connection: &Connection) {
+        connection.stats();
+    }
 }
 
-macro_rules! cases {
-    ($($name:literal $waits:literal |$world:ident| $make:expr;)*) => {
-        const CASES: &[Case] = &[$(Case {
-            name: $name,
-            waits: $waits,
-            make: |$world| {
-                let future = $make;
-                Box::pin(async move { let _ = future.await; })
-            },
-        }),*];
-    };
-}
-
-cases! {
+future_cases! { Handles:
     "recv" true |world| { let at = world.client.clone(); async move { at.recv().await } };
     "recv_segment" true |world| { let at = world.client.clone(); async move { at.recv_segment().await } };
     "recv_many" true |world| {
@@ -134,221 +130,58 @@ cases! {
         world.client.send("last").unwrap()
     };
     "Reading" true |world| {
-        world.client.read(&[world.region.descriptor()], 0, BytesMut::zeroed(1 << 20))
+        world.client.read(&[world.rest.region.descriptor()], 0, BytesMut::zeroed(1 << 20))
     };
     "Writing" true |world| {
         let data = Bytes::from(vec![1; LONG_WRITE_BYTES]);
-        world.client.write(&[world.region.descriptor()], 0, data)
+        world.client.write(&[world.rest.region.descriptor()], 0, data)
     };
     "deregister" false |world| {
         let region = world.client.register(BytesMut::zeroed(9), Access::REMOTE_READ).unwrap();
         region.deregister()
     };
     "connect" true |world| {
-        let provider = world.provider.clone();
+        let provider = world.rest.provider.clone();
         async move {
             let at = IncomingListener::bind(&*provider, any_port()).await.unwrap();
             Connection::connect(&*provider, at.local_address(), Config::default()).await
         }
     };
     "bind" false |world| {
-        let provider = world.provider.clone();
+        let provider = world.rest.provider.clone();
         async move { Listener::bind(&*provider, any_port(), Config::default()).await }
     };
     "accept" true |world| {
-        let listener = world.listener.clone();
+        let listener = world.rest.listener.clone();
         async move { listener.lock().await.accept().await }
     };
     "accept" true |world| {
-        let listener = world.incoming.clone();
+        let listener = world.rest.incoming.clone();
         async move { listener.lock().await.accept().await }
     };
     "accept" true |world| {
-        world.offer.lock().unwrap().take().unwrap().accept(Config::default())
+        world.rest.offer.lock().unwrap().take().unwrap().accept(Config::default())
     };
-    "open_address" false |world| {
-        let transport = world.ends.transport.clone();
-        async move {
-            let share = smbdirect::tdi::Share::Exclusive;
-            transport.open_address::<()>(any_port(), share).await
-        }
-    };
-    "Requested" true |world| {
-        let endpoint = world.ends.transport.open_endpoint(());
-        endpoint.associate(&world.ends.remote).unwrap();
-        let listen = endpoint.listen(None);
-        async move {
-            let result = listen.await;
-            drop(endpoint);
-            result
-        }
-    };
-    "Sending" true |world| world.ends.here.send(Bytes::from("a TSDU"), SendFlags::empty());
-    "Receiving" true |world| world.ends.here.receive(BytesMut::zeroed(9), ReceiveFlags::NORMAL);
-    "send_possible" true |world| {
-        let at = world.ends.here.clone();
-        while at.try_send(vec![1; 65536], SendFlags::empty()).is_ok() {}
-        async move { at.send_possible().await }
-    };
-    "disconnected" true |world| {
-        let at = world.ends.here.clone();
-        async move { at.disconnected().await }
-    };
-}
-
-/// A waker that owns handles, and calls and drops them when it is woken or dropped.
-struct Owner(Mutex<Vec<Connection>>);
-
-impl Wake for Owner {
-    fn wake(self: Arc<Self>) {
-        let handles = std::mem::take(&mut *self.0.lock().unwrap());
-        for handle in handles {
-            handle.stats();
-        }
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.0.lock().unwrap().drain(..).for_each(|handle| {
-            handle.stats();
-        });
-    }
-}
-
-fn owner(handles: Vec<Connection>) -> (Waker, Weak<Owner>) {
-    let owner = Arc::new(Owner(Mutex::new(handles)));
-    let weak = Arc::downgrade(&owner);
-    (Waker::from(owner), weak)
-}
-
-fn poll(future: &mut Boxed, waker: &Waker) -> bool {
-    let mut context = Context::from_waker(waker);
-    future.as_mut().poll(&mut context).is_pending()
-}
-
-/// Waits until nothing owns the waker.
-async fn is_gone(name: &str, owner: &Weak<Owner>) {
-    for _ in 0..10_000 {
-        if owner.strong_count() == 0 {
-            return;
-        }
-        sleep(Duration::from_millis(1)).await;
-    }
-    panic!("{name}: its waker was left behind");
-}
-
-/// Polls the future, polls it with another waker, and drops it.
-async fn dropped(case: &Case, world: World, is_tcp: bool) {
-    let name = case.name;
-    let mut future = (case.make)(&world);
-    let (first, first_owner) = owner(world.handles());
-    let (second, second_owner) = owner(world.handles());
-    let pending = poll(&mut future, &first);
-    assert!(pending || !is_tcp || !case.waits, "{name} did not wait");
-    drop(first);
-    if !pending {
-        return;
-    }
-    // From here on the wakers own the last handles, except those that the future itself has.
-    let kept = [world.client.clone(), world.server.clone()];
-    let World { client, server, .. } = world;
-    drop((client, server));
-    if poll(&mut future, &second) {
-        is_gone(name, &first_owner).await;
-    }
-    drop((second, kept));
-    drop(future);
-    is_gone(name, &first_owner).await;
-    is_gone(name, &second_owner).await;
-}
-
-/// Polls the future with a waker that owns the last handles, and drops it.
-async fn dropped_with_the_last_handle(case: &Case, world: World) {
-    let mut future = (case.make)(&world);
-    let (waker, owner) = owner(world.handles());
-    poll(&mut future, &waker);
-    drop((waker, world));
-    drop(future);
-    is_gone(case.name, &owner).await;
-}
-
-/// Polls the future, and ends the connections, which wakes it.
-async fn woken(case: &Case, world: World) {
-    let mut future = (case.make)(&world);
-    let (waker, owner) = owner(world.handles());
-    let pending = poll(&mut future, &waker);
-    world.client.abort();
-    world.server.abort();
-    drop((waker, world));
-    if pending {
-        let _ = tokio::time::timeout(Duration::from_millis(20), &mut future).await;
-    }
-    drop(future);
-    is_gone(case.name, &owner).await;
 }
 
 #[test]
 fn a_dropped_future_leaves_nothing_behind_and_no_waker_runs_under_a_lock() {
-    for provider in [iwarp, loopback] {
-        let is_tcp = provider().name() == "iwarp";
-        for (index, case) in CASES.iter().enumerate() {
-            let name = case.name;
-            let (done, is_done) = mpsc::channel();
-            let thread = thread::spawn(move || {
-                let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(async {
-                    dropped(case, World::new(provider()).await, is_tcp).await;
-                    dropped_with_the_last_handle(case, World::new(provider()).await).await;
-                    woken(case, World::new(provider()).await).await;
-                });
-                done.send(()).unwrap();
-            });
-            match is_done.recv_timeout(Duration::from_secs(120)) {
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    panic!("{name} (number {index}): a lock is held while a waker runs")
-                }
-                _ => thread.join().unwrap(),
-            }
-        }
-    }
+    futures::check(CASES, true, || {
+        Handles::new(Arc::new(Iwarp::new(IwarpConfig::default())))
+    });
+    futures::check(CASES, false, || Handles::new(Arc::new(Loopback::new())));
 }
 
 /// Finds the asynchronous functions and the futures in the source: each is in the list above.
 #[test]
 fn the_list_has_all_futures() {
     /// Tasks of the crate, and futures of functions that are in the list.
-    const WITHIN: &[&str] = &["Driver", "Task", "Polling", "Possible"];
-    fn visit(folder: &Path, found: &mut BTreeSet<String>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            // Providers are used through the functions that are in the list.
-            if path.is_dir() && path.file_name().is_none_or(|name| name != "rdma") {
-                visit(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let source = fs::read_to_string(&path).unwrap();
-                for line in source.lines().map(str::trim) {
-                    let name = line
-                        .strip_prefix("pub async fn ")
-                        .or_else(|| line.strip_prefix("impl Future for "));
-                    let end = |at: char| !at.is_alphanumeric() && at != '_';
-                    found.extend(
-                        name.and_then(|name| name.split(end).next())
-                            .map(String::from),
-                    );
-                }
-            }
-        }
-    }
-    let mut found = BTreeSet::new();
-    visit(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut found,
-    );
-    assert!(found.len() > 15, "{found:?}");
-    let known = CASES
-        .iter()
-        .map(|case| case.name)
-        .chain(WITHIN.iter().copied());
-    assert_eq!(found, known.map(String::from).collect());
+    const WITHIN: &[&str] = &["Driver", "Polling", "within"];
+    let found = futures::in_source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let known = CASES.iter().map(|case| case.name);
+    let known: BTreeSet<_> = known
+        .chain(WITHIN.iter().copied())
+        .map(String::from)
+        .collect();
+    assert_eq!(found, known);
 }

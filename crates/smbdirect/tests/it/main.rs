@@ -12,9 +12,9 @@ mod conformance;
 mod connection;
 #[cfg(feature = "tokio")]
 mod delivery;
-#[cfg(all(feature = "tokio", feature = "tdi"))]
+#[cfg(feature = "tokio")]
 mod examples;
-#[cfg(all(feature = "tokio", feature = "tdi"))]
+#[cfg(feature = "tokio")]
 mod futures;
 #[cfg(feature = "tokio")]
 mod iwarp_startup;
@@ -29,20 +29,12 @@ mod roce_captures;
 #[cfg(feature = "tokio")]
 mod roce_runtimes;
 mod roce_swarm;
-#[cfg(all(feature = "tokio", feature = "tdi"))]
+#[cfg(feature = "tokio")]
 mod stalls;
 #[cfg(all(unix, feature = "tokio"))]
 mod stream;
 #[cfg(feature = "tokio")]
 mod stress;
 mod swarm;
-#[cfg(all(feature = "tokio", feature = "tdi"))]
-mod tdi_connection;
-#[cfg(all(feature = "tokio", feature = "tdi"))]
-mod tdi_endpoint;
-#[cfg(feature = "tdi")]
-mod tdi_receive;
-#[cfg(feature = "tdi")]
-mod tdi_send;
 #[cfg(feature = "tokio")]
 mod turns;

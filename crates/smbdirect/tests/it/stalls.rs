@@ -19,12 +19,9 @@ use smbdirect::{
         loopback::Loopback,
         provider::Provider,
     },
-    tdi::{ReceiveFlags, SendFlags, Status},
 };
 use smbdirect_test::within;
 use tokio::runtime::{Builder, Runtime};
-
-use crate::tdi_endpoint::ends::{Ends, settings as transport_settings};
 
 /// Every deadline of the end that is stopped.
 const LIMIT: Duration = Duration::from_millis(400);
@@ -289,24 +286,6 @@ fn a_grant_behind_other_data_counts() {
         };
         runtime.block_on(async { tokio::spawn(task).await.unwrap() });
         peer.join().unwrap();
-    }
-}
-
-#[test]
-fn a_tdi_send_outlives_a_stop() {
-    for runtime in runtimes() {
-        runtime.block_on(async {
-            let mut settings = transport_settings(Settings::default());
-            settings.send.send_timeout = Some(LIMIT);
-            let ends = Ends::with(iwarp(), settings).await;
-            let sending = ends.here.send(vec![7; 1 << 20], SendFlags::empty());
-            let receiving = ends
-                .there
-                .receive(BytesMut::zeroed(1 << 20), ReceiveFlags::NORMAL);
-            thread::sleep(STOP);
-            assert_eq!(within(sending).await.status, Status::SUCCESS);
-            assert_eq!(within(receiving).await.status, Status::SUCCESS);
-        });
     }
 }
 

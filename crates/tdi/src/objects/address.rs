@@ -11,6 +11,7 @@ use std::{
     },
 };
 
+use smbdirect::Incoming;
 use tracing::warn;
 
 use super::{
@@ -18,12 +19,9 @@ use super::{
     endpoint::{Endpoint, EndpointContext, Shared},
 };
 use crate::{
-    incoming::Incoming,
-    tdi::{
-        device::Device,
-        port::{OfferTarget, Port},
-        status::Status,
-    },
+    device::Device,
+    port::{OfferTarget, Port},
+    status::Status,
 };
 
 /// A local address. Its client receives the events of all endpoints that are associated with it,

@@ -5,19 +5,18 @@
 
 use std::net::SocketAddr;
 
+use smbdirect::Token;
+
 use super::{
     address::Address,
     endpoint::{Endpoint, EndpointContext},
 };
 use crate::{
-    rdma::work::Token,
-    tdi::{
-        cause::Cause,
-        chained::ChainedTsdu,
-        flags::DisconnectFlags,
-        receive::{Answer, Indication, ReceiveCompletion},
-        status::Status,
-    },
+    cause::Cause,
+    chained::ChainedTsdu,
+    flags::DisconnectFlags,
+    receive::{Answer, Indication, ReceiveCompletion},
+    status::Status,
 };
 
 /// Handlers for the events of an address and its endpoints; see
@@ -90,7 +89,7 @@ pub trait Client<C: EndpointContext = ()>: Send + Sync + 'static {
     }
 
     /// Handles TDI_EVENT_DISCONNECT: the connection has ended without a request of this client, or an
-    /// offer was not accepted in time ([`OfferTimeout`](crate::tdi::Cause::OfferTimeout)).
+    /// offer was not accepted in time ([`OfferTimeout`](crate::Cause::OfferTimeout)).
     ///
     /// This is the last event of the connection, and the endpoint can be connected again. Discard a
     /// TSDU whose end was not indicated. Data that is held for receives can still be received.

@@ -3,32 +3,28 @@
 use std::{net::SocketAddr, time::Instant};
 
 use bytes::{Bytes, BytesMut};
+use smbdirect::{Connection, Message, Token};
 
 use super::{
     endpoint::{Endpoint, EndpointContext},
     phase::Phase,
 };
 use crate::{
-    connection::Connection,
-    driver::now,
-    engine::Message,
-    rdma::work::Token,
-    tdi::{
-        device::TransportSettings,
-        flags::{ReceiveFlags, SendFlags},
-        pending::{Receiving, Sending},
-        request::RequestId,
-        send::SendRequest,
-        statistics::ConnectionInfo,
-        status::Status,
-    },
+    clock::now,
+    device::TransportSettings,
+    flags::{ReceiveFlags, SendFlags},
+    pending::{Receiving, Sending},
+    request::RequestId,
+    send::SendRequest,
+    statistics::ConnectionInfo,
+    status::Status,
 };
 
 /// Options of a send other than its flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOptions {
     /// The time at which the send is given up; `None` means after
-    /// [`SendSettings::send_timeout`](crate::tdi::SendSettings::send_timeout). If the process stalls over
+    /// [`SendSettings::send_timeout`](crate::SendSettings::send_timeout). If the process stalls over
     /// the deadline, the send gets a second more.
     pub deadline: Option<Instant>,
     /// A registration of the peer that the arrival of the TSDU invalidates. It must be given with
@@ -54,7 +50,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - [`CANCELLED`](Status::CANCELLED): the send was cancelled.
     /// - [`REQUEST_ABORTED`](Status::REQUEST_ABORTED): another part of the same TSDU was cancelled
     ///   or reached its deadline.
-    /// - The status of the [`Cause`](crate::tdi::Cause) that ended the connection.
+    /// - The status of the [`Cause`](crate::Cause) that ended the connection.
     pub fn send(&self, buffer: impl Into<Message>, flags: SendFlags) -> Sending {
         self.send_with(buffer, flags, SendOptions::default())
     }
@@ -69,8 +65,8 @@ impl<C: EndpointContext> Endpoint<C> {
         let request = request(buffer.into(), flags, options);
         match self.sending_session() {
             Ok(session) => {
-                let slot = session.sends.submit(now(), request);
-                Sending::waiting(session.sends.clone(), slot)
+                let pending = session.sends.submit(now(), request);
+                Sending::waiting(session.sends.clone(), pending)
             }
             Err(status) => Sending::refused(status, request.buffer),
         }
@@ -87,8 +83,8 @@ impl<C: EndpointContext> Endpoint<C> {
         let request = request(buffer, flags, SendOptions::default());
         let buffer = request.buffer.clone();
         let submitted = self.sending_session().and_then(|session| {
-            let slot = session.sends.submit_whole(now(), request)?;
-            Ok(Sending::waiting(session.sends.clone(), slot))
+            let pending = session.sends.submit_whole(now(), request)?;
+            Ok(Sending::waiting(session.sends.clone(), pending))
         });
         match submitted {
             Ok(sending) => sending,
@@ -168,14 +164,14 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - [`SUCCESS`](Status::SUCCESS): the end of the TSDU is in the buffer.
     /// - [`BUFFER_OVERFLOW`](Status::BUFFER_OVERFLOW): the buffer is full before the end of the
     ///   TSDU. The next receive continues with the rest.
-    /// - The status of the [`Cause`](crate::tdi::Cause) that ended the connection, and then
+    /// - The status of the [`Cause`](crate::Cause) that ended the connection, and then
     ///   [`INVALID_CONNECTION`](Status::INVALID_CONNECTION), after all data that had arrived was
     ///   received.
     pub fn receive(&self, buffer: BytesMut, flags: ReceiveFlags) -> Receiving {
         match self.receiving_session() {
             Some(session) => {
-                let slot = session.receives.receive(buffer, flags);
-                Receiving::waiting(session.receives.clone(), slot)
+                let pending = session.receives.receive(buffer, flags);
+                Receiving::waiting(session.receives.clone(), pending)
             }
             //= TDI-RECV-03
             None => Receiving::refused(Status::INVALID_CONNECTION, buffer),

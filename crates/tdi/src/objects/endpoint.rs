@@ -10,22 +10,20 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
+use smbdirect::Token;
 use tokio::sync::watch;
 use tracing::warn;
 
 use super::{address::AddressShared, client::Client, phase::Phase};
 use crate::{
-    rdma::work::Token,
-    tdi::{
-        cause::Cause,
-        chained::ChainedTsdu,
-        device::Device,
-        flags::DisconnectFlags,
-        receive::{Answer, Indication, ReceiveCompletion},
-        session::{Called, Session, SessionOwner},
-        state::{EndpointState, Request},
-        status::Status,
-    },
+    cause::Cause,
+    chained::ChainedTsdu,
+    device::Device,
+    flags::DisconnectFlags,
+    receive::{Answer, Indication, ReceiveCompletion},
+    session::{Called, Session, SessionOwner},
+    state::{EndpointState, Request},
+    status::Status,
 };
 
 /// The local end of a connection, which can be connected again after each connection has ended.

@@ -7,6 +7,11 @@ use std::{
     time::Duration,
 };
 
+use smbdirect::{
+    AcceptError, ConnectError, Connection, ConnectionError, Incoming,
+    deadline::within,
+    rdma::work::{ProviderError, ProviderErrorKind},
+};
 use tokio::time::sleep;
 use tracing::{Instrument, warn};
 
@@ -16,20 +21,13 @@ use super::{
     phase::{Attempt, Phase, Timer},
 };
 use crate::{
-    connection::{ConnectError, Connection},
-    deadline::within,
-    engine::ConnectionError,
-    incoming::{AcceptError, Incoming},
-    rdma::work::{ProviderError, ProviderErrorKind},
-    tdi::{
-        cause::Cause,
-        device::TransportSettings,
-        flags::DisconnectFlags,
-        pending::complete,
-        session::{Session, Task},
-        state::EndpointState,
-        status::Status,
-    },
+    cause::Cause,
+    device::TransportSettings,
+    flags::DisconnectFlags,
+    pending::complete,
+    session::{Session, Task},
+    state::EndpointState,
+    status::Status,
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -277,5 +275,6 @@ fn connect_status(error: &ConnectError) -> Status {
             }
             _ => Status::CONNECTION_REFUSED,
         },
+        _ => Status::CONNECTION_ABORTED,
     }
 }

@@ -2,15 +2,13 @@
 
 use std::net::IpAddr;
 
+use smbdirect::Incoming;
 use tokio::task::AbortHandle;
 
 use crate::{
-    incoming::Incoming,
-    tdi::{
-        pending::{Completer, complete},
-        state::EndpointState,
-        status::Status,
-    },
+    pending::{Completer, complete},
+    state::EndpointState,
+    status::Status,
 };
 
 /// The state of an endpoint, with the data of that state; see [`EndpointState`].

@@ -14,14 +14,12 @@ use super::{
     phase::{Attempt, Phase},
 };
 use crate::{
-    driver::now,
-    tdi::{
-        cause::Cause,
-        flags::DisconnectFlags,
-        pending::{Requested, complete, done, requested},
-        state::Request,
-        status::Status,
-    },
+    cause::Cause,
+    clock::now,
+    flags::DisconnectFlags,
+    pending::{Requested, complete, done, requested},
+    state::Request,
+    status::Status,
 };
 
 impl<C: EndpointContext> Endpoint<C> {
@@ -67,7 +65,7 @@ impl<C: EndpointContext> Endpoint<C> {
     }
 
     /// Submits TDI_CONNECT: connects to `remote` and negotiates SMB Direct. `timeout` limits both
-    /// together; `None` means [`connect_timeout`](crate::tdi::TransportSettings::connect_timeout).
+    /// together; `None` means [`connect_timeout`](crate::TransportSettings::connect_timeout).
     ///
     /// # Errors
     /// The future returns:
@@ -82,7 +80,7 @@ impl<C: EndpointContext> Endpoint<C> {
     ///   protocol.
     /// - [`CANCELLED`](Status::CANCELLED): a disconnect cancelled the connect.
     /// - [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED): no handle of the address is left.
-    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if the state does
+    /// - The status of the table at [`EndpointState`](crate::EndpointState), if the state does
     ///   not allow a connect.
     pub fn connect(&self, remote: SocketAddr, timeout: Option<Duration>) -> Requested {
         let mut state = self.lock();
@@ -104,7 +102,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// With `remote`, the listen accepts only peers from that host. Peers are given to the listens
     /// of an address in the order of submission. The connect handler is called only for a peer that
     /// no pending listen accepts. A peer that connects and does not negotiate occupies the listen
-    /// for [`passive_negotiation_timeout`](crate::Settings::passive_negotiation_timeout), so submit
+    /// for [`passive_negotiation_timeout`](smbdirect::Settings::passive_negotiation_timeout), so submit
     /// several listens if other peers are to be accepted meanwhile.
     ///
     /// # Errors
@@ -115,7 +113,7 @@ impl<C: EndpointContext> Endpoint<C> {
     ///   failed.
     /// - [`INVALID_ADDRESS`](Status::INVALID_ADDRESS): peers cannot connect to the address.
     /// - [`ADDRESS_CLOSED`](Status::ADDRESS_CLOSED): no handle of the address is left.
-    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if the state does
+    /// - The status of the table at [`EndpointState`](crate::EndpointState), if the state does
     ///   not allow a listen.
     pub fn listen(&self, remote: Option<IpAddr>) -> Requested {
         //= TDI-CONN-01
@@ -127,7 +125,7 @@ impl<C: EndpointContext> Endpoint<C> {
     ///
     /// After it completes, [`accept`](Self::accept) the offer, or reject it with
     /// [`disconnect`](Self::disconnect). The transport refuses the peer after
-    /// [`offer_timeout`](crate::tdi::TransportSettings::offer_timeout), and the peer gives up after
+    /// [`offer_timeout`](crate::TransportSettings::offer_timeout), and the peer gives up after
     /// a time of its own.
     ///
     /// # Errors
@@ -164,7 +162,7 @@ impl<C: EndpointContext> Endpoint<C> {
     /// - [`IO_TIMEOUT`](Status::IO_TIMEOUT): the peer did not negotiate in time.
     /// - [`CONNECTION_ABORTED`](Status::CONNECTION_ABORTED): the peer disconnected, or the
     ///   negotiation failed.
-    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if there is no
+    /// - The status of the table at [`EndpointState`](crate::EndpointState), if there is no
     ///   offer.
     pub fn accept(&self) -> Requested {
         let mut state = self.lock();
@@ -201,7 +199,7 @@ impl<C: EndpointContext> Endpoint<C> {
     ///   [`disconnected`](Self::disconnected).
     /// - [`IO_TIMEOUT`](Status::IO_TIMEOUT): the release took longer than `timeout`.
     /// - The status of the cause that ended the connection before the release was done.
-    /// - The status of the table at [`EndpointState`](crate::tdi::EndpointState), if the state does
+    /// - The status of the table at [`EndpointState`](crate::EndpointState), if the state does
     ///   not allow a disconnect.
     pub fn disconnect(&self, flags: DisconnectFlags, timeout: Option<Duration>) -> Requested {
         //= TDI-DISC-01

@@ -10,10 +10,10 @@ use smbdirect::{
         loopback::Loopback,
         provider::Provider,
     },
-    tdi::{
-        Answer, Inbound, IndicationFlags, Outbound, ReceiveEvent, ReceiveSettings, RequestId,
-        SendAvailability, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
-    },
+};
+use smbdirect_tdi::{
+    Answer, Inbound, IndicationFlags, Outbound, ReceiveEvent, ReceiveSettings, RequestId,
+    SendAvailability, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
 };
 use tokio::time::{Duration, timeout};
 

@@ -18,12 +18,10 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use proptest::prelude::*;
-use smbdirect::{
-    Token,
-    tdi::{
-        Answer, ChainedTsdu, Inbound, Indication, IndicationFlags, ReceiveCompletion, ReceiveEvent,
-        ReceiveFlags, ReceiveRequest, ReceiveSettings, RequestId, Status,
-    },
+use smbdirect::Token;
+use smbdirect_tdi::{
+    Answer, ChainedTsdu, Inbound, Indication, IndicationFlags, ReceiveCompletion, ReceiveEvent,
+    ReceiveFlags, ReceiveRequest, ReceiveSettings, RequestId, Status,
 };
 
 const NORMAL: ReceiveFlags = ReceiveFlags::NORMAL;

@@ -13,12 +13,10 @@ use std::{
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use smbdirect::{
-    Message, Token,
-    tdi::{
-        Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, RequestId, SendAvailability,
-        SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
-    },
+use smbdirect::{Message, Token};
+use smbdirect_tdi::{
+    Expedited, NoResponse, NonBlocking, Outbound, OutboundTsdu, RequestId, SendAvailability,
+    SendCompletion, SendEvent, SendFlags, SendRequest, SendSettings, Status, Submission,
 };
 
 const NONE: SendFlags = SendFlags::empty();

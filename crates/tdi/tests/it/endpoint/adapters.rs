@@ -10,13 +10,10 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use futures_sink::Sink;
-use smbdirect::{
-    Message,
-    rdma::provider::Provider,
-    tdi::{
-        Cause, DisconnectFlags, Event, Events, ReceiveFlags, SendFlags, Status, TransportSettings,
-        Tsdus,
-    },
+use smbdirect::{Message, rdma::provider::Provider};
+use smbdirect_tdi::{
+    Cause, DisconnectFlags, Event, Events, ReceiveFlags, SendFlags, Status, TransportSettings,
+    Tsdus,
 };
 
 use super::ends::{

@@ -2,13 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use smbdirect::{
-    Connection,
-    rdma::provider::Provider,
-    tdi::{
-        Address, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState, SendFlags, Share, Status,
-        TransportSettings,
-    },
+use smbdirect::{Connection, rdma::provider::Provider};
+use smbdirect_tdi::{
+    Address, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState, SendFlags, Share, Status,
+    TransportSettings,
 };
 use tokio::net::TcpListener;
 

@@ -9,12 +9,10 @@ use std::{
 };
 
 use bytes::BytesMut;
-use smbdirect::{
-    rdma::provider::Provider,
-    tdi::{
-        Answer, Cause, Client, DisconnectFlags, Endpoint, EndpointState, Indication, ReceiveFlags,
-        SendFlags, SendOptions, Status, TransportSettings,
-    },
+use smbdirect::rdma::provider::Provider;
+use smbdirect_tdi::{
+    Answer, Cause, Client, DisconnectFlags, Endpoint, EndpointState, Indication, ReceiveFlags,
+    SendFlags, SendOptions, Status, TransportSettings,
 };
 
 use super::ends::{

@@ -18,11 +18,11 @@ use smbdirect::{
         loopback::Loopback,
         provider::Provider,
     },
-    tdi::{
-        Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
-        Indication, IndicationFlags, Offer, ReceiveCompletion, ReceiveFlags, ReceiveRequest,
-        RequestId, Share, Status, Transport, TransportSettings,
-    },
+};
+use smbdirect_tdi::{
+    Address, Answer, Cause, ChainedTsdu, Client, ConnectAnswer, DisconnectFlags, Endpoint,
+    Indication, IndicationFlags, Offer, ReceiveCompletion, ReceiveFlags, ReceiveRequest, RequestId,
+    Share, Status, Transport, TransportSettings,
 };
 pub(crate) use smbdirect_test::within;
 use tokio::{runtime::Builder, sync::Notify, time::timeout};
@@ -32,12 +32,12 @@ macro_rules! over_providers {
     ($($(#[$meta:meta])* $name:ident;)+) => {
         mod in_process {
             $($(#[$meta])* #[tokio::test] async fn $name() {
-                super::$name(crate::tdi_endpoint::ends::loopback()).await;
+                super::$name(crate::endpoint::ends::loopback()).await;
             })+
         }
         mod over_tcp {
             $($(#[$meta])* #[tokio::test] async fn $name() {
-                super::$name(crate::tdi_endpoint::ends::iwarp()).await;
+                super::$name(crate::endpoint::ends::iwarp()).await;
             })+
         }
     };

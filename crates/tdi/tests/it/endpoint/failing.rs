@@ -4,17 +4,13 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
-use smbdirect::{
-    rdma::{
-        provider::{
-            BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener,
-        },
-        work::{Limits, ProviderError, ProviderErrorKind},
-    },
-    tdi::{
-        Cause, Client, DisconnectFlags, EndpointState, ReceiveFlags, Receiving, SendFlags, Sending,
-        Share, Status, TransportSettings,
-    },
+use smbdirect::rdma::{
+    provider::{BoxFuture, ConnectRequest, Connected, IncomingRequest, Provider, ProviderListener},
+    work::{Limits, ProviderError, ProviderErrorKind},
+};
+use smbdirect_tdi::{
+    Cause, Client, DisconnectFlags, EndpointState, ReceiveFlags, Receiving, SendFlags, Sending,
+    Share, Status, TransportSettings,
 };
 use tokio::sync::Notify;
 

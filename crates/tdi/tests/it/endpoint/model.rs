@@ -5,10 +5,8 @@ use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{Buf, Bytes};
 use proptest::prelude::*;
-use smbdirect::{
-    rdma::provider::Provider,
-    tdi::{SendFlags, Sending, Status},
-};
+use smbdirect::rdma::provider::Provider;
+use smbdirect_tdi::{SendFlags, Sending, Status};
 
 use super::ends::{Ends, iwarp, loopback, pattern, starving_settings, within};
 

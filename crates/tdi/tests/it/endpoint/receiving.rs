@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
-use smbdirect::{
-    rdma::provider::Provider,
-    tdi::{
-        Inbound, ReceiveEvent, ReceiveFlags, ReceiveSettings, SendFlags, Status, TransportSettings,
-    },
+use smbdirect::rdma::provider::Provider;
+use smbdirect_tdi::{
+    Inbound, ReceiveEvent, ReceiveFlags, ReceiveSettings, SendFlags, Status, TransportSettings,
 };
 
 use super::ends::{

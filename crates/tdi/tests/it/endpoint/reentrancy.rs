@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use bytes::{Bytes, BytesMut};
-use smbdirect::tdi::{
+use smbdirect_tdi::{
     Address, Answer, Cause, Client, ConnectAnswer, DisconnectFlags, Endpoint, EndpointState,
     Indication, Offer, ReceiveFlags, SendFlags, Status,
 };

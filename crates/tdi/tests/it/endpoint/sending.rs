@@ -3,14 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
-use smbdirect::{
-    Access, Message, Settings, Token,
-    engine::Policy,
-    rdma::provider::Provider,
-    tdi::{
-        Expedited, NoResponse, NonBlocking, SendFlags, SendOptions, Sending, ServiceFlags, Status,
-        TransportSettings,
-    },
+use smbdirect::{Access, Message, Settings, Token, engine::Policy, rdma::provider::Provider};
+use smbdirect_tdi::{
+    Expedited, NoResponse, NonBlocking, SendFlags, SendOptions, Sending, ServiceFlags, Status,
+    TransportSettings,
 };
 
 use super::ends::{

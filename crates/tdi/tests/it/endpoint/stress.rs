@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
-use smbdirect::tdi::{Client, DisconnectFlags, ReceiveFlags, SendFlags};
+use smbdirect_tdi::{Client, DisconnectFlags, ReceiveFlags, SendFlags};
 use tokio::runtime::Builder;
 
 use super::ends::{Ends, How, Recorder, credits, iwarp, loopback, pattern, settings, within};
