@@ -341,3 +341,31 @@ const RULES: &[(&str, &str)] = &[
         "The ICRC covers the packet from its BTH to its pad, with ones for the byte of the BTH that holds FECN and BECN.",
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rules_have_the_text_of_the_tables_of_requirements() {
+        let tables = [
+            include_str!("../../../specs/ms-smbd.toml"),
+            include_str!("../../../specs/iwarp.toml"),
+            include_str!("../../../specs/roce.toml"),
+        ];
+        let rows = tables
+            .iter()
+            .flat_map(|table| table.split("[[requirement]]"));
+        let field = |row: &'static str, name: &str| {
+            let (_, rest) = row.split_once(&format!("\n{name} = \""))?;
+            rest.split_once('"').map(|(value, _)| value)
+        };
+        let requirements: Vec<_> = rows
+            .filter_map(|row| Some((field(row, "id")?, field(row, "text")?)))
+            .collect();
+        for rule in RULES {
+            assert!(requirements.contains(rule), "{rule:?} is in no table");
+        }
+        assert!(RULES.len() > 50, "{}", RULES.len());
+    }
+}

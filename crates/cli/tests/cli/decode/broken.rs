@@ -477,39 +477,6 @@ fn each_rule_is_found_with_its_id_and_no_other() {
     assert_eq!(tested, known, "tested, and known");
 }
 
-/// The rules have the text of the tables of requirements.
-#[test]
-fn the_rules_are_those_of_the_requirements() {
-    let source = include_str!("../../../../decode/src/rules.rs");
-    let tables = [
-        include_str!("../../../../../specs/ms-smbd.toml"),
-        include_str!("../../../../../specs/iwarp.toml"),
-        include_str!("../../../../../specs/roce.toml"),
-    ];
-    let rows = tables
-        .iter()
-        .flat_map(|table| table.split("[[requirement]]"));
-    let field = |row: &str, name: &str| {
-        let start = format!("\n{name} = \"");
-        let (_, rest) = row.split_once(&start)?;
-        rest.split_once('"').map(|(value, _)| value.to_owned())
-    };
-    let requirements: Vec<_> = rows
-        .filter_map(|row| Some((field(row, "id")?, field(row, "text")?)))
-        .collect();
-    let texts: Vec<_> = quoted(source).collect();
-    let mut compared = 0;
-    // The rules of RoCE are tested in `roce`.
-    let is_known = |text: &str| is_rule(text) || text.starts_with("ROCE-");
-    for pair in texts.windows(2).filter(|pair| is_known(pair[0])) {
-        let row = requirements.iter().find(|(id, _)| id == pair[0]);
-        let (_, text) = row.unwrap_or_else(|| panic!("{} is in no table", pair[0]));
-        assert_eq!(text, pair[1], "{}", pair[0]);
-        compared += 1;
-    }
-    assert!(compared > 50, "{compared}");
-}
-
 /// Returns the quoted strings.
 fn quoted(source: &str) -> impl Iterator<Item = &str> {
     source.split('"').skip(1).step_by(2)
