@@ -136,7 +136,7 @@ impl Counts {
     }
 }
 
-/// A snapshot of [`Counts`], as reported. Bytes include the SMB messages and the data that moved by RDMA.
+/// What was carried so far. Bytes include the SMB messages and the data that moved by RDMA.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Carried {
     /// SMB messages forwarded to the server.
