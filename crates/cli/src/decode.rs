@@ -93,9 +93,10 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 impl Decode {
     pub(crate) fn run(self) -> Result<bool> {
         let report = Report::new(self.json);
-        let name = match is_stdin(&self.file) {
-            true => "stdin".into(),
-            false => self.file.to_string_lossy(),
+        let name = if is_stdin(&self.file) {
+            "stdin".into()
+        } else {
+            self.file.to_string_lossy()
         };
         let failed = || format!("cannot read the capture {name}");
         let file = open(&self.file).with_context(failed)?;

@@ -399,9 +399,10 @@ fn reload(service: &Service, report: Report, file: &mut Option<SettingsFile>) {
     let (changed, fixed): (Vec<_>, Vec<_>) = changed
         .into_iter()
         .partition(|key| LIVE_KEYS.contains(&key.as_str()));
-    let names = match changed.is_empty() {
-        true => "nothing has changed".to_owned(),
-        false => format!("changed {}", changed.join(", ")),
+    let names = if changed.is_empty() {
+        "nothing has changed".to_owned()
+    } else {
+        format!("changed {}", changed.join(", "))
     };
     report.line(format_args!("{} read again: {names}", file.name()));
     if !fixed.is_empty() {

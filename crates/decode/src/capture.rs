@@ -290,9 +290,10 @@ impl Section {
         if ![INTERFACE, OLD_PACKET, SIMPLE_PACKET, ENHANCED_PACKET].contains(&kind) {
             return Ok(Some((length, None)));
         }
-        let block = match self.is_big {
-            true => parse_unknownblock_be(rest),
-            false => parse_unknownblock_le(rest),
+        let block = if self.is_big {
+            parse_unknownblock_be(rest)
+        } else {
+            parse_unknownblock_le(rest)
         };
         let block = match block {
             Ok((_, block)) => block,
@@ -322,9 +323,10 @@ impl Section {
             units_per_second: 1_000_000,
             offset: 0,
         };
-        let parse = match self.is_big {
-            true => parse_option_be::<PcapError<&[u8]>>,
-            false => parse_option_le::<PcapError<&[u8]>>,
+        let parse = if self.is_big {
+            parse_option_be::<PcapError<&[u8]>>
+        } else {
+            parse_option_le::<PcapError<&[u8]>>
         };
         let mut options = &body[8..];
         while let Ok((rest, option)) = parse(options) {
@@ -340,9 +342,10 @@ impl Section {
                 }
                 (OptionCode::IfTsoffset, Some(value)) => {
                     if let Ok(value) = <[u8; 8]>::try_from(value) {
-                        interface.offset = match self.is_big {
-                            true => i64::from_be_bytes(value),
-                            false => i64::from_le_bytes(value),
+                        interface.offset = if self.is_big {
+                            i64::from_be_bytes(value)
+                        } else {
+                            i64::from_le_bytes(value)
                         };
                     }
                 }
@@ -423,8 +426,9 @@ fn order(section: &[u8]) -> Option<bool> {
 
 fn word(bytes: &[u8], at: usize, is_big: bool) -> Option<u32> {
     let &bytes = bytes.get(at..)?.first_chunk()?;
-    Some(match is_big {
-        true => u32::from_be_bytes(bytes),
-        false => u32::from_le_bytes(bytes),
+    Some(if is_big {
+        u32::from_be_bytes(bytes)
+    } else {
+        u32::from_le_bytes(bytes)
     })
 }

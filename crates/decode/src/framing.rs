@@ -321,18 +321,16 @@ fn boundary(bytes: &[u8], crc: Option<bool>, budget: &mut usize) -> Verdict {
             Some(verdict) => verdict.is_some(),
             None => strong || behind.is_empty(),
         };
-        return match followed {
-            true => Verdict::Yes,
-            false => Verdict::No,
-        };
+        return if followed { Verdict::Yes } else { Verdict::No };
     }
     if length > *budget {
         return Verdict::No;
     }
     *budget -= length;
-    match mpa::crc32c(covered).to_le_bytes() == *field {
-        true => Verdict::Yes,
-        false => Verdict::No,
+    if mpa::crc32c(covered).to_le_bytes() == *field {
+        Verdict::Yes
+    } else {
+        Verdict::No
     }
 }
 
@@ -348,9 +346,10 @@ fn plausible(bytes: &[u8]) -> Option<Option<bool>> {
         return Some(None);
     }
     let is_tagged = control & 0x80 != 0;
-    let header_length = match is_tagged {
-        true => Tagged::LENGTH,
-        false => Untagged::LENGTH,
+    let header_length = if is_tagged {
+        Tagged::LENGTH
+    } else {
+        Untagged::LENGTH
     };
     if length < header_length {
         return Some(None);

@@ -135,9 +135,10 @@ fn datagram<'a>(ip: &LaxIpSlice<'a>, udp: &UdpSlice<'a>, udp_ports: &[u16]) -> D
         to: ip.destination_addr(),
         header: header(ip, udp),
         bytes,
-        length: match ip.payload().incomplete {
-            true => claimed.max(bytes.len()),
-            false => bytes.len(),
+        length: if ip.payload().incomplete {
+            claimed.max(bytes.len())
+        } else {
+            bytes.len()
         },
         is_v1: false,
         is_to_another_port: !udp_ports.contains(&udp.destination_port()),

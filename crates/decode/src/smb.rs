@@ -78,11 +78,9 @@ impl SmbDirect {
         faults: &mut Vec<Broken>,
     ) -> EventKind {
         let way = context.way;
-        let is_first = match context.whole[way] {
-            true => !self.ways[way].has_negotiated,
-            // The capture begins within the stream, but before this message.
-            false => send.message_sequence_number == 1 && !self.ways[way].has_negotiated,
-        };
+        // Without the beginning of the stream, the capture may begin before this message or after it.
+        let begins = context.whole[way] || send.message_sequence_number == 1;
+        let is_first = begins && !self.ways[way].has_negotiated;
         if !is_first {
             return self.data_transfer(send, context, faults);
         }
@@ -262,17 +260,18 @@ impl SmbDirect {
         else {
             return;
         };
-        let (preferred, max_receive, max_fragmented) = match initiator == context.way {
-            true => (
+        let (preferred, max_receive, max_fragmented) = if initiator == context.way {
+            (
                 request.preferred_send_size,
                 response.max_receive_size,
                 response.max_fragmented_size,
-            ),
-            false => (
+            )
+        } else {
+            (
                 response.preferred_send_size,
                 request.max_receive_size,
                 request.max_fragmented_size,
-            ),
+            )
         };
         if transfer.claimed() > max_fragmented.into() {
             faults.push(broken(

@@ -218,9 +218,10 @@ impl Streams {
     }
 
     fn segment(&mut self, segment: &Segment<'_>, place: Place, sink: Sink<'_>) {
-        let key = match segment.head.from <= segment.head.to {
-            true => [segment.head.from, segment.head.to],
-            false => [segment.head.to, segment.head.from],
+        let key = if segment.head.from <= segment.head.to {
+            [segment.head.from, segment.head.to]
+        } else {
+            [segment.head.to, segment.head.from]
         };
         let mut begun = None;
         if let Some(entry) = self.entries.get_mut(&key) {

@@ -207,9 +207,10 @@ impl Connection {
     /// the other direction may have come so far.
     fn acknowledge(&mut self, way: usize, segment: &Segment<'_>) -> Option<u32> {
         let number = segment.head.acknowledged?;
-        let scale = match segment.head.syn {
-            true => 0,
-            false => self.ways[way].scale.unwrap_or(MAX_WINDOW_SCALE),
+        let scale = if segment.head.syn {
+            0
+        } else {
+            self.ways[way].scale.unwrap_or(MAX_WINDOW_SCALE)
         };
         let window = i64::from(segment.head.window) << scale.min(MAX_WINDOW_SCALE);
         self.ways[1 - way].acknowledge(number, window.min(MAX_WINDOW))

@@ -76,9 +76,10 @@ impl<'a> Exchange<'a> {
 
     /// Checks that another request may be taken from the client.
     pub(super) fn check_serving(&self) -> Result<(), Stop> {
-        match self.phases.has_reached(Phase::Draining) {
-            true => Err(Stop::Here),
-            false => Ok(()),
+        if self.phases.has_reached(Phase::Draining) {
+            Err(Stop::Here)
+        } else {
+            Ok(())
         }
     }
 

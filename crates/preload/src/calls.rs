@@ -50,11 +50,12 @@ pub unsafe extern "C" fn getpeername(
     length: *mut socklen_t,
 ) -> c_int {
     let server = broker::server_of(descriptor);
-    let room = match is_readable(length.cast(), size_of::<socklen_t>()) {
+    let room = if is_readable(length.cast(), size_of::<socklen_t>()) {
         // SAFETY: it is readable.
-        true => unsafe { length.read_unaligned() },
+        unsafe { length.read_unaligned() }
+    } else {
         // The kernel refuses it.
-        false => 0,
+        0
     };
     // SAFETY: the arguments are those of the caller.
     let status = unsafe { (next().getpeername)(descriptor, address, length) };

@@ -37,9 +37,10 @@ impl<C: EndpointContext> Endpoint<C> {
     pub fn tsdus(&self) -> Result<Tsdus, Status> {
         let session = self.receiving_session();
         let session = session.ok_or(Status::INVALID_CONNECTION)?;
-        match session.receives.set_taken_whole(true) {
-            true => Ok(Tsdus { session }),
-            false => Err(Status::INVALID_DEVICE_STATE),
+        if session.receives.set_taken_whole(true) {
+            Ok(Tsdus { session })
+        } else {
+            Err(Status::INVALID_DEVICE_STATE)
         }
     }
 
@@ -84,9 +85,10 @@ impl<C: EndpointContext> Endpoint<C> {
 
 fn check_flags(flags: SendFlags) -> Result<(), Status> {
     let allowed = SendFlags::EXPEDITED | SendFlags::NO_RESPONSE_EXPECTED;
-    match allowed.contains(flags) {
-        true => Ok(()),
-        false => Err(Status::INVALID_PARAMETER),
+    if allowed.contains(flags) {
+        Ok(())
+    } else {
+        Err(Status::INVALID_PARAMETER)
     }
 }
 
@@ -137,9 +139,10 @@ impl<C: EndpointContext> TsduSink<C> {
     fn poll_drain(&mut self, limit: usize, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         while let Some((sending, length)) = self.outstanding.front_mut() {
             let Poll::Ready(completion) = Pin::new(sending).poll(context) else {
-                return match self.bytes < limit {
-                    true => Poll::Ready(Ok(())),
-                    false => Poll::Pending,
+                return if self.bytes < limit {
+                    Poll::Ready(Ok(()))
+                } else {
+                    Poll::Pending
                 };
             };
             self.bytes -= *length;

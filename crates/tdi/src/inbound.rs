@@ -170,9 +170,10 @@ impl Inbound {
         tsdu.remaining = remaining;
         tsdu.invalidated_token = invalidated;
         if !payload.is_empty() {
-            tsdu.append(match copies {
-                true => Bytes::copy_from_slice(&payload),
-                false => payload,
+            tsdu.append(if copies {
+                Bytes::copy_from_slice(&payload)
+            } else {
+                payload
             });
         }
         self.fill();
@@ -256,9 +257,10 @@ impl Inbound {
             ends = first.remaining == 0 && posted.placed == first.available;
         }
         //= TDI-RECV-05
-        let status = match ends {
-            true => Status::SUCCESS,
-            false => Status::RECEIVE_PARTIAL,
+        let status = if ends {
+            Status::SUCCESS
+        } else {
+            Status::RECEIVE_PARTIAL
         };
         self.complete(posted, status, None);
     }
@@ -356,9 +358,10 @@ impl Inbound {
         }
         self.resume_if_asked();
         self.fill();
-        match count <= indicated {
-            true => Ok(()),
-            false => Err(Status::INVALID_PARAMETER),
+        if count <= indicated {
+            Ok(())
+        } else {
+            Err(Status::INVALID_PARAMETER)
         }
     }
 

@@ -145,10 +145,11 @@ impl Outbound {
         let room = self.available();
         //= TDI-SEND-19
         let non_blocking = flags.contains(SendFlags::NON_BLOCKING) && self.settings.high_water > 0;
-        let taken = match non_blocking {
-            true => self.reserve(length, room)?,
+        let taken = if non_blocking {
+            self.reserve(length, room)?
+        } else {
             //= TDI-SEND-20
-            false => length,
+            length
         };
         let buffered = non_blocking || (partial && length <= room);
         self.submitted += 1;
@@ -337,9 +338,12 @@ impl Outbound {
         let cannot_be_withdrawn = |tsdu: &Tsdu| tsdu.is_promised() && has_late(tsdu);
         if self.started.iter().any(has_late) || ready.any(cannot_be_withdrawn) {
             self.events.push_back(SendEvent::Abort(Status::IO_TIMEOUT));
-            self.end_all(|pending| match is_late(pending) {
-                true => Status::IO_TIMEOUT,
-                false => Status::CONNECTION_ABORTED,
+            self.end_all(|pending| {
+                if is_late(pending) {
+                    Status::IO_TIMEOUT
+                } else {
+                    Status::CONNECTION_ABORTED
+                }
             });
             return;
         }
@@ -447,9 +451,10 @@ impl Outbound {
         for class in [&mut self.normal, &mut self.expedited] {
             let ready = std::mem::take(&mut class.ready);
             for tsdu in ready {
-                match picked(&tsdu) {
-                    true => withdrawn.push(tsdu),
-                    false => class.ready.push_back(tsdu),
+                if picked(&tsdu) {
+                    withdrawn.push(tsdu);
+                } else {
+                    class.ready.push_back(tsdu);
                 }
             }
             if matches!(&class.open, Slot::Open(tsdu) if picked(tsdu))
@@ -460,9 +465,12 @@ impl Outbound {
         }
         let any = !withdrawn.is_empty();
         for tsdu in withdrawn {
-            self.end(tsdu, |pending| match pick(pending) {
-                true => status,
-                false => Status::REQUEST_ABORTED,
+            self.end(tsdu, |pending| {
+                if pick(pending) {
+                    status
+                } else {
+                    Status::REQUEST_ABORTED
+                }
             });
         }
         any
@@ -495,10 +503,7 @@ impl Outbound {
             self.deadlines.remove(&(due, order));
         }
         //= TDI-SEND-31
-        let information = match status.is_success() {
-            true => buffer.len(),
-            false => 0,
-        };
+        let information = if status.is_success() { buffer.len() } else { 0 };
         //= TDI-SEND-24
         //= TDI-SEND-26
         self.events.push_back(SendEvent::Completed(SendCompletion {

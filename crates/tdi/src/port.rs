@@ -104,9 +104,12 @@ impl Port {
         if left.is_some() {
             info!(refused, "no address accepts a peer");
             //= TDI-QUERY-02
-            counters.count(|counters| match refused {
-                true => counters.cancelled_connections += 1,
-                false => counters.no_listen_failures += 1,
+            counters.count(|counters| {
+                if refused {
+                    counters.cancelled_connections += 1;
+                } else {
+                    counters.no_listen_failures += 1;
+                }
             });
         }
     }

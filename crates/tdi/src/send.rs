@@ -143,9 +143,10 @@ impl SendCompletion {
     /// # Errors
     /// The status, if it is an error.
     pub const fn result(&self) -> Result<usize, Status> {
-        match self.status.is_error() {
-            true => Err(self.status),
-            false => Ok(self.information),
+        if self.status.is_error() {
+            Err(self.status)
+        } else {
+            Ok(self.information)
         }
     }
 }

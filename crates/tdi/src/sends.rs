@@ -117,9 +117,12 @@ impl Sends {
         now: Instant,
         request: SendRequest,
     ) -> Result<PendingRequest<SendCompletion>, Status> {
-        self.with(|state| match state.outbound.is_open(request.flags) {
-            true => Err(Status::INVALID_DEVICE_STATE),
-            false => Ok(state.submit(now, request)),
+        self.with(|state| {
+            if state.outbound.is_open(request.flags) {
+                Err(Status::INVALID_DEVICE_STATE)
+            } else {
+                Ok(state.submit(now, request))
+            }
         })
     }
 

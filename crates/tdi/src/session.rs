@@ -366,11 +366,12 @@ impl Task {
         };
         let result = match news {
             ReceiveNews::Indicate(indication) => {
-                let answer = match has_client {
-                    true => self.call(|owner| owner.receive(indication)),
+                let answer = if has_client {
+                    self.call(|owner| owner.receive(indication))
+                } else {
                     // Without a handler the data is held for a receive.
                     //= TDI-ADDR-02
-                    false => Some(Answer::NotAccepted(0)),
+                    Some(Answer::NotAccepted(0))
                 };
                 receives.answer(answer.unwrap_or(Answer::NotAccepted(0)))
             }

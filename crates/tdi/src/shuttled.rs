@@ -78,9 +78,10 @@ fn task(sends: &Sends, count: usize) -> usize {
             sent += 1;
             context.waker().wake_by_ref();
         }
-        match sent < count {
-            true => Poll::Pending,
-            false => Poll::Ready(()),
+        if sent < count {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
         }
     }));
     while let Some(SendNews::SendPossible(_)) = sends.poll_news() {

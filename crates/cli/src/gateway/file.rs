@@ -127,9 +127,10 @@ fn argument<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
 
 /// Returns the key of an option or argument.
 fn name(argument: &Arg) -> Option<&str> {
-    match argument.is_positional() {
-        true => Some(argument.get_id().as_str()),
-        false => argument.get_long(),
+    if argument.is_positional() {
+        Some(argument.get_id().as_str())
+    } else {
+        argument.get_long()
     }
 }
 

@@ -16,9 +16,10 @@ impl State {
     /// Handles a direction that does not begin with a startup frame.
     pub(super) fn foreign(&mut self, way: usize, sink: EventSink<'_>) {
         self.confirmed = true;
-        let kind = match self.connection.initiator == Some(way) {
-            true => FrameKind::Request,
-            false => FrameKind::Reply,
+        let kind = if self.connection.initiator == Some(way) {
+            FrameKind::Request
+        } else {
+            FrameKind::Reply
         };
         let error = StartupError::Key;
         let faults = vec![broken("MPA-09", error.to_string())];

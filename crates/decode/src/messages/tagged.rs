@@ -46,12 +46,13 @@ impl State {
             if is_same && next == offset {
                 placing = before;
             } else {
-                let (rule, how) = match is_same {
-                    true => (
+                let (rule, how) = if is_same {
+                    (
                         "DDP-11",
                         format!("offset 0x{offset:x} where 0x{next:x} is next"),
-                    ),
-                    false => ("DDP-10", "a segment of another message".to_owned()),
+                    )
+                } else {
+                    ("DDP-10", "a segment of another message".to_owned())
                 };
                 faults.push(broken(rule, how));
                 self.finish_placing(way, Vec::new(), sink);

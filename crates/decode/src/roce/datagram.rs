@@ -78,10 +78,13 @@ impl Packet {
             error,
         };
         let icrc = match &datagram.header {
-            Some(header) if !is_cut => match icrc::verify(header, bytes) {
-                true => Icrc::Right,
-                false => Icrc::Wrong,
-            },
+            Some(header) if !is_cut => {
+                if icrc::verify(header, bytes) {
+                    Icrc::Right
+                } else {
+                    Icrc::Wrong
+                }
+            }
             _ => Icrc::Unknown,
         };
         if icrc == Icrc::Wrong {
@@ -98,9 +101,10 @@ impl Packet {
             Ok((bth, extended, payload)) => {
                 let start = Bth::LENGTH + extended.layout().length();
                 let captured = bytes.len().saturating_sub(start);
-                let kept = match has_content(bth.opcode) {
-                    true => payload.len().min(captured).min(MAX_HEAD_BYTES),
-                    false => 0,
+                let kept = if has_content(bth.opcode) {
+                    payload.len().min(captured).min(MAX_HEAD_BYTES)
+                } else {
+                    0
                 };
                 Ok(Self {
                     bth,

@@ -165,9 +165,10 @@ impl Requests {
 
     /// Counts a packet of the connection.
     pub(super) fn tick(&mut self) {
-        self.waited = match self.held.is_empty() {
-            true => 0,
-            false => self.waited + 1,
+        self.waited = if self.held.is_empty() {
+            0
+        } else {
+            self.waited + 1
         };
     }
 

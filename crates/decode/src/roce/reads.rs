@@ -129,9 +129,10 @@ impl Reads {
             read.waited += 1;
             is_late |= read.waited > read.patience;
         }
-        match is_late {
-            true => self.incomplete(|read| read.waited > read.patience),
-            false => None,
+        if is_late {
+            self.incomplete(|read| read.waited > read.patience)
+        } else {
+            None
         }
     }
 

@@ -37,9 +37,10 @@ impl Connection {
         let at = this.place(segment.head.sequence.wrapping_add(1));
         if self.ended || self.reset.is_some() {
             // Without data, the same number may be that of another try.
-            return match this.first == Some(at) && self.has_data {
-                true => Another::Stray,
-                false => Another::Yes(None),
+            return if this.first == Some(at) && self.has_data {
+                Another::Stray
+            } else {
+                Another::Yes(None)
             };
         }
         let is_known = this.base.is_none() || this.may_begin(at);

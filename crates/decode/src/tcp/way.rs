@@ -184,9 +184,10 @@ impl Way {
     /// Keeps the new bytes of a packet; `held` is everything else about it.
     pub(super) fn take(&mut self, at: i64, bytes: &[u8], held: Held) {
         let end = at + bytes.len() as i64 + i64::from(held.missing);
-        let next = match self.is_started {
-            true => self.next,
-            false => -MAX_WINDOW,
+        let next = if self.is_started {
+            self.next
+        } else {
+            -MAX_WINDOW
         };
         if end <= next || self.ended {
             return;

@@ -154,10 +154,11 @@ impl State {
         let (mut sent, mut length) = (0, 0);
         let all = messages.len();
         let result = messages.iter_mut().try_for_each(|place| {
-            let id = match sent + 1 == all {
-                true => MessageId(index as u64),
-                // Messages are sent in order: the waiter of the last one stands for all.
-                false => MessageId::UNWATCHED,
+            // Messages are sent in order: the waiter of the last one stands for all.
+            let id = if sent + 1 == all {
+                MessageId(index as u64)
+            } else {
+                MessageId::UNWATCHED
             };
             self.engine.check(place)?;
             let message = mem::take(place);

@@ -209,9 +209,10 @@ impl<C: EndpointContext> Endpoint<C> {
         if flags.contains(DisconnectFlags::WAIT) {
             return done(Err(Status::NOT_SUPPORTED));
         }
-        match flags.contains(DisconnectFlags::RELEASE) {
-            true => self.release(timeout),
-            false => done(self.abort()),
+        if flags.contains(DisconnectFlags::RELEASE) {
+            self.release(timeout)
+        } else {
+            done(self.abort())
         }
     }
 

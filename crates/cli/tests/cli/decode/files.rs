@@ -155,9 +155,12 @@ fn both_orders_and_clocks_of_pcap() {
 
 /// A block of pcapng.
 pub(super) fn block(kind: u32, body: &[u8], is_big: bool) -> Vec<u8> {
-    let word = |number: u32| match is_big {
-        true => number.to_be_bytes(),
-        false => number.to_le_bytes(),
+    let word = |number: u32| {
+        if is_big {
+            number.to_be_bytes()
+        } else {
+            number.to_le_bytes()
+        }
     };
     let padding = vec![0; body.len().next_multiple_of(4) - body.len()];
     let length = word((12 + body.len() + padding.len()) as u32);
@@ -167,13 +170,19 @@ pub(super) fn block(kind: u32, body: &[u8], is_big: bool) -> Vec<u8> {
 /// A file of one section, its interface with a clock of its own, packets of the new kind and one
 /// of the simple kind last.
 fn pcapng(frames: &[Vec<u8>], is_big: bool, resolution: u8) -> Vec<u8> {
-    let short = |number: u16| match is_big {
-        true => number.to_be_bytes(),
-        false => number.to_le_bytes(),
+    let short = |number: u16| {
+        if is_big {
+            number.to_be_bytes()
+        } else {
+            number.to_le_bytes()
+        }
     };
-    let word = |number: u32| match is_big {
-        true => number.to_be_bytes(),
-        false => number.to_le_bytes(),
+    let word = |number: u32| {
+        if is_big {
+            number.to_be_bytes()
+        } else {
+            number.to_le_bytes()
+        }
     };
     let section = [&word(0x1a2b_3c4d)[..], &short(1), &short(0), &[0xff; 8]].concat();
     let mut file = block(0x0a0d_0d0a, &section, is_big);

@@ -18,16 +18,18 @@ struct Order {
 
 impl Order {
     fn word(self, number: u32) -> [u8; 4] {
-        match self.is_big {
-            true => number.to_be_bytes(),
-            false => number.to_le_bytes(),
+        if self.is_big {
+            number.to_be_bytes()
+        } else {
+            number.to_le_bytes()
         }
     }
 
     fn short(self, number: u16) -> [u8; 2] {
-        match self.is_big {
-            true => number.to_be_bytes(),
-            false => number.to_le_bytes(),
+        if self.is_big {
+            number.to_be_bytes()
+        } else {
+            number.to_le_bytes()
         }
     }
 

@@ -137,11 +137,10 @@ pub(super) fn reply(
     memory: &[BufferDescriptorV1],
     invalidates: bool,
 ) {
-    match invalidates {
-        true => {
-            let token = Token(memory[0].token);
-            drop(server.send_and_invalidate(answer, token).unwrap());
-        }
-        false => submit(server, answer),
+    if invalidates {
+        let token = Token(memory[0].token);
+        drop(server.send_and_invalidate(answer, token).unwrap());
+    } else {
+        submit(server, answer);
     }
 }

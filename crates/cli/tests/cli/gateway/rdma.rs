@@ -162,9 +162,10 @@ impl Asked {
         let is_read = random.bool();
         let data = noise(size, id);
         let parts = random.usize(1..=5);
-        let memory = match is_read {
-            true => Memory::to_fill(client, size + 9, parts),
-            false => Memory::holding(client, &data, parts),
+        let memory = if is_read {
+            Memory::to_fill(client, size + 9, parts)
+        } else {
+            Memory::holding(client, &data, parts)
         };
         Self {
             id,
@@ -182,24 +183,23 @@ impl Asked {
     fn request(&self) -> Vec<u8> {
         let (id, length) = (self.id, self.data.len() as u32);
         let descriptors = self.memory.descriptors();
-        match self.is_read {
-            true => read(id, id * 3, length, self.channel, &descriptors),
-            false => write_by_rdma(id, id * 3, length, self.channel, &descriptors),
+        if self.is_read {
+            read(id, id * 3, length, self.channel, &descriptors)
+        } else {
+            write_by_rdma(id, id * 3, length, self.channel, &descriptors)
         }
     }
 
     fn translated(&self) -> Vec<u8> {
-        match self.is_read {
-            true => read(self.id, self.id * 3, self.data.len() as u32, 0, &[]),
-            false => write(self.id, self.id * 3, &self.data),
+        if self.is_read {
+            read(self.id, self.id * 3, self.data.len() as u32, 0, &[])
+        } else {
+            write(self.id, self.id * 3, &self.data)
         }
     }
 
     fn command(&self) -> u16 {
-        match self.is_read {
-            true => READ,
-            false => WRITE,
-        }
+        if self.is_read { READ } else { WRITE }
     }
 
     /// The part of the data that the server returns or receives.
@@ -221,14 +221,16 @@ impl Asked {
 
     /// Checks what the client finally receives.
     async fn check(self, answer: &[u8], token: Option<Token>) {
-        match self.is_read && self.outcome != Outcome::EndOfFile {
-            true => assert_eq!(answer, placed(self.id, self.moved().len())),
-            false => assert_eq!(answer, self.answer()),
+        if self.is_read && self.outcome != Outcome::EndOfFile {
+            assert_eq!(answer, placed(self.id, self.moved().len()));
+        } else {
+            assert_eq!(answer, self.answer());
         }
         assert_eq!(token, self.memory.invalidated_by(self.channel));
-        let expected = match self.is_read {
-            true => filled(self.moved(), self.data.len() + 9),
-            false => self.data,
+        let expected = if self.is_read {
+            filled(self.moved(), self.data.len() + 9)
+        } else {
+            self.data
         };
         assert!(self.memory.contents().await == expected, "{}", self.id);
     }

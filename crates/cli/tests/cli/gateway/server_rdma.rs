@@ -101,18 +101,20 @@ async fn rdma_is_used_from_16_kib_to_the_maximum_of_the_server() {
             let request = read(id, 1 << 40, length, 0, &[]);
             client.send(&request).await;
             let asked = server.receive().await.unwrap();
-            let expected = match by_rdma {
-                true => read_by_rdma(id, 1 << 40, length, &described(&asked).1),
-                false => request,
+            let expected = if by_rdma {
+                read_by_rdma(id, 1 << 40, length, &described(&asked).1)
+            } else {
+                request
             };
             assert_eq!(asked, expected, "{size}");
             let request = write(id + 1, 1 << 40, &noise(size, 1));
             client.send(&request).await;
             let asked = server.receive().await.unwrap();
             let memory = described(&asked).1;
-            let expected = match by_rdma {
-                true => write_by_rdma(id + 1, 1 << 40, length, V1_INVALIDATE, &memory),
-                false => request,
+            let expected = if by_rdma {
+                write_by_rdma(id + 1, 1 << 40, length, V1_INVALIDATE, &memory)
+            } else {
+                request
             };
             assert!(asked == expected, "{size}");
         }

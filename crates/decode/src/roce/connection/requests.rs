@@ -186,9 +186,10 @@ impl Connection {
     /// Reports a packet that does not fit the one before it. If the capture lacks something, that
     /// may be the reason.
     fn out_of_sequence(&mut self, way: usize, note: &'static str, place: Place, out: &mut Out<'_>) {
-        let faults = match self.ways[way].whole {
-            true => vec![broken("ROCE-9.7.4-01", note)],
-            false => Vec::new(),
+        let faults = if self.ways[way].whole {
+            vec![broken("ROCE-9.7.4-01", note)]
+        } else {
+            Vec::new()
         };
         self.emit(way, place, EventKind::Note { note }, faults, out);
     }
@@ -231,9 +232,10 @@ impl Connection {
     /// Reports a Write without its last packet.
     fn finish_writing(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
         if let Some(region) = self.ways[way].writing.take() {
-            let faults = match self.ways[way].whole {
-                true => vec![broken("ROCE-9.7.4-01", "a Write without its last packet")],
-                false => Vec::new(),
+            let faults = if self.ways[way].whole {
+                vec![broken("ROCE-9.7.4-01", "a Write without its last packet")]
+            } else {
+                Vec::new()
             };
             self.emit(way, place, EventKind::RoceWrite(region), faults, out);
         }

@@ -298,9 +298,10 @@ impl Client for Recorder {
 
     fn receive(&self, _: &Endpoint, indication: Indication) -> Answer {
         let Indication { flags, data, .. } = &indication;
-        let end = match flags.contains(IndicationFlags::ENTIRE_MESSAGE) {
-            true => ".",
-            false => "",
+        let end = if flags.contains(IndicationFlags::ENTIRE_MESSAGE) {
+            "."
+        } else {
+            ""
         };
         self.tell(format!("receive {}{end}", data.len()));
         let mut state = self.state.lock().unwrap();

@@ -32,9 +32,10 @@ async fn panicking_handler_ends_only_its_connection(provider: Arc<dyn Provider>)
     // The other connections of the same address are not affected.
     let ends = Ends::new(provider.clone()).await;
     for chained in [false, true] {
-        let recorder = match chained {
-            true => Recorder::chained(false),
-            false => Recorder::new(How::Take),
+        let recorder = if chained {
+            Recorder::chained(false)
+        } else {
+            Recorder::new(How::Take)
         };
         let listening = ends.transport.open_endpoint(());
         let connecting = ends.transport.open_endpoint(());
@@ -117,9 +118,10 @@ fn traffic(ends: &Ends, seed: u64) -> Traffic {
     let mut random = fastrand::Rng::with_seed(seed);
     let (mut sends, mut receives) = (Vec::new(), Vec::new());
     for _ in 0..60 {
-        let endpoint = match random.bool() {
-            true => &ends.here,
-            false => &ends.there,
+        let endpoint = if random.bool() {
+            &ends.here
+        } else {
+            &ends.there
         };
         if random.u8(..4) == 0 {
             let buffer = BytesMut::zeroed(random.usize(1..30_000));
@@ -142,9 +144,10 @@ async fn every_request_completes_once_when_the_link_fails(provider: Arc<dyn Prov
             tokio::task::yield_now().await;
         }
         // The connection of one of the two endpoints fails.
-        let victim = match random.bool() {
-            true => &ends.here,
-            false => &ends.there,
+        let victim = if random.bool() {
+            &ends.here
+        } else {
+            &ends.there
         };
         victim.connection().unwrap().abort();
         for sending in sends {
@@ -173,9 +176,10 @@ async fn handles_can_be_dropped_at_any_time(provider: Arc<dyn Provider>) {
     for seed in 0..40 {
         let mut random = fastrand::Rng::with_seed(seed);
         let ends = Ends::apart(provider.clone(), settings(credits(6))).await;
-        let listen = match random.bool() {
-            true => ends.there.listen(None),
-            false => ends.there.listen_and_query(None),
+        let listen = if random.bool() {
+            ends.there.listen(None)
+        } else {
+            ends.there.listen_and_query(None)
         };
         let connect = ends.here.connect(ends.remote.local_address(), None);
         let chained = Recorder::chained(true);

@@ -81,9 +81,10 @@ async fn play(provider: Arc<dyn Provider>, ops: Vec<Op>) -> Result<(), TestCaseE
                 let data = data(length);
                 let so_far = class.open.as_ref().map(Vec::len);
                 let fits = so_far.map_or(length > 0, |so_far| so_far + length <= 100_000);
-                let (status, information) = match fits {
-                    true => (Status::SUCCESS, length),
-                    false => (Status::INVALID_PARAMETER, 0),
+                let (status, information) = if fits {
+                    (Status::SUCCESS, length)
+                } else {
+                    (Status::INVALID_PARAMETER, 0)
                 };
                 if fits {
                     class.add(&data, !flags.contains(SendFlags::PARTIAL));
@@ -159,9 +160,10 @@ const fn class<'a>(
     expedited: &'a mut Class,
     flags: SendFlags,
 ) -> &'a mut Class {
-    match flags.contains(SendFlags::EXPEDITED) {
-        true => expedited,
-        false => normal,
+    if flags.contains(SendFlags::EXPEDITED) {
+        expedited
+    } else {
+        normal
     }
 }
 
@@ -172,9 +174,10 @@ async fn take(ends: &Ends, normal: &mut Class, expedited: &mut Class) -> Result<
     }
     let arrived = ends.arrived().await;
     let is_first = |class: &Class| class.complete.front().is_some_and(|tsdu| *tsdu == arrived);
-    let class = match is_first(expedited) {
-        true => expedited,
-        false => normal,
+    let class = if is_first(expedited) {
+        expedited
+    } else {
+        normal
     };
     prop_assert!(
         is_first(class),

@@ -16,9 +16,10 @@ async fn meddle(ends: Arc<Ends>, seed: u64) {
     let mut requests = Vec::new();
     for _ in 0..400 {
         let is_here = random.bool();
-        let (endpoint, address) = match is_here {
-            true => (&ends.here, &ends.local),
-            false => (&ends.there, &ends.remote),
+        let (endpoint, address) = if is_here {
+            (&ends.here, &ends.local)
+        } else {
+            (&ends.there, &ends.remote)
         };
         match random.u8(..20) {
             0..=2 if is_here => requests.push(tokio::spawn({
@@ -26,9 +27,10 @@ async fn meddle(ends: Arc<Ends>, seed: u64) {
                 async move { within(connect).await.is_ok() }
             })),
             0..=2 => {
-                let listen = match random.bool() {
-                    true => endpoint.listen(None),
-                    false => endpoint.listen_and_query(None),
+                let listen = if random.bool() {
+                    endpoint.listen(None)
+                } else {
+                    endpoint.listen_and_query(None)
                 };
                 requests.push(tokio::spawn(async move { within(listen).await.is_ok() }));
             }
@@ -47,9 +49,10 @@ async fn meddle(ends: Arc<Ends>, seed: u64) {
             }
             8 => drop(endpoint.associate(address)),
             9 => {
-                let recorder: Arc<dyn Client> = match random.bool() {
-                    true => Recorder::new(How::TakeSome(100)),
-                    false => Recorder::chained(false),
+                let recorder: Arc<dyn Client> = if random.bool() {
+                    Recorder::new(How::TakeSome(100))
+                } else {
+                    Recorder::chained(false)
                 };
                 address.set_client(random.bool().then_some(recorder));
             }

@@ -139,9 +139,10 @@ fn answer_of_the_chained_handler_fills_waiting_receives() {
             inbound.resume();
         }
         assert_eq!(next(&mut inbound), "-", "a handler is processing the data");
-        let expected = match accepted {
-            true => ["1 SUCCESS efgh", "-"],
-            false => ["1 SUCCESS abcd", "2 SUCCESS efgh"],
+        let expected = if accepted {
+            ["1 SUCCESS efgh", "-"]
+        } else {
+            ["1 SUCCESS abcd", "2 SUCCESS efgh"]
         };
         inbound
             .answer_chained(if accepted {

@@ -163,9 +163,10 @@ fn chained_tsdu_is_answered_after_the_end() {
             inbound.receive(request(2, 9, NORMAL));
             inbound.finish(Status::LINK_FAILED);
             assert!(!inbound.is_exhausted(), "the handler can return the TSDU");
-            let (answer, first) = match accepted {
-                true => (Ok(()), "1 LINK_FAILED "),
-                false => (Err(tsdu), "1 SUCCESS abcd"),
+            let (answer, first) = if accepted {
+                (Ok(()), "1 LINK_FAILED ")
+            } else {
+                (Err(tsdu), "1 SUCCESS abcd")
             };
             assert_eq!(next(&mut inbound), "-");
             inbound.answer_chained(answer).unwrap();

@@ -104,10 +104,7 @@ proptest! {
                     byte = byte.wrapping_add(taken as u8);
                     let mut whole = model.open[class].take().unwrap_or_default();
                     whole.extend_from_slice(&data[..taken]);
-                    match taken == length && !flags.contains(P) {
-                        true => model.queues[class].push_back(whole),
-                        false => model.open[class] = Some(whole),
-                    }
+                    if taken == length && !flags.contains(P) { model.queues[class].push_back(whole) } else { model.open[class] = Some(whole) }
                 }
                 Op::HandOver => {
                     let expected = match model.queues[1].pop_front() {

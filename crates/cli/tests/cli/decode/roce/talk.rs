@@ -85,17 +85,18 @@ impl Talk {
         self.identification[way] += 1;
         let four = |way: usize| [10, 0, 0, 1 + way as u8].into();
         let six = |way: usize| [0xfd00, 0, 0, 0, 0, 0, 0, 1 + way as u16].into();
-        let ip = match self.is_ipv6 {
-            false => IpHeader::V4 {
+        let ip = if self.is_ipv6 {
+            IpHeader::V6 {
+                source: six(way),
+                destination: six(1 - way),
+            }
+        } else {
+            IpHeader::V4 {
                 source: four(way),
                 destination: four(1 - way),
                 identification,
                 flags: IpHeader::DONT_FRAGMENT,
-            },
-            true => IpHeader::V6 {
-                source: six(way),
-                destination: six(1 - way),
-            },
+            }
         };
         DatagramHeader {
             ip,
