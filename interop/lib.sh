@@ -270,23 +270,27 @@ stop_capture() {
   stop "$capture"
 }
 
+# read_iwarp FILE OPTION...: reads a capture of iWARP with tshark.
+read_iwarp() {
+  local file=$1; shift
+  "$repository/interop/heads" "$file" "$file.prepared"
+  tshark -o tcp.try_heuristic_first:TRUE -r "$file.prepared" "$@" 2>>"$file.log"
+}
+
 # check_capture FILE: stops the capture and checks it with tshark and `smbdirect decode`. Each RDMAP Send
 # must be an SMB Direct message. The messages of this implementation must be well formed, have correct CRCs
 # and break no rule. Rules that the other side breaks are printed, but do not fail the case.
 check_capture() {
   local file=$1 sends messages bad
   stop_capture
-  "$repository/interop/heads" "$file" "$file.prepared"
   # The content of the messages is not checked.
-  read_capture() {
-    tshark --disable-protocol smb2 --disable-protocol smb -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE \
-      -o iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE -r "$file.prepared" "$@" 2>>"$file.log"
-  }
-  read_capture -Y "ip.src == $host" -T fields -E occurrence=a -E separator=';' \
+  local options=(--disable-protocol smb2 --disable-protocol smb -o tcp.reassemble_out_of_order:TRUE
+    -o iwarp_ddp_rdmap.reassemble_iwarp_rdma_send:FALSE)
+  read_iwarp "$file" "${options[@]}" -Y "ip.src == $host" -T fields -E occurrence=a -E separator=';' \
     -e iwarp_rdma.opcode -e smb_direct.credits.requested >"$file.fields"
   sends=$(cut -d';' -f1 "$file.fields" | tr ',' '\n' | grep -c '0x0[34]' || true)
   messages=$(cut -d';' -f2 "$file.fields" | tr ',' '\n' | grep -c . || true)
-  bad=$(read_capture -Y "ip.src == $host" -V | grep -ciE 'malformed|bad crc32' || true)
+  bad=$(read_iwarp "$file" "${options[@]}" -Y "ip.src == $host" -V | grep -ciE 'malformed|bad crc32' || true)
   if [ "$sends" -gt 0 ] && [ "$sends" = "$messages" ] && [ "$bad" = 0 ]; then
     pass "tshark: $sends Sends of ours, all of them SMB Direct, none malformed"
   else
@@ -322,7 +326,7 @@ PYTHON
 
 # seen FILE FILTER [WORD]: prints how many packets match the filter and have WORD in their summary.
 seen() {
-  tshark -o tcp.try_heuristic_first:TRUE -r "$1" -Y "$2" 2>>"$1.log" | grep -c "${3:-}" || true
+  read_iwarp "$1" -Y "$2" | grep -c "${3:-}" || true
 }
 
 # shown NAME WHAT NUMBER [LEAST]: checks that NUMBER, the count of WHAT, is at least LEAST.
@@ -335,8 +339,8 @@ shown() {
 # by RDMA, and invalidated the peer's tokens by its Sends, or that it invalidated none (SMB 3.0).
 by_rdma() {
   local reads writes invalidated
-  read -r reads writes invalidated < <(tshark -o tcp.try_heuristic_first:TRUE -r "$2" -Y "ip.src == $3 && iwarp_rdma" \
-    -T fields -e iwarp_rdma.opcode 2>>"$2.log" | tr ',' '\n' |
+  read -r reads writes invalidated < <(read_iwarp "$2" -Y "ip.src == $3 && iwarp_rdma" \
+    -T fields -e iwarp_rdma.opcode | tr ',' '\n' |
     awk '{count[$1]++} END {print +count["0x01"], +count["0x00"], +count["0x04"]}')
   shown "$1" "RDMA Read Requests by $3" "$reads"
   shown "$1" "RDMA Writes by $3" "$writes"
