@@ -1,11 +1,12 @@
 //! Requests in parallel, whose results are taken in order.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, future::Future, pin::pin, time::Duration};
 
+use anyhow::Result;
 use smbdirect_smb2::{Error, Share};
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::timeout};
 
-use crate::signals::{Interrupted, unless_urgent};
+use crate::signals::{Interrupted, Stopped, unless, unless_urgent};
 
 use super::session::Session;
 
@@ -28,6 +29,21 @@ pub(super) async fn end(session: Session, interrupted: &mut Interrupted) {
         };
         // What was moved is there, so nothing is left to report.
         let _ = unless_urgent(interrupted, closing).await;
+    }
+}
+
+/// Runs `work` to its end. After a first signal the server has `GIVE_UP_TIMEOUT` left for it; a second signal drops it.
+pub(super) async fn unless_late<T>(
+    interrupted: &mut Interrupted,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T, Stopped> {
+    let mut work = pin!(work);
+    match unless(interrupted, &mut work).await {
+        Err(Stopped::Interrupted) => {
+            let rest = timeout(GIVE_UP_TIMEOUT, unless(interrupted, work));
+            rest.await.unwrap_or(Err(Stopped::Interrupted))
+        }
+        result => result,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
 
 use super::{
     outcome::{Outcome, hexadecimal},
-    pipeline::{GIVE_UP_TIMEOUT, Pipeline, Shape, end},
+    pipeline::{GIVE_UP_TIMEOUT, Pipeline, Shape, end, unless_late},
     place::Place,
     session::{Moved, Session, SmbOptions, explain},
 };
@@ -108,8 +108,8 @@ impl Put {
             let opened = share.open(&partial, OpenMode::CreateTemporary).await;
             opened.map_err(fail)
         };
-        // The server may have created the file already, so a signal does not end this.
-        let opened = unless_urgent(interrupted, opening).await;
+        // The server may have created the file already, so a signal does not end this immediately.
+        let opened = unless_late(interrupted, opening).await;
         let file = opened.map_err(|stopped| match stopped {
             Stopped::Interrupted => unfinished.left(stopped),
             Stopped::Failed(error) => error,
@@ -124,28 +124,33 @@ impl Put {
             unless(interrupted, sending).await
         };
         bar.finish_and_clear();
-        let stored = match sent {
-            Ok(moved) => {
-                // The file is complete, so a signal does not end this.
-                let naming = unfinished.name(&file, self.force);
-                let named = unless_urgent(interrupted, naming).await;
-                named.map(|()| moved)
-            }
-            Err(stopped) => Err(stopped),
-        };
-        let moved = match stored {
+        let moved = match sent {
             Ok(moved) => moved,
             Err(stopped) => return Err(unfinished.remove(file, stopped, interrupted).await),
         };
-        Ok(Outcome {
-            place: place.to_string(),
-            file: self.file.clone(),
-            moved,
-            transfer: share.transfer(),
-            operation: OPERATION,
-            took: started.elapsed(),
-            sum: sum.map(|sum| hexadecimal(&sum.finalize())),
-        })
+        // The file is complete, so a signal does not end this immediately.
+        let is_temporary = file.is_temporary();
+        let naming = async { Ok(unfinished.name(&file, self.force).await) };
+        match unless_late(interrupted, naming).await {
+            Ok(Ok(())) => Ok(Outcome {
+                place: place.to_string(),
+                file: self.file.clone(),
+                moved,
+                transfer: share.transfer(),
+                operation: OPERATION,
+                took: started.elapsed(),
+                sum: sum.map(|sum| hexadecimal(&sum.finalize())),
+            }),
+            Ok(Err(error)) => {
+                let is_refused = error.status().is_some();
+                let stopped = Stopped::Failed(explain(error, &place));
+                if is_refused {
+                    return Err(unfinished.remove(file, stopped, interrupted).await);
+                }
+                Err(unfinished.unknown(is_temporary, stopped))
+            }
+            Err(stopped) => Err(unfinished.unknown(is_temporary, stopped)),
+        }
     }
 
     /// Returns the place of the file to store: in a folder it gets the name of the source.
@@ -265,26 +270,26 @@ struct Unfinished<'a> {
 
 impl Unfinished<'_> {
     /// Gives the complete file its name, and closes it.
-    async fn name(&self, file: &File, force: bool) -> Result<()> {
-        let named = async {
-            file.keep_as(&self.place.path, force).await?;
-            let closed = file.clone().close().await;
-            if closed.as_ref().is_err_and(|error| error.status().is_some()) {
-                // The server lost data, for example because its disk is full. This fails if the file is lost too.
-                let _ = self.share.delete(&self.place.path).await;
-            }
-            closed
-        };
-        named.await.map_err(|error| {
-            if error.status().is_none() {
-                // The server may have done it without the answer coming here.
-                report::error(&anyhow!(
-                    "{} is complete if it exists now",
-                    report::printable(&self.place.to_string())
-                ));
-            }
-            explain(error, self.place)
-        })
+    async fn name(&self, file: &File, force: bool) -> Result<(), smbdirect_smb2::Error> {
+        file.keep_as(&self.place.path, force).await?;
+        let closed = file.clone().close().await;
+        if closed.as_ref().is_err_and(|error| error.status().is_some()) {
+            // The server lost data, for example because its disk is full. This fails if the file is lost too.
+            let _ = self.share.delete(&self.place.path).await;
+        }
+        closed
+    }
+
+    /// Says what is on the server if it did not answer the request for the name. Returns the error to report. A file
+    /// that `is_temporary` is complete, or the server deletes it.
+    fn unknown(&self, is_temporary: bool, stopped: Stopped) -> anyhow::Error {
+        let place = report::printable(&self.place.to_string());
+        report::error(&anyhow!("{place} is complete if it exists now"));
+        if is_temporary {
+            stopped.into()
+        } else {
+            self.left(stopped)
+        }
     }
 
     /// Removes the file, or says that it may be left. Returns the error for which it is removed.

@@ -4,9 +4,12 @@
 
 use std::{
     env, fs,
-    net::{TcpListener, TcpStream},
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
     path::PathBuf,
     process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::support::{Listening, Running, command, eventually, listening, names_in, write_noise};
@@ -15,6 +18,7 @@ use crate::support::{Listening, Running, command, eventually, listening, names_i
 struct Server {
     root: tempfile::TempDir,
     share: PathBuf,
+    smbd_address: String,
     gateway: Option<Listening>,
     _smbd: Running,
 }
@@ -67,6 +71,7 @@ impl Server {
         Some(Self {
             root,
             share,
+            smbd_address: address,
             gateway: Some(gateway),
             _smbd: smbd,
         })
@@ -183,5 +188,92 @@ fn small_credit_windows_are_enough() {
             .finish()
             .succeeded();
         assert_eq!(names_in(&server.share), ["stored"]);
+    }
+}
+
+/// A TCP relay in front of smbd that loses the answers to one command, after the first `answered` of them.
+fn losing_answers(smbd: &str, command: u16, answered: usize) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let smbd = smbd.to_owned();
+    thread::spawn(move || {
+        while let Ok((mut client, _)) = listener.accept() {
+            let mut server = TcpStream::connect(&smbd).unwrap();
+            let (mut requests, mut to_server) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || {
+                let _ = io::copy(&mut requests, &mut to_server);
+                let _ = to_server.shutdown(Shutdown::Both);
+            });
+            let mut left = answered;
+            thread::spawn(move || {
+                while let Ok(frame) = read_frame(&mut server) {
+                    if frame[16..18] == command.to_le_bytes() {
+                        if left == 0 {
+                            continue;
+                        }
+                        left -= 1;
+                    }
+                    if client.write_all(&frame).is_err() {
+                        break;
+                    }
+                }
+                let _ = client.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    address
+}
+
+/// Reads a frame of SMB over TCP, with its length.
+fn read_frame(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; 4];
+    stream.read_exact(&mut frame)?;
+    let length = u32::from_be_bytes(frame[..4].try_into().expect("four bytes"));
+    frame.resize(4 + length as usize, 0);
+    stream.read_exact(&mut frame[4..])?;
+    Ok(frame)
+}
+
+/// SMB2 CREATE, SET_INFO and CLOSE.
+const CREATE: u16 = 5;
+const CLOSE: u16 = 6;
+const SET_INFO: u16 = 17;
+
+#[test]
+fn a_put_that_is_interrupted_while_it_creates_or_names_the_file_ends_soon() {
+    let Some(mut server) = Server::start("") else {
+        return;
+    };
+    write_noise(server.root.path(), "file", 100_000);
+    for (silent, answered, says) in [
+        // The first CREATE asks whether the file exists.
+        (CREATE, 1, ".partial` may be left on the server"),
+        (SET_INFO, 0, "stored is complete if it exists now"),
+        (CLOSE, 0, "stored is complete if it exists now"),
+    ] {
+        let address = losing_answers(&server.smbd_address, silent, answered);
+        server.gateway = Some(listening(command(&["gateway", "127.0.0.1:0", &address])));
+        let begun = Instant::now();
+        let put = server.client(&["put", "file", &server.place("stored")], &[]);
+        eventually("the server has the file", || {
+            !names_in(&server.share).is_empty()
+        });
+        // The answer is lost by then.
+        thread::sleep(Duration::from_millis(300));
+        put.signal("INT");
+        let done = put.finish();
+        assert!(begun.elapsed() < Duration::from_secs(15), "{done:?}");
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        assert!(done.stderr.contains(says), "{done:?}");
+        assert_eq!(
+            done.stderr.matches("partial").count(),
+            usize::from(silent == CREATE),
+            "{done:?}"
+        );
+        eventually("nothing unfinished is left", || {
+            names_in(&server.share).iter().all(|name| name == "stored")
+        });
+        let _ = fs::remove_file(server.share.join("stored"));
     }
 }
