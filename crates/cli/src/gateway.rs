@@ -10,8 +10,9 @@ use std::{env, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use smbdirect_gateway::{
-    ClientListener, Live, Network, Protocol, Service, Settings, connection_config, tcp,
+    ClientListener, Live, Network, Protocol, Service, Settings, connection_config,
 };
+use smbdirect_smb::frame;
 use tokio::net::TcpListener;
 use tracing::warn;
 
@@ -192,7 +193,7 @@ impl Gateway {
             }
             Kind::Tcp => ClientListener::Tcp(match systemd::passed_listener()? {
                 Some(passed) => TcpListener::from_std(passed)?,
-                None => transport::listen_tcp(&listen, tcp::PORT).await?,
+                None => transport::listen_tcp(&listen, frame::PORT).await?,
             }),
         };
         let mut metrics = self.metrics.bind().await?;

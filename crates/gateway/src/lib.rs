@@ -15,8 +15,6 @@
 //! [`connection_config`] limits the buffers of connections.
 #![forbid(unsafe_code)]
 
-pub mod tcp;
-
 mod answers;
 mod buffers;
 mod carried;
@@ -35,6 +33,7 @@ mod requests;
 mod service;
 mod session;
 mod settings;
+mod tcp;
 
 pub use carried::Carried;
 pub use event::Event;

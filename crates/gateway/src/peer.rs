@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use smbdirect::{Config, Connection, ConnectionError, ReadError, SendError, TransferFault};
-use smbdirect_smb::{Refusal, ServerFault};
+use smbdirect_smb::{Refusal, ServerFault, frame::MAX_MESSAGE_LENGTH};
 use smbdirect_transport::{self as transport, NegotiatedReport, text};
 use tokio::net::TcpStream;
 
@@ -194,5 +194,5 @@ impl Sink {
 /// Returns the length in bytes of the longest message that fits both this connection and TCP.
 pub(super) fn longest(connection: &Connection) -> usize {
     let negotiated = connection.negotiated();
-    negotiated.max_fragmented_send_size.min(tcp::MAX_MESSAGE) as usize
+    negotiated.max_fragmented_send_size.min(MAX_MESSAGE_LENGTH) as usize
 }

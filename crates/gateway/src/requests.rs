@@ -17,6 +17,7 @@ use smbdirect::{Access, BufferDescriptorV1, Connection, Message, Reading};
 use smbdirect_smb::{
     ServerChannel,
     client_channel::{Part, Request},
+    frame::MAX_MESSAGE_LENGTH,
     server_channel::Offload,
 };
 use tokio::sync::mpsc;
@@ -141,8 +142,8 @@ async fn fetch(
         match next_request(exchange, client).await? {
             Request::Pass(message) => {
                 let length = message.len();
-                if length > tcp::MAX_MESSAGE as usize {
-                    return Err(Stop::too_long(Side::Client, length, tcp::MAX_MESSAGE));
+                if length > MAX_MESSAGE_LENGTH as usize {
+                    return Err(Stop::too_long(Side::Client, length, MAX_MESSAGE_LENGTH));
                 }
                 let grant = exchange.requests.take(length).await;
                 put(Piece::Begin(length)).await;

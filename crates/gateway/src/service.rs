@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use smbdirect_smb::frame;
 use smbdirect_transport::{Address, Rdma, connect_tcp, text};
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
     memory::Memory,
     peer::Peer,
     settings::{Protocol, Settings},
-    tcp,
 };
 
 /// The state that all sessions of a gateway share: the server, the settings, and the totals.
@@ -103,7 +103,7 @@ impl Service {
             }
             Protocol::Tcp => {
                 let limit = self.settings.connect_timeout;
-                let stream = connect_tcp(upstream, tcp::PORT, limit).await?;
+                let stream = connect_tcp(upstream, frame::PORT, limit).await?;
                 let address = stream
                     .peer_addr()
                     .context("the server closed the connection immediately")?;

@@ -1,18 +1,10 @@
-//! SMB over TCP: a zero byte and a length of three bytes, big-endian, precede each message ([MS-SMB2]
-//! 2.1). The module also handles NetBIOS frames (RFC 1002, 4.3), which can arrive on the same port.
-//!
-//! ```text
-//!   0x00  length (3)  message      forwarded
-//!   0x00  0                        an empty message: dropped, because no SMB message is empty
-//!   0x85  0                        NetBIOS keepalive: dropped, because it concerns only this connection
-//!   0x81  ...                      NetBIOS session request, valid only on port 139: ends the connection
-//!   else                           not SMB over TCP: ends the connection
-//! ```
+//! A connection to a peer of SMB over TCP. Frames without a message are dropped.
 
 use std::{io, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smbdirect::Message;
+use smbdirect_smb::frame::{self, FrameError, HEADER_LENGTH, MAX_MESSAGE_LENGTH};
 use smbdirect_transport::text;
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
@@ -27,16 +19,6 @@ use tokio::{
 
 use super::buffers::{Buffers, CHUNK};
 
-/// The port of SMB over TCP.
-pub const PORT: u16 = 445;
-/// Length in bytes of the longest message, which the three bytes of the length field can express.
-pub(super) const MAX_MESSAGE: u32 = 0x00ff_ffff;
-
-/// Length in bytes of the header before each message.
-const HEADER: usize = 4;
-const MESSAGE: u8 = 0x00;
-const SESSION_REQUEST: u8 = 0x81;
-const KEEPALIVE: u8 = 0x85;
 /// Maximum number of bytes to read before the destination of a message is known.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
 /// Number of unanswered TCP keepalive probes after which the system ends the connection. Windows sends 10,
@@ -52,7 +34,7 @@ const MAX_IDLE: Duration = Duration::from_secs(32_767);
 
 /// The reason why no more messages can be received from a TCP peer or sent to it.
 #[derive(Debug, Error)]
-pub enum Fault {
+pub(super) enum Fault {
     /// The system reports an error.
     #[error("{}", text::plain(.0))]
     Io(#[from] io::Error),
@@ -73,12 +55,9 @@ pub enum Fault {
         /// Most bytes that the other side accepts.
         most: u32,
     },
-    /// The peer asked for a NetBIOS session.
-    #[error("it asks for a NetBIOS session (0x81), which is port 139's; have it use port 445")]
-    SessionRequest,
-    /// A message has this type, which SMB over TCP does not have.
-    #[error("a message begins with 0x{0:02x}; that is not SMB over TCP")]
-    NotSmb(u8),
+    /// The peer does not send frames of SMB over TCP.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
 }
 
 /// Prepares a connection: TCP_NODELAY, and TCP keepalive that detects a lost peer as fast as the
@@ -94,7 +73,7 @@ pub(super) fn prepare(stream: &TcpStream, keepalive_interval: Duration) -> io::R
 
 /// The receiving half of a TCP connection, which returns messages whole or in pieces.
 #[derive(Debug)]
-pub struct Source {
+pub(super) struct Source {
     half: OwnedReadHalf,
     /// Bytes that were read from the socket and not yet taken.
     buffer: BytesMut,
@@ -105,7 +84,7 @@ pub struct Source {
 
 impl Source {
     /// Creates the receiving side. A message that has begun must arrive within `stall_limit`.
-    pub fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
+    pub(super) fn new(half: OwnedReadHalf, stall_limit: Duration) -> Self {
         Self {
             half,
             buffer: BytesMut::new(),
@@ -117,10 +96,7 @@ impl Source {
     /// Waits until the first `head` bytes of the next message are in the buffer, or all of a shorter
     /// message, and returns the length of the message. Returns `None` if the peer has closed the
     /// connection between messages. Cancel-safe: dropping the future loses no bytes.
-    ///
-    /// # Errors
-    /// The reason why no further message can be received.
-    pub async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
+    pub(super) async fn message(&mut self, head: usize) -> Result<Option<usize>, Fault> {
         debug_assert_eq!(self.remaining, 0, "the message before was taken whole");
         let length = loop {
             match next_length(&mut self.buffer)? {
@@ -166,7 +142,7 @@ impl Source {
     }
 
     /// Appends the next `length` bytes of the message to `into`.
-    pub async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
+    pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Fault> {
         let there = self.buffer.len().min(length);
         into.extend_from_slice(&self.buffer.split_to(there));
         self.remaining -= length;
@@ -184,7 +160,7 @@ impl Source {
     }
 
     /// Discards the next `length` bytes of the message.
-    pub async fn skip(&mut self, length: usize) -> Result<(), Fault> {
+    pub(super) async fn skip(&mut self, length: usize) -> Result<(), Fault> {
         let mut left = length;
         while left > 0 {
             self.buffered(1).await?;
@@ -241,34 +217,26 @@ impl Source {
 /// Removes the header of the next message from the front of `buffer`, and the frames before it that are
 /// dropped. Returns the length of the message, or `None` if the header is incomplete.
 fn next_length(buffer: &mut BytesMut) -> Result<Option<usize>, Fault> {
-    loop {
-        let Some(&[kind, length @ ..]) = buffer.first_chunk::<HEADER>() else {
-            return Ok(None);
-        };
-        let [high, middle, low] = length;
-        let length = u32::from_be_bytes([0, high, middle, low]);
-        match (kind, length) {
-            (MESSAGE | KEEPALIVE, 0) => buffer.advance(HEADER),
-            (MESSAGE, length) => {
-                buffer.advance(HEADER);
-                return Ok(Some(length as usize));
-            }
-            (SESSION_REQUEST, _) => return Err(Fault::SessionRequest),
-            (other, _) => return Err(Fault::NotSmb(other)),
+    while let Some(header) = buffer.first_chunk::<HEADER_LENGTH>() {
+        let length = frame::message_length(*header)?;
+        buffer.advance(HEADER_LENGTH);
+        if length > 0 {
+            return Ok(Some(length as usize));
         }
     }
+    Ok(None)
 }
 
 /// The sending half of a TCP connection, which sends messages whole or in pieces.
 #[derive(Debug)]
-pub struct Sink {
+pub(super) struct Sink {
     half: OwnedWriteHalf,
     stall_limit: Duration,
 }
 
 impl Sink {
     /// Creates the sending side. The peer must accept data within `stall_limit`.
-    pub const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
+    pub(super) const fn new(half: OwnedWriteHalf, stall_limit: Duration) -> Self {
         Self { half, stall_limit }
     }
 
@@ -277,7 +245,7 @@ impl Sink {
     /// # Errors
     /// The message is too long, or the peer is gone or accepts no data. A part of the message may have
     /// been sent.
-    pub async fn put(&mut self, message: Message) -> Result<(), Fault> {
+    pub(super) async fn put(&mut self, message: Message) -> Result<(), Fault> {
         let header = header(message.len())?;
         self.write(Buf::chain(&header[..], message)).await
     }
@@ -307,16 +275,12 @@ impl Sink {
 /// Returns the four bytes that precede a message of `length` bytes.
 ///
 /// # Errors
-/// The message is longer than [`MAX_MESSAGE`].
-pub(super) fn header(length: usize) -> Result<[u8; HEADER], Fault> {
-    match u32::try_from(length) {
-        // The highest byte is then zero, which is the type of a message.
-        Ok(short) if short <= MAX_MESSAGE => Ok(short.to_be_bytes()),
-        _ => Err(Fault::TooLong {
-            length,
-            most: MAX_MESSAGE,
-        }),
-    }
+/// The message is longer than [`MAX_MESSAGE_LENGTH`].
+pub(super) fn header(length: usize) -> Result<[u8; HEADER_LENGTH], Fault> {
+    frame::header(length).ok_or(Fault::TooLong {
+        length,
+        most: MAX_MESSAGE_LENGTH,
+    })
 }
 
 #[cfg(test)]
@@ -435,24 +399,11 @@ mod tests {
         }
     }
 
-    #[test]
-    fn length_has_three_bytes() {
-        assert_eq!(header(0xff_ffff).unwrap(), [0, 0xff, 0xff, 0xff]);
-        assert!(header(0x100_0000).is_err());
-        assert!(header(usize::MAX).is_err());
-    }
-
     #[tokio::test]
-    async fn strangers_are_named() {
-        for (frame, says) in [
-            (&b"GET / HTTP/1.1"[..], "begins with 0x47"),
-            (&[0x81, 0, 0, 68], "NetBIOS session"),
-            (&[0x85, 0, 0, 1], "begins with 0x85"),
-            (&[0xff, b'S', b'M', b'B'], "begins with 0xff"),
-            (&[0, 0, 0, 0, 1, 0, 0, 0], "begins with 0x01"),
-        ] {
-            let error = all(frame, 1).await.1.unwrap_err().to_string();
-            assert!(error.contains(says), "{error}");
+    async fn another_protocol_ends_the_connection() {
+        for frame in [&b"GET / HTTP/1.1"[..], &[0, 0, 0, 0, 1, 0, 0, 0]] {
+            let error = all(frame, 1).await.1.unwrap_err();
+            assert!(matches!(error, Fault::Frame(_)), "{error}");
         }
     }
 }

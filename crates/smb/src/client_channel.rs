@@ -23,6 +23,7 @@ use smbdirect::{BufferDescriptorV1, Message, Token};
 
 use crate::{
     fault::{Refusal, ServerFault},
+    frame::MAX_MESSAGE_LENGTH,
     opaque::Opaque,
     smb2::{
         Channel, Command, Element, Elements, Header, Malformed, Protocol, ReadRequest,
@@ -33,8 +34,6 @@ use crate::{
 use checks::{channel, check_length, check_unique, invalidated_token, malformed};
 use compound::{join_elements, set_next_command, single_message};
 
-/// Maximum length in bytes of a message to the server: the length field of SMB over TCP has three bytes.
-const MAX_MESSAGE_BYTES: usize = 0x00ff_ffff;
 /// Maximum number of unanswered requests with a channel. This is the default of `smb2 max credits` of Samba.
 const MAX_PENDING: usize = 8192;
 /// Maximum number of descriptors of all unanswered requests, which take 1 MiB of memory.
@@ -117,10 +116,10 @@ impl Translated {
     /// Checks that the message to the server is not too long with `more` additional bytes.
     const fn check_length(&self, more: u64) -> Result<(), Refusal> {
         let length = self.length + more;
-        if length > MAX_MESSAGE_BYTES as u64 {
+        if length > MAX_MESSAGE_LENGTH as u64 {
             return Err(Refusal::TooLong {
                 length,
-                most: MAX_MESSAGE_BYTES,
+                most: MAX_MESSAGE_LENGTH,
             });
         }
         Ok(())

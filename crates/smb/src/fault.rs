@@ -71,7 +71,7 @@ pub enum Refusal {
         /// Bytes of the message that the server would get.
         length: u64,
         /// Most bytes of a message.
-        most: usize,
+        most: u32,
     },
     /// A compound has more requests with a channel, or more descriptors, than can be recorded.
     #[error(

@@ -1,6 +1,7 @@
-//! The part of SMB2 that an SMB Direct gateway needs, and the gateway's translation. This crate does no
-//! I/O and has no clock and no task.
+//! SMB2 as far as SMB Direct needs it, the frames of SMB over TCP, and the translation of a gateway. This crate
+//! does no I/O and has no clock and no task.
 //!
+//! * [`frame`]: the header before each message of SMB over TCP.
 //! * [`smb2`]: decodes and encodes the messages.
 //! * [`client_channel`]: removes the RDMA channel from requests of a client whose server has no RDMA.
 //! * [`server_channel`]: adds an RDMA channel to requests of a client that has no RDMA.
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client_channel;
+pub mod frame;
 pub mod server_channel;
 pub mod smb2;
 

@@ -7,10 +7,12 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use anyhow::{Context, Result, ensure};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smbdirect::Connection;
-use smbdirect_gateway::tcp::{Fault, Sink, Source};
+use smbdirect_smb::frame::{self, HEADER_LENGTH};
 use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpStream, tcp::OwnedReadHalf},
     sync::watch,
     time::sleep,
@@ -31,8 +33,10 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that processes that the program leaves behind keep their connections.
 const LEFT_BEHIND_LIMIT: Duration = Duration::from_secs(5);
 
-/// The program may pause at any place, as with TCP.
-const NO_LIMIT: Duration = Duration::MAX;
+/// Bytes of the program's stream that are read ahead.
+const READ_AHEAD_BYTES: usize = 64 << 10;
+
+const CUT_OFF: &str = "it hung up in the middle of a message";
 
 /// Moves messages until both directions have ended, and closes the connection. `end` becomes true when the program has
 /// ended.
@@ -50,22 +54,29 @@ pub(super) async fn relay(
     let counts = [const { AtomicU64::new(0) }; 2];
     let [sent, received] = &counts;
     let sending = async {
-        if let Err(fault) = send_messages(connection, from, sent).await {
-            warn!(peer = %connection.remote_address(), %fault, "the program's stream ends");
+        if let Err(error) = send_messages(connection, from, sent).await {
+            warn!(peer = %connection.remote_address(), %error, "the program's stream ends");
             return;
         }
         half_closed(sent, received, is_open).await;
     };
     let receiving = async {
-        let mut sink = Some(Sink::new(to, NO_LIMIT));
+        let mut socket = Some(to);
         // An error is the end of the connection, which the program sees as the end of the stream.
         while let Ok(message) = connection.recv().await {
             received.fetch_add(1, Ordering::Relaxed);
-            let Some(open) = &mut sink else { continue };
-            if let Err(fault) = open.put(message).await {
-                debug!(peer = %connection.remote_address(), %fault, "the program has closed its socket");
+            let Some(open) = &mut socket else { continue };
+            let Some(header) = frame::header(message.len()) else {
+                let bytes = message.len();
+                warn!(peer = %connection.remote_address(), bytes, "a message is too long for SMB over TCP");
+                socket = None;
+                continue;
+            };
+            let mut frame = Buf::chain(&header[..], message);
+            if let Err(error) = open.write_all_buf(&mut frame).await {
+                debug!(peer = %connection.remote_address(), %error, "the program has closed its socket");
                 // What it has written before is sent, which needs credits and therefore room for messages.
-                sink = None;
+                socket = None;
             }
         }
     };
@@ -93,28 +104,44 @@ async fn send_messages(
     connection: &Connection,
     from: OwnedReadHalf,
     sent: &AtomicU64,
-) -> Result<(), Fault> {
+) -> Result<()> {
     let most = connection.negotiated().max_fragmented_send_size;
-    let mut source = Source::new(from, NO_LIMIT);
-    loop {
-        let length = match source.message(0).await {
-            Ok(Some(length)) => length,
-            Ok(None) => return Ok(()),
-            // The program has closed its socket with unread data in it.
-            Err(Fault::Io(_)) => return Ok(()),
-            Err(fault) => return Err(fault),
-        };
-        if length > most as usize {
-            return Err(Fault::TooLong { length, most });
-        }
-        let mut message = BytesMut::with_capacity(length);
-        source.fill(&mut message, length).await?;
+    let mut socket = BufReader::with_capacity(READ_AHEAD_BYTES, from);
+    while let Some(message) = next_message(&mut socket, most).await? {
         // An error means that the connection is over, which the other direction reports.
-        if connection.ready().await.is_err() || connection.send(message.freeze()).is_err() {
+        if connection.ready().await.is_err() || connection.send(message).is_err() {
             std::future::pending::<()>().await;
         }
         sent.fetch_add(1, Ordering::Relaxed);
     }
+    Ok(())
+}
+
+/// Reads the next message of the program, which may pause at any place, as with TCP. Returns `None` if the program has
+/// closed its socket between two messages.
+///
+/// # Errors
+/// The program breaks the protocol, or sends a message of more than `most` bytes.
+async fn next_message(socket: &mut BufReader<OwnedReadHalf>, most: u32) -> Result<Option<Bytes>> {
+    // An error means that the program has closed its socket with unread data in it.
+    while socket.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty()) {
+        let mut header = [0; HEADER_LENGTH];
+        socket.read_exact(&mut header).await.context(CUT_OFF)?;
+        let length = frame::message_length(header)?;
+        ensure!(
+            length <= most,
+            "a message of {length} bytes, the server takes at most {most}"
+        );
+        if length > 0 {
+            let length = length as usize;
+            let mut message = BytesMut::with_capacity(length).limit(length);
+            while message.has_remaining_mut() {
+                ensure!(socket.read_buf(&mut message).await? > 0, CUT_OFF);
+            }
+            return Ok(Some(message.into_inner().freeze()));
+        }
+    }
+    Ok(None)
 }
 
 /// Waits until a program that sends no more has closed its socket, or the server has sent nothing for a long time.
