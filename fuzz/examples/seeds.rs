@@ -12,6 +12,7 @@ use std::{
 
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use smbdirect::{rdma::iwarp::mpa::FrameKind, wire::DataTransfer};
+use smbdirect_smb::smb2::Protocol;
 use smbdirect_test::{
     captures::{self as reader, Found, Kind, is_last},
     messages,
@@ -136,7 +137,7 @@ fn seeds_of(path: &Path) -> io::Result<()> {
 fn smb2(bytes: &[u8]) -> Option<Vec<u8>> {
     let transfer = DataTransfer::decode(bytes).ok()?;
     let payload = &bytes[transfer.payload()];
-    let is_whole = transfer.remaining_data_length == 0 && payload.starts_with(b"\xfeSMB");
+    let is_whole = transfer.remaining_data_length == 0 && Protocol::of(payload) == Protocol::Smb2;
     (is_whole && payload.len() <= SMB2_SEED_BYTES).then(|| payload.to_vec())
 }
 

@@ -1,8 +1,13 @@
 //! SMB2 messages: decoding and encoding is the identity, and nothing is outside of the message.
 
-use smbdirect_smb::smb2::{
-    Channel, Command, Elements, Header, Malformed, Protocol, ReadRequest, ReadResponse,
-    WriteRequest, negotiated_dialect,
+use smbdirect_smb::{
+    file_information::DirectoryEntry,
+    frame,
+    smb2::{
+        Channel, Command, Elements, Header, Malformed, NegotiateRequest, NegotiateResponse,
+        Protocol, ReadRequest, ReadResponse, SessionSetupResponse, WriteRequest, WriteResponse,
+        negotiated_dialect,
+    },
 };
 
 /// Reads `data` as a message, and each of its elements as every structure.
@@ -28,6 +33,34 @@ pub fn smb2(data: &[u8]) {
     read_request(&body_alone);
     write_request(&body_alone);
     read_response(&body_alone);
+    negotiation(&body_alone);
+    let _ = SessionSetupResponse::decode(&body_alone);
+    let _ = WriteResponse::decode(&body_alone);
+    if let Ok(entries) = DirectoryEntry::decode_all(data) {
+        let names: usize = entries.iter().map(|entry| 2 * entry.name.len()).sum();
+        assert!(names <= data.len(), "entries do not overlap");
+    }
+    if let Some(Ok(length)) = data
+        .first_chunk()
+        .map(|header| frame::message_length(*header))
+    {
+        let again = frame::header(length as usize).expect("it has three bytes");
+        assert_eq!(again[1..], data[1..4]);
+    }
+}
+
+/// Decodes NEGOTIATE, and encodes it again without what a decoder ignores.
+fn negotiation(element: &[u8]) {
+    let mut again = vec![0; Header::LENGTH];
+    if let Ok(request) = NegotiateRequest::decode(element) {
+        request.encode(&mut again);
+        assert_eq!(NegotiateRequest::decode(&again), Ok(request));
+    }
+    again.truncate(Header::LENGTH);
+    if let Ok(response) = NegotiateResponse::decode(element) {
+        response.encode(&mut again);
+        assert_eq!(NegotiateResponse::decode(&again), Ok(response));
+    }
 }
 
 fn header(header: &Header, bytes: &[u8]) {

@@ -3,6 +3,7 @@
 //!
 //! * [`frame`]: the header before each message of SMB over TCP.
 //! * [`smb2`]: decodes and encodes the messages.
+//! * [`file_information`]: structures of files and directories within messages.
 //! * [`client_channel`]: removes the RDMA channel from requests of a client whose server has no RDMA.
 //! * [`server_channel`]: adds an RDMA channel to requests of a client that has no RDMA.
 //!
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client_channel;
+pub mod file_information;
 pub mod frame;
 pub mod server_channel;
 pub mod smb2;

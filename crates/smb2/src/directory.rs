@@ -23,6 +23,7 @@ use smb2::{
         status::NtStatus,
     },
 };
+use smbdirect_smb::file_information::DirectoryEntry;
 
 use crate::{
     error::Error,
@@ -33,8 +34,6 @@ use crate::{
 
 /// Bytes of entries in one answer: one credit, and a message that every server sends.
 const BATCH_BYTES: u32 = 65_536;
-/// Bytes of an entry before its name ([MS-FSCC] 2.4.8).
-const ENTRY_BYTES: usize = 94;
 /// FILE_DIRECTORY_FILE ([MS-SMB2] 2.2.13).
 const DIRECTORY_FILE: u32 = 0x0000_0001;
 /// Offset of the name in the body of CREATE.
@@ -152,10 +151,9 @@ impl Listing {
         if answer.output_buffer.len() > BATCH_BYTES as usize {
             return Err(wrong("it has more bytes than were asked for"));
         }
-        let mut entries = entries(&answer.output_buffer).map_err(wrong)?;
-        let is_dots = |name: &Name| [&[0x2e][..], &[0x2e, 0x2e]].contains(&name.units());
-        entries.retain(|entry| !is_dots(&entry.name));
-        Ok(Some(entries))
+        let mut entries = DirectoryEntry::decode_all(&answer.output_buffer).map_err(wrong)?;
+        entries.retain(|entry| ![&[0x2e][..], &[0x2e, 0x2e]].contains(&&*entry.name));
+        Ok(Some(entries.into_iter().map(Entry::from).collect()))
     }
 
     /// Closes the directory.
@@ -276,57 +274,22 @@ fn units(path: &str) -> Vec<u16> {
     smb2::encode_path(path).encode_utf16().collect()
 }
 
-/// Decodes entries of FileBothDirectoryInformation. They must not overlap, so that they take no more memory than a
-/// small multiple of the answer.
-fn entries(mut bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
-    let mut entries = Vec::new();
-    loop {
-        let (entry, length) = entry(bytes).ok_or("an entry is too short")?;
-        entries.push(entry);
-        let next = u32_at(bytes, 0).map_or(0, |next| next as usize);
-        if next == 0 {
-            return Ok(entries);
+impl From<DirectoryEntry> for Entry {
+    fn from(entry: DirectoryEntry) -> Self {
+        let attributes = FileAttributes::new(entry.attributes);
+        let tag = ReparseTag(entry.ea_size);
+        Self {
+            name: Name(entry.name),
+            size: entry.end_of_file,
+            attributes,
+            modified: FileTime(entry.last_write_time),
+            is_link: attributes.is_reparse_point() && tag.is_name_surrogate(),
         }
-        if next < length {
-            return Err("two entries overlap");
-        }
-        bytes = bytes.get(next..).ok_or("an entry is too short")?;
     }
-}
-
-/// Decodes the first entry, and returns its bytes.
-fn entry(bytes: &[u8]) -> Option<(Entry, usize)> {
-    let fixed: &[u8; ENTRY_BYTES] = bytes.first_chunk()?;
-    let attributes = FileAttributes::new(u32_at(fixed, 56)?);
-    let length = ENTRY_BYTES.checked_add(u32_at(fixed, 60)? as usize)?;
-    let (units, rest) = bytes.get(ENTRY_BYTES..length)?.as_chunks::<2>();
-    if !rest.is_empty() {
-        return None;
-    }
-    // EaSize has the tag of a reparse point.
-    let tag = ReparseTag(u32_at(fixed, 64)?);
-    let entry = Entry {
-        name: Name(units.iter().map(|unit| u16::from_le_bytes(*unit)).collect()),
-        size: u64_at(fixed, 40)?,
-        attributes,
-        modified: FileTime(u64_at(fixed, 24)?),
-        is_link: attributes.is_reparse_point() && tag.is_name_surrogate(),
-    };
-    Some((entry, length))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let bytes = bytes.get(at..)?.first_chunk()?;
-    Some(u32::from_le_bytes(*bytes))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes = bytes.get(at..)?.first_chunk()?;
-    Some(u64::from_le_bytes(*bytes))
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use smb2::{
         msg::create::{CreateDisposition, ImpersonationLevel, ShareAccess},
         types::OplockLevel,
@@ -334,34 +297,14 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns an entry, padded to 8 bytes, with NextEntryOffset unless it is the last.
-    pub(crate) fn entry_of(name: &[u16], size: u64, is_last: bool) -> Vec<u8> {
-        let mut bytes = vec![0; ENTRY_BYTES];
-        bytes[24..32].copy_from_slice(&7_u64.to_le_bytes());
-        bytes[40..48].copy_from_slice(&size.to_le_bytes());
-        bytes[56] = 0x20;
-        bytes[60..64].copy_from_slice(&(2 * name.len() as u32).to_le_bytes());
-        bytes.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
-        if !is_last {
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
-            let next = bytes.len() as u32;
-            bytes[..4].copy_from_slice(&next.to_le_bytes());
-        }
-        bytes
-    }
-
     const LONE: [u16; 3] = [0x61, 0xd800, 0x62];
 
     #[test]
     fn a_name_that_is_not_well_formed_is_shown_and_kept() {
-        let bytes = [entry_of(&LONE, 5, false), entry_of(&[0x7a], 6, true)].concat();
-        let found = entries(&bytes).unwrap();
-        assert_eq!(found.len(), 2);
-        assert_eq!(found[0].name.to_string(), "a\u{fffd}b");
-        assert_eq!(found[0].name.units(), LONE);
-        assert!(!found[0].name.is_well_formed() && found[1].name.is_well_formed());
-        assert_eq!((found[0].size, found[1].size), (5, 6));
-        assert_eq!(found[1].modified, FileTime(7));
+        let name = Name(LONE.to_vec());
+        assert_eq!(name.to_string(), "a\u{fffd}b");
+        assert_eq!(name.units(), LONE);
+        assert!(!name.is_well_formed() && Name(vec![0x7a]).is_well_formed());
         // A pair is one character, a pair in the wrong order is two that are wrong.
         assert_eq!(Name(vec![0xd83d, 0xde00]).to_string(), "\u{1f600}");
         assert_eq!(Name(vec![0xde00, 0xd83d]).to_string(), "\u{fffd}\u{fffd}");
@@ -392,24 +335,6 @@ pub(crate) mod tests {
             assert_eq!(bytes[46], 2 * name.len() as u8, "NameLength");
             let wire: Vec<u8> = name.iter().flat_map(|unit| unit.to_le_bytes()).collect();
             assert_eq!(bytes[CREATE_NAME..][..wire.len()], wire);
-        }
-    }
-
-    #[test]
-    fn hostile_entries_are_refused() {
-        let whole = [entry_of(&LONE, 5, false), entry_of(&[0x7a], 6, true)].concat();
-        for length in 0..whole.len() {
-            assert!(entries(&whole[..length]).is_err(), "{length}");
-        }
-        for next in [1, 8, 94, 99, u32::MAX] {
-            let mut bytes = whole.clone();
-            bytes[..4].copy_from_slice(&next.to_le_bytes());
-            assert!(entries(&bytes).is_err(), "{next}");
-        }
-        for length in [3, 1000, u32::MAX] {
-            let mut bytes = whole.clone();
-            bytes[60..64].copy_from_slice(&length.to_le_bytes());
-            assert!(entries(&bytes).is_err(), "{length}");
         }
     }
 }

@@ -522,7 +522,7 @@ fn decode_read(body: &[u8], length: usize) -> Result<ReadAnswer<'_>, Error> {
         command: Command::Read,
         fault,
     };
-    let answer = ReadAnswer::decode(body).ok_or_else(|| wrong("it is too short"))?;
+    let answer = ReadAnswer::decode(body).map_err(|_| wrong("it is malformed"))?;
     if answer.inline.len() > length || answer.by_rdma as usize > length {
         return Err(wrong("it has more bytes than were asked for"));
     }
@@ -534,7 +534,7 @@ fn decode_written(body: &[u8], length: usize) -> Result<usize, Error> {
         command: Command::Write,
         fault,
     };
-    let count = written(body).ok_or_else(|| wrong("it is too short"))? as usize;
+    let count = written(body).map_err(|_| wrong("it is malformed"))? as usize;
     if count > length {
         Err(wrong("it has more bytes than were sent"))
     } else {

@@ -32,17 +32,11 @@ use smb2::{
     transport::{TransportReceive, TransportSend},
     types::flags::Capabilities,
 };
+use smbdirect_smb::smb2::{
+    Command, Header as SmbHeader, NegotiateResponse, SIGNING_REQUIRED, SessionSetupResponse,
+};
 
 use crate::{account::Account, error::Error, transport::Transport};
-
-const COMMAND_NEGOTIATE: u8 = 0x00;
-const COMMAND_SESSION_SETUP: u8 = 0x01;
-/// Offset of SecurityMode in a NEGOTIATE response ([MS-SMB2] 2.2.4).
-const RESPONSE_SECURITY_MODE: usize = 64 + 2;
-const SIGNING_REQUIRED: u8 = 0x02;
-/// Offset of SessionFlags in a SESSION_SETUP response ([MS-SMB2] 2.2.6).
-const RESPONSE_SESSION_FLAGS: usize = 64 + 2;
-const IS_GUEST_OR_NULL: u8 = 0x01 | 0x02;
 
 /// A session, and what the server said of it.
 pub(crate) struct Established {
@@ -126,7 +120,7 @@ struct Seen {
 impl Seen {
     /// Returns the request to send in place of `message`, if it has to change.
     fn request(&mut self, message: &[u8]) -> Option<Vec<u8>> {
-        if command(message) != Some(COMMAND_NEGOTIATE) {
+        if command(message) != Some(Command::NEGOTIATE) {
             return None;
         }
         let message = offer(message).ok()?;
@@ -137,18 +131,22 @@ impl Seen {
     /// Reads an answer, and hides from the crate what does not concern a guest.
     fn answer(&mut self, message: &mut [u8]) {
         match command(message) {
-            Some(COMMAND_NEGOTIATE) => {
+            Some(Command::NEGOTIATE) => {
                 self.hasher.update(message);
-                if let Some(mode) = message.get_mut(RESPONSE_SECURITY_MODE) {
-                    self.signing_required = *mode & SIGNING_REQUIRED != 0;
-                    if self.wants_guest {
-                        *mode &= !SIGNING_REQUIRED;
-                    }
+                let Ok(response) = NegotiateResponse::decode(message) else {
+                    // Data then moves in messages, which are signed.
+                    self.signing_required = true;
+                    return;
+                };
+                let mode = response.security_mode;
+                self.signing_required = mode & SIGNING_REQUIRED != 0;
+                if self.wants_guest {
+                    NegotiateResponse::set_security_mode(message, mode & !SIGNING_REQUIRED);
                 }
             }
-            Some(COMMAND_SESSION_SETUP) => {
-                if let Some(flags) = message.get(RESPONSE_SESSION_FLAGS) {
-                    self.is_guest = flags & IS_GUEST_OR_NULL != 0;
+            Some(Command::SESSION_SETUP) => {
+                if let Ok(response) = SessionSetupResponse::decode(message) {
+                    self.is_guest = response.is_guest_or_anonymous();
                 }
             }
             _ => {}
@@ -182,12 +180,9 @@ fn offer(message: &[u8]) -> smb2::Result<Vec<u8>> {
     Ok(message.into_inner())
 }
 
-/// Returns the command of a message that is not encrypted; `None` for the commands above 255, which do not exist.
-fn command(message: &[u8]) -> Option<u8> {
-    match message.get(..14)? {
-        [0xfe, b'S', b'M', b'B', .., command, 0] => Some(*command),
-        _ => None,
-    }
+/// Returns the command of a message that is not encrypted.
+fn command(message: &[u8]) -> Option<Command> {
+    SmbHeader::command_and_flags(message).map(|(command, _)| command)
 }
 
 #[async_trait]
@@ -214,18 +209,11 @@ mod tests {
     use smb2::{
         msg::negotiate::{SIGNING_AES_CMAC, SIGNING_AES_GMAC},
         pack::Guid,
-        types::{Command, Dialect, flags::SecurityMode},
+        types::{Dialect, flags::SecurityMode},
     };
+    use smbdirect_test::messages::{SUCCESS, answer, negotiated, other, with};
 
     use super::*;
-
-    fn message(command: u8, at: usize, byte: u8) -> Vec<u8> {
-        let mut message = vec![0; 128];
-        message[..4].copy_from_slice(b"\xfeSMB");
-        message[12] = command;
-        message[at] = byte;
-        message
-    }
 
     fn hash(messages: &[&[u8]]) -> PreauthHasher {
         let mut hasher = PreauthHasher::new();
@@ -237,7 +225,7 @@ mod tests {
 
     fn request() -> Vec<u8> {
         let mut bytes = WriteCursor::new();
-        Header::new_request(Command::Negotiate).pack(&mut bytes);
+        Header::new_request(smb2::types::Command::Negotiate).pack(&mut bytes);
         let mut body = WriteCursor::new();
         let request = NegotiateRequest {
             security_mode: SecurityMode::new(SecurityMode::SIGNING_ENABLED),
@@ -286,10 +274,10 @@ mod tests {
                 ..Seen::default()
             };
             let sent = seen.request(&request()).expect("it changes");
-            let wire = message(COMMAND_NEGOTIATE, RESPONSE_SECURITY_MODE, 0x03);
+            let wire = with(negotiated(0x0300), 66, &[0x03]);
             let mut answer = wire.clone();
             seen.answer(&mut answer);
-            assert_eq!(answer[RESPONSE_SECURITY_MODE], shown);
+            assert_eq!(answer[66], shown, "SecurityMode");
             assert!(seen.signing_required);
             assert_eq!(seen.hasher.value(), hash(&[&sent, &wire]).value());
         }
@@ -299,7 +287,8 @@ mod tests {
     fn a_guest_is_known_by_the_flags_of_the_session() {
         for (flags, is_guest) in [(0, false), (1, true), (2, true), (4, false), (5, true)] {
             let mut seen = Seen::default();
-            let mut answer = message(COMMAND_SESSION_SETUP, RESPONSE_SESSION_FLAGS, flags);
+            let body = [9, 0, flags, 0, 0, 0, 0, 0];
+            let mut answer = other(answer(1, 7, SUCCESS), &body);
             let before = answer.clone();
             seen.answer(&mut answer);
             assert_eq!(answer, before);
@@ -312,7 +301,7 @@ mod tests {
         let mut seen = Seen::default();
         let (mut sealed, mut login) = (request(), request());
         sealed[0] = 0xfd;
-        login[12] = COMMAND_SESSION_SETUP;
+        login[12] = 1; // SESSION_SETUP
         for other in [sealed, login, Vec::new()] {
             assert_eq!(seen.request(&other), None);
         }

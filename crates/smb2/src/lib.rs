@@ -22,7 +22,8 @@ pub use directory::{Entry, Listing, Name};
 pub use error::Error;
 pub use file::{File, Read, Written};
 pub use share::{OpenMode, Share};
-pub use transfer::{Channel, Reason, Transfer};
+pub use smbdirect_smb::smb2::Channel;
+pub use transfer::{Reason, Transfer};
 pub use transport::Transport;
 
 #[cfg(test)]

@@ -1,9 +1,5 @@
-//! The bodies of READ and WRITE ([MS-SMB2] 2.2.19 to 2.2.22), with the data inline or with an RDMA
-//! channel.
-//!
-//! With a channel no data is in the message: the buffer after the fixed part has the descriptors of
-//! registered memory, which the server writes to or reads from. The types of the crate smb2 cannot express
-//! such a WRITE.
+//! READ and WRITE of `smbdirect_smb` as bodies of the crate smb2, whose types cannot express a WRITE with an RDMA
+//! channel, and changes of files by SET_INFO.
 //!
 //! [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
 
@@ -13,15 +9,10 @@ use smb2::{
     types::FileId,
 };
 use smbdirect::BufferDescriptorV1;
-
-use crate::transfer::Channel;
-
-/// StructureSize of both requests: 48 bytes, and one byte of the buffer.
-const STRUCTURE_SIZE: u16 = 49;
-/// Offset of the buffer from the header, which has 64 bytes.
-pub(crate) const BUFFER_OFFSET: usize = 64 + 48;
-/// Offset of the data of an answer to READ from the header.
-const HEADER_BYTES: usize = 64;
+use smbdirect_smb::{
+    file_information,
+    smb2::{self as codec, Channel, Header, Malformed, ReadResponse, WriteResponse},
+};
 
 /// An SMB2 READ request.
 #[derive(Clone, Debug)]
@@ -38,24 +29,21 @@ pub struct ReadRequest {
 
 impl Pack for ReadRequest {
     fn pack(&self, cursor: &mut WriteCursor) {
-        let (channel, descriptors) = channel_fields(self.channel.as_ref());
-        cursor.write_u16_le(STRUCTURE_SIZE);
-        cursor.write_u8(0); // Padding
-        cursor.write_u8(0); // Flags
-        cursor.write_u32_le(self.length);
-        cursor.write_u64_le(self.offset);
-        cursor.write_u64_le(self.file_id.persistent);
-        cursor.write_u64_le(self.file_id.volatile);
-        cursor.write_u32_le(0); // MinimumCount
-        cursor.write_u32_le(channel);
-        cursor.write_u32_le(0); // RemainingBytes
-        write_channel_info(cursor, &descriptors);
-        // The buffer has at least one byte.
-        cursor.write_bytes(if descriptors.is_empty() {
-            &[0]
-        } else {
-            &descriptors
-        });
+        let (channel, descriptors) = self.channel.clone().unwrap_or((Channel::None, Vec::new()));
+        let request = codec::ReadRequest {
+            padding: 0,
+            flags: 0,
+            length: self.length,
+            offset: self.offset,
+            file_id: bytes_of(self.file_id),
+            minimum_count: 0,
+            channel,
+            remaining_bytes: 0,
+            descriptors,
+        };
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        cursor.write_bytes(&bytes);
     }
 }
 
@@ -88,58 +76,40 @@ pub enum Source<'a> {
 
 impl Pack for WriteRequest<'_> {
     fn pack(&self, cursor: &mut WriteCursor) {
-        let memory;
-        let (data_offset, length, channel, remaining, descriptors, data) = match &self.source {
+        let mut request = codec::WriteRequest {
+            data: 0..0,
+            offset: self.offset,
+            file_id: bytes_of(self.file_id),
+            channel: Channel::None,
+            remaining_bytes: 0,
+            flags: 0,
+            descriptors: Vec::new(),
+        };
+        let mut bytes = Vec::new();
+        match &self.source {
             Source::Inline(data) => {
-                let length = data.len() as u32;
-                (BUFFER_OFFSET as u16, length, 0, 0, Vec::new(), *data)
+                request.encode_inline(data.len() as u32, &mut bytes);
+                cursor.write_bytes(&bytes);
+                cursor.write_bytes(data);
             }
             Source::Memory {
                 length,
                 channel,
                 descriptors,
             } => {
-                memory = encode(descriptors);
-                (0, 0, *channel as u32, *length, memory.clone(), &memory[..])
+                request.channel = *channel;
+                request.remaining_bytes = *length;
+                request.descriptors.clone_from(descriptors);
+                request.encode_channel(&mut bytes);
+                cursor.write_bytes(&bytes);
             }
-        };
-        cursor.write_u16_le(STRUCTURE_SIZE);
-        cursor.write_u16_le(data_offset);
-        cursor.write_u32_le(length);
-        cursor.write_u64_le(self.offset);
-        cursor.write_u64_le(self.file_id.persistent);
-        cursor.write_u64_le(self.file_id.volatile);
-        cursor.write_u32_le(channel);
-        cursor.write_u32_le(remaining);
-        write_channel_info(cursor, &descriptors);
-        cursor.write_u32_le(0); // Flags
-        cursor.write_bytes(data);
+        }
     }
 }
 
-fn channel_fields(channel: Option<&(Channel, Vec<BufferDescriptorV1>)>) -> (u32, Vec<u8>) {
-    match channel {
-        Some((channel, descriptors)) => (*channel as u32, encode(descriptors)),
-        None => (0, Vec::new()),
-    }
-}
-
-fn write_channel_info(cursor: &mut WriteCursor, descriptors: &[u8]) {
-    let offset = if descriptors.is_empty() {
-        0
-    } else {
-        BUFFER_OFFSET as u16
-    };
-    cursor.write_u16_le(offset);
-    cursor.write_u16_le(descriptors.len() as u16);
-}
-
-fn encode(descriptors: &[BufferDescriptorV1]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for descriptor in descriptors {
-        descriptor.encode(&mut bytes);
-    }
-    bytes
+/// Returns a FileId as it is in messages.
+fn bytes_of(file_id: FileId) -> [u8; 16] {
+    (u128::from(file_id.persistent) | u128::from(file_id.volatile) << 64).to_le_bytes()
 }
 
 /// The body of a successful answer to READ.
@@ -152,28 +122,37 @@ pub struct ReadAnswer<'a> {
 }
 
 impl<'a> ReadAnswer<'a> {
-    /// Decodes the bytes after the header; `None` if they are not an answer to READ.
-    pub fn decode(body: &'a [u8]) -> Option<Self> {
-        let length = field(body, 4)? as usize;
-        let by_rdma = field(body, 8)?;
-        let inline = if length == 0 {
-            &[]
-        } else {
-            let start = usize::from(*body.get(2)?).checked_sub(HEADER_BYTES)?;
-            body.get(start..start.checked_add(length)?)?
-        };
-        Some(Self { inline, by_rdma })
+    /// Decodes the bytes after the header.
+    ///
+    /// # Errors
+    /// They are not an answer to READ.
+    pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
+        let response = ReadResponse::decode(&head(body), Header::LENGTH + body.len())?;
+        let data = response.data;
+        Ok(Self {
+            // Without data the range is 0..0; with data it begins after the header.
+            inline: body
+                .get(data.start.saturating_sub(Header::LENGTH)..)
+                .and_then(|rest| rest.get(..data.len()))
+                .unwrap_or_default(),
+            by_rdma: response.data_remaining,
+        })
     }
 }
 
 /// Returns Count of a successful answer to WRITE: the bytes written.
-pub fn written(body: &[u8]) -> Option<u32> {
-    field(body, 4)
+///
+/// # Errors
+/// The bytes after the header are not an answer to WRITE.
+pub fn written(body: &[u8]) -> Result<u32, Malformed> {
+    WriteResponse::decode(&head(body)).map(|response| response.count)
 }
 
-fn field(body: &[u8], at: usize) -> Option<u32> {
-    let bytes = body.get(at..)?.first_chunk::<4>()?;
-    Some(u32::from_le_bytes(*bytes))
+/// Returns the fixed part of an answer to READ or WRITE with this body. Its header is empty: the offsets within an
+/// element count from there.
+fn head(body: &[u8]) -> Vec<u8> {
+    let fixed = ReadResponse::FIXED - Header::LENGTH;
+    [&[0; Header::LENGTH], &body[..body.len().min(fixed)]].concat()
 }
 
 /// Returns a SET_INFO request that marks a file to be deleted when it is closed, or ends the mark
@@ -181,8 +160,7 @@ fn field(body: &[u8], at: usize) -> Option<u32> {
 ///
 /// [MS-FSCC]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-fscc/
 pub(crate) fn disposition(file_id: FileId, delete: bool) -> SetInfoRequest {
-    const FILE_DISPOSITION_INFORMATION: u8 = 13;
-    set_info(file_id, FILE_DISPOSITION_INFORMATION, vec![delete.into()])
+    set_info(file_id, file_information::DISPOSITION, vec![delete.into()])
 }
 
 /// Returns a SET_INFO request that gives a file the name `path`, which is encoded for the server
@@ -190,14 +168,8 @@ pub(crate) fn disposition(file_id: FileId, delete: bool) -> SetInfoRequest {
 ///
 /// [MS-FSCC]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-fscc/
 pub(crate) fn rename(file_id: FileId, path: &str, replace: bool) -> SetInfoRequest {
-    const FILE_RENAME_INFORMATION: u8 = 10;
-    let name: Vec<u8> = path.encode_utf16().flat_map(u16::to_le_bytes).collect();
-    let mut buffer = vec![u8::from(replace)];
-    buffer.extend([0; 7]); // Reserved
-    buffer.extend([0; 8]); // RootDirectory
-    buffer.extend((name.len() as u32).to_le_bytes());
-    buffer.extend(name);
-    set_info(file_id, FILE_RENAME_INFORMATION, buffer)
+    let buffer = file_information::encode_rename(path, replace);
+    set_info(file_id, file_information::RENAME, buffer)
 }
 
 fn set_info(file_id: FileId, file_info_class: u8, buffer: Vec<u8>) -> SetInfoRequest {
@@ -227,52 +199,49 @@ mod tests {
     fn packed(body: &dyn Pack) -> Vec<u8> {
         let mut cursor = WriteCursor::new();
         body.pack(&mut cursor);
-        cursor.into_inner()
+        [&[0; Header::LENGTH], &cursor.into_inner()[..]].concat()
     }
 
     #[test]
-    fn a_read_with_a_channel_has_its_descriptors_after_the_fixed_part() {
+    fn a_read_is_with_a_channel_or_without() {
         let mut request = ReadRequest {
             file_id: FILE,
             offset: 7,
             length: 9000,
             channel: Some((Channel::RdmaV1Invalidate, vec![MEMORY])),
         };
-        let bytes = packed(&request);
-        assert_eq!(bytes.len(), 48 + 16);
-        assert_eq!(field(&bytes, 4), Some(9000));
-        assert_eq!(bytes[8], 7);
-        assert_eq!(field(&bytes, 36), Some(2), "Channel");
-        assert_eq!(bytes[44..48], [112, 0, 16, 0], "offset and length");
-        assert_eq!(bytes[48..56], MEMORY.offset.to_le_bytes());
+        let decoded = codec::ReadRequest::decode(&packed(&request)).unwrap();
+        assert_eq!((decoded.offset, decoded.length), (7, 9000));
+        assert_eq!(decoded.file_id[..9], [0x11, 0, 0, 0, 0, 0, 0, 0, 0x22]);
+        assert_eq!(decoded.channel, Channel::RdmaV1Invalidate);
+        assert_eq!(decoded.descriptors, [MEMORY]);
         request.channel = None;
-        let bytes = packed(&request);
-        assert_eq!(bytes.len(), 49, "one byte of buffer");
-        assert_eq!(bytes[36..48], [0; 12], "no channel");
+        let decoded = codec::ReadRequest::decode(&packed(&request)).unwrap();
+        assert_eq!(decoded.channel, Channel::None);
     }
 
     #[test]
     fn a_write_has_its_data_or_its_descriptors() {
-        let inline = packed(&WriteRequest {
+        let mut request = WriteRequest {
             file_id: FILE,
-            offset: 0,
+            offset: 7,
             source: Source::Inline(b"data"),
-        });
-        assert_eq!(inline[2..8], [112, 0, 4, 0, 0, 0]);
-        assert_eq!(&inline[48..], b"data");
-        let memory = packed(&WriteRequest {
-            file_id: FILE,
-            offset: 0,
-            source: Source::Memory {
-                length: 9000,
-                channel: Channel::RdmaV1,
-                descriptors: vec![MEMORY],
-            },
-        });
-        assert_eq!(memory[2..8], [0; 6], "no data in the message");
-        assert_eq!(field(&memory, 32), Some(1), "Channel");
-        assert_eq!(field(&memory, 36), Some(9000), "RemainingBytes");
-        assert_eq!(memory.len(), 48 + 16);
+        };
+        let bytes = packed(&request);
+        let decoded = codec::WriteRequest::decode(&bytes, bytes.len()).unwrap();
+        assert_eq!((decoded.channel, decoded.offset), (Channel::None, 7));
+        assert_eq!(bytes[decoded.data], *b"data");
+        request.source = Source::Memory {
+            length: 9000,
+            channel: Channel::RdmaV1,
+            descriptors: vec![MEMORY],
+        };
+        let bytes = packed(&request);
+        let decoded = codec::WriteRequest::decode(&bytes, bytes.len()).unwrap();
+        assert!(decoded.data.is_empty(), "no data in the message");
+        let (channel, remaining) = (decoded.channel, decoded.remaining_bytes);
+        assert_eq!((channel, remaining), (Channel::RdmaV1, 9000));
+        assert_eq!(decoded.descriptors, [MEMORY]);
     }
 
     #[test]
@@ -284,13 +253,15 @@ mod tests {
             body.extend(data);
             body
         };
-        let body = answer(80, 3, b"abc");
-        assert_eq!(ReadAnswer::decode(&body).unwrap().inline, b"abc");
+        for (offset, length, inline) in [(80, 3, &b"abc"[..]), (81, 2, b"bc"), (0, 0, b"")] {
+            let body = answer(offset, length, b"abc");
+            assert_eq!(ReadAnswer::decode(&body).unwrap().inline, inline);
+        }
         for (offset, length) in [(80, 4), (81, 3), (63, 3), (0, 1), (80, u32::MAX)] {
             let body = answer(offset, length, b"abc");
-            assert_eq!(ReadAnswer::decode(&body), None, "{offset} {length}");
+            assert!(ReadAnswer::decode(&body).is_err(), "{offset} {length}");
         }
-        assert_eq!(ReadAnswer::decode(&[17, 0, 0, 0, 0, 0, 0]), None);
-        assert_eq!(written(&[17, 0, 0, 0, 5, 0, 0]), None);
+        assert!(ReadAnswer::decode(&[17, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(written(&[17, 0, 0, 0, 5, 0, 0]).is_err());
     }
 }

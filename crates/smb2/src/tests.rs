@@ -29,9 +29,10 @@ use smbdirect::{
 };
 
 use crate::{
-    Channel, Client, Error, OpenMode, Reason, Share, Transfer, directory::tests::entry_of,
-    handshake::Established, transport::Transport,
+    Channel, Client, Error, OpenMode, Reason, Share, Transfer, handshake::Established,
+    transport::Transport,
 };
+use smbdirect_test::messages::directory_entry;
 
 mod faults;
 
@@ -381,7 +382,9 @@ fn is_named(request: &[u8], name: &[u16]) -> bool {
 /// Returns a batch of a directory in which two names look the same, and another has one that is not well-formed.
 fn directory_response() -> Vec<u8> {
     let names = [&[0x2e][..], LONE, &[0xd801, 0x32], &[0xd802, 0x32], &[0x7a]];
-    let entries = names.map(|name| entry_of(name, 5, name == [0x7a])).concat();
+    let entries = names
+        .map(|name| directory_entry(name, 5, name == [0x7a]))
+        .concat();
     let length = (entries.len() as u32).to_le_bytes();
     [&[9, 0, 72, 0][..], &length, &entries].concat()
 }

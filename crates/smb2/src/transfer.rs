@@ -3,17 +3,7 @@
 use std::fmt;
 
 use smb2::types::Dialect;
-
-/// The RDMA channel of a READ or WRITE ([MS-SMB2] 2.2.19, 2.2.21).
-///
-/// [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channel {
-    /// SMB2_CHANNEL_RDMA_V1: the client ends its registration itself.
-    RdmaV1 = 0x0000_0001,
-    /// SMB2_CHANNEL_RDMA_V1_INVALIDATE: the server's answer invalidates the first token.
-    RdmaV1Invalidate = 0x0000_0002,
-}
+use smbdirect_smb::smb2::Channel;
 
 /// How READ and WRITE move their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

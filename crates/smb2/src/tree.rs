@@ -18,12 +18,13 @@ use smb2::{
     types::{Command, CreditCharge, status::NtStatus},
 };
 use smbdirect::Connection;
+use smbdirect_smb::smb2::Channel;
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
     credits::Turn,
     error::Error,
-    transfer::{BYTES_PER_CREDIT, Channel, Reason, Transfer, message_bytes},
+    transfer::{BYTES_PER_CREDIT, Reason, Transfer, message_bytes},
     transport::Transport,
 };
 

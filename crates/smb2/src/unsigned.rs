@@ -11,23 +11,17 @@
 //!
 //! [MS-SMB2]: https://learn.microsoft.com/en-us/openspecs/windows_protocols/ms-smb2/
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, ops::Range};
 
 use aes_gcm::{
     Aes128Gcm, Nonce,
     aead::{Aead, KeyInit, Payload},
 };
 use smb2::crypto::signing::{self, SigningAlgorithm};
+use smbdirect_smb::smb2::{Channel, Command, Flags, Header};
 
-const HEADER_BYTES: usize = 64;
-const PROTOCOL_ID: &[u8] = b"\xfeSMB";
-const COMMAND_READ: u16 = 0x0008;
-const COMMAND_WRITE: u16 = 0x0009;
-const FLAG_SIGNED: u32 = 0x0000_0008;
-const STATUS_PENDING: u32 = 0x0000_0103;
-/// Offsets of Channel in the requests.
-const READ_CHANNEL: usize = 100;
-const WRITE_CHANNEL: usize = 96;
+/// Where the signature is in a message.
+const SIGNATURE: Range<usize> = 48..Header::LENGTH;
 
 /// The requests of one connection that were sent without a signature and are not answered.
 #[derive(Default)]
@@ -55,36 +49,36 @@ impl Unsigned {
     /// Returns the request to send in place of `message`, if its signature has to go.
     pub(crate) fn request(&mut self, message: &[u8]) -> Option<Vec<u8>> {
         self.key.as_ref()?;
-        let header = Header::of(message)?;
-        let at = match header.command {
-            COMMAND_READ => READ_CHANNEL,
-            COMMAND_WRITE => WRITE_CHANNEL,
-            _ => return None,
-        };
-        let has_channel = u32_at(message, at)? != 0;
-        if !has_channel || header.flags & FLAG_SIGNED == 0 || header.next_command != 0 {
+        let mut header = Header::decode(message).ok()?;
+        let moves_data = matches!(header.command, Command::READ | Command::WRITE);
+        if !moves_data
+            || Channel::of_request(header.command, message).ok()? == Channel::None
+            || !header.is_signed()
+            || header.next_command != 0
+        {
             return None;
         }
-        let mut message = message.to_vec();
-        message[16..20].copy_from_slice(&(header.flags & !FLAG_SIGNED).to_le_bytes());
-        message[48..64].fill(0);
+        header.flags = Flags(header.flags.0 & !Flags::SIGNED.0);
+        header.signature = [0; 16];
+        let mut unsigned = Vec::with_capacity(message.len());
+        header.encode(&mut unsigned);
+        unsigned.extend_from_slice(&message[Header::LENGTH..]);
         self.waiting.insert(header.message_id);
-        Some(message)
+        Some(unsigned)
     }
 
     /// Signs `message` if it is the unsigned answer to a request that was sent unsigned.
     pub(crate) fn answer(&mut self, message: &mut [u8]) {
-        let Some((header, (key, algorithm))) = Header::of(message).zip(self.key.as_ref()) else {
+        let (Ok(mut header), Some((key, algorithm))) = (Header::decode(message), &self.key) else {
             return;
         };
-        // An interim answer is told by its status alone, also without SMB2_FLAGS_ASYNC_COMMAND: no request ends with
-        // STATUS_PENDING, so the answer follows. The crate smb2 decides in the same way.
-        if header.status == STATUS_PENDING || header.next_command != 0 {
+        // The crate smb2 decides in the same way which answers are interim.
+        if header.is_interim() || header.next_command != 0 {
             return;
         }
-        if self.waiting.remove(&header.message_id) && header.flags & FLAG_SIGNED == 0 {
-            let flags = header.flags | FLAG_SIGNED;
-            message[16..20].copy_from_slice(&flags.to_le_bytes());
+        if self.waiting.remove(&header.message_id) && !header.is_signed() {
+            header.flags = header.flags | Flags::SIGNED;
+            header.encode(&mut &mut *message);
             sign_as_server(message, key, *algorithm, header.message_id);
         }
     }
@@ -92,7 +86,7 @@ impl Unsigned {
 
 /// Signs an answer. Without a valid key it stays unsigned, and the crate smb2 refuses it.
 fn sign_as_server(message: &mut [u8], key: &[u8], algorithm: SigningAlgorithm, message_id: u64) {
-    message[48..64].fill(0);
+    message[SIGNATURE].fill(0);
     match algorithm {
         SigningAlgorithm::HmacSha256 | SigningAlgorithm::AesCmac => {
             // These two do not depend on the sender.
@@ -112,45 +106,19 @@ fn sign_as_server(message: &mut [u8], key: &[u8], algorithm: SigningAlgorithm, m
             let cipher = Aes128Gcm::new_from_slice(key).ok();
             let tag = cipher.and_then(|cipher| cipher.encrypt(&nonce, payload).ok());
             if let Some(tag) = tag {
-                message[48..64].copy_from_slice(&tag);
+                message[SIGNATURE].copy_from_slice(&tag);
             }
         }
     }
 }
 
-/// The fields of an SMB2 header that decide.
-struct Header {
-    status: u32,
-    command: u16,
-    flags: u32,
-    next_command: u32,
-    message_id: u64,
-}
-
-impl Header {
-    /// Decodes the header of a message that is not encrypted or compressed.
-    fn of(message: &[u8]) -> Option<Self> {
-        let header: &[u8; HEADER_BYTES] = message.first_chunk()?;
-        if !header.starts_with(PROTOCOL_ID) {
-            return None;
-        }
-        Some(Self {
-            status: u32_at(header, 8)?,
-            command: u16::from_le_bytes([header[12], header[13]]),
-            flags: u32_at(header, 16)?,
-            next_command: u32_at(header, 20)?,
-            message_id: u64::from(u32_at(header, 24)?) | u64::from(u32_at(header, 28)?) << 32,
-        })
-    }
-}
-
-fn u32_at(message: &[u8], at: usize) -> Option<u32> {
-    let bytes = message.get(at..)?.first_chunk::<4>()?;
-    Some(u32::from_le_bytes(*bytes))
-}
-
 #[cfg(test)]
 mod tests {
+    use smbdirect_test::messages::{
+        PENDING, READ, SIGNED, SUCCESS, V1, V1_INVALIDATE, WRITE, answer, compound, flagged, read,
+        u32_at, with, write, write_by_rdma,
+    };
+
     use super::*;
 
     const KEY: [u8; 16] = *b"0123456789abcdef";
@@ -160,40 +128,36 @@ mod tests {
         SigningAlgorithm::AesGmac,
     ];
 
-    fn message(command: u16, channel: Option<(usize, u32)>, flags: u32, id: u64) -> Vec<u8> {
-        let mut message = vec![0; 128];
-        message[..4].copy_from_slice(PROTOCOL_ID);
-        message[12..14].copy_from_slice(&command.to_le_bytes());
-        message[16..20].copy_from_slice(&flags.to_le_bytes());
-        message[24..32].copy_from_slice(&id.to_le_bytes());
-        message[48..64].fill(0xee);
-        if let Some((at, channel)) = channel {
-            message[at..at + 4].copy_from_slice(&channel.to_le_bytes());
-        }
-        message
-    }
-
     fn begun(algorithm: SigningAlgorithm) -> Unsigned {
         let mut unsigned = Unsigned::default();
         unsigned.begin(KEY.to_vec(), algorithm);
         unsigned
     }
 
+    /// Returns a signed READ with a channel.
+    fn signed_read(message_id: u64) -> Vec<u8> {
+        flagged(read(message_id, 0, 9, V1_INVALIDATE, &[]), SIGNED)
+    }
+
+    fn signed_write(message_id: u64) -> Vec<u8> {
+        flagged(write_by_rdma(message_id, 0, 9, V1, &[]), SIGNED)
+    }
+
     #[test]
     fn the_answer_to_an_unsigned_request_verifies() {
         for algorithm in ALGORITHMS {
             let mut unsigned = begun(algorithm);
-            let read = message(COMMAND_READ, Some((READ_CHANNEL, 2)), FLAG_SIGNED, 77);
+            let read = signed_read(77);
             let sent = unsigned.request(&read).expect("the signature goes");
-            assert_eq!(u32_at(&sent, 16), Some(0));
+            assert_eq!(u32_at(&sent, 16), 0);
             assert_eq!(sent[48..64], [0; 16]);
             assert_eq!(sent[64..], read[64..]);
-            let mut interim = message(COMMAND_READ, None, 1, 77); // without the ASYNC flag
-            interim[8..12].copy_from_slice(&STATUS_PENDING.to_le_bytes());
-            let before = interim.clone();
-            unsigned.answer(&mut interim);
-            assert_eq!(interim, before, "an interim answer passes");
-            let mut answer = message(COMMAND_READ, None, 1, 77);
+            // An interim answer, without the flag ASYNC.
+            let before = answer(READ, 77, PENDING);
+            let mut pending = before.clone();
+            unsigned.answer(&mut pending);
+            assert_eq!(pending, before, "an interim answer passes");
+            let mut answer = answer(READ, 77, SUCCESS);
             unsigned.answer(&mut answer);
             signing::verify_signature(&answer, &KEY, algorithm, 77, false).expect("it verifies");
             assert!(unsigned.waiting.is_empty());
@@ -203,20 +167,19 @@ mod tests {
     #[test]
     fn other_requests_stay_signed() {
         let mut unsigned = begun(SigningAlgorithm::AesCmac);
-        let mut compound = message(COMMAND_READ, Some((READ_CHANNEL, 2)), FLAG_SIGNED, 1);
-        compound[20] = 120;
         for request in [
-            message(COMMAND_READ, None, FLAG_SIGNED, 1),
-            message(COMMAND_WRITE, None, FLAG_SIGNED, 1),
-            message(5, Some((READ_CHANNEL, 2)), FLAG_SIGNED, 1),
-            message(COMMAND_WRITE, Some((WRITE_CHANNEL, 1)), 0, 1),
-            compound,
+            flagged(read(1, 0, 9, 0, &[]), SIGNED),
+            flagged(write(1, 0, b"data"), SIGNED),
+            with(signed_read(1), 12, &[5]),
+            write_by_rdma(1, 0, 9, V1, &[]),
+            compound(&[signed_read(1), signed_read(2)]),
+            signed_read(1)[..100].to_vec(),
             b"\xfdSMB".to_vec(),
             Vec::new(),
         ] {
             assert_eq!(unsigned.request(&request), None);
         }
-        let write = message(COMMAND_WRITE, Some((WRITE_CHANNEL, 1)), FLAG_SIGNED, 1);
+        let write = signed_write(1);
         assert_eq!(Unsigned::default().request(&write), None, "not begun");
         assert!(unsigned.request(&write).is_some());
     }
@@ -224,24 +187,24 @@ mod tests {
     #[test]
     fn an_unsigned_answer_to_a_signed_request_is_not_signed_here() {
         let mut unsigned = begun(SigningAlgorithm::AesGmac);
-        let write = message(COMMAND_WRITE, Some((WRITE_CHANNEL, 1)), FLAG_SIGNED, 8);
+        let write = signed_write(8);
         unsigned.request(&write).unwrap();
-        let mut other = message(COMMAND_WRITE, None, 1, 9);
+        let mut other = answer(WRITE, 9, SUCCESS);
         let before = other.clone();
         unsigned.answer(&mut other);
         assert_eq!(other, before);
         // A second answer to the same request is refused too.
-        let mut answer = message(COMMAND_WRITE, None, 1, 8);
-        let twice = answer.clone();
-        unsigned.answer(&mut answer);
-        assert_ne!(answer, twice);
+        let twice = answer(WRITE, 8, SUCCESS);
+        let mut first = twice.clone();
+        unsigned.answer(&mut first);
+        assert_ne!(first, twice);
         let mut again = twice.clone();
         unsigned.answer(&mut again);
         assert_eq!(again, twice);
         // A signed answer keeps the server's signature.
         unsigned.request(&write).unwrap();
-        let mut signed = message(COMMAND_WRITE, None, FLAG_SIGNED | 1, 8);
-        let before = signed.clone();
+        let before = flagged(twice, SIGNED);
+        let mut signed = before.clone();
         unsigned.answer(&mut signed);
         assert_eq!(signed, before);
     }

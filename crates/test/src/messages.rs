@@ -257,3 +257,19 @@ pub const fn descriptor(offset: u64, token: u32, length: u32) -> BufferDescripto
         length,
     }
 }
+
+/// An entry of FileBothDirectoryInformation, padded to 8 bytes, with NextEntryOffset unless it is the last.
+pub fn directory_entry(name: &[u16], size: u64, is_last: bool) -> Vec<u8> {
+    let mut bytes = vec![0; 94];
+    put(&mut bytes, 24, &7_u64.to_le_bytes());
+    put(&mut bytes, 40, &size.to_le_bytes());
+    bytes[56] = 0x20;
+    put(&mut bytes, 60, &(2 * name.len() as u32).to_le_bytes());
+    bytes.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
+    if !is_last {
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let next = bytes.len() as u32;
+        put(&mut bytes, 0, &next.to_le_bytes());
+    }
+    bytes
+}

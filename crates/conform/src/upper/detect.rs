@@ -1,5 +1,7 @@
 //! Finds out which upper layer a peer carries.
 
+use smbdirect_smb::smb2::Protocol;
+
 use super::{Answering, Asking, Echo, Smb2, UpperLayer};
 
 /// The upper layer that the peer carries: SMB2 towards a server; towards a client, [`Smb2`] or
@@ -27,7 +29,7 @@ struct Detecting {
 
 impl Detecting {
     fn choose(&mut self, request: &[u8]) -> &mut dyn Answering {
-        let is_smb2 = request.starts_with(b"\xfeSMB");
+        let is_smb2 = Protocol::of(request) == Protocol::Smb2;
         self.chosen
             .get_or_insert_with(|| {
                 if is_smb2 {

@@ -1,7 +1,10 @@
 //! SMB2 as an upper layer, as far as it needs no session: NEGOTIATE and ECHO towards a server,
 //! NEGOTIATE and a refused logon towards a client ([MS-SMB2] 2.2.3, 2.2.4, 2.2.28).
 
-use smbdirect_smb::smb2::{Command, DIALECT_3_0, DIALECT_3_0_2, Flags, Header, negotiated_dialect};
+use smbdirect_smb::smb2::{
+    Command, DIALECT_3_0, DIALECT_3_0_2, DIALECT_3_1_1, ECHO_BODY, ERROR_BODY, Flags, Header,
+    NegotiateContext, NegotiateRequest, NegotiateResponse, SIGNING_ENABLED, negotiated_dialect,
+};
 
 use super::{Answering, Asking, UpperLayer};
 
@@ -26,11 +29,9 @@ impl UpperLayer for Smb2 {
     }
 }
 
-const DIALECT_3_1_1: u16 = 0x0311;
-const SESSION_SETUP: Command = Command(0x0001);
-const ECHO: Command = Command(0x000d);
-/// SMB2_NEGOTIATE_SIGNING_ENABLED.
-const SIGNING_ENABLED: u16 = 0x0001;
+/// The dialects of this end.
+const DIALECTS: [u16; 3] = [DIALECT_3_0, DIALECT_3_0_2, DIALECT_3_1_1];
+const GUID: [u8; 16] = *b"smbdirectconform";
 const STATUS_LOGON_FAILURE: u32 = 0xc000_006d;
 /// Longest message in bytes without a session. ksmbd takes requests of 16384 bytes, and cifs answers
 /// of 16384 bytes and a header.
@@ -54,28 +55,16 @@ fn header(command: Command, message_id: u64, flags: Flags, status: u32) -> Vec<u
     bytes
 }
 
-/// Appends a negotiate context of 3.1.1 at a multiple of 8 bytes ([MS-SMB2] 2.2.3.1).
-fn push_context(bytes: &mut Vec<u8>, kind: u16, data: &[u8]) {
-    bytes.resize(bytes.len().next_multiple_of(8), 0);
-    bytes.extend(kind.to_le_bytes());
-    bytes.extend((data.len() as u16).to_le_bytes());
-    bytes.extend([0; 4]);
-    bytes.extend(data);
-}
-
-/// Appends the contexts for SHA-512 and for AES-128-GCM, and returns their number.
-fn push_contexts(bytes: &mut Vec<u8>) -> u16 {
+/// Returns the contexts of 3.1.1 for SHA-512 and for AES-128-GCM.
+fn contexts() -> Vec<NegotiateContext> {
     let mut integrity = vec![1, 0, 32, 0, 1, 0];
     integrity.extend([0x5a; 32]);
-    push_context(bytes, 1, &integrity);
-    push_context(bytes, 2, &[1, 0, 2, 0]);
-    2
+    let of = |context_type, data| NegotiateContext { context_type, data };
+    vec![of(1, integrity), of(2, vec![1, 0, 2, 0])]
 }
 
 /// SMB2_CONTEXTTYPE_RESERVED, which receivers ignore.
 const RESERVED_CONTEXT: u16 = 0x0100;
-/// Length in bytes of the header of a negotiate context.
-const CONTEXT_HEADER: usize = 8;
 /// Longest reserved context in bytes of data; the field has 16 bits.
 const MAX_CONTEXT: usize = 0xfff8;
 
@@ -87,31 +76,25 @@ struct Client {
 impl Client {
     /// Returns a NEGOTIATE request of `length` bytes, or the nearest possible length above it.
     fn negotiate(length: usize) -> Vec<u8> {
-        let mut bytes = header(Command::NEGOTIATE, 0, Flags::default(), 0);
-        let dialects = [DIALECT_3_0, DIALECT_3_0_2, DIALECT_3_1_1];
-        bytes.extend(36_u16.to_le_bytes());
-        bytes.extend((dialects.len() as u16).to_le_bytes());
-        bytes.extend(SIGNING_ENABLED.to_le_bytes());
-        // Reserved and Capabilities.
-        bytes.extend([0; 6]);
-        bytes.extend(*b"smbdirectconform");
-        let offset = bytes.len();
-        // NegotiateContextOffset and NegotiateContextCount, filled in below.
-        bytes.extend([0; 8]);
-        for dialect in dialects {
-            bytes.extend(dialect.to_le_bytes());
+        let mut request = NegotiateRequest {
+            security_mode: SIGNING_ENABLED,
+            capabilities: 0,
+            client_guid: GUID,
+            dialects: DIALECTS.into(),
+            contexts: contexts(),
+        };
+        loop {
+            let mut bytes = header(Command::NEGOTIATE, 0, Flags::default(), 0);
+            request.encode(&mut bytes);
+            if bytes.len() >= length {
+                return bytes;
+            }
+            let used = bytes.len().next_multiple_of(8) + NegotiateContext::HEADER_LENGTH;
+            request.contexts.push(NegotiateContext {
+                context_type: RESERVED_CONTEXT,
+                data: vec![0; length.saturating_sub(used).min(MAX_CONTEXT)],
+            });
         }
-        let contexts = bytes.len().next_multiple_of(8) as u32;
-        let mut count = push_contexts(&mut bytes);
-        while bytes.len() < length {
-            let used = bytes.len().next_multiple_of(8) + CONTEXT_HEADER;
-            let data = length.saturating_sub(used).min(MAX_CONTEXT);
-            push_context(&mut bytes, RESERVED_CONTEXT, &vec![0; data]);
-            count += 1;
-        }
-        bytes[offset..offset + 4].copy_from_slice(&contexts.to_le_bytes());
-        bytes[offset + 4..offset + 6].copy_from_slice(&count.to_le_bytes());
-        bytes
     }
 }
 
@@ -122,8 +105,8 @@ impl Asking for Client {
         if id == 0 {
             return Self::negotiate(length);
         }
-        let mut echo = header(ECHO, id, Flags::default(), 0);
-        echo.extend([4, 0, 0, 0]);
+        let mut echo = header(Command::ECHO, id, Flags::default(), 0);
+        echo.extend(ECHO_BODY);
         echo
     }
 
@@ -171,61 +154,52 @@ impl Answering for Server {
         if asked.command != Command::NEGOTIATE {
             return Err(format!("{} before NEGOTIATE", asked.command));
         }
-        let dialect = offered(request)
-            .filter(|dialect| [DIALECT_3_0, DIALECT_3_0_2, DIALECT_3_1_1].contains(dialect))
+        let offered = NegotiateRequest::decode(request).map_err(|error| error.to_string())?;
+        let dialects = offered.dialects.into_iter();
+        let dialect = dialects
+            .filter(|dialect| DIALECTS.contains(dialect))
             .max()
             .ok_or("no dialect of SMB3")?;
+        let response = NegotiateResponse {
+            security_mode: SIGNING_ENABLED,
+            dialect,
+            server_guid: GUID,
+            capabilities: 0,
+            max_transact_size: 1 << 20,
+            max_read_size: 1 << 20,
+            max_write_size: 1 << 20,
+            // The start of 2026.
+            system_time: 134_115_264_000_000_000,
+            server_start_time: 0,
+            // This stands for NTLMSSP without SPNEGO.
+            security_buffer: Vec::new(),
+            contexts: if dialect == DIALECT_3_1_1 {
+                contexts()
+            } else {
+                Vec::new()
+            },
+        };
         let mut bytes = header(Command::NEGOTIATE, asked.message_id, Flags::RESPONSE, 0);
-        bytes.extend(65_u16.to_le_bytes());
-        bytes.extend(SIGNING_ENABLED.to_le_bytes());
-        bytes.extend(dialect.to_le_bytes());
-        let count_at = bytes.len();
-        bytes.extend([0; 2]);
-        bytes.extend(*b"smbdirectconform");
-        // Capabilities, and the largest transaction, read and write.
-        bytes.extend([0; 4]);
-        for _ in 0..3 {
-            bytes.extend((1_u32 << 20).to_le_bytes());
-        }
-        // SystemTime: the start of 2026, in units of 100 ns since 1601. ServerStartTime.
-        bytes.extend(134_115_264_000_000_000_u64.to_le_bytes());
-        bytes.extend([0; 8]);
-        // The security buffer is empty, which stands for NTLMSSP without SPNEGO.
-        bytes.extend(128_u16.to_le_bytes());
-        bytes.extend([0; 2]);
-        let contexts_at = bytes.len();
-        bytes.extend([0; 4]);
-        if dialect == DIALECT_3_1_1 {
-            let contexts = bytes.len().next_multiple_of(8) as u32;
-            let count = push_contexts(&mut bytes);
-            bytes[count_at..count_at + 2].copy_from_slice(&count.to_le_bytes());
-            bytes[contexts_at..contexts_at + 4].copy_from_slice(&contexts.to_le_bytes());
-        }
+        response.encode(&mut bytes);
         bytes.resize(length.min(MAX_MESSAGE).max(bytes.len()), 0);
         Ok(bytes)
     }
 
     fn farewell(&mut self, request: &[u8]) -> Option<Vec<u8>> {
         let asked = Header::decode(request).ok()?;
-        if asked.command != SESSION_SETUP {
+        if asked.command != Command::SESSION_SETUP {
             return None;
         }
         let status = STATUS_LOGON_FAILURE;
-        let mut bytes = header(SESSION_SETUP, asked.message_id, Flags::RESPONSE, status);
-        // An ERROR response without data ([MS-SMB2] 2.2.2).
-        bytes.extend([9, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let mut bytes = header(
+            Command::SESSION_SETUP,
+            asked.message_id,
+            Flags::RESPONSE,
+            status,
+        );
+        bytes.extend(ERROR_BODY);
         Some(bytes)
     }
-}
-
-/// Returns the dialects of a NEGOTIATE request.
-fn offered(request: &[u8]) -> impl Iterator<Item = u16> {
-    let count = request.get(Header::LENGTH + 2..Header::LENGTH + 4);
-    let count = count.map_or(0, |count| u16::from_le_bytes([count[0], count[1]]));
-    let list = request.get(Header::LENGTH + 36..).unwrap_or_default();
-    list.chunks_exact(2)
-        .take(count.into())
-        .map(|dialect| u16::from_le_bytes([dialect[0], dialect[1]]))
 }
 
 #[cfg(test)]
@@ -274,13 +248,16 @@ mod tests {
     #[test]
     fn a_logon_is_refused() {
         let mut server = Server;
-        let request = header(SESSION_SETUP, 3, Flags::default(), 0);
+        let request = header(Command::SESSION_SETUP, 3, Flags::default(), 0);
         let answer = server.farewell(&request).unwrap();
         let answer = Header::decode(&answer).unwrap();
         assert_eq!(
             (answer.message_id, answer.status),
             (3, STATUS_LOGON_FAILURE)
         );
-        assert_eq!(server.farewell(&header(ECHO, 4, Flags::default(), 0)), None);
+        assert_eq!(
+            server.farewell(&header(Command::ECHO, 4, Flags::default(), 0)),
+            None
+        );
     }
 }

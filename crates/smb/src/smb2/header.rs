@@ -47,12 +47,16 @@ pub struct Command(pub u16);
 impl Command {
     /// SMB2 NEGOTIATE.
     pub const NEGOTIATE: Self = Self(0x0000);
+    /// SMB2 SESSION_SETUP.
+    pub const SESSION_SETUP: Self = Self(0x0001);
     /// SMB2 READ.
     pub const READ: Self = Self(0x0008);
     /// SMB2 WRITE.
     pub const WRITE: Self = Self(0x0009);
     /// SMB2 CANCEL. Its MessageId is that of the request to cancel.
     pub const CANCEL: Self = Self(0x000c);
+    /// SMB2 ECHO.
+    pub const ECHO: Self = Self(0x000d);
 
     /// The name in the specification, if the number has one.
     pub fn name(self) -> Option<&'static str> {

@@ -1,4 +1,4 @@
-//! The WRITE request ([MS-SMB2] 2.2.21). A gateway forwards the response without decoding its body.
+//! WRITE: request ([MS-SMB2] 2.2.21) and response (2.2.22).
 
 use std::ops::Range;
 
@@ -7,6 +7,7 @@ use smbdirect::BufferDescriptorV1;
 
 use super::{
     channel::{self, Channel},
+    header::Header,
     read::descriptors_length,
     reader::{Malformed, Reader},
 };
@@ -124,6 +125,30 @@ impl WriteRequest {
     }
 }
 
+/// A successful WRITE response, without its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteResponse {
+    /// Count: bytes written.
+    pub count: u32,
+}
+
+impl WriteResponse {
+    /// Number of bytes of the element that are decoded.
+    pub const FIXED: usize = Header::LENGTH + 16;
+
+    /// Decodes the body of an element.
+    ///
+    /// # Errors
+    /// The element is too short or has another StructureSize.
+    pub fn decode(element: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::body("WRITE response", element, Self::FIXED, 17)?;
+        let _reserved = reader.u16();
+        Ok(Self {
+            count: reader.u32(),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,6 +262,16 @@ mod tests {
             let element = with(element.clone(), at, bytes);
             let fault = WriteRequest::decode(&element, element.len());
             assert!(matches!(fault, Err(Malformed::OutOfBounds { .. })));
+        }
+    }
+
+    #[test]
+    fn response_has_the_number_of_bytes_written() {
+        let element = write_answer(1, 0x0102_0304);
+        let response = WriteResponse::decode(&element);
+        assert_eq!(response, Ok(WriteResponse { count: 0x0102_0304 }));
+        for length in 0..WriteResponse::FIXED {
+            assert!(WriteResponse::decode(&element[..length]).is_err());
         }
     }
 }
