@@ -6,8 +6,8 @@ use std::{
     str::FromStr,
 };
 
-use anyhow::{Context, Result, anyhow};
 use socket2::{Domain, SockRef, Socket, Type};
+use thiserror::Error;
 
 use crate::{kind::Kind, text};
 
@@ -21,30 +21,47 @@ pub struct Address {
     pub port: Option<u16>,
 }
 
-impl FromStr for Address {
-    type Err = String;
+/// The reason why a text is not an address.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// There is neither a host nor a port.
+    #[error("the address is empty; an address is HOST[:PORT]")]
+    Empty,
+    /// The text has none of the forms of an address.
+    #[error("an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT")]
+    Form,
+    /// This text follows the host, and is not the number of a port.
+    #[error("`{0}` is not a port; a port is a number from 0 to 65535")]
+    Port(String),
+    /// The text is this number only.
+    #[error("`{0}` has no host; a port is written `HOST:{0}`")]
+    OnlyPort(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let strange = |c: char| c.is_whitespace() || c.is_control() || c == '/';
-        if text.contains(strange) {
-            return Err(FORMS.into());
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let never_in_one = |c: char| c.is_whitespace() || c.is_control() || c == '/';
+        if text.contains(never_in_one) {
+            return Err(AddressError::Form);
         }
         let (host, port) = split_port(text)?;
+        let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         let port = match port {
             None => None,
             Some(digits) => {
-                let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-                let port = digits.parse().ok().filter(|_| is_number);
-                Some(port.ok_or_else(|| format!("`{digits}` is no port; 0 to 65535 are"))?)
+                // Without this check `+1` would be a number.
+                let port = digits.parse().ok().filter(|_| is_number(digits));
+                Some(port.ok_or_else(|| AddressError::Port(digits.into()))?)
             }
         };
         if host.is_empty() && port.is_none() {
-            return Err("the address is empty".into());
+            return Err(AddressError::Empty);
         }
-        if !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(format!(
-                "`{host}` has no host; a port is written `HOST:{host}`"
-            ));
+        if !host.is_empty() && is_number(host) {
+            return Err(AddressError::OnlyPort(host.into()));
         }
         Ok(Self {
             host: host.into(),
@@ -53,16 +70,14 @@ impl FromStr for Address {
     }
 }
 
-const FORMS: &str = "an address is HOST[:PORT]; IPv6 with a port is [IPv6]:PORT";
-
-fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
+fn split_port(text: &str) -> Result<(&str, Option<&str>), AddressError> {
     if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']').ok_or(FORMS)?;
+        let (host, rest) = rest.split_once(']').ok_or(AddressError::Form)?;
         check_ipv6(host)?;
         return match rest.strip_prefix(':') {
             _ if rest.is_empty() => Ok((host, None)),
             Some(port) => Ok((host, Some(port))),
-            None => Err(FORMS.into()),
+            None => Err(AddressError::Form),
         };
     }
     match text.split_once(':') {
@@ -75,11 +90,11 @@ fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
     }
 }
 
-fn check_ipv6(host: &str) -> Result<(), String> {
+fn check_ipv6(host: &str) -> Result<(), AddressError> {
     let without_scope = host.split_once('%').map_or(host, |(address, _)| address);
     match without_scope.parse::<Ipv6Addr>() {
         Ok(_) => Ok(()),
-        Err(_) => Err(FORMS.into()),
+        Err(_) => Err(AddressError::Form),
     }
 }
 
@@ -162,33 +177,52 @@ pub async fn resolve_listen(
     address: &Address,
     default_port: u16,
     families: Families,
-) -> Result<SocketAddr> {
+) -> Result<SocketAddr, ResolveError> {
     if address.host.is_empty() {
         let port = address.port.unwrap_or(default_port);
         return Ok(SocketAddr::new(families.every_address(), port));
     }
-    let resolved = resolve(address, default_port).await?;
-    let first = resolved.first().copied();
-    first.with_context(|| format!("{address} has no addresses"))
+    Ok(resolve(address, default_port).await?[0])
 }
 
-/// Returns the addresses that `address` stands for.
+/// A name without an address.
+#[derive(Debug, Error)]
+#[error("`{host}` has no address: {}; check the name", why(.error))]
+pub struct ResolveError {
+    /// The name.
+    pub host: String,
+    /// The error of the system.
+    pub error: io::Error,
+}
+
+/// Returns the reason why a name has no address.
+fn why(error: &io::Error) -> String {
+    let why = text::printable(&error.to_string());
+    match why.strip_prefix("failed to lookup address information: ") {
+        Some(why) => why.into(),
+        None => why,
+    }
+}
+
+/// Returns the addresses that `address` stands for, at least one.
 ///
 /// # Errors
 /// A name that has none.
-pub async fn resolve(address: &Address, default_port: u16) -> Result<Vec<SocketAddr>> {
+pub async fn resolve(
+    address: &Address,
+    default_port: u16,
+) -> Result<Vec<SocketAddr>, ResolveError> {
     let port = address.port.unwrap_or(default_port);
-    let host = address.host.as_str();
-    let addresses = tokio::net::lookup_host((host, port)).await;
-    let addresses = addresses.map_err(|error| {
-        let why = text::printable(&error.to_string());
-        let why = why.strip_prefix("failed to lookup address information: ");
-        match why {
-            Some(why) => anyhow!("`{host}` has no address: {why}; check the name"),
-            None => anyhow!("`{host}` has no address: {error}; check the name"),
-        }
-    })?;
-    Ok(addresses.collect())
+    let failed = |error| ResolveError {
+        host: address.host.clone(),
+        error,
+    };
+    let found = tokio::net::lookup_host((address.host.as_str(), port)).await;
+    let found: Vec<_> = found.map_err(failed)?.collect();
+    if found.is_empty() {
+        return Err(failed(io::Error::other("the system knows none")));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -218,25 +252,24 @@ mod tests {
                 "{text}"
             );
         }
-        for (text, says) in [
-            ("", "empty"),
-            ("5445", "no host"),
-            ("5445:5445", "no host"),
-            ("host:", "no port"),
-            ("host:+1", "no port"),
-            ("host:65536", "no port"),
-            ("host:port", "no port"),
-            ("host:1:2", FORMS),
-            ("[::1", FORMS),
-            ("[::1]5445", FORMS),
-            ("[host]:1", FORMS),
-            ("[]:1", FORMS),
-            ("::1::2", FORMS),
-            ("two words:1", FORMS),
-            ("http://host", FORMS),
+        for (text, error) in [
+            ("", AddressError::Empty),
+            ("5445", AddressError::OnlyPort("5445".into())),
+            ("5445:5445", AddressError::OnlyPort("5445".into())),
+            ("host:", AddressError::Port("".into())),
+            ("host:+1", AddressError::Port("+1".into())),
+            ("host:65536", AddressError::Port("65536".into())),
+            ("host:port", AddressError::Port("port".into())),
+            ("host:1:2", AddressError::Form),
+            ("[::1", AddressError::Form),
+            ("[::1]5445", AddressError::Form),
+            ("[host]:1", AddressError::Form),
+            ("[]:1", AddressError::Form),
+            ("::1::2", AddressError::Form),
+            ("two words:1", AddressError::Form),
+            ("http://host", AddressError::Form),
         ] {
-            let error = text.parse::<Address>().unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert_eq!(text.parse::<Address>(), Err(error), "{text}");
         }
     }
 

@@ -19,7 +19,9 @@ mod negotiated;
 mod rdma;
 mod tcp;
 
-pub use addresses::{Address, Families, canonical, resolve, resolve_listen};
+pub use addresses::{
+    Address, AddressError, Families, ResolveError, canonical, resolve, resolve_listen,
+};
 pub use connection::{close, connection_span, peer_span};
 pub use explain::{explain_end, limit_cure};
 pub use kind::Kind;

@@ -131,7 +131,7 @@ impl Rdma {
             peer_span(address).in_scope(|| debug!("{fault:#}"));
             last = Some(fault);
         }
-        Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
+        Err(last.expect("a name has at least one address"))
     }
 
     /// Listens on `address`; without a host, on every address of the machine.

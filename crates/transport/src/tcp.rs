@@ -90,7 +90,7 @@ pub async fn connect_tcp(
         };
         last = Some(fault);
     }
-    Err(last.unwrap_or_else(|| anyhow!("{address} has no addresses")))
+    Err(last.expect("a name has at least one address"))
 }
 
 /// Listens on `address` for plain TCP; without a host, on every address of the machine.

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use smbdirect_transport::AddressError;
+
 use crate::options::Address;
 
 /// A file or directory of a share.
@@ -31,7 +33,9 @@ impl FromStr for Place {
             .or_else(|| forward.strip_prefix("//"))
             .ok_or(FORM)?;
         let (server, rest) = place.split_once('/').ok_or(FORM)?;
-        let address: Address = server.parse()?;
+        let address: Address = server
+            .parse()
+            .map_err(|error: AddressError| error.to_string())?;
         if address.host.is_empty() || address.port == Some(0) {
             return Err(format!("`{server}` is no server"));
         }

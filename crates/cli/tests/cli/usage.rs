@@ -102,7 +102,7 @@ fn usage_errors_have_status_2() {
         (&["ping"], "<ADDR>"),
         (&["ping", "::1::"], "IPv6"),
         (&["ping", ":5445"], "has no host"),
-        (&["ping", "localhost:99999"], "no port"),
+        (&["ping", "localhost:99999"], "not a port"),
         (
             &["ping", "localhost", "--size", "5"],
             "--size goes with --echo",
