@@ -1,52 +1,152 @@
-//! Forwards answers from the server to the client, and moves the data of READs by RDMA.
-//!
-//! ```text
-//!   TCP ── ClientChannel ── RDMA Write, message ── SMB Direct       written by RDMA as it arrives
-//!   SMB Direct ── ServerChannel ── ClientChannel ── SMB Direct
-//!   SMB Direct ── ServerChannel ── message with data ── TCP
-//!   TCP ── pieces ── TCP
-//! ```
+//! Translates answers from the server to the client, and moves the data of READs by RDMA.
 
 use std::collections::VecDeque;
 
-use bytes::{Buf, Bytes};
-use smbdirect::{Connection, Message, Token, Writing};
+use bytes::Bytes;
+use smbdirect::{Connection, Message, Writing};
 use smbdirect_smb::{
     ClientChannel,
     client_channel::{Answer, Placement, Step},
     server_channel,
 };
 
-use super::{
+use crate::{
     buffers::CHUNK,
     exchange::Exchange,
+    incoming::{Content, Incoming},
     memory::Grant,
-    peer::{Side, Sink, Source, Stop, longest},
-    relay::{Never, tcp_to_tcp, whole},
-    tcp,
+    peer::{Side, Sink, Stop},
+    relay::Relay,
 };
 
-/// Forwards answers until one side ends. Every complete answer that the server sent before its end is
-/// sent to the client first.
-pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
-    let ended = match (from, to) {
-        (Source::Tcp(server), Sink::SmbDirect(client)) => place(exchange, server, client).await,
-        (Source::SmbDirect(server), to) => from_memory(exchange, server, to).await,
-        (Source::Tcp(server), Sink::Tcp(client)) => {
-            let count = |length| exchange.counters.to_client(length);
-            tcp_to_tcp(exchange, server, client, Side::Server, count).await
-        }
+/// Maximum number of chunks in flight to the client, so that one is read while others are sent.
+const MAX_CHUNKS_IN_FLIGHT: usize = 8;
+
+/// Forwards an answer. That of a server with RDMA has the data that the server wrote to registered memory.
+pub(super) async fn forward(
+    relay: Relay<'_>,
+    message: Incoming<'_>,
+    to: &mut Sink,
+) -> Result<(), Stop> {
+    let exchange = relay.exchange;
+    let (answer, server) = match message.content {
+        Content::Whole(answer, server) => (answer.into_bytes(), server),
+        Content::Begun(_) => return deliver(relay, message, to, false).await,
     };
-    match ended {
-        Ok(never) => match never {},
-        Err(stop) => stop,
+    let whole = |message: Message| Incoming::whole(Side::Server, message, server);
+    let translated = exchange.server_channel().answer(&answer)?;
+    match translated {
+        server_channel::Answer::Pass => deliver(relay, whole(answer.into()), to, false).await,
+        server_channel::Answer::Done { message_id } => {
+            exchange.end_region(message_id).await?;
+            deliver(relay, whole(answer.into()), to, false).await
+        }
+        server_channel::Answer::Data {
+            message_id,
+            head,
+            length,
+        } => {
+            let (buffer, _grant) = exchange.take_region(message_id).await?;
+            let buffer = buffer.freeze();
+            let data = buffer.slice(..length as usize);
+            exchange.traffic.read_by_rdma(length as usize);
+            let message = [head, data].into_iter().collect();
+            deliver(relay, whole(message), to, true).await?;
+            exchange.buffers.give_shared_region(exchange.id, buffer);
+            Ok(())
+        }
     }
+}
+
+/// Sends an answer to a client on SMB Direct or TCP. `is_counted` says whether its data has already been counted as
+/// moved by RDMA.
+async fn deliver(
+    relay: Relay<'_>,
+    mut message: Incoming<'_>,
+    to: &mut Sink,
+    is_counted: bool,
+) -> Result<(), Stop> {
+    let exchange = relay.exchange;
+    let Sink::SmbDirect(client) = to else {
+        return relay.pass(message, to, None).await;
+    };
+    let length = message.remaining();
+    let answer = {
+        let head = message.head(ClientChannel::ANSWER_HEAD);
+        exchange.client_channel().answer(&head, length)?
+    };
+    match answer {
+        Answer::Pass { invalidate } => relay.pass(message, to, invalidate).await?,
+        Answer::Place(placement) => {
+            place(relay, message, client, placement, is_counted).await?;
+        }
+        Answer::Compound => {
+            let mut _grant = None;
+            if message.is_arriving() {
+                _grant = Some(relay.memory(&message, length).await?);
+            }
+            let message = message.rest(exchange).await?;
+            take_steps(relay, client, message).await?;
+        }
+    }
+    exchange.answered();
+    Ok(())
+}
+
+/// Writes the data of an answer to the memory of the client as it arrives, and sends the answer without it.
+async fn place(
+    relay: Relay<'_>,
+    mut message: Incoming<'_>,
+    client: &Connection,
+    placement: Placement,
+    is_counted: bool,
+) -> Result<(), Stop> {
+    let exchange = relay.exchange;
+    let Placement {
+        data,
+        to,
+        reply,
+        invalidate,
+        ..
+    } = placement;
+    let mut placing = Placing {
+        exchange,
+        chunks: VecDeque::new(),
+    };
+    message.skip(data.start).await?;
+    let mut placed = 0;
+    while placed < data.len() {
+        let left = data.len() - placed;
+        let mut grant = None;
+        if message.is_arriving() {
+            grant = Some(placing.take(left.min(CHUNK)).await?);
+        }
+        let chunk = message.piece(left, &exchange.buffers).await?;
+        if placing.chunks.len() >= MAX_CHUNKS_IN_FLIGHT {
+            placing.finish_one().await?;
+        }
+        let writing = client.write(&to, placed as u64, chunk.clone());
+        placed += chunk.len();
+        placing.chunks.push_back((writing, chunk, grant));
+    }
+    message.skip(message.remaining()).await?;
+    if !is_counted {
+        exchange.traffic.read_by_rdma(placed);
+    }
+    let length = reply.len() + placed;
+    relay.send(client, reply.into(), invalidate, length).await?;
+    // The chunks were sent before the reply, so this wait is short. An idle session must not hold their
+    // memory.
+    while !placing.chunks.is_empty() {
+        placing.finish_one().await?;
+    }
+    Ok(())
 }
 
 /// RDMA Writes in flight to the memory of the client, oldest first.
 struct Placing<'a, 'b> {
     exchange: &'a Exchange<'b>,
-    chunks: VecDeque<(Writing, Bytes, Grant)>,
+    chunks: VecDeque<(Writing, Bytes, Option<Grant>)>,
 }
 
 impl Placing<'_, '_> {
@@ -63,119 +163,21 @@ impl Placing<'_, '_> {
         }
     }
 
-    /// Starts the RDMA Write of a chunk to the memory of the client, after the chunks in flight.
-    async fn write(
-        &mut self,
-        client: &Connection,
-        chunk: Bytes,
-        placement: &Placement,
-        offset: usize,
-        grant: Grant,
-    ) -> Result<(), Stop> {
-        if self.chunks.len() >= MAX_CHUNKS_IN_FLIGHT {
-            self.finish_one().await?;
-        }
-        let writing = client.write(&placement.to, offset as u64, chunk.clone());
-        self.chunks.push_back((writing, chunk, grant));
-        Ok(())
-    }
-
-    async fn finish_all(&mut self) -> Result<(), Stop> {
-        while !self.chunks.is_empty() {
-            self.finish_one().await?;
-        }
-        Ok(())
-    }
-
     async fn finish_one(&mut self) -> Result<(), Stop> {
-        if let Some((writing, chunk, _grant)) = self.chunks.pop_front() {
+        if let Some((writing, chunk, grant)) = self.chunks.pop_front() {
             writing.await.map_err(|fault| Stop::of_transfer(&fault))?;
-            self.exchange.buffers.give_chunk(chunk);
+            // A chunk without a grant is memory of the connection to the server.
+            if grant.is_some() {
+                self.exchange.buffers.give_chunk(chunk);
+            }
         }
         Ok(())
-    }
-}
-
-/// Maximum number of chunks in flight to the client, so that one is read while others are sent.
-const MAX_CHUNKS_IN_FLIGHT: usize = 8;
-
-/// Forwards answers from a server on TCP to a client with RDMA.
-async fn place(
-    exchange: &Exchange<'_>,
-    server: &mut tcp::Source,
-    client: &Connection,
-) -> Result<Never, Stop> {
-    let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Server, &fault);
-    let most = longest(client);
-    let mut placing = Placing {
-        exchange,
-        chunks: VecDeque::new(),
-    };
-    loop {
-        let message = server.message(ClientChannel::ANSWER_HEAD).await;
-        let Some(length) = message.map_err(failed)? else {
-            return Err(Stop::Closed(Side::Server));
-        };
-        exchange.counters.note_answer(server.head());
-        let answer = exchange.client_channel().answer(server.head(), length)?;
-        match answer {
-            Answer::Pass { invalidate } => {
-                if length > most {
-                    return Err(Stop::too_long(Side::Server, length, most as u32));
-                }
-                let _grant = placing.take(length).await?;
-                let mut pieces = Vec::new();
-                while server.remaining() > 0 {
-                    let piece = server.piece(length, &exchange.buffers).await;
-                    pieces.push(piece.map_err(failed)?);
-                }
-                let message = pieces.iter().cloned().collect();
-                send(exchange, client, message, invalidate).await?;
-                pieces
-                    .into_iter()
-                    .for_each(|piece| exchange.buffers.give_chunk(piece));
-            }
-            Answer::Place(placement) => {
-                let data = placement.data.clone();
-                server.skip(data.start).await.map_err(failed)?;
-                let mut placed = 0;
-                while placed < data.len() {
-                    let left = data.len() - placed;
-                    let grant = placing.take(left.min(CHUNK)).await?;
-                    let chunk = server.piece(left, &exchange.buffers).await;
-                    let chunk = chunk.map_err(failed)?;
-                    let length = chunk.len();
-                    placing
-                        .write(client, chunk, &placement, placed, grant)
-                        .await?;
-                    placed += length;
-                }
-                server.skip(server.remaining()).await.map_err(failed)?;
-                exchange.counters.read_by_rdma(data.len());
-                let Placement {
-                    reply, invalidate, ..
-                } = placement;
-                send_reply(exchange, client, reply.into(), invalidate, data.len()).await?;
-                // The chunks were sent before the reply, so this wait is short. An idle session must
-                // not hold their memory.
-                placing.finish_all().await?;
-            }
-            Answer::Compound => {
-                let _grant = placing.take(length).await?;
-                let message = whole(exchange, server).await.map_err(failed)?;
-                take_steps(exchange, client, message).await?;
-            }
-        }
-        exchange.answered();
     }
 }
 
 /// Executes the steps that translate a compound answer to the client.
-async fn take_steps(
-    exchange: &Exchange<'_>,
-    client: &Connection,
-    message: Bytes,
-) -> Result<(), Stop> {
+async fn take_steps(relay: Relay<'_>, client: &Connection, message: Bytes) -> Result<(), Stop> {
+    let exchange = relay.exchange;
     let steps = exchange.client_channel().compound_answer(message)?;
     let mut placed = 0;
     for step in steps {
@@ -184,137 +186,17 @@ async fn take_steps(
                 let length = data.len();
                 let written = client.write(&to, 0, data).await;
                 written.map_err(|fault| Stop::of_transfer(&fault))?;
-                exchange.counters.read_by_rdma(length);
+                exchange.traffic.read_by_rdma(length);
                 placed += length;
             }
             Step::Send {
                 message,
                 invalidate,
             } => {
-                let placed = std::mem::take(&mut placed);
-                send_reply(exchange, client, message, invalidate, placed).await?;
+                let length = message.len() + std::mem::take(&mut placed);
+                relay.send(client, message, invalidate, length).await?;
             }
         }
     }
     Ok(())
-}
-
-/// Forwards answers of a server with RDMA, with the data that it wrote to registered memory.
-async fn from_memory(
-    exchange: &Exchange<'_>,
-    server: &Connection,
-    to: &mut Sink,
-) -> Result<Never, Stop> {
-    loop {
-        let message = server.recv().await;
-        let message = message.map_err(|error| Stop::of(Side::Server, &error))?;
-        let message = message.into_bytes();
-        exchange.counters.note_answer(&message);
-        let answer = exchange.server_channel().answer(&message)?;
-        match answer {
-            server_channel::Answer::Pass => deliver(exchange, to, message.into(), false).await?,
-            server_channel::Answer::Done { message_id } => {
-                exchange.end_region(message_id).await?;
-                deliver(exchange, to, message.into(), false).await?;
-            }
-            server_channel::Answer::Data {
-                message_id,
-                head,
-                length,
-            } => {
-                let (buffer, _grant) = exchange.take_region(message_id).await?;
-                let buffer = buffer.freeze();
-                let data = buffer.slice(..length as usize);
-                exchange.counters.read_by_rdma(length as usize);
-                deliver(exchange, to, [head, data].into_iter().collect(), true).await?;
-                exchange.buffers.give_shared_region(exchange.id, buffer);
-            }
-        }
-    }
-}
-
-/// Sends an answer to a client on SMB Direct or TCP. `counted` says whether its data has
-/// already been counted as moved by RDMA.
-async fn deliver(
-    exchange: &Exchange<'_>,
-    to: &mut Sink,
-    message: Message,
-    counted: bool,
-) -> Result<(), Stop> {
-    let length = message.len();
-    let client = match to {
-        Sink::SmbDirect(client) => client,
-        Sink::Tcp(client) => {
-            let sent = client.put(message).await;
-            sent.map_err(|fault| match fault {
-                tcp::Fault::TooLong { length, most } => Stop::too_long(Side::Server, length, most),
-                fault => Stop::of_tcp(Side::Client, &fault),
-            })?;
-            exchange.counters.to_client(length);
-            return Ok(());
-        }
-    };
-    let head = message
-        .clone()
-        .copy_to_bytes(length.min(ClientChannel::ANSWER_HEAD));
-    let answer = exchange.client_channel().answer(&head, length)?;
-    match answer {
-        Answer::Pass { invalidate } => send(exchange, client, message, invalidate).await?,
-        Answer::Place(placement) => {
-            let data = placement.data.clone();
-            let mut rest = message;
-            rest.advance(data.start);
-            let mut placed = 0;
-            let mut writing = Vec::new();
-            while placed < data.len() {
-                let length = rest.chunk().len().min(data.len() - placed);
-                let chunk = rest.copy_to_bytes(length);
-                writing.push(client.write(&placement.to, placed as u64, chunk));
-                placed += length;
-            }
-            if !counted {
-                exchange.counters.read_by_rdma(placed);
-            }
-            let Placement {
-                reply, invalidate, ..
-            } = placement;
-            send_reply(exchange, client, reply.into(), invalidate, placed).await?;
-            for writing in writing {
-                writing.await.map_err(|fault| Stop::of_transfer(&fault))?;
-            }
-        }
-        Answer::Compound => take_steps(exchange, client, message.into_bytes()).await?,
-    }
-    exchange.answered();
-    Ok(())
-}
-
-async fn send(
-    exchange: &Exchange<'_>,
-    client: &Connection,
-    message: Message,
-    invalidate: Option<Token>,
-) -> Result<(), Stop> {
-    send_reply(exchange, client, message, invalidate, 0).await
-}
-
-/// Sends a message whose `placed` bytes of data were written by RDMA before it.
-async fn send_reply(
-    exchange: &Exchange<'_>,
-    client: &Connection,
-    message: Message,
-    invalidate: Option<Token>,
-    placed: usize,
-) -> Result<(), Stop> {
-    let length = message.len();
-    let sending = match invalidate {
-        Some(token) => client.send_and_invalidate(message, token),
-        None => client.send(message),
-    };
-    let sending = sending.map_err(|error| Stop::of_send(Side::Server, Side::Client, error))?;
-    // Count before the wait: the client may receive the message, and end the session, before this
-    // task continues.
-    exchange.counters.to_client(length + placed);
-    let sent = sending.await;
-    sent.map_err(|error| Stop::of(Side::Client, &error))
 }

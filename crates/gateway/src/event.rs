@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use smbdirect_transport::NegotiatedReport;
 
-use crate::carried::Carried;
+use crate::counters::Carried;
 
 /// An event of a running gateway.
 #[derive(Debug, Serialize)]

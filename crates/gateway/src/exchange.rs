@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::{
     buffers::Buffers,
-    carried::Counters,
+    counters::SessionTraffic,
     memory::{Grant, Share},
     peer::{Side, Stop},
     phase::{Phase, Phases},
@@ -35,7 +35,7 @@ pub(super) struct Exchange<'a> {
     pub(super) requests: Share,
     pub(super) answers: Share,
     pub(super) buffers: Arc<Buffers>,
-    pub(super) counters: Counters<'a>,
+    pub(super) traffic: SessionTraffic<'a>,
     phases: Phases,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Exchange<'a> {
         requests: Share,
         answers: Share,
         buffers: Arc<Buffers>,
-        counters: Counters<'a>,
+        traffic: SessionTraffic<'a>,
         phases: Phases,
     ) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl<'a> Exchange<'a> {
             requests,
             answers,
             buffers,
-            counters,
+            traffic,
             phases,
         }
     }

@@ -18,7 +18,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    carried::Counts,
+    counters::Traffic,
     event::Event,
     listener::ClientListener,
     peer::CLOSE_TIMEOUT,
@@ -107,20 +107,20 @@ fn admit(service: &Arc<Service>, peer: SocketAddr, phases: &Phases) -> Option<Se
         service.refuse_address(peer);
         return None;
     }
-    let totals = &service.totals;
-    if totals.open.load(Relaxed) >= live.max_connections {
+    let counters = &service.counters;
+    if counters.open.load(Relaxed) >= live.max_connections {
         service.turn_away(peer);
         return None;
     }
-    totals.open.fetch_add(1, Relaxed);
+    counters.open.fetch_add(1, Relaxed);
     Some(Session {
-        id: totals.total.fetch_add(1, Relaxed) + 1,
+        id: counters.total.fetch_add(1, Relaxed) + 1,
         peer,
         service: service.clone(),
         live,
         phases: phases.clone(),
         started: Instant::now(),
-        counts: Counts::default(),
+        traffic: Traffic::default(),
     })
 }
 
@@ -133,7 +133,7 @@ async fn drain(
     urgent: impl Future<Output = ()>,
 ) {
     let limit = service.live().drain_timeout;
-    let open = service.totals.open.load(Relaxed);
+    let open = service.counters.open.load(Relaxed);
     if open > 0 && !limit.is_zero() {
         service.report(&Event::Draining {
             open,
@@ -143,7 +143,7 @@ async fn drain(
         let all = async { while sessions.join_next().await.is_some() {} };
         tokio::select! {
             done = timeout(limit, all) => if done.is_err() {
-                let open = service.totals.open.load(Relaxed);
+                let open = service.counters.open.load(Relaxed);
                 let open = text::plural(open, "session");
                 warn!("{open} with unanswered requests end after --drain-timeout");
             },

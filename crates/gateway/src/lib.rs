@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   client ── accepted connection ──  one session  ── upstream connection ── server
-//!                 Source  ───────── requests::carry ────────>  Sink
+//!                 Source  ─────── Relay, requests::forward ──>  Sink
 //!                                       Exchange
-//!                 Sink    <──────── answers::carry  ─────────  Source
+//!                 Sink    <────── Relay, answers::forward ────  Source
 //! ```
 //!
 //! [`Service`] is the state of a gateway, and [`Gateway`] runs it. It reports [`Event`]s and prints nothing.
@@ -17,12 +17,11 @@
 
 mod answers;
 mod buffers;
-mod carried;
-mod ends;
+mod counters;
 mod event;
 mod exchange;
-mod figures;
 mod gateway;
+mod incoming;
 mod listener;
 mod live;
 mod memory;
@@ -35,7 +34,7 @@ mod session;
 mod settings;
 mod tcp;
 
-pub use carried::Carried;
+pub use counters::Carried;
 pub use event::Event;
 pub use gateway::Gateway;
 pub use listener::ClientListener;

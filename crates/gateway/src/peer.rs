@@ -7,7 +7,7 @@ use smbdirect_smb::{Refusal, ServerFault, frame::MAX_MESSAGE_LENGTH};
 use smbdirect_transport::{self as transport, NegotiatedReport, text};
 use tokio::net::TcpStream;
 
-use super::tcp;
+use super::{requests::Queue, tcp};
 
 /// Time limit for closing a connection gracefully. After it, the connection is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -25,6 +25,31 @@ impl fmt::Display for Side {
             Self::Client => "client",
             Self::Server => "server",
         })
+    }
+}
+
+/// The two directions of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    ToServer,
+    ToClient,
+}
+
+impl Direction {
+    /// Returns the side that sends in this direction.
+    pub(super) const fn from(self) -> Side {
+        match self {
+            Self::ToServer => Side::Client,
+            Self::ToClient => Side::Server,
+        }
+    }
+
+    /// Returns the side that receives in this direction.
+    pub(super) const fn to(self) -> Side {
+        match self {
+            Self::ToServer => Side::Server,
+            Self::ToClient => Side::Client,
+        }
     }
 }
 
@@ -173,6 +198,8 @@ pub(super) enum Source {
 pub(super) enum Sink {
     SmbDirect(Connection),
     Tcp(tcp::Sink),
+    /// A TCP connection to which another future sends the pieces of requests.
+    Queue(Queue),
 }
 
 impl Sink {
@@ -184,15 +211,23 @@ impl Sink {
     }
 
     pub(super) async fn close(&mut self) {
+        if let Self::SmbDirect(connection) = self {
+            transport::close(connection, CLOSE_TIMEOUT).await;
+        } else {
+            self.finish().await;
+        }
+    }
+
+    /// Returns the length in bytes of the longest message that can be sent.
+    pub(super) fn longest(&self) -> u32 {
         match self {
-            Self::SmbDirect(connection) => transport::close(connection, CLOSE_TIMEOUT).await,
-            Self::Tcp(sink) => sink.finish().await,
+            Self::SmbDirect(connection) => longest(connection),
+            Self::Tcp(_) | Self::Queue(_) => MAX_MESSAGE_LENGTH,
         }
     }
 }
 
-/// Returns the length in bytes of the longest message that fits both this connection and TCP.
-pub(super) fn longest(connection: &Connection) -> usize {
-    let negotiated = connection.negotiated();
-    negotiated.max_fragmented_send_size.min(MAX_MESSAGE_LENGTH) as usize
+/// Returns the length in bytes of the longest message that the peer of a connection takes.
+pub(super) fn longest(connection: &Connection) -> u32 {
+    connection.negotiated().max_fragmented_send_size
 }

@@ -1,66 +1,215 @@
-//! Functions that both directions use to forward messages.
+//! Forwards the messages of one direction: receives the next one, translates it, and sends it.
+//!
+//! ```text
+//!   client on SMB Direct ── ClientChannel ──┬── in pieces, fetched ahead ─── server on TCP
+//!                           requests        └── ServerChannel ────────────── server on SMB Direct
+//!   client on TCP ──────────────────────────┬── ServerChannel ────────────── server on SMB Direct
+//!                                           └── in pieces ────────────────── server on TCP
+//!
+//!   server on SMB Direct ── ServerChannel ──┬── ClientChannel, RDMA Write ── client on SMB Direct
+//!                           answers         └── unchanged ────────────────── client on TCP
+//!   server on TCP ──────────────────────────┬── ClientChannel, RDMA Write ── client on SMB Direct
+//!                                           └── in pieces ────────────────── client on TCP
+//! ```
+//!
+//! Buffered messages, memory that data is read into, and registered memory count towards the memory for requests or
+//! for answers. When it is used up, the gateway receives no further message from that side.
+
+use std::pin::pin;
 
 use bytes::{Buf, Bytes};
-use smbdirect_smb::smb2::Header;
+use smbdirect::{Connection, Message, Token};
+use smbdirect_smb::{ClientChannel, ServerChannel};
+use tokio::sync::mpsc;
 
-use super::{
+use crate::{
+    answers,
     exchange::Exchange,
-    peer::{Side, Stop},
+    incoming::{Content, Incoming, failed, gone, unless_gone},
+    memory::Grant,
+    peer::{Direction, Sink, Source, Stop},
+    requests::{self, Piece, Queue},
     tcp,
 };
 
-/// The success value of a direction's result: it has none, because a direction ends only with a [`Stop`].
-pub(super) enum Never {}
+/// Maximum number of pieces queued for a TCP server. Their memory is limited separately.
+const MAX_QUEUED_PIECES: usize = 64;
 
-/// Returns the rest of a message in one piece.
-pub(super) async fn whole(
-    exchange: &Exchange<'_>,
-    source: &mut tcp::Source,
-) -> Result<Bytes, tcp::Fault> {
-    let length = source.remaining();
-    if source.head().len() == length {
-        return source.take(length).await;
-    }
-    let mut whole = exchange.region(length);
-    whole.clear();
-    source.fill(&mut whole, length).await?;
-    Ok(whole.freeze())
+/// One direction of a session.
+#[derive(Clone, Copy)]
+pub(super) struct Relay<'a> {
+    pub(super) exchange: &'a Exchange<'a>,
+    pub(super) direction: Direction,
 }
 
-/// Forwards messages from one TCP connection to another, in pieces.
-pub(super) async fn tcp_to_tcp(
-    exchange: &Exchange<'_>,
-    from: &mut tcp::Source,
-    to: &mut tcp::Sink,
-    side: Side,
-    count: impl Fn(usize),
-) -> Result<Never, Stop> {
-    let other = match side {
-        Side::Client => Side::Server,
-        Side::Server => Side::Client,
-    };
-    loop {
-        if side == Side::Client {
-            exchange.check_serving()?;
-        }
-        let length = from.message(Header::LENGTH).await;
-        let length = length.map_err(|fault| Stop::of_tcp(side, &fault))?;
-        let Some(length) = length else {
-            return Err(Stop::Closed(side));
+impl Relay<'_> {
+    /// Forwards messages until one side ends. Every complete message that a side sent before its end is sent to the
+    /// other.
+    pub(super) async fn run(self, from: &mut Source, to: &mut Sink) -> Stop {
+        let server = match (self.direction, &*from, to) {
+            (Direction::ToServer, Source::SmbDirect(_), Sink::Tcp(server)) => server,
+            (_, _, to) => return self.forward_all(from, to).await,
         };
-        match side {
-            Side::Client => exchange.counters.note_request(from.head()),
-            Side::Server => exchange.counters.note_answer(from.head()),
+        // The data of a WRITE is fetched from the client while pieces before it are sent.
+        let (pieces, waiting) = mpsc::channel(MAX_QUEUED_PIECES);
+        let mut sending = pin!(requests::send_pieces(self, waiting, server));
+        let mut queue = Sink::Queue(Queue(pieces));
+        let stop = tokio::select! {
+            stop = self.forward_all(from, &mut queue) => stop,
+            sent = &mut sending => return sent.err().unwrap_or(Stop::Here),
+        };
+        drop(queue);
+        // The reason why receiving ended is more specific than the reason why sending fails.
+        let _ = sending.await;
+        stop
+    }
+
+    async fn forward_all(self, from: &mut Source, to: &mut Sink) -> Stop {
+        loop {
+            if let Err(stop) = self.forward_next(from, to).await {
+                return stop;
+            }
         }
-        let header = tcp::header(length).map_err(|fault| Stop::of_tcp(side, &fault))?;
-        let mut before = Bytes::copy_from_slice(&header);
-        while from.remaining() > 0 {
-            let piece = from.piece(length, &exchange.buffers).await;
-            let piece = piece.map_err(|fault| Stop::of_tcp(side, &fault))?;
-            let written = to.write((&mut before).chain(piece.clone())).await;
-            written.map_err(|fault| Stop::of_tcp(other, &fault))?;
-            exchange.buffers.give_chunk(piece);
+    }
+
+    async fn forward_next(self, from: &mut Source, to: &mut Sink) -> Result<(), Stop> {
+        let message = self.next(from).await?;
+        match self.direction {
+            Direction::ToServer => requests::forward(self, message, to).await,
+            Direction::ToClient => answers::forward(self, message, to).await,
         }
-        count(length);
+    }
+
+    /// Receives the next message: all of it by SMB Direct, and at least the bytes that decide by TCP.
+    async fn next(self, from: &mut Source) -> Result<Incoming<'_>, Stop> {
+        let side = self.direction.from();
+        let is_request = self.direction == Direction::ToServer;
+        if is_request {
+            self.exchange.check_serving()?;
+        }
+        let head = if is_request {
+            ServerChannel::REQUEST_HEAD
+        } else {
+            ClientChannel::ANSWER_HEAD
+        };
+        let content = match from {
+            Source::SmbDirect(connection) => {
+                if is_request {
+                    unless_gone(gone(connection), self.exchange.client_channel_room()).await?;
+                }
+                let message = connection.recv().await;
+                Content::Whole(message.map_err(|error| Stop::of(side, &error))?, connection)
+            }
+            Source::Tcp(source) => {
+                let length = source.message(head).await.map_err(failed(side))?;
+                length.ok_or(Stop::Closed(side))?;
+                Content::Begun(source)
+            }
+        };
+        let message = Incoming { side, content };
+        let traffic = self.exchange.traffic;
+        traffic.received(self.direction, &message.head(head));
+        Ok(message)
+    }
+
+    /// Waits for memory for a message that is buffered, or that has data in memory of the gateway.
+    pub(super) async fn memory(self, message: &Incoming<'_>, bytes: usize) -> Result<Grant, Stop> {
+        match self.direction {
+            Direction::ToServer => message.memory_for_request(self.exchange, bytes).await,
+            Direction::ToClient => Ok(self.exchange.answers.take(bytes).await),
+        }
+    }
+
+    /// Checks that the other side, which takes at most `most` bytes, takes a message of `length` bytes.
+    pub(super) fn check_length(self, length: usize, most: u32) -> Result<(), Stop> {
+        if length > most as usize {
+            return Err(Stop::too_long(self.direction.from(), length, most));
+        }
+        Ok(())
+    }
+
+    /// Sends a message unchanged; to a client on SMB Direct with the invalidation of a token.
+    pub(super) async fn pass(
+        self,
+        mut message: Incoming<'_>,
+        to: &mut Sink,
+        invalidate: Option<Token>,
+    ) -> Result<(), Stop> {
+        let length = message.remaining();
+        self.check_length(length, to.longest())?;
+        if let Content::Whole(whole, _) = message.content {
+            return self.pass_whole(whole, to, invalidate).await;
+        }
+        let buffers = &self.exchange.buffers;
+        match to {
+            Sink::SmbDirect(to) => {
+                let _grant = self.memory(&message, length).await?;
+                let mut pieces = Vec::new();
+                while message.remaining() > 0 {
+                    pieces.push(message.piece(length, buffers).await?);
+                }
+                let whole = pieces.iter().cloned().collect();
+                self.send(to, whole, invalidate, length).await?;
+                pieces
+                    .into_iter()
+                    .for_each(|piece| buffers.give_chunk(piece));
+            }
+            Sink::Tcp(to) => {
+                let failed = failed(self.direction.to());
+                self.exchange.traffic.forwarded(self.direction, length);
+                let mut before = Bytes::copy_from_slice(&tcp::header(length).map_err(&failed)?);
+                while message.remaining() > 0 {
+                    let piece = message.piece(length, buffers).await?;
+                    let written = to.write((&mut before).chain(piece.clone())).await;
+                    written.map_err(&failed)?;
+                    buffers.give_chunk(piece);
+                }
+            }
+            Sink::Queue(_) => unreachable!("only messages of SMB Direct are queued"),
+        }
+        Ok(())
+    }
+
+    async fn pass_whole(
+        self,
+        message: Message,
+        to: &mut Sink,
+        invalidate: Option<Token>,
+    ) -> Result<(), Stop> {
+        let length = message.len();
+        match to {
+            Sink::SmbDirect(to) => self.send(to, message, invalidate, length).await,
+            Sink::Tcp(to) => {
+                self.exchange.traffic.forwarded(self.direction, length);
+                to.put(message).await.map_err(failed(self.direction.to()))
+            }
+            Sink::Queue(queue) => {
+                let grant = self.exchange.requests.take(length).await;
+                queue.put(Piece::Begin(length)).await;
+                queue.put(Piece::Bytes(message, Some(grant))).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a message by SMB Direct. `length` is its length together with the data that moves by RDMA for it.
+    pub(super) async fn send(
+        self,
+        to: &Connection,
+        message: Message,
+        invalidate: Option<Token>,
+        length: usize,
+    ) -> Result<(), Stop> {
+        let sending = match invalidate {
+            Some(token) => to.send_and_invalidate(message, token),
+            None => to.send(message),
+        };
+        let Self { direction, .. } = self;
+        let failed = |error| Stop::of_send(direction.from(), direction.to(), error);
+        let sending = sending.map_err(failed)?;
+        // Count before the wait: the peer may receive the message, and end the session, before this task continues.
+        self.exchange.traffic.forwarded(direction, length);
+        let sent = sending.await;
+        sent.map_err(|error| Stop::of(direction.to(), &error))
     }
 }

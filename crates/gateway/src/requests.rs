@@ -1,73 +1,80 @@
-//! Forwards requests from the client to the server, and moves the data of WRITEs by RDMA.
-//!
-//! ```text
-//!   SMB Direct ── ClientChannel ── pieces ── TCP               fetched ahead, sent in order
-//!   SMB Direct ── ClientChannel ── ServerChannel ── SMB Direct
-//!   TCP ── ServerChannel ── SMB Direct
-//!   TCP ── pieces ── TCP
-//! ```
-//!
-//! Buffered messages, memory that data is read into, and registered memory all count towards the memory
-//! for requests. When it is used up, the gateway receives no further request from the client.
+//! Translates requests from the client to the server, and moves the data of WRITEs by RDMA.
 
-use std::{collections::VecDeque, pin::pin};
+use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
 use smbdirect::{Access, BufferDescriptorV1, Connection, Message, Reading};
 use smbdirect_smb::{
-    ServerChannel,
     client_channel::{Part, Request},
-    frame::MAX_MESSAGE_LENGTH,
     server_channel::Offload,
 };
 use tokio::sync::mpsc;
 
-use super::{
+use crate::{
     buffers::{CHUNK, region_size},
     exchange::{Exchange, Region},
+    incoming::{Content, Incoming, failed, gone, unless_gone},
     memory::Grant,
-    peer::{Side, Sink, Source, Stop, longest},
-    relay::{Never, tcp_to_tcp, whole},
+    peer::{Side, Sink, Stop, longest},
+    relay::Relay,
     tcp,
 };
 
-/// Maximum number of pieces queued for a TCP server. Their memory is limited separately.
-const MAX_QUEUED_PIECES: usize = 64;
 /// Bytes of one RDMA Read from the memory of the client.
 const FETCH_BYTES: usize = 2 * CHUNK;
 /// Bytes of the largest piece that is sent together with the next one, so that the head of a request
 /// leaves with its data.
 const MAX_GATHERED_BYTES: usize = 4 << 10;
 /// Maximum length in bytes of a READ request that is sent with a channel, because it is buffered whole.
-const MAX_BUFFERED_READ_BYTES: usize = u16::MAX as usize;
+const MAX_BUFFERED_READ_BYTES: u32 = u16::MAX as u32;
 
-/// Forwards requests until one side ends.
-pub(super) async fn carry(exchange: &Exchange<'_>, from: &mut Source, to: &mut Sink) -> Stop {
-    let ended = match (from, to) {
-        (Source::SmbDirect(client), Sink::Tcp(server)) => {
-            fetch_and_send(exchange, client, server).await
-        }
-        (Source::SmbDirect(client), Sink::SmbDirect(server)) => {
-            relay_rdma(exchange, client, server).await
-        }
-        (Source::Tcp(client), Sink::SmbDirect(server)) => offload(exchange, client, server).await,
-        (Source::Tcp(client), Sink::Tcp(server)) => {
-            let counters = exchange.counters;
-            tcp_to_tcp(exchange, client, server, Side::Client, |length| {
-                counters.to_server(length);
-                counters.passed();
-            })
-            .await
-        }
+/// Forwards a request.
+pub(super) async fn forward(
+    relay: Relay<'_>,
+    message: Incoming<'_>,
+    to: &mut Sink,
+) -> Result<(), Stop> {
+    let exchange = relay.exchange;
+    let (request, client) = match message.content {
+        Content::Whole(request, client) => (request, client),
+        Content::Begun(_) => return without_channel(relay, message, to).await,
     };
-    match ended {
-        Ok(never) => match never {},
-        Err(stop) => stop,
+    let request = exchange.client_channel().request(request)?;
+    let parts = match request {
+        Request::Pass(request) => {
+            exchange.traffic.passed();
+            let message = Incoming::whole(Side::Client, request, client);
+            return without_channel(relay, message, to).await;
+        }
+        Request::Translated(parts) => parts,
+    };
+    match to {
+        Sink::SmbDirect(server) => fetch_and_send(relay, client, parts, server).await,
+        Sink::Queue(queue) => {
+            fetch_in_pieces(exchange, client, parts, queue).await;
+            Ok(())
+        }
+        Sink::Tcp(_) => unreachable!("requests of SMB Direct for TCP are queued"),
     }
 }
 
+/// Forwards a request without a channel to memory of the client.
+async fn without_channel(
+    relay: Relay<'_>,
+    message: Incoming<'_>,
+    to: &mut Sink,
+) -> Result<(), Stop> {
+    if let Sink::SmbDirect(server) = to {
+        return offload(relay, message, server).await;
+    }
+    if message.is_arriving() {
+        relay.exchange.traffic.passed();
+    }
+    relay.pass(message, to, None).await
+}
+
 /// A piece of the stream to a TCP server.
-enum Piece {
+pub(super) enum Piece {
     /// A message of this many bytes begins.
     Begin(usize),
     /// Bytes of the message, with the memory that they hold.
@@ -76,97 +83,38 @@ enum Piece {
     Fetched(Reading, Grant),
 }
 
-/// Waits until another request can be recorded, and returns the next request of an SMB Direct client.
-async fn next_request(exchange: &Exchange<'_>, client: &Connection) -> Result<Request, Stop> {
-    exchange.check_serving()?;
-    unless_gone(gone(client), exchange.client_channel_room()).await?;
-    let message = client.recv().await;
-    let message = message.map_err(|error| Stop::of(Side::Client, &error))?;
-    exchange.counters.note_request(message.chunk());
-    Ok(exchange.client_channel().request(message)?)
-}
+/// The pieces that wait to be sent to a TCP server.
+pub(super) struct Queue(pub(super) mpsc::Sender<Piece>);
 
-/// Waits for `room`, which only answers to earlier requests free. The server may never answer, so the
-/// wait also ends when the client is gone.
-async fn unless_gone<T>(
-    gone: impl Future<Output = Stop>,
-    room: impl Future<Output = T>,
-) -> Result<T, Stop> {
-    tokio::select! {
-        biased;
-        room = room => Ok(room),
-        stop = gone => Err(stop),
+impl Queue {
+    /// Adds a piece, after waiting for room.
+    pub(super) async fn put(&self, piece: Piece) {
+        // The result is ignored: the receiver of the queue lives as long as this task.
+        let _ = self.0.send(piece).await;
     }
 }
 
-/// Waits until the connection of an SMB Direct client ends.
-async fn gone(client: &Connection) -> Stop {
-    Stop::of(Side::Client, &client.closed().await)
-}
-
-/// Waits until a TCP client has finished sending and no answer has been sent to it for
-/// `ANSWER_TIMEOUT`.
-async fn gone_silent(exchange: &Exchange<'_>, client: &tcp::Source) -> Stop {
-    client.hung_up().await;
-    exchange.counters.of_session().silence().await;
-    Stop::Closed(Side::Client)
-}
-
-/// Receives requests and fetches their data, and concurrently sends them to the server. When receiving
-/// ends, the queued pieces are still sent.
-async fn fetch_and_send(
+/// Queues the parts of a request, and starts RDMA Reads of the data of WRITEs.
+async fn fetch_in_pieces(
     exchange: &Exchange<'_>,
     client: &Connection,
-    server: &mut tcp::Sink,
-) -> Result<Never, Stop> {
-    let (pieces, waiting) = mpsc::channel(MAX_QUEUED_PIECES);
-    let mut sending = pin!(send_pieces(exchange, waiting, server));
-    let ended = tokio::select! {
-        ended = fetch(exchange, client, pieces) => ended,
-        sent = &mut sending => return Err(sent.err().unwrap_or(Stop::Here)),
-    };
-    // The reason why receiving ended is more specific than the reason why sending fails.
-    let _ = sending.await;
-    ended
-}
-
-/// Receives requests, and starts RDMA Reads of the data of WRITEs.
-async fn fetch(
-    exchange: &Exchange<'_>,
-    client: &Connection,
-    pieces: mpsc::Sender<Piece>,
-) -> Result<Never, Stop> {
-    // The result is ignored: the receiver of the queue lives as long as this task.
-    let put = async |piece| drop(pieces.send(piece).await);
-    loop {
-        match next_request(exchange, client).await? {
-            Request::Pass(message) => {
-                let length = message.len();
-                if length > MAX_MESSAGE_LENGTH as usize {
-                    return Err(Stop::too_long(Side::Client, length, MAX_MESSAGE_LENGTH));
-                }
-                let grant = exchange.requests.take(length).await;
-                put(Piece::Begin(length)).await;
-                put(Piece::Bytes(message, Some(grant))).await;
-                exchange.counters.passed();
-            }
-            Request::Translated(parts) => {
-                put(Piece::Begin(parts.iter().map(Part::len).sum())).await;
-                for part in parts {
-                    match part {
-                        Part::Bytes(bytes) => put(Piece::Bytes(bytes.into(), None)).await,
-                        Part::Remote { from, length } => {
-                            let length = length as usize;
-                            exchange.counters.written_by_rdma(length);
-                            for offset in (0..length).step_by(FETCH_BYTES) {
-                                let size = FETCH_BYTES.min(length - offset);
-                                let grant = exchange.requests.take(region_size(size)).await;
-                                let into = exchange.region(size);
-                                let reading = client.read(&from, offset as u64, into);
-                                put(Piece::Fetched(reading, grant)).await;
-                            }
-                        }
-                    }
+    parts: Vec<Part>,
+    queue: &Queue,
+) {
+    let length = parts.iter().map(Part::len).sum();
+    queue.put(Piece::Begin(length)).await;
+    for part in parts {
+        match part {
+            Part::Bytes(bytes) => queue.put(Piece::Bytes(bytes.into(), None)).await,
+            Part::Remote { from, length } => {
+                let length = length as usize;
+                exchange.traffic.written_by_rdma(length);
+                for offset in (0..length).step_by(FETCH_BYTES) {
+                    let size = FETCH_BYTES.min(length - offset);
+                    let grant = exchange.requests.take(region_size(size)).await;
+                    let into = exchange.region(size);
+                    let reading = client.read(&from, offset as u64, into);
+                    queue.put(Piece::Fetched(reading, grant)).await;
                 }
             }
         }
@@ -175,12 +123,16 @@ async fn fetch(
 
 /// Sends pieces in order. If the data of a message cannot be read, the message stays incomplete and the
 /// server ignores it.
-async fn send_pieces(
-    exchange: &Exchange<'_>,
+pub(super) async fn send_pieces(
+    relay: Relay<'_>,
     mut pieces: mpsc::Receiver<Piece>,
     server: &mut tcp::Sink,
 ) -> Result<(), Stop> {
-    let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Server, &fault);
+    let Relay {
+        exchange,
+        direction,
+    } = relay;
+    let failed = failed(direction.to());
     // Small pieces are sent together with the next one.
     let mut small = VecDeque::new();
     let mut missing = 0;
@@ -188,9 +140,9 @@ async fn send_pieces(
         match piece {
             Piece::Begin(length) => {
                 missing = length;
-                let header = tcp::header(length).map_err(failed)?;
+                let header = tcp::header(length).map_err(&failed)?;
                 small.push_back(Bytes::copy_from_slice(&header));
-                exchange.counters.to_server(length);
+                exchange.traffic.forwarded(direction, length);
             }
             Piece::Bytes(message, grant) => {
                 missing -= message.len();
@@ -199,7 +151,7 @@ async fn send_pieces(
                     small.push_back(message.into_bytes());
                 } else {
                     let before: Message = small.drain(..).collect();
-                    server.write(before.chain(message)).await.map_err(failed)?;
+                    server.write(before.chain(message)).await.map_err(&failed)?;
                 }
             }
             Piece::Fetched(reading, _grant) => {
@@ -210,7 +162,7 @@ async fn send_pieces(
                 missing -= buffer.len();
                 let before: Message = small.drain(..).collect();
                 let whole = before.chain(buffer.clone());
-                server.write(whole).await.map_err(failed)?;
+                server.write(whole).await.map_err(&failed)?;
                 exchange.buffers.give_shared_region(exchange.id, buffer);
             }
         }
@@ -218,94 +170,46 @@ async fn send_pieces(
     Ok(())
 }
 
-/// Forwards requests from a client with RDMA to a server with RDMA. The data of a WRITE is fetched into
-/// memory that the server then reads.
-async fn relay_rdma(
-    exchange: &Exchange<'_>,
+/// Fetches the data of a request into memory, and forwards the request with it to a server with RDMA.
+async fn fetch_and_send(
+    relay: Relay<'_>,
     client: &Connection,
+    parts: Vec<Part>,
     server: &Connection,
-) -> Result<Never, Stop> {
-    loop {
-        // Memory for the fetched data of a message, until it is sent.
-        let mut _fetched = None;
-        let message = match next_request(exchange, client).await? {
-            Request::Pass(message) => {
-                exchange.counters.passed();
-                message
-            }
-            Request::Translated(parts) => {
-                if relay_write(exchange, client, server, &parts).await? {
-                    continue;
-                }
-                let length = parts.iter().map(Part::len).sum();
-                let largest = parts.iter().map(fetched_size).max().unwrap_or(0);
-                if largest > 0 {
-                    let taking = exchange.requests.take(length + largest);
-                    _fetched = Some(unless_gone(gone(client), taking).await?);
-                }
-                let mut whole = BytesMut::with_capacity(length);
-                for part in parts {
-                    match part {
-                        Part::Bytes(bytes) => whole.extend_from_slice(&bytes),
-                        Part::Remote { from, length } => {
-                            let data = fetch_whole(exchange, client, &from, length).await?;
-                            whole.extend_from_slice(&data);
-                            exchange.buffers.give_region(exchange.id, data);
-                        }
-                    }
-                }
-                whole.freeze().into()
-            }
-        };
-        // `ServerChannel::request` needs the message as one slice.
-        let message = message.into_bytes();
-        let length = message.len();
-        let offload = exchange.server_channel().request(&message, length)?;
-        match offload {
-            Offload::Pass | Offload::Incomplete => {
-                send(exchange, server, message.into(), length).await?;
-            }
-            Offload::Read { length: to_read } => {
-                let taking = exchange.requests.take(region_size(to_read as usize));
-                let grant = unless_gone(gone(client), taking).await?;
-                let region = register_read(exchange, server, to_read, grant)?;
-                send_with_region(exchange, server, &message, length, region).await?;
-            }
-            Offload::Write { data } => {
-                let taking = exchange.requests.take(region_size(data.len()));
-                let grant = unless_gone(gone(client), taking).await?;
-                exchange.counters.written_by_rdma(data.len());
-                let mut buffer = exchange.region(data.len());
-                buffer.copy_from_slice(&message[data]);
-                let region = register(server, buffer, Access::REMOTE_READ, grant)?;
-                send_with_region(exchange, server, &message, length, region).await?;
+) -> Result<(), Stop> {
+    let exchange = relay.exchange;
+    let memory = |bytes| unless_gone(gone(client), exchange.requests.take(bytes));
+    if let [Part::Bytes(head), Part::Remote { from, length }] = &*parts {
+        let whole = head.len() + *length as usize;
+        let offload = exchange.server_channel().request(head, whole)?;
+        if let Offload::Write { .. } = offload {
+            // The server reads from the memory that the data is fetched into.
+            let grant = memory(region_size(*length as usize)).await?;
+            let buffer = fetch_whole(exchange, client, from, *length).await?;
+            let region = register(server, buffer, Access::REMOTE_READ, grant)?;
+            return send_with_region(relay, server, head, whole, region).await;
+        }
+    }
+    let length = parts.iter().map(Part::len).sum();
+    let largest = parts.iter().map(fetched_size).max().unwrap_or(0);
+    // Memory for the fetched data, until the message is sent.
+    let mut _fetched = None;
+    if largest > 0 {
+        _fetched = Some(memory(length + largest).await?);
+    }
+    let mut whole = BytesMut::with_capacity(length);
+    for part in parts {
+        match part {
+            Part::Bytes(bytes) => whole.extend_from_slice(&bytes),
+            Part::Remote { from, length } => {
+                let data = fetch_whole(exchange, client, &from, length).await?;
+                whole.extend_from_slice(&data);
+                exchange.buffers.give_region(exchange.id, data);
             }
         }
     }
-}
-
-/// Moves the data of a WRITE by RDMA on both sides, through the same memory. Returns false and does
-/// nothing if the parts are not such a WRITE.
-async fn relay_write(
-    exchange: &Exchange<'_>,
-    client: &Connection,
-    server: &Connection,
-    parts: &[Part],
-) -> Result<bool, Stop> {
-    let [Part::Bytes(head), Part::Remote { from, length }] = parts else {
-        return Ok(false);
-    };
-    let whole = head.len() + *length as usize;
-    let offload = exchange.server_channel().request(head, whole)?;
-    let Offload::Write { .. } = offload else {
-        return Ok(false);
-    };
-    let taking = exchange.requests.take(region_size(*length as usize));
-    let grant = unless_gone(gone(client), taking).await?;
-    let buffer = fetch_whole(exchange, client, from, *length).await?;
-    let region = register(server, buffer, Access::REMOTE_READ, grant)?;
-    send_with_region(exchange, server, head, whole, region).await?;
-    Ok(true)
+    let message = Incoming::whole(Side::Client, whole.freeze().into(), client);
+    offload(relay, message, server).await
 }
 
 /// Returns the number of bytes of memory that a part needs for its fetched data.
@@ -323,98 +227,67 @@ async fn fetch_whole(
     from: &[BufferDescriptorV1],
     length: u32,
 ) -> Result<BytesMut, Stop> {
-    exchange.counters.written_by_rdma(length as usize);
+    exchange.traffic.written_by_rdma(length as usize);
     let into = exchange.region(length as usize);
     let read = client.read(from, 0, into).await;
     read.map_err(|error| Stop::of_read(&error))
 }
 
-/// Forwards requests from a client on TCP to a server with RDMA.
+/// Forwards a request to a server with RDMA: a READ or WRITE with a channel to memory of the gateway, if that is
+/// worth it.
 async fn offload(
-    exchange: &Exchange<'_>,
-    client: &mut tcp::Source,
+    relay: Relay<'_>,
+    mut message: Incoming<'_>,
     server: &Connection,
-) -> Result<Never, Stop> {
-    let failed = |fault: tcp::Fault| Stop::of_tcp(Side::Client, &fault);
-    let most = longest(server);
-    loop {
-        exchange.check_serving()?;
-        let message = client.message(ServerChannel::REQUEST_HEAD).await;
-        let Some(length) = message.map_err(failed)? else {
-            return Err(Stop::Closed(Side::Client));
-        };
-        exchange.counters.note_request(client.head());
-        let offload = exchange.server_channel().request(client.head(), length)?;
-        match offload {
-            Offload::Pass | Offload::Incomplete => {
-                if length > most {
-                    return Err(Stop::too_long(Side::Client, length, most as u32));
-                }
-                let taking = exchange.requests.take(length);
-                let _grant = unless_gone(gone_silent(exchange, client), taking).await?;
-                let message = whole(exchange, client).await.map_err(failed)?;
-                if offload == Offload::Incomplete {
-                    exchange.server_channel().request(&message, length)?;
-                }
-                exchange.counters.passed();
-                send(exchange, server, message.into(), length).await?;
+) -> Result<(), Stop> {
+    let exchange = relay.exchange;
+    message.join();
+    let length = message.remaining();
+    let offload = exchange
+        .server_channel()
+        .request(&message.head(length), length)?;
+    match offload {
+        Offload::Pass | Offload::Incomplete => {
+            relay.check_length(length, longest(server))?;
+            let mut _grant = None;
+            if message.is_arriving() {
+                _grant = Some(relay.memory(&message, length).await?);
+                exchange.traffic.passed();
             }
-            Offload::Read { length: to_read } => {
-                if length > MAX_BUFFERED_READ_BYTES {
-                    return Err(Stop::too_long(
-                        Side::Client,
-                        length,
-                        MAX_BUFFERED_READ_BYTES as u32,
-                    ));
-                }
-                let message = client.take(length).await.map_err(failed)?;
-                let taking = exchange.requests.take(region_size(to_read as usize));
-                let grant = unless_gone(gone_silent(exchange, client), taking).await?;
-                let region = register_read(exchange, server, to_read, grant)?;
-                send_with_region(exchange, server, &message, length, region).await?;
+            let message = message.rest(exchange).await?;
+            if offload == Offload::Incomplete {
+                exchange.server_channel().request(&message, length)?;
             }
-            Offload::Write { data } => {
-                let taking = exchange.requests.take(region_size(data.len()));
-                let grant = unless_gone(gone_silent(exchange, client), taking).await?;
-                let head = client.take(data.start).await.map_err(failed)?;
-                let mut buffer = exchange.region(data.len());
-                buffer.clear();
-                client.fill(&mut buffer, data.len()).await.map_err(failed)?;
-                client.skip(client.remaining()).await.map_err(failed)?;
-                exchange.counters.written_by_rdma(data.len());
-                let region = register(server, buffer, Access::REMOTE_READ, grant)?;
-                send_with_region(exchange, server, &head, length, region).await?;
+            relay.send(server, message.into(), None, length).await
+        }
+        Offload::Read { length: to_read } => {
+            if message.is_arriving() && length > MAX_BUFFERED_READ_BYTES as usize {
+                return Err(Stop::too_long(
+                    Side::Client,
+                    length,
+                    MAX_BUFFERED_READ_BYTES,
+                ));
             }
+            let head = message.take(length).await?;
+            let grant = relay
+                .memory(&message, region_size(to_read as usize))
+                .await?;
+            let buffer = exchange.region(to_read as usize);
+            let region = register(server, buffer, Access::REMOTE_WRITE, grant)?;
+            send_with_region(relay, server, &head, length, region).await
+        }
+        Offload::Write { data } => {
+            let grant = relay.memory(&message, region_size(data.len())).await?;
+            let head = message.take(data.start).await?;
+            let mut buffer = exchange.region(data.len());
+            buffer.clear();
+            message.fill(&mut buffer, data.len()).await?;
+            message.skip(message.remaining()).await?;
+            exchange.traffic.written_by_rdma(data.len());
+            let region = register(server, buffer, Access::REMOTE_READ, grant)?;
+            send_with_region(relay, server, &head, length, region).await
         }
     }
-}
-
-/// Sends a message of `length` bytes, including the data that is fetched for it.
-async fn send(
-    exchange: &Exchange<'_>,
-    server: &Connection,
-    message: Message,
-    length: usize,
-) -> Result<(), Stop> {
-    let sending = server
-        .send(message)
-        .map_err(|error| Stop::of_send(Side::Client, Side::Server, error))?;
-    // Count before the wait: the server may receive the message, and end the session, before this
-    // task continues.
-    exchange.counters.to_server(length);
-    let sent = sending.await;
-    sent.map_err(|error| Stop::of(Side::Server, &error))
-}
-
-/// Registers memory for the server to write to.
-fn register_read(
-    exchange: &Exchange<'_>,
-    server: &Connection,
-    length: u32,
-    grant: Grant,
-) -> Result<Region, Stop> {
-    let buffer = exchange.region(length as usize);
-    register(server, buffer, Access::REMOTE_WRITE, grant)
 }
 
 fn register(
@@ -432,12 +305,12 @@ fn register(
 /// Sends a request with the channel to memory that was registered for it. `length` is the length of
 /// the request with its data.
 async fn send_with_region(
-    exchange: &Exchange<'_>,
+    relay: Relay<'_>,
     server: &Connection,
     head: &[u8],
     length: usize,
     region: Region,
 ) -> Result<(), Stop> {
-    let request = exchange.expect_answer(head, length, region);
-    send(exchange, server, request.into(), length).await
+    let request = relay.exchange.expect_answer(head, length, region);
+    relay.send(server, request.into(), None, length).await
 }

@@ -3,20 +3,17 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
 };
 
 use anyhow::{Context, Result};
+use smbdirect::metrics::{Family, Kind};
 use smbdirect_smb::frame;
 use smbdirect_transport::{Address, Rdma, connect_tcp, text};
 
 use super::{
     buffers::Buffers,
-    carried::Counts,
-    ends::Ends,
+    counters::Counters,
     event::Event,
     live::Live,
     memory::Memory,
@@ -24,7 +21,7 @@ use super::{
     settings::{Protocol, Settings},
 };
 
-/// The state that all sessions of a gateway share: the server, the settings, and the totals.
+/// The state that all sessions of a gateway share: the server, the settings, and the counters.
 pub struct Service {
     /// The address that clients connect to.
     pub(super) listening: SocketAddr,
@@ -37,7 +34,7 @@ pub struct Service {
     pub(super) answers: Arc<Memory>,
     pub(super) buffers: Arc<Buffers>,
     report: Box<dyn Fn(&Event<'_>) + Send + Sync>,
-    pub(super) totals: Totals,
+    pub(super) counters: Counters,
 }
 
 impl fmt::Debug for Service {
@@ -47,24 +44,6 @@ impl fmt::Debug for Service {
         fields.field("settings", &self.settings);
         fields.finish_non_exhaustive()
     }
-}
-
-/// Counts over all sessions.
-#[derive(Debug, Default)]
-pub(super) struct Totals {
-    /// Connections that are open now.
-    pub(super) open: AtomicU64,
-    /// Connections accepted so far.
-    pub(super) total: AtomicU64,
-    /// Connections that ended by a fault.
-    pub(super) failed: AtomicU64,
-    /// Connections closed immediately because too many were open.
-    pub(super) turned_away: AtomicU64,
-    /// Connections closed immediately because --allow does not have their address.
-    pub(super) not_allowed: AtomicU64,
-    /// Why sessions ended.
-    pub(super) ends: Ends,
-    pub(super) counts: Counts,
 }
 
 impl Service {
@@ -88,7 +67,7 @@ impl Service {
             // Half of the memory for one direction, so that small settings also limit free buffers.
             buffers: Arc::new(Buffers::new(in_flight / 2)),
             report: Box::new(report),
-            totals: Totals::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -135,8 +114,8 @@ impl Service {
 
     /// Reports a client that is turned away because too many connections are open.
     pub(super) fn turn_away(&self, peer: SocketAddr) {
-        self.totals.turned_away.fetch_add(1, Relaxed);
-        let open = self.totals.open.load(Relaxed);
+        self.counters.turned_away.fetch_add(1, Relaxed);
+        let open = self.counters.open.load(Relaxed);
         let are = if open == 1 { "is" } else { "are" };
         let open_now = text::plural(open, "connection");
         let reason = &format!("{open_now} {are} open");
@@ -145,20 +124,49 @@ impl Service {
 
     /// Reports a client that is turned away because --allow does not have its address.
     pub(super) fn refuse_address(&self, peer: SocketAddr) {
-        self.totals.not_allowed.fetch_add(1, Relaxed);
-        let open = self.totals.open.load(Relaxed);
+        self.counters.not_allowed.fetch_add(1, Relaxed);
+        let open = self.counters.open.load(Relaxed);
         let reason = "--allow does not have its address";
         self.report(&Event::TurnedAway { peer, open, reason });
     }
 
     /// Reports the totals.
     pub(super) fn report_summary(&self) {
-        let totals = &self.totals;
+        let counters = &self.counters;
         self.report(&Event::Summary {
-            total: totals.total.load(Relaxed),
-            failed: totals.failed.load(Relaxed),
-            turned_away: totals.turned_away.load(Relaxed),
-            carried: totals.counts.carried(),
+            total: counters.total.load(Relaxed),
+            failed: counters.failed.load(Relaxed),
+            turned_away: counters.turned_away.load(Relaxed),
+            carried: counters.traffic.carried(),
         });
+    }
+
+    /// Returns what the gateway is doing, in one line.
+    pub fn title(&self) -> String {
+        format!("gateway {} to {}", self.listening, self.live().upstream)
+    }
+
+    /// Returns the metrics: sessions, traffic, and memory.
+    pub fn families(&self) -> Vec<Family> {
+        let mut families = self.counters.families(self.live().max_connections);
+        let memory = [
+            ("requests", self.requests.used(), self.requests.limit()),
+            ("answers", self.answers.used(), self.answers.limit()),
+            ("free_buffers", self.buffers.kept(), self.buffers.max_kept()),
+        ];
+        let of_pool = |(pool, bytes): (_, u64)| (vec![("pool", pool)], bytes as f64);
+        families.push(Family::labelled(
+            "smbdirect_gateway_memory_bytes",
+            "Memory of requests and answers in flight, and of free buffers.",
+            Kind::Gauge,
+            memory.map(|(pool, used, _)| of_pool((pool, used))),
+        ));
+        families.push(Family::labelled(
+            "smbdirect_gateway_memory_limit_bytes",
+            "Limits of smbdirect_gateway_memory_bytes.",
+            Kind::Gauge,
+            memory.map(|(pool, _, limit)| of_pool((pool, limit))),
+        ));
+        families
     }
 }

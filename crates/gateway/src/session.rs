@@ -12,15 +12,14 @@ use tokio::time::sleep;
 use tracing::{Instrument, info_span, warn};
 
 use super::{
-    answers,
-    carried::{Counters, Counts},
+    counters::{SessionTraffic, Traffic},
     event::Event,
     exchange::Exchange,
     live::Live,
-    peer::{Peer, Side, Stop},
+    peer::{Direction, Peer, Side, Stop},
     phase::{Phase, Phases},
-    requests,
-    service::{Service, Totals},
+    relay::Relay,
+    service::Service,
 };
 
 /// Minimum number of data bytes in a READ or WRITE of a TCP client that move by RDMA to the server.
@@ -41,7 +40,7 @@ pub(super) struct Session {
     pub(super) live: Arc<Live>,
     pub(super) phases: Phases,
     pub(super) started: Instant,
-    pub(super) counts: Counts,
+    pub(super) traffic: Traffic,
 }
 
 impl Session {
@@ -87,10 +86,16 @@ impl Session {
         let (mut from_client, mut to_client) = client.split(stall_limit);
         let (mut from_server, mut to_server) = server.split(stall_limit);
         let stop = {
-            let mut down = pin!(answers::carry(&exchange, &mut from_server, &mut to_client));
+            let relay = |direction| Relay {
+                exchange: &exchange,
+                direction,
+            };
+            let answers = relay(Direction::ToClient);
+            let mut down = pin!(answers.run(&mut from_server, &mut to_client));
+            let requests = relay(Direction::ToServer);
             let mut answers_go_on = true;
             let stop = tokio::select! {
-                stop = requests::carry(&exchange, &mut from_client, &mut to_server) => stop,
+                stop = requests.run(&mut from_client, &mut to_server) => stop,
                 stop = &mut down => {
                     answers_go_on = false;
                     stop
@@ -109,7 +114,7 @@ impl Session {
             // If every request is answered, the session ends immediately: the server must close the client's
             // files before the client connects again.
             let answers_are_due =
-                answers_can_follow && !(server_goes_on && self.counts.is_answered());
+                answers_can_follow && !(server_goes_on && self.traffic.is_answered());
             if answers_are_due && matches!(stop, Stop::Closed(Side::Client)) {
                 to_server.finish().await;
                 tokio::select! {
@@ -117,7 +122,7 @@ impl Session {
                         Stop::Failed(Side::Server, _) => last,
                         _ => stop,
                     },
-                    () = self.counts.silence() => stop,
+                    () = self.traffic.silence() => stop,
                     () = self.phases.reached(Phase::Ending) => stop,
                 }
             } else {
@@ -136,7 +141,7 @@ impl Session {
         let mut quiet = 0;
         while quiet < QUIET_POLLS {
             sleep(QUIET_POLL_INTERVAL).await;
-            quiet = if self.counts.is_answered() {
+            quiet = if self.traffic.is_answered() {
                 quiet + 1
             } else {
                 0
@@ -159,26 +164,33 @@ impl Session {
             self.service.requests.share(),
             self.service.answers.share(),
             self.service.buffers.clone(),
-            Counters([&self.counts, &self.service.totals.counts]),
+            self.session_traffic(),
             self.phases.clone(),
         )
     }
 
+    fn session_traffic(&self) -> SessionTraffic<'_> {
+        SessionTraffic {
+            session: &self.traffic,
+            all: &self.service.counters.traffic,
+        }
+    }
+
     fn report_opened(&self, client: &Peer, server: &Peer) {
-        let Totals { open, total, .. } = &self.service.totals;
+        let counters = &self.service.counters;
         self.service.report(&Event::Opened {
             id: self.id,
             peer: self.peer,
             upstream: server.address(),
             client: client.negotiated(),
             server: server.negotiated(),
-            open: open.load(Relaxed),
-            total: total.load(Relaxed),
+            open: counters.open.load(Relaxed),
+            total: counters.total.load(Relaxed),
         });
     }
 
     fn report_refused(&self, refusal: &Refusal) {
-        Counters([&self.counts, &self.service.totals.counts]).refused();
+        self.session_traffic().refused();
         let (reason, cure) = (refusal.to_string(), refusal.cure());
         self.service.report(&Event::Refused {
             id: self.id,
@@ -190,12 +202,12 @@ impl Session {
     }
 
     fn report_closed(&self, stop: &Stop) {
-        let totals = &self.service.totals;
-        let open = totals.open.fetch_sub(1, Relaxed) - 1;
-        totals.ends.count(stop);
+        let counters = &self.service.counters;
+        let open = counters.open.fetch_sub(1, Relaxed) - 1;
+        counters.ended(stop);
         let ok = matches!(stop, Stop::Closed(_) | Stop::Here);
         if !ok {
-            totals.failed.fetch_add(1, Relaxed);
+            counters.failed.fetch_add(1, Relaxed);
         }
         if let Stop::Refused(refusal) = stop {
             self.report_refused(refusal);
@@ -206,9 +218,9 @@ impl Session {
             seconds: self.started.elapsed().as_secs_f64(),
             ok,
             ended: &stop.to_string(),
-            carried: self.counts.carried(),
+            carried: self.traffic.carried(),
             open,
-            total: totals.total.load(Relaxed),
+            total: counters.total.load(Relaxed),
         });
     }
 }

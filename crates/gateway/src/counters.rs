@@ -1,0 +1,398 @@
+//! What a gateway counts: the sessions, why they ended, and the traffic of each and of all together. Events and
+//! Prometheus show the same counters.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use serde::Serialize;
+use smbdirect::metrics::{Family, Kind};
+use smbdirect_smb::{
+    Refusal,
+    smb2::{Command, Header},
+};
+use tokio::time::sleep;
+
+use crate::peer::{Direction, Side, Stop};
+
+/// The counters of a gateway.
+#[derive(Debug)]
+pub(super) struct Counters {
+    /// Sessions that are open now.
+    pub(super) open: AtomicU64,
+    /// Connections accepted so far.
+    pub(super) total: AtomicU64,
+    /// Sessions that ended by a fault.
+    pub(super) failed: AtomicU64,
+    /// Connections closed immediately because too many were open.
+    pub(super) turned_away: AtomicU64,
+    /// Connections closed immediately because their address is not allowed.
+    pub(super) not_allowed: AtomicU64,
+    ended: ByCause<7>,
+    refused: ByCause<9>,
+    pub(super) traffic: Traffic,
+}
+
+/// The traffic of one session, or of all sessions.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    to_server: Forwarded,
+    to_client: Forwarded,
+    read_by_rdma: Moved,
+    written_by_rdma: Moved,
+    requests_passed: AtomicU64,
+    requests_refused: AtomicU64,
+}
+
+/// Messages forwarded in one direction.
+#[derive(Debug, Default)]
+struct Forwarded {
+    messages: AtomicU64,
+    /// Bytes of messages, with the data that moved by RDMA.
+    bytes: AtomicU64,
+    /// Messages that are neither a request with an answer nor a final answer: CANCEL, interim answers, notifications.
+    unpaired: AtomicU64,
+}
+
+impl Forwarded {
+    /// Returns the number of requests with an answer, or of final answers.
+    fn paired(&self) -> u64 {
+        let messages = self.messages.load(Relaxed);
+        messages.saturating_sub(self.unpaired.load(Relaxed))
+    }
+}
+
+/// Requests whose data moved by RDMA.
+#[derive(Debug, Default)]
+struct Moved {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// The traffic of a session together with that of all sessions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SessionTraffic<'a> {
+    pub(super) session: &'a Traffic,
+    pub(super) all: &'a Traffic,
+}
+
+impl SessionTraffic<'_> {
+    fn add(self, counter: fn(&Traffic) -> &AtomicU64, number: u64) {
+        for traffic in [self.session, self.all] {
+            counter(traffic).fetch_add(number, Relaxed);
+        }
+    }
+
+    /// Counts a message by its length as forwarded, with the data that moved by RDMA for it.
+    pub(super) fn forwarded(self, direction: Direction, length: usize) {
+        for traffic in [self.session, self.all] {
+            let forwarded = traffic.in_direction(direction);
+            forwarded.messages.fetch_add(1, Relaxed);
+            forwarded.bytes.fetch_add(length as u64, Relaxed);
+        }
+    }
+
+    /// Notices by its first bytes a request that has no answer, or a message of the server that is not the final
+    /// answer to a request.
+    pub(super) fn received(self, direction: Direction, head: &[u8]) {
+        let is_unpaired = Header::decode(head).is_ok_and(|header| match direction {
+            Direction::ToServer => header.command == Command::CANCEL,
+            Direction::ToClient => header.is_interim() || header.message_id == NO_MESSAGE_ID,
+        });
+        if is_unpaired {
+            for traffic in [self.session, self.all] {
+                let forwarded = traffic.in_direction(direction);
+                forwarded.unpaired.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Counts the data of a READ that moved by RDMA, if there was any.
+    pub(super) fn read_by_rdma(self, length: usize) {
+        self.add(
+            |traffic| &traffic.read_by_rdma.requests,
+            u64::from(length > 0),
+        );
+        self.add(|traffic| &traffic.read_by_rdma.bytes, length as u64);
+    }
+
+    /// Counts the data of a WRITE that moved by RDMA, if there was any.
+    pub(super) fn written_by_rdma(self, length: usize) {
+        self.add(
+            |traffic| &traffic.written_by_rdma.requests,
+            u64::from(length > 0),
+        );
+        self.add(|traffic| &traffic.written_by_rdma.bytes, length as u64);
+    }
+
+    /// Counts a message of the client that was forwarded unchanged.
+    pub(super) fn passed(self) {
+        self.add(|traffic| &traffic.requests_passed, 1);
+    }
+
+    /// Counts a message of the client that was refused.
+    pub(super) fn refused(self) {
+        self.add(|traffic| &traffic.requests_refused, 1);
+    }
+}
+
+/// The MessageId of a notification ([MS-SMB2] 2.2.23.1), which belongs to no request.
+const NO_MESSAGE_ID: u64 = u64::MAX;
+
+/// Time without an answer after which the session of a TCP client that has finished sending ends.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Traffic {
+    const fn in_direction(&self, direction: Direction) -> &Forwarded {
+        match direction {
+            Direction::ToServer => &self.to_server,
+            Direction::ToClient => &self.to_client,
+        }
+    }
+
+    /// Returns whether the server has answered as many requests as it received. The contents of encrypted
+    /// messages are unknown, so each of them counts as a request or an answer.
+    pub(super) fn is_answered(&self) -> bool {
+        let requests = self.to_server.paired();
+        self.to_client.paired() >= requests
+    }
+
+    /// Waits until no message has gone to the client for [`ANSWER_TIMEOUT`].
+    pub(super) async fn silence(&self) {
+        let answers = &self.to_client.messages;
+        loop {
+            let before = answers.load(Relaxed);
+            sleep(ANSWER_TIMEOUT).await;
+            if answers.load(Relaxed) == before {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn carried(&self) -> Carried {
+        let now = |counter: &AtomicU64| counter.load(Relaxed);
+        Carried {
+            messages_to_server: now(&self.to_server.messages),
+            bytes_to_server: now(&self.to_server.bytes),
+            messages_to_client: now(&self.to_client.messages),
+            bytes_to_client: now(&self.to_client.bytes),
+            reads_by_rdma: now(&self.read_by_rdma.requests),
+            bytes_read_by_rdma: now(&self.read_by_rdma.bytes),
+            writes_by_rdma: now(&self.written_by_rdma.requests),
+            bytes_written_by_rdma: now(&self.written_by_rdma.bytes),
+            requests_passed: now(&self.requests_passed),
+            requests_refused: now(&self.requests_refused),
+        }
+    }
+
+    /// Returns the metrics of messages and requests.
+    fn families(&self) -> Vec<Family> {
+        let directions =
+            |to_server, to_client| [("to_server", to_server), ("to_client", to_client)];
+        let commands = |read, write| [("read", read), ("write", write)];
+        vec![
+            labelled(
+                "smbdirect_gateway_messages_total",
+                "SMB messages forwarded, by direction.",
+                "direction",
+                directions(&self.to_server.messages, &self.to_client.messages),
+            ),
+            labelled(
+                "smbdirect_gateway_bytes_total",
+                "Bytes forwarded, by direction, with the data that moved by RDMA.",
+                "direction",
+                directions(&self.to_server.bytes, &self.to_client.bytes),
+            ),
+            labelled(
+                "smbdirect_gateway_requests_translated_total",
+                "READ and WRITE requests whose data moved by RDMA, by command.",
+                "command",
+                commands(&self.read_by_rdma.requests, &self.written_by_rdma.requests),
+            ),
+            labelled(
+                "smbdirect_gateway_rdma_bytes_total",
+                "Data of READ and WRITE requests that moved by RDMA, by command.",
+                "command",
+                commands(&self.read_by_rdma.bytes, &self.written_by_rdma.bytes),
+            ),
+            counter(
+                "smbdirect_gateway_requests_passed_total",
+                "Messages of clients that were forwarded unchanged.",
+                &self.requests_passed,
+            ),
+        ]
+    }
+}
+
+/// What was carried so far. Bytes include the SMB messages and the data that moved by RDMA.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Carried {
+    /// SMB messages forwarded to the server.
+    pub messages_to_server: u64,
+    /// Bytes forwarded to the server.
+    pub bytes_to_server: u64,
+    /// SMB messages forwarded to the client.
+    pub messages_to_client: u64,
+    /// Bytes forwarded to the client.
+    pub bytes_to_client: u64,
+    /// READ requests whose data moved by RDMA.
+    pub reads_by_rdma: u64,
+    /// Data of READ requests that moved by RDMA.
+    pub bytes_read_by_rdma: u64,
+    /// WRITE requests whose data moved by RDMA.
+    pub writes_by_rdma: u64,
+    /// Data of WRITE requests that moved by RDMA.
+    pub bytes_written_by_rdma: u64,
+    /// Messages of the client that were forwarded unchanged.
+    pub requests_passed: u64,
+    /// Requests that cannot be translated.
+    pub requests_refused: u64,
+}
+
+/// Counts by cause.
+#[derive(Debug)]
+struct ByCause<const N: usize> {
+    causes: [&'static str; N],
+    counts: [AtomicU64; N],
+}
+
+impl<const N: usize> ByCause<N> {
+    const fn new(causes: [&'static str; N]) -> Self {
+        Self {
+            causes,
+            counts: [const { AtomicU64::new(0) }; N],
+        }
+    }
+
+    fn count(&self, cause: &'static str) {
+        let index = self.causes.iter().position(|&known| known == cause);
+        self.counts[index.expect("each cause is in the list")].fetch_add(1, Relaxed);
+    }
+
+    fn family(&self, name: &'static str, help: &'static str) -> Family {
+        let values = self.causes.iter().copied().zip(&self.counts);
+        labelled(name, help, "cause", values)
+    }
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            open: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            turned_away: AtomicU64::new(0),
+            not_allowed: AtomicU64::new(0),
+            ended: ByCause::new([
+                "closed_by_client",
+                "closed_by_server",
+                "closed_here",
+                "client_failed",
+                "server_failed",
+                "server_unreachable",
+                "refused",
+            ]),
+            refused: ByCause::new([
+                "signed",
+                "channel",
+                "no_rdma",
+                "malformed",
+                "beyond_descriptors",
+                "data_and_channel",
+                "too_long",
+                "too_many",
+                "repeated",
+            ]),
+            traffic: Traffic::default(),
+        }
+    }
+}
+
+impl Counters {
+    /// Counts the end of a session.
+    pub(super) fn ended(&self, stop: &Stop) {
+        self.ended.count(match stop {
+            Stop::Closed(Side::Client) => "closed_by_client",
+            Stop::Closed(Side::Server) => "closed_by_server",
+            Stop::Here => "closed_here",
+            Stop::Failed(Side::Client, _) => "client_failed",
+            Stop::Failed(Side::Server, _) => "server_failed",
+            Stop::Unreachable(_) => "server_unreachable",
+            Stop::Refused(refusal) => {
+                self.refused.count(refusal_cause(refusal));
+                "refused"
+            }
+        });
+    }
+
+    /// Returns the metrics of sessions, of which `max_sessions` may be open at the same time, and of traffic.
+    pub(super) fn families(&self, max_sessions: u64) -> Vec<Family> {
+        let gauge = |name, help, value: u64| Family::single(name, help, Kind::Gauge, value as f64);
+        let mut families =
+            vec![
+            counter(
+                "smbdirect_gateway_sessions_total",
+                "Client connections accepted.",
+                &self.total,
+            ),
+            gauge(
+                "smbdirect_gateway_sessions_active",
+                "Sessions that are open now.",
+                self.open.load(Relaxed),
+            ),
+            gauge(
+                "smbdirect_gateway_sessions_max",
+                "Sessions that may be open at the same time.",
+                max_sessions,
+            ),
+            self.ended.family(
+                "smbdirect_gateway_sessions_ended_total",
+                "Sessions that have ended, by cause.",
+            ),
+            labelled(
+                "smbdirect_gateway_turned_away_total",
+                "Clients that were turned away, by cause.",
+                "cause",
+                [("too_many", &self.turned_away), ("not_allowed", &self.not_allowed)],
+            ),
+            self.refused.family(
+                "smbdirect_gateway_requests_refused_total",
+                "Requests that cannot be translated, each of which ended its session, by cause.",
+            ),
+        ];
+        families.extend(self.traffic.families());
+        families
+    }
+}
+
+const fn refusal_cause(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Signed { .. } => "signed",
+        Refusal::Channel { .. } => "channel",
+        Refusal::NoRdma { .. } => "no_rdma",
+        Refusal::BeyondDescriptors { .. } => "beyond_descriptors",
+        Refusal::DataAndChannel { .. } => "data_and_channel",
+        Refusal::TooLong { .. } => "too_long",
+        Refusal::TooMany { .. } => "too_many",
+        Refusal::Repeated { .. } => "repeated",
+        // Malformed, Header, and variants to come.
+        _ => "malformed",
+    }
+}
+
+fn counter(name: &'static str, help: &'static str, count: &AtomicU64) -> Family {
+    Family::single(name, help, Kind::Counter, count.load(Relaxed) as f64)
+}
+
+/// Returns a counter for each value of a label.
+fn labelled<'a>(
+    name: &'static str,
+    help: &'static str,
+    label: &'static str,
+    values: impl IntoIterator<Item = (&'static str, &'a AtomicU64)>,
+) -> Family {
+    let sample =
+        |(value, count): (_, &AtomicU64)| (vec![(label, value)], count.load(Relaxed) as f64);
+    Family::labelled(name, help, Kind::Counter, values.into_iter().map(sample))
+}

@@ -1,0 +1,171 @@
+//! A message that is being forwarded: received completely, or still arriving by TCP.
+
+use std::borrow::Cow;
+
+use bytes::{Buf, Bytes, BytesMut};
+use smbdirect::{Connection, Message};
+
+use crate::{
+    buffers::Buffers,
+    exchange::Exchange,
+    memory::Grant,
+    peer::{Side, Stop},
+    tcp,
+};
+
+/// A message of one side, of which the bytes are taken from the front.
+pub(super) struct Incoming<'a> {
+    pub(super) side: Side,
+    pub(super) content: Content<'a>,
+}
+
+/// The bytes of a message.
+pub(super) enum Content<'a> {
+    /// All of them, received on this SMB Direct connection.
+    Whole(Message, &'a Connection),
+    /// The first of them are in the buffer of this TCP connection, and the others follow.
+    Begun(&'a mut tcp::Source),
+}
+
+impl<'a> Incoming<'a> {
+    /// Returns a message that was received on `connection`, or made from one.
+    pub(super) const fn whole(side: Side, message: Message, connection: &'a Connection) -> Self {
+        let content = Content::Whole(message, connection);
+        Self { side, content }
+    }
+
+    /// Joins the parts of a message that was received, so that its head can be all of it.
+    pub(super) fn join(&mut self) {
+        if let Content::Whole(message, _) = &mut self.content {
+            *message = std::mem::take(message).into_bytes().into();
+        }
+    }
+
+    /// Returns whether some of its bytes may not have arrived, so that forwarding it takes memory of the gateway.
+    pub(super) const fn is_arriving(&self) -> bool {
+        matches!(self.content, Content::Begun(_))
+    }
+
+    /// Returns the number of bytes that were not yet taken.
+    pub(super) fn remaining(&self) -> usize {
+        match &self.content {
+            Content::Whole(message, _) => message.len(),
+            Content::Begun(source) => source.remaining(),
+        }
+    }
+
+    /// Returns the first `length` bytes, or all bytes of a shorter message. By TCP they must be in the buffer.
+    pub(super) fn head(&self, length: usize) -> Cow<'_, [u8]> {
+        match &self.content {
+            Content::Begun(source) => source.head().into(),
+            Content::Whole(message, _) => {
+                let length = length.min(message.len());
+                match message.chunk().get(..length) {
+                    Some(head) => head.into(),
+                    None => message.clone().copy_to_bytes(length).to_vec().into(),
+                }
+            }
+        }
+    }
+
+    /// Takes the next `length` bytes as one piece: at most a few KiB if they are still arriving.
+    pub(super) async fn take(&mut self, length: usize) -> Result<Bytes, Stop> {
+        match &mut self.content {
+            Content::Whole(message, _) => Ok(message.copy_to_bytes(length)),
+            Content::Begun(source) => source.take(length).await.map_err(failed(self.side)),
+        }
+    }
+
+    /// Takes at most `most` bytes that are in one piece in memory, or a chunk that is read for this.
+    pub(super) async fn piece(&mut self, most: usize, buffers: &Buffers) -> Result<Bytes, Stop> {
+        match &mut self.content {
+            Content::Whole(message, _) => {
+                let length = message.chunk().len().min(most);
+                Ok(message.copy_to_bytes(length))
+            }
+            Content::Begun(source) => {
+                let piece = source.piece(most, buffers).await;
+                piece.map_err(failed(self.side))
+            }
+        }
+    }
+
+    /// Appends the next `length` bytes to `into`.
+    pub(super) async fn fill(&mut self, into: &mut BytesMut, length: usize) -> Result<(), Stop> {
+        match &mut self.content {
+            Content::Whole(message, _) => {
+                into.extend_from_slice(&message.copy_to_bytes(length));
+                Ok(())
+            }
+            Content::Begun(source) => source.fill(into, length).await.map_err(failed(self.side)),
+        }
+    }
+
+    /// Discards the next `length` bytes.
+    pub(super) async fn skip(&mut self, length: usize) -> Result<(), Stop> {
+        match &mut self.content {
+            Content::Whole(message, _) => {
+                message.advance(length);
+                Ok(())
+            }
+            Content::Begun(source) => source.skip(length).await.map_err(failed(self.side)),
+        }
+    }
+
+    /// Takes the rest of the message in one piece.
+    pub(super) async fn rest(&mut self, exchange: &Exchange<'_>) -> Result<Bytes, Stop> {
+        let length = self.remaining();
+        if let Content::Begun(source) = &self.content
+            && source.head().len() < length
+        {
+            let mut whole = exchange.region(length);
+            whole.clear();
+            self.fill(&mut whole, length).await?;
+            return Ok(whole.freeze());
+        }
+        self.take(length).await
+    }
+
+    /// Waits for memory for a request, which only answers to earlier requests free. The server may never answer, so
+    /// the wait also ends when the client is gone.
+    pub(super) async fn memory_for_request(
+        &self,
+        exchange: &Exchange<'_>,
+        bytes: usize,
+    ) -> Result<Grant, Stop> {
+        let gone = async {
+            match &self.content {
+                Content::Whole(_, client) => gone(client).await,
+                // A client on TCP can wait for answers after it has finished sending.
+                Content::Begun(client) => {
+                    client.hung_up().await;
+                    exchange.traffic.session.silence().await;
+                    Stop::Closed(self.side)
+                }
+            }
+        };
+        unless_gone(gone, exchange.requests.take(bytes)).await
+    }
+}
+
+/// Waits for `room`, unless the client is gone.
+pub(super) async fn unless_gone<T>(
+    gone: impl Future<Output = Stop>,
+    room: impl Future<Output = T>,
+) -> Result<T, Stop> {
+    tokio::select! {
+        biased;
+        room = room => Ok(room),
+        stop = gone => Err(stop),
+    }
+}
+
+/// Waits until the connection of an SMB Direct client ends.
+pub(super) async fn gone(client: &Connection) -> Stop {
+    Stop::of(Side::Client, &client.closed().await)
+}
+
+/// Returns the conversion of a fault of the TCP peer on `side`.
+pub(super) fn failed(side: Side) -> impl Fn(tcp::Fault) -> Stop {
+    move |fault| Stop::of_tcp(side, &fault)
+}
