@@ -207,9 +207,11 @@ fn code_of_provider(kind: ProviderErrorKind) -> i32 {
     match kind {
         ProviderErrorKind::Address => SMBDIRECT_ERROR_ADDRESS,
         ProviderErrorKind::InUse => SMBDIRECT_ERROR_IN_USE,
-        ProviderErrorKind::Refused => SMBDIRECT_ERROR_REFUSED,
+        ProviderErrorKind::Refused | ProviderErrorKind::Rejected => SMBDIRECT_ERROR_REFUSED,
         ProviderErrorKind::TimedOut => SMBDIRECT_ERROR_TIMED_OUT,
-        ProviderErrorKind::Protocol | ProviderErrorKind::Terminated => SMBDIRECT_ERROR_PROTOCOL,
+        ProviderErrorKind::Protocol
+        | ProviderErrorKind::OtherProtocol
+        | ProviderErrorKind::Terminated => SMBDIRECT_ERROR_PROTOCOL,
         ProviderErrorKind::Local => SMBDIRECT_ERROR_SYSTEM,
         _ => SMBDIRECT_ERROR_LOST,
     }

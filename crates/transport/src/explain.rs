@@ -51,7 +51,7 @@ pub(super) fn explain_verbs(error: &ConnectError, address: SocketAddr) -> anyhow
         ConnectError::Provider(error) => {
             let what = in_short(error);
             match error.kind {
-                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+                ProviderErrorKind::Refused => anyhow!(
                     "nothing listens on {address} ({what}); start `smbdirect listen` there, \
                      or check the port: 445 is for InfiniBand and RoCE, 5445 for iWARP"
                 ),
@@ -112,17 +112,15 @@ fn explain_negotiation(error: &ConnectError, address: SocketAddr) -> anyhow::Err
 fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
     let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
+        ProviderErrorKind::Refused => anyhow!(
             "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the port \
              and --transport: this end uses iWARP"
         ),
-        ProviderErrorKind::Refused => anyhow!("{address} turned the connection away: {what}"),
+        ProviderErrorKind::Rejected => anyhow!("{address} turned the connection away: {what}"),
         ProviderErrorKind::Address => {
             anyhow!("{address} cannot be reached: {what}; check the address and the route to it")
         }
-        ProviderErrorKind::Reset => no_iwarp(address),
-        // The peer answered with something other than an MPA Reply.
-        ProviderErrorKind::Protocol if what.contains("MPA frame") => no_iwarp(address),
+        ProviderErrorKind::Reset | ProviderErrorKind::OtherProtocol => no_iwarp(address),
         ProviderErrorKind::Protocol => {
             anyhow!("{address} does not speak iWARP as it should: {what}; check the port")
         }

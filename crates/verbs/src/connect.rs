@@ -116,12 +116,12 @@ async fn expect_event(
         ffi::RDMA_CM_EVENT_REJECTED => {
             // Reason 8 of InfiniBand is "invalid service ID": nothing listens on the port.
             let refused = event.status == 8 || error.kind() == io::ErrorKind::ConnectionRefused;
-            let what = if refused {
-                "connecting: connection refused"
+            if refused {
+                ProviderError::new(ProviderErrorKind::Refused, "connecting: connection refused")
             } else {
-                "the listener turned the connection away"
-            };
-            ProviderError::new(ProviderErrorKind::Refused, what)
+                let what = "the listener turned the connection away";
+                ProviderError::new(ProviderErrorKind::Rejected, what)
+            }
         }
         ffi::RDMA_CM_EVENT_ADDR_ERROR => {
             let what = format!("connecting: the address is not found: {error}");

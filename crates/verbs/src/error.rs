@@ -58,7 +58,8 @@ pub(crate) fn os_error(doing: &str, error: &io::Error) -> ProviderError {
         }
         _ if error.raw_os_error() == Some(NO_DEVICE) => {
             let what = format!("{doing}: no RDMA device has this address, or a way to it");
-            return ProviderError::new(ProviderErrorKind::Address, what);
+            return ProviderError::new(ProviderErrorKind::Address, what)
+                .with_os_error(Some(NO_DEVICE));
         }
         _ => ProviderErrorKind::Local,
     };

@@ -305,7 +305,10 @@ fn receive(program: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<Own
 fn number(error: &ConnectError) -> Errno {
     match error {
         ConnectError::Provider(error) => match error.kind {
-            ProviderErrorKind::Refused | ProviderErrorKind::Protocol => Errno::CONNREFUSED,
+            ProviderErrorKind::Refused
+            | ProviderErrorKind::Rejected
+            | ProviderErrorKind::Protocol
+            | ProviderErrorKind::OtherProtocol => Errno::CONNREFUSED,
             ProviderErrorKind::TimedOut => Errno::TIMEDOUT,
             ProviderErrorKind::Address => Errno::HOSTUNREACH,
             _ => Errno::CONNRESET,

@@ -222,10 +222,10 @@ impl ConnectionError {
             Self::Provider(error) => match error.kind {
                 ProviderErrorKind::Address => "rdma_address",
                 ProviderErrorKind::InUse => "rdma_in_use",
-                ProviderErrorKind::Refused => "rdma_refused",
+                ProviderErrorKind::Refused | ProviderErrorKind::Rejected => "rdma_refused",
                 ProviderErrorKind::TimedOut => "rdma_timeout",
                 ProviderErrorKind::Reset => "rdma_reset",
-                ProviderErrorKind::Protocol => "rdma_protocol",
+                ProviderErrorKind::Protocol | ProviderErrorKind::OtherProtocol => "rdma_protocol",
                 ProviderErrorKind::Terminated => "rdma_terminated",
                 ProviderErrorKind::Local => "rdma_local",
             },
@@ -259,11 +259,15 @@ impl From<ConnectionError> for io::Error {
             ConnectionError::Closed(Initiator::Remote) => io::ErrorKind::ConnectionReset,
             ConnectionError::Aborted => io::ErrorKind::ConnectionAborted,
             ConnectionError::Provider(error) => match error.kind {
-                ProviderErrorKind::Refused => io::ErrorKind::ConnectionRefused,
+                ProviderErrorKind::Refused | ProviderErrorKind::Rejected => {
+                    io::ErrorKind::ConnectionRefused
+                }
                 ProviderErrorKind::TimedOut => io::ErrorKind::TimedOut,
                 ProviderErrorKind::Address => io::ErrorKind::AddrNotAvailable,
                 ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
-                ProviderErrorKind::Protocol => io::ErrorKind::InvalidData,
+                ProviderErrorKind::Protocol | ProviderErrorKind::OtherProtocol => {
+                    io::ErrorKind::InvalidData
+                }
                 ProviderErrorKind::Local => io::ErrorKind::Other,
                 _ => io::ErrorKind::ConnectionReset,
             },
@@ -355,6 +359,8 @@ mod tests {
             (ConnectionError::Closed(Initiator::Remote), ConnectionReset),
             (ConnectionError::Aborted, ConnectionAborted),
             (provider(ProviderErrorKind::Refused), ConnectionRefused),
+            (provider(ProviderErrorKind::Rejected), ConnectionRefused),
+            (provider(ProviderErrorKind::OtherProtocol), InvalidData),
             (provider(ProviderErrorKind::TimedOut), TimedOut),
             (provider(ProviderErrorKind::Address), AddrNotAvailable),
             (provider(ProviderErrorKind::InUse), AddrInUse),

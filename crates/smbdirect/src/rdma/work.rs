@@ -289,14 +289,18 @@ pub enum ProviderErrorKind {
     Address,
     /// Another listener uses the address.
     InUse,
-    /// There is no listener on the address, or the listener refused the connection.
+    /// There is no listener on the address.
     Refused,
+    /// The listener turned the connection away. The description has its reason, if the protocol carries one.
+    Rejected,
     /// The peer did not answer in time.
     TimedOut,
     /// The peer or the network between has failed.
     Reset,
     /// The peer violated the RDMA protocol. The description names the rule.
     Protocol,
+    /// The peer speaks another protocol than the provider: another service has the address.
+    OtherProtocol,
     /// The peer reports that this end violated the protocol. The description holds its report.
     Terminated,
     /// An operation on this machine failed.

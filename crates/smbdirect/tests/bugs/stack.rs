@@ -670,10 +670,10 @@ async fn bug_23_a_full_backlog_refuses() {
         assert!(connecting.as_mut().poll(context).is_pending());
     }
     let refused = within(provider.connect(request())).await.unwrap_err();
-    assert_eq!(refused.kind, ProviderErrorKind::Refused);
+    assert_eq!(refused.kind, ProviderErrorKind::Rejected);
     drop(within(listener.accept()).await.unwrap());
     let turned_away = within(&mut waiting[0]).await.unwrap_err();
-    assert_eq!(turned_away.kind, ProviderErrorKind::Refused);
+    assert_eq!(turned_away.kind, ProviderErrorKind::Rejected);
     assert!(
         provider
             .connect(request())

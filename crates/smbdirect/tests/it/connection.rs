@@ -261,7 +261,7 @@ async fn each_peer_is_refused_or_accepted_with_settings(provider: Arc<dyn Provid
         let Err(ConnectError::Provider(error)) = result else {
             panic!("a refused peer got a connection");
         };
-        assert_eq!(error.kind, ProviderErrorKind::Refused);
+        assert_eq!(error.kind, ProviderErrorKind::Rejected);
     }
     for max_read_write_size in [1 << 20, 2 << 20] {
         let config = Config::new(Settings {

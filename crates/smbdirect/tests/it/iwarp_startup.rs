@@ -428,16 +428,21 @@ async fn invalid_replies_end_the_connection_with_their_terminate() {
         let header = b"\x41\x47\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\0";
         fpdu(false, &[header, &[0x20, code, 0, 0]])
     };
-    use ProviderErrorKind::{Protocol, Refused};
+    use ProviderErrorKind::{OtherProtocol, Protocol, Rejected};
     for (reply, kind, says, last) in [
-        (reply(R, 2, &[b"full"]), Refused, "b\"full\"", None),
-        (reply(R | S, 2, &[&[0; 4], b"no"]), Refused, "b\"no\"", None),
-        (reply(R | S, 2, &[&[0; 4]]), Refused, "turned", None),
+        (reply(R, 2, &[b"full"]), Rejected, "b\"full\"", None),
+        (
+            reply(R | S, 2, &[&[0; 4], b"no"]),
+            Rejected,
+            "b\"no\"",
+            None,
+        ),
+        (reply(R | S, 2, &[&[0; 4]]), Rejected, "turned", None),
         (reply(M | S, 2, &[&[0; 4]]), Protocol, "markers", None),
         (reply(S, 2, &[&[0; 3]]), Protocol, "enhanced", None),
         (reply(0, 2, &[&[0; 513]]), Protocol, "512", None),
         (reply(0, 3, &[]), Protocol, "revision 3", None),
-        (request(0, 2, &[]), Protocol, "not the expected", None),
+        (request(0, 2, &[]), OtherProtocol, "not the expected", None),
         (
             reply(S, 2, &[b"\0\x01\0\x21"]),
             Protocol,

@@ -340,7 +340,7 @@ async fn a_dropped_request_is_refused_and_the_listener_continues() {
             assert_eq!(incoming.private_data, &b"\0\0\0\x20\0\0\0\x01"[..]);
             drop(incoming);
         });
-        assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Refused);
+        assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Rejected);
     }
     let provider = Iwarp::default();
     let (connected, other) = tokio::join!(provider.connect(request(address)), async {
@@ -579,7 +579,7 @@ async fn invalid_replies_fail_the_connection() {
     let cases: [(Change, ProviderErrorKind, Option<TerminateCode>); 6] = [
         (
             |reply| reply.rejected = true,
-            ProviderErrorKind::Refused,
+            ProviderErrorKind::Rejected,
             None,
         ),
         (
@@ -673,7 +673,7 @@ async fn a_peer_that_closes_is_tried_again_with_revision_1() {
         ..IwarpConfig::default()
     };
     let (refused, _) = connect_to(config, |_| b"GET / HTTP".to_vec()).await;
-    assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::Protocol);
+    assert_eq!(refused.unwrap_err().kind, ProviderErrorKind::OtherProtocol);
     let provider = Iwarp::new(IwarpConfig {
         fall_back: false,
         connect_timeout: Duration::from_millis(200),

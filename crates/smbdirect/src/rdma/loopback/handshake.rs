@@ -113,7 +113,7 @@ impl PendingAnswer {
 
 impl Drop for PendingAnswer {
     fn drop(&mut self) {
-        self.decide(Err(refused("the listener refused the connection")));
+        self.decide(Err(rejected("the listener refused the connection")));
     }
 }
 
@@ -176,7 +176,7 @@ pub(super) fn check_private_data(data: &Bytes) -> Result<(), ProviderError> {
     Err(ProviderError::new(ProviderErrorKind::Local, what))
 }
 
-/// Creates the error of a refused connection.
-pub(super) fn refused(what: &str) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Refused, what)
+/// Creates the error of a connection that the listener does not take.
+pub(super) fn rejected(what: &str) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Rejected, what)
 }

@@ -6,13 +6,13 @@ use std::{
 };
 
 use super::{
-    handshake::{Handshake, PendingAnswer, PendingConnect, Request, check_private_data, refused},
+    handshake::{Handshake, PendingAnswer, PendingConnect, Request, check_private_data, rejected},
     listener::{AddressSpace, LoopbackListener},
     lock::{lock, wake},
 };
 use crate::rdma::{
     provider::{BoxFuture, ConnectRequest, Connected, Provider, ProviderListener},
-    work::{Limits, ProviderError},
+    work::{Limits, ProviderError, ProviderErrorKind},
 };
 
 /// The provider whose connections stay inside the process.
@@ -80,14 +80,14 @@ impl Loopback {
         check_private_data(&request.private_data)?;
         let mut addresses = lock(&self.addresses);
         let from = SocketAddr::new(request.address.ip(), addresses.pick_port()?);
-        let backlog = addresses
-            .find(request.address)
-            .ok_or_else(|| refused("no listener on this address"))?;
+        let backlog = addresses.find(request.address).ok_or_else(|| {
+            ProviderError::new(ProviderErrorKind::Refused, "no listener on this address")
+        })?;
         backlog
             .requests
             .retain(|request| request.answer.is_awaited());
         if backlog.requests.len() >= backlog.capacity {
-            return Err(refused(
+            return Err(rejected(
                 "too many connection requests wait at this listener",
             ));
         }

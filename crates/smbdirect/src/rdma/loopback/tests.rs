@@ -144,14 +144,14 @@ fn a_full_or_dropped_listener_refuses_requests() {
     let [mut one, mut two] = [(); 2].map(|()| loopback.connect(request(to)));
     assert!(waits(&mut one) && waits(&mut two));
     let full = now(loopback.connect(request(to)));
-    assert_eq!(kind(full), ProviderErrorKind::Refused);
+    assert_eq!(kind(full), ProviderErrorKind::Rejected);
     // Dropping a request makes room for another.
     drop(one);
     let mut three = loopback.connect(request(to));
     assert!(waits(&mut three));
     drop(listener);
-    assert_eq!(kind(now(two)), ProviderErrorKind::Refused);
-    assert_eq!(kind(now(three)), ProviderErrorKind::Refused);
+    assert_eq!(kind(now(two)), ProviderErrorKind::Rejected);
+    assert_eq!(kind(now(three)), ProviderErrorKind::Rejected);
 }
 
 #[test]

@@ -82,11 +82,11 @@ pub(super) async fn initiate(
             let what = fault.to_string();
             match fault {
                 ReplyFault::Revision(_) => ConnectFailure::MaybeRevision(ProviderError::new(
-                    ProviderErrorKind::Refused,
+                    ProviderErrorKind::Rejected,
                     what,
                 )),
                 ReplyFault::Rejected(_) => {
-                    ConnectFailure::Other(ProviderError::new(ProviderErrorKind::Refused, what))
+                    ConnectFailure::Other(ProviderError::new(ProviderErrorKind::Rejected, what))
                 }
                 _ => ConnectFailure::Other(ProviderError::new(ProviderErrorKind::Protocol, what)),
             }

@@ -56,7 +56,11 @@ pub(super) fn is_of_one_peer(error: &io::Error) -> bool {
 
 /// Converts an error of decoding a startup frame.
 pub(super) fn malformed(error: StartupError) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Protocol, error.to_string())
+    let kind = match error {
+        StartupError::Key => ProviderErrorKind::OtherProtocol,
+        _ => ProviderErrorKind::Protocol,
+    };
+    ProviderError::new(kind, error.to_string())
 }
 
 #[cfg(test)]

@@ -519,7 +519,7 @@ fn explain(failure: &Failure, path: Path) -> (ProviderError, Option<PathMtu>) {
             ProviderErrorKind::TimedOut,
             format!("{remote} got no answer from this end"),
         ),
-        reason => (ProviderErrorKind::Refused, format!("rejected: {reason}")),
+        reason => (ProviderErrorKind::Rejected, format!("rejected: {reason}")),
     };
     (ProviderError::new(kind, what), path_mtu)
 }

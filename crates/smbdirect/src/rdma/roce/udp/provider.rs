@@ -104,11 +104,11 @@ impl Roce {
     }
 
     /// Returns a socket to connect from `local`. If the UDP port of RoCEv2 is taken and the socket
-    /// therefore has another port, also returns the owner of the port.
+    /// therefore has another port, also returns why.
     fn socket_to_connect(
         &self,
         local: SocketAddr,
-    ) -> Result<(Arc<Running>, Option<String>), ProviderError> {
+    ) -> Result<(Arc<Running>, Option<TakenPort>), ProviderError> {
         // A listener of this provider may have the port.
         let any = match local.ip() {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
@@ -135,7 +135,12 @@ impl Roce {
                 debug!(%owner, port, "the UDP port is taken; connecting from a free port");
                 let socket = self.socket(local);
                 let socket = socket.map_err(|error| os_error("connecting", &error))?;
-                Ok((socket, Some(owner)))
+                let taken = TakenPort {
+                    port,
+                    owner,
+                    os_error: error.raw_os_error(),
+                };
+                Ok((socket, Some(taken)))
             }
             Err(error) => Err(taken_or(error, "connecting", port)),
         }
@@ -151,7 +156,7 @@ impl Roce {
         path_mtu: PathMtu,
     ) -> Result<Connected, (ProviderError, Option<PathMtu>)> {
         let failed = |error| (error, None);
-        let (socket, owner) = self.socket_to_connect(route.local).map_err(failed)?;
+        let (socket, taken) = self.socket_to_connect(route.local).map_err(failed)?;
         let shared = &socket.shared;
         let path = Path {
             local: with_port(route.local, shared.socket.local().port()),
@@ -187,8 +192,8 @@ impl Roce {
         });
         let private_data = result.map_err(|(error, path_mtu)| {
             let error = with_send_error(error, shared.lock().take_send_error(path.remote));
-            let error = match owner {
-                Some(owner) => with_owner(error, self.config.udp_port, &owner),
+            let error = match taken {
+                Some(taken) => taken.add_to(error),
                 None => error,
             };
             (error, path_mtu)
@@ -290,17 +295,28 @@ fn with_send_error(error: ProviderError, send_error: Option<io::Error>) -> Provi
     }
 }
 
-/// Adds the owner of the UDP port of RoCEv2 to the error of an attempt from another port that got no answer.
-fn with_owner(error: ProviderError, port: u16, owner: &str) -> ProviderError {
-    if error.kind != ProviderErrorKind::TimedOut {
-        return error;
+/// The UDP port of RoCEv2, which another program has.
+struct TakenPort {
+    port: u16,
+    owner: String,
+    /// The error number of binding the port.
+    os_error: Option<i32>,
+}
+
+impl TakenPort {
+    /// Adds the owner and the error number to the error of an attempt from another port that got no answer.
+    fn add_to(&self, error: ProviderError) -> ProviderError {
+        if error.kind != ProviderErrorKind::TimedOut {
+            return error;
+        }
+        let Self { port, owner, .. } = self;
+        let what = format!(
+            "{}; {owner} has UDP port {port} here, and from another port only listeners of this library \
+             can be reached",
+            error.what
+        );
+        ProviderError::new(ProviderErrorKind::TimedOut, what).with_os_error(self.os_error)
     }
-    let what = format!(
-        "{}; {owner} has UDP port {port} here, and from another port only listeners of this library \
-         can be reached",
-        error.what
-    );
-    ProviderError::new(ProviderErrorKind::TimedOut, what)
 }
 
 /// Returns the error of binding a UDP port, which names the owner of the port.

@@ -188,7 +188,7 @@ fn an_unknown_service_and_a_consumer_reject() {
     let now = network.now;
     network.ends[1].reject(now, id, Rejection::Consumer);
     let (error, path_mtu) = failure(&mut network);
-    assert_eq!((error.kind, path_mtu), (ProviderErrorKind::Refused, None));
+    assert_eq!((error.kind, path_mtu), (ProviderErrorKind::Rejected, None));
     network.connect_with(PORT, PathMtu::Mtu4096, b"");
     let id = network.requested();
     let now = network.now;
@@ -200,7 +200,7 @@ fn an_unknown_service_and_a_consumer_reject() {
     network.ends[1].unlisten(PORT);
     let now = network.now;
     network.ends[1].release(now, id);
-    assert_eq!(failure(&mut network).0.kind, ProviderErrorKind::Refused);
+    assert_eq!(failure(&mut network).0.kind, ProviderErrorKind::Rejected);
     assert_eq!(network.ends[0].statistics().malformed, 0);
     network.expect_unused();
 }
