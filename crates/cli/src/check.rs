@@ -4,23 +4,40 @@
 //! server. [`judge`] turns them into an [`answer`] without any I/O, so every diagnosis is tested
 //! without a network. [`fault`] lists what is known, and docs/check.md explains each.
 
+#[path = "../../check/src/probe/adapters.rs"]
 mod adapters;
+#[path = "../../check/src/diagnosis.rs"]
 mod answer;
+#[path = "../../check/src/facts.rs"]
 mod facts;
+#[path = "../../check/src/fault.rs"]
 mod fault;
+#[path = "../../check/src/probe/interfaces.rs"]
 mod interfaces;
+#[path = "../../check/src/diagnose.rs"]
 mod judge;
+#[path = "../../check/src/probe/kernel.rs"]
 mod kernel;
+#[path = "../../check/src/probe/local.rs"]
 mod machine;
+#[path = "../../check/src/probe/mounts.rs"]
 mod mounts;
 mod output;
+#[path = "../../check/src/probe/route.rs"]
 mod path;
+#[path = "../../check/src/probe/attempt.rs"]
 mod rdma;
+#[path = "../../check/src/probe/files.rs"]
 mod root;
+#[path = "../../check/src/probe/servers.rs"]
 mod servers;
+#[path = "../../check/src/probe/session.rs"]
 mod session;
+#[path = "../../check/src/probe/negotiate.rs"]
 mod smb;
+#[path = "../../check/src/probe/tcp_port.rs"]
 mod tcp;
+#[path = "../../check/src/probe/remote.rs"]
 mod way;
 
 use std::{path::PathBuf, sync::Arc};

@@ -1,15 +1,24 @@
 //! Draws conclusions from facts, without I/O.
 
+#[path = "diagnose/attempts.rs"]
 mod attempts;
+#[path = "diagnose/dialects.rs"]
 mod dialects;
+#[path = "diagnose/local.rs"]
 mod machine;
+#[path = "diagnose/mounts.rs"]
 mod mounts;
+#[path = "diagnose/session.rs"]
 mod session;
+#[path = "diagnose/cures.rs"]
 mod settings;
+#[path = "diagnose/verdict.rs"]
 mod verdict;
+#[path = "diagnose/remote.rs"]
 mod way;
 
 #[cfg(test)]
+#[path = "diagnose/tests.rs"]
 mod tests;
 
 use super::{answer::Answer, facts::Facts};

@@ -214,4 +214,5 @@ fn speed_bits(text: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
+#[path = "mounts/tests.rs"]
 mod tests;

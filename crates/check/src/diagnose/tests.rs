@@ -1,6 +1,7 @@
 //! Every diagnosis, from facts alone: of this machine and its mounts here, of the way to a server
 //! and of sessions in [`way`].
 
+#[path = "tests/remote.rs"]
 mod way;
 
 use std::{net::IpAddr, time::Duration};
@@ -441,7 +442,7 @@ fn names_of_mounts_cannot_add_commands() {
 #[test]
 fn every_fault_is_named_by_a_test() {
     // The tests above name all faults; this finds one that was added without a test.
-    let source = concat!(include_str!("tests.rs"), include_str!("tests/way.rs"));
+    let source = concat!(include_str!("tests.rs"), include_str!("tests/remote.rs"));
     for fault in Fault::ALL {
         let name = format!("Fault::{fault:?}");
         assert!(source.contains(&name), "{name} has no test");
