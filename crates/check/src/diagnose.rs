@@ -1,37 +1,28 @@
 //! Draws conclusions from facts, without I/O.
 
-#[path = "diagnose/attempts.rs"]
 mod attempts;
-#[path = "diagnose/dialects.rs"]
 mod dialects;
-#[path = "diagnose/local.rs"]
-mod machine;
-#[path = "diagnose/mounts.rs"]
+mod local;
 mod mounts;
-#[path = "diagnose/session.rs"]
+mod remote;
 mod session;
-#[path = "diagnose/cures.rs"]
 mod settings;
-#[path = "diagnose/verdict.rs"]
 mod verdict;
-#[path = "diagnose/remote.rs"]
-mod way;
 
 #[cfg(test)]
-#[path = "diagnose/tests.rs"]
 mod tests;
 
-use super::{answer::Answer, facts::Facts};
+use crate::{diagnosis::Diagnosis, facts::Facts};
 
-/// Returns what the facts mean.
-pub(super) fn judge(facts: &Facts) -> Answer {
+/// Draws conclusions from facts.
+pub fn diagnose(facts: &Facts) -> Diagnosis {
     let mut sections = Vec::new();
-    if let Some(way) = &facts.way {
-        sections.push(way::section(way, &facts.machine));
-        sections.extend(session::section(way));
+    if let Some(remote) = &facts.remote {
+        sections.push(remote::section(remote, &facts.machine));
+        sections.extend(session::section(remote));
     }
     sections.extend(mounts::section(facts));
-    sections.extend(machine::sections(facts));
+    sections.extend(local::sections(facts));
     sections.retain(|section| !section.steps.is_empty());
     verdict::conclude(facts, sections)
 }

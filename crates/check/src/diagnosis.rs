@@ -1,66 +1,84 @@
-//! The answer of `smbdirect check`: a verdict, and steps with their evidence, causes and cures.
+//! A diagnosis: a verdict, and steps with their evidence, causes and cures.
 
 use serde::Serialize;
 
-use super::fault::Fault;
+use crate::fault::Fault;
 
-/// What was concluded.
+/// The conclusions from facts.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
-    pub(super) outcome: Outcome,
-    /// One sentence.
-    pub(super) verdict: String,
-    pub(super) sections: Vec<Section>,
+pub struct Diagnosis {
+    /// Whether SMB Direct works.
+    pub outcome: Outcome,
+    /// The conclusion in one sentence.
+    pub verdict: String,
+    /// The steps that led to it.
+    pub sections: Vec<Section>,
 }
 
 /// Whether SMB Direct works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Outcome {
+pub enum Outcome {
+    /// It works.
     Works,
+    /// It does not work.
     DoesNot,
+    /// It could not be checked.
     Unknown,
 }
 
-/// Steps about one thing.
+/// The steps about one subject.
 #[derive(Clone, Debug)]
-pub(super) struct Section {
-    pub(super) about: About,
-    pub(super) title: String,
-    pub(super) steps: Vec<Step>,
+pub struct Section {
+    /// The subject, for programs.
+    pub about: About,
+    /// The subject, for people.
+    pub title: String,
+    /// The steps.
+    pub steps: Vec<Step>,
 }
 
-/// What the steps of a section are about.
+/// The subject of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum About {
+pub enum About {
     /// This machine as a client.
     Client,
     /// This machine as a server.
     Server,
+    /// The mounts of this machine.
     Mounts,
-    Way,
+    /// A server and the network to it.
+    #[serde(rename = "way")]
+    Remote,
+    /// A session with the server.
     Session,
 }
 
-/// One thing that was examined.
+/// The examination of one thing.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Step {
-    pub(super) name: String,
-    pub(super) state: State,
+pub struct Step {
+    /// The thing.
+    pub name: String,
+    /// The result.
+    pub state: State,
     /// What was seen.
-    pub(super) evidence: String,
-    pub(super) fault: Option<Fault>,
-    pub(super) cause: Option<String>,
-    pub(super) cures: Vec<Cure>,
+    pub evidence: String,
+    /// The fault or limit, if there is one.
+    pub fault: Option<Fault>,
+    /// The cause of the fault.
+    pub cause: Option<String>,
+    /// The cures of the fault.
+    pub cures: Vec<Cure>,
 }
 
-/// How a step went.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum State {
+pub enum State {
+    /// There is no fault.
     Ok,
-    /// SMB Direct works, but not for everybody, or not as fast as it could.
+    /// SMB Direct works, but not for every client, or not as fast as it could.
     Warning,
     /// SMB Direct does not work because of it.
     Fault,
@@ -70,30 +88,127 @@ pub(super) enum State {
     Skipped,
 }
 
-/// What to do about a fault.
+/// A cure of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Cure {
-    /// Where to do it, such as `here` or `server (ksmbd)`.
-    pub(super) place: &'static str,
+pub struct Cure {
+    /// The machine to run the command on.
+    #[serde(rename = "place")]
+    pub run_on: RunOn,
     /// A command to paste.
-    pub(super) command: String,
+    pub command: String,
+}
+
+/// The machine to run a command on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunOn {
+    /// This machine.
+    Here,
+    /// The server, whatever its system is.
+    Server,
+    /// A server with Linux.
+    ServerLinux,
+    /// A server with ksmbd.
+    Ksmbd,
+    /// A server with Samba.
+    Samba,
+    /// A server with Windows.
+    Windows,
+    /// A client with Windows.
+    WindowsClient,
+}
+
+impl RunOn {
+    /// Returns the name for people, which JSON also has.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Here => "here",
+            Self::Server => "server",
+            Self::ServerLinux => "server (Linux)",
+            Self::Ksmbd => "server (ksmbd)",
+            Self::Samba => "server (Samba)",
+            Self::Windows => "server (Windows)",
+            Self::WindowsClient => "client (Windows)",
+        }
+    }
+}
+
+impl Serialize for RunOn {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// A part of a diagnosis, as programs read it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event<'a> {
+    /// The conclusion.
+    Verdict {
+        /// Whether SMB Direct works.
+        outcome: Outcome,
+        /// The conclusion in one sentence.
+        verdict: &'a str,
+        /// The faults of all steps.
+        faults: Vec<Fault>,
+        /// The limits of all steps.
+        limits: Vec<Fault>,
+    },
+    /// A step.
+    Step {
+        /// The subject of its section, for programs.
+        about: About,
+        /// The subject of its section, for people.
+        section: &'a str,
+        /// The step.
+        #[serde(flatten)]
+        step: &'a Step,
+    },
+}
+
+impl Diagnosis {
+    /// Returns the verdict and then all steps.
+    pub fn events(&self) -> impl Iterator<Item = Event<'_>> {
+        let faults_in = |state: State| {
+            let steps = self.steps().filter(|step| step.state == state);
+            steps.filter_map(|step| step.fault).collect()
+        };
+        let verdict = Event::Verdict {
+            outcome: self.outcome,
+            verdict: &self.verdict,
+            faults: faults_in(State::Fault),
+            limits: faults_in(State::Warning),
+        };
+        let steps = self.sections.iter().flat_map(|section| {
+            section.steps.iter().map(|step| Event::Step {
+                about: section.about,
+                section: &section.title,
+                step,
+            })
+        });
+        std::iter::once(verdict).chain(steps)
+    }
+
+    /// Returns all steps.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.sections.iter().flat_map(|section| &section.steps)
+    }
 }
 
 impl Step {
-    pub(super) fn ok(name: impl Into<String>, evidence: impl Into<String>) -> Self {
+    pub(crate) fn ok(name: impl Into<String>, evidence: impl Into<String>) -> Self {
         Self::new(name, State::Ok, evidence)
     }
 
-    pub(super) fn skipped(name: impl Into<String>, evidence: impl Into<String>) -> Self {
+    pub(crate) fn skipped(name: impl Into<String>, evidence: impl Into<String>) -> Self {
         Self::new(name, State::Skipped, evidence)
     }
 
-    pub(super) fn unknown(name: impl Into<String>, evidence: impl Into<String>) -> Self {
+    pub(crate) fn unknown(name: impl Into<String>, evidence: impl Into<String>) -> Self {
         Self::new(name, State::Unknown, evidence)
     }
 
     /// Creates a step that says why SMB Direct does not work.
-    pub(super) fn fault(
+    pub(crate) fn fault(
         name: impl Into<String>,
         evidence: impl Into<String>,
         fault: Fault,
@@ -107,7 +222,7 @@ impl Step {
     }
 
     /// Creates a step that says what limits SMB Direct.
-    pub(super) fn warning(
+    pub(crate) fn warning(
         name: impl Into<String>,
         evidence: impl Into<String>,
         fault: Fault,
@@ -120,9 +235,9 @@ impl Step {
     }
 
     /// Adds a command that cures the fault.
-    pub(super) fn cure(mut self, place: &'static str, command: impl Into<String>) -> Self {
+    pub(crate) fn cure(mut self, run_on: RunOn, command: impl Into<String>) -> Self {
         self.cures.push(Cure {
-            place,
+            run_on,
             command: command.into(),
         });
         self
@@ -138,22 +253,4 @@ impl Step {
             cures: Vec::new(),
         }
     }
-}
-
-impl Answer {
-    /// Returns all steps.
-    pub(super) fn steps(&self) -> impl Iterator<Item = &Step> {
-        self.sections.iter().flat_map(|section| &section.steps)
-    }
-}
-
-/// Places of cures.
-pub(super) mod place {
-    pub(in crate::check) const HERE: &str = "here";
-    pub(in crate::check) const KSMBD: &str = "server (ksmbd)";
-    pub(in crate::check) const SAMBA: &str = "server (Samba)";
-    pub(in crate::check) const SERVER: &str = "server";
-    pub(in crate::check) const SERVER_LINUX: &str = "server (Linux)";
-    pub(in crate::check) const WINDOWS: &str = "server (Windows)";
-    pub(in crate::check) const WINDOWS_CLIENT: &str = "client (Windows)";
 }

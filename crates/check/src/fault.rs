@@ -1,4 +1,4 @@
-//! The faults that `smbdirect check` knows. Each has a heading in docs/check.md.
+//! The faults that a diagnosis can name. Each has a heading in docs/check.md.
 
 use serde::{Serialize, Serializer};
 
@@ -6,17 +6,17 @@ macro_rules! faults {
     ($($name:ident $slug:literal,)*) => {
         /// A fault, or a limit, that has a cause and a cure.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub(super) enum Fault {
-            $($name,)*
+        pub enum Fault {
+            $(#[doc = concat!("`", $slug, "`, which docs/check.md explains.")] $name,)*
         }
 
         impl Fault {
             /// All faults, in the order of docs/check.md.
             #[cfg(test)]
-            pub(super) const ALL: &[Self] = &[$(Self::$name,)*];
+            pub(crate) const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// Returns the name in JSON, which is the heading in docs/check.md.
-            pub(super) const fn slug(self) -> &'static str {
+            pub const fn slug(self) -> &'static str {
                 match self {
                     $(Self::$name => $slug,)*
                 }

@@ -1,49 +1,12 @@
 //! `smbdirect check`: finds out whether SMB Direct works and is used, and if not, why.
-//!
-//! Small probes gather [`facts`]: [`machine`] those of this machine, [`way`] those of the way to a
-//! server. [`judge`] turns them into an [`answer`] without any I/O, so every diagnosis is tested
-//! without a network. [`fault`] lists what is known, and docs/check.md explains each.
 
-#[path = "../../check/src/probe/adapters.rs"]
-mod adapters;
-#[path = "../../check/src/diagnosis.rs"]
-mod answer;
-#[path = "../../check/src/facts.rs"]
-mod facts;
-#[path = "../../check/src/fault.rs"]
-mod fault;
-#[path = "../../check/src/probe/interfaces.rs"]
-mod interfaces;
-#[path = "../../check/src/diagnose.rs"]
-mod judge;
-#[path = "../../check/src/probe/kernel.rs"]
-mod kernel;
-#[path = "../../check/src/probe/local.rs"]
-mod machine;
-#[path = "../../check/src/probe/mounts.rs"]
-mod mounts;
 mod output;
-#[path = "../../check/src/probe/route.rs"]
-mod path;
-#[path = "../../check/src/probe/attempt.rs"]
-mod rdma;
-#[path = "../../check/src/probe/files.rs"]
-mod root;
-#[path = "../../check/src/probe/servers.rs"]
-mod servers;
-#[path = "../../check/src/probe/session.rs"]
-mod session;
-#[path = "../../check/src/probe/negotiate.rs"]
-mod smb;
-#[path = "../../check/src/probe/tcp_port.rs"]
-mod tcp;
-#[path = "../../check/src/probe/remote.rs"]
-mod way;
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{ArgAction, Args};
+use smbdirect_check::{Account, Outcome, Settings, Stage, Target, diagnose, gather};
 
 use crate::{
     options::{Address, usage},
@@ -52,11 +15,6 @@ use crate::{
     report::Report,
     signals,
 };
-use answer::{Answer, Outcome};
-use facts::Facts;
-use root::Root;
-use session::Account;
-use way::{Progress, Target};
 
 /// Find out whether SMB Direct works and is used, and if not, why
 ///
@@ -115,85 +73,47 @@ const EXAMPLES: &str = "\x1b[1m\x1b[4mExamples:\x1b[0m
 \x1b[1m\x1b[4mExit status:\x1b[0m
   0 SMB Direct works, 1 it does not, 2 it could not be checked";
 
-/// The server and share of TARGET.
-#[derive(Debug, PartialEq, Eq)]
-struct Place {
-    address: Address,
-    share: Option<String>,
-}
-
 impl Check {
     /// Returns the exit status.
     pub(crate) async fn run(self) -> Result<u8> {
         let report = Report::new(self.json);
-        let place = self.target.as_deref().map(place).transpose()?;
-        if self.user.is_some() && place.is_none() {
+        let mut target = self.target.as_deref().map(parse_target).transpose()?;
+        if self.user.is_some() && target.is_none() {
             return Err(usage("--user goes with a TARGET"));
         }
-        let account = match &self.user {
-            Some(user) => Some(Account {
-                password: password(user, self.password_fd)?,
-                user: user.clone(),
-            }),
-            None => None,
-        };
+        if let (Some(target), Some(user)) = (&mut target, self.user) {
+            let password = password(&user, self.password_fd)?;
+            target.account = Some(Account { user, password });
+        }
+        let capture = self.pcap.as_deref().map(Capture::create).transpose()?;
+        if let Some(target) = &mut target {
+            target.iwarp_tap = capture.as_ref().map(Capture::tap);
+            target.roce_tap = capture.as_ref().map(Capture::datagram_tap);
+        }
         let bar = report.spinner();
-        let shown = bar.clone();
-        let progress: Progress = Arc::new(move |step: &str| shown.set_message(step.to_owned()));
-        let facts = self.gather(place, account, &progress);
+        let settings = Settings {
+            root: self.root,
+            target,
+        };
+        let progress = |stage: Stage| bar.set_message(stage.to_string());
+        let facts = async { Ok(gather(settings, &progress).await) };
         let facts = signals::unless_interrupted(facts).await;
         bar.finish_and_clear();
-        let answer = judge::judge(&facts?);
-        output::print(&answer, &report);
-        Ok(status(&answer))
-    }
-
-    async fn gather(
-        &self,
-        place: Option<Place>,
-        account: Option<Account>,
-        progress: &Progress,
-    ) -> Result<Facts> {
-        progress("this machine");
-        let root = Root::new(&self.root);
-        let gathering = tokio::task::spawn_blocking(move || machine::gather(&root));
-        let mut machine = gathering.await.context("this machine cannot be examined")?;
-        let way = match place {
-            None => {
-                machine.server.attempt = way::own_ksmbd(&machine, progress).await;
-                None
-            }
-            Some(Place { address, share }) => {
-                let mut iwarp = rdma::iwarp_config();
-                let capture = self.pcap.as_deref().map(Capture::create).transpose()?;
-                let mut roce = rdma::roce_config();
-                iwarp.tap = capture.as_ref().map(Capture::tap);
-                roce.tap = capture.as_ref().map(Capture::datagram_tap);
-                let target = Target {
-                    host: address.host,
-                    port: address.port,
-                    share,
-                    account,
-                    iwarp,
-                    roce,
-                };
-                Some(way::gather(target, &machine, progress).await)
-            }
-        };
-        Ok(Facts { machine, way })
+        let diagnosis = diagnose(&facts?);
+        output::print(&diagnosis, &report);
+        Ok(status(diagnosis.outcome))
     }
 }
 
-const fn status(answer: &Answer) -> u8 {
-    match answer.outcome {
+const fn status(outcome: Outcome) -> u8 {
+    match outcome {
         Outcome::Works => 0,
         Outcome::DoesNot => 1,
         Outcome::Unknown => 2,
     }
 }
 
-/// Parses TARGET.
-fn place(text: &str) -> Result<Place> {
+fn parse_target(text: &str) -> Result<Target> {
     let forward = text.replace('\\', "/");
     let path = forward
         .strip_prefix("smb://")
@@ -212,8 +132,14 @@ fn place(text: &str) -> Result<Place> {
     if address.host.is_empty() || address.port == Some(0) {
         return Err(usage(format!("`{text}` names no server")));
     }
-    let share = share.filter(|share| !share.is_empty()).map(str::to_owned);
-    Ok(Place { address, share })
+    Ok(Target {
+        host: address.host,
+        port: address.port,
+        share: share.filter(|share| !share.is_empty()).map(str::to_owned),
+        account: None,
+        iwarp_tap: None,
+        roce_tap: None,
+    })
 }
 
 #[cfg(test)]
@@ -231,12 +157,8 @@ mod tests {
             ("//[::1]:5445/share", "::1", Some(5445), Some("share")),
             ("//server/", "server", None, None),
         ] {
-            let place = place(text).unwrap();
-            let found = (
-                &*place.address.host,
-                place.address.port,
-                place.share.as_deref(),
-            );
+            let target = parse_target(text).unwrap();
+            let found = (&*target.host, target.port, target.share.as_deref());
             assert_eq!(found, (host, port, share), "{text}");
         }
         for text in [
@@ -248,7 +170,7 @@ mod tests {
             "server:0",
             "a b",
         ] {
-            assert!(place(text).is_err(), "{text}");
+            assert!(parse_target(text).is_err(), "{text}");
         }
     }
 }

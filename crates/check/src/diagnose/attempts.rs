@@ -1,13 +1,12 @@
 //! Attempts to use SMB Direct: what worked, and why the others did not.
 
+use smbdirect_transport::text;
+
 use super::dialects;
 use crate::{
-    check::{
-        answer::{Step, place},
-        facts::{Attempt, AttemptFault, Fabric, Reached, SmbFault, Tcp, Way},
-        fault::Fault,
-    },
-    report,
+    diagnosis::{RunOn, Step},
+    facts::{Attempt, AttemptFault, Fabric, Reached, Remote, SmbFault, Tcp},
+    fault::Fault,
 };
 
 /// The evidence of an attempt where nothing listens.
@@ -26,17 +25,17 @@ pub(super) fn name(attempt: &Attempt) -> String {
 }
 
 /// Returns the step for an attempt.
-pub(super) fn step(attempt: &Attempt, way: &Way) -> Step {
+pub(super) fn step(attempt: &Attempt, remote: &Remote) -> Step {
     match &attempt.result {
         Ok(reached) => worked(attempt, reached),
-        Err(fault) => failed(attempt, fault, way),
+        Err(fault) => failed(attempt, fault, remote),
     }
 }
 
 fn worked(attempt: &Attempt, reached: &Reached) -> Step {
     let name = name(attempt);
     let round_trip = match reached.round_trip {
-        Some(time) => format!(", keepalive {}", report::time(time)),
+        Some(time) => format!(", keepalive {}", text::time(time)),
         None => ", no answer to a keepalive".into(),
     };
     let Reached {
@@ -59,7 +58,7 @@ fn worked(attempt: &Attempt, reached: &Reached) -> Step {
             attempt.port
         );
         return Step::fault(name, evidence, Fault::WrongPort, cause)
-            .cure(place::SERVER, format!("smbdirect gateway :{expected} UPSTREAM    # or the port setting of the server in use"));
+            .cure(RunOn::Server, format!("smbdirect gateway :{expected} UPSTREAM    # or the port setting of the server in use"));
     }
     match &reached.smb {
         Ok(smb) if smb.dialect < 0x0300 => dialects::too_old(name, smb.dialect),
@@ -79,22 +78,22 @@ fn worked(attempt: &Attempt, reached: &Reached) -> Step {
                 }
                 SmbFault::Other(_) => "SMB Direct works, but the answer is not SMB2",
             };
-            let said = match fault {
+            let evidence = match fault {
                 SmbFault::Other(what) => format!("{evidence}; {what}"),
                 _ => evidence,
             };
-            Step::fault(name, said, Fault::NoSmb, cause).cure(
-                place::SERVER,
+            Step::fault(name, evidence, Fault::NoSmb, cause).cure(
+                RunOn::Server,
                 format!("ss -Hltnp 'sport = :{expected}'    # what listens there; a gateway's log names its server"),
             )
         }
     }
 }
 
-fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
+fn failed(attempt: &Attempt, fault: &AttemptFault, remote: &Remote) -> Step {
     let name = name(attempt);
     // A server has SMB Direct over the transports that its adapters have; one is enough.
-    if way.attempts.iter().any(is_good) {
+    if remote.attempts.iter().any(is_good) {
         match fault {
             AttemptFault::Refused => return Step::skipped(name, "the server does not have it"),
             AttemptFault::Dropped => return Step::skipped(name, "no answer"),
@@ -106,8 +105,8 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
     let port = attempt.port;
     match fault {
         AttemptFault::Refused => refused(name, attempt),
-        AttemptFault::Dropped if is_silent(way) => host_silent(name, "no answer", way),
-        AttemptFault::Unreachable(why) if is_silent(way) => host_silent(name, why, way),
+        AttemptFault::Dropped if is_silent(remote) => host_silent(name, "no answer", remote),
+        AttemptFault::Unreachable(why) if is_silent(remote) => host_silent(name, why, remote),
         AttemptFault::Dropped => dropped(name, attempt),
         AttemptFault::Unreachable(why) => {
             let cause = "the way to this port is closed: a firewall rejects it, or there is no \
@@ -126,11 +125,11 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
                 cause,
             );
             step.cure(
-                place::SERVER,
+                RunOn::Server,
                 format!("ss -Hltnp 'sport = :{port}'    # what listens there"),
             )
         }
-        AttemptFault::Rejected(why) => rejected(name, attempt, why, way),
+        AttemptFault::Rejected(why) => rejected(name, attempt, why, remote),
         AttemptFault::Silent(why) | AttemptFault::Lost(why) => {
             let cause = match fault {
                 AttemptFault::Silent(_) => {
@@ -145,22 +144,22 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
             let evidence = format!("by {by}: {why}");
             Step::fault(name, evidence, Fault::NegotiationSilent, cause)
                 .cure(
-                    place::SERVER_LINUX,
+                    RunOn::ServerLinux,
                     "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
                 )
                 .cure(
-                    place::HERE,
-                    format!("smbdirect ping {}:{port} -vv", way.host),
+                    RunOn::Here,
+                    format!("smbdirect ping {}:{port} -vv", remote.host),
                 )
         }
         AttemptFault::NegotiationRefused(status) => {
             let cause = "the server does not accept the sizes, credits or versions of this end";
             let evidence = format!("the Negotiate Response has status {status}");
             Step::fault(name, evidence, Fault::NegotiationRefused, cause).cure(
-                place::HERE,
+                RunOn::Here,
                 format!(
                     "smbdirect ping {}:{port} --profile windows    # with the sizes of Windows",
-                    way.host
+                    remote.host
                 ),
             )
         }
@@ -168,7 +167,7 @@ fn failed(attempt: &Attempt, fault: &AttemptFault, way: &Way) -> Step {
             let cause = "the server's answer breaks the specification, so every client has to \
                          refuse it";
             Step::fault(name, why.clone(), Fault::NegotiationBroken, cause)
-                .cure(place::HERE, format!("smbdirect ping {}:{port} --pcap broken.pcap; smbdirect decode broken.pcap --broken", way.host))
+                .cure(RunOn::Here, format!("smbdirect ping {}:{port} --pcap broken.pcap; smbdirect decode broken.pcap --broken", remote.host))
         }
         AttemptFault::NoAdapter => Step::skipped(name, "no adapter of this machine leads there"),
         AttemptFault::Local(why) => Step::unknown(name, format!("by {by}: {why}")),
@@ -189,14 +188,14 @@ fn refused(name: String, attempt: &Attempt) -> Step {
     let step = Step::fault(name, REFUSED, fault, cause);
     let step = match attempt.fabric {
         Fabric::Iwarp => step.cure(
-            place::SERVER,
+            RunOn::Server,
             format!("ss -Hltn 'sport = :{port}'; rdma link"),
         ),
-        _ => step.cure(place::SERVER_LINUX, "rdma link; rdma resource show cm_id"),
+        _ => step.cure(RunOn::ServerLinux, "rdma link; rdma resource show cm_id"),
     };
-    step.cure(place::KSMBD, format!("sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # after the RDMA device ({kind}) is there"))
-        .cure(place::SAMBA, format!("smbdirect gateway :{port} 127.0.0.1:445"))
-        .cure(place::WINDOWS, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface")
+    step.cure(RunOn::Ksmbd, format!("sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # after the RDMA device ({kind}) is there"))
+        .cure(RunOn::Samba, format!("smbdirect gateway :{port} 127.0.0.1:445"))
+        .cure(RunOn::Windows, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface")
 }
 
 fn dropped(name: String, attempt: &Attempt) -> Step {
@@ -218,24 +217,27 @@ fn dropped(name: String, attempt: &Attempt) -> Step {
 }
 
 /// Returns whether nothing at all was answered.
-pub(super) fn is_silent(way: &Way) -> bool {
+pub(super) fn is_silent(remote: &Remote) -> bool {
     use AttemptFault::{Dropped, NoAdapter, Unreachable};
     let silent =
         |result: &Result<_, _>| matches!(result, Err(Dropped | NoAdapter | Unreachable(_)));
-    way.path.short_ping != Some(true)
-        && matches!(way.tcp, None | Some(Tcp::Dropped | Tcp::Unreachable(_)))
-        && way.attempts.iter().all(|attempt| silent(&attempt.result))
+    remote.path.short_ping != Some(true)
+        && matches!(remote.tcp, None | Some(Tcp::Dropped | Tcp::Unreachable(_)))
+        && remote
+            .attempts
+            .iter()
+            .all(|attempt| silent(&attempt.result))
 }
 
 /// Returns the step for a server that answers nothing.
-pub(super) fn host_silent(name: impl Into<String>, evidence: &str, way: &Way) -> Step {
+pub(super) fn host_silent(name: impl Into<String>, evidence: &str, remote: &Remote) -> Step {
     let cause = "the server answers nothing at all: it is off, the address is another machine's, \
                  or a firewall drops everything";
-    let address = way
+    let address = remote
         .address
-        .map_or_else(|| way.host.clone(), |address| address.to_string());
+        .map_or_else(|| remote.host.clone(), |address| address.to_string());
     Step::fault(name, evidence, Fault::HostSilent, cause).cure(
-        place::HERE,
+        RunOn::Here,
         format!("ping -c 3 {address}; ip route get {address}; ip neigh show {address}"),
     )
 }
@@ -250,12 +252,12 @@ pub(super) fn allow(step: Step, attempt: &Attempt) -> Step {
         .replace("tcp dport ", "tcp/")
         .replace("udp dport ", "udp/");
     let (protocol, number) = port.split_once('/').unwrap_or(("tcp", &port));
-    step.cure(place::SERVER_LINUX, format!("sudo nft insert rule inet filter input {ports} accept    # or: sudo firewall-cmd --add-port={number}/{protocol}"))
-        .cure(place::WINDOWS, format!("New-NetFirewallRule -DisplayName 'SMB Direct' -Direction Inbound -Protocol {} -LocalPort {number} -Action Allow", protocol.to_uppercase()))
+    step.cure(RunOn::ServerLinux, format!("sudo nft insert rule inet filter input {ports} accept    # or: sudo firewall-cmd --add-port={number}/{protocol}"))
+        .cure(RunOn::Windows, format!("New-NetFirewallRule -DisplayName 'SMB Direct' -Direction Inbound -Protocol {} -LocalPort {number} -Action Allow", protocol.to_uppercase()))
 }
 
-fn rejected(name: String, attempt: &Attempt, why: &str, way: &Way) -> Step {
-    let answers_smb = matches!(way.smb, Some(Ok(_)));
+fn rejected(name: String, attempt: &Attempt, why: &str, remote: &Remote) -> Step {
+    let answers_smb = matches!(remote.smb, Some(Ok(_)));
     // Linux siw refuses without a reason if no program accepts its connections.
     if attempt.fabric == Fabric::Iwarp && !why.contains("saying") && answers_smb {
         let cause = "nothing accepts behind the port. ksmbd closes its RDMA listener for good after eleven \
@@ -263,11 +265,11 @@ fn rejected(name: String, attempt: &Attempt, why: &str, way: &Way) -> Step {
                      limit of connections";
         return Step::fault(name, format!("MPA: {why}"), Fault::ListenerGone, cause)
             .cure(
-                place::KSMBD,
+                RunOn::Ksmbd,
                 "sudo ksmbd.control -s && sleep 1 && sudo ksmbd.mountd    # all connections end",
             )
             .cure(
-                place::SERVER_LINUX,
+                RunOn::ServerLinux,
                 "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
             );
     }
@@ -276,17 +278,17 @@ fn rejected(name: String, attempt: &Attempt, why: &str, way: &Way) -> Step {
             let cause = "the iWARP listener refused the connection before SMB Direct began: it has \
                          enough connections, or wants other MPA options";
             Step::fault(name, format!("MPA: {why}"), Fault::MpaRefused, cause).cure(
-                place::HERE,
+                RunOn::Here,
                 format!(
                     "smbdirect ping {}:{} --mpa-revision 1",
-                    way.host, attempt.port
+                    remote.host, attempt.port
                 ),
             )
         }
         _ => {
             let cause = "the listener refused the RDMA connection: other limits, or no receives";
             Step::fault(name, format!("RDMA CM: {why}"), Fault::CmRefused, cause).cure(
-                place::SERVER_LINUX,
+                RunOn::ServerLinux,
                 "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
             )
         }

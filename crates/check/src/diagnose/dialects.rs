@@ -1,8 +1,8 @@
 //! The dialects of SMB.
 
 use super::settings;
-use crate::check::{
-    answer::{Step, place},
+use crate::{
+    diagnosis::{RunOn, Step},
     fault::Fault,
 };
 
@@ -28,8 +28,8 @@ pub(super) fn too_old(name: String, number: u16) -> Step {
         cause,
     )
     .cure(
-        place::KSMBD,
+        RunOn::Ksmbd,
         settings::ksmbd("server max protocol", "SMB3_11"),
     )
-    .cure(place::SAMBA, settings::samba("server max protocol", "SMB3"))
+    .cure(RunOn::Samba, settings::samba("server max protocol", "SMB3"))
 }

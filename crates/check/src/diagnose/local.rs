@@ -1,7 +1,7 @@
 //! What this machine can do: as a client, and as a server.
 
-use crate::check::{
-    answer::{About, Section, State, Step, place},
+use crate::{
+    diagnosis::{About, RunOn, Section, State, Step},
     facts::{
         Adapter, AttemptFault, Client, Fabric, Facts, Kernel, Ksmbd, Machine, Module, Setting,
     },
@@ -31,7 +31,7 @@ pub(super) fn sections(facts: &Facts) -> Vec<Section> {
         title: format!("Linux client of this machine ({})", machine.release),
         steps: client,
     }];
-    match facts.way {
+    match facts.remote {
         None => sections.push(Section {
             about: About::Server,
             title: "Linux server of this machine".into(),
@@ -42,13 +42,13 @@ pub(super) fn sections(facts: &Facts) -> Vec<Section> {
     sections
 }
 
-/// Shortens a step of this machine, where the question is about the way to a server: software iWARP
+/// Shortens a step of this machine, where the question is about a server: software iWARP
 /// needs none of it, and `smbdirect check` without a target says the rest.
 fn in_short(step: &mut Step) {
     if step.state == State::Fault {
         step.state = State::Warning;
         step.cures.clear();
-        *step = step.clone().cure(place::HERE, "smbdirect check");
+        *step = step.clone().cure(RunOn::Here, "smbdirect check");
     }
 }
 
@@ -61,8 +61,8 @@ fn kernel_client(machine: &Machine) -> Step {
         let cause = "the kernel's SMB client was built without SMB Direct, so the mount option \
                      `rdma` fails";
         Step::fault(NAME, evidence, Fault::KernelWithoutClient, cause)
-            .cure(place::HERE, "scripts/config -e CIFS_SMB_DIRECT && make modules    # in the kernel's source, or take a kernel that has it")
-            .cure(place::HERE, "smbdirect gateway 127.0.0.1:4451 SERVER --from tcp --to smbdirect    # without another kernel")
+            .cure(RunOn::Here, "scripts/config -e CIFS_SMB_DIRECT && make modules    # in the kernel's source, or take a kernel that has it")
+            .cure(RunOn::Here, "smbdirect gateway 127.0.0.1:4451 SERVER --from tcp --to smbdirect    # without another kernel")
     };
     match has_client(kernel, client) {
         Setting::Off if client.smb_direct == Some(false) => {
@@ -143,7 +143,7 @@ fn no_core(kernel: &Kernel) -> Step {
             let cause = "ib_core is not loaded, and with it no RDMA device";
             let evidence = "ib_core is a module, and not loaded";
             Step::fault(NAME, evidence, Fault::NoRdmaCore, cause)
-                .cure(place::HERE, "sudo modprobe ib_core && sudo modprobe rdma_cm && sudo modprobe rdma_ucm && sudo modprobe ib_uverbs")
+                .cure(RunOn::Here, "sudo modprobe ib_core && sudo modprobe rdma_cm && sudo modprobe rdma_ucm && sudo modprobe ib_uverbs")
         }
         Module::Missing => {
             let evidence = match (kernel.infiniband, &kernel.config) {
@@ -152,7 +152,7 @@ fn no_core(kernel: &Kernel) -> Step {
             };
             let cause = "the kernel was built without RDMA";
             Step::fault(NAME, evidence, Fault::NoRdmaCore, cause).cure(
-                place::HERE,
+                RunOn::Here,
                 "scripts/config -e INFINIBAND -e INFINIBAND_ADDR_TRANS && make    # in the kernel's source; distributions ship it, clouds and containers often do not",
             )
         }
@@ -161,7 +161,7 @@ fn no_core(kernel: &Kernel) -> Step {
                 "no RDMA device: ib_core is not loaded, and no file tells whether there is one";
             let evidence = "there is no /sys/class/infiniband";
             Step::fault(NAME, evidence, Fault::NoRdmaCore, cause)
-                .cure(place::HERE, "sudo modprobe ib_core")
+                .cure(RunOn::Here, "sudo modprobe ib_core")
         }
     }
 }
@@ -187,7 +187,7 @@ fn no_cm(kernel: &Kernel) -> Option<Step> {
         ),
     };
     Some(step.cure(
-        place::HERE,
+        RunOn::Here,
         "sudo modprobe rdma_cm && sudo modprobe rdma_ucm",
     ))
 }
@@ -203,17 +203,17 @@ fn with_software_adapters(step: Step, machine: &Machine) -> Step {
     // Where it is unknown, the command itself tells.
     if kernel.rxe != Module::Missing {
         step = step.cure(
-            place::HERE,
+            RunOn::Here,
             format!("sudo rdma link add rxe0 type rxe netdev {interface}    # software RoCE"),
         );
     }
     if kernel.siw != Module::Missing {
         step = step.cure(
-            place::HERE,
+            RunOn::Here,
             format!("sudo rdma link add siw0 type siw netdev {interface}    # software iWARP"),
         );
     }
-    step.cure(place::HERE, "lspci -k | grep -iA3 -e mellanox -e chelsio -e e810 -e x722    # is there an adapter, and which driver has it?")
+    step.cure(RunOn::Here, "lspci -k | grep -iA3 -e mellanox -e chelsio -e e810 -e x722    # is there an adapter, and which driver has it?")
 }
 
 fn adapter(adapter: &Adapter, machine: &Machine) -> Step {
@@ -241,7 +241,7 @@ fn adapter(adapter: &Adapter, machine: &Machine) -> Step {
             cause,
         )
         .cure(
-            place::HERE,
+            RunOn::Here,
             format!("sudo ip link set {cable} up; rdma link"),
         );
     }
@@ -250,7 +250,7 @@ fn adapter(adapter: &Adapter, machine: &Machine) -> Step {
     }
     if let Some(why) = &adapter.unusable {
         return Step::fault(name.clone(), kind_at, Fault::AdapterUnusable, why.clone())
-            .cure(place::HERE, format!("ibv_devinfo -v -d {name}"));
+            .cure(RunOn::Here, format!("ibv_devinfo -v -d {name}"));
     }
     if let Some(found) = found.filter(|found| found.addresses.is_empty()) {
         let cause = "RDMA connections go to IP addresses, and the interface of the adapter has \
@@ -262,7 +262,7 @@ fn adapter(adapter: &Adapter, machine: &Machine) -> Step {
             cause,
         )
         .cure(
-            place::HERE,
+            RunOn::Here,
             format!("sudo ip addr add ADDRESS/24 dev {}", found.name),
         );
     }
@@ -298,11 +298,11 @@ fn few_elements(adapter: &Adapter, kind_at: &str) -> Option<Step> {
     let step = Step::fault(&**name, evidence, Fault::AdapterWithFewElements, cause);
     Some(
         step.cure(
-            place::HERE,
+            RunOn::Here,
             format!("ibv_devinfo -v -d {name} | grep max_sge    # newer firmware may have more"),
         )
         .cure(
-            place::HERE,
+            RunOn::Here,
             "sudo rdma link add rxe0 type rxe netdev DEVICE    # software RoCE in its place",
         ),
     )
@@ -326,7 +326,7 @@ fn server(machine: &Machine) -> Vec<Step> {
         let cause = "Samba has no SMB Direct";
         let step = Step::warning("Samba", "smbd is running", Fault::SambaAlone, cause);
         steps.push(step.cure(
-            place::HERE,
+            RunOn::Here,
             "smbdirect gateway :5445 127.0.0.1:445    # SMB Direct in front of Samba",
         ));
     }
@@ -350,8 +350,8 @@ fn ksmbd(machine: &Machine, kernel: &Kernel) -> Step {
             state,
             ..Step::fault(NAME, evidence, Fault::KernelWithoutServer, cause)
         }
-        .cure(place::HERE, "scripts/config -e SMB_SERVER_SMBDIRECT && make modules    # in the kernel's source, or take a kernel that has it")
-        .cure(place::HERE, "smbdirect gateway :5445 127.0.0.1:445    # without another kernel");
+        .cure(RunOn::Here, "scripts/config -e SMB_SERVER_SMBDIRECT && make modules    # in the kernel's source, or take a kernel that has it")
+        .cure(RunOn::Here, "smbdirect gateway :5445 127.0.0.1:445    # without another kernel");
     }
     match server.ksmbd {
         Ksmbd::Absent => Step::skipped(NAME, "not loaded; this machine is no server by ksmbd"),
@@ -362,7 +362,7 @@ fn ksmbd(machine: &Machine, kernel: &Kernel) -> Step {
             "ksmbd.mountd has not been started, or has ended",
         )
         .cure(
-            place::HERE,
+            RunOn::Here,
             "sudo ksmbd.mountd    # or: sudo systemctl start ksmbd",
         ),
         Ksmbd::NotStarted => not_started(machine),
@@ -381,10 +381,10 @@ fn not_started(machine: &Machine) -> Step {
         None => evidence.into(),
     };
     Step::fault("ksmbd", evidence, Fault::KsmbdNotListening, cause)
-        .cure(place::HERE, "sudo dmesg | grep -i ksmbd | tail -5    # why it did not start")
-        .cure(place::HERE, PORT_OWNER)
+        .cure(RunOn::Here, "sudo dmesg | grep -i ksmbd | tail -5    # why it did not start")
+        .cure(RunOn::Here, PORT_OWNER)
         .cure(
-            place::HERE,
+            RunOn::Here,
             "sudo reboot    # then: the kernel keeps the port, and a restart of ksmbd does not help",
         )
 }
@@ -418,12 +418,12 @@ fn not_listening(machine: &Machine) -> Option<Step> {
                  device was created";
     let mut step = Step::fault("ksmbd", evidence, Fault::KsmbdNotListening, cause);
     if owner.is_some() || is_foreign {
-        step = step.cure(place::HERE, PORT_OWNER);
+        step = step.cure(RunOn::Here, PORT_OWNER);
     }
     let interface = adapter.interface.as_deref().unwrap_or("DEVICE");
     let name = &adapter.name;
     Some(step.cure(
-        place::HERE,
+        RunOn::Here,
         format!("sudo rdma link delete {name} && sudo rdma link add {name} type siw netdev {interface}    # creates the listener; a restart of ksmbd does not"),
     ))
 }
@@ -481,16 +481,16 @@ fn refuses(fault: &AttemptFault) -> Step {
             "ksmbd has closed its RDMA listener, as it does after eleven failed negotiations, and \
              the port still answers",
         )
-        .cure(place::HERE, AGAIN),
+        .cure(RunOn::Here, AGAIN),
         fault => Step::fault(
             NAME,
             format!("running, and the negotiation on port 5445 fails: {fault:?}"),
             Fault::NegotiationSilent,
             "ksmbd does not negotiate SMB Direct with this machine itself",
         )
-        .cure(place::HERE, AGAIN)
+        .cure(RunOn::Here, AGAIN)
         .cure(
-            place::HERE,
+            RunOn::Here,
             "sudo dmesg | grep -i -e ksmbd -e smbdirect | tail",
         ),
     }

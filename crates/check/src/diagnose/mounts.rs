@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use super::{
     dialects,
-    machine::{has_client, is_usable},
+    local::{has_client, is_usable},
 };
-use crate::check::{
-    answer::{About, Section, Step, place},
-    facts::{ClientConnection, Facts, Mount, Setting, Way},
+use crate::{
+    diagnosis::{About, RunOn, Section, Step},
+    facts::{ClientConnection, Facts, Mount, Remote, Setting},
     fault::Fault,
 };
 
@@ -32,21 +32,21 @@ pub(super) fn section(facts: &Facts) -> Option<Section> {
 /// Returns the mounts that the question is about.
 pub(super) fn relevant(facts: &Facts) -> impl Iterator<Item = &Mount> {
     let mounts = facts.machine.client.mounts.iter();
-    mounts.filter(|mount| match &facts.way {
+    mounts.filter(|mount| match &facts.remote {
         None => true,
-        Some(way) => is_of(mount, way),
+        Some(remote) => is_of(mount, remote),
     })
 }
 
-fn is_of(mount: &Mount, way: &Way) -> bool {
-    let addresses = way.addresses.as_deref().unwrap_or_default();
+fn is_of(mount: &Mount, remote: &Remote) -> bool {
+    let addresses = remote.addresses.as_deref().unwrap_or_default();
     let server = mount.source.trim_start_matches('/');
     let (server, share) = server.split_once('/').unwrap_or((server, ""));
     let same_server = mount
         .address
         .is_some_and(|address| addresses.contains(&address))
-        || server.eq_ignore_ascii_case(&way.host);
-    let wanted = way.share.as_deref();
+        || server.eq_ignore_ascii_case(&remote.host);
+    let wanted = remote.share.as_deref();
     same_server && wanted.is_none_or(|wanted| wanted.eq_ignore_ascii_case(share))
 }
 
@@ -76,11 +76,11 @@ fn over_rdma(mount: &Mount) -> Step {
         let evidence = format!("{evidence}, transport status {status}");
         return Step::fault(&*mount.directory, evidence, Fault::MountLost, cause)
             .cure(
-                place::HERE,
+                RunOn::Here,
                 format!("smbdirect check {}", quoted(&mount.source)),
             )
             .cure(
-                place::HERE,
+                RunOn::Here,
                 "sudo dmesg | grep -i -e cifs -e smbdirect | tail",
             );
     }
@@ -105,12 +105,12 @@ fn over_tcp(mount: &Mount, facts: &Facts) -> Step {
     if let Some(dialect) = old_dialect(mount) {
         let cause = format!("it was mounted with SMB {dialect}, and SMB Direct needs 3.0 or later");
         return Step::fault(name, evidence, Fault::DialectBelow3, cause)
-            .cure(place::HERE, remount(mount, "vers=3.1.1"));
+            .cure(RunOn::Here, remount(mount, "vers=3.1.1"));
     }
     if has_client(&machine.kernel, &machine.client) == Setting::Off {
         let cause = "this kernel's client has no SMB Direct (CONFIG_CIFS_SMB_DIRECT)";
         return Step::fault(name, evidence, Fault::MountOverTcp, cause).cure(
-            place::HERE,
+            RunOn::Here,
             format!(
                 "smbdirect gateway 127.0.0.1:4451 {} --from tcp --to smbdirect",
                 quoted(host(mount))
@@ -140,7 +140,7 @@ fn over_tcp(mount: &Mount, facts: &Facts) -> Step {
         cause += "; this machine has no usable RDMA adapter either, see below";
     }
     Step::fault(name, evidence, Fault::MountOverTcp, cause)
-        .cure(place::HERE, remount(mount, "rdma"))
+        .cure(RunOn::Here, remount(mount, "rdma"))
 }
 
 /// Returns the dialect of a mount if it is below 3.
@@ -203,9 +203,9 @@ fn protection(mount: &Mount) -> Option<Step> {
     let step = Step::warning(&*mount.directory, asked, fault, cause);
     let mounted_again = format!("{}    # without `{option}`", remount(mount, "rdma"));
     Some(match (mount.has(option), fault) {
-        (true, _) => step.cure(place::HERE, mounted_again),
+        (true, _) => step.cure(RunOn::Here, mounted_again),
         (false, Fault::Signing) => {
-            let step = step.cure(place::HERE, mounted_again);
+            let step = step.cure(RunOn::Here, mounted_again);
             super::session::without_protection(step, fault)
         }
         (false, _) => super::session::without_protection(step, fault),
@@ -218,7 +218,7 @@ fn threshold(mount: &Mount, facts: &Facts) -> Option<Step> {
         let cause = "smaller reads and writes go in messages, not by RDMA";
         let evidence = format!("rdma_readwrite_threshold is {bytes} bytes");
         Step::warning(&*mount.directory, evidence, Fault::Threshold, cause).cure(
-            place::HERE,
+            RunOn::Here,
             "echo 4096 | sudo tee /proc/fs/cifs/rdma_readwrite_threshold    # then mount again",
         )
     })
@@ -243,7 +243,7 @@ fn not_asked(mount: &Mount) -> Option<Step> {
     );
     Some(if server_has_it {
         step.cure(
-            place::HERE,
+            RunOn::Here,
             remount(mount, "rdma,multichannel,max_channels=2"),
         )
     } else {

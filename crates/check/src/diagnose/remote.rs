@@ -1,9 +1,9 @@
-//! The way to a server: name, route, packet sizes, TCP, SMB Direct, SMB.
+//! A server and the network to it: name, route, packet sizes, TCP, SMB Direct, SMB.
 
 use super::{attempts, dialects, session};
-use crate::check::{
-    answer::{About, Section, Step, place},
-    facts::{Machine, Path, Route, Smb, SmbFault, Tcp, Way},
+use crate::{
+    diagnosis::{About, RunOn, Section, Step},
+    facts::{Machine, Path, Remote, Route, Smb, SmbFault, Tcp},
     fault::Fault,
 };
 
@@ -12,35 +12,36 @@ const HEADERS_BYTES: u32 = 40;
 /// TCP options of a segment, at most.
 const MAX_OPTIONS_BYTES: u32 = 40;
 
-/// Returns the section about the way.
-pub(super) fn section(way: &Way, machine: &Machine) -> Section {
-    let mut steps = vec![name(way)];
-    if let Some(found) = &way.route {
-        steps.push(route(way, found, machine));
+/// Returns the section about the server.
+pub(super) fn section(remote: &Remote, machine: &Machine) -> Section {
+    let mut steps = vec![name(remote)];
+    if let Some(found) = &remote.route {
+        steps.push(route(remote, found, machine));
         if let Ok(found) = found {
-            steps.extend(mtu(found, &way.path, way));
+            steps.extend(mtu(found, &remote.path, remote));
         }
     }
-    if let Some(tcp) = &way.tcp {
-        steps.push(over_tcp(tcp, way));
+    if let Some(tcp) = &remote.tcp {
+        steps.push(over_tcp(tcp, remote));
     }
     steps.extend(
-        way.attempts
+        remote
+            .attempts
             .iter()
-            .map(|attempt| attempts::step(attempt, way)),
+            .map(|attempt| attempts::step(attempt, remote)),
     );
-    steps.extend(protection(way));
+    steps.extend(protection(remote));
     Section {
-        about: About::Way,
-        title: format!("Way to {}", way.host),
+        about: About::Remote,
+        title: format!("Way to {}", remote.host),
         steps,
     }
 }
 
-fn name(way: &Way) -> Step {
+fn name(remote: &Remote) -> Step {
     const NAME: &str = "name";
-    let host = &way.host;
-    match &way.addresses {
+    let host = &remote.host;
+    match &remote.addresses {
         Ok(addresses) => {
             let words: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             match words.join(", ") {
@@ -52,16 +53,16 @@ fn name(way: &Way) -> Step {
             let cause = "the name has no address here: a typing error, or a DNS that does not know \
                          it";
             Step::fault(NAME, why.clone(), Fault::NameUnknown, cause).cure(
-                place::HERE,
+                RunOn::Here,
                 format!("getent hosts {host}; cat /etc/resolv.conf"),
             )
         }
     }
 }
 
-fn route(way: &Way, route: &Result<Route, String>, machine: &Machine) -> Step {
+fn route(remote: &Remote, route: &Result<Route, String>, machine: &Machine) -> Step {
     const NAME: &str = "route";
-    let address = way
+    let address = remote
         .address
         .map_or_else(String::new, |address| address.to_string());
     let found = match route {
@@ -69,7 +70,7 @@ fn route(way: &Way, route: &Result<Route, String>, machine: &Machine) -> Step {
         Err(why) => {
             let cause = "this machine has no way to the address";
             return Step::fault(NAME, why.clone(), Fault::NoRoute, cause)
-                .cure(place::HERE, format!("ip route get {address}; ip -br addr"));
+                .cure(RunOn::Here, format!("ip route get {address}; ip -br addr"));
         }
     };
     let Some(interface) = &found.interface else {
@@ -96,18 +97,18 @@ fn route(way: &Way, route: &Result<Route, String>, machine: &Machine) -> Step {
                 other.name
             );
             Step::warning(NAME, evidence, Fault::RouteWithoutAdapter, cause)
-                .cure(place::HERE, format!("sudo ip route replace {address} dev {there}    # or use the server's address in that network"))
+                .cure(RunOn::Here, format!("sudo ip route replace {address} dev {there}    # or use the server's address in that network"))
         }
         _ => Step::ok(NAME, evidence),
     }
 }
 
 /// Compares the MTU of the interface with what the path and the server take.
-fn mtu(route: &Route, path: &Path, way: &Way) -> Option<Step> {
+fn mtu(route: &Route, path: &Path, remote: &Remote) -> Option<Step> {
     const NAME: &str = "MTU";
     let mtu = route.mtu?;
     let interface = route.interface.as_deref().unwrap_or("DEVICE");
-    let address = way.address?;
+    let address = remote.address?;
     if path.is_told {
         let known = path.known_mtu.filter(|&known| known < mtu);
         let known = known.map_or_else(|| "less".into(), |known| known.to_string());
@@ -121,7 +122,7 @@ fn mtu(route: &Route, path: &Path, way: &Way) -> Option<Step> {
                 cause,
             )
             .cure(
-                place::HERE,
+                RunOn::Here,
                 format!("tracepath -n {address}    # where it gets smaller"),
             ),
         );
@@ -139,8 +140,8 @@ fn mtu(route: &Route, path: &Path, way: &Way) -> Option<Step> {
                 Fault::MtuDiffers,
                 cause,
             )
-            .cure(place::HERE, format!("ping -M do -s {size} {address}    # smaller until it is answered"))
-            .cure(place::HERE, format!("sudo ip link set {interface} mtu 1500    # or the larger MTU at every switch and at the server")),
+            .cure(RunOn::Here, format!("ping -M do -s {size} {address}    # smaller until it is answered"))
+            .cure(RunOn::Here, format!("sudo ip link set {interface} mtu 1500    # or the larger MTU at every switch and at the server")),
         );
     }
     let smaller = path
@@ -159,7 +160,7 @@ fn mtu(route: &Route, path: &Path, way: &Way) -> Option<Step> {
                 cause,
             )
             .cure(
-                place::SERVER,
+                RunOn::Server,
                 format!("sudo ip link set DEVICE mtu {mtu}    # and at every switch between"),
             ),
         );
@@ -177,10 +178,10 @@ fn mtu(route: &Route, path: &Path, way: &Way) -> Option<Step> {
     }
 }
 
-fn over_tcp(tcp: &Tcp, way: &Way) -> Step {
+fn over_tcp(tcp: &Tcp, remote: &Remote) -> Step {
     const NAME: &str = "TCP 445";
-    let some_work = way.attempts.iter().any(attempts::is_good);
-    match (tcp, &way.smb) {
+    let some_work = remote.attempts.iter().any(attempts::is_good);
+    match (tcp, &remote.smb) {
         (Tcp::Open, Some(Ok(smb))) if smb.dialect < 0x0300 => {
             dialects::too_old(NAME.into(), smb.dialect)
         }
@@ -207,7 +208,7 @@ fn over_tcp(tcp: &Tcp, way: &Way) -> Step {
             };
             let cause = "what listens on port 445 is not an SMB2 server";
             Step::warning(NAME, what, Fault::NotSmbDirect, cause).cure(
-                place::SERVER,
+                RunOn::Server,
                 "ss -Hltnp 'sport = :445'    # what listens there",
             )
         }
@@ -225,15 +226,15 @@ fn over_tcp(tcp: &Tcp, way: &Way) -> Step {
         (Tcp::Refused, _) => {
             let cause = "no SMB server listens on TCP, or a firewall resets connections";
             Step::fault(NAME, "connection refused", Fault::PortRefused, cause).cure(
-                place::SERVER,
+                RunOn::Server,
                 "ss -Hltn 'sport = :445'; systemctl status smbd ksmbd",
             )
         }
-        (Tcp::Dropped, _) if attempts::is_silent(way) => {
-            attempts::host_silent(NAME, "no answer", way)
+        (Tcp::Dropped, _) if attempts::is_silent(remote) => {
+            attempts::host_silent(NAME, "no answer", remote)
         }
-        (Tcp::Unreachable(why), _) if attempts::is_silent(way) => {
-            attempts::host_silent(NAME, why, way)
+        (Tcp::Unreachable(why), _) if attempts::is_silent(remote) => {
+            attempts::host_silent(NAME, why, remote)
         }
         (Tcp::Dropped, _) => firewall(NAME, "no answer", Fault::PortDropped),
         (Tcp::Unreachable(why), _) => firewall(NAME, why, Fault::PortRejected),
@@ -246,22 +247,22 @@ fn firewall(name: &str, evidence: &str, fault: Fault) -> Step {
         _ => "a firewall rejects this port, or there is no machine at this address",
     };
     Step::fault(name, evidence, fault, cause)
-        .cure(place::SERVER_LINUX, "sudo nft insert rule inet filter input tcp dport 445 accept    # or: sudo firewall-cmd --add-service=samba")
-        .cure(place::WINDOWS, "Enable-NetFirewallRule -DisplayGroup 'File and Printer Sharing'")
+        .cure(RunOn::ServerLinux, "sudo nft insert rule inet filter input tcp dport 445 accept    # or: sudo firewall-cmd --add-service=samba")
+        .cure(RunOn::Windows, "Enable-NetFirewallRule -DisplayGroup 'File and Printer Sharing'")
 }
 
 /// Signing and sizes, from NEGOTIATE alone.
-fn protection(way: &Way) -> Vec<Step> {
-    let direct = way.attempts.iter().find_map(|attempt| {
+fn protection(remote: &Remote) -> Vec<Step> {
+    let direct = remote.attempts.iter().find_map(|attempt| {
         let reached = attempt.result.as_ref().ok()?;
         Some((reached.smb.as_ref().ok()?, reached.max_fragmented_send_size))
     });
-    let tcp = way.smb.as_ref().and_then(|smb| smb.as_ref().ok());
+    let tcp = remote.smb.as_ref().and_then(|smb| smb.as_ref().ok());
     let smb: Option<&Smb> = direct.map(|(smb, _)| smb).or(tcp);
     let Some(smb) = smb.filter(|smb| smb.dialect >= 0x0300) else {
         return Vec::new();
     };
-    let session = way.session.as_ref();
+    let session = remote.session.as_ref();
     let encrypts = session
         .is_some_and(|session| session.is_encrypted || matches!(session.share, Some(Ok(true))));
     let mut steps: Vec<Step> = session::signing(smb).into_iter().collect();

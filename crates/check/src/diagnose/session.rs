@@ -3,27 +3,25 @@
 use std::net::IpAddr;
 
 use super::settings;
-use crate::check::{
-    answer::{About, Section, Step, place},
-    facts::{ServerInterface, Session, Smb, Way},
+use crate::{
+    diagnosis::{About, RunOn, Section, Step},
+    facts::{Remote, ServerInterface, Session, Smb},
     fault::Fault,
 };
 
 /// SMB Direct of Linux reassembles this many bytes.
 const LINUX_FRAGMENTED_BYTES: u32 = 173_910;
 
-/// The status of a login or a share without the encryption that it demands.
-const ACCESS_DENIED: &str = "STATUS_ACCESS_DENIED";
-
 /// Returns the section about the session, if there was one.
-pub(super) fn section(way: &Way) -> Option<Section> {
-    let session = way.session.as_ref()?;
+pub(super) fn section(remote: &Remote) -> Option<Section> {
+    let session = remote.session.as_ref()?;
     let title = format!("Session of {} over {}", session.user, session.over);
     let mut steps = Vec::new();
     match &session.login {
         // Another status means a wrong name or password. The login of this command does not
         // announce encryption, and Samba then refuses it.
-        Some(why) if why.contains(ACCESS_DENIED) => {
+        Some(why) if why.is_access_denied => {
+            let why = &why.text;
             let evidence = format!("{why}: the server demands encryption, or bars this account");
             steps.push(Step {
                 name: "login".into(),
@@ -32,32 +30,32 @@ pub(super) fn section(way: &Way) -> Option<Section> {
         }
         Some(why) => {
             let cause = "the server refuses the account, or the session failed";
-            let step = Step::fault("login", why.clone(), Fault::LoginFailed, cause);
+            let step = Step::fault("login", why.text.clone(), Fault::LoginFailed, cause);
             steps.push(
                 step.cure(
-                    place::KSMBD,
+                    RunOn::Ksmbd,
                     format!("sudo ksmbd.adduser -a {}", session.user),
                 )
-                .cure(place::SAMBA, format!("sudo smbpasswd -a {}", session.user)),
+                .cure(RunOn::Samba, format!("sudo smbpasswd -a {}", session.user)),
             );
         }
         None => steps.push(Step::ok("login", "accepted")),
     }
-    steps.extend(interfaces(session, way.address));
+    steps.extend(interfaces(session, remote.address));
     match &session.share {
         Some(Err(why)) => {
-            let share = way.share.as_deref().unwrap_or_default();
-            let cause = if why.contains(ACCESS_DENIED) {
+            let share = remote.share.as_deref().unwrap_or_default();
+            let cause = if why.is_access_denied {
                 format!(
                     "this account may not use the share {share}, or the share demands encryption"
                 )
             } else {
                 format!("the server does not let this account use the share {share}")
             };
-            let step = Step::fault("share", why.clone(), Fault::ShareUnknown, cause);
+            let step = Step::fault("share", why.text.clone(), Fault::ShareUnknown, cause);
             steps.push(step.cure(
-                place::HERE,
-                format!("smbclient -L {} -U {}", way.host, session.user),
+                RunOn::Here,
+                format!("smbclient -L {} -U {}", remote.host, session.user),
             ));
         }
         Some(Ok(true)) => steps.push(encryption("the share demands encryption")),
@@ -98,9 +96,9 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
                      server knows no RDMA device for them (bridges, VLANs and bonds hide it)";
         return Some(
             Step::warning(NAME, evidence, Fault::NotRdmaCapable, cause)
-                .cure(place::SERVER_LINUX, "rdma link    # the netdev of the RDMA device needs the address that clients use")
-                .cure(place::SAMBA, samba_rdma("ADDRESS"))
-                .cure(place::WINDOWS, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface"),
+                .cure(RunOn::ServerLinux, "rdma link    # the netdev of the RDMA device needs the address that clients use")
+                .cure(RunOn::Samba, samba_rdma("ADDRESS"))
+                .cure(RunOn::Windows, "Enable-NetAdapterRdma -Name *; Get-SmbServerNetworkInterface"),
         );
     }
     let address = address?;
@@ -115,9 +113,9 @@ fn interfaces(session: &Session, address: Option<IpAddr>) -> Option<Step> {
     };
     Some(
         Step::warning(NAME, evidence, Fault::NotAdvertised, cause)
-            .cure(place::KSMBD, settings::ksmbd("interfaces", "DEVICE"))
-            .cure(place::SAMBA, samba_rdma(&address.to_string()))
-            .cure(place::WINDOWS_CLIENT, "Get-SmbMultichannelConnection"),
+            .cure(RunOn::Ksmbd, settings::ksmbd("interfaces", "DEVICE"))
+            .cure(RunOn::Samba, samba_rdma(&address.to_string()))
+            .cure(RunOn::WindowsClient, "Get-SmbMultichannelConnection"),
     )
 }
 
@@ -166,8 +164,8 @@ pub(super) fn fragmented(smb: &Smb, max_fragmented_size: u32, protected: bool) -
         let cause = "with signing or encryption a write goes in one message, and one that does not \
                      fit ends the connection";
         Step::warning("message size", evidence, Fault::FragmentedSize, cause)
-            .cure(place::KSMBD, settings::ksmbd("smb2 max write", "65536"))
-            .cure(place::HERE, "mount ... -o rdma,rsize=65536,wsize=65536")
+            .cure(RunOn::Ksmbd, settings::ksmbd("smb2 max write", "65536"))
+            .cure(RunOn::Here, "mount ... -o rdma,rsize=65536,wsize=65536")
     })
 }
 
@@ -175,23 +173,23 @@ pub(super) fn fragmented(smb: &Smb, max_fragmented_size: u32, protected: bool) -
 pub(super) fn without_protection(step: Step, fault: Fault) -> Step {
     match fault {
         Fault::Encryption => step
-            .cure(place::KSMBD, settings::ksmbd("smb3 encryption", "auto"))
-            .cure(place::SAMBA, settings::samba("server smb encrypt", "default"))
-            .cure(place::WINDOWS, "Set-SmbServerConfiguration -EncryptData $false; Set-SmbShare -Name SHARE -EncryptData $false"),
+            .cure(RunOn::Ksmbd, settings::ksmbd("smb3 encryption", "auto"))
+            .cure(RunOn::Samba, settings::samba("server smb encrypt", "default"))
+            .cure(RunOn::Windows, "Set-SmbServerConfiguration -EncryptData $false; Set-SmbShare -Name SHARE -EncryptData $false"),
         _ => step
-            .cure(place::KSMBD, settings::ksmbd("server signing", "auto"))
-            .cure(place::SAMBA, settings::samba("server signing", "default"))
-            .cure(place::WINDOWS, "Set-SmbServerConfiguration -RequireSecuritySignature $false"),
+            .cure(RunOn::Ksmbd, settings::ksmbd("server signing", "auto"))
+            .cure(RunOn::Samba, settings::samba("server signing", "default"))
+            .cure(RunOn::Windows, "Set-SmbServerConfiguration -RequireSecuritySignature $false"),
     }
 }
 
 /// Adds how to turn multichannel on.
 pub(super) fn with_multichannel(step: Step) -> Step {
     const KEY: &str = "server multi channel support";
-    step.cure(place::KSMBD, settings::ksmbd(KEY, "yes"))
-        .cure(place::SAMBA, settings::samba(KEY, "yes"))
+    step.cure(RunOn::Ksmbd, settings::ksmbd(KEY, "yes"))
+        .cure(RunOn::Samba, settings::samba(KEY, "yes"))
         .cure(
-            place::WINDOWS,
+            RunOn::Windows,
             "Set-SmbServerConfiguration -EnableMultiChannel $true",
         )
 }

@@ -1,14 +1,13 @@
-//! Every diagnosis, from facts alone: of this machine and its mounts here, of the way to a server
-//! and of sessions in [`way`].
+//! Every diagnosis, from facts alone: of this machine and its mounts here, of a server
+//! and of sessions in [`remote`].
 
-#[path = "tests/remote.rs"]
-mod way;
+mod remote;
 
 use std::{net::IpAddr, time::Duration};
 
-use super::judge;
-use crate::check::{
-    answer::{Answer, Outcome},
+use super::diagnose;
+use crate::{
+    diagnosis::{Diagnosis, Outcome},
     facts::*,
     fault::Fault,
 };
@@ -92,9 +91,9 @@ fn reached() -> Reached {
     }
 }
 
-/// A way on which everything is right.
-fn way() -> Way {
-    Way {
+/// A server and a network where everything is right.
+fn remote() -> Remote {
+    Remote {
         host: "server".into(),
         share: None,
         addresses: Ok(vec![SERVER]),
@@ -115,6 +114,13 @@ fn way() -> Way {
         smb: Some(Ok(smb())),
         attempts: vec![attempt(Fabric::Iwarp, Ok(reached()))],
         session: None,
+    }
+}
+
+fn refusal(is_access_denied: bool) -> Refusal {
+    Refusal {
+        is_access_denied,
+        text: "refused".into(),
     }
 }
 
@@ -156,31 +162,34 @@ fn mount() -> Mount {
     }
 }
 
-fn of_machine(change: impl FnOnce(&mut Machine)) -> Answer {
+fn of_machine(change: impl FnOnce(&mut Machine)) -> Diagnosis {
     let mut machine = machine();
     change(&mut machine);
-    judge(&Facts { machine, way: None })
-}
-
-fn of_way(change: impl FnOnce(&mut Way)) -> Answer {
-    let mut way = way();
-    change(&mut way);
-    judge(&Facts {
-        machine: machine(),
-        way: Some(way),
+    diagnose(&Facts {
+        machine,
+        remote: None,
     })
 }
 
-fn of_session(change: impl FnOnce(&mut Session)) -> Answer {
-    of_way(|way| {
+fn of_remote(change: impl FnOnce(&mut Remote)) -> Diagnosis {
+    let mut remote = remote();
+    change(&mut remote);
+    diagnose(&Facts {
+        machine: machine(),
+        remote: Some(remote),
+    })
+}
+
+fn of_session(change: impl FnOnce(&mut Session)) -> Diagnosis {
+    of_remote(|remote| {
         let mut session = session();
         change(&mut session);
-        way.share = Some("share".into());
-        way.session = Some(session);
+        remote.share = Some("share".into());
+        remote.session = Some(session);
     })
 }
 
-fn of_mount(change: impl FnOnce(&mut Mount)) -> Answer {
+fn of_mount(change: impl FnOnce(&mut Mount)) -> Diagnosis {
     of_machine(|machine| {
         let mut mount = mount();
         change(&mut mount);
@@ -188,13 +197,13 @@ fn of_mount(change: impl FnOnce(&mut Mount)) -> Answer {
     })
 }
 
-fn faults(answer: &Answer) -> Vec<Fault> {
+fn faults(answer: &Diagnosis) -> Vec<Fault> {
     answer.steps().filter_map(|step| step.fault).collect()
 }
 
 /// Checks the outcome and the faults, and that each has a cause and a cure.
 #[track_caller]
-fn is(answer: &Answer, outcome: Outcome, expected: &[Fault]) {
+fn is(answer: &Diagnosis, outcome: Outcome, expected: &[Fault]) {
     assert_eq!(faults(answer), expected, "{answer:#?}");
     assert_eq!(answer.outcome, outcome, "{answer:#?}");
     for step in answer.steps().filter(|step| step.fault.is_some()) {
@@ -206,11 +215,15 @@ fn is(answer: &Answer, outcome: Outcome, expected: &[Fault]) {
 #[test]
 fn all_is_well() {
     is(&of_machine(|_| ()), Outcome::Works, &[]);
-    is(&of_way(|_| ()), Outcome::Works, &[]);
+    is(&of_remote(|_| ()), Outcome::Works, &[]);
     is(&of_session(|_| ()), Outcome::Works, &[]);
     is(&of_mount(|_| ()), Outcome::Works, &[]);
-    assert_eq!(of_way(|_| ()).verdict, "SMB Direct works: iWARP 5445");
-    let both = of_way(|way| way.attempts.insert(0, attempt(Fabric::Roce, Ok(reached()))));
+    assert_eq!(of_remote(|_| ()).verdict, "SMB Direct works: iWARP 5445");
+    let both = of_remote(|remote| {
+        remote
+            .attempts
+            .insert(0, attempt(Fabric::Roce, Ok(reached())));
+    });
     assert_eq!(both.verdict, "SMB Direct works: RoCE 445 and iWARP 5445");
 }
 
@@ -289,7 +302,7 @@ fn servers_of_this_machine() {
     is(&stopped, Outcome::Works, &[Fault::KsmbdStopped]);
     let deaf = serves(|machine| machine.server.listens = vec![445]);
     is(&deaf, Outcome::DoesNot, &[Fault::KsmbdNotListening]);
-    let cures = |answer: &Answer| -> Vec<String> {
+    let cures = |answer: &Diagnosis| -> Vec<String> {
         let cures = answer.steps().flat_map(|step| &step.cures);
         cures.map(|cure| cure.command.clone()).collect()
     };
@@ -409,14 +422,14 @@ fn only_mounts_of_the_target_matter() {
     machine.client.mounts = vec![elsewhere.clone()];
     let mut facts = Facts {
         machine,
-        way: Some(way()),
+        remote: Some(remote()),
     };
-    is(&judge(&facts), Outcome::Works, &[]);
+    is(&diagnose(&facts), Outcome::Works, &[]);
     facts.machine.client.mounts = vec![Mount {
         address: Some(SERVER),
         ..elsewhere
     }];
-    is(&judge(&facts), Outcome::DoesNot, &[Fault::MountOverTcp]);
+    is(&diagnose(&facts), Outcome::DoesNot, &[Fault::MountOverTcp]);
 }
 
 #[test]

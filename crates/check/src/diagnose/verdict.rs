@@ -1,23 +1,25 @@
 //! The verdict: one sentence, and the outcome that becomes the exit status.
 
-use super::{attempts, machine, mounts};
-use crate::check::{
-    answer::{About, Answer, Outcome, Section, State, Step},
-    facts::{Fabric, Facts, Ksmbd, Machine, Module, Setting, Way},
+use smbdirect_transport::text::plural;
+
+use super::{attempts, local, mounts};
+use crate::{
+    diagnosis::{About, Diagnosis, Outcome, Section, State, Step},
+    facts::{Fabric, Facts, Ksmbd, Machine, Module, Remote, Setting},
     fault::Fault,
 };
 
 /// Draws the verdict from the facts and the steps.
-pub(super) fn conclude(facts: &Facts, sections: Vec<Section>) -> Answer {
-    let (outcome, verdict) = match &facts.way {
-        Some(way) => of_way(way, facts, &sections),
+pub(super) fn conclude(facts: &Facts, sections: Vec<Section>) -> Diagnosis {
+    let (outcome, verdict) = match &facts.remote {
+        Some(remote) => of_remote(remote, facts, &sections),
         None => of_machine(facts, &sections),
     };
     let (outcome, verdict) = match mounts_over_tcp(facts, &sections) {
         Some(verdict) => (Outcome::DoesNot, verdict),
         None => (outcome, verdict),
     };
-    Answer {
+    Diagnosis {
         outcome,
         verdict,
         sections,
@@ -48,9 +50,9 @@ fn mounts_over_tcp(facts: &Facts, sections: &[Section]) -> Option<String> {
     })
 }
 
-fn of_way(way: &Way, facts: &Facts, sections: &[Section]) -> (Outcome, String) {
+fn of_remote(remote: &Remote, facts: &Facts, sections: &[Section]) -> (Outcome, String) {
     let steps = &sections[0].steps;
-    let mut good: Vec<String> = way
+    let mut good: Vec<String> = remote
         .attempts
         .iter()
         .filter(|each| attempts::is_good(each))
@@ -76,12 +78,15 @@ fn of_way(way: &Way, facts: &Facts, sections: &[Section]) -> (Outcome, String) {
         let limits = others.flat_map(|section| &section.steps);
         let limits = limits.filter(|step| step.state == State::Warning).count();
         if limits > 0 {
-            verdict += &format!("; {}", crate::report::plural(limits as u64, "limit"));
+            verdict += &format!("; {}", plural(limits as u64, "limit"));
         }
         return (Outcome::Works, verdict);
     }
-    if way.addresses.is_err() {
-        let why = format!("SMB Direct cannot be checked: {} has no address", way.host);
+    if remote.addresses.is_err() {
+        let why = format!(
+            "SMB Direct cannot be checked: {} has no address",
+            remote.host
+        );
         return (Outcome::Unknown, why);
     }
     let by_rdma = steps.iter().filter(|step| step.state == State::Fault);
@@ -133,13 +138,13 @@ fn no_mount(machine: &Machine) -> Option<&'static str> {
     if !machine.is_linux {
         return None;
     }
-    if machine::has_client(&machine.kernel, &machine.client) == Setting::Off {
+    if local::has_client(&machine.kernel, &machine.client) == Setting::Off {
         return Some("its SMB client has no SMB Direct");
     }
     let usable = machine
         .adapters
         .iter()
-        .any(|each| machine::is_usable(each, machine));
+        .any(|each| local::is_usable(each, machine));
     (!usable).then_some("it has no usable RDMA adapter")
 }
 
@@ -158,7 +163,7 @@ fn in_use(facts: &Facts, sections: &[Section]) -> String {
     } else {
         ""
     };
-    let mounts = crate::report::plural(number, "mount");
+    let mounts = plural(number, "mount");
     format!("; RDMA is used by {mounts}{limits}")
 }
 
@@ -173,7 +178,7 @@ fn of_machine(facts: &Facts, sections: &[Section]) -> (Outcome, String) {
     let adapters: Vec<String> = machine
         .adapters
         .iter()
-        .filter(|each| machine::is_usable(each, machine))
+        .filter(|each| local::is_usable(each, machine))
         .map(|each| {
             format!(
                 "{} {} by {}",
@@ -183,7 +188,7 @@ fn of_machine(facts: &Facts, sections: &[Section]) -> (Outcome, String) {
             )
         })
         .collect();
-    let client = machine::has_client(&machine.kernel, &machine.client);
+    let client = local::has_client(&machine.kernel, &machine.client);
     let serves = machine.server.ksmbd == Ksmbd::Running;
     let server_fault = sections
         .iter()
@@ -225,10 +230,7 @@ fn of_machine(facts: &Facts, sections: &[Section]) -> (Outcome, String) {
             let first = causes.first().copied().unwrap_or("no RDMA");
             let more = match causes.len() {
                 0 | 1 => String::new(),
-                number => format!(
-                    " (and {})",
-                    crate::report::plural(number as u64 - 1, "more fault")
-                ),
+                number => format!(" (and {})", plural(number as u64 - 1, "more fault")),
             };
             (
                 Outcome::DoesNot,

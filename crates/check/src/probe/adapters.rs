@@ -1,9 +1,10 @@
 //! The RDMA adapters of this machine, from /sys/class/infiniband and libibverbs.
 
-use super::{
-    facts::{Adapter, Fabric, Interface},
-    root::Root,
-};
+#[cfg(target_os = "linux")]
+use smbdirect_transport::text;
+
+use super::root::Root;
+use crate::facts::{Adapter, Fabric, Interface};
 
 /// Reads the adapters from /sys/class/infiniband.
 pub(super) fn read(root: &Root, interfaces: &[Interface]) -> Vec<Adapter> {
@@ -61,7 +62,7 @@ fn interface(root: &Root, interfaces: &[Interface], name: &str) -> Option<String
 pub(super) fn ask_verbs(adapters: &mut [Adapter]) -> Option<String> {
     let devices = match smbdirect_verbs::Verbs::devices() {
         Ok(devices) => devices,
-        Err(why) => return Some(crate::report::plain(&why)),
+        Err(why) => return Some(text::plain(&why)),
     };
     for adapter in adapters {
         if let Some(device) = devices.iter().find(|each| each.name == adapter.name) {

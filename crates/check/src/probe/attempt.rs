@@ -5,6 +5,7 @@
 //! negotiations that fail, so an attempt must never be abandoned halfway.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -19,13 +20,14 @@ use smbdirect::{
         work::{ProviderError, ProviderErrorKind},
     },
 };
+use smbdirect_transport::{Kind, close, text};
 use tokio::time::timeout;
 
-use super::{
+use super::{negotiate, tcp_port};
+use crate::{
     facts::{Attempt, AttemptFault, Fabric, Reached, SmbFault, Tcp},
-    smb, tcp,
+    settings::Stage,
 };
-use crate::{report, transport};
 
 /// Longest time for TCP or RDMA CM, and again for the answer to the MPA Request.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -38,12 +40,13 @@ const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// One way to reach SMB Direct: a row of the list of attempts.
+/// An attempt to make: the protocol, the port and the provider.
 #[derive(Clone)]
 pub(super) struct Candidate {
     pub(super) fabric: Fabric,
     pub(super) port: u16,
-    /// What makes the attempt, for people.
+    pub(super) kind: Kind,
+    /// The adapter or the software that makes the attempt, for people.
     pub(super) by: String,
     pub(super) provider: Arc<dyn Provider>,
 }
@@ -54,6 +57,7 @@ impl Candidate {
         Self {
             fabric: Fabric::Iwarp,
             port,
+            kind: Kind::Iwarp,
             by: "software iWARP".into(),
             provider: Arc::new(Iwarp::new(config)),
         }
@@ -65,6 +69,7 @@ impl Candidate {
         Self {
             fabric: Fabric::Roce,
             port,
+            kind: Kind::Roce,
             by: "software RoCE".into(),
             provider: Arc::new(roce.clone()),
         }
@@ -79,10 +84,11 @@ impl Candidate {
             connect_timeout: CONNECT_TIMEOUT,
             ..VerbsConfig::default()
         };
-        let provider = Verbs::new(config).map_err(|why| report::plain(&why))?;
+        let provider = Verbs::new(config).map_err(|why| text::plain(&why))?;
         Ok(Self {
             fabric,
             port: fabric.port(),
+            kind: Kind::Verbs,
             by: name.to_owned(),
             provider: Arc::new(provider),
         })
@@ -92,6 +98,14 @@ impl Candidate {
     #[cfg(not(target_os = "linux"))]
     pub(super) fn adapter(_: Fabric, _: &str) -> Result<Self, String> {
         Err("rdma-core is for Linux".into())
+    }
+
+    /// Returns the stage of the examination that the attempt is.
+    pub(super) const fn stage(&self) -> Stage {
+        Stage::Attempt {
+            fabric: self.fabric.name(),
+            port: self.port,
+        }
     }
 }
 
@@ -151,13 +165,10 @@ async fn connect(candidate: &Candidate, address: SocketAddr) -> Result<Connectio
     let config = Config::new(settings).expect("the settings are legal");
     match Connection::connect(&*candidate.provider, address, config).await {
         Ok(connection) => Ok(connection),
-        Err(ConnectError::Provider(error)) if candidate.provider.name() == "iwarp" => {
-            Err(iwarp_fault(&error, address).await)
-        }
-        Err(ConnectError::Provider(error)) if candidate.provider.name() == "roce" => {
-            Err(roce_fault(&error))
-        }
-        Err(ConnectError::Provider(error)) => Err(adapter_fault(&error)),
+        Err(ConnectError::Provider(error)) => Err(match candidate.kind {
+            Kind::Iwarp => iwarp_fault(&error, address).await,
+            _ => adapter_fault(&error),
+        }),
         Err(ConnectError::Negotiation(error)) => Err(negotiation_fault(&error)),
         Err(error) => Err(AttemptFault::Local(error.to_string())),
     }
@@ -166,15 +177,12 @@ async fn connect(candidate: &Candidate, address: SocketAddr) -> Result<Connectio
 async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault {
     let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused if what == "connection refused" => AttemptFault::Refused,
-        ProviderErrorKind::Refused => AttemptFault::Rejected(what),
+        ProviderErrorKind::Refused => AttemptFault::Refused,
+        ProviderErrorKind::Rejected | ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
         ProviderErrorKind::Address => AttemptFault::Unreachable(what),
-        ProviderErrorKind::Reset => AttemptFault::NotIwarp,
-        // Bytes that are no MPA frame at all.
-        ProviderErrorKind::Protocol if what.contains("MPA frame") => AttemptFault::NotIwarp,
-        ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
+        ProviderErrorKind::Reset | ProviderErrorKind::OtherProtocol => AttemptFault::NotIwarp,
         // Either TCP was not answered, or the MPA Request was not.
-        ProviderErrorKind::TimedOut => match tcp::connect(address, EXPLAIN_TIMEOUT).await.0 {
+        ProviderErrorKind::TimedOut => match tcp_port::connect(address, EXPLAIN_TIMEOUT).await.0 {
             Tcp::Open => AttemptFault::NotIwarp,
             Tcp::Refused => AttemptFault::Refused,
             Tcp::Dropped => AttemptFault::Dropped,
@@ -184,28 +192,31 @@ async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault
     }
 }
 
-fn roce_fault(error: &ProviderError) -> AttemptFault {
-    // Servers send to the UDP port of RoCE only, and here another owner has it.
-    if error.kind == ProviderErrorKind::TimedOut && error.what.contains("has UDP port") {
-        return AttemptFault::Local(in_short(error));
-    }
-    adapter_fault(error)
-}
-
+/// Returns the fault of an attempt by RoCE, InfiniBand or an adapter for iWARP.
 fn adapter_fault(error: &ProviderError) -> AttemptFault {
     let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused if what.starts_with("connection refused") => {
-            AttemptFault::Refused
+        ProviderErrorKind::Refused => AttemptFault::Refused,
+        ProviderErrorKind::Rejected | ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
+        ProviderErrorKind::Address if error.os_error() == Some(NO_DEVICE) => {
+            AttemptFault::NoAdapter
         }
-        ProviderErrorKind::Refused => AttemptFault::Rejected(what),
-        ProviderErrorKind::Address if what.contains("no RDMA device") => AttemptFault::NoAdapter,
         ProviderErrorKind::Address => AttemptFault::Unreachable(what),
+        // Servers send to UDP port 4791 only, which another program has here.
+        ProviderErrorKind::TimedOut if is_port_taken(error) => AttemptFault::Local(what),
         ProviderErrorKind::TimedOut => AttemptFault::Dropped,
         ProviderErrorKind::Reset => AttemptFault::Lost(what),
-        ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
         _ => AttemptFault::Local(what),
     }
+}
+
+/// `ENODEV`, the error number for an address that no RDMA device serves.
+const NO_DEVICE: i32 = 19;
+
+/// Returns whether software RoCE had to use another UDP port, because that of RoCE is in use here.
+fn is_port_taken(error: &ProviderError) -> bool {
+    let cause = error.os_error().map(io::Error::from_raw_os_error);
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::AddrInUse)
 }
 
 fn negotiation_fault(error: &ConnectionError) -> AttemptFault {
@@ -219,11 +230,11 @@ fn negotiation_fault(error: &ConnectionError) -> AttemptFault {
     }
 }
 
-/// Returns the message of a provider without its first words.
+/// Returns the description of an error without `connecting: ` in front.
 fn in_short(error: &ProviderError) -> String {
     let what = &*error.what;
     let what = what.strip_prefix("connecting: ").unwrap_or(what);
-    report::plain(&what)
+    text::plain(&what)
 }
 
 async fn examine(connection: &Connection) -> Reached {
@@ -231,7 +242,7 @@ async fn examine(connection: &Connection) -> Reached {
     let keepalive = timeout(KEEPALIVE_TIMEOUT, connection.keepalive()).await;
     let smb = match keepalive {
         Ok(Err(_)) => Err(SmbFault::HungUp),
-        _ => smb::over_smb_direct(connection).await,
+        _ => negotiate::over_smb_direct(connection).await,
     };
     Reached {
         max_send_size: negotiated.max_send_size,
@@ -245,5 +256,5 @@ async fn examine(connection: &Connection) -> Reached {
 
 /// Ends a connection gracefully.
 pub(super) async fn leave(connection: &Connection) {
-    transport::close(connection, CLOSE_TIMEOUT).await;
+    close(connection, CLOSE_TIMEOUT).await;
 }

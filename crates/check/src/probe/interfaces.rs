@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::{facts::Interface, root::Root};
+use super::root::Root;
+use crate::facts::Interface;
 
 /// Reads the interfaces. Their addresses come from the system, unless the root is a test's.
 pub(super) fn read(root: &Root) -> Vec<Interface> {

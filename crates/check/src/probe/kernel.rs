@@ -4,10 +4,8 @@ use std::io::Read;
 
 use flate2::read::GzDecoder;
 
-use super::{
-    facts::{Kernel, Module, Setting},
-    root::Root,
-};
+use super::root::Root;
+use crate::facts::{Kernel, Module, Setting};
 
 /// Most bytes of an unpacked configuration.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;

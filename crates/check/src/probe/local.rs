@@ -1,6 +1,7 @@
 //! Gathers the facts of this machine.
 
-use super::{adapters, facts::Machine, interfaces, kernel, mounts, root::Root, servers};
+use super::{adapters, interfaces, kernel, mounts, root::Root, servers};
+use crate::facts::Machine;
 
 /// Reads everything about this machine. It takes milliseconds, and blocks.
 pub(super) fn gather(root: &Root) -> Machine {

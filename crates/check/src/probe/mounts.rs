@@ -3,10 +3,8 @@
 
 use std::net::IpAddr;
 
-use super::{
-    facts::{Client, ClientConnection, Mount, ServerInterface},
-    root::Root,
-};
+use super::root::Root;
+use crate::facts::{Client, ClientConnection, Mount, ServerInterface};
 
 /// Reads the state of the client.
 pub(super) fn read(root: &Root) -> Client {
@@ -214,5 +212,4 @@ fn speed_bits(text: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[path = "mounts/tests.rs"]
 mod tests;

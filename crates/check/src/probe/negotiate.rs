@@ -25,7 +25,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::facts::{Smb, SmbFault};
+use crate::facts::{Smb, SmbFault};
 
 /// Longest time for the answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,9 +1,8 @@
-//! Gathers the facts of the way to a server. Probes that do not disturb each other run at the same
+//! Gathers the facts about a server and the network to it. Probes that do not disturb each other run at the same
 //! time.
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
     time::Duration,
 };
 
@@ -11,14 +10,20 @@ use smbdirect::rdma::{
     iwarp::IwarpConfig,
     roce::{Roce, RoceConfig},
 };
+use smbdirect_transport::text;
 use tokio::{net::lookup_host, task, time::timeout};
 
 use super::{
-    facts::{Attempt, AttemptFault, Fabric, Ksmbd, Machine, Path, Smb, SmbFault, Tcp, Way},
-    path,
-    rdma::{self, Candidate},
-    session::{self, Account, Over},
-    tcp,
+    attempt::{self, Candidate},
+    negotiate, route,
+    session::{self, Over},
+    tcp_port,
+};
+use crate::{
+    facts::{
+        Attempt, AttemptFault, Fabric, Ksmbd, Machine, Path, Remote, Session, Smb, SmbFault, Tcp,
+    },
+    settings::{Account, Stage, Target},
 };
 
 /// Longest time for the name of the server.
@@ -28,23 +33,13 @@ const SMB_PORT: u16 = 445;
 /// The port of SMB Direct over iWARP.
 const IWARP_PORT: u16 = Fabric::Iwarp.port();
 
-/// What to probe.
-pub(super) struct Target {
-    pub(super) host: String,
-    /// A port to try in addition to those that clients use.
-    pub(super) port: Option<u16>,
-    pub(super) share: Option<String>,
-    pub(super) account: Option<Account>,
-    pub(super) iwarp: IwarpConfig,
-    pub(super) roce: RoceConfig,
-}
-
-/// Called with the name of each step that begins.
-pub(super) type Progress = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Probes the way to a server.
-pub(super) async fn gather(target: Target, machine: &Machine, progress: &Progress) -> Way {
-    let mut way = Way {
+/// Probes a server and the network to it.
+pub(super) async fn gather(
+    target: Target,
+    machine: &Machine,
+    progress: &(dyn Fn(Stage) + Sync),
+) -> Remote {
+    let mut remote = Remote {
         host: target.host.clone(),
         share: target.share.clone(),
         addresses: Err(String::new()),
@@ -56,58 +51,74 @@ pub(super) async fn gather(target: Target, machine: &Machine, progress: &Progres
         attempts: Vec::new(),
         session: None,
     };
-    progress("name");
-    way.addresses = resolve(&target.host).await;
-    let Some(address) = way.addresses.as_ref().ok().and_then(|all| preferred(all)) else {
-        return way;
+    progress(Stage::Name);
+    remote.addresses = resolve(&target.host).await;
+    let Some(address) = remote
+        .addresses
+        .as_ref()
+        .ok()
+        .and_then(|all| preferred(all))
+    else {
+        return remote;
     };
-    way.address = Some(address);
-    let route = path::route(address, &machine.interfaces);
+    remote.address = Some(address);
+    let route = route::find(address, &machine.interfaces);
     let mtu = route.as_ref().ok().and_then(|route| route.mtu);
     let has_route = route.is_ok();
-    way.route = Some(route);
+    remote.route = Some(route);
     if !has_route {
-        return way;
+        return remote;
     }
-    let roce = Roce::new(target.roce.clone());
-    let (candidates, unavailable) = candidates(machine, &target, &roce);
+    let iwarp = IwarpConfig {
+        tap: target.iwarp_tap,
+        ..attempt::iwarp_config()
+    };
+    let roce = Roce::new(RoceConfig {
+        tap: target.roce_tap,
+        ..attempt::roce_config()
+    });
+    let (candidates, unavailable) = candidates(machine, target.port, &iwarp, &roce);
     let (over_iwarp, over_others) = candidates
         .into_iter()
         .partition(|candidate| candidate.fabric == Fabric::Iwarp);
-    let measured = task::spawn_blocking(move || path::measure(address, mtu));
+    let measured = task::spawn_blocking(move || route::measure(address, mtu));
     let (by_iwarp, by_others, (tcp, smb, segment), measured) = tokio::join!(
         attempts(over_iwarp, address, &roce, progress),
         attempts(over_others, address, &roce, progress),
         over_tcp(SocketAddr::new(address, SMB_PORT), progress),
         measured
     );
-    way.path = measured.unwrap_or_default();
-    way.path.segment = segment;
+    remote.path = measured.unwrap_or_default();
+    remote.path.segment = segment;
     let mut tried = [by_others, by_iwarp].concat();
     without_guesses(&mut tried);
     let (candidates, attempts): (Vec<_>, Vec<_>) = tried.into_iter().unzip();
-    way.attempts = [unavailable, attempts].concat();
-    way.tcp = Some(tcp);
+    remote.attempts = [unavailable, attempts].concat();
+    remote.tcp = Some(tcp);
     // Something that is not SMB listens on the port of SMB: software iWARP at the wrong port?
-    if matches!(smb, Some(Err(_))) && !way.attempts.iter().any(|attempt| attempt.result.is_ok()) {
-        progress("iWARP on port 445");
-        let candidate = Candidate::software_iwarp(SMB_PORT, target.iwarp.clone());
-        let attempt = rdma::attempt(&candidate, address).await;
+    if matches!(smb, Some(Err(_))) && !remote.attempts.iter().any(|attempt| attempt.result.is_ok())
+    {
+        let candidate = Candidate::software_iwarp(SMB_PORT, iwarp.clone());
+        progress(candidate.stage());
+        let attempt = attempt::attempt(&candidate, address).await;
         if attempt.result.is_ok() {
-            way.attempts.push(attempt);
+            remote.attempts.push(attempt);
         }
     }
-    way.smb = smb;
+    remote.smb = smb;
     if let Some(account) = &target.account {
-        progress("session");
-        way.session = in_session(&way, address, &candidates, account).await;
+        progress(Stage::Session);
+        remote.session = in_session(&remote, address, &candidates, account).await;
     }
-    way
+    remote
 }
 
 /// Tries this machine's own ksmbd over software iWARP: only an attempt tells whether its listener,
 /// which the kernel keeps open, still accepts.
-pub(super) async fn own_ksmbd(machine: &Machine, progress: &Progress) -> Option<Attempt> {
+pub(super) async fn own_ksmbd(
+    machine: &Machine,
+    progress: &(dyn Fn(Stage) + Sync),
+) -> Option<Attempt> {
     if machine.server.ksmbd != Ksmbd::Running || !machine.server.listens.contains(&IWARP_PORT) {
         return None;
     }
@@ -121,9 +132,9 @@ pub(super) async fn own_ksmbd(machine: &Machine, progress: &Progress) -> Option<
         interface.addresses.iter().find(|address| address.is_ipv4())
     });
     let address = *addresses.next()?;
-    progress("ksmbd of this machine");
-    let candidate = Candidate::software_iwarp(IWARP_PORT, rdma::iwarp_config());
-    Some(rdma::attempt(&candidate, address).await)
+    progress(Stage::Ksmbd);
+    let candidate = Candidate::software_iwarp(IWARP_PORT, attempt::iwarp_config());
+    Some(attempt::attempt(&candidate, address).await)
 }
 
 async fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
@@ -142,7 +153,7 @@ async fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
             let text = text
                 .strip_prefix("failed to lookup address information: ")
                 .unwrap_or(&text);
-            Err(crate::report::plain(&text))
+            Err(text::plain(&text))
         }
         Err(_) => Err(format!("no answer within {} s", NAME_TIMEOUT.as_secs())),
     }
@@ -154,9 +165,14 @@ fn preferred(addresses: &[IpAddr]) -> Option<IpAddr> {
     v4.or_else(|| addresses.first()).copied()
 }
 
-/// Returns what to try, and what cannot be tried: the adapters of this machine, software RoCE if none
-/// of them is for RoCE, software iWARP, and both at the port of the target.
-fn candidates(machine: &Machine, target: &Target, roce: &Roce) -> (Vec<Candidate>, Vec<Attempt>) {
+/// Returns the attempts to make, and those that cannot be made: the adapters of this machine, software RoCE if none
+/// of them is for RoCE, software iWARP, and both at `port`.
+fn candidates(
+    machine: &Machine,
+    port: Option<u16>,
+    iwarp: &IwarpConfig,
+    roce: &Roce,
+) -> (Vec<Candidate>, Vec<Attempt>) {
     let mut candidates = Vec::new();
     let mut unavailable = Vec::new();
     let mut adapter = |candidates: &mut Vec<Candidate>, fabric: Fabric| {
@@ -183,12 +199,9 @@ fn candidates(machine: &Machine, target: &Target, roce: &Roce) -> (Vec<Candidate
         candidates.push(Candidate::software_roce(Fabric::Roce.port(), roce));
     }
     adapter(&mut candidates, Fabric::Iwarp);
-    candidates.push(Candidate::software_iwarp(IWARP_PORT, target.iwarp.clone()));
-    let other = target
-        .port
-        .filter(|&port| port != IWARP_PORT && port != SMB_PORT);
-    if let Some(port) = other {
-        candidates.push(Candidate::software_iwarp(port, target.iwarp.clone()));
+    candidates.push(Candidate::software_iwarp(IWARP_PORT, iwarp.clone()));
+    if let Some(port) = port.filter(|port| ![IWARP_PORT, SMB_PORT].contains(port)) {
+        candidates.push(Candidate::software_iwarp(port, iwarp.clone()));
         candidates.push(Candidate::software_roce(port, roce));
     }
     (candidates, unavailable)
@@ -199,16 +212,12 @@ async fn attempts(
     candidates: Vec<Candidate>,
     address: IpAddr,
     roce: &Roce,
-    progress: &Progress,
+    progress: &(dyn Fn(Stage) + Sync),
 ) -> Vec<(Candidate, Attempt)> {
     let mut tried = Vec::new();
     for candidate in candidates {
-        progress(&format!(
-            "{} on port {}",
-            candidate.fabric.name(),
-            candidate.port
-        ));
-        let attempt = rdma::attempt(&candidate, address).await;
+        progress(candidate.stage());
+        let attempt = attempt::attempt(&candidate, address).await;
         let other = match attempt.result {
             // RoCE and InfiniBand on the port of iWARP: clients do not find it.
             Err(AttemptFault::Refused) if candidate.fabric != Fabric::Iwarp => Some(Candidate {
@@ -223,7 +232,7 @@ async fn attempts(
         };
         tried.push((candidate, attempt));
         if let Some(other) = other {
-            let attempt = rdma::attempt(&other, address).await;
+            let attempt = attempt::attempt(&other, address).await;
             tried.extend(Some((other, attempt)).filter(|(_, attempt)| attempt.result.is_ok()));
         }
     }
@@ -247,34 +256,34 @@ fn without_guesses(tried: &mut Vec<(Candidate, Attempt)>) {
 
 async fn over_tcp(
     address: SocketAddr,
-    progress: &Progress,
+    progress: &(dyn Fn(Stage) + Sync),
 ) -> (Tcp, Option<Result<Smb, SmbFault>>, Option<u32>) {
-    progress("TCP on port 445");
-    let (tcp, stream) = tcp::connect(address, tcp::CONNECT_TIMEOUT).await;
+    progress(Stage::Tcp);
+    let (tcp, stream) = tcp_port::connect(address, tcp_port::CONNECT_TIMEOUT).await;
     let Some(stream) = stream else {
         return (tcp, None, None);
     };
-    let segment = tcp::segment(&stream);
-    let smb = super::smb::over_tcp(stream).await;
+    let segment = tcp_port::segment(&stream);
+    let smb = negotiate::over_tcp(stream).await;
     (tcp, Some(smb), segment)
 }
 
 /// Logs in, over TCP if that works, else over SMB Direct.
 async fn in_session(
-    way: &Way,
+    remote: &Remote,
     address: IpAddr,
     candidates: &[Candidate],
     account: &Account,
-) -> Option<super::facts::Session> {
-    let over = match &way.smb {
+) -> Option<Session> {
+    let over = match &remote.smb {
         Some(Ok(_)) => Over::Tcp(SocketAddr::new(address, SMB_PORT)),
         _ => {
             let works = |attempt: &Attempt| attempt.result.as_ref().is_ok_and(|it| it.smb.is_ok());
-            let good = way.attempts.iter().find(|attempt| works(attempt))?;
+            let good = remote.attempts.iter().find(|attempt| works(attempt))?;
             let candidate = candidates
                 .iter()
                 .find(|candidate| (candidate.port, &candidate.by) == (good.port, &good.by))?;
-            Over::SmbDirect(rdma::open(candidate, address).await.ok()?)
+            Over::SmbDirect(attempt::open(candidate, address).await.ok()?)
         }
     };
     let connection = match &over {
@@ -282,9 +291,9 @@ async fn in_session(
         Over::Tcp(_) => None,
     };
     let host = address.to_string();
-    let session = session::query(over, &host, way.share.as_deref(), account).await;
+    let session = session::query(over, &host, remote.share.as_deref(), account).await;
     if let Some(connection) = connection {
-        rdma::leave(&connection).await;
+        attempt::leave(&connection).await;
     }
     Some(session)
 }

@@ -5,10 +5,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
 };
 
-use super::facts::{Interface, Path, Route};
+use smbdirect_transport::text;
+
+use crate::facts::{Interface, Path, Route};
 
 /// Returns where packets to `address` leave this machine. Sends nothing.
-pub(super) fn route(address: IpAddr, interfaces: &[Interface]) -> Result<Route, String> {
+pub(super) fn find(address: IpAddr, interfaces: &[Interface]) -> Result<Route, String> {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -19,7 +21,7 @@ pub(super) fn route(address: IpAddr, interfaces: &[Interface]) -> Result<Route, 
         socket.connect(SocketAddr::new(address, 9))?;
         Ok::<_, io::Error>(socket.local_addr()?.ip())
     };
-    let source = source().map_err(|error| crate::report::plain(&error))?;
+    let source = source().map_err(|error| text::plain(&error))?;
     let interface = interfaces
         .iter()
         .find(|each| each.addresses.contains(&source));

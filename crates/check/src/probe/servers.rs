@@ -1,9 +1,7 @@
 //! The SMB servers of this machine: ksmbd, Samba, and a gateway of this project.
 
-use super::{
-    facts::{Fabric, Ksmbd, Server},
-    root::Root,
-};
+use super::root::Root;
+use crate::facts::{Fabric, Ksmbd, Server};
 
 /// The daemon of ksmbd.
 const MOUNTD: &str = "ksmbd.mountd";

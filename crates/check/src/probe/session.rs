@@ -16,7 +16,10 @@ use smbdirect::Connection;
 use smbdirect_smb2::Transport;
 use tokio::time::timeout;
 
-use super::facts::{ServerInterface, Session};
+use crate::{
+    facts::{Refusal, ServerInterface, Session},
+    settings::Account,
+};
 
 /// FSCTL_QUERY_NETWORK_INTERFACE_INFO ([MS-SMB2] 2.2.31).
 const QUERY_INTERFACES: u32 = 0x0014_01fc;
@@ -28,14 +31,6 @@ const RDMA_CAPABLE: u32 = 0x0000_0002;
 const MAX_INTERFACES: usize = 256;
 /// Longest time for the whole session.
 const TIMEOUT: Duration = Duration::from_secs(15);
-
-/// The account to log in with.
-#[derive(Clone)]
-pub(super) struct Account {
-    /// `USER` or `DOMAIN\USER`.
-    pub(super) user: String,
-    pub(super) password: String,
-}
 
 /// The connection that a session uses.
 pub(super) enum Over {
@@ -58,17 +53,18 @@ pub(super) async fn query(
         },
         ..Session::default()
     };
-    let talk = converse(over, host, share, account, &mut session);
-    let failed = match timeout(TIMEOUT, talk).await {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(in_words(&format!("{error:#}"))),
-        Err(_) => Some(format!("no answer within {} s", TIMEOUT.as_secs())),
+    let exchange = log_in(over, host, share, account, &mut session);
+    session.login = match timeout(TIMEOUT, exchange).await {
+        Ok(result) => result.err().map(|error| refusal(&error)),
+        Err(_) => Some(Refusal {
+            is_access_denied: false,
+            text: format!("no answer within {} s", TIMEOUT.as_secs()),
+        }),
     };
-    session.login = session.login.or(failed);
     session
 }
 
-async fn converse(
+async fn log_in(
     over: Over,
     host: &str,
     share: Option<&str>,
@@ -95,15 +91,19 @@ async fn converse(
         let tree = Tree::connect(&mut connection, share).await;
         session.share = Some(match tree {
             Ok(tree) => Ok(tree.encrypt_data),
-            Err(error) => Err(in_words(&error.to_string())),
+            Err(error) => Err(refusal(&error.into())),
         });
     }
     Ok(())
 }
 
-/// Returns the text of an error without the words that every refusal of a server begins with.
-fn in_words(text: &str) -> String {
-    text.replace("Protocol error: ", "")
+/// Returns the reason, without the words that every refusal of a server begins with.
+fn refusal(error: &anyhow::Error) -> Refusal {
+    let status = error.downcast_ref().and_then(smb2::Error::status);
+    Refusal {
+        is_access_denied: status == Some(NtStatus::ACCESS_DENIED),
+        text: format!("{error:#}").replace("Protocol error: ", ""),
+    }
 }
 
 /// Asks for the server's interfaces, as a client that uses several channels does.

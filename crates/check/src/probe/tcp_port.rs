@@ -2,9 +2,10 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
+use smbdirect_transport::text;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::facts::Tcp;
+use crate::facts::Tcp;
 
 /// Longest time for TCP to connect: a lost SYN is repeated after a second.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -22,7 +23,7 @@ fn failure(error: &io::Error) -> Tcp {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => Tcp::Refused,
         io::ErrorKind::TimedOut => Tcp::Dropped,
-        _ => Tcp::Unreachable(crate::report::plain(error)),
+        _ => Tcp::Unreachable(text::plain(error)),
     }
 }
 

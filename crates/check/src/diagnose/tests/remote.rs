@@ -1,12 +1,12 @@
-//! The way to a server, and sessions there.
+//! A server and the network to it, and sessions there.
 
-use super::{attempt, is, of_session, of_way, reached, smb};
-use crate::check::{answer::Outcome, facts::*, fault::Fault};
+use super::{attempt, is, of_remote, of_session, reached, refusal, smb};
+use crate::{diagnosis::Outcome, facts::*, fault::Fault};
 
 #[test]
 fn name_route_and_mtu() {
-    let unknown = of_way(|way| {
-        *way = Way {
+    let unknown = of_remote(|remote| {
+        *remote = Remote {
             addresses: Err("name or service not known".into()),
             address: None,
             route: None,
@@ -14,35 +14,36 @@ fn name_route_and_mtu() {
             tcp: None,
             smb: None,
             attempts: Vec::new(),
-            ..way.clone()
+            ..remote.clone()
         };
     });
     is(&unknown, Outcome::Unknown, &[Fault::NameUnknown]);
-    let no_route = of_way(|way| {
-        way.route = Some(Err("network is unreachable".into()));
-        way.path = Path::default();
-        way.tcp = None;
-        way.smb = None;
-        way.attempts.clear();
+    let no_route = of_remote(|remote| {
+        remote.route = Some(Err("network is unreachable".into()));
+        remote.path = Path::default();
+        remote.tcp = None;
+        remote.smb = None;
+        remote.attempts.clear();
     });
     is(&no_route, Outcome::DoesNot, &[Fault::NoRoute]);
-    let elsewhere = of_way(|way| {
-        let route = way.route.as_mut().unwrap().as_mut().unwrap();
+    let elsewhere = of_remote(|remote| {
+        let route = remote.route.as_mut().unwrap().as_mut().unwrap();
         route.interface = Some("eth1".into());
     });
     is(&elsewhere, Outcome::Works, &[Fault::RouteWithoutAdapter]);
-    let lost = of_way(|way| way.path.full_ping = Some(false));
+    let lost = of_remote(|remote| remote.path.full_ping = Some(false));
     is(&lost, Outcome::DoesNot, &[Fault::MtuDiffers]);
-    let told = of_way(|way| {
-        way.path.full_ping = Some(false);
-        way.path.is_told = true;
+    let told = of_remote(|remote| {
+        remote.path.full_ping = Some(false);
+        remote.path.is_told = true;
     });
     is(&told, Outcome::Works, &[Fault::MtuDiffers]);
-    let jumbo = of_way(|way| way.route.as_mut().unwrap().as_mut().unwrap().mtu = Some(9000));
+    let jumbo =
+        of_remote(|remote| remote.route.as_mut().unwrap().as_mut().unwrap().mtu = Some(9000));
     is(&jumbo, Outcome::Works, &[Fault::MtuDiffers]);
-    let no_echo = of_way(|way| {
-        way.path.short_ping = Some(false);
-        way.path.full_ping = None;
+    let no_echo = of_remote(|remote| {
+        remote.path.short_ping = Some(false);
+        remote.path.full_ping = None;
     });
     is(&no_echo, Outcome::Works, &[]);
 }
@@ -50,12 +51,12 @@ fn name_route_and_mtu() {
 #[test]
 fn ports() {
     let fails = |tcp: Tcp, fault: AttemptFault, ping: bool| {
-        of_way(|way| {
-            way.smb = (tcp == Tcp::Open).then(|| Ok(smb()));
-            way.tcp = Some(tcp.clone());
-            way.path.short_ping = Some(ping);
-            way.path.full_ping = ping.then_some(true);
-            way.attempts = vec![attempt(Fabric::Iwarp, Err(fault.clone()))];
+        of_remote(|remote| {
+            remote.smb = (tcp == Tcp::Open).then(|| Ok(smb()));
+            remote.tcp = Some(tcp.clone());
+            remote.path.short_ping = Some(ping);
+            remote.path.full_ping = ping.then_some(true);
+            remote.attempts = vec![attempt(Fabric::Iwarp, Err(fault.clone()))];
         })
     };
     let answer = fails(Tcp::Open, AttemptFault::Refused, true);
@@ -89,9 +90,9 @@ fn ports() {
         is(&answer, Outcome::DoesNot, &[expected, expected]);
     }
     // TCP 445 is not needed if SMB Direct works.
-    let answer = of_way(|way| {
-        way.tcp = Some(Tcp::Dropped);
-        way.smb = None;
+    let answer = of_remote(|remote| {
+        remote.tcp = Some(Tcp::Dropped);
+        remote.smb = None;
     });
     is(&answer, Outcome::Works, &[]);
 }
@@ -125,14 +126,14 @@ fn smb_direct_itself() {
             Fault::NegotiationBroken,
         ),
     ] {
-        let answer = of_way(|way| way.attempts[0].result = Err(fault.clone()));
+        let answer = of_remote(|remote| remote.attempts[0].result = Err(fault.clone()));
         is(&answer, Outcome::DoesNot, &[expected]);
     }
     // Without SMB behind the port it need not be ksmbd.
-    let answer = of_way(|way| {
-        way.attempts[0].result = Err(AttemptFault::Rejected("turned away".into()));
-        way.tcp = Some(Tcp::Refused);
-        way.smb = None;
+    let answer = of_remote(|remote| {
+        remote.attempts[0].result = Err(AttemptFault::Rejected("turned away".into()));
+        remote.tcp = Some(Tcp::Refused);
+        remote.smb = None;
     });
     is(
         &answer,
@@ -140,25 +141,25 @@ fn smb_direct_itself() {
         &[Fault::PortRefused, Fault::MpaRefused],
     );
     let refused = attempt(Fabric::Roce, Err(AttemptFault::Refused));
-    let answer = of_way(|way| way.attempts = vec![refused.clone()]);
+    let answer = of_remote(|remote| remote.attempts = vec![refused.clone()]);
     is(&answer, Outcome::DoesNot, &[Fault::CmRefused]);
     let nothing = attempt(Fabric::Roce, Err(AttemptFault::NoAdapter));
-    let answer = of_way(|way| way.attempts = vec![nothing.clone()]);
+    let answer = of_remote(|remote| remote.attempts = vec![nothing.clone()]);
     is(&answer, Outcome::Unknown, &[]);
     let local = attempt(Fabric::Iwarp, Err(AttemptFault::Local("no memory".into())));
-    let answer = of_way(|way| way.attempts = vec![local.clone()]);
+    let answer = of_remote(|remote| remote.attempts = vec![local.clone()]);
     is(&answer, Outcome::Unknown, &[]);
     // Software RoCE needs a UDP port that another program has.
     let taken = attempt(Fabric::Roce, Err(AttemptFault::Local("rxe has it".into())));
-    let answer = of_way(|way| way.attempts.insert(0, taken.clone()));
+    let answer = of_remote(|remote| remote.attempts.insert(0, taken.clone()));
     is(&answer, Outcome::Works, &[]);
     let both = attempt(Fabric::Roce, Ok(reached()));
-    let answer = of_way(|way| way.attempts.insert(0, both.clone()));
+    let answer = of_remote(|remote| remote.attempts.insert(0, both.clone()));
     is(&answer, Outcome::Works, &[]);
     assert_eq!(answer.verdict, "SMB Direct works: RoCE 445 and iWARP 5445");
     // Of two transports that fail alike, the verdict names iWARP, which needs no adapter.
-    let answer = of_way(|way| {
-        way.attempts = vec![
+    let answer = of_remote(|remote| {
+        remote.attempts = vec![
             attempt(Fabric::Roce, Err(AttemptFault::Dropped)),
             attempt(Fabric::Iwarp, Err(AttemptFault::Refused)),
         ];
@@ -169,15 +170,15 @@ fn smb_direct_itself() {
         &[Fault::PortDropped, Fault::PortRefused],
     );
     assert!(answer.verdict.contains("iWARP 5445"), "{}", answer.verdict);
-    let answer = of_way(|way| {
-        way.attempts = vec![
+    let answer = of_remote(|remote| {
+        remote.attempts = vec![
             attempt(Fabric::Roce, Err(AttemptFault::Refused)),
             attempt(Fabric::Iwarp, Err(AttemptFault::Dropped)),
         ];
     });
     assert!(answer.verdict.contains("a firewall"), "{}", answer.verdict);
-    let answer = of_way(|way| {
-        way.attempts = vec![
+    let answer = of_remote(|remote| {
+        remote.attempts = vec![
             attempt(
                 Fabric::Roce,
                 Err(AttemptFault::Rejected("reason 28".into())),
@@ -187,17 +188,17 @@ fn smb_direct_itself() {
     });
     assert!(answer.verdict.contains("RoCE 445"), "{}", answer.verdict);
     // One transport that works is enough.
-    let answer = of_way(|way| way.attempts.push(refused));
+    let answer = of_remote(|remote| remote.attempts.push(refused));
     is(&answer, Outcome::Works, &[]);
 }
 
 #[test]
 fn the_wrong_port() {
-    let answer = of_way(|way| {
+    let answer = of_remote(|remote| {
         let mut at_445 = attempt(Fabric::Iwarp, Ok(reached()));
         at_445.port = 445;
-        way.smb = Some(Err(SmbFault::HungUp));
-        way.attempts = vec![attempt(Fabric::Iwarp, Err(AttemptFault::Refused)), at_445];
+        remote.smb = Some(Err(SmbFault::HungUp));
+        remote.attempts = vec![attempt(Fabric::Iwarp, Err(AttemptFault::Refused)), at_445];
     });
     let expected = [Fault::NotSmbDirect, Fault::PortRefused, Fault::WrongPort];
     is(&answer, Outcome::DoesNot, &expected);
@@ -215,8 +216,8 @@ fn smb_behind() {
         SmbFault::Silent,
         SmbFault::Other("?".into()),
     ] {
-        let answer = of_way(|way| {
-            way.attempts[0].result = Ok(Reached {
+        let answer = of_remote(|remote| {
+            remote.attempts[0].result = Ok(Reached {
                 smb: Err(fault.clone()),
                 ..reached()
             });
@@ -227,9 +228,9 @@ fn smb_behind() {
         dialect: 0x0210,
         ..smb()
     };
-    let answer = of_way(|way| {
-        way.smb = Some(Ok(old.clone()));
-        way.attempts[0].result = Ok(Reached {
+    let answer = of_remote(|remote| {
+        remote.smb = Some(Ok(old.clone()));
+        remote.attempts[0].result = Ok(Reached {
             smb: Ok(old),
             ..reached()
         });
@@ -239,8 +240,8 @@ fn smb_behind() {
         Outcome::DoesNot,
         &[Fault::DialectBelow3, Fault::DialectBelow3],
     );
-    let single = of_way(|way| {
-        way.smb = Some(Ok(Smb {
+    let single = of_remote(|remote| {
+        remote.smb = Some(Ok(Smb {
             multichannel: false,
             ..smb()
         }));
@@ -254,8 +255,8 @@ fn signing_and_sizes() {
         signing_required: true,
         ..smb()
     };
-    let answer = of_way(|way| {
-        way.attempts[0].result = Ok(Reached {
+    let answer = of_remote(|remote| {
+        remote.attempts[0].result = Ok(Reached {
             smb: Ok(demanding.clone()),
             ..reached()
         });
@@ -269,8 +270,8 @@ fn signing_and_sizes() {
         max_write_size: 65_536,
         ..demanding
     };
-    let answer = of_way(|way| {
-        way.attempts[0].result = Ok(Reached {
+    let answer = of_remote(|remote| {
+        remote.attempts[0].result = Ok(Reached {
             smb: Ok(small),
             ..reached()
         });
@@ -281,18 +282,18 @@ fn signing_and_sizes() {
 #[test]
 fn sessions() {
     let login = of_session(|session| {
-        session.login = Some("logon failure".into());
+        session.login = Some(refusal(false));
         session.interfaces = None;
         session.share = None;
     });
     is(&login, Outcome::Works, &[Fault::LoginFailed]);
     let denied = of_session(|session| {
-        session.login = Some("STATUS_ACCESS_DENIED during SessionSetup".into());
+        session.login = Some(refusal(true));
         session.interfaces = None;
         session.share = None;
     });
     is(&denied, Outcome::Works, &[Fault::Encryption]);
-    let share = of_session(|session| session.share = Some(Err("bad network name".into())));
+    let share = of_session(|session| session.share = Some(Err(refusal(false))));
     is(&share, Outcome::Works, &[Fault::ShareUnknown]);
     let sealed = of_session(|session| session.share = Some(Ok(true)));
     is(

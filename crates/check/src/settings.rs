@@ -1,0 +1,73 @@
+//! What to examine, and the names of the stages of the examination.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use smbdirect::rdma::{iwarp::Tap, roce::DatagramTap};
+
+/// What to examine.
+pub struct Settings {
+    /// The directory below which the files of this machine are read: `/` for the running system.
+    pub root: PathBuf,
+    /// The server to probe. Without one, only this machine is examined.
+    pub target: Option<Target>,
+}
+
+/// A server to probe.
+pub struct Target {
+    /// The name or the address of the server.
+    pub host: String,
+    /// A port to try in addition to those that clients use.
+    pub port: Option<u16>,
+    /// The share that the account uses.
+    pub share: Option<String>,
+    /// The account to log in with. Without one, nothing is asked that needs a session.
+    pub account: Option<Account>,
+    /// Observes the bytes of software iWARP.
+    pub iwarp_tap: Option<Arc<dyn Tap>>,
+    /// Observes the datagrams of software RoCE.
+    pub roce_tap: Option<Arc<dyn DatagramTap>>,
+}
+
+/// The account to log in with.
+pub struct Account {
+    /// `USER` or `DOMAIN\USER`.
+    pub user: String,
+    /// The password.
+    pub password: String,
+}
+
+/// A stage of the examination. Stages that do not disturb each other run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stage {
+    /// The files of this machine are read.
+    Machine,
+    /// The kernel's SMB server of this machine is tried.
+    Ksmbd,
+    /// The name of the server is resolved.
+    Name,
+    /// The port of SMB over TCP is tried.
+    Tcp,
+    /// SMB Direct is tried.
+    Attempt {
+        /// The protocol of RDMA.
+        fabric: &'static str,
+        /// The port.
+        port: u16,
+    },
+    /// The account is used.
+    Session,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Machine => f.write_str("this machine"),
+            Self::Ksmbd => f.write_str("ksmbd of this machine"),
+            Self::Name => f.write_str("name"),
+            Self::Tcp => f.write_str("TCP on port 445"),
+            Self::Attempt { fabric, port } => write!(f, "{fabric} on port {port}"),
+            Self::Session => f.write_str("session"),
+        }
+    }
+}
