@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   client ── accepted connection ──  one session  ── upstream connection ── server
-//!                 Source  ─────── Relay, requests::forward ──>  Sink
-//!                                       Exchange
-//!                 Sink    <────── Relay, answers::forward ────  Source
+//!                 Source  ──────── forward, requests ───────>  Sink
+//!                                  Relay, Exchange
+//!                 Sink    <─────── forward, answers ──────────  Source
 //! ```
 //!
 //! [`Service`] is the state of a gateway, and [`Gateway`] runs it. It reports [`Event`]s and prints nothing.
@@ -20,6 +20,7 @@ mod buffers;
 mod counters;
 mod event;
 mod exchange;
+mod forward;
 mod gateway;
 mod incoming;
 mod listener;
@@ -27,6 +28,7 @@ mod live;
 mod memory;
 mod peer;
 mod phase;
+mod queue;
 mod relay;
 mod requests;
 mod service;

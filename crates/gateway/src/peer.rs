@@ -7,7 +7,7 @@ use smbdirect_smb::{Refusal, ServerFault, frame::MAX_MESSAGE_LENGTH};
 use smbdirect_transport::{self as transport, NegotiatedReport, text};
 use tokio::net::TcpStream;
 
-use super::{requests::Queue, tcp};
+use super::{queue::Queue, tcp};
 
 /// Time limit for closing a connection gracefully. After it, the connection is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

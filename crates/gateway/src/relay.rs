@@ -1,39 +1,17 @@
-//! Forwards the messages of one direction: receives the next one, translates it, and sends it.
-//!
-//! ```text
-//!   client on SMB Direct ── ClientChannel ──┬── in pieces, fetched ahead ─── server on TCP
-//!                           requests        └── ServerChannel ────────────── server on SMB Direct
-//!   client on TCP ──────────────────────────┬── ServerChannel ────────────── server on SMB Direct
-//!                                           └── in pieces ────────────────── server on TCP
-//!
-//!   server on SMB Direct ── ServerChannel ──┬── ClientChannel, RDMA Write ── client on SMB Direct
-//!                           answers         └── unchanged ────────────────── client on TCP
-//!   server on TCP ──────────────────────────┬── ClientChannel, RDMA Write ── client on SMB Direct
-//!                                           └── in pieces ────────────────── client on TCP
-//! ```
-//!
-//! Buffered messages, memory that data is read into, and registered memory count towards the memory for requests or
-//! for answers. When it is used up, the gateway receives no further message from that side.
-
-use std::pin::pin;
+//! What both directions need to forward a message: receiving it, memory for it, and sending it.
 
 use bytes::{Buf, Bytes};
 use smbdirect::{Connection, Message, Token};
 use smbdirect_smb::{ClientChannel, ServerChannel};
-use tokio::sync::mpsc;
 
 use crate::{
-    answers,
     exchange::Exchange,
     incoming::{Content, Incoming, failed, gone, unless_gone},
     memory::Grant,
     peer::{Direction, Sink, Source, Stop},
-    requests::{self, Piece, Queue},
+    queue::Piece,
     tcp,
 };
-
-/// Maximum number of pieces queued for a TCP server. Their memory is limited separately.
-const MAX_QUEUED_PIECES: usize = 64;
 
 /// One direction of a session.
 #[derive(Clone, Copy)]
@@ -43,45 +21,8 @@ pub(super) struct Relay<'a> {
 }
 
 impl Relay<'_> {
-    /// Forwards messages until one side ends. Every complete message that a side sent before its end is sent to the
-    /// other.
-    pub(super) async fn run(self, from: &mut Source, to: &mut Sink) -> Stop {
-        let server = match (self.direction, &*from, to) {
-            (Direction::ToServer, Source::SmbDirect(_), Sink::Tcp(server)) => server,
-            (_, _, to) => return self.forward_all(from, to).await,
-        };
-        // The data of a WRITE is fetched from the client while pieces before it are sent.
-        let (pieces, waiting) = mpsc::channel(MAX_QUEUED_PIECES);
-        let mut sending = pin!(requests::send_pieces(self, waiting, server));
-        let mut queue = Sink::Queue(Queue(pieces));
-        let stop = tokio::select! {
-            stop = self.forward_all(from, &mut queue) => stop,
-            sent = &mut sending => return sent.err().unwrap_or(Stop::Here),
-        };
-        drop(queue);
-        // The reason why receiving ended is more specific than the reason why sending fails.
-        let _ = sending.await;
-        stop
-    }
-
-    async fn forward_all(self, from: &mut Source, to: &mut Sink) -> Stop {
-        loop {
-            if let Err(stop) = self.forward_next(from, to).await {
-                return stop;
-            }
-        }
-    }
-
-    async fn forward_next(self, from: &mut Source, to: &mut Sink) -> Result<(), Stop> {
-        let message = self.next(from).await?;
-        match self.direction {
-            Direction::ToServer => requests::forward(self, message, to).await,
-            Direction::ToClient => answers::forward(self, message, to).await,
-        }
-    }
-
     /// Receives the next message: all of it by SMB Direct, and at least the bytes that decide by TCP.
-    async fn next(self, from: &mut Source) -> Result<Incoming<'_>, Stop> {
+    pub(super) async fn next(self, from: &mut Source) -> Result<Incoming<'_>, Stop> {
         let side = self.direction.from();
         let is_request = self.direction == Direction::ToServer;
         if is_request {

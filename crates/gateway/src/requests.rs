@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
-use smbdirect::{Access, BufferDescriptorV1, Connection, Message, Reading};
+use smbdirect::{Access, BufferDescriptorV1, Connection, Message};
 use smbdirect_smb::{
     client_channel::{Part, Request},
     server_channel::Offload,
@@ -16,6 +16,7 @@ use crate::{
     incoming::{Content, Incoming, failed, gone, unless_gone},
     memory::Grant,
     peer::{Side, Sink, Stop, longest},
+    queue::{Piece, Queue},
     relay::Relay,
     tcp,
 };
@@ -71,27 +72,6 @@ async fn without_channel(
         relay.exchange.traffic.passed();
     }
     relay.pass(message, to, None).await
-}
-
-/// A piece of the stream to a TCP server.
-pub(super) enum Piece {
-    /// A message of this many bytes begins.
-    Begin(usize),
-    /// Bytes of the message, with the memory that they hold.
-    Bytes(Message, Option<Grant>),
-    /// Bytes that an RDMA Read fetches from the memory of the client.
-    Fetched(Reading, Grant),
-}
-
-/// The pieces that wait to be sent to a TCP server.
-pub(super) struct Queue(pub(super) mpsc::Sender<Piece>);
-
-impl Queue {
-    /// Adds a piece, after waiting for room.
-    pub(super) async fn put(&self, piece: Piece) {
-        // The result is ignored: the receiver of the queue lives as long as this task.
-        let _ = self.0.send(piece).await;
-    }
 }
 
 /// Queues the parts of a request, and starts RDMA Reads of the data of WRITEs.

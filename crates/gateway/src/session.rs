@@ -15,6 +15,7 @@ use super::{
     counters::{SessionTraffic, Traffic},
     event::Event,
     exchange::Exchange,
+    forward::forward,
     live::Live,
     peer::{Direction, Peer, Side, Stop},
     phase::{Phase, Phases},
@@ -91,11 +92,11 @@ impl Session {
                 direction,
             };
             let answers = relay(Direction::ToClient);
-            let mut down = pin!(answers.run(&mut from_server, &mut to_client));
+            let mut down = pin!(forward(answers, &mut from_server, &mut to_client));
             let requests = relay(Direction::ToServer);
             let mut answers_go_on = true;
             let stop = tokio::select! {
-                stop = requests.run(&mut from_client, &mut to_server) => stop,
+                stop = forward(requests, &mut from_client, &mut to_server) => stop,
                 stop = &mut down => {
                     answers_go_on = false;
                     stop
