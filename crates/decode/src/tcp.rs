@@ -15,12 +15,12 @@
 //! where the receiver of RFC 5961 accepts it.
 
 mod handshake;
-mod way;
+mod reassembly;
 
 use super::packet::{Head, Segment};
-pub(crate) use way::LATE_PACKETS;
-pub use way::Place;
-use way::{Held, MAX_WINDOW, Way};
+pub(crate) use reassembly::LATE_PACKETS;
+pub use reassembly::Place;
+use reassembly::{Held, MAX_WINDOW, Way};
 
 /// The next item of a direction.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use super::{
     super::packet::Segment,
     Another, Candidate, Connection,
-    way::{MAX_WINDOW, Place},
+    reassembly::{MAX_WINDOW, Place},
 };
 
 impl Connection {
