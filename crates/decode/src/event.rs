@@ -24,6 +24,7 @@ use smbdirect_smb::smb2::{Channel, Command};
 
 use super::{
     fields::{self, object},
+    side::Side,
     tcp::Place,
 };
 
@@ -117,12 +118,12 @@ pub enum Sender {
 
 impl Sender {
     /// Returns the sender of a direction; `initiator` is the direction of the end that connected.
-    pub(super) const fn of(way: usize, initiator: Option<usize>) -> Self {
-        match (initiator, way) {
-            (Some(initiator), way) if initiator == way => Self::Initiator,
+    pub(super) const fn of(side: Side, initiator: Option<Side>) -> Self {
+        match (initiator, side) {
+            (None, Side::A) => Self::A,
+            (None, Side::B) => Self::B,
+            (Some(initiator), _) if initiator as u8 == side as u8 => Self::Initiator,
             (Some(_), _) => Self::Responder,
-            (None, 0) => Self::A,
-            (None, _) => Self::B,
         }
     }
 }
@@ -596,9 +597,9 @@ pub(super) fn broken(rule: &'static str, how: impl Into<String>) -> Broken {
 }
 
 /// Returns the values of both directions, that of the initiator first.
-pub(super) fn in_order<T: Copy>(both: [T; 2], initiator: Option<usize>) -> [T; 2] {
+pub(super) fn in_order<T: Copy>(both: [T; 2], initiator: Option<Side>) -> [T; 2] {
     match initiator {
-        Some(1) => [both[1], both[0]],
+        Some(Side::B) => [both[1], both[0]],
         _ => both,
     }
 }

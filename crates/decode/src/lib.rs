@@ -52,6 +52,7 @@ mod packet;
 mod peel;
 mod roce;
 mod rules;
+mod side;
 mod silence;
 mod smb;
 mod streams;

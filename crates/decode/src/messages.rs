@@ -16,18 +16,19 @@ use smbdirect::rdma::iwarp::{
 use super::{
     event::{Broken, EventKind, Tagged, broken},
     framing::{Crc, Fpdu, Frame, Framer},
+    side::{PerSide, Side},
     smb::{Context, Send, SmbDirect},
     tcp::Piece,
 };
 
 /// Receives an event, its direction, and the broken rules.
-pub(super) type EventSink<'a> = &'a mut dyn FnMut(usize, EventKind, Vec<Broken>, &ConnectionState);
+pub(super) type EventSink<'a> = &'a mut dyn FnMut(Side, EventKind, Vec<Broken>, &ConnectionState);
 
 /// The state of the connection as a whole.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionState {
     /// The direction of the end that connected.
-    pub(super) initiator: Option<usize>,
+    pub(super) initiator: Option<Side>,
     /// Whether its first packets are in the capture.
     pub(super) from_start: bool,
     pub(super) smb: SmbDirect,
@@ -36,14 +37,14 @@ pub(super) struct ConnectionState {
 /// An iWARP connection.
 #[derive(Debug, Default)]
 pub(super) struct Iwarp {
-    framers: [Framer; 2],
+    framers: PerSide<Framer>,
     state: State,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connection: ConnectionState,
-    ways: [Way; 2],
+    directions: PerSide<DirectionState>,
     /// Whether CRCs are in use.
     crc: Option<bool>,
     refused: bool,
@@ -55,7 +56,7 @@ struct State {
 
 /// The state of a direction.
 #[derive(Debug, Default)]
-struct Way {
+struct DirectionState {
     /// Whether its first packet is in the capture.
     from_start: bool,
     /// Whether all of it so far is in the capture, from the startup frame on.
@@ -96,61 +97,62 @@ const DDP_RESERVED: u8 = 0x3c;
 
 impl Iwarp {
     /// Handles the beginning of a direction.
-    fn begins(&mut self, way: usize, is_initiator: bool) {
+    fn begins(&mut self, side: Side, is_initiator: bool) {
         let state = &mut self.state;
-        state.ways[way].from_start = true;
+        state.directions[side].from_start = true;
         state.connection.from_start = true;
-        state.connection.initiator = Some(if is_initiator { way } else { 1 - way });
+        state.connection.initiator = Some(if is_initiator { side } else { !side });
     }
 
     /// Treats the connection as iWARP that `initiator` opened, even if its beginning is not in the
     /// capture.
-    pub(super) fn expect(&mut self, initiator: usize) {
+    pub(super) fn expect(&mut self, initiator: Side) {
         self.state.expected = true;
         self.state.connection.initiator.get_or_insert(initiator);
     }
 
     /// Handles the next piece of a direction. Returns false if it is not iWARP.
-    pub(super) fn piece(&mut self, way: usize, piece: &Piece<'_>, sink: EventSink<'_>) -> bool {
+    pub(super) fn piece(&mut self, side: Side, piece: &Piece<'_>, sink: EventSink<'_>) -> bool {
         if let Piece::Begins { connects } = *piece {
-            self.begins(way, connects);
+            self.begins(side, connects);
             return true;
         }
         let Self { framers, state } = self;
-        framers[way].take(piece);
+        framers[side].take(piece);
         if let Piece::Gap(bytes) = *piece {
             if !state.expected {
                 return false;
             }
-            state.emit(way, EventKind::Gap { bytes }, Vec::new(), sink);
-            state.lost(way, sink);
+            state.emit(side, EventKind::Gap { bytes }, Vec::new(), sink);
+            state.lost(side, sink);
         }
-        while let Some(frame) = framers[way].next(state.crc) {
+        while let Some(frame) = framers[side].next(state.crc) {
             match frame {
                 Frame::Foreign if !state.expected => return false,
-                Frame::Foreign if state.ways[way].from_start => {
-                    state.foreign(way, sink);
-                    framers[way].stop();
+                Frame::Foreign if state.directions[side].from_start => {
+                    state.foreign(side, sink);
+                    framers[side].stop();
                 }
-                Frame::Foreign => framers[way].search(),
+                Frame::Foreign => framers[side].search(),
                 Frame::Startup {
                     kind,
                     flags,
                     result,
                 } => {
-                    if let Some(stopped) = state.startup(way, kind, flags, result, sink) {
-                        let stopped_ways = (0..2).filter(|&way| stopped[way]);
-                        stopped_ways.for_each(|way| framers[way].stop());
+                    if let Some(stopped) = state.startup(side, kind, flags, result, sink) {
+                        let stopped_directions =
+                            Side::BOTH.into_iter().filter(|&side| stopped[side]);
+                        stopped_directions.for_each(|side| framers[side].stop());
                     }
                 }
-                Frame::Fpdu(fpdu) => state.fpdu(way, &fpdu, sink),
+                Frame::Fpdu(fpdu) => state.fpdu(side, &fpdu, sink),
                 Frame::InStep { skipped } => {
                     // Bytes before the gap say nothing about those after it.
-                    state.lost(way, sink);
+                    state.lost(side, sink);
                     state.confirmed = true;
                     if skipped > 0 {
                         state.emit(
-                            way,
+                            side,
                             EventKind::InStep {
                                 passed_over: skipped,
                             },
@@ -162,51 +164,51 @@ impl Iwarp {
             }
         }
         if let Piece::End { reset } = *piece {
-            let between = framers[way].is_between_frames();
-            state.end(way, reset, between, sink);
+            let between = framers[side].is_between_frames();
+            state.end(side, reset, between, sink);
         }
         true
     }
 }
 
 impl State {
-    fn emit(&self, way: usize, kind: EventKind, faults: Vec<Broken>, sink: EventSink<'_>) {
+    fn emit(&self, side: Side, kind: EventKind, faults: Vec<Broken>, sink: EventSink<'_>) {
         // A connection that is not known to be iWARP is not reported.
         if self.confirmed {
-            sink(way, kind, faults, &self.connection);
+            sink(side, kind, faults, &self.connection);
         }
     }
 
     /// Handles a loss, or bytes that were not understood, in this direction.
-    fn lost(&mut self, way: usize, sink: EventSink<'_>) {
-        self.finish_placing(way, Vec::new(), sink);
-        let this = &mut self.ways[way];
+    fn lost(&mut self, side: Side, sink: EventSink<'_>) {
+        self.finish_placing(side, Vec::new(), sink);
+        let this = &mut self.directions[side];
         this.from_start = false;
         this.whole = false;
         this.next = [None; 3];
         this.sending = None;
         this.reads = None;
-        self.ways[1 - way].reads = None;
-        self.connection.smb.lost(way);
+        self.directions[!side].reads = None;
+        self.connection.smb.lost(side);
     }
 
-    fn fpdu(&mut self, way: usize, fpdu: &Fpdu<'_>, sink: EventSink<'_>) {
+    fn fpdu(&mut self, side: Side, fpdu: &Fpdu<'_>, sink: EventSink<'_>) {
         let mut faults = Vec::new();
-        self.check_moment(way, &mut faults);
-        let is_first = !std::mem::replace(&mut self.ways[way].has_fpdus, true);
+        self.check_moment(side, &mut faults);
+        let is_first = !std::mem::replace(&mut self.directions[side].has_fpdus, true);
         if !fpdu.padding_is_zero {
             let how = "padding of other bytes than 0";
             faults.push(broken("MPA-23", how));
         }
         if !self.check_crc(fpdu, &mut faults) {
             // Nothing in it can be trusted.
-            self.undecoded(way, fpdu, faults, sink);
+            self.undecoded(side, fpdu, faults, sink);
             return;
         }
         match Header::decode(fpdu.ulpdu) {
             Ok((header, payload)) => {
                 let Some(opcode) = check_control(&header, fpdu.ulpdu, &mut faults) else {
-                    self.undecoded(way, fpdu, faults, sink);
+                    self.undecoded(side, fpdu, faults, sink);
                     return;
                 };
                 let headers = fpdu.ulpdu.len() - payload.len();
@@ -215,12 +217,14 @@ impl State {
                     payload,
                     length: u32::from(fpdu.ulpdu_length).saturating_sub(headers as u32),
                 };
-                if is_first && self.ready_to_receive(way, &header, &segment, &mut faults, sink) {
+                if is_first && self.ready_to_receive(side, &header, &segment, &mut faults, sink) {
                     return;
                 }
                 match header {
-                    Header::Tagged(header) => self.tagged(way, header, segment, faults, sink),
-                    Header::Untagged(header) => self.untagged(way, header, segment, faults, sink),
+                    Header::Tagged(header) => self.tagged(side, header, segment, faults, sink),
+                    Header::Untagged(header) => {
+                        self.untagged(side, header, segment, faults, sink);
+                    }
                 }
             }
             Err(error) => {
@@ -232,21 +236,21 @@ impl State {
                 if !is_cut {
                     faults.push(broken(rule, error.to_string()));
                 }
-                self.undecoded(way, fpdu, faults, sink);
+                self.undecoded(side, fpdu, faults, sink);
             }
         }
     }
 
-    fn undecoded(&mut self, way: usize, fpdu: &Fpdu<'_>, faults: Vec<Broken>, sink: EventSink<'_>) {
+    fn undecoded(&mut self, side: Side, fpdu: &Fpdu<'_>, faults: Vec<Broken>, sink: EventSink<'_>) {
         let ulpdu_length = fpdu.ulpdu_length;
-        self.emit(way, EventKind::BadFpdu { ulpdu_length }, faults, sink);
-        self.lost(way, sink);
+        self.emit(side, EventKind::BadFpdu { ulpdu_length }, faults, sink);
+        self.lost(side, sink);
     }
 
     /// Returns whether FPDUs may be sent in this direction now.
-    fn check_moment(&self, way: usize, faults: &mut Vec<Broken>) {
+    fn check_moment(&self, side: Side, faults: &mut Vec<Broken>) {
         let mut fault = |rule, how: &str| faults.push(broken(rule, how));
-        let (this, other) = (&self.ways[way], &self.ways[1 - way]);
+        let (this, other) = (&self.directions[side], &self.directions[!side]);
         if this.terminated {
             fault("RDMAP-18", "an FPDU after the Terminate");
         }
@@ -256,7 +260,7 @@ impl State {
         if this.has_fpdus {
             return;
         }
-        if self.connection.initiator == Some(way) {
+        if self.connection.initiator == Some(side) {
             // The other direction is empty, and its bytes would have been captured.
             if other.from_start && other.startup.is_none() && !other.has_fpdus && this.whole {
                 fault("MPA-06", "an FPDU before the Reply");
@@ -286,17 +290,17 @@ impl State {
     /// The first FPDU of the initiator may be a Ready to Receive frame.
     fn ready_to_receive(
         &mut self,
-        way: usize,
+        side: Side,
         header: &Header,
         segment: &Segment<'_>,
         faults: &mut Vec<Broken>,
         sink: EventSink<'_>,
     ) -> bool {
-        let reply = self.ways[1 - way].startup.as_ref();
+        let reply = self.directions[!side].startup.as_ref();
         let Some(enhanced) = reply.and_then(|reply| reply.enhanced) else {
             return false;
         };
-        let is_initiator = self.connection.initiator == Some(way) && self.ways[way].whole;
+        let is_initiator = self.connection.initiator == Some(side) && self.directions[side].whole;
         if !is_initiator || !enhanced.peer_to_peer {
             return false;
         }
@@ -317,30 +321,30 @@ impl State {
         };
         // It counts as a message of its queue.
         if let Header::Untagged(header) = header {
-            self.check_number(way, header, faults);
+            self.check_number(side, header, faults);
         }
         if let Ok(request) = ReadRequest::decode(segment.payload)
-            && let Some(reads) = &mut self.ways[way].reads
+            && let Some(reads) = &mut self.directions[side].reads
         {
             reads.push_back(request);
         }
         let faults = std::mem::take(faults);
-        self.emit(way, EventKind::ReadyToReceive { by: name }, faults, sink);
+        self.emit(side, EventKind::ReadyToReceive { by: name }, faults, sink);
         true
     }
 
     fn untagged(
         &mut self,
-        way: usize,
+        side: Side,
         header: Untagged,
         segment: Segment<'_>,
         mut faults: Vec<Broken>,
         sink: EventSink<'_>,
     ) {
-        if self.ways[way].placing.is_some() {
+        if self.directions[side].placing.is_some() {
             let how = "an untagged segment within a Write or a Read Response";
             faults.push(broken("DDP-10", how));
-            self.finish_placing(way, Vec::new(), sink);
+            self.finish_placing(side, Vec::new(), sink);
         }
         let queue = segment.opcode.queue_number();
         if header.queue_number != queue {
@@ -348,31 +352,33 @@ impl State {
             faults.push(broken("DDP-06", how));
         }
         match segment.opcode {
-            Opcode::RdmaReadRequest => self.read_request(way, &header, &segment, faults, sink),
+            Opcode::RdmaReadRequest => {
+                self.read_request(side, &header, &segment, faults, sink);
+            }
             Opcode::Terminate => {
-                self.check_number(way, &header, &mut faults);
+                self.check_number(side, &header, &mut faults);
                 let terminate = Terminate::decode(segment.payload);
                 check_terminate(&terminate, &mut faults);
-                self.ways[way].terminated = true;
-                self.emit(way, EventKind::Terminate(terminate), faults, sink);
+                self.directions[side].terminated = true;
+                self.emit(side, EventKind::Terminate(terminate), faults, sink);
             }
-            _ => self.send(way, &header, &segment, faults, sink),
+            _ => self.send(side, &header, &segment, faults, sink),
         }
     }
 
     fn read_request(
         &mut self,
-        way: usize,
+        side: Side,
         header: &Untagged,
         segment: &Segment<'_>,
         mut faults: Vec<Broken>,
         sink: EventSink<'_>,
     ) {
-        if self.ways[way].sending.is_some() {
+        if self.directions[side].sending.is_some() {
             let how = "a Read Request within a Send";
             faults.push(broken("DDP-10", how));
         }
-        self.check_number(way, header, &mut faults);
+        self.check_number(side, header, &mut faults);
         if header.message_offset != 0 || !header.last {
             let how = "a Read Request of more than one segment";
             faults.push(broken("RDMAP-03", how));
@@ -387,12 +393,15 @@ impl State {
                 name: "RDMA Read Request",
                 length: length.into(),
             };
-            self.ways[way].reads = None;
-            self.emit(way, kind, faults, sink);
+            self.directions[side].reads = None;
+            self.emit(side, kind, faults, sink);
             return;
         };
-        let granted = self.ways[1 - way].startup.as_ref().and_then(granted_reads);
-        if let Some(reads) = &mut self.ways[way].reads {
+        let granted = self.directions[!side]
+            .startup
+            .as_ref()
+            .and_then(granted_reads);
+        if let Some(reads) = &mut self.directions[side].reads {
             reads.push_back(request);
             if let Some(granted) = granted
                 && reads.len() > granted.into()
@@ -401,22 +410,22 @@ impl State {
                 faults.push(broken("RDMAP-05", how));
             }
             if reads.len() > MAX_READS {
-                self.ways[way].reads = None;
+                self.directions[side].reads = None;
             }
         }
-        self.emit(way, EventKind::ReadRequest(request), faults, sink);
+        self.emit(side, EventKind::ReadRequest(request), faults, sink);
     }
 
     fn send(
         &mut self,
-        way: usize,
+        side: Side,
         header: &Untagged,
         segment: &Segment<'_>,
         mut faults: Vec<Broken>,
         sink: EventSink<'_>,
     ) {
         let number = header.message_sequence_number;
-        let before = self.ways[way].sending.take();
+        let before = self.directions[side].sending.take();
         let mut sending = match before {
             Some(before) if before.send.message_sequence_number == number => before,
             before => {
@@ -424,8 +433,8 @@ impl State {
                     let how = format!("message {number} begins before the last one has ended");
                     faults.push(broken("DDP-10", how));
                 }
-                let expected = self.ways[way].next[QUEUE_SEND as usize];
-                self.check_number(way, header, &mut faults);
+                let expected = self.directions[side].next[QUEUE_SEND as usize];
+                self.check_number(side, header, &mut faults);
                 // The capture begins within the message, so its earlier part is unknown.
                 let whole = header.message_offset == 0 || expected.is_some();
                 let mut sending = Sending {
@@ -455,34 +464,34 @@ impl State {
             send.invalidated = Some(header.rsvd_ulp);
         }
         if !header.last {
-            self.ways[way].sending = Some(sending);
+            self.directions[side].sending = Some(sending);
             if !faults.is_empty() {
                 let note = "a segment of a message that goes on";
-                self.emit(way, EventKind::Note { note }, faults, sink);
+                self.emit(side, EventKind::Note { note }, faults, sink);
             }
             return;
         }
         let mut context = Context {
-            way,
+            side,
             initiator: self.connection.initiator,
-            whole: [self.ways[0].whole, self.ways[1].whole],
+            whole: PerSide(self.directions.each_ref().map(|state| state.whole)),
         };
         let kind = self
             .connection
             .smb
             .message(&sending.send, &mut context, &mut faults);
         self.connection.initiator = context.initiator;
-        self.emit(way, kind, faults, sink);
+        self.emit(side, kind, faults, sink);
     }
 
     /// Checks the message number of a queue.
-    fn check_number(&mut self, way: usize, header: &Untagged, faults: &mut Vec<Broken>) {
+    fn check_number(&mut self, side: Side, header: &Untagged, faults: &mut Vec<Broken>) {
         let number = header.message_sequence_number;
         let queue = header.queue_number;
         if ![QUEUE_SEND, QUEUE_READ_REQUEST, QUEUE_TERMINATE].contains(&queue) {
             return;
         }
-        let next = &mut self.ways[way].next[queue as usize];
+        let next = &mut self.directions[side].next[queue as usize];
         if let Some(expected) = next.replace(number.wrapping_add(1))
             && expected != number
         {
@@ -492,9 +501,9 @@ impl State {
     }
 
     /// Handles the end of TCP in this direction.
-    fn end(&mut self, way: usize, reset: bool, between: bool, sink: EventSink<'_>) {
+    fn end(&mut self, side: Side, reset: bool, between: bool, sink: EventSink<'_>) {
         let mut faults = Vec::new();
-        let this = &self.ways[way];
+        let this = &self.directions[side];
         let in_progress = this.sending.is_some() || this.placing.is_some();
         if !reset && this.whole && !this.terminated {
             if !between {
@@ -505,8 +514,8 @@ impl State {
                 faults.push(broken("DDP-09", how));
             }
         }
-        self.finish_placing(way, Vec::new(), sink);
-        self.emit(way, EventKind::Closed { reset }, faults, sink);
+        self.finish_placing(side, Vec::new(), sink);
+        self.emit(side, EventKind::Closed { reset }, faults, sink);
     }
 }
 

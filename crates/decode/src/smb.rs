@@ -7,7 +7,10 @@
 use smbdirect::wire::{NegotiateRequest, NegotiateResponse, Status, VERSION_1_0};
 use smbdirect_smb::smb2::{Channel, Command, Flags, Header, Protocol};
 
-use super::event::{Broken, ByRdma, DataTransfer, EventKind, Payload, broken};
+use super::{
+    event::{Broken, ByRdma, DataTransfer, EventKind, Payload, broken},
+    side::{PerSide, Side},
+};
 
 /// A complete Send, or the part in the capture.
 #[derive(Debug, Default)]
@@ -24,12 +27,12 @@ pub(super) struct Send {
 pub(super) struct SmbDirect {
     request: Option<NegotiateRequest>,
     response: Option<NegotiateResponse>,
-    ways: [Way; 2],
+    senders: PerSide<SenderState>,
 }
 
 /// The state of an end, as a sender.
 #[derive(Debug, Default)]
-struct Way {
+struct SenderState {
     /// Sends so far, if all were captured.
     has_negotiated: bool,
     /// The credits it holds, if everything that they depend on was captured.
@@ -43,11 +46,11 @@ struct Way {
 /// What a Send is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
-    pub(super) way: usize,
+    pub(super) side: Side,
     /// The direction of the end that connected.
-    pub(super) initiator: Option<usize>,
+    pub(super) initiator: Option<Side>,
     /// Whether each direction was captured completely.
-    pub(super) whole: [bool; 2],
+    pub(super) whole: PerSide<bool>,
 }
 
 const MIN_MAX_RECEIVE_SIZE: u32 = 128;
@@ -58,16 +61,16 @@ const HEADER_LENGTH: usize = 20;
 impl SmbDirect {
     /// Returns the send credits of both directions.
     pub(super) fn credits(&self) -> [Option<u32>; 2] {
-        [self.ways[0].credits, self.ways[1].credits]
+        self.senders.each_ref().map(|sender| sender.credits)
     }
 
     /// Handles a loss in a direction.
-    pub(super) fn lost(&mut self, way: usize) {
-        for side in &mut self.ways {
+    pub(super) fn lost(&mut self, side: Side) {
+        for side in self.senders.iter_mut() {
             side.credits = None;
         }
-        self.ways[way].remaining = None;
-        self.ways[way].invalidates = false;
+        self.senders[side].remaining = None;
+        self.senders[side].invalidates = false;
     }
 
     /// Handles the next Send, and returns the direction of the initiator if it reveals it.
@@ -77,19 +80,19 @@ impl SmbDirect {
         context: &mut Context,
         faults: &mut Vec<Broken>,
     ) -> EventKind {
-        let way = context.way;
+        let side = context.side;
         // Without the beginning of the stream, the capture may begin before this message or after it.
-        let begins = context.whole[way] || send.message_sequence_number == 1;
-        let is_first = begins && !self.ways[way].has_negotiated;
+        let begins = context.whole[side] || send.message_sequence_number == 1;
+        let is_first = begins && !self.senders[side].has_negotiated;
         if !is_first {
             return self.data_transfer(send, context, faults);
         }
-        self.ways[way].has_negotiated = true;
+        self.senders[side].has_negotiated = true;
         let is_response = send.length >= NegotiateResponse::LENGTH as u64;
         let initiator = *context
             .initiator
-            .get_or_insert(if is_response { 1 - way } else { way });
-        if initiator == way {
+            .get_or_insert(if is_response { !side } else { side });
+        if initiator == side {
             self.negotiate_request(send, faults)
         } else {
             self.negotiate_response(send, context, faults)
@@ -190,12 +193,12 @@ impl SmbDirect {
         if let Some(request) = &self.request {
             against_request(request, &response, faults);
         }
-        if context.whole == [true; 2] && self.request.is_some() {
-            let way = context.way;
-            self.ways[1 - way].credits = Some(response.credits_granted.into());
-            self.ways[way].credits = Some(0);
-            self.ways[0].remaining = Some(0);
-            self.ways[1].remaining = Some(0);
+        if *context.whole == [true; 2] && self.request.is_some() {
+            let side = context.side;
+            self.senders[!side].credits = Some(response.credits_granted.into());
+            self.senders[side].credits = Some(0);
+            self.senders[Side::A].remaining = Some(0);
+            self.senders[Side::B].remaining = Some(0);
         }
         EventKind::NegotiateResponse(response)
     }
@@ -206,10 +209,10 @@ impl SmbDirect {
         context: &Context,
         faults: &mut Vec<Broken>,
     ) -> EventKind {
-        let way = context.way;
+        let side = context.side;
         self.check_established(context, faults);
         let Some(message) = send.head.get(..HEADER_LENGTH) else {
-            self.lost(way);
+            self.lost(side);
             return too_short("Data Transfer", send, "SMBD-3.1.5.8-01", 20, faults);
         };
         let mut transfer = DataTransfer {
@@ -223,13 +226,13 @@ impl SmbDirect {
             payload: Payload::None,
             invalidated: send.invalidated,
         };
-        transfer.payload = payload(&send.head, &transfer, self.ways[way].remaining);
+        transfer.payload = payload(&send.head, &transfer, self.senders[side].remaining);
         check_fields(&transfer, faults);
         check_place(send, &transfer, faults);
         self.check_sizes(send, context, &transfer, faults);
-        self.spend(way, transfer.credits_granted, faults);
-        self.reassemble(way, &transfer, faults);
-        self.check_token(way, &transfer, faults);
+        self.spend(side, transfer.credits_granted, faults);
+        self.reassemble(side, &transfer, faults);
+        self.check_token(side, &transfer, faults);
         EventKind::DataTransfer(transfer)
     }
 
@@ -241,7 +244,7 @@ impl SmbDirect {
         if let Some(response) = refused {
             let how = format!("a message after a refusal with {}", response.status);
             faults.push(broken("SMBD-3.1.5.1-01", how));
-        } else if context.whole == [true; 2] && self.response.is_none() {
+        } else if *context.whole == [true; 2] && self.response.is_none() {
             let how = "a message before the negotiation was over";
             faults.push(broken("SMBD-3.1.5.1-01", how));
         }
@@ -260,7 +263,7 @@ impl SmbDirect {
         else {
             return;
         };
-        let (preferred, max_receive, max_fragmented) = if initiator == context.way {
+        let (preferred, max_receive, max_fragmented) = if initiator == context.side {
             (
                 request.preferred_send_size,
                 response.max_receive_size,
@@ -293,9 +296,9 @@ impl SmbDirect {
     }
 
     /// Charges the sender a credit, and adds the granted ones to the other end.
-    fn spend(&mut self, way: usize, credits_granted: u16, faults: &mut Vec<Broken>) {
+    fn spend(&mut self, side: Side, credits_granted: u16, faults: &mut Vec<Broken>) {
         let mut fault = |rule, how| faults.push(broken(rule, how));
-        if let Some(credits) = &mut self.ways[way].credits {
+        if let Some(credits) = &mut self.senders[side].credits {
             match *credits {
                 0 => fault("SMBD-3.1.5.1-04", "sent without a send credit".into()),
                 1 if credits_granted == 0 => fault(
@@ -306,7 +309,7 @@ impl SmbDirect {
             }
             *credits = credits.saturating_sub(1);
         }
-        if let Some(credits) = &mut self.ways[1 - way].credits {
+        if let Some(credits) = &mut self.senders[!side].credits {
             let held = *credits;
             *credits += u32::from(credits_granted);
             if *credits > u16::MAX.into() {
@@ -320,8 +323,8 @@ impl SmbDirect {
     }
 
     /// Checks that the segments of a message follow each other.
-    fn reassemble(&mut self, way: usize, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
-        let remaining = &mut self.ways[way].remaining;
+    fn reassemble(&mut self, side: Side, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+        let remaining = &mut self.senders[side].remaining;
         let expected = remaining.replace(transfer.remaining_data_length);
         let Some(expected @ 1..) = expected else {
             return;
@@ -345,8 +348,8 @@ impl SmbDirect {
         ));
     }
 
-    fn check_token(&mut self, way: usize, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
-        let this = &mut self.ways[way];
+    fn check_token(&mut self, side: Side, transfer: &DataTransfer, faults: &mut Vec<Broken>) {
+        let this = &mut self.senders[side];
         let has_token = transfer.invalidated.is_some();
         if has_token && this.invalidates {
             let how = "a second segment of the message with a token";

@@ -16,6 +16,7 @@ use super::{
     packet::{Content, Segment, content},
     peel::OTHER_UDP,
     roce::Roce,
+    side::Side,
     silence::Silence,
     tcp::{Another, Connection, LATE_PACKETS, Piece, Place},
 };
@@ -225,7 +226,10 @@ impl Streams {
         };
         let mut begun = None;
         if let Some(entry) = self.entries.get_mut(&key) {
-            match entry.connection.another(entry.way(segment), segment, place) {
+            match entry
+                .connection
+                .another(entry.side(segment), segment, place)
+            {
                 Another::No => {}
                 Another::Stray => return,
                 Another::Yes(first) => {
@@ -314,8 +318,11 @@ impl Entry {
     fn new(segment: &Segment<'_>, ports: &[u16]) -> Self {
         let mut iwarp = Box::new(Iwarp::default());
         let ends = [segment.head.from, segment.head.to];
-        if let Some(way) = ends.iter().position(|end| ports.contains(&end.port())) {
-            iwarp.expect(1 - way);
+        let [is_of_a, is_of_b] = ends.map(|end| ports.contains(&end.port()));
+        if is_of_a {
+            iwarp.expect(Side::B);
+        } else if is_of_b {
+            iwarp.expect(Side::A);
         }
         Self {
             ends,
@@ -325,19 +332,23 @@ impl Entry {
         }
     }
 
-    fn way(&self, segment: &Segment<'_>) -> usize {
-        usize::from(self.ends[0] != segment.head.from)
+    fn side(&self, segment: &Segment<'_>) -> Side {
+        if self.ends[0] == segment.head.from {
+            Side::A
+        } else {
+            Side::B
+        }
     }
 
     fn segment(&mut self, segment: &Segment<'_>, place: Place, streams: &mut u32, sink: Sink<'_>) {
-        let way = self.way(segment);
+        let side = self.side(segment);
         if matches!(self.upper, Upper::Nothing) {
             return;
         }
         let (ends, upper) = (self.ends, &mut self.upper);
         self.connection
-            .segment(way, segment, place, &mut |way, piece, place| {
-                upper.piece(way, &piece, place, ends, streams, sink);
+            .segment(side, segment, place, &mut |side, piece, place| {
+                upper.piece(side, &piece, place, ends, streams, sink);
             });
         if self.connection.ended {
             self.upper = Upper::Nothing;
@@ -350,8 +361,8 @@ impl Entry {
     /// Ends the connection if the RST of this frame has reset it.
     fn settle(&mut self, frame: u64, streams: &mut u32, sink: Sink<'_>) {
         let (ends, upper) = (self.ends, &mut self.upper);
-        self.connection.settle(frame, &mut |way, piece, place| {
-            upper.piece(way, &piece, place, ends, streams, sink);
+        self.connection.settle(frame, &mut |side, piece, place| {
+            upper.piece(side, &piece, place, ends, streams, sink);
         });
         if self.connection.ended {
             self.upper = Upper::Nothing;
@@ -361,8 +372,8 @@ impl Entry {
     /// Reports what waits for bytes that will not come.
     fn flush(&mut self, streams: &mut u32, sink: Sink<'_>) {
         let (ends, upper) = (self.ends, &mut self.upper);
-        self.connection.flush(&mut |way, piece, place| {
-            upper.piece(way, &piece, place, ends, streams, sink);
+        self.connection.flush(&mut |side, piece, place| {
+            upper.piece(side, &piece, place, ends, streams, sink);
         });
     }
 
@@ -378,7 +389,7 @@ impl Entry {
 impl Upper {
     fn piece(
         &mut self,
-        way: usize,
+        side: Side,
         piece: &Piece<'_>,
         place: Place,
         ends: [SocketAddr; 2],
@@ -390,12 +401,12 @@ impl Upper {
             Self::Iwarp { stream, iwarp } => (Some(*stream), iwarp),
             Self::Nothing => return,
         };
-        let goes_on = iwarp.piece(way, piece, &mut |way, kind, broken, connection| {
+        let goes_on = iwarp.piece(side, piece, &mut |side, kind, broken, connection| {
             let mut tell = |stream, kind, broken| {
                 sink(Event {
                     stream,
                     place,
-                    from: Sender::of(way, connection.initiator),
+                    from: Sender::of(side, connection.initiator),
                     kind,
                     credits: in_order(connection.smb.credits(), connection.initiator),
                     broken,

@@ -17,10 +17,13 @@
 mod handshake;
 mod reassembly;
 
-use super::packet::{Head, Segment};
+use super::{
+    packet::{Head, Segment},
+    side::{PerSide, Side},
+};
 pub(crate) use reassembly::LATE_PACKETS;
 pub use reassembly::Place;
-use reassembly::{Held, MAX_WINDOW, Way};
+use reassembly::{Held, MAX_WINDOW, Reassembly};
 
 /// The next item of a direction.
 #[derive(Debug)]
@@ -39,18 +42,18 @@ pub(crate) enum Piece<'a> {
 }
 
 /// Receives the next item, with its direction and place.
-pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(usize, Piece<'_>, Place);
+pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Side, Piece<'_>, Place);
 
 /// The state of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
-    ways: [Way; 2],
+    streams: PerSide<Reassembly>,
     /// Number of packets so far.
     packets: u64,
     /// Whether items are reported.
     started: bool,
     /// The direction of the end that asked for the connection, if a SYN says so.
-    initiator: Option<usize>,
+    initiator: Option<Side>,
     /// Whether a packet had data.
     pub(super) has_data: bool,
     reset: Option<Reset>,
@@ -62,7 +65,7 @@ pub(crate) struct Connection {
 /// A RST that its receiver may have accepted. Packets before it may be later in the file.
 #[derive(Debug)]
 struct Reset {
-    way: usize,
+    side: Side,
     /// Its place in the direction.
     at: i64,
     /// The place after the last byte of the direction in the file before it. If there are bytes
@@ -75,7 +78,7 @@ struct Reset {
 /// A SYN that may begin another connection between the same ends.
 #[derive(Debug)]
 struct Candidate {
-    way: usize,
+    side: Side,
     head: Head,
     place: Place,
 }
@@ -94,10 +97,10 @@ pub(crate) enum Another {
 const MAX_WINDOW_SCALE: u8 = 14;
 
 impl Connection {
-    /// Handles the next packet; `way` is its direction.
+    /// Handles the next packet of a direction.
     pub(crate) fn segment(
         &mut self,
-        way: usize,
+        side: Side,
         segment: &Segment<'_>,
         place: Place,
         sink: PieceSink<'_>,
@@ -108,34 +111,38 @@ impl Connection {
         self.packets += 1;
         self.has_data |= !segment.payload.is_empty();
         if segment.head.rst {
-            self.take_reset(way, segment, place);
+            self.take_reset(side, segment, place);
             return;
         }
-        self.ways[way].begin(segment.head.sequence.wrapping_add(segment.head.syn.into()));
-        self.ways[way].seen += 1;
+        self.streams[side].begin(segment.head.sequence.wrapping_add(segment.head.syn.into()));
+        self.streams[side].seen += 1;
         if segment.head.syn {
-            self.handshake(way, segment);
+            self.handshake(side, segment);
         }
-        let acknowledged = self.acknowledge(way, segment);
-        self.take(way, segment, acknowledged, place);
+        let acknowledged = self.acknowledge(side, segment);
+        self.take(side, segment, acknowledged, place);
         if !self.started {
-            let is_known = self.ways.iter().all(Way::has_begun);
-            let is_late = self.packets > LATE_PACKETS || self.ways.iter().any(Way::is_full);
+            let is_known = self.streams.iter().all(Reassembly::has_begun);
+            let is_late =
+                self.packets > LATE_PACKETS || self.streams.iter().any(Reassembly::is_full);
             if !is_known && !is_late {
                 return;
             }
             self.start(sink);
         }
         self.drain(sink);
-        for way in 0..2 {
-            let heard = self.ways[1 - way].seen;
-            self.ways[way].forget_strays(heard);
-            self.ways[way].waited += u64::from(!self.ways[way].held.is_empty());
+        for side in Side::BOTH {
+            let heard = self.streams[!side].seen;
+            self.streams[side].forget_strays(heard);
+            self.streams[side].waited += u64::from(!self.streams[side].held.is_empty());
         }
-        while (0..2).any(|way| self.ways[way].gives_up()) {
+        while Side::BOTH
+            .into_iter()
+            .any(|side| self.streams[side].gives_up())
+        {
             self.force(sink);
         }
-        self.ended = self.ways.iter().all(|way| way.ended);
+        self.ended = self.streams.iter().all(|stream| stream.ended);
     }
 
     /// Reports what waits, with the gaps before it.
@@ -144,17 +151,17 @@ impl Connection {
             self.start(sink);
         }
         self.drain(sink);
-        for way in 0..2 {
-            let heard = self.ways[1 - way].seen;
-            self.ways[way].forget_few_strays(heard);
+        for side in Side::BOTH {
+            let heard = self.streams[!side].seen;
+            self.streams[side].forget_few_strays(heard);
         }
-        while self.ways.iter().any(|way| !way.held.is_empty()) {
+        while self.streams.iter().any(|stream| !stream.held.is_empty()) {
             self.force(sink);
         }
         // An end may wait for bytes of the other direction that the capture lacks.
-        for way in 0..2 {
-            if let Some((place, _)) = self.ways[way].at_end() {
-                self.end(way, false, place, sink);
+        for side in Side::BOTH {
+            if let Some((place, _)) = self.streams[side].at_end() {
+                self.end(side, false, place, sink);
             }
         }
     }
@@ -164,9 +171,9 @@ impl Connection {
         if self.reset_frame() == Some(frame)
             && let Some(reset) = self.reset.take()
         {
-            self.ways[reset.way].forget_from(reset.limit.max(reset.at));
+            self.streams[reset.side].forget_from(reset.limit.max(reset.at));
             self.flush(sink);
-            for side in 0..2 {
+            for side in Side::BOTH {
                 self.end(side, true, reset.place, sink);
             }
             self.ended = true;
@@ -176,14 +183,14 @@ impl Connection {
     /// Discards the rest of the connection.
     pub(crate) fn forget(&mut self) {
         self.ended = true;
-        for way in &mut self.ways {
-            way.forget_from(i64::MIN);
+        for stream in self.streams.iter_mut() {
+            stream.forget_from(i64::MIN);
         }
     }
 
     /// Returns the number of bytes that wait.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.ways.iter().map(|way| way.held_bytes).sum()
+        self.streams.iter().map(|stream| stream.held_bytes).sum()
     }
 
     /// Returns the frame of the RST that may have ended the connection.
@@ -194,31 +201,31 @@ impl Connection {
     /// Begins to report, with the first byte of each direction that is known.
     fn start(&mut self, sink: PieceSink<'_>) {
         self.started = true;
-        for way in 0..2 {
-            self.ways[way].start();
-            if self.ways[way].first.is_some() {
-                let connects = self.initiator == Some(way);
-                sink(way, Piece::Begins { connects }, Place::default());
+        for side in Side::BOTH {
+            self.streams[side].start();
+            if self.streams[side].first.is_some() {
+                let connects = self.initiator == Some(side);
+                sink(side, Piece::Begins { connects }, Place::default());
             }
         }
     }
 
     /// Handles the acknowledgement of a packet, and the window after it. Returns the number, if
     /// the other direction may have come so far.
-    fn acknowledge(&mut self, way: usize, segment: &Segment<'_>) -> Option<u32> {
+    fn acknowledge(&mut self, side: Side, segment: &Segment<'_>) -> Option<u32> {
         let number = segment.head.acknowledged?;
         let scale = if segment.head.syn {
             0
         } else {
-            self.ways[way].scale.unwrap_or(MAX_WINDOW_SCALE)
+            self.streams[side].scale.unwrap_or(MAX_WINDOW_SCALE)
         };
         let window = i64::from(segment.head.window) << scale.min(MAX_WINDOW_SCALE);
-        self.ways[1 - way].acknowledge(number, window.min(MAX_WINDOW))
+        self.streams[!side].acknowledge(number, window.min(MAX_WINDOW))
     }
 
     /// Handles a RST, which ends the direction for what comes after it in sequence.
-    fn take_reset(&mut self, way: usize, segment: &Segment<'_>, place: Place) {
-        let (this, other) = (&self.ways[way], &self.ways[1 - way]);
+    fn take_reset(&mut self, side: Side, segment: &Segment<'_>, place: Place) {
+        let (this, other) = (&self.streams[side], &self.streams[!side]);
         let answers = segment
             .head
             .acknowledged
@@ -226,7 +233,7 @@ impl Connection {
         if self.reset.is_some() || (this.base.is_none() && !answers) {
             return;
         }
-        let this = &mut self.ways[way];
+        let this = &mut self.streams[side];
         this.begin(segment.head.sequence);
         let at = this.place(segment.head.sequence);
         if at < this.acknowledged || at > this.edge() + 1 {
@@ -238,7 +245,7 @@ impl Connection {
             .max(this.next);
         let limit = limit.max(at);
         self.reset = Some(Reset {
-            way,
+            side,
             at,
             limit,
             is_exact: limit == at && at == this.next,
@@ -247,12 +254,12 @@ impl Connection {
     }
 
     /// Keeps the new bytes of a packet.
-    fn take(&mut self, way: usize, segment: &Segment<'_>, acknowledged: Option<u32>, place: Place) {
-        let this = &self.ways[way];
+    fn take(&mut self, side: Side, segment: &Segment<'_>, acknowledged: Option<u32>, place: Place) {
+        let this = &self.streams[side];
         let at = this.place(segment.head.sequence.wrapping_add(segment.head.syn.into()));
         let end = at + segment.payload.len() as i64 + i64::from(segment.missing);
         if let Some(reset) = &self.reset
-            && reset.way == way
+            && reset.side == side
             && end > reset.limit
             && end <= this.edge()
         {
@@ -268,9 +275,9 @@ impl Connection {
             acknowledged,
             place,
             number: Some(self.packets),
-            heard: self.ways[1 - way].seen,
+            heard: self.streams[!side].seen,
         };
-        let this = &mut self.ways[way];
+        let this = &mut self.streams[side];
         if segment.head.fin {
             this.take_end(end, (place, acknowledged));
         }
@@ -279,22 +286,22 @@ impl Connection {
 
     /// Reports everything that is in order.
     fn drain(&mut self, sink: PieceSink<'_>) {
-        while (0..2).any(|way| self.advance(way, sink)) {}
+        while Side::BOTH.into_iter().any(|side| self.advance(side, sink)) {}
     }
 
     /// Reports the next piece of a direction, if it is in order.
-    fn advance(&mut self, way: usize, sink: PieceSink<'_>) -> bool {
-        if let Some((place, acknowledged)) = self.ways[way].at_end()
-            && self.ways[1 - way].has_told(acknowledged)
+    fn advance(&mut self, side: Side, sink: PieceSink<'_>) -> bool {
+        if let Some((place, acknowledged)) = self.streams[side].at_end()
+            && self.streams[!side].has_told(acknowledged)
         {
-            self.end(way, false, place, sink);
+            self.end(side, false, place, sink);
             return true;
         }
-        let Some((&at, held)) = self.ways[way].held.first_key_value() else {
+        let Some((&at, held)) = self.streams[side].held.first_key_value() else {
             return false;
         };
-        let other = &self.ways[1 - way];
-        if at > self.ways[way].next || !other.has_told(held.acknowledged) {
+        let other = &self.streams[!side];
+        if at > self.streams[side].next || !other.has_told(held.acknowledged) {
             return false;
         }
         let is_rest = held.bytes.is_empty() && held.missing > 0;
@@ -305,7 +312,7 @@ impl Connection {
         {
             return false;
         }
-        let this = &mut self.ways[way];
+        let this = &mut self.streams[side];
         let held = this.pop();
         this.waited = 0;
         let known = usize::try_from(this.next - at).unwrap_or(usize::MAX);
@@ -313,7 +320,7 @@ impl Connection {
             && !bytes.is_empty()
         {
             this.next += bytes.len() as i64;
-            sink(way, Piece::Bytes(bytes), held.place);
+            sink(side, Piece::Bytes(bytes), held.place);
         }
         // The packet was cut; the missing part may come in another copy or another packet.
         let end = at + held.bytes.len() as i64 + i64::from(held.missing);
@@ -321,7 +328,7 @@ impl Connection {
             if is_rest {
                 let gap = end - this.next;
                 this.next = end;
-                sink(way, Piece::Gap(gap as u64), held.place);
+                sink(side, Piece::Gap(gap as u64), held.place);
             } else {
                 this.wait_for_rest(end, &held);
             }
@@ -329,32 +336,33 @@ impl Connection {
         true
     }
 
-    fn end(&mut self, way: usize, reset: bool, place: Place, sink: PieceSink<'_>) {
-        if !self.ways[way].ended {
-            self.ways[way].ended = true;
-            self.ways[way].forget_from(i64::MIN);
-            sink(way, Piece::End { reset }, place);
+    fn end(&mut self, side: Side, reset: bool, place: Place, sink: PieceSink<'_>) {
+        if !self.streams[side].ended {
+            self.streams[side].ended = true;
+            self.streams[side].forget_from(i64::MIN);
+            sink(side, Piece::End { reset }, place);
         }
     }
 
     /// Declares lost the bytes that the longest-waiting packet waits for.
     fn force(&mut self, sink: PieceSink<'_>) {
-        let first = |way: &usize| {
-            let held = self.ways[*way].held.first_key_value();
-            held.map(|(&at, held)| (held.place.frame, *way, at))
+        let first = |side: &Side| {
+            let held = self.streams[*side].held.first_key_value();
+            held.map(|(&at, held)| (held.place.frame, *side, at))
         };
-        let Some((_, way, at)) = (0..2).filter_map(|way| first(&way)).min() else {
+        let Some((_, side, at)) = Side::BOTH.into_iter().filter_map(|side| first(&side)).min()
+        else {
             return;
         };
-        if at > self.ways[way].next {
-            self.lose(way, at, sink);
+        if at > self.streams[side].next {
+            self.lose(side, at, sink);
         } else {
             // The packet waits for the other direction, or for another copy of itself.
-            let held = self.ways[way].held.get_mut(&at).expect("it is there");
+            let held = self.streams[side].held.get_mut(&at).expect("it is there");
             held.number = None;
             let acknowledged = held.acknowledged.take();
             let place = held.place;
-            let other = &mut self.ways[1 - way];
+            let other = &mut self.streams[!side];
             let seen = acknowledged.map_or(other.next, |seen| other.place(seen));
             let until = match other.held.first_key_value() {
                 Some((&at, _)) => at.min(seen),
@@ -364,15 +372,15 @@ impl Connection {
             if until > other.next + 1 {
                 let gap = until - other.next;
                 other.next = until;
-                sink(1 - way, Piece::Gap(gap as u64), place);
+                sink(!side, Piece::Gap(gap as u64), place);
             }
         }
         self.drain(sink);
     }
 
     /// Declares lost everything before the place `until`.
-    fn lose(&mut self, way: usize, until: i64, sink: PieceSink<'_>) {
-        let this = &mut self.ways[way];
+    fn lose(&mut self, side: Side, until: i64, sink: PieceSink<'_>) {
+        let this = &mut self.streams[side];
         let gap = until - this.next;
         let (is_fin, place) = match this.held.get(&until) {
             Some(held) => (gap == 1 && held.length() == 0, held.place),
@@ -380,7 +388,7 @@ impl Connection {
         };
         this.next = until;
         if !is_fin {
-            sink(way, Piece::Gap(gap as u64), place);
+            sink(side, Piece::Gap(gap as u64), place);
         }
     }
 }

@@ -5,7 +5,10 @@ use std::collections::VecDeque;
 use smbdirect::rdma::iwarp::mpa::{FrameKind, StartupError, StartupFrame};
 
 use super::{
-    super::event::{Broken, EventKind, broken},
+    super::{
+        event::{Broken, EventKind, broken},
+        side::{PerSide, Side},
+    },
     EventSink, State,
 };
 
@@ -14,36 +17,36 @@ const RESERVED_FLAGS: u8 = 0x0f;
 
 impl State {
     /// Handles a direction that does not begin with a startup frame.
-    pub(super) fn foreign(&mut self, way: usize, sink: EventSink<'_>) {
+    pub(super) fn foreign(&mut self, side: Side, sink: EventSink<'_>) {
         self.confirmed = true;
-        let kind = if self.connection.initiator == Some(way) {
+        let kind = if self.connection.initiator == Some(side) {
             FrameKind::Request
         } else {
             FrameKind::Reply
         };
         let error = StartupError::Key;
         let faults = vec![broken("MPA-09", error.to_string())];
-        self.emit(way, EventKind::BadStartup { kind, error }, faults, sink);
+        self.emit(side, EventKind::BadStartup { kind, error }, faults, sink);
     }
 
     /// Handles a startup frame, and returns which directions cannot be read after it.
     pub(super) fn startup(
         &mut self,
-        way: usize,
+        side: Side,
         kind: FrameKind,
         flags: u8,
         result: Result<StartupFrame, StartupError>,
         sink: EventSink<'_>,
-    ) -> Option<[bool; 2]> {
+    ) -> Option<PerSide<bool>> {
         let mut faults = Vec::new();
         (self.expected, self.confirmed) = (true, true);
         if flags & RESERVED_FLAGS != 0 {
             faults.push(broken("MPA-33", format!("flags 0x{flags:02x}")));
         }
         let by_kind = if kind == FrameKind::Request {
-            way
+            side
         } else {
-            1 - way
+            !side
         };
         let initiator = *self.connection.initiator.get_or_insert(by_kind);
         if initiator != by_kind {
@@ -60,16 +63,16 @@ impl State {
                     StartupError::Key | StartupError::Incomplete { .. } => "MPA-09",
                 };
                 faults.push(broken(rule, error.to_string()));
-                self.emit(way, EventKind::BadStartup { kind, error }, faults, sink);
-                return Some([true, true]);
+                self.emit(side, EventKind::BadStartup { kind, error }, faults, sink);
+                return Some(PerSide([true; 2]));
             }
         };
-        let this = &mut self.ways[way];
+        let this = &mut self.directions[side];
         this.whole = true;
         this.next = [Some(1); 3];
         this.reads = Some(VecDeque::new());
         this.startup = Some(frame.clone());
-        let request = self.ways[initiator].startup.clone();
+        let request = self.directions[initiator].startup.clone();
         if let (FrameKind::Reply, Some(request)) = (kind, &request) {
             check_reply(request, &frame, &mut faults);
         }
@@ -83,20 +86,23 @@ impl State {
                 asked => asked,
             };
         }
-        let markers = [request.as_ref(), self.ways[1 - initiator].startup.as_ref()]
-            .map(|frame| frame.is_some_and(|frame| frame.markers));
-        self.emit(way, EventKind::Startup(frame), faults, sink);
+        let markers = [
+            request.as_ref(),
+            self.directions[!initiator].startup.as_ref(),
+        ]
+        .map(|frame| frame.is_some_and(|frame| frame.markers));
+        self.emit(side, EventKind::Startup(frame), faults, sink);
         if !is_reply || self.refused || markers == [false; 2] {
             return None;
         }
         let note = "with markers, which are not read: nothing more of such a direction is shown";
-        self.emit(way, EventKind::Note { note }, Vec::new(), sink);
+        self.emit(side, EventKind::Note { note }, Vec::new(), sink);
         // An end asks for markers in the direction that it receives.
-        let mut stopped = [false; 2];
-        stopped[1 - initiator] = markers[0];
+        let mut stopped = PerSide([false; 2]);
+        stopped[!initiator] = markers[0];
         stopped[initiator] = markers[1];
-        for way in (0..2).filter(|&way| stopped[way]) {
-            self.lost(way, sink);
+        for side in Side::BOTH.into_iter().filter(|&side| stopped[side]) {
+            self.lost(side, sink);
         }
         Some(stopped)
     }

@@ -3,7 +3,10 @@
 use smbdirect::rdma::iwarp::{ddp, rdmap::Opcode};
 
 use super::{
-    super::event::{Broken, EventKind, Tagged, broken},
+    super::{
+        event::{Broken, EventKind, Tagged, broken},
+        side::Side,
+    },
     EventSink, Placing, Segment, State,
 };
 
@@ -11,13 +14,13 @@ impl State {
     /// Handles a segment of an RDMA Write or a Read Response.
     pub(super) fn tagged(
         &mut self,
-        way: usize,
+        side: Side,
         header: ddp::Tagged,
         segment: Segment<'_>,
         mut faults: Vec<Broken>,
         sink: EventSink<'_>,
     ) {
-        if let Some(sending) = &self.ways[way].sending {
+        if let Some(sending) = &self.directions[side].sending {
             let number = sending.send.message_sequence_number;
             let how = format!("a tagged segment within message {number} of queue 0");
             faults.push(broken("DDP-10", how));
@@ -35,9 +38,9 @@ impl State {
                 length: 0,
                 segments: 0,
             },
-            whole: self.ways[way].whole,
+            whole: self.directions[side].whole,
         };
-        if let Some(before) = self.ways[way].placing {
+        if let Some(before) = self.directions[side].placing {
             let is_same = before.opcode == segment.opcode && before.tagged.stag == stag;
             let next = before
                 .tagged
@@ -55,39 +58,39 @@ impl State {
                     ("DDP-10", "a segment of another message".to_owned())
                 };
                 faults.push(broken(rule, how));
-                self.finish_placing(way, Vec::new(), sink);
+                self.finish_placing(side, Vec::new(), sink);
             }
         }
         placing.tagged.length += u64::from(segment.length);
         placing.tagged.segments += 1;
-        self.ways[way].placing = Some(placing);
+        self.directions[side].placing = Some(placing);
         if header.last {
-            self.check_response(way, &placing, &mut faults);
-            self.finish_placing(way, faults, sink);
+            self.check_response(side, &placing, &mut faults);
+            self.finish_placing(side, faults, sink);
         } else if !faults.is_empty() {
             let note = "a segment of a message that goes on";
-            self.emit(way, EventKind::Note { note }, faults, sink);
+            self.emit(side, EventKind::Note { note }, faults, sink);
         }
     }
 
     /// Reports the Write or Read Response in progress.
-    pub(super) fn finish_placing(&mut self, way: usize, faults: Vec<Broken>, sink: EventSink<'_>) {
-        let Some(placing) = self.ways[way].placing.take() else {
+    pub(super) fn finish_placing(&mut self, side: Side, faults: Vec<Broken>, sink: EventSink<'_>) {
+        let Some(placing) = self.directions[side].placing.take() else {
             return;
         };
         let kind = match placing.opcode {
             Opcode::RdmaReadResponse => EventKind::ReadResponse(placing.tagged),
             _ => EventKind::Write(placing.tagged),
         };
-        self.emit(way, kind, faults, sink);
+        self.emit(side, kind, faults, sink);
     }
 
     /// Matches a Read Response with the oldest Read of the other end.
-    fn check_response(&mut self, way: usize, placing: &Placing, faults: &mut Vec<Broken>) {
+    fn check_response(&mut self, side: Side, placing: &Placing, faults: &mut Vec<Broken>) {
         if placing.opcode != Opcode::RdmaReadResponse {
             return;
         }
-        let Some(reads) = &mut self.ways[1 - way].reads else {
+        let Some(reads) = &mut self.directions[!side].reads else {
             return;
         };
         let Some(request) = reads.pop_front() else {

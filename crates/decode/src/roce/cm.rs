@@ -6,6 +6,7 @@ use smbdirect::rdma::roce::cm::{Mad, Message};
 
 use super::{
     super::{
+        side::Side,
         streams::{Out, RoceCounts},
         tcp::Place,
     },
@@ -39,21 +40,21 @@ impl Roce {
             }
             message => self.find(from, to, message),
         };
-        let Some((id, way)) = found else {
+        let Some((id, side)) = found else {
             return false;
         };
         if is_copy {
             if let Some(connection) = self.connections.get_mut(&id) {
-                connection.captured_again(way, packet, place, out);
+                connection.captured_again(side, packet, place, out);
             }
             return true;
         }
         let local = mad.message.local_communication_id();
         if local != 0 {
-            self.ids.insert((from, to, local), id, way);
+            self.ids.insert((from, to, local), id, side);
         }
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.cm(way, mad.transaction_id, mad.message, place);
+            connection.cm(side, mad.transaction_id, mad.message, place);
             connection.told_cm(ports, out);
         }
         self.name(id);
@@ -69,12 +70,12 @@ impl Roce {
         queue_pair: u32,
         counts: &mut RoceCounts,
         out: &mut Out<'_>,
-    ) -> (u32, usize) {
-        if let Some((known, way)) = self.ids.get(from, to, id) {
+    ) -> (u32, Side) {
+        if let Some((known, side)) = self.ids.get(from, to, id) {
             let connection = self.connections.get(&known);
-            let number = connection.and_then(|connection| connection.ends[way].number);
+            let number = connection.and_then(|connection| connection.ends[side].number);
             if number == Some(queue_pair) {
-                return (known, way);
+                return (known, side);
             }
             self.remove(known, counts, out);
         }
@@ -83,22 +84,24 @@ impl Roce {
             self.remove(before, counts, out);
         }
         self.make_room(counts, out);
-        (self.add(Connection::new(between(from, to))), 0)
+        (self.add(Connection::new(between(from, to))), Side::A)
     }
 
     /// Finds the connection of a message other than REQ, and the direction of its sender.
-    fn find(&mut self, from: IpAddr, to: IpAddr, message: &Message) -> Option<(u32, usize)> {
+    fn find(&mut self, from: IpAddr, to: IpAddr, message: &Message) -> Option<(u32, Side)> {
         let local = message.local_communication_id();
         if let Some(found) = self.ids.get(from, to, local) {
             return Some(found);
         }
         let remote = message.remote_communication_id()?;
-        if let Some((id, way)) = self.ids.get(to, from, remote) {
-            return Some((id, 1 - way));
+        if let Some((id, side)) = self.ids.get(to, from, remote) {
+            return Some((id, !side));
         }
         match message {
             // The REQ is not in the capture.
-            Message::ConnectReply(_) => Some((self.add(Connection::new(between(to, from))), 1)),
+            Message::ConnectReply(_) => {
+                Some((self.add(Connection::new(between(to, from))), Side::B))
+            }
             Message::DisconnectRequest(request) => {
                 self.with_queue_pair(from, to, request.remote_queue_pair)
             }

@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
+use super::super::side::Side;
+
 /// The queue pair of the general services, which the CM uses.
 pub(super) const CM_QUEUE_PAIR: u32 = 1;
 
@@ -9,7 +11,7 @@ pub(super) const CM_QUEUE_PAIR: u32 = 1;
 #[derive(Debug, Default)]
 pub(super) struct CommunicationIds {
     /// The connection and the direction of the end that chose the ID, by the two ends and the ID.
-    ids: HashMap<Id, (u32, usize)>,
+    ids: HashMap<Id, (u32, Side)>,
     /// The IDs of a connection.
     of: HashMap<u32, Vec<Id>>,
 }
@@ -18,12 +20,12 @@ pub(super) struct CommunicationIds {
 type Id = (IpAddr, IpAddr, u32);
 
 impl CommunicationIds {
-    pub(super) fn get(&self, from: IpAddr, to: IpAddr, id: u32) -> Option<(u32, usize)> {
+    pub(super) fn get(&self, from: IpAddr, to: IpAddr, id: u32) -> Option<(u32, Side)> {
         self.ids.get(&(from, to, id)).copied()
     }
 
-    pub(super) fn insert(&mut self, id: Id, connection: u32, way: usize) {
-        if self.ids.insert(id, (connection, way)) != Some((connection, way)) {
+    pub(super) fn insert(&mut self, id: Id, connection: u32, side: Side) {
+        if self.ids.insert(id, (connection, side)) != Some((connection, side)) {
             self.of.entry(connection).or_default().push(id);
         }
     }

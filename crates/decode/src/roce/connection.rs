@@ -13,6 +13,7 @@ use smbdirect::rdma::roce::{
 use super::{
     super::{
         event::{Broken, End, Event, EventKind, Region, Repeated, Sender, broken, in_order},
+        side::{PerSide, Side},
         smb::{Send, SmbDirect},
         streams::Out,
         tcp::Place,
@@ -26,13 +27,13 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Connection {
     /// The sender of direction 0, and that of direction 1.
-    pub(super) ends: [QueuePair; 2],
+    pub(super) ends: PerSide<QueuePair>,
     /// The port that the initiator asked for.
     pub(super) port: Option<u16>,
     /// The frame of the last packet.
     pub(super) seen: u64,
     /// The direction of the end that connected.
-    initiator: Option<usize>,
+    initiator: Option<Side>,
     /// Whether its first message is in the capture.
     from_start: bool,
     /// The number of the stream, once it is reported.
@@ -40,11 +41,11 @@ pub(super) struct Connection {
     upper: Upper,
     /// Events that wait until it is known whether the connection carries SMB Direct, and which end is
     /// the initiator.
-    waiting: Vec<(usize, Place, EventKind, Vec<Broken>)>,
+    waiting: Vec<(Side, Place, EventKind, Vec<Broken>)>,
     /// What identifies the messages of the CM so far.
     cm: Vec<(u16, u64, u32)>,
     smb: SmbDirect,
-    ways: [Way; 2],
+    directions: PerSide<DirectionState>,
     /// The payload bytes of a packet that is not the last of its message, if they are known.
     mtu: Option<u32>,
 }
@@ -66,7 +67,7 @@ enum Upper {
 
 /// The state of a direction.
 #[derive(Debug, Default)]
-struct Way {
+struct DirectionState {
     requests: Requests,
     /// Reads that this direction has requested.
     reads: Reads,
@@ -107,7 +108,7 @@ const PAIRING_WINDOW: i64 = 4096;
 impl Connection {
     pub(super) fn new(ends: [QueuePair; 2]) -> Self {
         Self {
-            ends,
+            ends: PerSide(ends),
             port: None,
             seen: 0,
             initiator: None,
@@ -117,7 +118,7 @@ impl Connection {
             waiting: Vec::new(),
             cm: Vec::new(),
             smb: SmbDirect::default(),
-            ways: Default::default(),
+            directions: Default::default(),
             mtu: None,
         }
     }
@@ -128,7 +129,7 @@ impl Connection {
     }
 
     /// Treats the connection as one of SMB Direct from here on.
-    pub(super) fn expect(&mut self, initiator: Option<usize>, out: &mut Out<'_>) {
+    pub(super) fn expect(&mut self, initiator: Option<Side>, out: &mut Out<'_>) {
         if self.initiator.is_none() {
             self.initiator = initiator;
         }
@@ -142,7 +143,7 @@ impl Connection {
     }
 
     /// Takes a sign of which end is the initiator.
-    fn learn_initiator(&mut self, initiator: Option<usize>, out: &mut Out<'_>) {
+    fn learn_initiator(&mut self, initiator: Option<Side>, out: &mut Out<'_>) {
         if self.initiator.is_none() && initiator.is_some() {
             self.initiator = initiator;
             if self.is_smb_direct() {
@@ -152,44 +153,44 @@ impl Connection {
     }
 
     fn tell_waiting(&mut self, out: &mut Out<'_>) {
-        for (way, place, kind, broken) in std::mem::take(&mut self.waiting) {
-            self.tell(way, place, kind, broken, out);
+        for (side, place, kind, broken) in std::mem::take(&mut self.waiting) {
+            self.tell(side, place, kind, broken, out);
         }
     }
 
     /// Returns the number of bytes that wait.
     pub(super) fn held_bytes(&self) -> usize {
-        let held = |way: &Way| way.requests.held_bytes();
-        self.ways.iter().map(held).sum()
+        let held = |state: &DirectionState| state.requests.held_bytes();
+        self.directions.iter().map(held).sum()
     }
 
     /// Returns whether a request cannot be of this connection.
-    pub(super) fn is_foreign(&self, way: usize, packet: &Packet) -> bool {
-        packet.is_request() && self.ways[way].requests.is_foreign(packet.bth.psn)
+    pub(super) fn is_foreign(&self, side: Side, packet: &Packet) -> bool {
+        packet.is_request() && self.directions[side].requests.is_foreign(packet.bth.psn)
     }
 
     /// Returns whether the PSN of a response is one of the recent requests of a direction.
-    pub(super) fn may_answer(&self, way: usize, response: Psn) -> bool {
-        let requests = &self.ways[way].requests;
+    pub(super) fn may_answer(&self, side: Side, response: Psn) -> bool {
+        let requests = &self.directions[side].requests;
         let recent = requests.next() - PAIRING_WINDOW..=requests.reach();
         let at = requests.place(response);
         at.is_some_and(|at| recent.contains(&at))
     }
 
     /// Returns whether a request may be the first of a direction whose first PSN is known.
-    pub(super) fn may_begin(&self, way: usize, request: Psn) -> bool {
-        let requests = &self.ways[way].requests;
+    pub(super) fn may_begin(&self, side: Side, request: Psn) -> bool {
+        let requests = &self.directions[side].requests;
         let at = requests.place(request);
         requests.is_new() && at.is_some_and(|at| (0..PAIRING_WINDOW).contains(&at))
     }
 
     /// Returns the PSN of the last response in a direction.
-    pub(super) fn last_response(&self, way: usize) -> Option<Psn> {
-        self.ways[way].last_response
+    pub(super) fn last_response(&self, side: Side) -> Option<Psn> {
+        self.directions[side].last_response
     }
 
     /// Handles a message of the CM in a direction.
-    pub(super) fn cm(&mut self, way: usize, transaction: u64, message: Message, place: Place) {
+    pub(super) fn cm(&mut self, side: Side, transaction: u64, message: Message, place: Place) {
         self.seen = place.frame;
         let id = (
             message.attribute(),
@@ -203,20 +204,20 @@ impl Connection {
         match &message {
             Message::ConnectRequest(request) if !again => {
                 self.port = request.service_id.port();
-                self.initiator = Some(way);
+                self.initiator = Some(side);
                 self.from_start = true;
                 self.mtu = request.path_mtu.map(|mtu| mtu.bytes() as u32);
-                self.begin(way, request.queue_pair, request.starting_psn);
+                self.begin(side, request.queue_pair, request.starting_psn);
             }
             Message::ConnectReply(reply) if !again => {
-                self.initiator = Some(1 - way);
-                self.begin(way, reply.queue_pair, reply.starting_psn);
+                self.initiator = Some(!side);
+                self.begin(side, reply.queue_pair, reply.starting_psn);
             }
             _ => {}
         }
         if self.upper != Upper::Other && self.waiting.len() < MAX_WAITING {
             let kind = EventKind::Cm { message, again };
-            self.waiting.push((way, place, kind, Vec::new()));
+            self.waiting.push((side, place, kind, Vec::new()));
         }
     }
 
@@ -231,10 +232,10 @@ impl Connection {
         }
     }
 
-    fn begin(&mut self, way: usize, queue_pair: u32, psn: u32) {
-        self.ends[way].number = Some(queue_pair);
+    fn begin(&mut self, side: Side, queue_pair: u32, psn: u32) {
+        self.ends[side].number = Some(queue_pair);
         // It is the first PSN that this end expects, so the first one of the other direction.
-        let this = &mut self.ways[1 - way];
+        let this = &mut self.directions[!side];
         if !this.requests.has_started() {
             this.requests.start(Psn::new(psn));
             this.whole = true;
@@ -242,7 +243,7 @@ impl Connection {
     }
 
     /// Handles a packet that cannot be decoded.
-    pub(super) fn bad(&mut self, way: usize, bad: &Undecoded, place: Place, out: &mut Out<'_>) {
+    pub(super) fn bad(&mut self, side: Side, bad: &Undecoded, place: Place, out: &mut Out<'_>) {
         self.seen = place.frame;
         let broken = match bad.error {
             None => Some(broken("ROCE-A17.3.3-04", "a wrong ICRC")),
@@ -250,33 +251,37 @@ impl Connection {
         };
         let opcode = bad.opcode;
         let broken = broken.into_iter().collect();
-        self.emit(way, place, EventKind::BadPacket { opcode }, broken, out);
+        self.emit(side, place, EventKind::BadPacket { opcode }, broken, out);
     }
 
     /// Handles a packet in a direction.
-    pub(super) fn packet(&mut self, way: usize, packet: Packet, place: Place, out: &mut Out<'_>) {
+    pub(super) fn packet(&mut self, side: Side, packet: Packet, place: Place, out: &mut Out<'_>) {
         self.seen = place.frame;
         if self.upper == Upper::Other {
             return;
         }
-        if self.ways[way].recent.has(&packet) {
-            self.captured_again(way, &packet, place, out);
+        if self.directions[side].recent.has(&packet) {
+            self.captured_again(side, &packet, place, out);
             return;
         }
         self.learn_mtu(&packet);
         if packet.is_request() {
-            self.take(way, packet, place, out);
+            self.take(side, packet, place, out);
         } else {
-            self.response(way, packet, place, out);
+            self.response(side, packet, place, out);
         }
         self.drain(out);
-        for way in 0..2 {
-            self.ways[way].requests.tick();
-            while let Some((read, missing, place)) = self.ways[way].reads.tick() {
-                self.end_read(1 - way, &read, missing, place, out);
+        for side in Side::BOTH {
+            self.directions[side].requests.tick();
+            while let Some((read, missing, place)) = self.directions[side].reads.tick() {
+                self.end_read(!side, &read, missing, place, out);
             }
         }
-        while self.ways.iter().any(|way| way.requests.gives_up()) {
+        while self
+            .directions
+            .iter()
+            .any(|state| state.requests.gives_up())
+        {
             self.force(out);
         }
     }
@@ -284,29 +289,29 @@ impl Connection {
     /// Reports a copy of a packet that the network made.
     pub(super) fn captured_again(
         &mut self,
-        way: usize,
+        side: Side,
         packet: &Packet,
         place: Place,
         out: &mut Out<'_>,
     ) {
         let shown = packet.shown(Repeated::CapturedAgain);
-        self.emit(way, place, EventKind::Packet(shown), Vec::new(), out);
+        self.emit(side, place, EventKind::Packet(shown), Vec::new(), out);
     }
 
     /// Reports what waits for packets that will not come.
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
-        let holds = |way: &Way| way.requests.first_held().is_some();
-        while self.ways.iter().any(holds) {
+        let holds = |state: &DirectionState| state.requests.first_held().is_some();
+        while self.directions.iter().any(holds) {
             self.force(out);
         }
-        for way in 0..2 {
-            while let Some((packet, place)) = self.ways[way].early.pop_front() {
-                self.read_response(way, &packet, place, out);
+        for side in Side::BOTH {
+            while let Some((packet, place)) = self.directions[side].early.pop_front() {
+                self.read_response(side, &packet, place, out);
             }
-            while let Some((read, missing, place)) = self.ways[1 - way].reads.last() {
-                self.end_read(way, &read, missing, place, out);
+            while let Some((read, missing, place)) = self.directions[!side].reads.last() {
+                self.end_read(side, &read, missing, place, out);
             }
-            self.tell_again(way, out);
+            self.tell_again(side, out);
         }
         if self.is_smb_direct() {
             self.tell_waiting(out);
@@ -320,35 +325,38 @@ impl Connection {
         {
             let mtu = packet.length;
             self.mtu = Some(mtu);
-            for way in &mut self.ways {
-                if let Some(end) = way.reads.limit(|reth| response_packets(reth, Some(mtu)).0) {
-                    way.requests.resolve(end);
+            for state in self.directions.iter_mut() {
+                if let Some(end) = state
+                    .reads
+                    .limit(|reth| response_packets(reth, Some(mtu)).0)
+                {
+                    state.requests.resolve(end);
                 }
             }
         }
     }
 
     /// Takes a request.
-    fn take(&mut self, way: usize, packet: Packet, place: Place, out: &mut Out<'_>) {
+    fn take(&mut self, side: Side, packet: Packet, place: Place, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
         let mut shown = packet.shown(Repeated::No);
-        let after = self.ways[1 - way].requests.acknowledged();
-        let (at, is_new) = self.ways[way].requests.take(packet, place, after);
+        let after = self.directions[!side].requests.acknowledged();
+        let (at, is_new) = self.directions[side].requests.take(packet, place, after);
         if !is_new {
             shown.repeated = Repeated::SentAgain;
             if shown.bth.opcode == Opcode::ReadRequest {
-                self.ways[way].reads.ask_again(at);
+                self.directions[side].reads.ask_again(at);
             }
         }
-        self.emit(way, place, EventKind::Packet(shown), Vec::new(), out);
-        self.count_again(way, psn, !is_new, place, out);
+        self.emit(side, place, EventKind::Packet(shown), Vec::new(), out);
+        self.count_again(side, psn, !is_new, place, out);
     }
 
     /// Handles an acknowledgement or a packet of a Read response.
-    fn response(&mut self, way: usize, packet: Packet, place: Place, out: &mut Out<'_>) {
+    fn response(&mut self, side: Side, packet: Packet, place: Place, out: &mut Out<'_>) {
         let psn = packet.bth.psn;
-        self.ways[way].last_response = Some(psn);
-        let requester = &mut self.ways[1 - way];
+        self.directions[side].last_response = Some(psn);
+        let requester = &mut self.directions[!side];
         let at = requester.requests.place(psn);
         let syndrome = packet.extended.aeth().map(|aeth| aeth.syndrome);
         let is_positive = !matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
@@ -366,7 +374,7 @@ impl Connection {
         };
         let is_early = at.is_some_and(|at| at >= requester.requests.reach());
         let shown = packet.shown(repeated);
-        self.emit(way, place, EventKind::Packet(shown), Vec::new(), out);
+        self.emit(side, place, EventKind::Packet(shown), Vec::new(), out);
         match syndrome {
             Some(Syndrome::Nak(code)) => {
                 let broken = match code {
@@ -378,28 +386,28 @@ impl Connection {
                     }
                     _ => Vec::new(),
                 };
-                self.emit(way, place, EventKind::Nak { code, psn }, broken, out);
+                self.emit(side, place, EventKind::Nak { code, psn }, broken, out);
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.emit(
-                    way,
+                    side,
                     place,
                     EventKind::RnrNak { timer, psn },
                     Vec::new(),
                     out,
                 );
             }
-            _ if is_of_read && is_early && self.ways[way].early.len() < MAX_EARLY => {
-                self.ways[way].early.push_back((packet, place));
+            _ if is_of_read && is_early && self.directions[side].early.len() < MAX_EARLY => {
+                self.directions[side].early.push_back((packet, place));
             }
-            _ if is_of_read => self.read_response(way, &packet, place, out),
+            _ if is_of_read => self.read_response(side, &packet, place, out),
             _ => {}
         }
     }
 
-    fn read_response(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn read_response(&mut self, side: Side, packet: &Packet, place: Place, out: &mut Out<'_>) {
         let (psn, opcode, length) = (packet.bth.psn, packet.bth.opcode, packet.length);
-        let requester = &mut self.ways[1 - way];
+        let requester = &mut self.directions[!side];
         let at = requester.requests.place(psn);
         let response = match at {
             Some(at) => match requester.reads.take(at, opcode, length, place) {
@@ -410,33 +418,33 @@ impl Connection {
             None => Response::Unknown,
         };
         let is_again = matches!(response, Response::Again);
-        self.count_again(way, psn, is_again, place, out);
+        self.count_again(side, psn, is_again, place, out);
         match response {
             Response::Continues | Response::Again => {}
-            Response::Completes(read) => self.end_read(way, &read, 0, place, out),
+            Response::Completes(read) => self.end_read(side, &read, 0, place, out),
             Response::Unknown => {
-                let reading = self.ways[way].reading.get_or_insert_default();
+                let reading = self.directions[side].reading.get_or_insert_default();
                 reading.0 += u64::from(length);
                 reading.1 += 1;
                 if opcode.ends_message()
-                    && let Some((length, packets)) = self.ways[way].reading.take()
+                    && let Some((length, packets)) = self.directions[side].reading.take()
                 {
                     let kind = EventKind::RoceReadResponse(Region {
                         reth: None,
                         length,
                         packets,
                     });
-                    self.emit(way, place, kind, Vec::new(), out);
+                    self.emit(side, place, kind, Vec::new(), out);
                 }
             }
         }
     }
 
     /// Reports a response in a direction.
-    fn end_read(&mut self, way: usize, read: &Read, missing: u64, place: Place, out: &mut Out<'_>) {
+    fn end_read(&mut self, side: Side, read: &Read, missing: u64, place: Place, out: &mut Out<'_>) {
         if missing > 0 {
             self.emit(
-                way,
+                side,
                 place,
                 EventKind::MissingPackets { packets: missing },
                 Vec::new(),
@@ -455,31 +463,31 @@ impl Connection {
             }
             _ => Vec::new(),
         };
-        self.emit(way, place, kind, faults, out);
+        self.emit(side, place, kind, faults, out);
     }
 
     /// Counts a packet that was sent again; any other one ends the series.
     fn count_again(
         &mut self,
-        way: usize,
+        side: Side,
         psn: Psn,
         is_again: bool,
         place: Place,
         out: &mut Out<'_>,
     ) {
         if !is_again {
-            self.tell_again(way, out);
+            self.tell_again(side, out);
             return;
         }
-        let (_, packets, last) = self.ways[way].again.get_or_insert((psn, 0, place));
+        let (_, packets, last) = self.directions[side].again.get_or_insert((psn, 0, place));
         *packets += 1;
         *last = place;
     }
 
-    fn tell_again(&mut self, way: usize, out: &mut Out<'_>) {
-        if let Some((psn, packets, place)) = self.ways[way].again.take() {
+    fn tell_again(&mut self, side: Side, out: &mut Out<'_>) {
+        if let Some((psn, packets, place)) = self.directions[side].again.take() {
             let kind = EventKind::SentAgain { psn, packets };
-            self.emit(way, place, kind, Vec::new(), out);
+            self.emit(side, place, kind, Vec::new(), out);
         }
     }
 
@@ -487,22 +495,22 @@ impl Connection {
     fn drain(&mut self, out: &mut Out<'_>) {
         loop {
             let mut is_idle = true;
-            for way in 0..2 {
-                let other = &self.ways[1 - way].requests;
+            for side in Side::BOTH {
+                let other = &self.directions[!side].requests;
                 let peer_reach = other.has_started().then(|| other.reach());
-                if let Some((at, held)) = self.ways[way].requests.pop(peer_reach) {
-                    self.request(way, at, held, out);
+                if let Some((at, held)) = self.directions[side].requests.pop(peer_reach) {
+                    self.request(side, at, held, out);
                     is_idle = false;
                 }
             }
-            for way in 0..2 {
-                let requests = &self.ways[1 - way].requests;
-                let early = self.ways[way].early.front();
+            for side in Side::BOTH {
+                let requests = &self.directions[!side].requests;
+                let early = self.directions[side].early.front();
                 let at = early.and_then(|(packet, _)| requests.place(packet.bth.psn));
                 if at.is_some_and(|at| at < requests.reach())
-                    && let Some((packet, place)) = self.ways[way].early.pop_front()
+                    && let Some((packet, place)) = self.directions[side].early.pop_front()
                 {
-                    self.read_response(way, &packet, place, out);
+                    self.read_response(side, &packet, place, out);
                     is_idle = false;
                 }
             }
@@ -514,19 +522,22 @@ impl Connection {
 
     /// Gives up the packets that the longest-waiting packet waits for.
     fn force(&mut self, out: &mut Out<'_>) {
-        let first = |&way: &usize| {
-            let place = self.ways[way].requests.first_held();
-            place.map(|place| (place.frame, way))
+        let first = |&side: &Side| {
+            let place = self.directions[side].requests.first_held();
+            place.map(|place| (place.frame, side))
         };
-        let Some((_, way)) = (0..2).filter_map(|way| first(&way)).min() else {
+        let Some((_, side)) = Side::BOTH.into_iter().filter_map(|side| first(&side)).min() else {
             return;
         };
-        let place = self.ways[way].requests.first_held().unwrap_or_default();
-        let (side, until) = match self.ways[way].requests.wanted() {
-            Some(until) => (1 - way, until),
-            None => (way, i64::MAX),
+        let place = self.directions[side]
+            .requests
+            .first_held()
+            .unwrap_or_default();
+        let (side, until) = match self.directions[side].requests.wanted() {
+            Some(until) => (!side, until),
+            None => (side, i64::MAX),
         };
-        let missing = self.ways[side].requests.lose(until);
+        let missing = self.directions[side].requests.lose(until);
         if missing > 0 {
             self.emit(
                 side,
@@ -542,7 +553,7 @@ impl Connection {
 
     fn emit(
         &mut self,
-        way: usize,
+        side: Side,
         place: Place,
         kind: EventKind,
         broken: Vec<Broken>,
@@ -554,14 +565,14 @@ impl Connection {
                     && self.number.is_none()
                     && self.waiting.len() < MAX_WAITING =>
             {
-                self.waiting.push((way, place, kind, broken));
+                self.waiting.push((side, place, kind, broken));
             }
             Upper::SmbDirect => {
                 self.tell_waiting(out);
-                self.tell(way, place, kind, broken, out);
+                self.tell(side, place, kind, broken, out);
             }
             Upper::Undecided if self.from_start && self.waiting.len() < MAX_WAITING => {
-                self.waiting.push((way, place, kind, broken));
+                self.waiting.push((side, place, kind, broken));
             }
             Upper::Undecided | Upper::Other => {}
         }
@@ -569,13 +580,13 @@ impl Connection {
 
     fn tell(
         &mut self,
-        way: usize,
+        side: Side,
         place: Place,
         kind: EventKind,
         broken: Vec<Broken>,
         out: &mut Out<'_>,
     ) {
-        let from = Sender::of(way, self.initiator);
+        let from = Sender::of(side, self.initiator);
         let credits = in_order(self.smb.credits(), self.initiator);
         let mut event = |stream, kind, broken| {
             (out.sink)(Event {
@@ -592,13 +603,13 @@ impl Connection {
             None => {
                 *out.streams += 1;
                 self.number = Some(*out.streams);
-                let passive = self.initiator.map(|initiator| 1 - initiator);
-                let end = |way: usize| End::Roce {
-                    address: self.ends[way].address,
-                    queue_pair: self.ends[way].number,
-                    port: self.port.filter(|_| passive == Some(way)),
+                let passive = self.initiator.map(|initiator| !initiator);
+                let end = |side: Side| End::Roce {
+                    address: self.ends[side].address,
+                    queue_pair: self.ends[side].number,
+                    port: self.port.filter(|_| passive == Some(side)),
                 };
-                let ends = in_order([end(0), end(1)], self.initiator);
+                let ends = in_order(Side::BOTH.map(end), self.initiator);
                 let kind = EventKind::Stream {
                     ends,
                     roles_known: self.initiator.is_some(),

@@ -16,6 +16,7 @@ use super::{
     super::{
         event::Icrc,
         packet::Datagram,
+        side::Side,
         streams::{Out, RoceCounts},
         tcp::Place,
     },
@@ -30,9 +31,9 @@ use super::{
 pub(crate) struct Roce {
     pub(super) connections: HashMap<u32, Connection>,
     /// The connection of each direction, and the direction's index in it.
-    directions: HashMap<Direction, (u32, usize)>,
+    directions: HashMap<FlowKey, (u32, Side)>,
     pub(super) ids: CommunicationIds,
-    loose: HashMap<Direction, Loose>,
+    loose: HashMap<FlowKey, Loose>,
     /// Connections of which one queue pair is unknown.
     open: Vec<u32>,
     last: u32,
@@ -43,7 +44,7 @@ pub(crate) struct Roce {
 
 /// The packets from an address to a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Direction {
+struct FlowKey {
     from: IpAddr,
     to: IpAddr,
     queue_pair: u32,
@@ -62,9 +63,9 @@ struct Loose {
 /// The match for a loose direction.
 #[derive(Clone, Copy, Debug)]
 enum Fit {
-    Loose(Direction),
+    Loose(FlowKey),
     /// A direction of a connection.
-    Open(u32, usize),
+    Open(u32, Side),
 }
 
 /// Most connections that are followed at the same time; above, those without packets for longest
@@ -103,7 +104,7 @@ impl Roce {
             match decoded {
                 None => counts.undecoded += 1,
                 Some(Err(bad)) => {
-                    let direction = Direction {
+                    let key = FlowKey {
                         from,
                         to,
                         queue_pair: bad.queue_pair,
@@ -112,10 +113,10 @@ impl Roce {
                         None => counts.wrong_icrc += 1,
                         Some(_) => counts.undecoded += 1,
                     }
-                    if let Some(&(id, way)) = self.directions.get(&direction)
+                    if let Some(&(id, side)) = self.directions.get(&key)
                         && let Some(connection) = self.connections.get_mut(&id)
                     {
-                        connection.bad(way, &bad, place, out);
+                        connection.bad(side, &bad, place, out);
                     }
                 }
                 Some(Ok(packet)) => {
@@ -131,12 +132,12 @@ impl Roce {
                             counts.datagrams += 1;
                         }
                         _ => {
-                            let direction = Direction {
+                            let key = FlowKey {
                                 from,
                                 to,
                                 queue_pair,
                             };
-                            self.packet(direction, packet, place, counts, out);
+                            self.packet(key, packet, place, counts, out);
                         }
                     }
                 }
@@ -147,9 +148,9 @@ impl Roce {
     /// Reports what is left when the capture ends.
     pub(crate) fn finish(&mut self, counts: &mut RoceCounts, out: &mut Out<'_>) {
         let mut loose: Vec<_> = self.loose.keys().copied().collect();
-        loose.sort_unstable_by_key(|direction| self.loose[direction].first_frame());
-        for direction in loose {
-            self.read_alone(direction, out);
+        loose.sort_unstable_by_key(|key| self.loose[key].first_frame());
+        for key in loose {
+            self.read_alone(key, out);
         }
         let mut ids: Vec<_> = self.connections.keys().copied().collect();
         ids.sort_unstable_by_key(|id| (self.connections[id].seen, *id));
@@ -161,23 +162,23 @@ impl Roce {
     /// Handles a packet of a reliable connection.
     fn packet(
         &mut self,
-        direction: Direction,
+        key: FlowKey,
         packet: Packet,
         place: Place,
         counts: &mut RoceCounts,
         out: &mut Out<'_>,
     ) {
-        if let Some(&(id, way)) = self.directions.get(&direction)
+        if let Some(&(id, side)) = self.directions.get(&key)
             && let Some(connection) = self.connections.get_mut(&id)
         {
-            if !connection.is_foreign(way, &packet) {
-                feed(connection, &mut self.held_bytes, way, packet, place, out);
+            if !connection.is_foreign(side, &packet) {
+                feed(connection, &mut self.held_bytes, side, packet, place, out);
                 return;
             }
             // The numbers of the queue pairs were used before by another connection.
             self.remove(id, counts, out);
         }
-        if !self.loose.contains_key(&direction) && self.loose.len() >= MAX_LOOSE {
+        if !self.loose.contains_key(&key) && self.loose.len() >= MAX_LOOSE {
             let oldest = self
                 .loose
                 .iter()
@@ -187,35 +188,35 @@ impl Roce {
                 self.read_alone(oldest, out);
             }
         }
-        let loose = self.loose.entry(direction).or_default();
+        let loose = self.loose.entry(key).or_default();
         loose.push(packet, place);
         let is_full = loose.packets.len() >= MAX_LOOSE_PACKETS;
         self.make_room(counts, out);
-        match self.fit(direction) {
-            Some(Fit::Open(id, way)) => self.join(direction, id, way, out),
-            Some(Fit::Loose(other)) => self.pair(direction, other, out),
-            None if is_full => self.read_alone(direction, out),
+        match self.fit(key) {
+            Some(Fit::Open(id, side)) => self.join(key, id, side, out),
+            Some(Fit::Loose(other)) => self.pair(key, other, out),
+            None if is_full => self.read_alone(key, out),
             None => {}
         }
     }
 
     /// Finds what answers a loose direction, if it is certain.
-    fn fit(&self, direction: Direction) -> Option<Fit> {
-        let loose = &self.loose[&direction];
+    fn fit(&self, key: FlowKey) -> Option<Fit> {
+        let loose = &self.loose[&key];
         let others = self.loose.iter().filter(|&(other, candidate)| {
-            let is_opposite = other.from == direction.to && other.to == direction.from;
-            is_opposite && *other != direction && loose.answers(candidate)
+            let is_opposite = other.from == key.to && other.to == key.from;
+            is_opposite && *other != key && loose.answers(candidate)
         });
         let open = self.open.iter().filter_map(|id| {
             let connection = self.connections.get(id)?;
-            let way = (0..2).find(|&way| {
-                let (from, to) = (&connection.ends[way], &connection.ends[1 - way]);
+            let side = Side::BOTH.into_iter().find(|&side| {
+                let (from, to) = (&connection.ends[side], &connection.ends[!side]);
                 let is_missing = to.number.is_none();
-                is_missing && from.address == direction.from && to.address == direction.to
+                is_missing && from.address == key.from && to.address == key.to
             })?;
             loose
-                .answers_connection(connection, way)
-                .then_some(Fit::Open(*id, way))
+                .answers_connection(connection, side)
+                .then_some(Fit::Open(*id, side))
         });
         let mut fits = others.map(|(&other, _)| Fit::Loose(other)).chain(open);
         let first = fits.next()?;
@@ -223,7 +224,7 @@ impl Roce {
     }
 
     /// Makes two loose directions a connection.
-    fn pair(&mut self, first: Direction, second: Direction, out: &mut Out<'_>) {
+    fn pair(&mut self, first: FlowKey, second: FlowKey, out: &mut Out<'_>) {
         let (Some(one), Some(other)) = (self.loose.remove(&first), self.loose.remove(&second))
         else {
             return;
@@ -239,46 +240,46 @@ impl Roce {
             },
         ];
         let id = self.add(Connection::new(ends));
-        let first = one.packets.into_iter().map(|packet| (0, packet));
-        let second = other.packets.into_iter().map(|packet| (1, packet));
+        let first = one.packets.into_iter().map(|packet| (Side::A, packet));
+        let second = other.packets.into_iter().map(|packet| (Side::B, packet));
         self.replay(id, first.chain(second).collect(), out);
     }
 
     /// Adds a loose direction to a connection whose other direction is known.
-    fn join(&mut self, direction: Direction, id: u32, way: usize, out: &mut Out<'_>) {
+    fn join(&mut self, key: FlowKey, id: u32, side: Side, out: &mut Out<'_>) {
         let (Some(loose), Some(connection)) =
-            (self.loose.remove(&direction), self.connections.get_mut(&id))
+            (self.loose.remove(&key), self.connections.get_mut(&id))
         else {
             return;
         };
-        connection.ends[1 - way].number = Some(direction.queue_pair);
+        connection.ends[!side].number = Some(key.queue_pair);
         self.name(id);
-        let packets = loose.packets.into_iter().map(|packet| (way, packet));
+        let packets = loose.packets.into_iter().map(|packet| (side, packet));
         self.replay(id, packets.collect(), out);
     }
 
     /// Reads a loose direction without the other one.
-    fn read_alone(&mut self, direction: Direction, out: &mut Out<'_>) {
-        let Some(loose) = self.loose.remove(&direction) else {
+    fn read_alone(&mut self, key: FlowKey, out: &mut Out<'_>) {
+        let Some(loose) = self.loose.remove(&key) else {
             return;
         };
         let ends = [
             QueuePair {
-                address: direction.from,
+                address: key.from,
                 number: None,
             },
             QueuePair {
-                address: direction.to,
-                number: Some(direction.queue_pair),
+                address: key.to,
+                number: Some(key.queue_pair),
             },
         ];
         let id = self.add(Connection::new(ends));
-        let packets = loose.packets.into_iter().map(|packet| (0, packet));
+        let packets = loose.packets.into_iter().map(|packet| (Side::A, packet));
         self.replay(id, packets.collect(), out);
     }
 
     /// Hands the packets that have waited to their connection.
-    fn replay(&mut self, id: u32, mut packets: Vec<(usize, (Packet, Place))>, out: &mut Out<'_>) {
+    fn replay(&mut self, id: u32, mut packets: Vec<(Side, (Packet, Place))>, out: &mut Out<'_>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -287,13 +288,13 @@ impl Roce {
             .iter()
             .any(|(_, (packet, _))| recognise_packet(packet).is_some());
         if is_smb_direct {
-            let initiator = packets.iter().find_map(|(way, (packet, _))| {
-                is_initiator(packet).map(|is| if is { *way } else { 1 - *way })
+            let initiator = packets.iter().find_map(|(side, (packet, _))| {
+                is_initiator(packet).map(|is| if is { *side } else { !*side })
             });
             connection.expect(initiator, out);
         }
-        for (way, (packet, place)) in packets {
-            feed(connection, &mut self.held_bytes, way, packet, place, out);
+        for (side, (packet, place)) in packets {
+            feed(connection, &mut self.held_bytes, side, packet, place, out);
         }
     }
 
@@ -311,10 +312,10 @@ impl Roce {
             return;
         };
         self.open.retain(|&open| open != id);
-        for way in 0..2 {
-            match Direction::of(connection, way) {
-                Some(direction) => {
-                    self.directions.insert(direction, (id, way));
+        for side in Side::BOTH {
+            match FlowKey::of(connection, side) {
+                Some(key) => {
+                    self.directions.insert(key, (id, side));
                 }
                 None if self.open.len() < MAX_OPEN => self.open.push(id),
                 None => {}
@@ -328,13 +329,13 @@ impl Roce {
         from: IpAddr,
         to: IpAddr,
         queue_pair: u32,
-    ) -> Option<(u32, usize)> {
-        let direction = Direction {
+    ) -> Option<(u32, Side)> {
+        let key = FlowKey {
             from,
             to,
             queue_pair,
         };
-        self.directions.get(&direction).copied()
+        self.directions.get(&key).copied()
     }
 
     /// Ends a connection.
@@ -343,11 +344,11 @@ impl Roce {
             return;
         };
         self.held_bytes -= connection.held_bytes();
-        for way in 0..2 {
-            if let Some(direction) = Direction::of(&connection, way)
-                && self.directions.get(&direction) == Some(&(id, way))
+        for side in Side::BOTH {
+            if let Some(key) = FlowKey::of(&connection, side)
+                && self.directions.get(&key) == Some(&(id, side))
             {
-                self.directions.remove(&direction);
+                self.directions.remove(&key);
             }
         }
         self.open.retain(|&open| open != id);
@@ -390,20 +391,20 @@ impl Roce {
 fn feed(
     connection: &mut Connection,
     held_bytes: &mut usize,
-    way: usize,
+    side: Side,
     packet: Packet,
     place: Place,
     out: &mut Out<'_>,
 ) {
     let before = connection.held_bytes();
-    connection.packet(way, packet, place, out);
+    connection.packet(side, packet, place, out);
     *held_bytes = *held_bytes + connection.held_bytes() - before;
 }
 
-impl Direction {
+impl FlowKey {
     /// Returns a direction of a connection, if the queue pair that it goes to is known.
-    fn of(connection: &Connection, way: usize) -> Option<Self> {
-        let [from, to] = [connection.ends[way], connection.ends[1 - way]];
+    fn of(connection: &Connection, side: Side) -> Option<Self> {
+        let [from, to] = [connection.ends[side], connection.ends[!side]];
         Some(Self {
             from: from.address,
             to: to.address,
@@ -442,16 +443,16 @@ impl Loose {
         self.has_requested(other.response) || other.has_requested(self.response)
     }
 
-    /// Returns whether this direction, which is direction `way` of the connection, and the other
+    /// Returns whether this direction, which is sent by `side` of the connection, and the other
     /// one of the connection acknowledge each other.
-    fn answers_connection(&self, connection: &Connection, way: usize) -> bool {
+    fn answers_connection(&self, connection: &Connection, side: Side) -> bool {
         let begins = self
             .requests
-            .is_some_and(|(first, _)| connection.may_begin(way, first));
+            .is_some_and(|(first, _)| connection.may_begin(side, first));
         let answers = self
             .response
-            .is_some_and(|response| connection.may_answer(1 - way, response));
-        begins || answers || self.has_requested(connection.last_response(1 - way))
+            .is_some_and(|response| connection.may_answer(!side, response));
+        begins || answers || self.has_requested(connection.last_response(!side))
     }
 
     fn has_requested(&self, response: Option<Psn>) -> bool {

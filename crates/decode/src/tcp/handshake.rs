@@ -1,26 +1,26 @@
 //! The handshake of a TCP connection, and SYNs that are not of it.
 
 use super::{
-    super::packet::Segment,
+    super::{packet::Segment, side::Side},
     Another, Candidate, Connection,
     reassembly::{MAX_WINDOW, Place},
 };
 
 impl Connection {
     /// Decides whether a packet is of another connection between the same ends.
-    pub(crate) fn another(&mut self, way: usize, segment: &Segment<'_>, place: Place) -> Another {
+    pub(crate) fn another(&mut self, side: Side, segment: &Segment<'_>, place: Place) -> Another {
         let candidate = self.candidate.take_if(|candidate| {
             let first = candidate.head.sequence.wrapping_add(1);
-            let is_outside = self.ways[candidate.way].base.is_some_and(|_| {
-                let at = self.ways[candidate.way].place(first);
-                !(-MAX_WINDOW..=self.ways[candidate.way].edge()).contains(&at)
+            let is_outside = self.streams[candidate.side].base.is_some_and(|_| {
+                let at = self.streams[candidate.side].place(first);
+                !(-MAX_WINDOW..=self.streams[candidate.side].edge()).contains(&at)
             });
-            let answered = segment.head.acknowledged == Some(first) && way != candidate.way;
+            let answered = segment.head.acknowledged == Some(first) && side != candidate.side;
             match candidate.head.acknowledged {
                 None if answered => segment.head.syn || is_outside,
                 None => {
                     is_outside
-                        && way == candidate.way
+                        && side == candidate.side
                         && !segment.head.syn
                         && segment.head.sequence == first
                 }
@@ -33,7 +33,7 @@ impl Connection {
         if !segment.head.syn || segment.head.rst {
             return Another::No;
         }
-        let this = &self.ways[way];
+        let this = &self.streams[side];
         let at = this.place(segment.head.sequence.wrapping_add(1));
         if self.ended || self.reset.is_some() {
             // Without data, the same number may be that of another try.
@@ -48,7 +48,7 @@ impl Connection {
             return Another::No;
         }
         self.candidate = Some(Candidate {
-            way,
+            side,
             head: segment.head,
             place,
         });
@@ -56,18 +56,18 @@ impl Connection {
     }
 
     /// Learns from a SYN where the directions begin.
-    pub(super) fn handshake(&mut self, way: usize, segment: &Segment<'_>) {
-        self.ways[way].scale = Some(segment.head.window_scale);
+    pub(super) fn handshake(&mut self, side: Side, segment: &Segment<'_>) {
+        self.streams[side].scale = Some(segment.head.window_scale);
         if self.started {
             return;
         }
         let first = segment.head.sequence.wrapping_add(1);
-        let this = &mut self.ways[way];
+        let this = &mut self.streams[side];
         this.first = Some(this.place(first));
-        self.initiator = Some(way);
+        self.initiator = Some(side);
         if let Some(number) = segment.head.acknowledged {
-            self.initiator = Some(1 - way);
-            let other = &mut self.ways[1 - way];
+            self.initiator = Some(!side);
+            let other = &mut self.streams[!side];
             other.begin(number);
             let at = other.place(number);
             if other.may_begin(at) {

@@ -18,7 +18,7 @@ pub struct Place {
 
 /// The state of a direction.
 #[derive(Debug, Default)]
-pub(super) struct Way {
+pub(super) struct Reassembly {
     /// The sequence number of the byte at place 0.
     pub(super) base: Option<u32>,
     /// The place of the first byte of the connection, if the handshake is in the capture.
@@ -77,7 +77,7 @@ const MAX_ENDS: usize = 4;
 /// end of a capture, more packets of such bytes than this are believed.
 const STRAY_PACKETS: u64 = 16;
 
-impl Way {
+impl Reassembly {
     /// Sets place 0 to the first sequence number.
     pub(super) fn begin(&mut self, sequence: u32) {
         self.base.get_or_insert(sequence);

@@ -6,6 +6,7 @@ use super::{
     super::{
         super::{
             event::{EventKind, Region, broken},
+            side::{PerSide, Side},
             smb::{Context, SmbDirect},
             streams::Out,
             tcp::Place,
@@ -25,10 +26,10 @@ const MAX_UNKNOWN_SENDS: u64 = 256;
 
 impl Connection {
     /// Handles the next request of a direction.
-    pub(super) fn request(&mut self, way: usize, at: i64, held: Held, out: &mut Out<'_>) {
+    pub(super) fn request(&mut self, side: Side, at: i64, held: Held, out: &mut Out<'_>) {
         let Held { packet, place, .. } = held;
         let is_initiator = is_initiator(&packet);
-        let initiator = is_initiator.map(|is_initiator| if is_initiator { way } else { 1 - way });
+        let initiator = is_initiator.map(|is_initiator| if is_initiator { side } else { !side });
         if self.is_smb_direct() {
             self.learn_initiator(initiator, out);
         }
@@ -41,8 +42,8 @@ impl Connection {
             | Opcode::SendOnly
             | Opcode::SendOnlyImmediate
             | Opcode::SendOnlyInvalidate => {
-                self.finish_writing(way, place, out);
-                self.send(way, at, &packet, place, out);
+                self.finish_writing(side, place, out);
+                self.send(side, at, &packet, place, out);
             }
             Opcode::WriteFirst
             | Opcode::WriteMiddle
@@ -50,30 +51,30 @@ impl Connection {
             | Opcode::WriteLastImmediate
             | Opcode::WriteOnly
             | Opcode::WriteOnlyImmediate => {
-                self.finish_sending(way, place, out);
-                self.write(way, &packet, place, out);
+                self.finish_sending(side, place, out);
+                self.write(side, &packet, place, out);
             }
             Opcode::ReadRequest => {
-                self.finish_writing(way, place, out);
-                self.finish_sending(way, place, out);
-                self.read(way, at, &packet, place, out);
+                self.finish_writing(side, place, out);
+                self.finish_sending(side, place, out);
+                self.read(side, at, &packet, place, out);
             }
             _ => {
                 let note = "an atomic operation, which SMB Direct does not use";
-                self.emit(way, place, EventKind::Note { note }, Vec::new(), out);
+                self.emit(side, place, EventKind::Note { note }, Vec::new(), out);
             }
         }
     }
 
     /// Handles a loss in a direction.
-    pub(super) fn lost(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
-        self.ways[way].sending = None;
-        self.ways[way].whole = false;
-        self.finish_writing(way, place, out);
-        self.smb.lost(way);
+    pub(super) fn lost(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+        self.directions[side].sending = None;
+        self.directions[side].whole = false;
+        self.finish_writing(side, place, out);
+        self.smb.lost(side);
     }
 
-    fn send(&mut self, way: usize, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn send(&mut self, side: Side, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
         let opcode = packet.bth.opcode;
         let is_first = matches!(
             opcode,
@@ -83,16 +84,16 @@ impl Connection {
                 | Opcode::SendOnlyInvalidate
         );
         if is_first {
-            self.finish_sending(way, place, out);
+            self.finish_sending(side, place, out);
         }
-        let this = &mut self.ways[way];
+        let this = &mut self.directions[side];
         let is_headless = !is_first && this.sending.is_none() && this.whole;
         let mut sending = this.sending.take().unwrap_or_else(|| Sending {
             whole: is_first,
             ..Sending::default()
         });
         if is_headless {
-            self.out_of_sequence(way, "a packet of a Send that has not begun", place, out);
+            self.out_of_sequence(side, "a packet of a Send that has not begun", place, out);
         }
         let send = &mut sending.send;
         if sending.whole && send.head.len() as u64 == send.length {
@@ -102,60 +103,60 @@ impl Connection {
         }
         send.length += u64::from(packet.length);
         if !opcode.ends_message() {
-            self.ways[way].sending = Some(sending);
+            self.directions[side].sending = Some(sending);
             return;
         }
         if let Extended::Ieth(ieth) = packet.extended {
             send.invalidated = Some(ieth.r_key);
         }
-        self.message(way, at, sending, place, out);
+        self.message(side, at, sending, place, out);
     }
 
     /// Handles a complete Send.
     fn message(
         &mut self,
-        way: usize,
+        side: Side,
         at: i64,
         mut sending: Sending,
         place: Place,
         out: &mut Out<'_>,
     ) {
-        self.ways[way].sends += 1;
+        self.directions[side].sends += 1;
         let recognised = sending.whole.then(|| recognise(&sending.send)).flatten();
-        if !self.decide(way, recognised, out) {
+        if !self.decide(side, recognised, out) {
             return;
         }
         let is_initiator = recognised.and_then(Recognised::is_initiator);
-        let initiator = is_initiator.map(|is_initiator| if is_initiator { way } else { 1 - way });
+        let initiator = is_initiator.map(|is_initiator| if is_initiator { side } else { !side });
         self.learn_initiator(initiator, out);
         let negotiates = matches!(
             recognised,
             Some(Recognised::NegotiateRequest | Recognised::NegotiateResponse)
         );
-        if negotiates && !self.ways[way].whole {
+        if negotiates && !self.directions[side].whole {
             // It is the first message of its direction. If the capture has earlier ones, they are
             // those of a connection that ended.
             if at > 0 && recognised == Some(Recognised::NegotiateRequest) {
                 self.smb = SmbDirect::default();
             }
-            self.ways[way].whole = true;
+            self.directions[side].whole = true;
         }
         let send = &mut sending.send;
         // Without the first message, only its fields show a negotiation.
         send.message_sequence_number = if negotiates { 1 } else { 2 };
         let mut context = Context {
-            way,
+            side,
             initiator: self.initiator,
-            whole: [self.ways[0].whole, self.ways[1].whole],
+            whole: PerSide(self.directions.each_ref().map(|state| state.whole)),
         };
         let mut faults = Vec::new();
         let kind = self.smb.message(send, &mut context, &mut faults);
         self.learn_initiator(context.initiator, out);
-        self.emit(way, place, kind, faults, out);
+        self.emit(side, place, kind, faults, out);
     }
 
     /// Decides what the connection carries. Returns whether it may be SMB Direct.
-    fn decide(&mut self, way: usize, recognised: Option<Recognised>, out: &mut Out<'_>) -> bool {
+    fn decide(&mut self, side: Side, recognised: Option<Recognised>, out: &mut Out<'_>) -> bool {
         match self.upper {
             Upper::SmbDirect => true,
             Upper::Other => false,
@@ -164,8 +165,8 @@ impl Connection {
                     self.expect(None, out);
                     return true;
                 }
-                let sends: u64 = self.ways.iter().map(|way| way.sends).sum();
-                let is_initiator = self.initiator == Some(way) && self.ways[way].whole;
+                let sends: u64 = self.directions.iter().map(|state| state.sends).sum();
+                let is_initiator = self.initiator == Some(side) && self.directions[side].whole;
                 if is_initiator || sends > MAX_UNKNOWN_SENDS {
                     self.upper = Upper::Other;
                     self.waiting = Vec::new();
@@ -176,32 +177,32 @@ impl Connection {
     }
 
     /// Reports a Send that did not end.
-    fn finish_sending(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
-        if self.ways[way].sending.take().is_some() {
-            self.out_of_sequence(way, "a Send without its last packet", place, out);
-            self.smb.lost(way);
+    fn finish_sending(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+        if self.directions[side].sending.take().is_some() {
+            self.out_of_sequence(side, "a Send without its last packet", place, out);
+            self.smb.lost(side);
         }
     }
 
     /// Reports a packet that does not fit the one before it. If the capture lacks something, that
     /// may be the reason.
-    fn out_of_sequence(&mut self, way: usize, note: &'static str, place: Place, out: &mut Out<'_>) {
-        let faults = if self.ways[way].whole {
+    fn out_of_sequence(&mut self, side: Side, note: &'static str, place: Place, out: &mut Out<'_>) {
+        let faults = if self.directions[side].whole {
             vec![broken("ROCE-9.7.4-01", note)]
         } else {
             Vec::new()
         };
-        self.emit(way, place, EventKind::Note { note }, faults, out);
+        self.emit(side, place, EventKind::Note { note }, faults, out);
     }
 
-    fn write(&mut self, way: usize, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn write(&mut self, side: Side, packet: &Packet, place: Place, out: &mut Out<'_>) {
         let reth = packet.extended.reth();
         if reth.is_some() {
-            self.finish_writing(way, place, out);
-        } else if self.ways[way].writing.is_none() && self.ways[way].whole {
-            self.out_of_sequence(way, "a packet of a Write that has not begun", place, out);
+            self.finish_writing(side, place, out);
+        } else if self.directions[side].writing.is_none() && self.directions[side].whole {
+            self.out_of_sequence(side, "a packet of a Write that has not begun", place, out);
         }
-        let writing = self.ways[way].writing.get_or_insert(Region {
+        let writing = self.directions[side].writing.get_or_insert(Region {
             reth,
             length: 0,
             packets: 0,
@@ -209,51 +210,51 @@ impl Connection {
         writing.length += u64::from(packet.length);
         writing.packets += 1;
         if packet.bth.opcode.ends_message() {
-            self.end_writing(way, place, out);
+            self.end_writing(side, place, out);
         }
     }
 
     /// Reports a Write after its last packet.
-    fn end_writing(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
-        let Some(region) = self.ways[way].writing.take() else {
+    fn end_writing(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+        let Some(region) = self.directions[side].writing.take() else {
             return;
         };
         let announced = region.reth.map(|reth| u64::from(reth.length));
         let faults = match announced {
-            Some(announced) if announced != region.length && self.ways[way].whole => {
+            Some(announced) if announced != region.length && self.directions[side].whole => {
                 let how = format!("{} bytes of {announced} announced", region.length);
                 vec![broken("ROCE-9.7.4-06", how)]
             }
             _ => Vec::new(),
         };
-        self.emit(way, place, EventKind::RoceWrite(region), faults, out);
+        self.emit(side, place, EventKind::RoceWrite(region), faults, out);
     }
 
     /// Reports a Write without its last packet.
-    fn finish_writing(&mut self, way: usize, place: Place, out: &mut Out<'_>) {
-        if let Some(region) = self.ways[way].writing.take() {
-            let faults = if self.ways[way].whole {
+    fn finish_writing(&mut self, side: Side, place: Place, out: &mut Out<'_>) {
+        if let Some(region) = self.directions[side].writing.take() {
+            let faults = if self.directions[side].whole {
                 vec![broken("ROCE-9.7.4-01", "a Write without its last packet")]
             } else {
                 Vec::new()
             };
-            self.emit(way, place, EventKind::RoceWrite(region), faults, out);
+            self.emit(side, place, EventKind::RoceWrite(region), faults, out);
         }
     }
 
-    fn read(&mut self, way: usize, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
+    fn read(&mut self, side: Side, at: i64, packet: &Packet, place: Place, out: &mut Out<'_>) {
         let Extended::Reth(reth) = packet.extended else {
             return;
         };
         let (most, packets) = response_packets(&reth, self.mtu);
-        let this = &mut self.ways[way];
+        let this = &mut self.directions[side];
         match packets {
             Some(packets) => this.requests.skip(packets - 1, 0),
             None => this.requests.skip(0, most - 1),
         }
         this.reads.push(at, at + most, reth);
         self.emit(
-            way,
+            side,
             place,
             EventKind::RoceReadRequest(reth),
             Vec::new(),
