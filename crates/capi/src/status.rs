@@ -207,7 +207,9 @@ fn code_of_provider(kind: ProviderErrorKind) -> i32 {
     match kind {
         ProviderErrorKind::Address => SMBDIRECT_ERROR_ADDRESS,
         ProviderErrorKind::InUse => SMBDIRECT_ERROR_IN_USE,
-        ProviderErrorKind::Refused | ProviderErrorKind::Rejected => SMBDIRECT_ERROR_REFUSED,
+        ProviderErrorKind::Refused
+        | ProviderErrorKind::PortUnreachable
+        | ProviderErrorKind::Rejected => SMBDIRECT_ERROR_REFUSED,
         ProviderErrorKind::TimedOut => SMBDIRECT_ERROR_TIMED_OUT,
         ProviderErrorKind::Protocol
         | ProviderErrorKind::OtherProtocol

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use serde::Serialize;
+use smbdirect_transport::{Curable, Setting};
 pub(crate) use smbdirect_transport::{
     NegotiatedReport,
     text::{bytes, count, part, per_second, plain, plural, printable, rate, time},
@@ -150,7 +151,14 @@ pub(crate) fn error(error: &anyhow::Error) {
     let style = Style {
         colour: io::stderr().is_terminal() && colour_wanted(),
     };
-    let text = printable(&format!("{error:#}"));
+    let mut text = printable(&format!("{error:#}"));
+    if let Some(curable) = error.downcast_ref::<Curable>() {
+        text += match curable.setting() {
+            Setting::ConnectTimeout => " (--connect-timeout)",
+            Setting::Kind => " (--transport)",
+            Setting::UdpPort => " (--udp-port)",
+        };
+    }
     // If stderr fails too, the error cannot be reported.
     let _ = writeln!(io::stderr(), "{} {text}", style.bad("error:"));
 }

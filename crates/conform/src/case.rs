@@ -6,7 +6,7 @@ use crate::{
     outcome::{Stop, Verdict, fail},
     peer::{Client, ClientAction, Known, PeerSettings, Server},
     raw::Raw,
-    script::{Script, encoded, is_unused, proposal},
+    script::{Script, encoded, proposal},
     upper::UpperLayer,
 };
 
@@ -138,7 +138,9 @@ impl Case {
         loop {
             match run(&mut ClientTrial { client, upper }) {
                 Err(stop)
-                    if is_unused(&stop) && attempts < MAX_UNUSED && !client.known().is_strict() =>
+                    if matches!(stop, Stop::Unused { .. })
+                        && attempts < MAX_UNUSED
+                        && !client.known().is_strict() =>
                 {
                     attempts += 1;
                 }
@@ -244,13 +246,9 @@ impl<'a> ServerTrial<'a> {
 
 /// Says that a fault appeared on the connection after that of the case.
 fn after_the_case(stop: Stop) -> Stop {
-    match stop {
-        Stop::Fail { expected, seen } => Stop::Fail {
-            expected: format!("the server accepts the next connection, and it works: {expected}"),
-            seen,
-        },
-        stop @ Stop::Skip { .. } => stop,
-    }
+    stop.with_expected(|expected| {
+        format!("the server accepts the next connection, and it works: {expected}")
+    })
 }
 
 /// A client, during a case.
@@ -287,7 +285,7 @@ impl ClientTrial<'_> {
             match begin(&mut script) {
                 Ok(begun) => return Ok((script, begun)),
                 Err(stop)
-                    if is_unused(&stop)
+                    if matches!(stop, Stop::Unused { .. })
                         && attempts < MAX_UNUSED
                         && !self.client.known().is_strict() =>
                 {

@@ -12,7 +12,7 @@ use smbdirect::{
 
 use crate::{
     case::{Case, Group, ServerTrial},
-    outcome::{Stop, Verdict, skip},
+    outcome::{Verdict, skip},
     raw::Raw,
     script::{Script, proposal},
 };
@@ -140,12 +140,8 @@ fn attack(
     let mut other = trial.session()?;
     other.works()?;
     run(trial)?;
-    other.works().map_err(|stop| match stop {
-        Stop::Fail { expected, seen } => Stop::Fail {
-            expected: format!("another connection goes on to work: {expected}"),
-            seen,
-        },
-        stop @ Stop::Skip { .. } => stop,
+    other.works().map_err(|stop| {
+        stop.with_expected(|expected| format!("another connection goes on to work: {expected}"))
     })?;
     other.disconnect();
     trial.serves()
@@ -251,13 +247,7 @@ const CHANGES: [Change; 7] = [
 
 /// Names the change in the failure of its connection.
 fn named(verdict: Verdict, name: &str) -> Verdict {
-    verdict.map_err(|stop| match stop {
-        Stop::Fail { expected, seen } => Stop::Fail {
-            expected: format!("{expected}, because of {name}"),
-            seen,
-        },
-        stop @ Stop::Skip { .. } => stop,
-    })
+    verdict.map_err(|stop| stop.with_expected(|expected| format!("{expected}, because of {name}")))
 }
 
 fn broken_headers(trial: &mut ServerTrial<'_>) -> Verdict {

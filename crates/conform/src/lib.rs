@@ -53,7 +53,7 @@ mod suite;
 mod upper;
 
 pub use case::{Case, Group};
-pub use outcome::{Outcome, Stop, Verdict, fail, require, skip};
+pub use outcome::{Outcome, SkipReason, Stop, Verdict, fail, require, skip};
 pub use peer::{Client, ClientAction, Known, Link, Next, PeerSettings, Server, Tcp, Timers, Watch};
 #[cfg(feature = "tokio")]
 pub use rdma::{RdmaClient, RdmaServer};

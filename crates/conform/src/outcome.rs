@@ -1,6 +1,6 @@
 //! The outcome of a case, and the error type with which the steps of a case end it early.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 /// The outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +17,44 @@ pub enum Outcome {
     /// The case did not run, or could not decide.
     Skipped {
         /// The reason.
-        reason: String,
+        reason: SkipReason,
     },
+}
+
+/// Why a case did not run, or could not decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SkipReason {
+    /// No client connected within this time.
+    NoClient(Duration),
+    /// The case needs bytes below RDMA, which the transport does not give.
+    BelowRdma,
+    /// Another reason, in words.
+    Other(String),
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoClient(waited) => write!(f, "no client connected within {waited:?}"),
+            Self::BelowRdma => {
+                f.write_str("the case needs bytes below RDMA, which this transport does not give")
+            }
+            Self::Other(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl From<String> for SkipReason {
+    fn from(reason: String) -> Self {
+        Self::Other(reason)
+    }
+}
+
+impl From<&str> for SkipReason {
+    fn from(reason: &str) -> Self {
+        Self::Other(reason.into())
+    }
 }
 
 impl Outcome {
@@ -42,17 +78,39 @@ pub enum Stop {
         /// What the peer did instead.
         seen: String,
     },
+    /// The client connected, and did not begin to use the connection.
+    Unused {
+        /// The message that was expected of it.
+        expected: &'static str,
+        /// What it did instead.
+        seen: String,
+    },
     /// The case cannot decide.
     Skip {
         /// The reason.
-        reason: String,
+        reason: SkipReason,
     },
+}
+
+impl Stop {
+    /// Changes the words for what the specification requires, if the peer broke a rule.
+    #[must_use]
+    pub(crate) fn with_expected(self, change: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Fail { expected, seen } => Self::Fail {
+                expected: change(expected),
+                seen,
+            },
+            stop => stop,
+        }
+    }
 }
 
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fail { expected, seen } => write!(f, "expected: {expected}; seen: {seen}"),
+            Self::Unused { expected, seen } => write!(f, "expected: {expected}; seen: {seen}"),
             Self::Skip { reason } => write!(f, "skipped: {reason}"),
         }
     }
@@ -68,6 +126,10 @@ impl From<Verdict> for Outcome {
         match verdict {
             Ok(()) => Self::Pass,
             Err(Stop::Fail { expected, seen }) => Self::Fail { expected, seen },
+            Err(Stop::Unused { expected, seen }) => Self::Fail {
+                expected: expected.into(),
+                seen,
+            },
             Err(Stop::Skip { reason }) => Self::Skipped { reason },
         }
     }
@@ -88,7 +150,7 @@ pub fn fail<T>(expected: impl Into<String>, seen: impl Into<String>) -> Verdict<
 ///
 /// # Errors
 /// Always.
-pub fn skip<T>(reason: impl Into<String>) -> Verdict<T> {
+pub fn skip<T>(reason: impl Into<SkipReason>) -> Verdict<T> {
     Err(Stop::Skip {
         reason: reason.into(),
     })

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use smbdirect::Settings;
 
-use crate::outcome::{Verdict, require, skip};
+use crate::outcome::{SkipReason, Verdict, require, skip};
 
 /// The next action of the peer on an RDMA connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub trait Server {
     /// # Errors
     /// The transport is not iWARP over TCP, or the server does not answer.
     fn connect_tcp(&mut self) -> Verdict<Tcp> {
-        skip("the case needs bytes below RDMA, which this transport does not give")
+        skip(SkipReason::BelowRdma)
     }
 
     /// Is called after the server ended a connection because of a broken rule. One of `reasons`

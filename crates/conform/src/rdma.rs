@@ -18,7 +18,7 @@ use smbdirect::rdma::{
 use tokio::{runtime::Runtime, time::timeout};
 
 use crate::{
-    outcome::{Verdict, fail, skip},
+    outcome::{SkipReason, Verdict, fail, skip},
     peer::{Client, ClientAction, Known, Link, Next, PeerSettings, Server, Tcp, Timers, Watch},
 };
 
@@ -203,7 +203,7 @@ impl Client for RdmaClient {
                 Some(Err(_)) => {}
                 None => {
                     let limit = self.accept_timeout;
-                    return skip(format!("no client connected within {limit:?}"));
+                    return skip(SkipReason::NoClient(limit));
                 }
             }
         };

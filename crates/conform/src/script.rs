@@ -10,7 +10,6 @@ mod upper;
 pub(crate) use checks::describe;
 pub(crate) use negotiate::{acceptance, encoded, proposal};
 pub(crate) use send::padded;
-pub(crate) use upper::is_unused;
 
 use std::{
     collections::VecDeque,
@@ -21,7 +20,7 @@ use bytes::Bytes;
 use smbdirect::wire::DataTransfer;
 
 use crate::{
-    outcome::{Verdict, fail, require},
+    outcome::{Stop, Verdict, fail, require},
     peer::{Known, Link, Next},
     upper::{Answering, Asking, UpperLayer},
 };
@@ -133,6 +132,15 @@ impl Script {
             Next::End => fail(what, "the connection ended"),
             Next::Silence => fail(what, format!("nothing within {limit:?}")),
         }
+    }
+
+    /// Waits for the message with which a client begins to use a connection. A client whose user has given up may
+    /// connect once more and send nothing.
+    pub(crate) fn expect_use(&mut self, expected: &'static str) -> Verdict<Bytes> {
+        self.expect_message(expected).map_err(|stop| match stop {
+            Stop::Fail { seen, .. } => Stop::Unused { expected, seen },
+            stop => stop,
+        })
     }
 
     /// Checks that no message arrives for `duration`. A peer whose settings are not known may

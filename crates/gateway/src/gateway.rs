@@ -145,7 +145,7 @@ async fn drain(
             done = timeout(limit, all) => if done.is_err() {
                 let open = service.counters.open.load(Relaxed);
                 let open = text::plural(open, "session");
-                warn!("{open} with unanswered requests end after --drain-timeout");
+                warn!("{open} with unanswered requests end after the drain timeout");
             },
             () = urgent => {}
         }

@@ -122,11 +122,11 @@ impl Service {
         self.report(&Event::TurnedAway { peer, open, reason });
     }
 
-    /// Reports a client that is turned away because --allow does not have its address.
+    /// Reports a client that is turned away because its address is not allowed.
     pub(super) fn refuse_address(&self, peer: SocketAddr) {
         self.counters.not_allowed.fetch_add(1, Relaxed);
         let open = self.counters.open.load(Relaxed);
-        let reason = "--allow does not have its address";
+        let reason = "its address is not allowed";
         self.report(&Event::TurnedAway { peer, open, reason });
     }
 

@@ -104,7 +104,7 @@ impl Refusal {
             Self::Channel { .. } => {
                 "turn RDMA transforms off on the client (Windows: encryption over SMB Direct)"
             }
-            Self::NoRdma { .. } => "have the client connect by SMB Direct: --from smbdirect",
+            Self::NoRdma { .. } => "have the client connect by SMB Direct",
             Self::Malformed { .. }
             | Self::Header { .. }
             | Self::TooMany { .. }

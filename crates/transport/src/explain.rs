@@ -1,6 +1,6 @@
 //! Explains why an end did not connect, did not listen or ended, and what to try.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, io, net::SocketAddr, time::Duration};
 
 use anyhow::anyhow;
 use smbdirect::{
@@ -9,7 +9,46 @@ use smbdirect::{
 };
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::text;
+use crate::{kind::Kind, text};
+
+/// A setting that may cure an error. A program names its own option for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// The longest time to connect.
+    ConnectTimeout,
+    /// The kind of RDMA.
+    Kind,
+    /// The UDP port of RoCE in software.
+    UdpPort,
+}
+
+/// The reason why an end did not connect or listen, and what to try, of which a setting is a part. It is in the chain of
+/// the errors of this package.
+#[derive(Debug)]
+pub struct Curable {
+    text: String,
+    setting: Setting,
+}
+
+impl Curable {
+    /// Returns the setting that may cure it.
+    pub const fn setting(&self) -> Setting {
+        self.setting
+    }
+
+    /// Returns an error with this text, cured by this setting.
+    fn error(setting: Setting, text: String) -> anyhow::Error {
+        Self { text, setting }.into()
+    }
+}
+
+impl fmt::Display for Curable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Curable {}
 
 /// Longest time for the TCP connection that tells an unreachable host from another service.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -77,18 +116,24 @@ pub(super) fn explain_roce(error: &ConnectError, address: SocketAddr) -> anyhow:
         ConnectError::Provider(error) => {
             let what = in_short(error);
             match error.kind {
-                ProviderErrorKind::Refused if what == "connection refused" => anyhow!(
-                    "nothing listens on {address} by RoCE ({what}); start `smbdirect listen \
-                     --transport roce` there, or check the port: 445 is for RoCE, 5445 for iWARP"
+                ProviderErrorKind::Refused => anyhow!(
+                    "nothing listens on {address} by RoCE ({what}); start an SMB Direct listener by \
+                     RoCE there, or check the port: 445 is for RoCE, 5445 for iWARP"
                 ),
-                ProviderErrorKind::Refused if what.starts_with("connection refused") => anyhow!(
-                    "no RoCE listener answers on {} ({what}); start `smbdirect listen --transport \
-                     roce` there, check --udp-port at both ends, or have the firewall there admit the port",
-                    address.ip()
+                ProviderErrorKind::PortUnreachable => Curable::error(
+                    Setting::UdpPort,
+                    format!(
+                        "no RoCE listener answers on {} ({what}); start one there, use the same UDP \
+                         port at both ends, or have the firewall there admit it",
+                        address.ip()
+                    ),
                 ),
-                ProviderErrorKind::TimedOut => anyhow!(
-                    "{what}; check the address, and that firewalls pass that UDP port in both \
-                     directions, or give it more time by --connect-timeout"
+                ProviderErrorKind::TimedOut => Curable::error(
+                    Setting::ConnectTimeout,
+                    format!(
+                        "{what}; check the address, and that firewalls pass that UDP port in both \
+                         directions, or give it more time"
+                    ),
                 ),
                 ProviderErrorKind::Address => explain_provider(error, address),
                 _ => anyhow!("no RDMA connection to {address}: {what}"),
@@ -112,9 +157,12 @@ fn explain_negotiation(error: &ConnectError, address: SocketAddr) -> anyhow::Err
 fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error {
     let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused => anyhow!(
-            "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the port \
-             and --transport: this end uses iWARP"
+        ProviderErrorKind::Refused => Curable::error(
+            Setting::Kind,
+            format!(
+                "nothing listens on {address} ({what}); start `smbdirect listen` there, or check the \
+                 port and the kind of RDMA: this end uses iWARP"
+            ),
         ),
         ProviderErrorKind::Rejected => anyhow!("{address} turned the connection away: {what}"),
         ProviderErrorKind::Address => {
@@ -129,7 +177,7 @@ fn explain_provider(error: &ProviderError, address: SocketAddr) -> anyhow::Error
 }
 
 /// Returns the message of a provider without the words that the sentence around it repeats.
-pub(super) fn in_short(error: &ProviderError) -> String {
+fn in_short(error: &ProviderError) -> String {
     let what = &*error.what;
     let what = ["connecting: ", "listening: "]
         .iter()
@@ -155,25 +203,48 @@ async fn explain_silence(address: SocketAddr, limit: Duration) -> anyhow::Error 
 /// Explains that nothing answered.
 pub(super) fn unanswered(address: SocketAddr, limit: Duration) -> anyhow::Error {
     let limit = text::time(limit);
-    anyhow!(
-        "{address} did not answer within {limit}; check the address and firewalls between, \
-         or give it more by --connect-timeout"
-    )
+    let text = format!(
+        "{address} did not answer within {limit}; check the address and firewalls between, or give \
+         it more time"
+    );
+    Curable::error(Setting::ConnectTimeout, text)
+}
+
+/// Explains why this end cannot listen by RDMA of a kind, and what to try.
+pub(super) fn explain_listen(
+    error: &ProviderError,
+    kind: Kind,
+    address: SocketAddr,
+) -> anyhow::Error {
+    let text = in_short(error);
+    let cause = error.os_error().map(io::Error::from_raw_os_error);
+    // Of the errors of RoCE in software, only that of the UDP port is one of the system.
+    if kind == Kind::Roce && error.kind == ProviderErrorKind::InUse && cause.is_some() {
+        let text = format!(
+            "cannot listen on {address}: {text}; stop that, or remove the rxe device (rdma link delete) if \
+             it is one; or listen on one address each, or on another UDP port at both ends"
+        );
+        return Curable::error(Setting::UdpPort, text);
+    }
+    let kind = match error.kind {
+        ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
+        ProviderErrorKind::Address => io::ErrorKind::AddrNotAvailable,
+        _ => cause.map_or(io::ErrorKind::Other, |cause| cause.kind()),
+    };
+    cannot_listen(&text, kind, address)
 }
 
 /// Explains why this end cannot listen, and what to try.
-pub(super) fn explain_listen(text: &str, address: SocketAddr) -> anyhow::Error {
-    let cure = if text.contains("UDP port") {
-        "stop that, or remove the rxe device (rdma link delete) if it is one; or listen on one address each, or \
-         on another UDP port by --udp-port, and connect with the same option"
-    } else if text.contains("in use") {
-        "another program listens there; stop it, or give another port as ADDR"
-    } else if text.contains("permission") {
-        "ports below 1024 need administrator rights; give a higher one as ADDR"
-    } else if text.contains("assign") {
-        "it is no address of this machine; leave the host out to listen on all of them"
-    } else {
-        "give another address as ADDR"
+pub(super) fn cannot_listen(text: &str, kind: io::ErrorKind, address: SocketAddr) -> anyhow::Error {
+    let cure = match kind {
+        io::ErrorKind::AddrInUse => "another program listens there; stop it, or give another port",
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need administrator rights; give a higher one"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "it is not an address of this machine; leave the host out to listen on all of them"
+        }
+        _ => "give another address",
     };
     anyhow!("cannot listen on {address}: {text}; {cure}")
 }
@@ -189,7 +260,7 @@ pub fn explain_end(error: &ConnectionError) -> String {
 }
 
 /// Returns what to do about an error of the system that a limit causes.
-pub fn limit_cure(error: &std::io::Error) -> Option<&'static str> {
+pub fn limit_cure(error: &io::Error) -> Option<&'static str> {
     // EMFILE has this number on every Unix.
     #[cfg(unix)]
     if error.raw_os_error() == Some(24) {
@@ -197,4 +268,31 @@ pub fn limit_cure(error: &std::io::Error) -> Option<&'static str> {
     }
     let _ = error;
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cure_of_listening_goes_by_the_kind_of_the_error() {
+        use ProviderErrorKind::{Address, InUse, Local};
+
+        let in_use = io::Error::from_raw_os_error(98);
+        for (kind, error_kind, number, cure) in [
+            (Kind::Iwarp, InUse, None, "another program listens there"),
+            (Kind::Roce, InUse, None, "another program listens there"),
+            (Kind::Roce, InUse, in_use.raw_os_error(), "UDP port at both"),
+            (Kind::Iwarp, Address, None, "not an address of this machine"),
+            (Kind::Iwarp, Local, None, "give another address"),
+            #[cfg(unix)]
+            (Kind::Iwarp, Local, Some(13), "administrator rights"),
+        ] {
+            let error = ProviderError::new(error_kind, "listening: no").with_os_error(number);
+            let address = "127.0.0.1:445".parse().unwrap();
+            let explained = explain_listen(&error, kind, address).to_string();
+            assert!(explained.starts_with("cannot listen on 127.0.0.1:445: no; "));
+            assert!(explained.contains(cure), "{explained}");
+        }
+    }
 }

@@ -6,7 +6,7 @@
 //! * [`connect_tcp`], [`listen_tcp`]: the same by plain TCP.
 //! * [`text`]: errors, names and numbers as people read them.
 //!
-//! Errors name the options of the command `smbdirect` where one of them is the cure.
+//! An error that a setting may cure has [`Curable`] in its chain, so that a program can name its option for it.
 #![forbid(unsafe_code)]
 
 pub mod text;
@@ -23,7 +23,7 @@ pub use addresses::{
     Address, AddressError, Families, ResolveError, canonical, resolve, resolve_listen,
 };
 pub use connection::{close, connection_span, peer_span};
-pub use explain::{explain_end, limit_cure};
+pub use explain::{Curable, Setting, explain_end, limit_cure};
 pub use kind::Kind;
 pub use negotiated::{NegotiatedReport, version};
 #[cfg(target_os = "linux")]

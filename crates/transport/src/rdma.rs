@@ -19,7 +19,7 @@ use tracing::debug;
 use crate::{
     addresses::{Address, Families, resolve, resolve_listen},
     connection::peer_span,
-    explain::{explain_iwarp, explain_listen, explain_roce, explain_verbs, in_short},
+    explain::{explain_iwarp, explain_listen, explain_roce, explain_verbs},
     kind::Kind,
     tcp::local_congestion_control,
 };
@@ -143,7 +143,7 @@ impl Rdma {
         let address = resolve_listen(address, self.provider.default_port(), families).await?;
         Listener::bind(&*self.provider, address, config.clone())
             .await
-            .map_err(|error| explain_listen(&in_short(&error), address))
+            .map_err(|error| explain_listen(&error, self.kind, address))
     }
 }
 
@@ -156,7 +156,7 @@ fn verbs(settings: RdmaSettings) -> Result<Arc<dyn Provider>> {
 #[cfg(not(target_os = "linux"))]
 fn verbs(_: RdmaSettings) -> Result<Arc<dyn Provider>> {
     Err(anyhow!(
-        "RDMA adapters are used through rdma-core, which is for Linux; leave --transport out for iwarp"
+        "RDMA adapters are used through rdma-core, which is for Linux; use iWARP"
     ))
 }
 

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     addresses::{Address, Families, accept_ipv4, resolve, resolve_listen},
-    explain::{explain_listen, limit_cure, unanswered},
+    explain::{cannot_listen, limit_cure, unanswered},
     text,
 };
 
@@ -110,5 +110,5 @@ pub async fn listen_tcp(address: &Address, default_port: u16) -> Result<TcpListe
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    bind().map_err(|error: io::Error| explain_listen(&text::plain(&error), address))
+    bind().map_err(|error: io::Error| cannot_listen(&text::plain(&error), error.kind(), address))
 }

@@ -196,7 +196,7 @@ async fn iwarp_fault(error: &ProviderError, address: SocketAddr) -> AttemptFault
 fn adapter_fault(error: &ProviderError) -> AttemptFault {
     let what = in_short(error);
     match error.kind {
-        ProviderErrorKind::Refused => AttemptFault::Refused,
+        ProviderErrorKind::Refused | ProviderErrorKind::PortUnreachable => AttemptFault::Refused,
         ProviderErrorKind::Rejected | ProviderErrorKind::Protocol => AttemptFault::Rejected(what),
         ProviderErrorKind::Address if error.os_error() == Some(NO_DEVICE) => {
             AttemptFault::NoAdapter

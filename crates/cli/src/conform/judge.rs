@@ -13,8 +13,8 @@ use std::{
 use anyhow::{Result, anyhow};
 use smbdirect::rdma::provider::Provider;
 use smbdirect_conform::{
-    Case, Detect, Echo, Known, Outcome, RdmaClient, RdmaServer, Server, Smb2, Stop, Timers,
-    UpperLayer, detect, run, run_client, serves,
+    Case, Detect, Echo, Known, Outcome, RdmaClient, RdmaServer, Server, SkipReason, Smb2, Stop,
+    Timers, UpperLayer, detect, run, run_client, serves,
 };
 
 use super::{capture::Captures, output::Output};
@@ -127,12 +127,13 @@ impl Judge {
             detect(server).or_else(|_| detect(server))
         });
         found.map_err(|stop| match stop {
+            Stop::Unused { .. } => unreachable!("only clients leave connections unused"),
             Stop::Fail { expected, seen } => anyhow!(
                 "{address} answers neither SMB2 nor echoes: expected {expected}, seen {seen}; is \
                  an SMB Direct server there? `smbdirect ping {address}` tells, and --upper selects \
                  the upper layer"
             ),
-            Stop::Skip { reason } => anyhow!(reason),
+            Stop::Skip { reason } => anyhow!("{reason}"),
         })
     }
 
@@ -162,8 +163,12 @@ impl Judge {
             }
             let came = self.one(case, reason, || {
                 let outcome = run_client(case, &mut client, clients.upper);
-                let came = !matches!(&outcome, Outcome::Skipped { reason }
-                    if reason.starts_with("no client connected"));
+                let came = !matches!(
+                    outcome,
+                    Outcome::Skipped {
+                        reason: SkipReason::NoClient(_)
+                    }
+                );
                 (outcome, came)
             })?;
             nobody |= !came;
@@ -185,6 +190,7 @@ impl Judge {
         judge: impl FnOnce() -> (Outcome, bool),
     ) -> Result<bool> {
         if let Some(reason) = reason {
+            let reason = reason.into();
             let outcome = Outcome::Skipped { reason };
             self.output.case(case, &outcome, Duration::ZERO, None);
             return Ok(true);

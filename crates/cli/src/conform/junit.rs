@@ -44,7 +44,7 @@ fn test_case(done: &Done) -> TestCase {
         }
         Outcome::Skipped { reason } => {
             let mut status = TestCaseStatus::skipped();
-            status.set_message(reason.as_str());
+            status.set_message(reason.to_string());
             status
         }
     };

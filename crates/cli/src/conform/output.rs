@@ -210,7 +210,7 @@ impl Output {
             }
             Outcome::Skipped { reason: why } => {
                 text += &style.dim(&format!("\n       {why}"));
-                reason = Some(why.as_str());
+                reason = Some(why.to_string());
             }
         }
         self.line(text);
@@ -220,7 +220,7 @@ impl Output {
             outcome: outcome.name(),
             expected,
             seen: seen.as_deref(),
-            reason,
+            reason: reason.as_deref(),
             seconds: took.as_secs_f64(),
             capture: capture.map(|path| path.display().to_string()),
         });

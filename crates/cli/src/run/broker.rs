@@ -306,6 +306,7 @@ fn number(error: &ConnectError) -> Errno {
     match error {
         ConnectError::Provider(error) => match error.kind {
             ProviderErrorKind::Refused
+            | ProviderErrorKind::PortUnreachable
             | ProviderErrorKind::Rejected
             | ProviderErrorKind::Protocol
             | ProviderErrorKind::OtherProtocol => Errno::CONNREFUSED,

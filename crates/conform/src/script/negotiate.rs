@@ -5,7 +5,7 @@ use smbdirect::{
     wire::{NegotiateRequest, NegotiateResponse, Status},
 };
 
-use super::{Script, upper::NEGOTIATE_REQUEST_EXPECTED};
+use super::Script;
 use crate::outcome::{Verdict, fail, require};
 
 /// Returns the default proposal of the suite's client.
@@ -103,7 +103,7 @@ impl Script {
 
     /// Takes a Negotiate Request and checks each of its fields.
     pub(crate) fn expect_request(&mut self) -> Verdict<NegotiateRequest> {
-        let bytes = self.expect_message(NEGOTIATE_REQUEST_EXPECTED)?;
+        let bytes = self.expect_use("a Negotiate Request")?;
         require(
             bytes.len() == NegotiateRequest::LENGTH,
             "a Negotiate Request of 20 bytes",

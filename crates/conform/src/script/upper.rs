@@ -2,21 +2,9 @@
 
 use super::{Script, Transfer};
 use crate::{
-    outcome::{Stop, Verdict, fail, require, skip},
+    outcome::{Verdict, fail, require, skip},
     peer::Next,
 };
-
-/// What a case expects of a client on a new connection.
-const REQUEST_EXPECTED: &str = "the client's first message of the upper layer";
-/// What a case expects first of a client.
-pub(crate) const NEGOTIATE_REQUEST_EXPECTED: &str = "a Negotiate Request";
-
-/// Returns whether a case ended because the client did not use the connection. A client whose user
-/// has given up may connect once more and send nothing.
-pub(crate) fn is_unused(stop: &Stop) -> bool {
-    matches!(stop, Stop::Fail { expected, .. }
-        if expected == REQUEST_EXPECTED || expected == NEGOTIATE_REQUEST_EXPECTED)
-}
 
 impl Script {
     /// Returns a request for a server. The first on a connection has `length` bytes, or the shortest
@@ -72,16 +60,10 @@ impl Script {
 
     /// Receives the first request of a client.
     pub(crate) fn receive_request(&mut self) -> Verdict<Vec<u8>> {
-        let limit = self.known.prompt;
-        match self.link.next(limit) {
-            Next::Message(message) => {
-                let transfer = self.check(&message)?;
-                self.arrived.push_back(transfer);
-                self.receive()
-            }
-            Next::End => fail(REQUEST_EXPECTED, "the connection ended"),
-            Next::Silence => fail(REQUEST_EXPECTED, format!("nothing within {limit:?}")),
-        }
+        let message = self.expect_use("the client's first message of the upper layer")?;
+        let transfer = self.check(&message)?;
+        self.arrived.push_back(transfer);
+        self.receive()
     }
 
     /// Returns an answer to `request` of a client. It has about `length` bytes, unless the upper

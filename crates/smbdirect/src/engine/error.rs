@@ -222,7 +222,9 @@ impl ConnectionError {
             Self::Provider(error) => match error.kind {
                 ProviderErrorKind::Address => "rdma_address",
                 ProviderErrorKind::InUse => "rdma_in_use",
-                ProviderErrorKind::Refused | ProviderErrorKind::Rejected => "rdma_refused",
+                ProviderErrorKind::Refused
+                | ProviderErrorKind::PortUnreachable
+                | ProviderErrorKind::Rejected => "rdma_refused",
                 ProviderErrorKind::TimedOut => "rdma_timeout",
                 ProviderErrorKind::Reset => "rdma_reset",
                 ProviderErrorKind::Protocol | ProviderErrorKind::OtherProtocol => "rdma_protocol",
@@ -259,9 +261,9 @@ impl From<ConnectionError> for io::Error {
             ConnectionError::Closed(Initiator::Remote) => io::ErrorKind::ConnectionReset,
             ConnectionError::Aborted => io::ErrorKind::ConnectionAborted,
             ConnectionError::Provider(error) => match error.kind {
-                ProviderErrorKind::Refused | ProviderErrorKind::Rejected => {
-                    io::ErrorKind::ConnectionRefused
-                }
+                ProviderErrorKind::Refused
+                | ProviderErrorKind::PortUnreachable
+                | ProviderErrorKind::Rejected => io::ErrorKind::ConnectionRefused,
                 ProviderErrorKind::TimedOut => io::ErrorKind::TimedOut,
                 ProviderErrorKind::Address => io::ErrorKind::AddrNotAvailable,
                 ProviderErrorKind::InUse => io::ErrorKind::AddrInUse,
@@ -360,6 +362,10 @@ mod tests {
             (ConnectionError::Aborted, ConnectionAborted),
             (provider(ProviderErrorKind::Refused), ConnectionRefused),
             (provider(ProviderErrorKind::Rejected), ConnectionRefused),
+            (
+                provider(ProviderErrorKind::PortUnreachable),
+                ConnectionRefused,
+            ),
             (provider(ProviderErrorKind::OtherProtocol), InvalidData),
             (provider(ProviderErrorKind::TimedOut), TimedOut),
             (provider(ProviderErrorKind::Address), AddrNotAvailable),

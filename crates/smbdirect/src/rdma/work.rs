@@ -291,6 +291,8 @@ pub enum ProviderErrorKind {
     InUse,
     /// There is no listener on the address.
     Refused,
+    /// The host of the address runs no provider of this kind: it answers that the UDP port of RoCE is closed.
+    PortUnreachable,
     /// The listener turned the connection away. The description has its reason, if the protocol carries one.
     Rejected,
     /// The peer did not answer in time.

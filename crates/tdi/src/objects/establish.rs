@@ -261,9 +261,9 @@ fn connect_status(error: &ConnectError) -> Status {
     match error {
         ConnectError::Provider(ProviderError { kind, .. }) => match kind {
             ProviderErrorKind::Address => Status::BAD_NETWORK_PATH,
-            ProviderErrorKind::Refused | ProviderErrorKind::Rejected => {
-                Status::REMOTE_NOT_LISTENING
-            }
+            ProviderErrorKind::Refused
+            | ProviderErrorKind::PortUnreachable
+            | ProviderErrorKind::Rejected => Status::REMOTE_NOT_LISTENING,
             ProviderErrorKind::TimedOut => Status::IO_TIMEOUT,
             ProviderErrorKind::Reset => Status::CONNECTION_RESET,
             ProviderErrorKind::Local => Status::INSUFFICIENT_RESOURCES,

@@ -55,7 +55,12 @@ pub async fn private_data_travels_both_ways(fabric: &Fabric) {
 pub async fn connecting_without_a_listener_fails(fabric: &Fabric) {
     let address = fabric.listener().await.local_address();
     let error = fabric.connect(address).await.map(drop).unwrap_err();
-    assert_eq!(error.kind, ProviderErrorKind::Refused, "{error:?}");
+    // Nothing else uses the UDP port of RoCE in software here.
+    let kinds = [
+        ProviderErrorKind::Refused,
+        ProviderErrorKind::PortUnreachable,
+    ];
+    assert!(kinds.contains(&error.kind), "{error:?}");
 }
 
 pub async fn dropped_incoming_refuses(fabric: &Fabric) {

@@ -142,7 +142,7 @@ async fn settings_change_without_dropping_connections() {
     let mut stranger = End::connect(SmbDirect, &gateway.address).await;
     assert_eq!(stranger.receive().await, None);
     let reason = event(&mut gateway, "turned_away")["reason"].clone();
-    assert_eq!(reason, "--allow does not have its address");
+    assert_eq!(reason, "its address is not allowed");
 
     // A file with a fault changes nothing.
     file.write("allow = []\nmax-conections = 9");

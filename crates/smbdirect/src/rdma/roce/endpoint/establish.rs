@@ -237,7 +237,7 @@ impl Endpoint {
                 let what = format!("connection refused: UDP port {port} is unreachable there");
                 self.events.push_back(EndpointEvent::Failed {
                     id: ConnectionId(number),
-                    error: ProviderError::new(ProviderErrorKind::Refused, what),
+                    error: ProviderError::new(ProviderErrorKind::PortUnreachable, what),
                     path_mtu: None,
                 });
             }

@@ -223,7 +223,7 @@ fn nobody_answers() {
     }
     network.ends[0].handle_unreachable(now, peer.ip());
     let (error, _) = failure(&mut network);
-    assert_eq!(error.kind, ProviderErrorKind::Refused);
+    assert_eq!(error.kind, ProviderErrorKind::PortUnreachable);
     assert_eq!(network.ends[0].limits(other), None);
     network.expect_unused();
 }
