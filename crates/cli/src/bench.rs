@@ -4,25 +4,40 @@
 //! [`options`] says what to measure, [`plan`] makes rows of it, [`measure`] takes their samples from
 //! the two [`ends`], [`table`] and [`plot`] show them.
 
+#[path = "../../bench/src/means/channel.rs"]
 mod channel;
+#[path = "../../bench/src/programs.rs"]
 mod compare;
+#[path = "../../bench/src/ends.rs"]
 mod ends;
+#[path = "../../bench/src/means/frames.rs"]
 mod frames;
+#[path = "../../bench/src/host.rs"]
 mod machine;
+#[path = "../../bench/src/connections/load.rs"]
 mod many;
+#[path = "../../bench/src/measure.rs"]
 mod measure;
 mod options;
 mod output;
+#[path = "../../bench/src/plan.rs"]
 mod plan;
 mod plot;
+#[path = "../../bench/src/rows_file.rs"]
 mod rows;
+#[path = "../../bench/src/connections.rs"]
 mod scale;
 mod serve;
+#[path = "../../bench/src/means/smb_direct.rs"]
 mod smb;
 mod table;
+#[path = "../../bench/src/means/tcp.rs"]
 mod tcp;
+#[path = "../../bench/src/means/tcp_loop.rs"]
 mod tcp_loop;
+#[path = "../../bench/src/means/smb_direct/timed.rs"]
 mod timed;
+#[path = "../../bench/src/work.rs"]
 mod work;
 
 use std::{
