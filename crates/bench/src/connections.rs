@@ -1,4 +1,6 @@
-//! Many connections: the memory of idle ones, and the fairness between busy ones.
+//! Many connections: the memory of 1000 idle ones, the fairness between 64 active ones, and [`load`]s on chosen numbers.
+
+mod load;
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -8,20 +10,23 @@ use std::{
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{
+use smbdirect_transport::Kind;
+
+pub use load::{Load, LoadMemory, Range, measure_loads};
+
+use crate::{
     ends::{LinkId, Near},
-    measure,
     plan::Choice,
-    work::{Burst, Kind, Link, Means, Over, Placement, Smb},
+    summary::quartiles,
+    work::{Burst, Link, Means, Operation, Placement, Smb},
 };
-use crate::report::{self, Report};
 
 /// Idle connections.
 const IDLE: u32 = 1000;
 /// Active connections.
 const ACTIVE: u32 = 64;
 /// Credits of an idle connection; few, so that their receives do not hide the rest.
-const CREDITS: u16 = 8;
+pub const IDLE_CREDITS: u16 = 8;
 /// Message size in bytes of active connections.
 const MESSAGE_BYTES: u32 = 64 << 10;
 /// Messages that each active connection keeps outstanding, 1 MiB in all.
@@ -34,30 +39,34 @@ const DEFAULT_BURST: Duration = Duration::from_millis(500);
 /// The memory of idle connections.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "idle_connections")]
-pub(crate) struct Idle {
-    pub(crate) connections: u32,
+pub struct Idle {
+    /// Number of connections.
+    pub connections: u32,
     /// Resident bytes of each end of a connection.
-    bytes_each: f64,
+    pub bytes_each: f64,
     /// Bytes of the receives that the credits of a connection need.
-    credit_bytes: u32,
-    pub(crate) beyond_credits: f64,
+    pub credit_bytes: u32,
+    /// Bytes of each end beyond those.
+    pub beyond_credits: f64,
 }
 
 /// How active connections share two ends.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "active_connections")]
-pub(crate) struct Active {
-    pub(crate) connections: u32,
+pub struct Active {
+    /// Number of connections.
+    pub connections: u32,
     /// Messages of the fastest connection divided by those of the slowest.
-    pub(crate) fastest_to_slowest: f64,
+    pub fastest_to_slowest: f64,
     /// Rate of all connections together divided by that of one alone.
-    pub(crate) together_to_one: f64,
+    pub together_to_one: f64,
 }
 
-pub(super) fn smb(choice: &Choice) -> Smb {
+/// Returns the settings of connections with the largest segment.
+fn smb(choice: &Choice) -> Smb {
     let segment = choice.segments.iter().copied().max().unwrap_or(8136);
     Smb {
-        crc: choice.crcs[0] && choice.smb.over == Over::Iwarp,
+        crc: choice.crcs[0] && choice.smb.over == Kind::Iwarp,
         segment,
         ..choice.smb
     }
@@ -68,11 +77,11 @@ pub(super) fn smb(choice: &Choice) -> Smb {
 ///
 /// # Errors
 /// The connections cannot be made.
-pub(crate) fn idle(report: &Report, near: &mut Near, choice: &Choice) -> Result<Option<Idle>> {
+pub fn measure_idle(near: &mut Near, choice: &Choice) -> Result<Option<Idle>> {
     let few = Smb {
         segment: 1364,
-        send_credit_target: CREDITS,
-        receive_credit_max: CREDITS,
+        send_credit_target: IDLE_CREDITS,
+        receive_credit_max: IDLE_CREDITS,
         ..smb(choice)
     };
     // Memory that the first connection needs once is not counted.
@@ -93,20 +102,13 @@ pub(crate) fn idle(report: &Report, near: &mut Near, choice: &Choice) -> Result<
     };
     let each = after.saturating_sub(before) as f64 / f64::from(2 * IDLE);
     // One receive more than the credits is posted, so that the last credit can be answered.
-    let credit_bytes = (u32::from(CREDITS) + 1) * few.segment;
-    let idle = Idle {
+    let credit_bytes = (u32::from(IDLE_CREDITS) + 1) * few.segment;
+    Ok(Some(Idle {
         connections: IDLE,
         bytes_each: each,
         credit_bytes,
         beyond_credits: (each - f64::from(credit_bytes)).max(0.0),
-    };
-    report.line(format_args!(
-        "\n{IDLE} idle connections: {} resident for each end; {CREDITS} credits need {}",
-        report::bytes(each as u64),
-        report::bytes(credit_bytes.into()),
-    ));
-    report.event(&idle);
-    Ok(Some(idle))
+    }))
 }
 
 const fn link(smb: Smb, connections: u32, largest: u32) -> Link {
@@ -121,7 +123,7 @@ const fn link(smb: Smb, connections: u32, largest: u32) -> Link {
 
 fn burst(size: u32, placement: Placement, count: u64, seconds: Option<f64>) -> Burst {
     Burst {
-        kind: Kind::Send,
+        kind: Operation::Send,
         size,
         count,
         outstanding: OUTSTANDING_MESSAGES,
@@ -137,8 +139,7 @@ fn burst(size: u32, placement: Placement, count: u64, seconds: Option<f64>) -> B
 ///
 /// # Errors
 /// The connections cannot be made.
-pub(crate) fn active(
-    report: &Report,
+pub fn measure_active(
     near: &mut Near,
     choice: &Choice,
     time: Option<Duration>,
@@ -175,16 +176,9 @@ pub(crate) fn active(
     if unfair.is_empty() {
         return Ok(None);
     }
-    let active = Active {
+    Ok(Some(Active {
         connections: ACTIVE,
-        fastest_to_slowest: measure::quartiles(unfair)[1],
-        together_to_one: measure::quartiles(beside)[1],
-    };
-    report.line(format_args!(
-        "\n{ACTIVE} active connections: the fastest has {:.2} times the messages of the slowest; \
-         all together have {:.2} times the rate of one",
-        active.fastest_to_slowest, active.together_to_one
-    ));
-    report.event(&active);
-    Ok(Some(active))
+        fastest_to_slowest: quartiles(unfair)[1],
+        together_to_one: quartiles(beside)[1],
+    }))
 }

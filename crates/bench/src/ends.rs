@@ -11,6 +11,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     process,
     sync::{Arc, Mutex},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -25,17 +26,17 @@ use smbdirect::{
         roce::{Roce, RoceConfig},
     },
 };
+use smbdirect_transport::{Kind, peer_span, text::printable};
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::runtime::{self, Runtime};
+use tracing::debug;
 
-use super::{
-    channel, frames,
-    machine::{self, Cores},
-    smb, tcp,
-    tcp_loop::Loop,
+use crate::{
+    host::{self, Cores},
+    means::{channel, frames, smb_direct, tcp, tcp_loop::Loop},
     work::{
-        Burst, Half, Kind, Link, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, MAX_OUTSTANDING,
-        MAX_REQUEST_BYTES, Means, Over, Placement, Smb,
+        Burst, Half, Link, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, MAX_MESSAGE_BYTES,
+        MAX_OUTSTANDING, MAX_REQUEST_BYTES, Means, Operation, Placement, Smb,
     },
 };
 
@@ -101,16 +102,16 @@ impl Control {
         })
     }
 
-    fn say(&mut self, what: &impl Serialize) -> Result<()> {
-        let mut line = serde_json::to_vec(what)?;
+    fn send(&mut self, line: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');
         self.writer
             .write_all(&line)
             .context("the other end is gone")
     }
 
-    /// Returns what the other end says; `None` when it has closed the connection.
-    fn hear<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+    /// Returns the next line of the other end; `None` when it has closed the connection.
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = Vec::new();
         let read = (&mut self.reader)
             .take(MAX_LINE_BYTES)
@@ -119,15 +120,16 @@ impl Control {
         if read == 0 {
             return Ok(None);
         }
-        let what = serde_json::from_slice(&line);
-        what.map(Some)
+        let value = serde_json::from_slice(&line);
+        value
+            .map(Some)
             .context("the other end does not speak as `smbdirect bench` does")
     }
 
     fn answer(&mut self) -> Result<Answer> {
-        match self.hear()?.context("the other end hung up")? {
+        match self.receive()?.context("the other end hung up")? {
             Answer::Failed { error } => {
-                bail!("the other end: {}", crate::report::printable(&error))
+                bail!("the other end: {}", printable(&error))
             }
             answer => Ok(answer),
         }
@@ -140,7 +142,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// What two ends in one process share.
 #[derive(Debug, Default)]
-pub(crate) struct InProcess {
+pub struct InProcess {
     loopback: Arc<Loopback>,
     /// Ends of channels that the far thread has not taken yet.
     channels: Mutex<HashMap<u32, channel::End>>,
@@ -148,21 +150,24 @@ pub(crate) struct InProcess {
 
 /// The settings of an end.
 #[derive(Clone, Debug)]
-pub(crate) struct Setting {
-    pub(crate) cores: Cores,
-    pub(crate) iwarp: IwarpConfig,
-    pub(crate) roce: RoceConfig,
+pub struct EndSettings {
+    /// The cores that this process may use.
+    pub cores: Cores,
+    /// The settings of software iWARP, and the congestion control of all TCP connections.
+    pub iwarp: IwarpConfig,
+    /// The settings of software RoCE.
+    pub roce: RoceConfig,
     /// The RDMA adapters of this machine; `None` for other transports.
-    pub(crate) adapters: Option<Arc<dyn Provider>>,
+    pub adapters: Option<Arc<dyn Provider>>,
     /// What both ends share; `None` if the other end is another process.
-    pub(crate) in_process: Option<Arc<InProcess>>,
-    /// Most connections of a link, and most bytes of a message.
-    pub(crate) limits: (u32, u32),
+    pub in_process: Option<Arc<InProcess>>,
+    /// Most connections of a link.
+    pub max_connections: u32,
 }
 
 /// One end of the measurement, which runs in a thread of its own.
 struct End {
-    setting: Setting,
+    setting: EndSettings,
     /// The provider of software RoCE, whose links share a socket.
     roce: Roce,
     runtime: Runtime,
@@ -174,7 +179,7 @@ struct End {
 }
 
 enum Connections {
-    Smb(Vec<smb::End>),
+    Smb(Vec<smb_direct::End>),
     Tcp(Vec<TcpStream>),
     TcpLoop(Loop),
     Frames(Vec<frames::Frames>),
@@ -182,7 +187,7 @@ enum Connections {
 }
 
 impl End {
-    fn new(setting: Setting, active: bool) -> Result<Self> {
+    fn new(setting: EndSettings, active: bool) -> Result<Self> {
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -199,13 +204,13 @@ impl End {
 
     fn provider(&self, smb: &Smb) -> Result<Arc<dyn Provider>> {
         match smb.over {
-            Over::Iwarp => {}
-            Over::Roce => return Ok(Arc::new(self.roce.clone())),
-            Over::Verbs => {
+            Kind::Iwarp => {}
+            Kind::Roce => return Ok(Arc::new(self.roce.clone())),
+            Kind::Verbs => {
                 let adapters = self.setting.adapters.clone();
                 return adapters.context("start it with --transport verbs");
             }
-            Over::Loopback => {
+            Kind::Loopback => {
                 let shared = self.setting.in_process.as_ref();
                 let shared = shared.context("loopback stays in the process")?;
                 return Ok(shared.loopback.clone());
@@ -221,12 +226,12 @@ impl End {
 
     /// Connects the connections of a link.
     fn connect(&self, id: u32, link: &Link, address: SocketAddr) -> Result<Connections> {
-        machine::allow_sockets(link.connections);
+        host::allow_sockets(link.connections);
         let all = 0..link.connections;
         Ok(match &link.means {
             Means::SmbDirect(smb) => {
                 let provider = self.provider(smb)?;
-                let connecting = smb::connect(&*provider, address, smb, link);
+                let connecting = smb_direct::connect(&*provider, address, smb, link);
                 Connections::Smb(self.runtime.block_on(connecting)?)
             }
             Means::Tcp => {
@@ -245,7 +250,7 @@ impl End {
                 let shared = self.setting.in_process.as_ref();
                 let shared = shared.context("a channel stays in the process")?;
                 let (near, far) = channel::pair();
-                let mut waiting = shared.channels.lock().expect("no panic under it");
+                let mut waiting = shared.channels.lock().expect("inserting does not panic");
                 waiting.insert(id, far);
                 Connections::Channel(near)
             }
@@ -257,7 +262,7 @@ impl End {
         let Some(algorithm) = &self.setting.iwarp.tuning.congestion_control else {
             return Ok(());
         };
-        machine::set_congestion_control(socket, algorithm)
+        host::set_congestion_control(socket, algorithm)
             .with_context(|| format!("congestion control {algorithm}"))
     }
 
@@ -285,11 +290,14 @@ impl End {
         };
         self.setting.cores.pin(core);
         let connections = self.links.get_mut(&id).context("there is no such link")?;
-        let (active, started, cpu) = (self.active, Instant::now(), machine::thread_cpu());
+        let (active, started, cpu) = (self.active, Instant::now(), host::thread_cpu());
         let mut half = Half::default();
         match connections {
             Connections::Smb(ends) => {
-                for done in self.runtime.block_on(smb::burst(ends, burst, active))? {
+                for done in self
+                    .runtime
+                    .block_on(smb_direct::burst(ends, burst, active))?
+                {
                     half.arrived.extend(done.arrived);
                     half.round_trips.extend(done.round_trips);
                 }
@@ -304,14 +312,14 @@ impl End {
             Connections::Channel(end) => half.round_trips = end.burst(burst, active)?,
         }
         half.seconds = started.elapsed().as_secs_f64();
-        let clocks = machine::thread_cpu().zip(cpu);
+        let clocks = host::thread_cpu().zip(cpu);
         half.cpu = clocks.map(|(after, before)| (after - before).as_secs_f64());
         Ok(half)
     }
 }
 
 /// The near end, which gives the orders.
-pub(crate) struct Near {
+pub struct Near {
     end: End,
     control: Control,
     /// The address of the far end.
@@ -327,7 +335,10 @@ pub(crate) struct LinkId(u32);
 
 impl Near {
     /// Connects to the far end over `stream`, and checks that it is the same version.
-    pub(crate) fn new(stream: TcpStream, setting: Setting) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The far end does not answer, or is another version.
+    pub fn new(stream: TcpStream, setting: EndSettings) -> Result<Self> {
         let far = stream.peer_addr()?.ip();
         let mut control = Control::new(stream)?;
         let Answer::Hello { version, process } = control.answer()? else {
@@ -335,7 +346,7 @@ impl Near {
         };
         let ours = env!("CARGO_PKG_VERSION");
         if version != ours {
-            let theirs = crate::report::printable(&version);
+            let theirs = printable(&version);
             bail!("the other end is version {theirs}, this one is {ours}");
         }
         Ok(Self {
@@ -370,7 +381,7 @@ impl Near {
             _ => None,
         };
         let congestion_control = self.end.setting.iwarp.tuning.congestion_control.clone();
-        self.control.say(&Order::Open {
+        self.control.send(&Order::Open {
             id,
             link,
             congestion_control,
@@ -393,7 +404,7 @@ impl Near {
 
     pub(crate) fn close(&mut self, id: LinkId) -> Result<()> {
         self.end.links.remove(&id.0);
-        self.control.say(&Order::Close { id: id.0 })?;
+        self.control.send(&Order::Close { id: id.0 })?;
         ensure!(
             matches!(self.control.answer()?, Answer::Closed),
             "the other end answers something else"
@@ -409,7 +420,7 @@ impl Near {
             id: id.0,
             burst: *burst,
         };
-        self.control.say(&order)?;
+        self.control.send(&order)?;
         let near = self.end.burst(id.0, burst);
         // If both ends fail, the far end has the cause.
         let far = match (self.control.answer(), &near) {
@@ -424,11 +435,11 @@ impl Near {
 
     /// Returns the resident memory of both ends, counted once if they share a process.
     pub(crate) fn resident(&mut self) -> Result<Option<u64>> {
-        let near = machine::resident();
+        let near = host::resident();
         if self.is_one_process() {
             return Ok(near);
         }
-        self.control.say(&Order::Resident)?;
+        self.control.send(&Order::Resident)?;
         let Answer::Resident { bytes } = self.control.answer()? else {
             bail!("the other end answers something else");
         };
@@ -440,15 +451,15 @@ impl Near {
 ///
 /// # Errors
 /// The connection fails. Work that fails is reported to the near end instead.
-pub(crate) fn serve_orders(stream: TcpStream, setting: Setting) -> Result<()> {
+pub fn serve_orders(stream: TcpStream, setting: EndSettings) -> Result<()> {
     let address = stream.local_addr()?.ip();
     let mut control = Control::new(stream)?;
     let mut end = End::new(setting, false)?;
-    control.say(&Answer::Hello {
+    control.send(&Answer::Hello {
         version: env!("CARGO_PKG_VERSION").into(),
         process: process::id(),
     })?;
-    while let Some(order) = control.hear()? {
+    while let Some(order) = control.receive()? {
         let answer = match order {
             Order::Open {
                 id,
@@ -458,7 +469,7 @@ pub(crate) fn serve_orders(stream: TcpStream, setting: Setting) -> Result<()> {
                 end.setting.iwarp.tuning.congestion_control = congestion_control;
                 open(&mut end, &mut control, address, id, &link)
             }
-            Order::Burst { id, burst } => check(&burst, &end.setting)
+            Order::Burst { id, burst } => check(&burst)
                 .and_then(|()| end.burst(id, &burst))
                 .map(Answer::Done),
             Order::Close { id } => {
@@ -468,15 +479,41 @@ pub(crate) fn serve_orders(stream: TcpStream, setting: Setting) -> Result<()> {
                 Ok(Answer::Closed)
             }
             Order::Resident => Ok(Answer::Resident {
-                bytes: machine::resident(),
+                bytes: host::resident(),
             }),
         };
         let answer = answer.unwrap_or_else(|error| Answer::Failed {
             error: format!("{error:#}"),
         });
-        control.say(&answer)?;
+        control.send(&answer)?;
     }
     Ok(())
+}
+
+/// Starts the far end in a thread of this process, for one near end. Returns the address for orders, and what both ends
+/// share.
+///
+/// # Errors
+/// Listening fails, or the thread does not start.
+pub fn start_far_thread(setting: &EndSettings) -> Result<(SocketAddr, Arc<InProcess>)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let shared = Arc::new(InProcess::default());
+    let setting = EndSettings {
+        in_process: Some(shared.clone()),
+        ..setting.clone()
+    };
+    let serve = move || {
+        let (stream, near) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => return debug!("the far end: {error}"),
+        };
+        if let Err(error) = serve_orders(stream, setting) {
+            peer_span(near).in_scope(|| debug!("the far end: {error:#}"));
+        }
+    };
+    thread::Builder::new().name("far".into()).spawn(serve)?;
+    Ok((address, shared))
 }
 
 /// Most links that one peer may have at the same time.
@@ -505,7 +542,7 @@ fn open(
     id: u32,
     link: &Link,
 ) -> Result<Answer> {
-    let (connections, largest) = end.setting.limits;
+    let (connections, largest) = (end.setting.max_connections, MAX_MESSAGE_BYTES);
     ensure!(end.links.len() < MAX_LINKS, "there are too many links");
     ensure!(
         (1..=connections).contains(&link.connections) && link.largest <= largest,
@@ -521,34 +558,34 @@ fn open(
         after <= MAX_MEMORY_BYTES,
         "the connections, with their message size and credits, would take too much memory"
     );
-    machine::allow_sockets(link.connections);
+    host::allow_sockets(link.connections);
     let any = SocketAddr::new(address, 0);
     let connections = match &link.means {
         Means::SmbDirect(smb) => {
-            let (provider, config) = (end.provider(smb)?, smb::config(smb, link)?);
+            let (provider, config) = (end.provider(smb)?, smb_direct::config(smb, link)?);
             let listener = end
                 .runtime
                 .block_on(Listener::bind(&*provider, any, config))?;
             let port = listener.local_address().port();
-            control.say(&Answer::Listening { port })?;
-            let accepting = smb::accept(listener, link);
+            control.send(&Answer::Listening { port })?;
+            let accepting = smb_direct::accept(listener, link);
             Connections::Smb(end.runtime.block_on(accepting)?)
         }
         Means::Channel => {
-            control.say(&Answer::Listening { port: 0 })?;
+            control.send(&Answer::Listening { port: 0 })?;
             let shared = end.setting.in_process.as_ref();
             let shared = shared.context("a channel stays in the process")?;
             let waiting = shared
                 .channels
                 .lock()
-                .expect("no panic under it")
+                .expect("inserting does not panic")
                 .remove(&id);
             Connections::Channel(waiting.context("there is no such channel")?)
         }
         Means::Tcp | Means::TcpLoop | Means::Frames => {
             let listener = TcpListener::bind(any)?;
             end.control_congestion((&listener).into())?;
-            control.say(&Answer::Listening {
+            control.send(&Answer::Listening {
                 port: listener.local_addr()?.port(),
             })?;
             let streams = accept(&listener, link.connections)?;
@@ -586,7 +623,7 @@ fn accept(listener: &TcpListener, connections: u32) -> Result<Vec<TcpStream>> {
                     started.elapsed() < Duration::from_secs(10),
                     "the other end does not connect"
                 );
-                std::thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_micros(200));
             }
             Err(error) => return Err(error.into()),
         }
@@ -595,15 +632,15 @@ fn accept(listener: &TcpListener, connections: u32) -> Result<Vec<TcpStream>> {
 }
 
 /// Checks that a burst of the other end is within the limits.
-fn check(burst: &Burst, setting: &Setting) -> Result<()> {
-    let (_, largest) = setting.limits;
+fn check(burst: &Burst) -> Result<()> {
+    let largest = MAX_MESSAGE_BYTES;
     ensure!(
         (1..=largest).contains(&burst.size),
         "messages have 1 to {largest} bytes"
     );
     ensure!(
         burst.count <= MAX_BURST_MESSAGES
-            && (burst.kind != Kind::Echo || burst.count <= MAX_BURST_ROUND_TRIPS),
+            && (burst.kind != Operation::Echo || burst.count <= MAX_BURST_ROUND_TRIPS),
         "a burst of {} is too long",
         burst.count
     );

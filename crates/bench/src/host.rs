@@ -3,6 +3,7 @@
 
 use std::{
     fs, hint, io,
+    net::TcpListener,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -16,26 +17,26 @@ use socket2::SockRef;
 
 /// The cores that this process could run on when it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cores(Vec<usize>);
+pub struct Cores(Vec<usize>);
 
 impl Cores {
     /// Returns the allowed cores. Call it before any thread is pinned.
-    pub(crate) fn allowed() -> Self {
+    pub fn allowed() -> Self {
         Self(allowed())
     }
 
     /// Returns whether each end can have a core of its own.
-    pub(crate) fn are_two(&self) -> bool {
+    pub fn are_two(&self) -> bool {
         self.0.len() > 1
     }
 
     /// Returns the core of the end that connects, which is that of both ends if they share one.
-    pub(crate) fn near(&self) -> Option<usize> {
+    pub fn near(&self) -> Option<usize> {
         self.0.iter().take(2).next_back().copied()
     }
 
     /// Returns the core of the end that listens, unless the ends share one.
-    pub(crate) fn far(&self) -> Option<usize> {
+    pub fn far(&self) -> Option<usize> {
         self.0.first().copied()
     }
 
@@ -81,7 +82,7 @@ fn pin(_: &[usize]) -> bool {
 /// halted core of a virtual machine takes from 10 us to milliseconds, which would dominate what is
 /// measured.
 #[derive(Debug)]
-pub(crate) struct Awake {
+pub struct Awake {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -91,7 +92,7 @@ impl Awake {
     ///
     /// # Errors
     /// The system has no idle priority, or pins no threads.
-    pub(crate) fn start(cores: &Cores, ends: &[Option<usize>]) -> io::Result<Self> {
+    pub fn start(cores: &Cores, ends: &[Option<usize>]) -> io::Result<Self> {
         let mut awake = Self {
             stop: Arc::default(),
             threads: Vec::new(),
@@ -100,7 +101,7 @@ impl Awake {
         ends.dedup();
         for core in ends {
             let (cores, stop) = (cores.clone(), awake.stop.clone());
-            let (told, hear) = mpsc::channel();
+            let (ready_sender, ready_receiver) = mpsc::channel();
             let spin = move || {
                 let ready = if cores.pin(core) {
                     run_when_idle()
@@ -109,14 +110,16 @@ impl Awake {
                 };
                 let spins = ready.is_ok();
                 // start() waits for this.
-                let _ = told.send(ready);
+                let _ = ready_sender.send(ready);
                 while spins && !stop.load(Ordering::Relaxed) {
                     hint::spin_loop();
                 }
             };
             let thread = thread::Builder::new().name("awake".into()).spawn(spin)?;
             awake.threads.push(thread);
-            hear.recv().expect("it tells before it ends")?;
+            ready_receiver
+                .recv()
+                .expect("the thread sends before it spins")?;
         }
         Ok(awake)
     }
@@ -126,7 +129,7 @@ impl Drop for Awake {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            thread.join().expect("it only spins");
+            thread.join().expect("a thread that spins does not panic");
         }
     }
 }
@@ -208,15 +211,24 @@ fn allow_files(files: u64) {
 fn allow_files(_: u64) {}
 
 /// Returns the load average of the last minute.
-pub(crate) fn load() -> Option<f64> {
+pub fn load_average() -> Option<f64> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 
 /// Returns the default congestion control of TCP connections.
-pub(crate) fn congestion_control() -> Option<String> {
+pub fn congestion_control() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
     Some(text.trim().to_owned())
+}
+
+/// Checks that the system has a congestion control, and lets this user choose it.
+///
+/// # Errors
+/// It does not.
+pub fn check_congestion_control(algorithm: &str) -> io::Result<()> {
+    let socket = TcpListener::bind("127.0.0.1:0")?;
+    set_congestion_control((&socket).into(), algorithm)
 }
 
 /// Sets the congestion control of a socket that is not connected yet.
@@ -395,6 +407,6 @@ mod tests {
             assert!(started.elapsed() < Duration::from_secs(10));
         }
         assert!(resident().unwrap() > 0);
-        assert!(load().unwrap() >= 0.0);
+        assert!(load_average().unwrap() >= 0.0);
     }
 }

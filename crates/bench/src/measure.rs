@@ -1,4 +1,4 @@
-//! Measuring: takes samples of all rows alternately, and summarises them.
+//! Measuring: takes samples of all rows alternately, and selects those to summarise.
 
 use std::{
     collections::HashMap,
@@ -9,43 +9,47 @@ use std::{
 
 use anyhow::Result;
 use crc_fast::CrcAlgorithm;
-use hdrhistogram::Histogram;
 
-use super::{
-    compare::Programs,
+use crate::{
     ends::{LinkId, Near},
-    machine::{self, Distance},
-    plan::{self, Memory, Other, Row, Work},
-    work::{Kind, MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, Means, Placement, Sample},
+    host::{self, Distance},
+    means::smb_direct::source,
+    plan::{self, Memory, Program, Row, Work},
+    programs::Programs,
+    summary::{RowResult, Summary, quartiles},
+    work::{MAX_BURST_MESSAGES, MAX_BURST_ROUND_TRIPS, Means, Operation, Placement, Sample},
 };
 
 /// How often and how long to measure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Effort {
-    pub(crate) rounds: u32,
-    pub(crate) time: Duration,
+pub struct Effort {
+    /// Samples of each row.
+    pub rounds: u32,
+    /// Length of a burst.
+    pub time: Duration,
     /// Extra rounds are added until each row has enough samples at the usual core distance, but not
     /// after this time.
-    pub(crate) most: Duration,
+    pub most: Duration,
 }
 
 /// The samples of all rows.
 #[derive(Debug, Default)]
-pub(crate) struct Measured {
+pub struct Measured {
     pub(crate) rows: Vec<(Row, Vec<Sample>)>,
-    pub(crate) interrupted: bool,
+    /// Whether it ended early.
+    pub interrupted: bool,
     /// Rows that could not be measured, with the reason.
-    pub(crate) failed: Vec<(Row, String)>,
+    pub failed: Vec<(Row, String)>,
 }
 
 /// Reports progress: bursts done, bursts in all, and the row that is measured now.
-pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64, &str);
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64, &str);
 
 /// Measures `rows` alternately, until enough rounds are done or `stop` is set.
 ///
 /// # Errors
 /// The ends cannot work together any more.
-pub(crate) fn measure(
+pub fn measure(
     near: &mut Near,
     programs: &Programs,
     rows: &[Row],
@@ -123,9 +127,9 @@ impl Bench<'_> {
     /// Finds the number of messages that makes a burst of the wanted length.
     fn calibrate(&mut self, row: &Row) -> Result<u64> {
         let mut count = match row {
-            Row::Work(work) if work.kind != Kind::Echo => (1 << 18) / u64::from(work.size) + 8,
+            Row::Work(work) if work.kind != Operation::Echo => (1 << 18) / u64::from(work.size) + 8,
             // Starting a program takes longer than most runs.
-            Row::Other(Other::Iperf3 | Other::Ucx | Other::UcxMemory, size) => {
+            Row::Program(Program::Iperf3 | Program::Ucx | Program::UcxMemory, size) => {
                 (1 << 23) / u64::from(*size) + 100
             }
             _ => 50,
@@ -135,7 +139,7 @@ impl Bench<'_> {
             // A connection over a long distance begins slowly, and a shorter run would mislead.
             let enough = seconds >= self.time.as_secs_f64() / 2.0;
             count = self.adjusted(row, count, seconds);
-            if enough || matches!(row, Row::Other(..)) {
+            if enough || matches!(row, Row::Program(..)) {
                 break;
             }
         }
@@ -163,11 +167,11 @@ impl Bench<'_> {
             _ if !is_watched => None,
             // The round trip after the previous burst.
             Some(before) => Some(before),
-            None => machine::cache_line_round_trip(self.near.cores()),
+            None => host::cache_line_round_trip(self.near.cores()),
         };
         let mut sample = self.run(row, count)?;
         if is_watched {
-            let after = machine::cache_line_round_trip(self.near.cores());
+            let after = host::cache_line_round_trip(self.near.cores());
             sample.between_cores = before.zip(after);
             self.before = after;
         }
@@ -180,7 +184,7 @@ impl Bench<'_> {
         match row {
             Row::Work(work) => self.work(work, count),
             Row::Memory(memory, size) => Ok(in_memory(*memory, *size, count)),
-            Row::Other(other, size) => self.programs.run(*other, *size, count),
+            Row::Program(other, size) => self.programs.run(*other, *size, count),
         }
     }
 
@@ -201,9 +205,9 @@ impl Bench<'_> {
 }
 
 fn in_memory(memory: Memory, size: u32, count: u64) -> Sample {
-    let source = super::smb::source(size);
+    let source = source(size);
     let mut target = source.to_vec();
-    let (started, cpu) = (Instant::now(), machine::thread_cpu());
+    let (started, cpu) = (Instant::now(), host::thread_cpu());
     for _ in 0..count {
         match memory {
             Memory::Copy => {
@@ -218,7 +222,7 @@ fn in_memory(memory: Memory, size: u32, count: u64) -> Sample {
             }
         }
     }
-    let clocks = machine::thread_cpu().zip(cpu);
+    let clocks = host::thread_cpu().zip(cpu);
     Sample {
         cpu: clocks.map(|(after, before)| (after - before).as_secs_f64()),
         ..Sample::reported(
@@ -277,7 +281,7 @@ impl Measured {
     }
 
     /// Summarises the samples that were taken at the usual core distance.
-    pub(crate) fn summarise(&self) -> Summary {
+    pub fn summarise(&self) -> Summary {
         let usual = self.usual();
         let mut results = Vec::new();
         let (mut kept, mut dropped) = (0, 0);
@@ -321,7 +325,7 @@ impl Measured {
 /// Returns where the cores were during `sample`, if they stayed there and the clock tells.
 fn distance(sample: &Sample, nearest: Duration) -> Option<Distance> {
     let (before, after) = sample.between_cores?;
-    machine::distance(before, after, nearest)
+    host::distance(before, after, nearest)
 }
 
 /// Returns whether `sample` was taken at the usual distance, or does not depend on it.
@@ -329,144 +333,6 @@ fn is_usual(sample: &Sample, usual: Option<(Distance, Duration)>) -> bool {
     match (usual, sample.between_cores) {
         (Some((usual, nearest)), Some(_)) => distance(sample, nearest) == Some(usual),
         _ => true,
-    }
-}
-
-/// All rows, and how steady the machine was.
-#[derive(Debug)]
-pub(crate) struct Summary {
-    pub(crate) results: Vec<RowResult>,
-    /// Number of samples that were used.
-    pub(crate) kept: usize,
-    /// Number of samples that were dropped: taken at another core distance than most, or while it
-    /// changed.
-    pub(crate) dropped: usize,
-    /// Median round trip of a cache line between the cores, in seconds.
-    pub(crate) between_cores: Option<f64>,
-    /// Median share of a core that both ends had where they shared one.
-    pub(crate) core_share: Option<f64>,
-}
-
-/// The result of a row: medians over the rounds.
-#[derive(Clone, Debug)]
-pub(crate) struct RowResult {
-    pub(crate) row: Row,
-    /// Bytes per second: first quartile, median, third quartile.
-    pub(crate) rate: [f64; 3],
-    pub(crate) messages: f64,
-    /// CPU seconds per GiB, both ends together.
-    pub(crate) cpu: Option<f64>,
-    pub(crate) round_trips: Option<RoundTrips>,
-    pub(crate) samples: usize,
-    /// Whether the samples were taken at the usual core distance. If none was, all samples of the
-    /// row are used.
-    pub(crate) usual_distance: bool,
-}
-
-/// Bytes of a GiB.
-pub(crate) const GIB: f64 = (1_u64 << 30) as f64;
-
-impl RowResult {
-    fn of(row: Row, samples: &[&Sample]) -> Self {
-        let of = |number: fn(&Sample) -> f64| {
-            quartiles(samples.iter().map(|sample| number(sample)).collect())
-        };
-        let cpu: Option<Vec<f64>> = samples
-            .iter()
-            .map(|sample| Some(sample.cpu? * GIB / sample.bytes as f64))
-            .collect();
-        Self {
-            row,
-            rate: of(Sample::bytes_per_second),
-            messages: of(|sample| sample.messages as f64 / sample.seconds)[1],
-            cpu: cpu.map(|cpu| quartiles(cpu)[1]),
-            round_trips: RoundTrips::of(row, samples),
-            samples: samples.len(),
-            usual_distance: true,
-        }
-    }
-
-    /// Returns the distance of the quartiles as a fraction of the median.
-    pub(crate) fn spread(&self) -> f64 {
-        (self.rate[2] - self.rate[0]) / self.rate[1]
-    }
-}
-
-/// The round trips of all bursts of a row, in seconds.
-#[derive(Clone, Debug)]
-pub(crate) struct RoundTrips {
-    pub(crate) min: f64,
-    /// Median over the medians of the bursts.
-    pub(crate) median: f64,
-    /// `None` for a program that reports only a mean.
-    pub(crate) p99: Option<f64>,
-    pub(crate) histogram: Histogram<u64>,
-}
-
-impl RoundTrips {
-    fn of(row: Row, samples: &[&Sample]) -> Option<Self> {
-        if !row.is_latency() {
-            return None;
-        }
-        let new =
-            || Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are legal");
-        let mut histogram = new();
-        let (mut medians, mut p99s) = (Vec::new(), Vec::new());
-        for sample in samples {
-            let mut one: Histogram<u64> = new();
-            for &time in &sample.round_trips {
-                one.saturating_record(time);
-            }
-            if one.is_empty() {
-                // The program reports only a mean.
-                one.saturating_record((sample.seconds * 1e9 / sample.messages as f64) as u64);
-            }
-            medians.push(one.value_at_quantile(0.5) as f64 / 1e9);
-            p99s.push(one.value_at_quantile(0.99) as f64 / 1e9);
-            histogram.add(one).expect("they have the same bounds");
-        }
-        Some(Self {
-            min: histogram.min() as f64 / 1e9,
-            median: quartiles(medians)[1],
-            p99: row.work().map(|_| quartiles(p99s)[1]),
-            histogram,
-        })
-    }
-}
-
-/// Returns first quartile, median and third quartile.
-pub(crate) fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
-    numbers.sort_by(f64::total_cmp);
-    let at = |share: f64| {
-        let place = share * (numbers.len() - 1) as f64;
-        let (low, high) = (
-            numbers[place.floor() as usize],
-            numbers[place.ceil() as usize],
-        );
-        low + (high - low) * place.fract()
-    };
-    [at(0.25), at(0.5), at(0.75)]
-}
-
-impl Summary {
-    pub(crate) fn result(&self, row: &Row) -> Option<&RowResult> {
-        self.results.iter().find(|result| result.row == *row)
-    }
-
-    /// Returns the result as a multiple of that of plain TCP: rate by rate, or round trip by round
-    /// trip.
-    pub(crate) fn against_tcp(&self, result: &RowResult, batched: bool) -> Option<f64> {
-        let tcp = self.result(&result.row.by_tcp(batched)?)?;
-        Some(match (&result.round_trips, &tcp.round_trips) {
-            (Some(ours), Some(theirs)) => ours.median / theirs.median,
-            _ => result.rate[1] / tcp.rate[1],
-        })
-    }
-
-    /// Returns the median spread of all rows.
-    pub(crate) fn spread(&self) -> Option<f64> {
-        let spreads: Vec<_> = self.results.iter().map(RowResult::spread).collect();
-        (!spreads.is_empty()).then(|| quartiles(spreads)[1])
     }
 }
 
@@ -480,16 +346,6 @@ mod tests {
             between_cores: between_cores.map(|(before, after)| (at(before), at(after))),
             ..Sample::reported(seconds, 1 << 20, 16)
         }
-    }
-
-    #[test]
-    fn quartiles_of_few_and_many_numbers() {
-        assert_eq!(quartiles(vec![5.0]), [5.0; 3]);
-        assert_eq!(quartiles(vec![3.0, 1.0, 2.0]), [1.5, 2.0, 2.5]);
-        assert_eq!(
-            quartiles((0..=100).map(f64::from).collect()),
-            [25.0, 50.0, 75.0]
-        );
     }
 
     #[test]

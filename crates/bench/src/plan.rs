@@ -1,49 +1,68 @@
-//! The plan of a measurement: its rows, the links that they need, and the rows to compare with.
+//! The plan of a measurement: what is chosen, its rows, the links that they need, and the rows to compare with.
 
 use std::time::Duration;
 
-use super::work::{Burst, Kind, Link, Means, Over, Placement, Smb};
+use smbdirect_transport::Kind;
+
+use crate::work::{Burst, Link, Means, Operation, Placement, Smb};
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Row {
+pub enum Row {
+    /// Work of the two ends.
     Work(Work),
     /// Work of one core in memory, on blocks of this many bytes.
     Memory(Memory, u32),
     /// A run of another program with messages of this many bytes.
-    Other(Other, u32),
+    Program(Program, u32),
 }
 
+/// Work of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Work {
-    pub(crate) means: Means,
-    pub(crate) kind: Kind,
-    pub(crate) size: u32,
-    pub(crate) outstanding: u32,
-    pub(crate) both: bool,
-    pub(crate) busy: bool,
-    pub(crate) connections: u32,
-    pub(crate) placement: Placement,
+pub struct Work {
+    /// The means by which data moves.
+    pub means: Means,
+    /// What each connection does.
+    pub kind: Operation,
+    /// Bytes of a message or an operation.
+    pub size: u32,
+    /// Most RDMA operations that have been started and are not done; 0 for messages.
+    pub outstanding: u32,
+    /// Whether data moves in both directions at the same time.
+    pub both: bool,
+    /// Whether the ends busy-poll.
+    pub busy: bool,
+    /// Connections that work at the same time.
+    pub connections: u32,
+    /// Where the ends run.
+    pub placement: Placement,
 }
 
+/// Work of one core in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Memory {
+pub enum Memory {
+    /// A copy.
     Copy,
+    /// A CRC32C.
     Crc,
 }
 
 /// Other benchmark programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Other {
+pub enum Program {
+    /// iperf3.
     Iperf3,
+    /// UCX over TCP.
     Ucx,
     /// UCX over shared memory.
     UcxMemory,
+    /// libfabric, for its rate.
     Libfabric,
+    /// libfabric, for its round trips.
     LibfabricLatency,
 }
 
-impl Other {
+impl Program {
     pub(crate) const ALL: [Self; 5] = [
         Self::Iperf3,
         Self::Ucx,
@@ -54,14 +73,16 @@ impl Other {
 }
 
 impl Row {
-    pub(crate) const fn size(&self) -> u32 {
+    /// Returns the bytes of a message, an operation or a block.
+    pub const fn size(&self) -> u32 {
         match self {
             Self::Work(work) => work.size,
-            Self::Memory(_, size) | Self::Other(_, size) => *size,
+            Self::Memory(_, size) | Self::Program(_, size) => *size,
         }
     }
 
-    pub(crate) const fn work(&self) -> Option<&Work> {
+    /// Returns the work of the two ends, if the row is about that.
+    pub const fn work(&self) -> Option<&Work> {
         match self {
             Self::Work(work) => Some(work),
             _ => None,
@@ -69,71 +90,80 @@ impl Row {
     }
 
     /// Returns whether the row measures round trips, not bytes.
-    pub(crate) const fn is_latency(&self) -> bool {
+    pub const fn is_latency(&self) -> bool {
         match self {
-            Self::Work(work) => matches!(work.kind, Kind::Echo),
-            Self::Other(other, _) => matches!(other, Other::LibfabricLatency),
+            Self::Work(work) => matches!(work.kind, Operation::Echo),
+            Self::Program(other, _) => matches!(other, Program::LibfabricLatency),
             Self::Memory(..) => false,
         }
     }
 
-    pub(crate) const fn placement(&self) -> Option<Placement> {
+    /// Returns where the ends run, if the row has two.
+    pub const fn placement(&self) -> Option<Placement> {
         match self {
             Self::Work(work) => Some(work.placement),
-            Self::Other(..) => Some(Placement::TwoCores),
+            Self::Program(..) => Some(Placement::TwoCores),
             Self::Memory(..) => None,
         }
     }
 
     /// Returns the name of the row, without the message size.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let work = match self {
             Self::Work(work) => work,
             Self::Memory(Memory::Copy, _) => return "memory copy, one core".into(),
             Self::Memory(Memory::Crc, _) => return "CRC32C, one core".into(),
-            Self::Other(Other::Iperf3, _) => return "iperf3 -l SIZE".into(),
-            Self::Other(Other::Ucx, _) => return "ucx_perftest -t tag_bw".into(),
-            Self::Other(Other::UcxMemory, _) => {
+            Self::Program(Program::Iperf3, _) => return "iperf3 -l SIZE".into(),
+            Self::Program(Program::Ucx, _) => return "ucx_perftest -t tag_bw".into(),
+            Self::Program(Program::UcxMemory, _) => {
                 return "ucx_perftest -t tag_bw, shared memory".into();
             }
-            Self::Other(Other::Libfabric | Other::LibfabricLatency, _) => {
+            Self::Program(Program::Libfabric | Program::LibfabricLatency, _) => {
                 return "fi_pingpong -e msg, one at a time".into();
             }
         };
         let mut name = match (&work.means, work.kind) {
-            (Means::SmbDirect(_), Kind::Send) => "Send".to_owned(),
-            (Means::SmbDirect(_), Kind::Batch) => "Send, batched".into(),
-            (Means::SmbDirect(_), Kind::Echo) => "echo".into(),
-            (Means::SmbDirect(_), Kind::Write) => {
+            (Means::SmbDirect(_), Operation::Send) => "Send".to_owned(),
+            (Means::SmbDirect(_), Operation::Batch) => "Send, batched".into(),
+            (Means::SmbDirect(_), Operation::Echo) => "echo".into(),
+            (Means::SmbDirect(_), Operation::Write) => {
                 format!("Write, {} outstanding", work.outstanding)
             }
-            (Means::SmbDirect(_), Kind::WriteApart) => {
+            (Means::SmbDirect(_), Operation::WriteApart) => {
                 format!("Write, {} outstanding, separate memory", work.outstanding)
             }
-            (Means::SmbDirect(_), Kind::Read) => format!("Read, {} outstanding", work.outstanding),
-            (Means::Tcp, Kind::Echo) => "TCP echo".into(),
-            (Means::Tcp, Kind::Batch) => "TCP, batched".into(),
+            (Means::SmbDirect(_), Operation::Read) => {
+                format!("Read, {} outstanding", work.outstanding)
+            }
+            (Means::Tcp, Operation::Echo) => "TCP echo".into(),
+            (Means::Tcp, Operation::Batch) => "TCP, batched".into(),
             (Means::Tcp, _) => "TCP, one write a message".into(),
             (Means::TcpLoop, _) => "TCP, one thread an end".into(),
-            (Means::Frames, Kind::Echo) => "tokio frames echo".into(),
+            (Means::Frames, Operation::Echo) => "tokio frames echo".into(),
             (Means::Frames, _) => "tokio frames".into(),
-            (Means::Channel, Kind::Echo) => "channel echo".into(),
+            (Means::Channel, Operation::Echo) => "channel echo".into(),
             (Means::Channel, _) => "channel, two copies".into(),
         };
         if let Means::SmbDirect(smb) = &work.means {
-            if matches!(work.kind, Kind::Send | Kind::Batch | Kind::Echo) {
+            if matches!(
+                work.kind,
+                Operation::Send | Operation::Batch | Operation::Echo
+            ) {
                 name += &format!(", {} B segments", smb.segment);
             }
             name += match (smb.over, smb.crc) {
-                (Over::Loopback, _) => ", in process",
-                (Over::Roce, _) => ", RoCE",
-                (Over::Verbs, _) => ", verbs",
-                (Over::Iwarp, true) => ", CRC",
-                (Over::Iwarp, false) => ", no CRC",
+                (Kind::Loopback, _) => ", in process",
+                (Kind::Roce, _) => ", RoCE",
+                (Kind::Verbs, _) => ", verbs",
+                (Kind::Iwarp, true) => ", CRC",
+                (Kind::Iwarp, false) => ", no CRC",
             };
         }
-        for (said, what) in [(work.both, ", both ways"), (work.busy, ", busy")] {
-            name += if said { what } else { "" };
+        if work.both {
+            name += ", both ways";
+        }
+        if work.busy {
+            name += ", busy";
         }
         if work.connections > 1 {
             name += &format!(", {} connections", work.connections);
@@ -148,10 +178,10 @@ impl Row {
     pub(crate) fn by_tcp(&self, batched: bool) -> Option<Self> {
         let work = self.work()?;
         let kind = match work.kind {
-            Kind::Echo if batched => return None,
-            Kind::Echo => Kind::Echo,
-            _ if batched => Kind::Batch,
-            _ => Kind::Send,
+            Operation::Echo if batched => return None,
+            Operation::Echo => Operation::Echo,
+            _ if batched => Operation::Batch,
+            _ => Operation::Send,
         };
         Some(Self::Work(Work {
             means: Means::Tcp,
@@ -182,9 +212,12 @@ impl Work {
 pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
     let mut links: Vec<Link> = Vec::new();
     for work in rows.iter().filter_map(Row::work) {
-        let rdma = matches!(work.kind, Kind::Write | Kind::WriteApart | Kind::Read);
+        let rdma = matches!(
+            work.kind,
+            Operation::Write | Operation::WriteApart | Operation::Read
+        );
         let places = match work.kind {
-            Kind::WriteApart => work.outstanding.max(1),
+            Operation::WriteApart => work.outstanding.max(1),
             _ => 1,
         };
         let same =
@@ -207,51 +240,62 @@ pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
     links
 }
 
-/// What the command line chooses.
+/// What to measure.
 #[derive(Clone, Debug)]
-pub(crate) struct Choice {
-    /// Connection settings; `segment` and `crc` are set by row.
-    pub(crate) smb: Smb,
-    pub(crate) crcs: Vec<bool>,
-    pub(crate) segments: Vec<u32>,
-    pub(crate) sizes: Vec<u32>,
-    pub(crate) what: Vec<What>,
-    pub(crate) outstanding: Vec<u32>,
-    pub(crate) directions: Vec<bool>,
-    pub(crate) busy: bool,
-    pub(crate) connections: Vec<u32>,
-    /// Whether the numbers of connections were chosen.
-    pub(crate) many: bool,
-    pub(crate) placement: Placement,
-    /// Measure SMB Direct only.
-    pub(crate) alone: bool,
-    /// The rows of --rows, which replace all others.
-    pub(crate) given: Option<Vec<Row>>,
+pub struct Choice {
+    /// Settings of the connections; each row has its own `segment` and `crc`.
+    pub smb: Smb,
+    /// Whether software iWARP uses CRC, for each row.
+    pub crcs: Vec<bool>,
+    /// Sizes of segments, MaxSendSize and MaxReceiveSize of both ends.
+    pub segments: Vec<u32>,
+    /// Sizes of messages and RDMA operations.
+    pub sizes: Vec<u32>,
+    /// The subjects of the rows.
+    pub subjects: Vec<Subject>,
+    /// Numbers of RDMA operations to have outstanding.
+    pub outstanding: Vec<u32>,
+    /// Whether data moves in both directions, for each row.
+    pub directions: Vec<bool>,
+    /// Whether the ends busy-poll.
+    pub busy: bool,
+    /// Numbers of connections that work at the same time.
+    pub connections: Vec<u32>,
+    /// Whether [`Subject::Connections`] measures loads on each of `connections`, in place of idle and active
+    /// connections.
+    pub with_loads: bool,
+    /// Where the ends run.
+    pub placement: Placement,
+    /// Whether nothing is measured to compare with.
+    pub alone: bool,
+    /// Rows that replace those of the other fields.
+    pub rows: Option<Vec<Row>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum What {
-    /// Messages of each size
+/// A subject of measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Messages of each size.
     Send,
-    /// RDMA Writes of each size
+    /// RDMA Writes of each size.
     Write,
-    /// RDMA Reads of each size
+    /// RDMA Reads of each size.
     Read,
-    /// Round trips of 64 B, sleeping and busy-polling
+    /// Round trips of 64 B, sleeping and busy-polling.
     Latency,
-    /// Messages of 64 B, several by one call and one by one call
+    /// Messages of 64 B, several by one call and one by one call.
     Rate,
-    /// Copies and checksums in memory
+    /// Copies and checksums in memory.
     Memory,
-    /// A thousand idle connections and 64 busy ones, or with --connections, requests beside data
+    /// Idle and active connections, or loads on numbers of connections.
     Connections,
 }
 
 impl Choice {
     /// Returns the rows, in the order of the table.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        if let Some(given) = &self.given {
-            return given.clone();
+    pub fn rows(&self) -> Vec<Row> {
+        if let Some(rows) = &self.rows {
+            return rows.clone();
         }
         let mut rows = Vec::new();
         for &both in &self.directions {
@@ -260,12 +304,10 @@ impl Choice {
                 if both && !crc && self.crcs.len() > 1 {
                     continue;
                 }
-                for (&what, &connections) in self
-                    .what
-                    .iter()
-                    .flat_map(|what| self.connections.iter().map(move |number| (what, number)))
-                {
-                    self.add(what, connections, (crc, both), &mut rows);
+                for (&subject, &connections) in self.subjects.iter().flat_map(|subject| {
+                    self.connections.iter().map(move |number| (subject, number))
+                }) {
+                    self.add(subject, connections, (crc, both), &mut rows);
                 }
             }
             self.add_peers(both, &mut rows);
@@ -279,7 +321,7 @@ impl Choice {
         rows
     }
 
-    fn work(&self, connections: u32, means: Means, kind: Kind, size: u32) -> Work {
+    fn work(&self, connections: u32, means: Means, kind: Operation, size: u32) -> Work {
         Work {
             means,
             kind,
@@ -294,7 +336,7 @@ impl Choice {
 
     fn smb(&self, crc: bool, segment: u32) -> Means {
         // The in-process provider has no frames to check.
-        let crc = crc && self.smb.over == Over::Iwarp;
+        let crc = crc && self.smb.over == Kind::Iwarp;
         Means::SmbDirect(Smb {
             crc,
             segment,
@@ -306,19 +348,25 @@ impl Choice {
         self.segments.iter().copied().max().unwrap_or(8136)
     }
 
-    fn add(&self, what: What, connections: u32, (crc, both): (bool, bool), rows: &mut Vec<Row>) {
+    fn add(
+        &self,
+        subject: Subject,
+        connections: u32,
+        (crc, both): (bool, bool),
+        rows: &mut Vec<Row>,
+    ) {
         let large = self.smb(crc, self.largest_segment());
-        match what {
-            What::Send | What::Rate => {
+        match subject {
+            Subject::Send | Subject::Rate => {
                 for &segment in &self.segments {
-                    let sizes = match what {
-                        What::Rate => &[RATE_BYTES][..],
+                    let sizes = match subject {
+                        Subject::Rate => &[RATE_BYTES][..],
                         _ => &self.sizes,
                     };
                     for &size in sizes {
-                        let kinds = match what {
-                            What::Rate => &[Kind::Batch, Kind::Send][..],
-                            _ => &[Kind::Send],
+                        let kinds = match subject {
+                            Subject::Rate => &[Operation::Batch, Operation::Send][..],
+                            _ => &[Operation::Send],
                         };
                         for &kind in kinds {
                             let work = self.work(connections, self.smb(crc, segment), kind, size);
@@ -327,10 +375,10 @@ impl Choice {
                     }
                 }
             }
-            What::Write | What::Read => {
-                let kind = match what {
-                    What::Write => Kind::Write,
-                    _ => Kind::Read,
+            Subject::Write | Subject::Read => {
+                let kind = match subject {
+                    Subject::Write => Operation::Write,
+                    _ => Operation::Read,
                 };
                 for &outstanding in &self.outstanding {
                     for &size in &self.sizes {
@@ -342,7 +390,7 @@ impl Choice {
                     }
                 }
             }
-            What::Latency => {
+            Subject::Latency => {
                 for busy in [false, true] {
                     // On one core, the end that spins keeps the other from running.
                     if busy && self.placement == Placement::SameCore {
@@ -350,11 +398,11 @@ impl Choice {
                     }
                     rows.push(Row::Work(Work {
                         busy,
-                        ..self.work(1, large, Kind::Echo, RATE_BYTES)
+                        ..self.work(1, large, Operation::Echo, RATE_BYTES)
                     }));
                 }
             }
-            What::Memory | What::Connections => {}
+            Subject::Memory | Subject::Connections => {}
         }
     }
 
@@ -364,7 +412,7 @@ impl Choice {
         }
         let ours: Vec<_> = rows.iter().filter_map(|row| row.work().copied()).collect();
         let one_way = |work: &&Work| {
-            (work.both == both || work.kind == Kind::Echo) && work.means != Means::Tcp
+            (work.both == both || work.kind == Operation::Echo) && work.means != Means::Tcp
         };
         let mut peers = Vec::new();
         for batched in [false, true] {
@@ -385,10 +433,10 @@ impl Choice {
                 })
             };
             let kind = match work.kind {
-                Kind::Echo => Kind::Echo,
-                _ => Kind::Send,
+                Operation::Echo => Operation::Echo,
+                _ => Operation::Send,
             };
-            if self.smb.over != Over::Loopback {
+            if self.smb.over != Kind::Loopback {
                 peers.push(peer(Means::Frames, kind));
             } else if !work.busy {
                 peers.push(peer(Means::Channel, kind));
@@ -396,7 +444,7 @@ impl Choice {
         }
         peers.sort_by_key(|peer| peer.name());
         rows.extend(peers);
-        if !both && self.what.contains(&What::Memory) {
+        if !both && self.subjects.contains(&Subject::Memory) {
             for memory in [Memory::Copy, Memory::Crc] {
                 rows.extend(self.sizes.iter().map(|&size| Row::Memory(memory, size)));
             }
@@ -408,7 +456,7 @@ impl Choice {
 pub(crate) const RATE_BYTES: u32 = 64;
 
 /// Returns the length of a burst so that all of them take `total`.
-pub(crate) fn time_of_a_burst(rows: usize, rounds: u32, total: Duration) -> Duration {
+pub fn time_of_a_burst(rows: usize, rounds: u32, total: Duration) -> Duration {
     // Calibrating a row takes about as long as one more burst.
     let bursts = (rows.max(1) as u32).saturating_mul(rounds + 1);
     (total / bursts).clamp(Duration::from_millis(20), Duration::from_millis(250))

@@ -13,15 +13,15 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{
-    machine::{self, Cores},
-    plan::{Other, Row},
+use crate::{
+    host::{self, Cores},
+    plan::{Program, RATE_BYTES, Row},
     work::Sample,
 };
 
 /// The programs, and the cores that they run on.
 #[derive(Clone, Debug)]
-pub(crate) struct Programs {
+pub struct Programs {
     cores: Cores,
     pinned: bool,
     congestion_control: Option<String>,
@@ -37,11 +37,8 @@ const ATTEMPTS: u32 = 3;
 const MIN_MESSAGES: u64 = 10;
 
 impl Programs {
-    pub(crate) const fn new(
-        cores: Cores,
-        pinned: bool,
-        congestion_control: Option<String>,
-    ) -> Self {
+    /// Creates the programs, which run on the cores of the ends if they are `pinned`.
+    pub const fn new(cores: Cores, pinned: bool, congestion_control: Option<String>) -> Self {
         Self {
             cores,
             pinned,
@@ -50,12 +47,12 @@ impl Programs {
     }
 
     /// Returns the rows for `sizes`, and for each missing program how to install it.
-    pub(crate) fn rows(&self, sizes: &[u32]) -> (Vec<Row>, Vec<String>) {
+    pub fn rows(&self, sizes: &[u32]) -> (Vec<Row>, Vec<String>) {
         let (mut rows, mut missing) = (Vec::new(), Vec::new());
         for others in [
-            &[Other::Iperf3][..],
-            &[Other::Ucx],
-            &[Other::LibfabricLatency, Other::Libfabric],
+            &[Program::Iperf3][..],
+            &[Program::Ucx],
+            &[Program::LibfabricLatency, Program::Libfabric],
         ] {
             if let Some(why) = self.obstacle_to(others[0]) {
                 missing.push(why);
@@ -63,10 +60,10 @@ impl Programs {
             }
             for &other in others {
                 match other {
-                    Other::LibfabricLatency => {
-                        rows.push(Row::Other(other, super::plan::RATE_BYTES));
+                    Program::LibfabricLatency => {
+                        rows.push(Row::Program(other, RATE_BYTES));
                     }
-                    _ => rows.extend(sizes.iter().map(|&size| Row::Other(other, size))),
+                    _ => rows.extend(sizes.iter().map(|&size| Row::Program(other, size))),
                 }
             }
         }
@@ -74,24 +71,24 @@ impl Programs {
     }
 
     /// Returns why the program of a row cannot be measured, or `None` if it can or is not needed.
-    pub(crate) fn obstacle(&self, row: &Row) -> Option<String> {
+    pub fn obstacle(&self, row: &Row) -> Option<String> {
         match row {
-            Row::Other(other, _) => self.obstacle_to(*other),
+            Row::Program(other, _) => self.obstacle_to(*other),
             _ => None,
         }
     }
 
-    fn obstacle_to(&self, other: Other) -> Option<String> {
+    fn obstacle_to(&self, other: Program) -> Option<String> {
         let (program, package) = match other {
-            Other::Iperf3 => ("iperf3", "iperf3"),
-            Other::Ucx | Other::UcxMemory => ("ucx_perftest", "ucx-utils"),
-            Other::Libfabric | Other::LibfabricLatency => ("fi_pingpong", "libfabric-bin"),
+            Program::Iperf3 => ("iperf3", "iperf3"),
+            Program::Ucx | Program::UcxMemory => ("ucx_perftest", "ucx-utils"),
+            Program::Libfabric | Program::LibfabricLatency => ("fi_pingpong", "libfabric-bin"),
         };
         if !is_installed(program) {
             return Some(format!("{program} is not installed (package {package})"));
         }
         let algorithm = match other {
-            Other::UcxMemory => None,
+            Program::UcxMemory => None,
             _ => self.unavailable_to_others(),
         };
         algorithm.map(|algorithm| {
@@ -106,13 +103,13 @@ impl Programs {
     /// the system instead. Those with an option for it change only after they have connected, and
     /// stay paced.
     fn unavailable_to_others(&self) -> Option<&str> {
-        let system = machine::congestion_control()?;
+        let system = host::congestion_control()?;
         let chosen = self.congestion_control.as_deref()?;
         (system.starts_with("bbr") && chosen != system).then_some(chosen)
     }
 
     /// Runs a program once with about `count` messages.
-    pub(crate) fn run(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
+    pub(crate) fn run(&self, other: Program, size: u32, count: u64) -> Result<Sample> {
         let mut why = None;
         for _ in 0..ATTEMPTS {
             match self.try_once(other, size, count) {
@@ -120,14 +117,14 @@ impl Programs {
                 Err(error) => why = Some(error),
             }
         }
-        Err(why.expect("it was tried"))
+        Err(why.expect("ATTEMPTS is not 0"))
     }
 
-    fn try_once(&self, other: Other, size: u32, count: u64) -> Result<Sample> {
+    fn try_once(&self, other: Program, size: u32, count: u64) -> Result<Sample> {
         let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let (server, mut client) = commands(other, size, count, &free.to_string());
         // Only iperf3 has an option for it.
-        if let (Other::Iperf3, Some(algorithm)) = (other, &self.congestion_control) {
+        if let (Program::Iperf3, Some(algorithm)) = (other, &self.congestion_control) {
             client.args(["-C", algorithm]);
         }
         // A child starts on the core of the thread that starts it.
@@ -138,9 +135,9 @@ impl Programs {
         thread::sleep(SERVER_START_TIME);
         let text = start(client)?.output()?;
         match other {
-            Other::Iperf3 => iperf3(&text),
-            Other::Ucx | Other::UcxMemory => ucx(&text, size),
-            Other::Libfabric | Other::LibfabricLatency => {
+            Program::Iperf3 => iperf3(&text),
+            Program::Ucx | Program::UcxMemory => ucx(&text, size),
+            Program::Libfabric | Program::LibfabricLatency => {
                 libfabric(&text, size, count.max(MIN_MESSAGES))
             }
         }
@@ -151,7 +148,7 @@ impl Programs {
     }
 }
 
-fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Command) {
+fn commands(other: Program, size: u32, count: u64, port: &str) -> (Command, Command) {
     let (size, count) = (size.to_string(), count.max(MIN_MESSAGES).to_string());
     let new = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
@@ -159,7 +156,7 @@ fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Comman
         command
     };
     match other {
-        Other::Iperf3 => (
+        Program::Iperf3 => (
             new("iperf3", &["-s", "-1", "-B", "127.0.0.1", "-p", port]),
             new(
                 "iperf3",
@@ -176,20 +173,20 @@ fn commands(other: Other, size: u32, count: u64, port: &str) -> (Command, Comman
                 ],
             ),
         ),
-        Other::Ucx | Other::UcxMemory => {
+        Program::Ucx | Program::UcxMemory => {
             let test = ["-p", port, "-t", "tag_bw", "-s", &size, "-n", &count];
             let mut server = new("ucx_perftest", &["-p", port]);
             let mut client = new("ucx_perftest", &["127.0.0.1", "-w", "10", "-f", "-v"]);
             client.args(test);
             for command in [&mut server, &mut client] {
                 match other {
-                    Other::UcxMemory => command.env("UCX_TLS", "posix,cma,self"),
+                    Program::UcxMemory => command.env("UCX_TLS", "posix,cma,self"),
                     _ => command.envs([("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")]),
                 };
             }
             (server, client)
         }
-        Other::Libfabric | Other::LibfabricLatency => {
+        Program::Libfabric | Program::LibfabricLatency => {
             let test = ["-p", "tcp", "-e", "msg", "-S", &size, "-I", &count];
             let (mut server, mut client) = (new("fi_pingpong", &test), new("fi_pingpong", &test));
             server.args(["-B", port]);
@@ -206,8 +203,8 @@ fn is_installed(program: &str) -> bool {
 /// Returns the path of a program in PATH.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&path).map(|directory| directory.join(program));
-    places.find(|place| place.is_file())
+    let mut paths = std::env::split_paths(&path).map(|directory| directory.join(program));
+    paths.find(|path| path.is_file())
 }
 
 /// A running program. Dropping it kills it.

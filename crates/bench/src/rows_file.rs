@@ -1,15 +1,12 @@
-//! Rows that a file chooses: `bench --rows FILE`. `cargo xtask goals` writes such files.
+//! Rows as text, one object per line. `cargo xtask goals` writes such files.
 
-use std::{fs, path::Path};
-
-use anyhow::{Context, Result};
 use serde::Deserialize;
+use smbdirect_transport::Kind;
 
-use super::{
-    plan::{Choice, Memory, Other, Row, Work},
-    work::{Kind, MAX_MESSAGE_BYTES, Means, Over, Placement, Smb},
+use crate::{
+    plan::{Choice, Memory, Program, Row, Work},
+    work::{MAX_MESSAGE_BYTES, Means, Operation, Placement, Smb},
 };
-use crate::options::usage;
 
 /// A row of the file: an object with the keys of the event `row` of --json. Further keys are ignored, so that
 /// the output of an earlier run is such a file.
@@ -23,7 +20,7 @@ struct Wanted {
     #[serde(default)]
     kind: String,
     means: Option<String>,
-    transport: Option<Over>,
+    transport: Option<Kind>,
     #[serde(default)]
     size: u32,
     segment: Option<u32>,
@@ -37,30 +34,25 @@ struct Wanted {
     placement: Option<Placement>,
 }
 
-/// Returns the rows of a file with one object per line.
+/// Returns the rows of a text with one object per line. `choice` has what a row does not say.
 ///
 /// # Errors
-/// The file cannot be read, or a line of it is not a row that can be measured here.
-pub(super) fn read(path: &Path, choice: &Choice) -> Result<Vec<Row>> {
-    let name = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+/// A line is not a row that can be measured here, or there is none.
+pub fn parse_rows(text: &str, choice: &Choice) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for (line, number) in text.lines().zip(1..) {
-        let wanted: Wanted = serde_json::from_str(line)
-            .map_err(|error| usage(format!("{name}: line {number}: {error}")))?;
+        let wanted: Wanted =
+            serde_json::from_str(line).map_err(|error| format!("line {number}: {error}"))?;
         if wanted.event.as_deref().is_some_and(|event| event != "row") {
             continue;
         }
-        let row = wanted
-            .row(choice)
-            .map_err(|why| usage(format!("{name}: line {number}: {why}")))?;
-        rows.push(row);
+        let row = wanted.row(choice);
+        rows.push(row.map_err(|why| format!("line {number}: {why}"))?);
     }
     if rows.is_empty() {
-        Err(usage(format!("{name}: there is no row")))
-    } else {
-        Ok(rows)
+        return Err("there is no row".into());
     }
+    Ok(rows)
 }
 
 impl Wanted {
@@ -72,7 +64,7 @@ impl Wanted {
             "memory" => {
                 self.named([Memory::Copy, Memory::Crc].map(|it| Row::Memory(it, self.size)))
             }
-            "program" => self.named(Other::ALL.map(|it| Row::Other(it, self.size))),
+            "program" => self.named(Program::ALL.map(|it| Row::Program(it, self.size))),
             _ => Ok(Row::Work(self.work(choice)?)),
         }
     }
@@ -88,16 +80,18 @@ impl Wanted {
         let means = self.means.as_deref().unwrap_or_default();
         let is_smb_direct = means.starts_with("smbdirect");
         let kind = match (self.kind.as_str(), means) {
-            ("send", "smbdirect-batched" | "tcp-batched") => Kind::Batch,
-            ("send", "smbdirect" | "tcp" | "frames" | "channel") => Kind::Send,
-            ("write", "smbdirect") => Kind::Write,
-            ("write", "smbdirect-apart") => Kind::WriteApart,
-            ("read", "smbdirect") => Kind::Read,
-            ("echo", "smbdirect" | "tcp" | "frames" | "channel") => Kind::Echo,
+            ("send", "smbdirect-batched" | "tcp-batched") => Operation::Batch,
+            ("send", "smbdirect" | "tcp" | "frames" | "channel") => Operation::Send,
+            ("write", "smbdirect") => Operation::Write,
+            ("write", "smbdirect-apart") => Operation::WriteApart,
+            ("read", "smbdirect") => Operation::Read,
+            ("echo", "smbdirect" | "tcp" | "frames" | "channel") => Operation::Echo,
             (kind, means) => return Err(format!("{means:?} does not do {kind:?}")),
         };
         let outstanding = match kind {
-            Kind::Write | Kind::WriteApart | Kind::Read => self.outstanding.unwrap_or(16),
+            Operation::Write | Operation::WriteApart | Operation::Read => {
+                self.outstanding.unwrap_or(16)
+            }
             _ => 0,
         };
         if outstanding > 128 {
@@ -132,7 +126,7 @@ impl Wanted {
         let over = self.transport.unwrap_or(choice.smb.over);
         Ok(Smb {
             over,
-            crc: self.crc.unwrap_or(true) && over == Over::Iwarp,
+            crc: self.crc.unwrap_or(true) && over == Kind::Iwarp,
             segment,
             ..choice.smb
         })
@@ -141,17 +135,15 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use serde_json::json;
 
     use super::*;
-    use crate::bench::{measure::Measured, plan::What, table::RowEvent, work::Sample};
+    use crate::{measure::Measured, plan::Subject, row_event::RowEvent, work::Sample};
 
     fn choice() -> Choice {
         Choice {
             smb: Smb {
-                over: Over::Iwarp,
+                over: Kind::Iwarp,
                 crc: true,
                 segment: 0,
                 send_credit_target: 255,
@@ -161,29 +153,26 @@ mod tests {
             crcs: vec![true],
             segments: vec![8136, 1364],
             sizes: vec![64, 1 << 20],
-            what: vec![
-                What::Send,
-                What::Write,
-                What::Read,
-                What::Latency,
-                What::Memory,
+            subjects: vec![
+                Subject::Send,
+                Subject::Write,
+                Subject::Read,
+                Subject::Latency,
+                Subject::Memory,
             ],
             outstanding: vec![1, 16],
             directions: vec![false],
             busy: false,
             connections: vec![1],
-            many: false,
+            with_loads: false,
             placement: Placement::TwoCores,
             alone: false,
-            given: None,
+            rows: None,
         }
     }
 
-    /// Reads rows from a file with these lines.
-    fn read_lines(lines: &[String]) -> Result<Vec<Row>> {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(lines.join("\n").as_bytes()).unwrap();
-        read(file.path(), &choice())
+    fn parse(lines: &[String]) -> Result<Vec<Row>, String> {
+        parse_rows(&lines.join("\n"), &choice())
     }
 
     #[test]
@@ -205,15 +194,15 @@ mod tests {
                 .iter()
                 .map(|result| serde_json::to_string(&RowEvent::new(&summary, result)).unwrap()),
         );
-        assert_eq!(read_lines(&lines).unwrap(), rows);
+        assert_eq!(parse(&lines).unwrap(), rows);
     }
 
     #[test]
     fn programs_are_found_by_name() {
-        for other in [Other::Iperf3, Other::UcxMemory] {
-            let row = Row::Other(other, 64);
+        for other in [Program::Iperf3, Program::UcxMemory] {
+            let row = Row::Program(other, 64);
             let line = json!({ "kind": "program", "name": row.name(), "size": 64 });
-            assert_eq!(read_lines(&[line.to_string()]).unwrap(), [row]);
+            assert_eq!(parse(&[line.to_string()]).unwrap(), [row]);
         }
     }
 
@@ -231,12 +220,11 @@ mod tests {
         ] {
             let mut wrong = row.clone();
             wrong[key] = value;
-            let error = read_lines(&[row.to_string(), wrong.to_string()]).unwrap_err();
-            let error = format!("{error:#}");
+            let error = parse(&[row.to_string(), wrong.to_string()]).unwrap_err();
             assert!(error.contains("line 2: "), "{error}");
             assert!(error.contains(expected), "{error}");
         }
-        let error = read_lines(&[]).unwrap_err().to_string();
+        let error = parse(&[]).unwrap_err();
         assert!(error.contains("there is no row"), "{error}");
     }
 }

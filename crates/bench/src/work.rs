@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use smbdirect_transport::Kind;
 
 /// Connections of one kind, which stay open from one burst to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -20,7 +21,8 @@ pub(crate) struct Link {
 /// The means by which data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Means {
+pub enum Means {
+    /// SMB Direct.
     SmbDirect(Smb),
     /// Plain TCP by blocking calls, or by spinning ones in a busy burst.
     Tcp,
@@ -34,84 +36,56 @@ pub(crate) enum Means {
 
 /// The settings of SMB Direct connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Smb {
-    pub(crate) over: Over,
+pub struct Smb {
+    /// The kind of RDMA.
+    pub over: Kind,
     /// Whether software iWARP uses CRC; false for other providers.
-    pub(crate) crc: bool,
+    pub crc: bool,
     /// MaxSendSize and MaxReceiveSize of both ends.
-    pub(crate) segment: u32,
-    pub(crate) send_credit_target: u16,
-    pub(crate) receive_credit_max: u16,
-    pub(crate) max_read_write_size: u32,
+    pub segment: u32,
+    /// The Send Credit Target of both ends.
+    pub send_credit_target: u16,
+    /// The Receive Credit Max of both ends.
+    pub receive_credit_max: u16,
+    /// MaxReadWriteSize of both ends.
+    pub max_read_write_size: u32,
 }
 
-/// The provider of the connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Over {
-    /// Software iWARP over TCP.
-    Iwarp,
-    /// Software RoCEv2 over UDP.
-    Roce,
-    /// RDMA adapters.
-    Verbs,
-    /// The in-process provider.
-    Loopback,
-}
-
-impl Over {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Iwarp => "iwarp",
-            Self::Roce => "roce",
-            Self::Verbs => "verbs",
-            Self::Loopback => "loopback",
-        }
-    }
-}
-
+/// What the connections do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
+pub enum Operation {
+    /// Messages, one by one call.
     Send,
     /// Sends, several messages by one call.
     Batch,
+    /// RDMA Writes.
     Write,
     /// RDMA Writes that each have their own place in the memory of the peer while outstanding, as
     /// RDMA Reads have at this end.
     WriteApart,
+    /// RDMA Reads.
     Read,
+    /// Round trips of a message.
     Echo,
 }
 
 /// Where the ends run.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    clap::ValueEnum,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Placement {
-    /// Each end on a core of its own
+pub enum Placement {
+    /// Each end on a core of its own.
     TwoCores,
-    /// Both ends on one core
+    /// Both ends on one core.
     SameCore,
-    /// Wherever the system puts them
+    /// Where the system puts them.
     Free,
 }
 
 /// A burst of work. The end that connects is active, the other takes part or waits.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Burst {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Operation,
     pub(crate) size: u32,
     /// Messages, operations or round trips of each connection.
     pub(crate) count: u64,
@@ -138,7 +112,7 @@ impl Burst {
     /// Returns the number of places in the memory of the peer that are written to in turn.
     pub(crate) fn places(&self) -> u32 {
         match self.kind {
-            Kind::WriteApart => self.outstanding.max(1),
+            Operation::WriteApart => self.outstanding.max(1),
             _ => 1,
         }
     }
@@ -196,7 +170,7 @@ impl Sample {
 }
 
 /// Longest message in bytes.
-pub(crate) const MAX_MESSAGE_BYTES: u32 = 8 << 20;
+pub const MAX_MESSAGE_BYTES: u32 = 8 << 20;
 /// Most operations of a connection that have been started and are not done.
 pub(crate) const MAX_OUTSTANDING: u32 = 1024;
 /// Longest request in bytes.

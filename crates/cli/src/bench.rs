@@ -1,44 +1,14 @@
 //! `smbdirect bench`: bandwidth, message rate and round trips on this machine, compared with plain
 //! TCP and with memory.
 //!
-//! [`options`] says what to measure, [`plan`] makes rows of it, [`measure`] takes their samples from
-//! the two [`ends`], [`table`] and [`plot`] show them.
+//! [`options`] says what to measure, `smbdirect_bench` measures it, [`table`], [`connections`] and [`plot`] show it.
 
-#[path = "../../bench/src/means/channel.rs"]
-mod channel;
-#[path = "../../bench/src/programs.rs"]
-mod compare;
-#[path = "../../bench/src/ends.rs"]
-mod ends;
-#[path = "../../bench/src/means/frames.rs"]
-mod frames;
-#[path = "../../bench/src/host.rs"]
-mod machine;
-#[path = "../../bench/src/connections/load.rs"]
-mod many;
-#[path = "../../bench/src/measure.rs"]
-mod measure;
+mod connections;
 mod options;
 mod output;
-#[path = "../../bench/src/plan.rs"]
-mod plan;
 mod plot;
-#[path = "../../bench/src/rows_file.rs"]
-mod rows;
-#[path = "../../bench/src/connections.rs"]
-mod scale;
 mod serve;
-#[path = "../../bench/src/means/smb_direct.rs"]
-mod smb;
 mod table;
-#[path = "../../bench/src/means/tcp.rs"]
-mod tcp;
-#[path = "../../bench/src/means/tcp_loop.rs"]
-mod tcp_loop;
-#[path = "../../bench/src/means/smb_direct/timed.rs"]
-mod timed;
-#[path = "../../bench/src/work.rs"]
-mod work;
 
 use std::{
     fs,
@@ -52,16 +22,15 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use smbdirect::rdma::provider::Provider;
+use smbdirect_bench::{
+    Choice, Cores, Measured, Placement, Programs, Subject, load_average, measure_active,
+    measure_idle, measure_loads,
+};
 use tokio::sync::oneshot;
 
 use crate::{report::Report, signals};
 
-use compare::Programs;
-use machine::Cores;
-use measure::Measured;
 pub(crate) use options::Bench;
-use plan::{Choice, What};
-use work::Placement;
 
 /// How long a default run may measure.
 const DEFAULT_TOTAL: Duration = Duration::from_secs(20);
@@ -107,7 +76,7 @@ impl Bench {
         stop: &AtomicBool,
     ) -> Result<bool> {
         let report = Report::new(self.options.json);
-        let load_before = machine::load();
+        let load_before = load_average();
         let ends = match (choice.placement, &self.address) {
             (Placement::TwoCores, None) => &[cores.near(), cores.far()][..],
             _ => &[cores.near()],
@@ -135,13 +104,16 @@ impl Bench {
             None => true,
         });
         output::print_head(self, &report, choice);
-        let connections = choice.what.contains(&What::Connections);
-        let (scale, many) = (connections && !choice.many, connections && choice.many);
-        if scale {
-            scale::idle(&report, &mut near, choice)?;
+        let connections = choice.subjects.contains(&Subject::Connections);
+        let (idle_and_active, loads) = (
+            connections && !choice.with_loads,
+            connections && choice.with_loads,
+        );
+        if idle_and_active && let Some(idle) = measure_idle(&mut near, choice)? {
+            connections::print_idle(&report, &idle);
         }
         if !rows.is_empty() {
-            let total = if self.full || choice.given.is_some() {
+            let total = if self.full || choice.rows.is_some() {
                 FULL_TOTAL
             } else {
                 DEFAULT_TOTAL
@@ -154,12 +126,20 @@ impl Bench {
         for (row, why) in &measured.failed {
             output::skipped(&report, &row.name(), why);
         }
-        if scale && !measured.interrupted {
-            scale::active(&report, &mut near, choice, self.time, stop)?;
+        if idle_and_active
+            && !measured.interrupted
+            && let Some(active) = measure_active(&mut near, choice, self.time, stop)?
+        {
+            connections::print_active(&report, &active);
         }
-        if many && !measured.interrupted {
+        if loads && !measured.interrupted {
+            connections::print_head(&report);
             let effort = (self.rounds, self.time);
-            measured.interrupted = many::measure(&report, &mut near, choice, effort, stop)?;
+            let mut print = |load: &_| connections::print_load(&report, load);
+            let memory = measure_loads(&mut near, choice, effort, stop, &mut print)?;
+            connections::print_legend(&report);
+            connections::print_memory(&report, &memory);
+            measured.interrupted = stop.load(Ordering::Relaxed);
         }
         output::finish(self, &report, &measured, &summary, cores, load_before);
         if let Some(path) = &self.svg {

@@ -8,7 +8,7 @@ use smbdirect::rdma::roce::RoceConfig;
 pub(crate) use smbdirect_transport::unavailable;
 pub(crate) use smbdirect_transport::{
     Families, Rdma, RdmaSettings, canonical, close, connect_tcp, connection_span, explain_end,
-    listen_tcp, peer_span, resolve, resolve_listen,
+    listen_tcp, resolve, resolve_listen,
 };
 
 use crate::{

@@ -244,6 +244,7 @@ fn faces_define_nothing() {
 /// The folders of the packages of the workspace that have a folder `src`.
 const PACKAGES: &[&str] = &[
     "crates/smbdirect",
+    "crates/bench",
     "crates/check",
     "crates/cli",
     "crates/conform",

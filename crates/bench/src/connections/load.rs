@@ -10,20 +10,19 @@ use anyhow::Result;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::{
+use super::smb;
+use crate::{
     ends::{LinkId, Near},
-    measure::{GIB, quartiles},
     plan::Choice,
-    scale, table,
-    work::{Burst, Kind, Link, Means},
+    summary::{GIB, quartiles},
+    work::{Burst, Link, Means, Operation},
 };
-use crate::report::{self, Report};
 
 /// What the connections move, and the bytes of each operation.
-const LOADS: [(Kind, u32); 3] = [
-    (Kind::Write, 64 << 10),
-    (Kind::Read, 64 << 10),
-    (Kind::Send, 4 << 10),
+const LOADS: [(Operation, u32); 3] = [
+    (Operation::Write, 64 << 10),
+    (Operation::Read, 64 << 10),
+    (Operation::Send, 4 << 10),
 ];
 /// Bytes of a request, and of its answer.
 const REQUEST_BYTES: u32 = 4 << 10;
@@ -46,18 +45,22 @@ type Samples = [(Vec<Sample>, Vec<Sample>); LOADS.len()];
 /// The memory of connections that move data.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "load_memory")]
-struct Memory {
-    connections: u32,
+pub struct LoadMemory {
+    /// Number of connections that move data.
+    pub connections: u32,
     /// Resident bytes of each end of a connection, beyond the buffers of the bench.
-    bytes_each: f64,
+    pub bytes_each: f64,
 }
 
 /// Median, least and most of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Range {
-    median: f64,
-    least: f64,
-    most: f64,
+pub struct Range {
+    /// The median.
+    pub median: f64,
+    /// The least.
+    pub least: f64,
+    /// The most.
+    pub most: f64,
 }
 
 impl Range {
@@ -74,24 +77,35 @@ impl Range {
 /// The result of one load.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename = "load")]
-struct Load {
+pub struct Load {
     /// `write`, `read` or `send`.
-    kind: &'static str,
+    pub kind: &'static str,
     /// `smbdirect` or `tcp`.
-    means: &'static str,
-    size: u32,
-    connections: u32,
-    gib_per_second: Range,
-    cpu_seconds_per_gib: Option<f64>,
-    least_to_most: Range,
-    requests: u64,
-    p50_seconds: f64,
-    p99_seconds: f64,
-    p999_seconds: f64,
-    /// Ratios to plain TCP within each round.
-    rate_to_tcp: Option<Range>,
-    p99_to_tcp: Option<Range>,
-    rounds: usize,
+    pub means: &'static str,
+    /// Bytes of an operation.
+    pub size: u32,
+    /// Number of connections that move data.
+    pub connections: u32,
+    /// The rate of all connections.
+    pub gib_per_second: Range,
+    /// CPU time of both ends.
+    pub cpu_seconds_per_gib: Option<f64>,
+    /// Operations of the slowest connection divided by those of the fastest.
+    pub least_to_most: Range,
+    /// Number of requests on another connection.
+    pub requests: u64,
+    /// Median time of a request.
+    pub p50_seconds: f64,
+    /// Time that 99 % of the requests do not exceed.
+    pub p99_seconds: f64,
+    /// Time that 99.9 % of the requests do not exceed.
+    pub p999_seconds: f64,
+    /// Ratio of the rate to that of plain TCP, in each round.
+    pub rate_to_tcp: Option<Range>,
+    /// Ratio of the 99 % time to that of plain TCP, in each round.
+    pub p99_to_tcp: Option<Range>,
+    /// Number of rounds.
+    pub rounds: usize,
 }
 
 /// The links and the samples of one number of connections.
@@ -103,19 +117,18 @@ struct Many<'a> {
     stop: &'a AtomicBool,
 }
 
-/// Measures each load with each number of connections, and prints the results. Returns whether it was
-/// interrupted.
+/// Measures each load with each number of connections, and calls `report` with each result. Returns the memory that the
+/// connections took.
 ///
 /// # Errors
 /// The connections cannot be made, or fail.
-pub(super) fn measure(
-    report: &Report,
+pub fn measure_loads(
     near: &mut Near,
     choice: &Choice,
     (rounds, time): (u64, Option<Duration>),
     stop: &AtomicBool,
-) -> Result<bool> {
-    print_head(report);
+    report: &mut dyn FnMut(&Load),
+) -> Result<Vec<LoadMemory>> {
     let (mut opened, mut memory) = (Vec::new(), Vec::new());
     for &connections in &choice.connections {
         let mut many = Many {
@@ -125,7 +138,7 @@ pub(super) fn measure(
             seconds: time.unwrap_or(DEFAULT_BURST).as_secs_f64(),
             stop,
         };
-        let smb = many.open(Means::SmbDirect(scale::smb(choice)))?;
+        let smb = many.open(Means::SmbDirect(smb(choice)))?;
         memory.extend(many.memory(smb)?);
         let tcp = if choice.alone {
             None
@@ -135,16 +148,16 @@ pub(super) fn measure(
         let samples = many.rounds(smb, tcp, rounds)?;
         opened.extend([Some(smb), tcp].into_iter().flatten());
         for ((ours, tcp), load) in samples.iter().zip(LOADS) {
-            print(report, load, connections, ours, tcp);
+            Load::of(load, connections, ours, tcp)
+                .iter()
+                .for_each(&mut *report);
         }
     }
     // Memory of closed connections would be used again, and not be counted.
     for link in opened {
         near.close(link)?;
     }
-    print_legend(report);
-    print_memory(report, &memory);
-    Ok(stop.load(Ordering::Relaxed))
+    Ok(memory)
 }
 
 impl Many<'_> {
@@ -162,7 +175,7 @@ impl Many<'_> {
     }
 
     /// Runs each load once on new connections, and returns how much memory they take.
-    fn memory(&mut self, link: LinkId) -> Result<Option<Memory>> {
+    fn memory(&mut self, link: LinkId) -> Result<Option<LoadMemory>> {
         // What an idle connection takes is measured elsewhere.
         let before = self.near.resident()?;
         for load in LOADS {
@@ -177,7 +190,7 @@ impl Many<'_> {
         let buffers = u64::from(self.connections) * u64::from(LOADS[0].1);
         let buffers = buffers * u64::from(self.choice.outstanding[0]);
         let beyond = after.saturating_sub(before).saturating_sub(buffers);
-        Ok(Some(Memory {
+        Ok(Some(LoadMemory {
             connections: self.connections,
             bytes_each: beyond as f64 / f64::from(2 * (self.connections + 1)),
         }))
@@ -207,7 +220,7 @@ impl Many<'_> {
         Ok(all)
     }
 
-    fn burst(&self, (kind, size): (Kind, u32)) -> Burst {
+    fn burst(&self, (kind, size): (Operation, u32)) -> Burst {
         Burst {
             kind,
             size,
@@ -251,112 +264,52 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are legal")
 }
 
-fn print_head(report: &Report) {
-    report.line(report.style.dim(&format!(
-        "\n{:<17}{:>6}{:>7}{:>11}{:>10}{:>9}{:>9}{:>9}{:>7}{:>7}",
-        "", "conns", "GiB/s", "CPU s/GiB", "fairness", "p50", "p99", "p99.9", "x TCP", "p99 x"
-    )));
-}
-
-/// Explains the columns.
-fn print_legend(report: &Report) {
-    report.line(report.style.dim(
-        "\nfairness: operations of the slowest connection / of the fastest; p50 to p99.9: a request of \
-         4 KiB\non another connection; x TCP, p99 x: rate and p99 / those of plain TCP by one thread an \
-         end",
-    ));
-}
-
-fn print_memory(report: &Report, memory: &[Memory]) {
-    let all: Vec<_> = memory
-        .iter()
-        .map(|memory| {
-            report.event(memory);
-            let bytes = report::bytes(memory.bytes_each as u64);
-            format!("{bytes} of {}", memory.connections)
-        })
-        .collect();
-    if !all.is_empty() {
-        report.line(format_args!(
-            "memory of each end of a connection that moves data, beyond its buffers: {}",
-            all.join(", ")
-        ));
-    }
-}
-
-fn print(
-    report: &Report,
-    (kind, size): (Kind, u32),
-    connections: u32,
-    ours: &[Sample],
-    tcp: &[Sample],
-) {
-    for (means, samples) in [("smbdirect", ours), ("tcp", tcp)] {
-        if samples.is_empty() {
-            continue;
-        }
-        let ratio = |of: fn(&Sample) -> f64| {
-            let pairs = samples.iter().zip(tcp);
-            let beside = means == "smbdirect" && !tcp.is_empty();
-            beside.then(|| Range::of(pairs.map(|(ours, tcp)| of(ours) / of(tcp))))
-        };
-        let mut all = histogram();
-        for sample in samples {
-            all.add(&sample.round_trips)
-                .expect("they have the same bounds");
-        }
-        let at = |share| all.value_at_quantile(share) as f64 / 1e9;
-        let cpu: Option<Vec<_>> = samples.iter().map(|sample| sample.cpu_per_gib).collect();
-        let load = Load {
-            kind: match kind {
-                Kind::Write => "write",
-                Kind::Read => "read",
-                _ => "send",
-            },
-            means,
-            size,
-            connections,
-            gib_per_second: Range::of(samples.iter().map(|sample| sample.bytes_per_second / GIB)),
-            cpu_seconds_per_gib: cpu.map(|cpu| quartiles(cpu)[1]),
-            least_to_most: Range::of(samples.iter().map(|sample| sample.least_to_most)),
-            requests: all.len(),
-            p50_seconds: at(0.5),
-            p99_seconds: at(0.99),
-            p999_seconds: at(0.999),
-            rate_to_tcp: ratio(|sample| sample.bytes_per_second),
-            p99_to_tcp: ratio(|sample| sample.round_trips.value_at_quantile(0.99) as f64),
-            rounds: samples.len(),
-        };
-        load.print(report);
-        report.event(&load);
-    }
-}
-
 impl Load {
-    fn print(&self, report: &Report) {
-        let size = table::size(self.size);
-        let name = match (self.means, self.kind) {
-            ("tcp", _) => format!("  TCP {size}"),
-            (_, "write") => format!("Write {size}"),
-            (_, "read") => format!("Read {size}"),
-            _ => format!("Send {size}"),
-        };
-        let time = |seconds| report::time(Duration::from_secs_f64(seconds));
-        let ratio = |range: Option<Range>| {
-            range.map_or_else(|| "-".into(), |range| table::digits(range.median))
-        };
-        report.line(format_args!(
-            "{name:<17}{:>6}{:>7}{:>11}{:>10}{:>9}{:>9}{:>9}{:>7}{:>7}",
-            self.connections,
-            table::digits(self.gib_per_second.median),
-            self.cpu_seconds_per_gib
-                .map_or_else(|| "-".into(), table::digits),
-            table::digits(self.least_to_most.median),
-            time(self.p50_seconds),
-            time(self.p99_seconds),
-            time(self.p999_seconds),
-            ratio(self.rate_to_tcp),
-            ratio(self.p99_to_tcp),
-        ));
+    /// Returns the results of SMB Direct and of plain TCP, of those that have samples.
+    fn of(
+        (kind, size): (Operation, u32),
+        connections: u32,
+        ours: &[Sample],
+        tcp: &[Sample],
+    ) -> Vec<Self> {
+        let each = [("smbdirect", ours), ("tcp", tcp)];
+        let measured = each.into_iter().filter(|(_, samples)| !samples.is_empty());
+        measured
+            .map(|(means, samples)| {
+                let ratio = |of: fn(&Sample) -> f64| {
+                    let pairs = samples.iter().zip(tcp);
+                    let has_tcp = means == "smbdirect" && !tcp.is_empty();
+                    has_tcp.then(|| Range::of(pairs.map(|(ours, tcp)| of(ours) / of(tcp))))
+                };
+                let mut all = histogram();
+                for sample in samples {
+                    all.add(&sample.round_trips)
+                        .expect("they have the same bounds");
+                }
+                let at = |share| all.value_at_quantile(share) as f64 / 1e9;
+                let cpu: Option<Vec<_>> = samples.iter().map(|sample| sample.cpu_per_gib).collect();
+                let rates = samples.iter().map(|sample| sample.bytes_per_second / GIB);
+                Self {
+                    kind: match kind {
+                        Operation::Write => "write",
+                        Operation::Read => "read",
+                        _ => "send",
+                    },
+                    means,
+                    size,
+                    connections,
+                    gib_per_second: Range::of(rates),
+                    cpu_seconds_per_gib: cpu.map(|cpu| quartiles(cpu)[1]),
+                    least_to_most: Range::of(samples.iter().map(|sample| sample.least_to_most)),
+                    requests: all.len(),
+                    p50_seconds: at(0.5),
+                    p99_seconds: at(0.99),
+                    p999_seconds: at(0.999),
+                    rate_to_tcp: ratio(|sample| sample.bytes_per_second),
+                    p99_to_tcp: ratio(|sample| sample.round_trips.value_at_quantile(0.99) as f64),
+                    rounds: samples.len(),
+                }
+            })
+            .collect()
     }
 }

@@ -7,7 +7,7 @@ use std::{hint::black_box, time::Duration};
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::work::{Burst, Kind, window};
+use crate::work::{Burst, Operation, window};
 
 /// One end of the channel.
 #[derive(Debug)]
@@ -39,9 +39,9 @@ impl End {
     /// Runs one burst. The active end gets the free buffers back, and returns the nanoseconds of
     /// each round trip.
     pub(crate) fn burst(&self, burst: &Burst, active: bool) -> Result<Vec<u64>> {
-        let mut memory = super::smb::source(burst.size).to_vec();
+        let mut memory = super::smb_direct::source(burst.size).to_vec();
         let slots = match burst.kind {
-            Kind::Echo => 1,
+            Operation::Echo => 1,
             _ => window(burst.size).min(256),
         };
         if !active {
@@ -57,7 +57,7 @@ impl End {
         let mut round_trips = Vec::new();
         let mut returned = 0;
         for _ in 0..burst.count {
-            let started = (burst.kind == Kind::Echo).then(std::time::Instant::now);
+            let started = (burst.kind == Operation::Echo).then(std::time::Instant::now);
             let mut buffer = match pool.pop() {
                 Some(buffer) => buffer,
                 None => {

@@ -11,9 +11,10 @@ use tokio::net::TcpStream;
 use tokio_util::codec::{Framed, LengthDelimitedCodec};
 
 use super::{
-    smb, tcp,
-    work::{Burst, Kind},
+    smb_direct::{Spinning, source},
+    tcp,
 };
+use crate::work::{Burst, Operation};
 
 pub(crate) type Frames = Framed<TcpStream, LengthDelimitedCodec>;
 
@@ -33,7 +34,7 @@ pub(crate) async fn burst(all: &mut Vec<Frames>, burst: Burst, active: bool) -> 
     let (Some(mut frames), true) = (all.pop(), all.is_empty()) else {
         bail!("framed TCP is measured with one connection")
     };
-    let _spinning = burst.busy.then(smb::Spinning::start);
+    let _spinning = burst.busy.then(Spinning::start);
     let task = tokio::spawn(async move {
         let round_trips = one(&mut frames, &burst, active).await;
         (frames, round_trips)
@@ -44,10 +45,10 @@ pub(crate) async fn burst(all: &mut Vec<Frames>, burst: Burst, active: bool) -> 
 }
 
 async fn one(frames: &mut Frames, burst: &Burst, active: bool) -> Result<Vec<u64>> {
-    let source = smb::source(burst.size);
+    let source = source(burst.size);
     let mut round_trips = Vec::new();
     match (burst.kind, active) {
-        (Kind::Echo, true) => {
+        (Operation::Echo, true) => {
             for _ in 0..burst.count {
                 let started = Instant::now();
                 feed(frames, source.clone()).await?;
@@ -56,7 +57,7 @@ async fn one(frames: &mut Frames, burst: &Burst, active: bool) -> Result<Vec<u64
                 round_trips.push(started.elapsed().as_nanos() as u64);
             }
         }
-        (Kind::Echo, false) => {
+        (Operation::Echo, false) => {
             for _ in 0..burst.count {
                 let frame = next(frames).await?;
                 feed(frames, frame.freeze()).await?;

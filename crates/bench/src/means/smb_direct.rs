@@ -1,5 +1,7 @@
 //! Bursts over SMB Direct connections, written as a program that uses this library would be.
 
+mod timed;
+
 use std::{
     collections::VecDeque,
     future::Future,
@@ -19,14 +21,14 @@ use smbdirect::{
 };
 use tokio::{task::yield_now, time::timeout};
 
-use super::work::{Burst, Kind, Link, Smb, window};
+use crate::work::{Burst, Link, Operation, Smb, window};
 
 /// One end of one connection, and the buffers for its bursts.
 #[derive(Debug)]
 pub(crate) struct End {
-    pub(super) connection: Connection,
+    connection: Connection,
     /// The bytes to send and write. Messages are slices of it, so this end copies nothing.
-    pub(super) source: Bytes,
+    source: Bytes,
     /// Copies of these bytes, at most one for each message of a burst, which are sent in turn. The
     /// in-process provider passes them without a copy, so both ends count references; with one
     /// buffer for all messages, that shared counter would dominate.
@@ -36,7 +38,7 @@ pub(crate) struct End {
     /// The descriptors of the peer's memory.
     theirs: Option<Theirs>,
     /// Buffers to read into.
-    pub(super) buffers: Vec<BytesMut>,
+    buffers: Vec<BytesMut>,
 }
 
 /// The memory of the peer. Each buffer is for one direction, as the buffers that SMB registers are,
@@ -97,13 +99,13 @@ pub(crate) async fn connect(
 const MAX_SOURCES: usize = 256;
 
 /// Returns an endless iterator of messages.
-pub(super) struct ToSend {
+struct ToSend {
     messages: Vec<Message>,
     next: usize,
 }
 
 impl ToSend {
-    pub(super) fn next(&mut self) -> Message {
+    fn next(&mut self) -> Message {
         let message = self.messages[self.next].clone();
         self.next = (self.next + 1) % self.messages.len();
         message
@@ -114,7 +116,7 @@ impl ToSend {
 const OUTSTANDING_BATCHES: usize = 8;
 
 /// Longest time of a step, which normally takes microseconds.
-pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl End {
     async fn new(connection: Connection, link: &Link) -> Result<Self> {
@@ -157,7 +159,7 @@ impl End {
     /// Runs this end's part of a burst. Returns the nanoseconds of each round trip.
     async fn burst(&mut self, burst: &Burst, active: bool) -> Result<Done> {
         let mut done = Done::default();
-        if matches!(burst.kind, Kind::Send | Kind::Batch) {
+        if matches!(burst.kind, Operation::Send | Operation::Batch) {
             // An end that sends a single message and is idle afterwards must stay small.
             let most = match burst.seconds {
                 Some(_) => MAX_SOURCES,
@@ -169,10 +171,10 @@ impl End {
         }
         match (burst.kind, active) {
             _ if burst.seconds.is_some() => done = self.timed(burst, active).await?,
-            (Kind::Echo, true) => done.round_trips = self.echo(burst).await?,
-            (Kind::Echo, false) => self.answer(burst).await?,
-            (Kind::Send | Kind::Batch, _) => self.messages(burst, active).await?,
-            (Kind::Write | Kind::WriteApart | Kind::Read, _) => {
+            (Operation::Echo, true) => done.round_trips = self.echo(burst).await?,
+            (Operation::Echo, false) => self.answer(burst).await?,
+            (Operation::Send | Operation::Batch, _) => self.messages(burst, active).await?,
+            (Operation::Write | Operation::WriteApart | Operation::Read, _) => {
                 self.transfers(burst, active).await?;
             }
         }
@@ -196,7 +198,7 @@ impl End {
         if active || burst.both {
             let more = |done| done < burst.count;
             match burst.kind {
-                Kind::Read => self.read_while(burst, more).await?,
+                Operation::Read => self.read_while(burst, more).await?,
                 _ => self.write_while(burst, more).await?,
             };
             drop(self.connection.send(END_MARK)?);
@@ -207,7 +209,7 @@ impl End {
         self.settle(active).await
     }
 
-    pub(super) async fn settle(&self, active: bool) -> Result<()> {
+    async fn settle(&self, active: bool) -> Result<()> {
         if active {
             return self.marked().await;
         }
@@ -215,14 +217,14 @@ impl End {
         Ok(self.connection.send(END_MARK)?.await?)
     }
 
-    pub(super) async fn marked(&self) -> Result<()> {
+    async fn marked(&self) -> Result<()> {
         let message = self.connection.recv().await?.into_bytes();
         ensure!(message == END_MARK, "the other end said something else");
         Ok(())
     }
 
     async fn send_all(&self, burst: &Burst) -> Result<()> {
-        if burst.kind == Kind::Batch {
+        if burst.kind == Operation::Batch {
             return self.send_batches(burst).await;
         }
         let mut messages = self.to_send(burst);
@@ -240,7 +242,7 @@ impl End {
     }
 
     /// Sends the messages of a burst.
-    pub(super) fn to_send(&self, burst: &Burst) -> ToSend {
+    fn to_send(&self, burst: &Burst) -> ToSend {
         let slices = self.sources.iter();
         let slices = slices.map(|source| source.slice(..burst.size as usize).into());
         ToSend {
@@ -281,7 +283,7 @@ impl End {
     }
 
     async fn receive_all(&self, burst: &Burst) -> Result<()> {
-        if burst.kind == Kind::Batch {
+        if burst.kind == Operation::Batch {
             return self.receive_batches(burst).await;
         }
         for _ in 0..burst.count {
@@ -292,11 +294,7 @@ impl End {
     }
 
     /// Writes for as long as `more` says so of the number of writes so far, and returns that number.
-    pub(super) async fn write_while(
-        &self,
-        burst: &Burst,
-        more: impl Fn(u64) -> bool,
-    ) -> Result<u64> {
+    async fn write_while(&self, burst: &Burst, more: impl Fn(u64) -> bool) -> Result<u64> {
         let theirs = self.theirs(burst)?;
         let data = self.source.slice(..burst.size as usize);
         let outstanding = burst.outstanding.max(1) as usize;
@@ -317,11 +315,7 @@ impl End {
     }
 
     /// Reads for as long as `more` says so of the number of reads so far, and returns that number.
-    pub(super) async fn read_while(
-        &mut self,
-        burst: &Burst,
-        more: impl Fn(u64) -> bool,
-    ) -> Result<u64> {
+    async fn read_while(&mut self, burst: &Burst, more: impl Fn(u64) -> bool) -> Result<u64> {
         let theirs = self.theirs(burst)?;
         let outstanding = burst.outstanding.max(1) as usize;
         let mut reading = VecDeque::with_capacity(outstanding);
@@ -350,12 +344,12 @@ impl End {
     }
 
     /// Returns the peer's memory that a burst uses.
-    pub(super) fn theirs(&self, burst: &Burst) -> Result<[BufferDescriptorV1; 1]> {
+    fn theirs(&self, burst: &Burst) -> Result<[BufferDescriptorV1; 1]> {
         let theirs = self
             .theirs
             .context("no memory is registered on this link")?;
         let theirs = match burst.kind {
-            Kind::Read => theirs.to_read,
+            Operation::Read => theirs.to_read,
             _ => theirs.to_write,
         };
         let length = burst.size.checked_mul(burst.places());
@@ -392,7 +386,7 @@ impl End {
 }
 
 /// A message that ends a burst. No other message of a burst has these bytes.
-pub(super) const END_MARK: &[u8] = b"over, and all of it is here";
+const END_MARK: &[u8] = b"over, and all of it is here";
 
 /// Returns the bytes that the messages of a burst are made of.
 pub(crate) fn source(length: u32) -> Bytes {
@@ -401,7 +395,7 @@ pub(crate) fn source(length: u32) -> Bytes {
     bytes.into()
 }
 
-pub(super) fn check_length(length: usize, burst: &Burst) -> Result<()> {
+fn check_length(length: usize, burst: &Burst) -> Result<()> {
     ensure!(
         length == burst.size as usize,
         "a message of {length} bytes arrived, {} were sent",
@@ -411,7 +405,7 @@ pub(super) fn check_length(length: usize, burst: &Burst) -> Result<()> {
 }
 
 /// Awaits the first `number` outstanding operations, by waiting for the last of them.
-pub(super) async fn finish<F, E>(outstanding: &mut VecDeque<F>, number: usize) -> Result<()>
+async fn finish<F, E>(outstanding: &mut VecDeque<F>, number: usize) -> Result<()>
 where
     F: Future<Output = Result<(), E>> + Unpin,
     E: std::error::Error + Send + Sync + 'static,

@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::{
-    machine,
-    work::{Burst, Half, Kind},
+use crate::{
+    host,
+    work::{Burst, Half, Operation},
 };
 
 /// Bytes of one system call where messages are batched.
@@ -39,8 +39,8 @@ pub(crate) fn burst(streams: &[TcpStream], burst: &Burst, active: bool) -> Resul
     for stream in streams {
         stream.set_nonblocking(burst.busy)?;
     }
-    let source = super::smb::source(burst.size);
-    let (started, cpu) = (Instant::now(), machine::thread_cpu());
+    let source = super::smb_direct::source(burst.size);
+    let (started, cpu) = (Instant::now(), host::thread_cpu());
     let mut half = Half::default();
     let mut others = Duration::ZERO;
     if let [stream] = streams {
@@ -51,7 +51,7 @@ pub(crate) fn burst(streams: &[TcpStream], burst: &Burst, active: bool) -> Resul
         thread::scope(|scope| -> Result<()> {
             let work = |stream| {
                 let one = one(stream, burst, active, &source)?;
-                Ok::<_, anyhow::Error>((one, machine::thread_cpu().unwrap_or_default()))
+                Ok::<_, anyhow::Error>((one, host::thread_cpu().unwrap_or_default()))
             };
             let threads: Vec<_> = streams
                 .iter()
@@ -67,7 +67,7 @@ pub(crate) fn burst(streams: &[TcpStream], burst: &Burst, active: bool) -> Resul
         })?;
     }
     half.seconds = started.elapsed().as_secs_f64();
-    let own = machine::thread_cpu().zip(cpu);
+    let own = host::thread_cpu().zip(cpu);
     half.cpu = own.map(|(after, before)| (after - before + others).as_secs_f64());
     Ok(half)
 }
@@ -83,8 +83,8 @@ struct One {
 fn one(stream: &TcpStream, burst: &Burst, active: bool, source: &[u8]) -> Result<One> {
     let mut one = One::default();
     match (burst.kind, active, burst.both) {
-        (Kind::Echo, true, _) => one.round_trips = echo(stream, burst, source)?,
-        (Kind::Echo, false, _) => answer(stream, burst)?,
+        (Operation::Echo, true, _) => one.round_trips = echo(stream, burst, source)?,
+        (Operation::Echo, false, _) => answer(stream, burst)?,
         (_, true, false) => {
             send_all(stream, burst, source)?;
             receive(stream, 1, burst)?;
@@ -99,7 +99,7 @@ fn one(stream: &TcpStream, burst: &Burst, active: bool, source: &[u8]) -> Result
             one.others = thread::scope(|scope| -> Result<Duration> {
                 let receiving = scope.spawn(|| {
                     receive(stream, expected, burst)?;
-                    Ok::<_, anyhow::Error>(machine::thread_cpu().unwrap_or_default())
+                    Ok::<_, anyhow::Error>(host::thread_cpu().unwrap_or_default())
                 });
                 send_all(stream, burst, source)?;
                 receiving.join().map_err(|_| anyhow!("a thread panicked"))?
@@ -116,7 +116,7 @@ fn one(stream: &TcpStream, burst: &Burst, active: bool, source: &[u8]) -> Result
 const ACKNOWLEDGED: &[u8] = b"!";
 
 fn send_all(stream: &TcpStream, burst: &Burst, source: &[u8]) -> Result<()> {
-    if burst.kind != Kind::Batch {
+    if burst.kind != Operation::Batch {
         for _ in 0..burst.count {
             write(stream, source, burst)?;
         }

@@ -10,9 +10,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use mio::{Events, Interest, Poll, Token, net::TcpStream};
 
-use super::{
-    machine,
-    work::{Burst, Half, Kind, Link},
+use crate::{
+    host,
+    work::{Burst, Half, Link, Operation},
 };
 
 /// Bytes of the buffer that short messages of all connections are read into.
@@ -133,10 +133,10 @@ impl Loop {
     /// # Errors
     /// A connection fails, or nothing happens for a long time.
     pub(crate) fn burst(&mut self, burst: &Burst, active: bool) -> Result<Half> {
-        let (started, cpu) = (Instant::now(), machine::thread_cpu());
+        let (started, cpu) = (Instant::now(), host::thread_cpu());
         let length = Duration::try_from_secs_f64(burst.seconds.unwrap_or(0.0))?.min(STALL_TIMEOUT);
         ensure!(burst.size <= self.largest, "the link has shorter messages");
-        let request = super::smb::source(burst.request.unwrap_or(1));
+        let request = super::smb_direct::source(burst.request.unwrap_or(1));
         let shared = Shared {
             burst,
             requests: [MORE, LAST].map(|first| [&[first], &request[1..]].concat()),
@@ -173,7 +173,7 @@ impl Loop {
         } else {
             half.arrived = work[..bulk].iter().map(|work| work.messages).collect();
         }
-        let own = machine::thread_cpu().zip(cpu);
+        let own = host::thread_cpu().zip(cpu);
         half.cpu = own.map(|(after, before)| (after - before).as_secs_f64());
         Ok(half)
     }
@@ -183,7 +183,7 @@ impl Loop {
         match burst.kind {
             _ if active => 1,
             _ if burst.size < MIN_PLACED_BYTES => 0,
-            Kind::Read => self.places as usize,
+            Operation::Read => self.places as usize,
             _ => 1,
         }
     }

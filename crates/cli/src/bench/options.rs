@@ -1,22 +1,25 @@
 //! The options of `smbdirect bench`, and what they choose to measure.
 
-use std::{net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use smbdirect::{
     Config,
     rdma::{iwarp::MpaCrc, provider::Provider},
 };
 
-use super::{
-    ends::Setting,
-    machine::{self, Awake, Cores},
-    measure::Effort,
-    plan::{self, Choice, What},
-    rows,
-    work::{MAX_MESSAGE_BYTES, Over, Placement, Smb},
+use smbdirect_bench::{
+    Awake, Choice, Cores, Effort, EndSettings, MAX_MESSAGE_BYTES, Placement, Row, Smb, Subject,
+    check_congestion_control, congestion_control, parse_rows, time_of_a_burst,
 };
+use smbdirect_transport::Kind;
+
 use crate::{
     options::{
         Address, CommonOptions, ConnectOptions, Transport, at_least_one, seconds, size, usage,
@@ -49,7 +52,7 @@ pub(crate) struct Bench {
 
     /// What to measure [default: all but connections]
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
-    pub(super) what: Vec<What>,
+    pub(super) what: Vec<SubjectOption>,
 
     /// Sizes of messages, up to 8M [default: 64,1K,8K,64K,1M]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
@@ -73,7 +76,7 @@ pub(crate) struct Bench {
 
     /// Where the ends run [default: two-cores, or same-core where there is one; free with ADDR]
     #[arg(long, value_enum, value_name = "WHERE")]
-    pub(super) placement: Option<Placement>,
+    pub(super) placement: Option<PlacementOption>,
 
     /// Number of processes for the two ends on this machine
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
@@ -169,12 +172,7 @@ impl Bench {
     /// A usage error: options that contradict each other, the system or this machine.
     pub(super) fn choice(&self, cores: &Cores) -> Result<Choice> {
         let config = self.options.config(Some(&self.connect), None)?;
-        let over = match self.options.transport {
-            Transport::Iwarp => Over::Iwarp,
-            Transport::Roce => Over::Roce,
-            Transport::Loopback => Over::Loopback,
-            Transport::Verbs => Over::Verbs,
-        };
+        let over = Kind::from(self.options.transport);
         self.check_transport(over)?;
         self.check_congestion_control()?;
         let placement = self.placement(cores)?;
@@ -191,7 +189,7 @@ impl Bench {
             crcs: self.crcs(over),
             segments: self.segments(&config)?,
             sizes: self.sizes()?,
-            what: self.what(),
+            subjects: self.subjects(),
             outstanding: match (&self.outstanding[..], self.full) {
                 ([], false) => vec![16],
                 ([], true) => vec![1, 4, 16, 32],
@@ -206,31 +204,31 @@ impl Bench {
                 [] => vec![1],
                 connections => connections.to_vec(),
             },
-            many: !self.connections.is_empty(),
+            with_loads: !self.connections.is_empty(),
             placement,
             alone: self.alone,
-            given: None,
+            rows: None,
         };
         if let Some(path) = &self.rows {
-            choice.given = Some(rows::read(path, &choice)?);
+            choice.rows = Some(read_rows(path, &choice)?);
         }
         Ok(choice)
     }
 
-    /// Checks that the transport goes with where the other end is.
-    fn check_transport(&self, over: Over) -> Result<()> {
-        if over == Over::Verbs && self.address.is_none() {
+    /// Checks that the transport reaches the other end.
+    fn check_transport(&self, over: Kind) -> Result<()> {
+        if over == Kind::Verbs && self.address.is_none() {
             return Err(usage(
                 "--transport verbs needs ADDR: an address of an adapter, where \
                  `smbdirect bench --serve --transport verbs` runs, on this machine or another",
             ));
         }
-        if matches!(over, Over::Roce | Over::Verbs) && self.compare {
+        if matches!(over, Kind::Roce | Kind::Verbs) && self.compare {
             return Err(usage(
                 "--compare is about iWARP on this machine, without --transport",
             ));
         }
-        if over == Over::Loopback && (self.address.is_some() || self.processes > 1) {
+        if over == Kind::Loopback && (self.address.is_some() || self.processes > 1) {
             return Err(usage("--transport loopback stays within one process"));
         }
         if self.address.is_some() && self.processes > 1 {
@@ -264,10 +262,10 @@ impl Bench {
         Ok(())
     }
 
-    fn crcs(&self, over: Over) -> Vec<bool> {
+    fn crcs(&self, over: Kind) -> Vec<bool> {
         match (MpaCrc::from(self.options.mpa_crc), self.full) {
             // The ICRC of RoCE is not optional.
-            _ if matches!(over, Over::Roce | Over::Verbs) => vec![false],
+            _ if matches!(over, Kind::Roce | Kind::Verbs) => vec![false],
             (MpaCrc::Auto, true) => vec![true, false],
             (MpaCrc::Off, _) => vec![false],
             _ => vec![true],
@@ -292,8 +290,7 @@ impl Bench {
         let Some(algorithm) = &self.congestion_control else {
             return Ok(());
         };
-        let socket = TcpListener::bind("127.0.0.1:0")?;
-        machine::set_congestion_control((&socket).into(), algorithm).map_err(|error| {
+        check_congestion_control(algorithm).map_err(|error| {
             if cfg!(not(target_os = "linux")) {
                 return usage("--congestion-control: this system offers no choice");
             }
@@ -306,7 +303,7 @@ impl Bench {
 
     fn placement(&self, cores: &Cores) -> Result<Placement> {
         let placement = match self.placement {
-            Some(placement) => placement,
+            Some(placement) => placement.into(),
             None if self.address.is_some() || cores.near().is_none() => Placement::Free,
             None if cores.are_two() => Placement::TwoCores,
             None => Placement::SameCore,
@@ -351,25 +348,21 @@ impl Bench {
         }
     }
 
-    fn what(&self) -> Vec<What> {
-        match (&self.what[..], self.full) {
-            ([], false) => vec![
-                What::Send,
-                What::Write,
-                What::Read,
-                What::Latency,
-                What::Memory,
-            ],
-            ([], true) => vec![
-                What::Send,
-                What::Write,
-                What::Read,
-                What::Latency,
-                What::Memory,
-                What::Connections,
-            ],
-            (what, _) => what.to_vec(),
+    fn subjects(&self) -> Vec<Subject> {
+        if !self.what.is_empty() {
+            return self.what.iter().map(|&subject| subject.into()).collect();
         }
+        let mut subjects = vec![
+            Subject::Send,
+            Subject::Write,
+            Subject::Read,
+            Subject::Latency,
+            Subject::Memory,
+        ];
+        if self.full {
+            subjects.push(Subject::Connections);
+        }
+        subjects
     }
 
     /// Returns the adapters of this machine for --transport verbs.
@@ -384,16 +377,20 @@ impl Bench {
         Ok(Some(adapters.provider().clone()))
     }
 
-    pub(super) fn setting(&self, cores: &Cores, adapters: Option<Arc<dyn Provider>>) -> Setting {
+    pub(super) fn setting(
+        &self,
+        cores: &Cores,
+        adapters: Option<Arc<dyn Provider>>,
+    ) -> EndSettings {
         let mut iwarp = self.options.rdma(None).iwarp;
         iwarp.tuning.congestion_control = self.congestion_control.clone();
-        Setting {
+        EndSettings {
             cores: cores.clone(),
             iwarp,
             roce: self.options.rdma(None).roce,
             adapters,
             in_process: None,
-            limits: (MAX_CONNECTIONS, MAX_MESSAGE_BYTES),
+            max_connections: MAX_CONNECTIONS,
         }
     }
 
@@ -416,7 +413,7 @@ impl Bench {
         let time = self.time;
         Effort {
             rounds,
-            time: time.unwrap_or_else(|| plan::time_of_a_burst(rows, rounds, total)),
+            time: time.unwrap_or_else(|| time_of_a_burst(rows, rounds, total)),
             most: total,
         }
     }
@@ -424,6 +421,67 @@ impl Bench {
     /// Returns the congestion control of the TCP connections of all rows.
     pub(super) fn used_congestion_control(&self) -> Option<String> {
         let chosen = self.congestion_control.clone();
-        chosen.or_else(machine::congestion_control)
+        chosen.or_else(congestion_control)
+    }
+}
+
+/// Reads the rows of a file.
+fn read_rows(path: &Path, choice: &Choice) -> Result<Vec<Row>> {
+    let name = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    parse_rows(&text, choice).map_err(|why| usage(format!("{name}: {why}")))
+}
+
+/// A value of --what.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum SubjectOption {
+    /// Messages of each size
+    Send,
+    /// RDMA Writes of each size
+    Write,
+    /// RDMA Reads of each size
+    Read,
+    /// Round trips of 64 B, sleeping and busy-polling
+    Latency,
+    /// Messages of 64 B, several by one call and one by one call
+    Rate,
+    /// Copies and checksums in memory
+    Memory,
+    /// A thousand idle connections and 64 busy ones, or with --connections, requests beside data
+    Connections,
+}
+
+impl From<SubjectOption> for Subject {
+    fn from(option: SubjectOption) -> Self {
+        match option {
+            SubjectOption::Send => Self::Send,
+            SubjectOption::Write => Self::Write,
+            SubjectOption::Read => Self::Read,
+            SubjectOption::Latency => Self::Latency,
+            SubjectOption::Rate => Self::Rate,
+            SubjectOption::Memory => Self::Memory,
+            SubjectOption::Connections => Self::Connections,
+        }
+    }
+}
+
+/// A value of --placement.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum PlacementOption {
+    /// Each end on a core of its own
+    TwoCores,
+    /// Both ends on one core
+    SameCore,
+    /// Wherever the system puts them
+    Free,
+}
+
+impl From<PlacementOption> for Placement {
+    fn from(option: PlacementOption) -> Self {
+        match option {
+            PlacementOption::TwoCores => Self::TwoCores,
+            PlacementOption::SameCore => Self::SameCore,
+            PlacementOption::Free => Self::Free,
+        }
     }
 }

@@ -6,16 +6,11 @@ use anyhow::Result;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use super::{
-    compare::Programs,
-    ends::Near,
-    machine::{self, Cores},
-    measure::{self, Effort, Measured, Summary},
-    options::Bench,
-    plan::{Choice, Row},
-    table,
-    work::Placement,
+use smbdirect_bench::{
+    Choice, Cores, Effort, Measured, Near, Placement, Programs, Row, Summary, load_average, measure,
 };
+
+use super::{options::Bench, table};
 use crate::report::{self, Report};
 
 /// The events besides those of the rows.
@@ -77,15 +72,15 @@ pub(super) fn measure_rows(
     stop: &AtomicBool,
 ) -> Result<Measured> {
     let bar = report.steps(rows.len() as u64);
-    let mut progress = |done, all, what: &str| show(&bar, done, all, what);
-    let measured = measure::measure(near, programs, rows, effort, stop, &mut progress);
+    let mut progress = |done, all, row: &str| show(&bar, done, all, row);
+    let measured = measure(near, programs, rows, effort, stop, &mut progress);
     bar.finish_and_clear();
     measured
 }
 
-fn show(bar: &ProgressBar, done: u64, all: u64, what: &str) {
+fn show(bar: &ProgressBar, done: u64, all: u64, row: &str) {
     bar.set_length(all);
-    bar.set_message(what.to_owned());
+    bar.set_message(row.to_owned());
     bar.set_position(done);
 }
 
@@ -98,7 +93,7 @@ pub(super) fn finish(
     cores: &Cores,
     load_before: Option<f64>,
 ) {
-    let load_after = machine::load();
+    let load_after = load_average();
     let style = report.style;
     // Threads that keep cores awake are load as well.
     let load = load_before.zip(load_after).filter(|_| !bench.keep_awake);

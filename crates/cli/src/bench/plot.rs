@@ -8,12 +8,9 @@ use plotters::{
     style::{BLACK, TextStyle, WHITE},
 };
 
-use super::{
-    measure::{GIB, Summary},
-    plan::Work,
-    table,
-    work::{Kind, Means, Smb},
-};
+use smbdirect_bench::{GIB, Means, Operation, Smb, Summary, Work};
+
+use super::table;
 
 /// A curve: its name, and the rate for each size.
 #[derive(Debug, PartialEq)]
@@ -56,7 +53,7 @@ fn curves(summary: &Summary) -> Vec<Curve> {
         let Some(work) = result.row.work() else {
             continue;
         };
-        if work.kind == Kind::Echo || works().any(|other| stands_for(other, work)) {
+        if work.kind == Operation::Echo || works().any(|other| stands_for(other, work)) {
             continue;
         }
         let name = result.row.name();
@@ -145,7 +142,7 @@ fn paint(
     let (mut ours, mut theirs) = (COLOURS.iter().cycle(), GREYS.iter().cycle());
     for curve in curves {
         let colours = if curve.ours { &mut ours } else { &mut theirs };
-        let colour = *colours.next().expect("it goes around for ever");
+        let colour = *colours.next().expect("a cycle does not end");
         let style = colour.stroke_width(if curve.ours { 3 } else { 2 });
         chart
             .draw_series(LineSeries::new(curve.points.iter().copied(), style))?

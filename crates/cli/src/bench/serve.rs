@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader},
-    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpStream, ToSocketAddrs},
     process::{Child, Command, Stdio},
     sync::Arc,
     thread,
@@ -12,13 +12,10 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use tracing::debug;
 
-use super::{
-    ends::{self, InProcess, Near, Setting},
-    machine::Cores,
-    options::Bench,
-};
+use smbdirect_bench::{Cores, EndSettings, InProcess, Near, serve_orders, start_far_thread};
+
+use super::options::Bench;
 use crate::{
     options::Address,
     report::{self, Report},
@@ -35,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 enum Event {
     Listening { address: SocketAddr },
     Bench { address: SocketAddr },
-    Over { error: Option<String> },
+    Kind { error: Option<String> },
 }
 
 /// The far end of the bench that runs here.
@@ -50,7 +47,7 @@ impl Far {
     ///
     /// # Errors
     /// It does not start, or the address is unknown.
-    pub(crate) fn start(bench: &Bench, setting: &Setting) -> Result<Self> {
+    pub(crate) fn start(bench: &Bench, setting: &EndSettings) -> Result<Self> {
         let far = |address, in_process, child| Self {
             address,
             in_process,
@@ -59,26 +56,7 @@ impl Far {
         match (&bench.address, bench.processes) {
             (Some(address), _) => Ok(far(resolve(address)?, None, None)),
             (None, 1) => {
-                let listener = TcpListener::bind("127.0.0.1:0")?;
-                let address = listener.local_addr()?;
-                let shared = Arc::new(InProcess::default());
-                let setting = Setting {
-                    in_process: Some(shared.clone()),
-                    ..setting.clone()
-                };
-                let serve_orders = move || {
-                    let (stream, near) = match listener.accept() {
-                        Ok(accepted) => accepted,
-                        Err(error) => return debug!("the far end: {error}"),
-                    };
-                    if let Err(error) = ends::serve_orders(stream, setting) {
-                        let span = transport::peer_span(near);
-                        span.in_scope(|| debug!("the far end: {error:#}"));
-                    }
-                };
-                thread::Builder::new()
-                    .name("far".into())
-                    .spawn(serve_orders)?;
+                let (address, shared) = start_far_thread(setting)?;
                 Ok(far(address, Some(shared), None))
             }
             (None, _) => {
@@ -89,7 +67,7 @@ impl Far {
     }
 
     /// Connects the near end to it.
-    pub(crate) fn near(&mut self, setting: Setting) -> Result<Near> {
+    pub(crate) fn near(&mut self, setting: EndSettings) -> Result<Near> {
         let address = self.address;
         let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).map_err(|error| {
             anyhow!(
@@ -100,7 +78,7 @@ impl Far {
         let in_process = self.in_process.clone();
         Near::new(
             stream,
-            Setting {
+            EndSettings {
                 in_process,
                 ..setting
             },
@@ -189,7 +167,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         // The setting has no shared part: no peer is in this process.
         let setting = bench.setting(cores, adapters.clone());
         let _awake = bench.keep_awake(cores, &[cores.far()])?;
-        let work = tokio::task::spawn_blocking(move || ends::serve_orders(stream, setting));
+        let work = tokio::task::spawn_blocking(move || serve_orders(stream, setting));
         let result = tokio::select! {
             result = work => result?,
             // The thread ends with the process.
@@ -199,7 +177,7 @@ pub(crate) async fn run(bench: &Bench, cores: &Cores) -> Result<bool> {
         if let Some(error) = &error {
             report.line(format_args!("{peer}: {}", report.style.bad(error)));
         }
-        report.event(&Event::Over { error });
+        report.event(&Event::Kind { error });
         if bench.once {
             return Ok(true);
         }

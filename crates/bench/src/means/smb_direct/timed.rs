@@ -9,10 +9,8 @@ use std::{
 use anyhow::{Result, ensure};
 use bytes::Buf;
 
-use super::{
-    smb::{Done, END_MARK, End, STEP_TIMEOUT, check_length, finish},
-    work::{Burst, Kind},
-};
+use super::{Done, END_MARK, End, STEP_TIMEOUT, check_length, finish};
+use crate::work::{Burst, Operation};
 
 impl End {
     /// Runs this end's part of a timed burst. The active end sends a mark after it.
@@ -22,18 +20,18 @@ impl End {
         match (burst.request, burst.kind, active) {
             (Some(_), _, true) => done.round_trips = self.timed_requests(burst, length).await?,
             (Some(_), _, false) => return self.timed_answers().await.map(|()| done),
-            (_, Kind::Send | Kind::Batch | Kind::Echo, true) => {
+            (_, Operation::Send | Operation::Batch | Operation::Echo, true) => {
                 self.timed_sends(burst, length).await?;
             }
-            (_, Kind::Send | Kind::Batch | Kind::Echo, false) => {
+            (_, Operation::Send | Operation::Batch | Operation::Echo, false) => {
                 done.arrived = Some(self.timed_receives(burst).await?);
                 self.settle(false).await?;
                 return Ok(done);
             }
-            (_, Kind::Write | Kind::WriteApart, true) => {
+            (_, Operation::Write | Operation::WriteApart, true) => {
                 done.arrived = Some(self.write_while(burst, until(length)).await?);
             }
-            (_, Kind::Read, true) => {
+            (_, Operation::Read, true) => {
                 done.arrived = Some(self.read_while(burst, until(length)).await?);
             }
             (..) => self.marked().await?,
