@@ -117,7 +117,7 @@ const fn link(smb: Smb, connections: u32, largest: u32) -> Link {
         connections,
         largest,
         rdma: false,
-        places: 1,
+        slots: 1,
     }
 }
 
@@ -151,7 +151,7 @@ pub fn measure_active(
         near.open(link(smb, 1, MESSAGE_BYTES))?,
     );
     let seconds = time.unwrap_or(DEFAULT_BURST).as_secs_f64();
-    let (mut unfair, mut beside) = (Vec::new(), Vec::new());
+    let (mut unfairnesses, mut rate_ratios) = (Vec::new(), Vec::new());
     let mut timed = |id: LinkId| -> Result<(f64, f64)> {
         let burst = burst(MESSAGE_BYTES, choice.placement, 0, Some(seconds));
         let (near, far) = near.burst(id, &burst)?;
@@ -167,18 +167,18 @@ pub fn measure_active(
         let ((unfairness, together), (_, alone)) = (timed(many)?, timed(one)?);
         // The first round warms up.
         if round > 0 {
-            unfair.push(unfairness);
-            beside.push(together / alone);
+            unfairnesses.push(unfairness);
+            rate_ratios.push(together / alone);
         }
     }
     near.close(many)?;
     near.close(one)?;
-    if unfair.is_empty() {
+    if unfairnesses.is_empty() {
         return Ok(None);
     }
     Ok(Some(Active {
         connections: ACTIVE,
-        fastest_to_slowest: quartiles(unfair)[1],
-        together_to_one: quartiles(beside)[1],
+        fastest_to_slowest: quartiles(unfairnesses)[1],
+        together_to_one: quartiles(rate_ratios)[1],
     }))
 }

@@ -1,6 +1,6 @@
 //! The two ends of a measurement, and the orders that one gives the other.
 //!
-//! Each end is a thread with a runtime of its own, pinned to the core that the burst says. The end
+//! Each end is a thread with a runtime of its own, pinned to the core that the burst names. The end
 //! that connects gives the orders: one JSON object per line, over a TCP connection that is silent
 //! while a burst runs. The protocol is the same whether the other end is a thread of this process,
 //! another process or another machine.
@@ -529,7 +529,7 @@ fn memory(link: &Link) -> u64 {
         Means::SmbDirect(smb) => u64::from(smb.segment) * u64::from(smb.receive_credit_max),
         _ => 0,
     };
-    let blocks = 2 + u64::from(link.places);
+    let blocks = 2 + u64::from(link.slots);
     let each = (u64::from(link.largest) * blocks).saturating_add(receives);
     each.saturating_mul(link.connections.into())
 }
@@ -549,8 +549,8 @@ fn open(
         "at most {connections} connections and messages of {largest} bytes"
     );
     ensure!(
-        (1..=MAX_OUTSTANDING).contains(&link.places),
-        "at most {MAX_OUTSTANDING} places to write to"
+        (1..=MAX_OUTSTANDING).contains(&link.slots),
+        "at most {MAX_OUTSTANDING} slots to write to"
     );
     let taken: u64 = end.memory.values().sum();
     let after = taken.saturating_add(memory(link));

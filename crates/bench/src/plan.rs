@@ -216,7 +216,7 @@ pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
             work.kind,
             Operation::Write | Operation::WriteApart | Operation::Read
         );
-        let places = match work.kind {
+        let slots = match work.kind {
             Operation::WriteApart => work.outstanding.max(1),
             _ => 1,
         };
@@ -226,14 +226,14 @@ pub(crate) fn links(rows: &[Row]) -> Vec<Link> {
             Some(link) => {
                 link.largest = link.largest.max(work.size);
                 link.rdma |= rdma;
-                link.places = link.places.max(places);
+                link.slots = link.slots.max(slots);
             }
             None => links.push(Link {
                 means: work.means,
                 connections: work.connections,
                 largest: work.size,
                 rdma,
-                places,
+                slots,
             }),
         }
     }

@@ -34,7 +34,7 @@ struct Wanted {
     placement: Option<Placement>,
 }
 
-/// Returns the rows of a text with one object per line. `choice` has what a row does not say.
+/// Returns the rows of a text with one object per line. `choice` has the defaults of a row.
 ///
 /// # Errors
 /// A line is not a row that can be measured here, or there is none.

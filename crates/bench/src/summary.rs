@@ -149,12 +149,12 @@ const HISTOGRAM_STEPS: u32 = 4 * 29;
 pub(crate) fn quartiles(mut numbers: Vec<f64>) -> [f64; 3] {
     numbers.sort_by(f64::total_cmp);
     let at = |share: f64| {
-        let place = share * (numbers.len() - 1) as f64;
+        let position = share * (numbers.len() - 1) as f64;
         let (low, high) = (
-            numbers[place.floor() as usize],
-            numbers[place.ceil() as usize],
+            numbers[position.floor() as usize],
+            numbers[position.ceil() as usize],
         );
-        low + (high - low) * place.fract()
+        low + (high - low) * position.fract()
     };
     [at(0.25), at(0.5), at(0.75)]
 }

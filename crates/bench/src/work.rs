@@ -14,8 +14,8 @@ pub(crate) struct Link {
     pub(crate) largest: u32,
     /// Whether each end registers memory for the other.
     pub(crate) rdma: bool,
-    /// Number of longest messages that the memory to write to has room for.
-    pub(crate) places: u32,
+    /// Slots of `largest` bytes in the memory that the peer writes to.
+    pub(crate) slots: u32,
 }
 
 /// The means by which data moves.
@@ -61,8 +61,8 @@ pub enum Operation {
     Batch,
     /// RDMA Writes.
     Write,
-    /// RDMA Writes that each have their own place in the memory of the peer while outstanding, as
-    /// RDMA Reads have at this end.
+    /// RDMA Writes, each to a slot of its own in the memory of the peer while it is outstanding. RDMA Reads always have
+    /// memory of their own at this end.
     WriteApart,
     /// RDMA Reads.
     Read,
@@ -109,8 +109,8 @@ impl Burst {
         self.count.saturating_mul(self.size.into())
     }
 
-    /// Returns the number of places in the memory of the peer that are written to in turn.
-    pub(crate) fn places(&self) -> u32 {
+    /// Returns the number of slots in the memory of the peer that are written to in turn.
+    pub(crate) fn slots(&self) -> u32 {
         match self.kind {
             Operation::WriteApart => self.outstanding.max(1),
             _ => 1,

@@ -135,7 +135,7 @@ impl Adapter {
 /// The kernel's SMB client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Client {
-    /// Whether the running client says that it has SMB Direct.
+    /// Whether the running client reports that it has SMB Direct.
     pub(crate) smb_direct: Option<bool>,
     /// `rdma_readwrite_threshold`, in bytes.
     pub(crate) threshold_bytes: Option<u64>,
@@ -153,7 +153,7 @@ pub(crate) struct Mount {
     pub(crate) address: Option<IpAddr>,
     /// Whether the mount option `rdma` was given.
     pub(crate) is_rdma: bool,
-    /// What the client says about the connection.
+    /// The connection, as the client reports it.
     pub(crate) connection: Option<ClientConnection>,
 }
 
@@ -262,7 +262,7 @@ pub(crate) struct Route {
     pub(crate) mtu: Option<u32>,
 }
 
-/// The packet sizes on the way.
+/// The packet sizes on the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Path {
     /// The path MTU that the kernel knows, in bytes.
@@ -273,8 +273,8 @@ pub(crate) struct Path {
     pub(crate) short_ping: Option<bool>,
     /// Whether an ICMP echo of the interface's MTU was answered.
     pub(crate) full_ping: Option<bool>,
-    /// A router said that the long echo was too large, so TCP adapts.
-    pub(crate) is_told: bool,
+    /// Whether a router reported that the long echo was too large. TCP then adapts.
+    pub(crate) is_reported_too_large: bool,
 }
 
 /// The answer to a TCP connection.

@@ -1,4 +1,4 @@
-//! Many connections that move data, and one that sends requests beside them, compared with plain TCP by
+//! Many connections that move data, and one that sends requests meanwhile, compared with plain TCP by
 //! one thread an end.
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     work::{Burst, Link, Means, Operation},
 };
 
-/// What the connections move, and the bytes of each operation.
+/// The operations of the connections, and the bytes of each operation.
 const LOADS: [(Operation, u32); 3] = [
     (Operation::Write, 64 << 10),
     (Operation::Read, 64 << 10),
@@ -170,7 +170,7 @@ impl Many<'_> {
             largest: LOADS[0].1,
             rdma,
             // Reads have memory for each operation.
-            places: if rdma { 1 } else { self.choice.outstanding[0] },
+            slots: if rdma { 1 } else { self.choice.outstanding[0] },
         })
     }
 

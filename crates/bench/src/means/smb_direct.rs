@@ -133,11 +133,8 @@ impl End {
         }
         if link.rdma {
             let mut ours = BytesMut::with_capacity(2 * BufferDescriptorV1::LENGTH);
-            for (access, places) in [
-                (Access::REMOTE_READ, 1),
-                (Access::REMOTE_WRITE, link.places),
-            ] {
-                let buffer = BytesMut::from(&*end.source.repeat(places as usize));
+            for (access, slots) in [(Access::REMOTE_READ, 1), (Access::REMOTE_WRITE, link.slots)] {
+                let buffer = BytesMut::from(&*end.source.repeat(slots as usize));
                 let region = end.connection.register(buffer, access)?;
                 region.descriptor().encode(&mut ours);
                 end._regions.push(region);
@@ -181,8 +178,7 @@ impl End {
         Ok(done)
     }
 
-    /// Sends messages in one or both directions. The passive end says at the end that it has them
-    /// all.
+    /// Sends messages in one or both directions. The passive end acknowledges all of them at the end.
     async fn messages(&self, burst: &Burst, active: bool) -> Result<()> {
         match (active, burst.both) {
             (true, false) => self.send_all(burst).await?,
@@ -219,7 +215,10 @@ impl End {
 
     async fn marked(&self) -> Result<()> {
         let message = self.connection.recv().await?.into_bytes();
-        ensure!(message == END_MARK, "the other end said something else");
+        ensure!(
+            message == END_MARK,
+            "the other end sent something else than the end of the burst"
+        );
         Ok(())
     }
 
@@ -293,20 +292,20 @@ impl End {
         Ok(())
     }
 
-    /// Writes for as long as `more` says so of the number of writes so far, and returns that number.
+    /// Writes while `more` returns true for the number of writes so far, and returns that number.
     async fn write_while(&self, burst: &Burst, more: impl Fn(u64) -> bool) -> Result<u64> {
         let theirs = self.theirs(burst)?;
         let data = self.source.slice(..burst.size as usize);
         let outstanding = burst.outstanding.max(1) as usize;
         let mut writing = VecDeque::with_capacity(outstanding);
-        let places = u64::from(burst.places());
+        let slots = u64::from(burst.slots());
         let mut count = 0;
         while more(count) {
             if writing.len() == outstanding {
                 finish(&mut writing, outstanding.div_ceil(2)).await?;
             }
-            let place = count % places * u64::from(burst.size);
-            writing.push_back(self.connection.write(&theirs, place, data.clone()));
+            let offset = count % slots * u64::from(burst.size);
+            writing.push_back(self.connection.write(&theirs, offset, data.clone()));
             count += 1;
         }
         let rest = writing.len();
@@ -314,7 +313,7 @@ impl End {
         Ok(count)
     }
 
-    /// Reads for as long as `more` says so of the number of reads so far, and returns that number.
+    /// Reads while `more` returns true for the number of reads so far, and returns that number.
     async fn read_while(&mut self, burst: &Burst, more: impl Fn(u64) -> bool) -> Result<u64> {
         let theirs = self.theirs(burst)?;
         let outstanding = burst.outstanding.max(1) as usize;
@@ -352,7 +351,7 @@ impl End {
             Operation::Read => theirs.to_read,
             _ => theirs.to_write,
         };
-        let length = burst.size.checked_mul(burst.places());
+        let length = burst.size.checked_mul(burst.slots());
         let length = length.filter(|&length| length <= theirs.length);
         let length = length.context("the other end registered less")?;
         Ok([BufferDescriptorV1 { length, ..theirs }])
@@ -444,8 +443,7 @@ pub(crate) struct Done {
 pub(crate) async fn burst(ends: &mut Vec<End>, burst: &Burst, active: bool) -> Result<Vec<Done>> {
     let _spinning = burst.busy.then(Spinning::start);
     // A task that busy-polls one connection keeps its thread from the others.
-    let looks = burst.busy && ends.len() == 1;
-    let busy_poll = if looks {
+    let busy_poll = if burst.busy && ends.len() == 1 {
         BUSY_POLL_TIME
     } else {
         Duration::ZERO

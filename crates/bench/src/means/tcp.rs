@@ -112,7 +112,7 @@ fn one(stream: &TcpStream, burst: &Burst, active: bool, source: &[u8]) -> Result
     Ok(one)
 }
 
-/// The byte by which the passive end says that it has everything.
+/// The byte by which the passive end acknowledges everything.
 const ACKNOWLEDGED: &[u8] = b"!";
 
 fn send_all(stream: &TcpStream, burst: &Burst, source: &[u8]) -> Result<()> {

@@ -36,22 +36,22 @@ pub(crate) struct Loop {
     streams: Vec<TcpStream>,
     /// Requests, answers and the short messages that were received last.
     buffer: Vec<u8>,
-    /// The memory of each connection: a message to send, or places for long messages to receive.
+    /// The memory of each connection: a message to send, or slots for long messages to receive.
     memory: Vec<Vec<u8>>,
-    /// Longest message, and the number of places for messages of reads.
+    /// Longest message, and the number of slots for messages of reads.
     largest: u32,
-    places: u32,
+    slots: u32,
 }
 
 /// One connection in a burst.
 #[derive(Debug)]
 struct Work {
-    /// What the connection does next.
+    /// The next step.
     step: Step,
     /// Bytes of the current message that have moved.
     moved: usize,
     /// Where in the memory of the connection the next byte is received.
-    place: usize,
+    offset: usize,
     /// Whether the message that moves is the last one.
     last: bool,
     /// Messages that have moved in this end's direction.
@@ -62,29 +62,29 @@ struct Work {
     writable: bool,
 }
 
-/// What a connection does next.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Sends messages until the time is over.
     Send,
     /// Receives messages until the last.
     Receive,
-    /// Waits for the byte that says that the other end has everything.
+    /// Waits for the byte by which the other end acknowledges everything.
     AwaitEnd,
     /// Sends that byte.
-    SayEnd,
+    SendEnd,
     /// Sends a request.
-    Ask,
+    SendRequest,
     /// Receives the answer to a request.
     AwaitAnswer,
     /// Receives a request.
-    Hear,
+    AwaitRequest,
     /// Answers a request.
-    Answer,
+    SendAnswer,
     Done,
 }
 
-/// What a system call on a connection did.
+/// The result of a system call on a connection.
 #[derive(Clone, Copy, Debug)]
 enum Moved {
     Some(usize),
@@ -123,7 +123,7 @@ impl Loop {
             buffer: vec![0; BUFFER_BYTES],
             memory: vec![Vec::new(); all.len()],
             largest: link.largest,
-            places: link.places,
+            slots: link.slots,
             streams: all,
         })
     }
@@ -183,7 +183,7 @@ impl Loop {
         match burst.kind {
             _ if active => 1,
             _ if burst.size < MIN_PLACED_BYTES => 0,
-            Operation::Read => self.places as usize,
+            Operation::Read => self.slots as usize,
             _ => 1,
         }
     }
@@ -217,11 +217,11 @@ impl Work {
             step: match (active, asks) {
                 (true, false) => Step::Send,
                 (false, false) => Step::Receive,
-                (true, true) => Step::Ask,
-                (false, true) => Step::Hear,
+                (true, true) => Step::SendRequest,
+                (false, true) => Step::AwaitRequest,
             },
             moved: 0,
-            place: 0,
+            offset: 0,
             last: false,
             messages: 0,
             started,
@@ -234,8 +234,10 @@ impl Work {
     /// Returns whether the next step may succeed.
     fn can_move(&self) -> bool {
         match self.step {
-            Step::Send | Step::SayEnd | Step::Ask | Step::Answer => self.writable,
-            Step::Receive | Step::AwaitEnd | Step::AwaitAnswer | Step::Hear => self.readable,
+            Step::Send | Step::SendEnd | Step::SendRequest | Step::SendAnswer => self.writable,
+            Step::Receive | Step::AwaitEnd | Step::AwaitAnswer | Step::AwaitRequest => {
+                self.readable
+            }
             Step::Done => false,
         }
     }
@@ -249,7 +251,7 @@ impl Work {
         round_trips: &mut Vec<u64>,
     ) -> Result<()> {
         match self.step {
-            Step::Send | Step::Ask => {
+            Step::Send | Step::SendRequest => {
                 if self.moved == 0 {
                     self.started = Instant::now();
                     self.last = self.started >= shared.deadline;
@@ -273,7 +275,7 @@ impl Work {
                     self.step = Step::Done;
                 }
             }
-            Step::SayEnd => {
+            Step::SendEnd => {
                 if self.write(stream, &[LAST])? {
                     self.step = Step::Done;
                 }
@@ -281,21 +283,29 @@ impl Work {
             Step::AwaitAnswer => {
                 if self.read(stream, &mut memory[..shared.requests[0].len()])? {
                     round_trips.push(self.started.elapsed().as_nanos() as u64);
-                    self.step = if self.last { Step::Done } else { Step::Ask };
+                    self.step = if self.last {
+                        Step::Done
+                    } else {
+                        Step::SendRequest
+                    };
                 }
             }
-            Step::Hear => {
+            Step::AwaitRequest => {
                 let first = self.moved == 0;
                 if self.read(stream, &mut memory[..shared.requests[0].len()])? {
-                    self.step = Step::Answer;
+                    self.step = Step::SendAnswer;
                 }
                 if first && self.readable {
                     self.last = memory[0] == LAST;
                 }
             }
-            Step::Answer => {
+            Step::SendAnswer => {
                 if self.write(stream, &shared.requests[usize::from(self.last)])? {
-                    self.step = if self.last { Step::Done } else { Step::Hear };
+                    self.step = if self.last {
+                        Step::Done
+                    } else {
+                        Step::AwaitRequest
+                    };
                 }
             }
             Step::Done => {}
@@ -336,13 +346,13 @@ impl Work {
         whole
     }
 
-    /// Takes bytes of messages of `size` bytes, and looks at the first byte of each. Long messages have
-    /// their places in `memory`.
+    /// Takes bytes of messages of `size` bytes, and checks the first byte of each. Long messages have
+    /// their slots in `memory`.
     fn receive(&mut self, stream: &mut TcpStream, memory: &mut [u8], size: usize) -> Result<()> {
         let mut at = if size < MIN_PLACED_BYTES as usize {
             0
         } else {
-            self.place
+            self.offset
         };
         let most = memory.len().min(at + BUFFER_BYTES);
         let Moved::Some(bytes) = moved(stream.read(&mut memory[at..most]))? else {
@@ -350,7 +360,7 @@ impl Work {
             return Ok(());
         };
         let bytes = at + bytes;
-        self.place = bytes % memory.len();
+        self.offset = bytes % memory.len();
         while at < bytes {
             if self.moved == 0 {
                 self.last = memory[at] == LAST;
@@ -361,7 +371,7 @@ impl Work {
                 self.messages += 1;
                 if self.last {
                     ensure!(at == bytes, "bytes follow the last message");
-                    self.step = Step::SayEnd;
+                    self.step = Step::SendEnd;
                 }
             }
         }

@@ -109,7 +109,7 @@ fn mtu(route: &Route, path: &Path, remote: &Remote) -> Option<Step> {
     let mtu = route.mtu?;
     let interface = route.interface.as_deref().unwrap_or("DEVICE");
     let address = remote.address?;
-    if path.is_told {
+    if path.is_reported_too_large {
         let known = path.known_mtu.filter(|&known| known < mtu);
         let known = known.map_or_else(|| "less".into(), |known| known.to_string());
         let cause = "a link on the way has a smaller MTU than this interface. Its router says so, \

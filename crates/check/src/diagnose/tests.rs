@@ -108,7 +108,7 @@ fn remote() -> Remote {
             segment: Some(1448),
             short_ping: Some(true),
             full_ping: Some(true),
-            is_told: false,
+            is_reported_too_large: false,
         },
         tcp: Some(Tcp::Open),
         smb: Some(Ok(smb())),

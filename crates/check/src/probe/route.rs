@@ -49,7 +49,7 @@ pub(super) fn measure(address: IpAddr, mtu: Option<u32>) -> Path {
         let payload = (mtu as usize).saturating_sub(ping::HEADERS_BYTES);
         let echo = pinger.ping(payload.min(ping::MAX_PAYLOAD_BYTES));
         path.full_ping = Some(echo == ping::Echo::Answered);
-        path.is_told = echo == ping::Echo::TooLarge;
+        path.is_reported_too_large = echo == ping::Echo::TooLarge;
     }
     path.known_mtu = pinger.known_mtu();
     path
@@ -84,14 +84,14 @@ mod ping {
     /// The largest payload of ICMP: the loopback interface has an MTU of 65536.
     pub(super) const MAX_PAYLOAD_BYTES: usize = 65_507;
 
-    /// `EMSGSIZE`: a router has said by ICMP that its next link takes smaller packets only.
+    /// `EMSGSIZE`: a router has reported by ICMP that its next link takes smaller packets only.
     const TOO_LARGE: i32 = 90;
 
-    /// What became of an echo.
+    /// The result of an echo.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Echo {
         Answered,
-        /// A router has said that it was too large.
+        /// A router has reported that it was too large.
         TooLarge,
         Lost,
     }

@@ -35,7 +35,7 @@ fn name_route_and_mtu() {
     is(&lost, Outcome::DoesNot, &[Fault::MtuDiffers]);
     let told = of_remote(|remote| {
         remote.path.full_ping = Some(false);
-        remote.path.is_told = true;
+        remote.path.is_reported_too_large = true;
     });
     is(&told, Outcome::Works, &[Fault::MtuDiffers]);
     let jumbo =
