@@ -2,6 +2,8 @@
 //!
 //! * [`provider`] and [`conformance!`]: the suite that every provider has to pass.
 //! * [`captures`]: reads the captures of Linux in `crates/smbdirect/tests/captures`.
+//! * [`talk`]: connections made up packet by packet, and captures of them.
+//! * [`decoded`]: what was decoded of a capture.
 //! * [`futures`]: no future leaves its waker behind, or wakes it under a lock.
 //! * [`log`]: the log lines of a test.
 //! * [`messages`]: SMB2 messages, written by their offsets.
@@ -15,10 +17,12 @@
 #![allow(missing_docs, reason = "no interface for users")]
 
 pub mod captures;
+pub mod decoded;
 pub mod futures;
 pub mod log;
 pub mod messages;
 pub mod provider;
+pub mod talk;
 mod time;
 
 pub use time::within;

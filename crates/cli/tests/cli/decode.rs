@@ -1,11 +1,38 @@
-//! `smbdirect decode`: captures of ours, of Linux, and built ones, which violate each rule.
+//! `smbdirect decode`: captures of ours and of Linux, and what it prints. `crates/decode/tests/decode` has captures that
+//! violate each rule.
 
-mod broken;
 mod captures;
 mod files;
-mod formats;
 mod roce;
 mod smb2;
-mod strays;
-mod talk;
 mod wrapped;
+
+use std::{fs, path::Path};
+
+use smbdirect_test::talk::Talk;
+
+use crate::support::{Done, run};
+
+fn decode(path: &Path, arguments: &[&str]) -> Done {
+    run(&[&["decode", path.to_str().unwrap()], arguments].concat())
+}
+
+/// Decodes the capture of a connection that was made up.
+trait Decode {
+    fn decoded(&self, arguments: &[&str]) -> Done;
+}
+
+impl Decode for Vec<u8> {
+    fn decoded(&self, arguments: &[&str]) -> Done {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("made.pcap");
+        fs::write(&path, self).unwrap();
+        decode(&path, arguments)
+    }
+}
+
+impl Decode for Talk {
+    fn decoded(&self, arguments: &[&str]) -> Done {
+        self.capture().decoded(arguments)
+    }
+}

@@ -12,6 +12,7 @@ use std::{
 };
 
 use serde_json::Value;
+use smbdirect_test::decoded::Decoded;
 
 /// The time limit of a step.
 pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -72,6 +73,13 @@ impl Done {
     pub(crate) fn json(&self) -> Vec<Value> {
         let parse = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
         self.stdout.lines().map(parse).collect()
+    }
+}
+
+impl Decoded for Done {
+    #[track_caller]
+    fn json(&self) -> Vec<Value> {
+        self.json()
     }
 }
 

@@ -8,8 +8,12 @@ use std::{
 
 use pcap_file::DataLink;
 use serde_json::Value;
+use smbdirect_test::{
+    decoded::{broken, events},
+    talk::write_pcap,
+};
 
-use super::talk::{broken, decode, events, write_pcap};
+use super::decode;
 use crate::support::{listen, names_in, run, write_noise};
 
 /// Small captures are next to the tests of the library, larger ones outside of the repository.

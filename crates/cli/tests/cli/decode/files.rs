@@ -15,21 +15,15 @@ use pcap_file::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::talk::{ACK, FIN, I, R, RST, Talk, Transfer, broken, decode, events, names, write_pcap};
-use crate::support::{Done, Running, command, listen, run};
+use smbdirect_test::{
+    decoded::{broken, events, messages as said, names},
+    talk::{I, R, RST, Talk, Transfer, block, conversation, write_pcap},
+};
+
+use super::{Decode, decode};
+use crate::support::{Running, command, listen, run};
 
 /// Startup, negotiation, messages in both directions, and a regular end.
-pub(super) fn conversation() -> Talk {
-    let mut talk = Talk::established();
-    for number in 0..12 {
-        talk.transfer(I, &Transfer::of(100 + number, 0));
-        talk.transfer(R, &Transfer::of(1000, 0));
-    }
-    talk.packet(I, FIN | ACK, &[]);
-    talk.packet(R, FIN | ACK, &[]);
-    talk
-}
-
 /// Messages of a conversation: four of the startup and the negotiation, and the others.
 const MESSAGES: usize = 4 + 24;
 
@@ -37,17 +31,6 @@ pub(super) fn folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("capture");
     (folder, path)
-}
-
-/// The decoded messages, without their positions in the file.
-pub(super) fn said(done: &Done) -> Vec<Value> {
-    let mut lines = events(done, "message");
-    for line in &mut lines {
-        let line = line.as_object_mut().unwrap();
-        line.remove("frame");
-        line.remove("seconds");
-    }
-    lines
 }
 
 #[test]
@@ -102,7 +85,7 @@ fn every_link_is_read() {
 fn ipv6_is_read() {
     let talk = conversation();
     let ends = [[0xfd; 16], [0xfe; 16]];
-    let frame = |packet: &super::talk::Packet| {
+    let frame = |packet: &smbdirect_test::talk::Packet| {
         let (from, to) = (packet.way, 1 - packet.way);
         let builder = PacketBuilder::ethernet2([2; 6], [4; 6])
             .ipv6(ends[from], ends[to], 64)
@@ -151,20 +134,6 @@ fn both_orders_and_clocks_of_pcap() {
             assert!((seconds - 21e-6).abs() < 1e-9, "{seconds}");
         }
     }
-}
-
-/// A block of pcapng.
-pub(super) fn block(kind: u32, body: &[u8], is_big: bool) -> Vec<u8> {
-    let word = |number: u32| {
-        if is_big {
-            number.to_be_bytes()
-        } else {
-            number.to_le_bytes()
-        }
-    };
-    let padding = vec![0; body.len().next_multiple_of(4) - body.len()];
-    let length = word((12 + body.len() + padding.len()) as u32);
-    [&word(kind), &length, body, &padding, &length].concat()
 }
 
 /// A file of one section, its interface with a clock of its own, packets of the new kind and one

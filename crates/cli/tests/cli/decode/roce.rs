@@ -1,6 +1,5 @@
-//! RoCE: captures of Linux rxe against tshark, and connections made up packet by packet.
+//! RoCE: captures of Linux rxe against tshark, and its text.
 
 mod captures;
 mod cm;
-mod made;
-mod talk;
+mod text;

@@ -2,10 +2,12 @@
 
 use smbdirect_smb::smb2::Command;
 
-use super::{
-    captures::capture,
-    talk::{I, R, Talk, Transfer, decode, events},
+use smbdirect_test::{
+    decoded::events,
+    talk::{I, R, Talk, Transfer},
 };
+
+use super::{Decode, captures::capture, decode};
 use crate::messages::*;
 
 /// A Data Transfer with the beginning of a message, of which `remaining` bytes are to come.

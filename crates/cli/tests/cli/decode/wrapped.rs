@@ -1,14 +1,16 @@
 //! Link layers, tags and tunnels around iWARP and RoCE, and the names of what is not understood.
 
 use pcap_file::DataLink;
-use serde_json::Value;
+use smbdirect_test::{
+    decoded::{all as said, events},
+    talk::{conversation, write_pcap},
+};
 
 use super::{
     captures::{capture, packets},
-    files::{conversation, folder},
-    talk::{decode, events, write_pcap},
+    decode,
+    files::folder,
 };
-use crate::support::Done;
 
 const ETHERNET: [u8; 12] = [2; 12];
 
@@ -176,18 +178,6 @@ const WRAPS: &[(&str, Wrap)] = &[
         in_gre("0000 0800", &ipv4(17, &udp(4789, &tunnel)))
     }),
 ];
-
-/// All that is said except the place in the file and the counts.
-fn said(done: &Done) -> Vec<Value> {
-    let mut lines = done.json();
-    lines.retain(|line| line["event"] != "summary");
-    for line in &mut lines {
-        let line = line.as_object_mut().unwrap();
-        line.remove("frame");
-        line.remove("seconds");
-    }
-    lines
-}
 
 /// The captures of a connection over iWARP and of one over RoCE.
 fn plain() -> [Vec<Vec<u8>>; 2] {

@@ -5,9 +5,14 @@ use std::{collections::BTreeMap, path::Path, process::Command};
 use pcap_file::DataLink;
 use serde_json::Value;
 
+use smbdirect_test::{
+    decoded::{broken, events},
+    talk::write_pcap,
+};
+
 use super::super::{
     captures::{FIELDS, NAMES, capture, number, packets},
-    talk::{broken, decode, events, write_pcap},
+    decode,
 };
 
 /// The captures: a mount by cifs from ksmbd in two guests with Linux 7.2.13 and rxe, recorded on the

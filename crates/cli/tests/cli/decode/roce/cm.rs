@@ -9,13 +9,17 @@ use smbdirect::rdma::roce::{
     packet::{Bth, Deth, Extended, Opcode, Packet, UDP_PORT},
 };
 
-use super::{
-    super::{
-        captures::{capture, packets},
-        talk::{decode, events, names, write_pcap},
+use smbdirect_test::{
+    decoded::{events, names},
+    talk::{
+        roce::{ethernet, right_icrc},
+        write_pcap,
     },
-    made::right_icrc,
-    talk::ethernet,
+};
+
+use super::super::{
+    captures::{capture, packets},
+    decode,
 };
 
 /// The offset of the body of a CM message in a frame of IPv4.

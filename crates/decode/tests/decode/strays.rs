@@ -1,27 +1,14 @@
 //! Packets of TCP that change nothing, those that are late in the file, and shorter copies.
 
-use serde_json::Value;
-
-use super::{
-    files::conversation,
-    talk::{ACK, FIN, I, Packet, R, RST, SYN, Talk, Transfer, events, names, write_pcap},
+use smbdirect_test::{
+    decoded::{all as said, events, names},
+    talk::{ACK, FIN, I, Packet, R, RST, SYN, Talk, Transfer, conversation, pcap},
 };
-use crate::support::Done;
+
+use super::{Decode, decode};
 
 /// The packet before which strays are put: a Data Transfer of the initiator.
 const MIDDLE: usize = 15;
-
-/// All that is said except the place in the file and the counts.
-fn said(done: &Done) -> Vec<Value> {
-    let mut lines = done.json();
-    lines.retain(|line| line["event"] != "summary");
-    for line in &mut lines {
-        let line = line.as_object_mut().unwrap();
-        line.remove("frame");
-        line.remove("seconds");
-    }
-    lines
-}
 
 /// Returns a packet from `way` with numbers relative to those that are next in the middle.
 fn stray(talk: &Talk, way: usize, flags: u8, sequence: i64, acknowledged: i64) -> Packet {
@@ -45,11 +32,11 @@ const FAR: i64 = 0x2000_0000;
 #[test]
 fn stray_packets_change_nothing() {
     let whole = conversation();
-    let expected = said(&whole.decoded(&["--json"]).succeeded());
+    let expected = said(&whole.decoded().succeeded());
     let check = |name: &str, change: &dyn Fn(&mut Talk)| {
         let mut talk = whole.clone();
         change(&mut talk);
-        let done = talk.decoded(&["--json"]).succeeded();
+        let done = talk.decoded().succeeded();
         assert_eq!(said(&done), expected, "{name}");
     };
     for (name, flags, sequence) in [
@@ -115,10 +102,10 @@ fn late_packets_are_of_the_same_connection() {
     reset.transfer(I, &Transfer::of(100, 0));
     reset.packet(I, RST | ACK, &[]);
     let check = |name: &str, talk: &Talk, order: &dyn Fn(&mut Vec<Packet>)| {
-        let expected = said(&talk.decoded(&["--json"]).succeeded());
+        let expected = said(&talk.decoded().succeeded());
         let mut changed = talk.clone();
         order(&mut changed.packets);
-        let done = changed.decoded(&["--json"]).succeeded();
+        let done = changed.decoded().succeeded();
         assert_eq!(said(&done), expected, "{name}");
     };
     for distance in [1, 2, 5, 20] {
@@ -173,10 +160,10 @@ fn a_reset_ends_the_stream() {
     let mut talk = conversation();
     let mut reset = stray(&talk, I, RST, 0, 0);
     reset.acknowledged = 0;
-    let expected = names(&talk.decoded(&["--json"]));
+    let expected = names(&talk.decoded());
     talk.packets.truncate(MIDDLE);
     talk.packets.push(reset);
-    let done = talk.decoded(&["--json"]).succeeded();
+    let done = talk.decoded().succeeded();
     let names = names(&done);
     assert!(names.len() > 8 && expected.starts_with(&names), "{names:?}");
     let closed = events(&done, "closed");
@@ -196,16 +183,16 @@ fn another_connection_is_another_stream() {
             second.start();
             second.negotiate();
             second.transfer(I, &Transfer::of(5, 0));
-            let expected = 28 + names(&second.decoded(&["--json"])).len();
+            let expected = 28 + names(&second.decoded()).len();
             let mut talk = first.clone();
             talk.packets.truncate(kept);
             if let Some(lost) = lost {
                 second.packets.remove(lost);
             }
             talk.packets.append(&mut second.packets);
-            let done = talk.decoded(&["--json"]).succeeded();
+            let done = talk.decoded().succeeded();
             let with = (kept, lost, events(&done, "gap").len());
-            assert_eq!(with, (kept, lost, 0), "{}", done.stdout);
+            assert_eq!(with, (kept, lost, 0), "{done:?}");
             // After a whole connection, a SYN has to say that there is another one.
             if kept == end || lost != Some(0) {
                 assert_eq!(events(&done, "stream").len(), 2, "{kept} {lost:?}");
@@ -218,9 +205,7 @@ fn another_connection_is_another_stream() {
 #[test]
 fn half_open_connections_push_out_no_live_one() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]).succeeded());
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("scan.pcap");
+    let expected = said(&talk.decoded().succeeded());
     for answered in [false, true] {
         let mut frames = talk.frames();
         let mut scan = talk.clone();
@@ -236,8 +221,7 @@ fn half_open_connections_push_out_no_live_one() {
         for at in [MIDDLE, 1] {
             frames.splice(at..at, scanned.iter().cloned());
         }
-        write_pcap(&path, pcap_file::DataLink::ETHERNET, &frames);
-        let done = super::talk::decode(&path, &["--json"]).succeeded();
+        let done = decode(&pcap(pcap_file::DataLink::ETHERNET, &frames)).succeeded();
         assert_eq!(said(&done), expected);
     }
 }
@@ -245,9 +229,7 @@ fn half_open_connections_push_out_no_live_one() {
 #[test]
 fn a_shorter_copy_of_a_packet_takes_nothing_away() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]).succeeded());
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("short.pcap");
+    let expected = said(&talk.decoded().succeeded());
     for length in [54, 60, 90, 110] {
         for early in [0, 1, 5] {
             let frames = talk.frames();
@@ -260,8 +242,7 @@ fn a_shorter_copy_of_a_packet_takes_nothing_away() {
                     mixed.push(frame.clone());
                 }
             }
-            write_pcap(&path, pcap_file::DataLink::ETHERNET, &mixed);
-            let done = super::talk::decode(&path, &["--json"]).succeeded();
+            let done = decode(&pcap(pcap_file::DataLink::ETHERNET, &mixed)).succeeded();
             assert_eq!(said(&done), expected, "{length}, {early} before");
         }
     }

@@ -1,67 +1,66 @@
 //! Builds an iWARP connection packet by packet, and a capture of it.
 
-use std::{fs::File, path::Path, time::Duration};
+pub mod roce;
+
+use std::{fs, path::Path, time::Duration};
 
 use etherparse::PacketBuilder;
 use pcap_file::{
     DataLink,
     pcap::{PcapHeader, PcapPacket, PcapWriter},
 };
-use serde_json::Value;
 use smbdirect::rdma::iwarp::{
     ddp::{Tagged, Untagged},
     mpa::{Enhanced, Fpdu, FrameKind, StartupFrame},
     rdmap::{Opcode, ReadRequest, TerminateCode},
 };
 
-use crate::support::{Done, run};
-
 /// The directions: from the initiator, and from the responder.
-pub(crate) const I: usize = 0;
-pub(crate) const R: usize = 1;
+pub const I: usize = 0;
+pub const R: usize = 1;
 
-pub(crate) const FIN: u8 = 0x01;
-pub(crate) const SYN: u8 = 0x02;
-pub(crate) const RST: u8 = 0x04;
-pub(crate) const ACK: u8 = 0x10;
+pub const FIN: u8 = 0x01;
+pub const SYN: u8 = 0x02;
+pub const RST: u8 = 0x04;
+pub const ACK: u8 = 0x10;
 
 /// One packet of TCP.
 #[derive(Clone, Debug)]
-pub(crate) struct Packet {
-    pub(crate) way: usize,
-    pub(crate) sequence: u32,
-    pub(crate) acknowledged: u32,
-    pub(crate) flags: u8,
-    pub(crate) payload: Vec<u8>,
+pub struct Packet {
+    pub way: usize,
+    pub sequence: u32,
+    pub acknowledged: u32,
+    pub flags: u8,
+    pub payload: Vec<u8>,
 }
 
 /// Both ends of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Talk {
-    pub(crate) packets: Vec<Packet>,
+pub struct Talk {
+    pub packets: Vec<Packet>,
     sequence: [u32; 2],
-    pub(crate) ports: [u16; 2],
+    pub ports: [u16; 2],
     /// The sequence number of the next Send in each direction.
-    pub(crate) number: [u32; 2],
-    pub(crate) crc: bool,
-    pub(crate) request: StartupFrame,
-    pub(crate) reply: StartupFrame,
+    pub number: [u32; 2],
+    pub crc: bool,
+    pub request: StartupFrame,
+    pub reply: StartupFrame,
     /// The time before the last packet; the others are a millisecond apart.
-    pub(crate) pause: Duration,
+    pub pause: Duration,
 }
 
 /// The fields of a Data Transfer; one payload byte by default.
 #[derive(Clone, Debug)]
-pub(crate) struct Transfer {
-    pub(crate) requested: u16,
-    pub(crate) granted: u16,
-    pub(crate) flags: u16,
-    pub(crate) reserved: u16,
-    pub(crate) remaining: u32,
-    pub(crate) offset: u32,
-    pub(crate) length: u32,
+pub struct Transfer {
+    pub requested: u16,
+    pub granted: u16,
+    pub flags: u16,
+    pub reserved: u16,
+    pub remaining: u32,
+    pub offset: u32,
+    pub length: u32,
     /// The bytes after the 20 bytes of the header.
-    pub(crate) rest: Vec<u8>,
+    pub rest: Vec<u8>,
 }
 
 impl Default for Transfer {
@@ -72,7 +71,7 @@ impl Default for Transfer {
 
 impl Transfer {
     /// A segment with `length` bytes of payload, and more to come.
-    pub(crate) fn of(length: u32, remaining: u32) -> Self {
+    pub fn of(length: u32, remaining: u32) -> Self {
         Self {
             requested: 10,
             granted: 1,
@@ -86,7 +85,7 @@ impl Transfer {
     }
 
     /// Without a payload.
-    pub(crate) fn empty(granted: u16) -> Self {
+    pub fn empty(granted: u16) -> Self {
         Self {
             granted,
             offset: 0,
@@ -95,7 +94,7 @@ impl Transfer {
         }
     }
 
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for field in [self.requested, self.granted, self.flags, self.reserved] {
             bytes.extend(field.to_le_bytes());
@@ -109,28 +108,32 @@ impl Transfer {
 }
 
 /// A Negotiate Request, field by field: versions, Reserved, credits, and the three sizes.
-pub(crate) fn request(shorts: [u16; 4], longs: [u32; 3]) -> Vec<u8> {
+pub fn request(shorts: [u16; 4], longs: [u32; 3]) -> Vec<u8> {
     let shorts = shorts.iter().flat_map(|field| field.to_le_bytes());
     let longs = longs.iter().flat_map(|field| field.to_le_bytes());
     shorts.chain(longs).collect()
 }
 
 /// A Negotiate Response: three versions, Reserved, two kinds of credits; Status and four sizes.
-pub(crate) fn response(shorts: [u16; 6], longs: [u32; 5]) -> Vec<u8> {
+pub fn response(shorts: [u16; 6], longs: [u32; 5]) -> Vec<u8> {
     let shorts = shorts.iter().flat_map(|field| field.to_le_bytes());
     let longs = longs.iter().flat_map(|field| field.to_le_bytes());
     shorts.chain(longs).collect()
 }
 
-pub(crate) const REQUEST: ([u16; 4], [u32; 3]) = ([0x100, 0x100, 0, 10], [1364, 8192, 1 << 20]);
-pub(crate) const RESPONSE: ([u16; 6], [u32; 5]) = (
+pub const REQUEST: ([u16; 4], [u32; 3]) = ([0x100, 0x100, 0, 10], [1364, 8192, 1 << 20]);
+pub const RESPONSE: ([u16; 6], [u32; 5]) = (
     [0x100, 0x100, 0x100, 0, 10, 10],
     [0, 1 << 20, 1364, 1364, 1 << 20],
 );
 
 impl Talk {
     /// Returns a TCP connection without data.
-    pub(crate) fn new() -> Self {
+    #[allow(
+        clippy::new_without_default,
+        reason = "a connection without data is no default"
+    )]
+    pub fn new() -> Self {
         let enhanced = Some(Enhanced {
             ird: 2,
             ord: 2,
@@ -157,21 +160,21 @@ impl Talk {
     }
 
     /// Returns a connection after the startup frames.
-    pub(crate) fn started() -> Self {
+    pub fn started() -> Self {
         let mut talk = Self::new();
         talk.start();
         talk
     }
 
     /// Returns a connection after the negotiation.
-    pub(crate) fn established() -> Self {
+    pub fn established() -> Self {
         let mut talk = Self::started();
         talk.negotiate();
         talk
     }
 
     /// Sets the first sequence numbers, before any data.
-    pub(crate) fn at(mut self, sequence: [u32; 2]) -> Self {
+    pub fn at(mut self, sequence: [u32; 2]) -> Self {
         self.packets.clear();
         self.sequence = sequence;
         for (way, flags) in [(I, SYN), (R, SYN | ACK), (I, ACK)] {
@@ -180,7 +183,7 @@ impl Talk {
         self
     }
 
-    pub(crate) fn packet(&mut self, way: usize, flags: u8, payload: &[u8]) {
+    pub fn packet(&mut self, way: usize, flags: u8, payload: &[u8]) {
         self.packets.push(Packet {
             way,
             sequence: self.sequence[way],
@@ -192,36 +195,36 @@ impl Talk {
         self.sequence[way] = self.sequence[way].wrapping_add(payload.len() as u32 + extra);
     }
 
-    pub(crate) fn say(&mut self, way: usize, bytes: &[u8]) {
+    pub fn say(&mut self, way: usize, bytes: &[u8]) {
         self.packet(way, ACK, bytes);
     }
 
-    pub(crate) fn startup(&mut self, way: usize, frame: &StartupFrame) {
+    pub fn startup(&mut self, way: usize, frame: &StartupFrame) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         self.say(way, &bytes);
     }
 
-    pub(crate) fn start(&mut self) {
+    pub fn start(&mut self) {
         let (request, reply) = (self.request.clone(), self.reply.clone());
         self.startup(I, &request);
         self.startup(R, &reply);
         self.crc = request.crc || reply.crc;
     }
 
-    pub(crate) fn negotiate(&mut self) {
+    pub fn negotiate(&mut self) {
         self.send(I, &request(REQUEST.0, REQUEST.1));
         self.send(R, &response(RESPONSE.0, RESPONSE.1));
     }
 
-    pub(crate) fn fpdu(&mut self, way: usize, header: &[u8], payload: &[u8]) {
+    pub fn fpdu(&mut self, way: usize, header: &[u8], payload: &[u8]) {
         let mut bytes = Vec::new();
         Fpdu::encode(&[header, payload], self.crc, &mut bytes);
         self.say(way, &bytes);
     }
 
     /// The header of the next Send, or of another message like it.
-    pub(crate) fn header(&mut self, way: usize, opcode: Opcode) -> Untagged {
+    pub fn header(&mut self, way: usize, opcode: Opcode) -> Untagged {
         let number = self.number[way];
         self.number[way] += 1;
         Untagged {
@@ -234,16 +237,16 @@ impl Talk {
         }
     }
 
-    pub(crate) fn send(&mut self, way: usize, message: &[u8]) {
+    pub fn send(&mut self, way: usize, message: &[u8]) {
         let header = self.header(way, Opcode::Send);
         self.fpdu(way, &header.encode(), message);
     }
 
-    pub(crate) fn transfer(&mut self, way: usize, transfer: &Transfer) {
+    pub fn transfer(&mut self, way: usize, transfer: &Transfer) {
         self.send(way, &transfer.bytes());
     }
 
-    pub(crate) fn invalidate(&mut self, way: usize, transfer: &Transfer, token: u32) {
+    pub fn invalidate(&mut self, way: usize, transfer: &Transfer, token: u32) {
         let header = Untagged {
             rsvd_ulp: token,
             ..self.header(way, Opcode::SendInvalidate)
@@ -251,7 +254,7 @@ impl Talk {
         self.fpdu(way, &header.encode(), &transfer.bytes());
     }
 
-    pub(crate) fn tagged(
+    pub fn tagged(
         &mut self,
         way: usize,
         opcode: Opcode,
@@ -269,7 +272,7 @@ impl Talk {
     }
 
     /// Requests `length` bytes into STag 5, offset 0x100.
-    pub(crate) fn read(&mut self, way: usize, number: u32, length: u32) {
+    pub fn read(&mut self, way: usize, number: u32, length: u32) {
         let request = ReadRequest {
             sink_stag: 5,
             sink_tagged_offset: 0x100,
@@ -288,20 +291,20 @@ impl Talk {
         self.fpdu(way, &header.encode(), &request.encode());
     }
 
-    pub(crate) fn terminate(&mut self, way: usize, code: TerminateCode) {
+    pub fn terminate(&mut self, way: usize, code: TerminateCode) {
         let terminate = smbdirect::rdma::iwarp::rdmap::Terminate::new(code, None);
         self.fpdu(way, &terminate.ulpdu(), &[]);
     }
 
     /// The packets, each with Ethernet and IPv4 around it.
-    pub(crate) fn frames(&self) -> Vec<Vec<u8>> {
+    pub fn frames(&self) -> Vec<Vec<u8>> {
         self.packets
             .iter()
             .map(|packet| self.frame(packet))
             .collect()
     }
 
-    pub(crate) fn frame(&self, packet: &Packet) -> Vec<u8> {
+    pub fn frame(&self, packet: &Packet) -> Vec<u8> {
         let addresses = [[10, 0, 0, 1], [10, 0, 0, 2]];
         let (from, to) = (packet.way, 1 - packet.way);
         let builder = PacketBuilder::ethernet2([2; 6], [4; 6])
@@ -331,27 +334,30 @@ impl Talk {
         bytes
     }
 
-    /// Decodes its capture.
-    pub(crate) fn decoded(&self, arguments: &[&str]) -> Done {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("made.pcap");
-        write_paused(&path, DataLink::ETHERNET, &self.frames(), self.pause);
-        decode(&path, arguments)
+    /// Returns the capture of it.
+    pub fn capture(&self) -> Vec<u8> {
+        paused(DataLink::ETHERNET, &self.frames(), self.pause)
     }
 }
 
-pub(crate) fn write_pcap(path: &Path, datalink: DataLink, frames: &[Vec<u8>]) {
-    write_paused(path, datalink, frames, Duration::ZERO);
+/// Returns a capture of packets that are a millisecond apart.
+pub fn pcap(datalink: DataLink, frames: &[Vec<u8>]) -> Vec<u8> {
+    paused(datalink, frames, Duration::ZERO)
 }
 
-/// Writes a capture with a pause before the last frame.
-fn write_paused(path: &Path, datalink: DataLink, frames: &[Vec<u8>], pause: Duration) {
+/// Writes such a capture to a file.
+pub fn write_pcap(path: &Path, datalink: DataLink, frames: &[Vec<u8>]) {
+    fs::write(path, pcap(datalink, frames)).unwrap();
+}
+
+/// Returns a capture with a pause before the last frame.
+fn paused(datalink: DataLink, frames: &[Vec<u8>], pause: Duration) -> Vec<u8> {
     let header = PcapHeader {
         snaplen: 1 << 18,
         datalink,
         ..PcapHeader::default()
     };
-    let mut writer = PcapWriter::with_header(File::create(path).unwrap(), header).unwrap();
+    let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
     for (index, frame) in frames.iter().enumerate() {
         let mut time = Duration::from_millis(1_000_000 + index as u64);
         if index + 1 == frames.len() {
@@ -360,28 +366,31 @@ fn write_paused(path: &Path, datalink: DataLink, frames: &[Vec<u8>], pause: Dura
         let packet = PcapPacket::new(time, frame.len() as u32, frame);
         writer.write_packet(&packet).unwrap();
     }
+    writer.into_writer()
 }
 
-pub(crate) fn decode(path: &Path, arguments: &[&str]) -> Done {
-    run(&[&["decode", path.to_str().unwrap()], arguments].concat())
+/// A connection with some messages in both directions, and its end.
+pub fn conversation() -> Talk {
+    let mut talk = Talk::established();
+    for number in 0..12 {
+        talk.transfer(I, &Transfer::of(100 + number, 0));
+        talk.transfer(R, &Transfer::of(1000, 0));
+    }
+    talk.packet(I, FIN | ACK, &[]);
+    talk.packet(R, FIN | ACK, &[]);
+    talk
 }
 
-/// The objects of a kind.
-pub(crate) fn events(done: &Done, kind: &str) -> Vec<Value> {
-    let is = |line: &Value| line["event"] == kind;
-    done.json().into_iter().filter(is).collect()
-}
-
-/// The names of the messages, in order.
-pub(crate) fn names(done: &Done) -> Vec<String> {
-    let name = |line: &Value| line["message"].as_str().unwrap().to_owned();
-    events(done, "message").iter().map(name).collect()
-}
-
-/// Returns the violated rules, each once.
-pub(crate) fn broken(done: &Done) -> Vec<String> {
-    let summary = events(done, "summary").pop().expect("a summary");
-    let rules = summary["broken"].as_array().unwrap();
-    let rule = |rule: &Value| rule["rule"].as_str().unwrap().to_owned();
-    rules.iter().map(rule).collect()
+/// A block of pcapng.
+pub fn block(kind: u32, body: &[u8], is_big: bool) -> Vec<u8> {
+    let word = |number: u32| {
+        if is_big {
+            number.to_be_bytes()
+        } else {
+            number.to_le_bytes()
+        }
+    };
+    let padding = vec![0; body.len().next_multiple_of(4) - body.len()];
+    let length = word((12 + body.len() + padding.len()) as u32);
+    [&word(kind), &length, body, &padding, &length].concat()
 }

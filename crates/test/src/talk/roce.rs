@@ -8,27 +8,28 @@ use smbdirect::rdma::roce::{
     packet::{Aeth, Bth, Extended, Ieth, NakCode, Opcode, Packet, Reth, Syndrome, UDP_PORT},
 };
 
-use super::super::talk::{
-    I, R, REQUEST, RESPONSE, Transfer, decode, request, response, write_pcap,
-};
-use crate::support::Done;
+use super::{I, R, REQUEST, RESPONSE, Transfer, pcap, request, response};
 
 /// Both ends of a connection. The requests of each direction have PSNs of their own.
 #[derive(Clone, Debug)]
-pub(crate) struct Talk {
-    pub(crate) frames: Vec<Vec<u8>>,
-    pub(crate) psn: [u32; 2],
-    pub(crate) queue_pairs: [u32; 2],
-    pub(crate) is_ipv6: bool,
+pub struct Talk {
+    pub frames: Vec<Vec<u8>>,
+    pub psn: [u32; 2],
+    pub queue_pairs: [u32; 2],
+    pub is_ipv6: bool,
     /// The Identification of the next packet of each direction.
     identification: [u16; 2],
 }
 
 /// The payload of a packet that is not the last of its message, in bytes.
-pub(crate) const MTU: usize = 1024;
+pub const MTU: usize = 1024;
 
 impl Talk {
-    pub(crate) fn new() -> Self {
+    #[allow(
+        clippy::new_without_default,
+        reason = "a connection without data is no default"
+    )]
+    pub fn new() -> Self {
         Self {
             frames: Vec::new(),
             psn: [0xff_fffe, 0x10],
@@ -39,25 +40,25 @@ impl Talk {
     }
 
     /// After the negotiation, which the capture has.
-    pub(crate) fn established() -> Self {
+    pub fn established() -> Self {
         let mut talk = Self::new();
         talk.negotiate();
         talk
     }
 
-    pub(crate) fn negotiate(&mut self) {
+    pub fn negotiate(&mut self) {
         self.send(I, &request(REQUEST.0, REQUEST.1));
         self.send(R, &response(RESPONSE.0, RESPONSE.1));
     }
 
     /// Adds a packet in a direction.
-    pub(crate) fn packet(&mut self, way: usize, opcode: Opcode, psn: u32, rest: (Extended, &[u8])) {
+    pub fn packet(&mut self, way: usize, opcode: Opcode, psn: u32, rest: (Extended, &[u8])) {
         let frame = self.frame(way, opcode, psn, rest);
         self.frames.push(frame);
     }
 
     /// A packet in a direction, with Ethernet, IP and UDP around it.
-    pub(crate) fn frame(
+    pub fn frame(
         &mut self,
         way: usize,
         opcode: Opcode,
@@ -107,7 +108,7 @@ impl Talk {
 
     /// Adds a Send in as many packets as it needs, without its acknowledgement, and returns its
     /// first PSN.
-    pub(crate) fn send_alone(&mut self, way: usize, message: &[u8], token: Option<u32>) -> u32 {
+    pub fn send_alone(&mut self, way: usize, message: &[u8], token: Option<u32>) -> u32 {
         let first = self.psn[way];
         let packets: Vec<_> = message.chunks(MTU).collect();
         let last = packets.len() - 1;
@@ -131,29 +132,29 @@ impl Talk {
     }
 
     /// Adds a Send and its acknowledgement.
-    pub(crate) fn send(&mut self, way: usize, message: &[u8]) {
+    pub fn send(&mut self, way: usize, message: &[u8]) {
         self.send_alone(way, message, None);
         self.acknowledge(1 - way);
     }
 
-    pub(crate) fn transfer(&mut self, way: usize, transfer: &Transfer) {
+    pub fn transfer(&mut self, way: usize, transfer: &Transfer) {
         self.send(way, &transfer.bytes());
     }
 
     /// Takes the next PSNs of a direction.
-    pub(crate) fn next(&mut self, way: usize, packets: u32) -> u32 {
+    pub fn next(&mut self, way: usize, packets: u32) -> u32 {
         let psn = self.psn[way];
         self.psn[way] = (psn + packets) & 0xff_ffff;
         psn
     }
 
     /// Adds the acknowledgement, by this direction, of everything that the other has sent.
-    pub(crate) fn acknowledge(&mut self, way: usize) {
+    pub fn acknowledge(&mut self, way: usize) {
         let psn = self.psn[1 - way].wrapping_sub(1);
         self.answer(way, psn, Syndrome::Ack { credit: 31 });
     }
 
-    pub(crate) fn answer(&mut self, way: usize, psn: u32, syndrome: Syndrome) {
+    pub fn answer(&mut self, way: usize, psn: u32, syndrome: Syndrome) {
         let aeth = Extended::Aeth(Aeth {
             syndrome,
             message_sequence_number: 3,
@@ -161,12 +162,12 @@ impl Talk {
         self.packet(way, Opcode::Acknowledge, psn & 0xff_ffff, (aeth, &[]));
     }
 
-    pub(crate) fn nak(&mut self, way: usize, psn: u32, code: NakCode) {
+    pub fn nak(&mut self, way: usize, psn: u32, code: NakCode) {
         self.answer(way, psn, Syndrome::Nak(code));
     }
 
     /// Adds a Read by a direction, and returns its first PSN.
-    pub(crate) fn read(&mut self, way: usize, length: u32) -> u32 {
+    pub fn read(&mut self, way: usize, length: u32) -> u32 {
         let packets = length.div_ceil(MTU as u32).max(1);
         let psn = self.next(way, packets);
         let reth = Extended::Reth(Reth {
@@ -179,7 +180,7 @@ impl Talk {
     }
 
     /// Adds the packets of a response to a Read of the other direction.
-    pub(crate) fn respond(&mut self, way: usize, psn: u32, length: usize) {
+    pub fn respond(&mut self, way: usize, psn: u32, length: usize) {
         let data = vec![5; length];
         let packets: Vec<_> = data.chunks(MTU).collect();
         let last = packets.len() - 1;
@@ -204,7 +205,7 @@ impl Talk {
     }
 
     /// Adds a Write of a direction.
-    pub(crate) fn write(&mut self, way: usize, length: usize) {
+    pub fn write(&mut self, way: usize, length: usize) {
         let data = vec![6; length];
         let packets: Vec<_> = data.chunks(MTU).collect();
         let last = packets.len() - 1;
@@ -229,17 +230,14 @@ impl Talk {
         self.acknowledge(1 - way);
     }
 
-    /// Decodes the capture of it.
-    pub(crate) fn decoded(&self, arguments: &[&str]) -> Done {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("made.pcap");
-        write_pcap(&path, DataLink::ETHERNET, &self.frames);
-        decode(&path, arguments)
+    /// Returns the capture of it.
+    pub fn capture(&self) -> Vec<u8> {
+        pcap(DataLink::ETHERNET, &self.frames)
     }
 }
 
 /// Puts Ethernet, IP and UDP around a packet.
-pub(crate) fn ethernet(header: &DatagramHeader, datagram: &[u8]) -> Vec<u8> {
+pub fn ethernet(header: &DatagramHeader, datagram: &[u8]) -> Vec<u8> {
     let udp_length = (8 + datagram.len()) as u16;
     let mut frame = vec![2; 12];
     match header.ip {
@@ -273,4 +271,25 @@ pub(crate) fn ethernet(header: &DatagramHeader, datagram: &[u8]) -> Vec<u8> {
     }
     frame.extend_from_slice(datagram);
     frame
+}
+
+/// Computes the ICRC of a frame of IPv4 again.
+pub fn right_icrc(frame: &mut [u8]) {
+    let address = |at: usize| {
+        let octets: [u8; 4] = frame[at..at + 4].try_into().unwrap();
+        octets.into()
+    };
+    let header = DatagramHeader {
+        ip: IpHeader::V4 {
+            source: address(26),
+            destination: address(30),
+            identification: u16::from_be_bytes([frame[18], frame[19]]),
+            flags: u16::from_be_bytes([frame[20], frame[21]]),
+        },
+        source_port: u16::from_be_bytes([frame[34], frame[35]]),
+        destination_port: u16::from_be_bytes([frame[36], frame[37]]),
+    };
+    let end = frame.len() - 4;
+    let value = icrc::icrc(&header, &[&frame[42..end]]);
+    frame[end..].copy_from_slice(&value);
 }

@@ -1,11 +1,11 @@
 //! Files of pcap and pcapng with everything that no reader of packets needs, right or wrong.
 
-use std::fs;
-
-use super::{
-    files::{block, conversation, folder, said},
-    talk::{decode, events},
+use smbdirect_test::{
+    decoded::{events, messages as said},
+    talk::{block, conversation},
 };
+
+use super::{Decode, decode};
 
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
@@ -82,8 +82,7 @@ enum Of {
 #[test]
 fn options_that_nobody_needs_are_passed_over() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]));
-    let (_folder, path) = folder();
+    let expected = said(&talk.decoded());
     let end = [0; 4];
     let option = |code, value: &[u8]| LITTLE.option(code, value);
     let long = vec![b'x'; 9000];
@@ -127,8 +126,7 @@ fn options_that_nobody_needs_are_passed_over() {
                     let wanted = matches!(of, Of::Packet) && index == 7;
                     file.extend(LITTLE.packet(0, 1000 * index as u32, frame, given(wanted)));
                 }
-                fs::write(&path, &file).unwrap();
-                let done = decode(&path, &["--json"]).succeeded();
+                let done = decode(&file).succeeded();
                 assert_eq!(said(&done), expected, "{name} of {of:?}");
                 let seconds = events(&done, "message")[0]["seconds"].as_f64().unwrap();
                 // What is after a damaged option may be an option.
@@ -145,8 +143,7 @@ fn options_that_nobody_needs_are_passed_over() {
 #[test]
 fn blocks_that_nobody_needs_are_passed_over() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]));
-    let (_folder, path) = folder();
+    let expected = said(&talk.decoded());
     for order in [LITTLE, BIG] {
         let blocks = [
             (
@@ -178,8 +175,7 @@ fn blocks_that_nobody_needs_are_passed_over() {
                 };
                 file.extend(order.packet(last, index as u32, frame, &[]));
             }
-            fs::write(&path, &file).unwrap();
-            let done = decode(&path, &["--json"]).succeeded();
+            let done = decode(&file).succeeded();
             assert_eq!(said(&done), expected, "{name}");
             // Cut within the other block.
             let start = file
@@ -187,10 +183,7 @@ fn blocks_that_nobody_needs_are_passed_over() {
                 .position(|part| other.starts_with(part));
             let cut = start.unwrap() + other.len() - 1;
             if name != "interfaces" {
-                fs::write(&path, &file[..cut]).unwrap();
-                decode(&path, &["--json"])
-                    .failed(1, "cut short after packet 7")
-                    .one_line();
+                decode(&file[..cut]).failed("cut short after packet 7");
             }
         }
     }
@@ -199,8 +192,7 @@ fn blocks_that_nobody_needs_are_passed_over() {
 #[test]
 fn every_packet_may_have_its_own_interface_section_and_kind() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]));
-    let (_folder, path) = folder();
+    let expected = said(&talk.decoded());
     let frames = talk.frames();
     let mut files = [Vec::new(), LITTLE.section(&[]), LITTLE.section(&[])];
     files[2].extend(LITTLE.interface(&[]));
@@ -222,8 +214,7 @@ fn every_packet_may_have_its_own_interface_section_and_kind() {
         files[2].extend(old);
     }
     for (index, file) in files.iter().enumerate() {
-        fs::write(&path, file).unwrap();
-        let done = decode(&path, &["--json"]).succeeded();
+        let done = decode(file).succeeded();
         assert_eq!(said(&done), expected, "{index}");
         let seconds = events(&done, "message")[0]["seconds"].as_f64().unwrap();
         assert!((seconds - 0.003).abs() < 1e-9, "{index}: {seconds}");
@@ -233,8 +224,7 @@ fn every_packet_may_have_its_own_interface_section_and_kind() {
 #[test]
 fn clocks_of_any_resolution_and_offset_are_read() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]));
-    let (_folder, path) = folder();
+    let expected = said(&talk.decoded());
     for resolution in [0, 1, 20, 0x7f, 0x80, 0xc0, 0xff] {
         for offset in [0, -1, i64::MIN, i64::MAX] {
             let clock = LITTLE.option(9, &[resolution]);
@@ -243,8 +233,7 @@ fn clocks_of_any_resolution_and_offset_are_read() {
             for frame in talk.frames() {
                 file.extend(LITTLE.packet(0, 77, &frame, &[]));
             }
-            fs::write(&path, &file).unwrap();
-            let done = decode(&path, &["--json"]).succeeded();
+            let done = decode(&file).succeeded();
             assert_eq!(said(&done), expected, "{resolution} {offset}");
         }
     }
@@ -254,8 +243,7 @@ fn clocks_of_any_resolution_and_offset_are_read() {
 #[test]
 fn every_kind_of_pcap_is_read() {
     let talk = conversation();
-    let expected = said(&talk.decoded(&["--json"]));
-    let (_folder, path) = folder();
+    let expected = said(&talk.decoded());
     for (magic, unit, more) in [
         (0xa1b2_c3d4, 1, 0),
         (0xa1b2_3c4d, 1000, 0),
@@ -272,8 +260,7 @@ fn every_kind_of_pcap_is_read() {
                 let head = [5, fraction, length, length - 1].map(|word| order.word(word));
                 file.extend([&head.concat()[..], &vec![9; more], frame].concat());
             }
-            fs::write(&path, &file).unwrap();
-            let done = decode(&path, &["--json"]).succeeded();
+            let done = decode(&file).succeeded();
             assert_eq!(said(&done), expected, "{magic:x}");
             let seconds = events(&done, "message")[0]["seconds"].as_f64().unwrap();
             assert!((seconds - 0.003).abs() < 1e-9, "{seconds}");
@@ -282,8 +269,7 @@ fn every_kind_of_pcap_is_read() {
 }
 
 #[test]
-fn damaged_blocks_are_errors_of_one_line() {
-    let (_folder, path) = folder();
+fn damaged_blocks_are_errors() {
     let head = [LITTLE.section(&[]), LITTLE.interface(&[])].concat();
     let frame = conversation().frames().swap_remove(0);
     let mut long = LITTLE.packet(0, 0, &frame, &[]);
@@ -310,9 +296,8 @@ fn damaged_blocks_are_errors_of_one_line() {
         ),
     ] {
         let file = [&head[..], &LITTLE.packet(0, 0, &frame, &[]), &block].concat();
-        fs::write(&path, file).unwrap();
-        let done = decode(&path, &[]);
-        done.failed(1, says).one_line();
-        done.failed(1, "after packet 1");
+        let done = decode(&file);
+        done.failed(says);
+        done.failed("after packet 1");
     }
 }
