@@ -84,6 +84,8 @@ impl Hash for InFlight {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::DefaultHasher;
+
     use super::*;
 
     #[test]
@@ -103,5 +105,36 @@ mod tests {
         assert_eq!(in_flight.complete(5), 2);
         assert_eq!(in_flight.pop_done(), Some(message(8)));
         assert!(in_flight.is_empty() && in_flight.pop_done().is_none());
+    }
+
+    #[test]
+    fn the_hash_is_of_the_sends_in_flight() {
+        let hash = |done: u64, purposes: &[Option<Sent>]| {
+            let mut in_flight = InFlight::default();
+            for _ in 0..done {
+                in_flight.post(None);
+            }
+            in_flight.complete(done);
+            for &purpose in purposes {
+                in_flight.post(purpose);
+            }
+            let mut hasher = DefaultHasher::new();
+            in_flight.hash(&mut hasher);
+            hasher.finish()
+        };
+        let two = [None, Some(Sent::Negotiate)];
+        for done in 1..5 {
+            assert_eq!(hash(done, &two), hash(0, &two), "{done} earlier ones");
+        }
+        for other in [
+            &[Some(Sent::Negotiate)][..],
+            &[Some(Sent::Negotiate), None],
+            &[None, Some(Sent::Refusal)],
+            &[None, None],
+            &[],
+        ] {
+            assert_ne!(hash(0, other), hash(0, &two), "{other:?}");
+        }
+        assert_ne!(hash(0, &[None]), hash(0, &[None, None]));
     }
 }

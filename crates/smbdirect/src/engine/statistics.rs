@@ -214,20 +214,55 @@ mod tests {
 
     #[test]
     fn a_sum_has_the_figures_of_both() {
-        let mut one = Statistics {
-            messages_sent: 1,
-            regions: 2,
-            credit_stall_time: Duration::from_secs(1),
-            ..Statistics::default()
-        };
-        one.keepalive_round_trips.record(Duration::from_millis(1));
-        let mut sum = one;
-        sum += one;
+        let mut trips = [RoundTrips::default(); 2];
+        trips[0].record(Duration::from_millis(1));
+        trips[1].record(Duration::from_millis(1));
+        trips[1].record(Duration::from_millis(2));
+        let mut sum = numbered(3, trips[0]);
+        sum += numbered(7, trips[1]);
+        trips[0] += trips[1];
+        assert_eq!(sum, numbered(10, trips[0]));
+        let [trips, _] = trips;
+        assert_eq!((trips.count, trips.sum), (3, Duration::from_millis(4)));
+        assert_eq!((trips.buckets[6], trips.buckets[7]), (2, 1));
+        assert_eq!(trips.last, Some(Duration::from_millis(2)));
+        let before = sum;
         sum += Statistics::default();
-        assert_eq!((sum.messages_sent, sum.regions), (2, 4));
-        assert_eq!(sum.credit_stall_time, Duration::from_secs(2));
-        let trips = sum.keepalive_round_trips;
-        assert_eq!((trips.count, trips.buckets[6]), (2, 2));
-        assert_eq!(trips.last, Some(Duration::from_millis(1)));
+        assert_eq!(sum, before, "the last round trip time is kept");
+    }
+
+    /// Returns statistics in which each figure is another multiple of `unit`.
+    fn numbered(unit: u64, keepalive_round_trips: RoundTrips) -> Statistics {
+        Statistics {
+            messages_sent: unit,
+            messages_received: 2 * unit,
+            segments_sent: 3 * unit,
+            segments_received: 4 * unit,
+            empty_sent: 5 * unit,
+            empty_received: 6 * unit,
+            bytes_sent: 7 * unit,
+            bytes_received: 8 * unit,
+            credits_granted: 9 * unit,
+            credits_received: 10 * unit,
+            credit_stalls: 11 * unit,
+            credit_stall_time: Duration::from_secs(12 * unit),
+            send_queue_stalls: 13 * unit,
+            keepalives_sent: 14 * unit,
+            keepalives_received: 15 * unit,
+            keepalive_round_trips,
+            payloads_in_header: 16 * unit,
+            tokens_invalidated: 17 * unit,
+            invalidations_sent: 18 * unit,
+            reads: 19 * unit,
+            writes: 20 * unit,
+            bytes_read: 21 * unit,
+            bytes_written: 22 * unit,
+            wire_bytes_sent: 23 * unit,
+            wire_bytes_received: 24 * unit,
+            registrations: 25 * unit,
+            receives_outstanding: 26 * unit,
+            work_outstanding: 27 * unit,
+            regions: 28 * unit,
+        }
     }
 }

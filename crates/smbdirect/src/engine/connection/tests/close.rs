@@ -50,6 +50,32 @@ fn a_peer_that_ran_out_of_time_may_take_what_was_sent_unless_it_owes_the_data_of
     }
 }
 
+#[test]
+fn a_connection_that_ends_in_good_order_is_disconnected_gracefully() {
+    let end = |end: fn(&mut Bench)| {
+        let mut bench = Bench::active(credits(10, 10), 10, 10);
+        assert_eq!(bench.engine.teardown(), Teardown::Abort, "it has not ended");
+        bench.work();
+        end(&mut bench);
+        assert!(bench.engine.error().is_some());
+        bench.engine.teardown()
+    };
+    assert_eq!(end(|bench| bench.engine.close()), Teardown::Graceful);
+    assert_eq!(
+        end(|bench| bench.disconnect(Disconnect::Remote)),
+        Teardown::Graceful
+    );
+    let broken = |bench: &mut Bench| {
+        let error = ProviderError::new(ProviderErrorKind::Reset, "gone");
+        bench.disconnect(Disconnect::Broken(error));
+    };
+    assert_eq!(end(broken), Teardown::Abort);
+    assert_eq!(
+        end(|bench| bench.hear(segment(0, 1, u32::MAX))),
+        Teardown::Abort
+    );
+}
+
 fn closed() -> ConnectionError {
     ConnectionError::Closed(Initiator::Local)
 }
@@ -76,6 +102,30 @@ fn close_waits_for_earlier_work() {
         story,
         ["sent 1", "done 2", "segment 1+0", "done 3", end.as_str()]
     );
+}
+
+#[test]
+fn a_closing_connection_is_not_ready() {
+    for read in [false, true] {
+        let mut bench = Bench::active(credits(10, 10), 10, 10);
+        assert!(bench.engine.is_ready());
+        if read {
+            bench.read(1, 10);
+        }
+        bench.engine.close();
+        assert!(!bench.engine.is_ready());
+        assert_eq!(bench.is_up(), read, "it waits for the read");
+    }
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn the_driver_is_told_of_a_close() {
+    let mut bench = Bench::active(credits(10, 10), 10, 10);
+    assert!(!bench.engine.is_closing());
+    bench.read(1, 10);
+    bench.engine.close();
+    assert!(bench.engine.is_closing());
 }
 
 #[test]

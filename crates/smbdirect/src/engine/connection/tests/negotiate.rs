@@ -335,3 +335,16 @@ fn the_negotiated_limits_can_be_queried() {
     assert_eq!(negotiated.max_read_write_size, 1 << 20);
     assert_eq!(negotiated.keepalive_interval, IDLE);
 }
+
+#[cfg(feature = "metrics")]
+#[test]
+fn the_connecting_side_is_told_from_the_accepting_side() {
+    let active = Bench::new(credits(10, 10), Connection::active);
+    let passive = Bench::new(credits(10, 10), Connection::passive);
+    for (mut bench, is_active) in [(active, true), (passive, false)] {
+        assert_eq!(bench.engine.is_active(), is_active);
+        bench.engine.handle_connected(limits());
+        bench.work();
+        assert_eq!(bench.engine.is_active(), is_active);
+    }
+}

@@ -198,6 +198,64 @@ fn a_full_send_queue_is_one_stall_until_work_is_posted() {
 }
 
 #[test]
+fn each_kind_of_work_that_waits_for_the_send_queue_is_a_stall() {
+    let kinds: [fn(&mut Bench); 4] = [
+        |_| {},
+        |bench| bench.send(1, 10),
+        |bench| bench.read(1, 10),
+        |bench| bench.write(1, 10),
+    ];
+    for (kind, start) in kinds.into_iter().enumerate() {
+        let mut bench = Bench::settled(credits(10, 10), 10, 10);
+        let stalls = |bench: &Bench| bench.engine.statistics().send_queue_stalls;
+        let expected = u64::from(kind > 0);
+        bench.room.sends = 0;
+        start(&mut bench);
+        assert_eq!(bench.work(), []);
+        assert_eq!(stalls(&bench), expected);
+        // Work that is in flight does not wait.
+        bench.room.sends = 100;
+        bench.work();
+        bench.room.sends = 0;
+        bench.hear(segment(0, 1, 0));
+        bench.work();
+        assert_eq!(stalls(&bench), expected);
+    }
+}
+
+#[test]
+fn a_message_without_a_credit_does_not_wait_for_the_send_queue() {
+    let mut bench = Bench::passive(credits(10, 10), 10);
+    bench.send(1, 10);
+    bench.room.sends = 0;
+    bench.work();
+    assert_eq!(bench.engine.statistics().send_queue_stalls, 0);
+}
+
+#[test]
+fn posted_work_begins_another_stall_of_the_send_queue() {
+    let kinds: [fn(&mut Bench); 3] = [
+        |bench| bench.send(1, 5000),
+        |bench| bench.read(1, 500),
+        |bench| bench.write(1, 500),
+    ];
+    for start in kinds {
+        let mut bench = Bench::settled(credits(10, 10), 10, 10);
+        bench.engine.limits.max_transfer = 100;
+        bench.engine.limits.max_outbound_reads = 10;
+        start(&mut bench);
+        for posted in 0..4 {
+            bench.room.sends = 0;
+            assert_eq!(bench.work(), []);
+            assert_eq!(bench.engine.statistics().send_queue_stalls, posted + 1);
+            bench.room.sends = 1;
+            let work = bench.engine.poll_work(bench.now, bench.room);
+            bench.post(work.expect("one request is posted"));
+        }
+    }
+}
+
+#[test]
 fn the_round_trip_of_a_keepalive_is_measured() {
     let mut bench = Bench::settled(credits(10, 10), 10, 10);
     bench.engine.prompt_keepalive(bench.now);
