@@ -429,6 +429,32 @@ fn a_duplicate_of_a_part_does_not_shorten_a_response() {
     );
 }
 
+/// A duplicate of a part whose response was sent is answered from its PSN on to the end of the Read.
+//= ROCE-SW-04 test
+#[test]
+fn a_duplicate_of_a_part_that_was_sent_restarts_the_response_there() {
+    use Opcode::*;
+    let Setup {
+        mut end, region, ..
+    } = Setup::new();
+    end.handle(&rdma(ReadRequest, 0, region, 4 * MTU as u32, 0));
+    for opcode in [ReadResponseFirst, ReadResponseMiddle, ReadResponseMiddle] {
+        let packet = end.queue_pair.poll_packet(end.now).unwrap();
+        assert_eq!(packet.bth.opcode, opcode);
+    }
+    let second = RemoteAddress {
+        offset: region.offset + MTU as u64,
+        ..region
+    };
+    end.handle(&rdma(ReadRequest, 1, second, MTU as u32, 0));
+    let rest = [
+        (ReadResponseFirst, 1),
+        (ReadResponseMiddle, 2),
+        (ReadResponseLast, 3),
+    ];
+    assert_eq!(end.opcodes(), rest);
+}
+
 /// The network delivers a request again while the socket is full, and the owner ends the registration.
 //= ROCE-SW-04 test
 #[test]
@@ -532,4 +558,20 @@ fn the_psn_of_the_responder_wraps() {
     };
     assert_eq!(response.bth.psn, Psn::new(FIRST_PSN).add(at));
     assert!(!end.queue_pair.has_ended());
+}
+
+/// A Read whose response was never sent, because the socket was full, holds back no acknowledgement for ever.
+#[test]
+fn a_read_that_is_half_of_all_psns_behind_is_forgotten_with_its_response() {
+    let Setup {
+        mut end, region, ..
+    } = Setup::new();
+    end.handle(&rdma(Opcode::ReadRequest, 0, region, 1, 0));
+    let mut write = rdma(Opcode::WriteOnly, 0, region, 0, 0);
+    for at in 1..=1 << 23 {
+        write.bth.psn = Psn::new(FIRST_PSN).add(at);
+        end.handle(&write);
+    }
+    assert_eq!(end.packets().len(), 1);
+    assert!(end.queue_pair.is_drained());
 }

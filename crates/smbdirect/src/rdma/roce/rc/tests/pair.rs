@@ -119,6 +119,36 @@ fn reads_need_an_initiator_depth() {
     .post_read(1, 1);
 }
 
+/// Returns the opcodes of the packets of each run of at most `max_datagrams`.
+fn runs(end: &mut End, max_datagrams: usize) -> Vec<Vec<Opcode>> {
+    let addresses = ["10.0.0.1:50000", "10.0.0.2:4791"];
+    let [from, to] = addresses.map(|address| address.parse::<SocketAddr>().unwrap());
+    let header = DatagramHeader::between(from, to).unwrap();
+    let mut flow = FlowIcrc::new(&header);
+    let mut runs = Vec::new();
+    loop {
+        // What the buffer has before the run does not count.
+        let before = 65_000;
+        let mut out = BytesMut::zeroed(before);
+        let queue_pair = &mut end.queue_pair;
+        let run = queue_pair.poll_datagrams(end.now, &mut flow, max_datagrams, &mut out);
+        let Some(length) = run else {
+            return runs;
+        };
+        let out = out.freeze().slice(before..);
+        let datagrams = out.chunks(length).zip(0..);
+        let opcodes = datagrams.map(|(datagram, identification)| {
+            let header = header.with_identification(identification);
+            let datagram = out.slice_ref(datagram);
+            assert!(icrc::verify(&header, &datagram));
+            Packet::decode(&datagram).unwrap().bth.opcode
+        });
+        let opcodes: Vec<_> = opcodes.collect();
+        assert!((1..=max_datagrams).contains(&opcodes.len()));
+        runs.push(opcodes);
+    }
+}
+
 /// Datagrams of a run have the same length, except the last, and each has its own ICRC.
 #[test]
 fn a_run_of_datagrams_is_what_udp_segment_takes() {
@@ -128,37 +158,6 @@ fn a_run_of_datagrams_is_what_udp_segment_takes() {
     end.handle(&plain(SendOnly, 0, 1));
     end.post_write(1, 10 * MTU + 2);
     end.post_send(2, 5, None);
-    let addresses = ["10.0.0.1:50000", "10.0.0.2:4791"];
-    let [from, to] = addresses.map(|address| address.parse::<SocketAddr>().unwrap());
-    let header = DatagramHeader::between(from, to).unwrap();
-    let mut flow = FlowIcrc::new(&header);
-    let mut runs = Vec::new();
-    loop {
-        let mut out = BytesMut::from(&b"before"[..]);
-        let run = end
-            .queue_pair
-            .poll_datagrams(end.now, &mut flow, 4, &mut out);
-        let Some(length) = run else { break };
-        let out = out.freeze().slice(6..);
-        let datagrams: Vec<_> = out
-            .chunks(length)
-            .map(|chunk| out.slice_ref(chunk))
-            .collect();
-        assert!((1..=4).contains(&datagrams.len()));
-        runs.push(datagrams);
-    }
-    let opcodes: Vec<Vec<_>> = runs
-        .iter()
-        .map(|run| {
-            let numbered = run.iter().zip(0..);
-            let opcodes = numbered.map(|(datagram, identification)| {
-                let header = header.with_identification(identification);
-                assert!(icrc::verify(&header, datagram));
-                Packet::decode(datagram).unwrap().bth.opcode
-            });
-            opcodes.collect()
-        })
-        .collect();
     let expected = [
         // The acknowledgement waits for one run.
         vec![WriteOnly; 4],
@@ -168,5 +167,109 @@ fn a_run_of_datagrams_is_what_udp_segment_takes() {
         vec![WriteOnly; 3],
         vec![SendOnly],
     ];
-    assert_eq!(opcodes, expected);
+    assert_eq!(runs(&mut end, 4), expected);
+}
+
+/// A datagram of a Send has 16 bytes more than the Send, that of a Read request 32 bytes, and an acknowledgement 20.
+#[test]
+fn only_the_last_datagram_of_a_run_is_shorter_and_none_is_longer() {
+    use Opcode::*;
+    let sends = |lengths: &[usize], reads: u64| {
+        let mut end = End::new();
+        for &length in lengths {
+            end.post_send(1, length, None);
+        }
+        (0..reads).for_each(|id| end.post_read(id, 1));
+        runs(&mut end, 4)
+    };
+    assert_eq!(sends(&[12, 8], 0), [[SendOnly, SendOnly]]);
+    assert_eq!(sends(&[8, 12], 0), [[SendOnly], [SendOnly]]);
+    assert_eq!(sends(&[12], 1), [[SendOnly], [ReadRequest]]);
+    assert_eq!(sends(&[16], 1), [[SendOnly, ReadRequest]]);
+    assert_eq!(sends(&[], 2), [[ReadRequest, ReadRequest]]);
+
+    let mut end = End::new();
+    end.post_receives(1, 1000);
+    end.handle(&plain(SendOnly, 0, 1));
+    end.post_send(1, 4, None);
+    assert_eq!(runs(&mut end, 4), [[SendOnly, Acknowledge]]);
+
+    let responses = |lengths: &[u32]| {
+        let mut end = End::new();
+        let buffer = BytesMut::zeroed(4 * MTU);
+        let region = end.queue_pair.memory().register(buffer, Access::all());
+        let mut at = 0;
+        for &length in lengths {
+            let address = region.as_ref().unwrap().address;
+            end.handle(&rdma(ReadRequest, at, address, length, 0));
+            at += length.div_ceil(MTU as u32);
+        }
+        runs(&mut end, 4)
+    };
+    let only = ReadResponseOnly;
+    assert_eq!(responses(&[MTU as u32; 2]), [[only, only]]);
+    assert_eq!(responses(&[5, 1]), [[only, only]]);
+    assert_eq!(responses(&[1, 5]), [[only], [only]]);
+    // Those in the middle have no AETH.
+    let whole = [
+        vec![ReadResponseFirst, ReadResponseMiddle],
+        vec![ReadResponseLast],
+    ];
+    assert_eq!(responses(&[3 * MTU as u32]), whole);
+}
+
+//= ROCE-SW-06 test
+#[test]
+fn requests_and_responses_alternate() {
+    for is_by_datagrams in [false, true] {
+        let mut end = End::new();
+        let buffer = BytesMut::zeroed(4 * MTU);
+        let region = end.queue_pair.memory().register(buffer, Access::all());
+        let address = region.unwrap().address;
+        let length = 4 * MTU as u32;
+        end.handle(&rdma(Opcode::ReadRequest, 0, address, length, 0));
+        (0..4).for_each(|id| end.post_send(id, MTU, None));
+        let sent: Vec<_> = if is_by_datagrams {
+            runs(&mut end, 1).concat()
+        } else {
+            end.opcodes().iter().map(|&(opcode, _)| opcode).collect()
+        };
+        assert_eq!(sent.len(), 8);
+        for turn in sent.chunks(2) {
+            let requests = turn.iter().filter(|opcode| !opcode.is_response());
+            assert_eq!(requests.count(), 1, "{sent:?}");
+        }
+    }
+}
+
+#[test]
+fn completions_are_announced_until_they_are_taken() {
+    let mut end = End::new();
+    assert!(!end.queue_pair.has_completion());
+    end.post_receives(1, 10);
+    end.handle(&plain(Opcode::SendOnly, 0, 1));
+    assert!(end.queue_pair.has_completion());
+    assert_eq!(end.summary(), ["received 1"]);
+    assert!(!end.queue_pair.has_completion());
+    end.queue_pair.end(Disconnect::Remote);
+    assert!(end.queue_pair.has_completion());
+    assert_eq!(end.summary(), ["Remote"]);
+    assert!(!end.queue_pair.has_completion());
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn all_completions_but_the_last_are_taken_together() {
+    let mut end = End::new();
+    end.post_send(1, 1, None);
+    end.post_send(2, 1, None);
+    end.queue_pair.end(Disconnect::Local);
+    let mut taken = std::collections::VecDeque::new();
+    end.queue_pair.take_completions(&mut taken);
+    let flushed = |completion: &Completion| match completion {
+        Completion::Flushed { id, .. } => id.0,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(taken.iter().map(flushed).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(end.summary(), ["Local"]);
 }

@@ -189,6 +189,28 @@ fn a_write_has_exactly_the_announced_bytes() {
     }
 }
 
+/// Only other implementations send Writes of several packets.
+#[test]
+fn the_packets_of_a_write_are_placed_one_after_the_other() {
+    use Opcode::*;
+    let (mut end, region) = responder();
+    let data: Vec<u8> = (0..3 * MTU - 5).map(|at| (at / 3) as u8).collect();
+    let length = data.len() as u32;
+    for (index, payload) in data.chunks(MTU).enumerate() {
+        let mut packet = match index {
+            0 => rdma(WriteFirst, 0, region, length, 0),
+            1 => plain(WriteMiddle, 1, 0),
+            _ => plain(WriteLast, 2, 0),
+        };
+        packet.payload = Bytes::copy_from_slice(payload);
+        end.handle(&packet);
+    }
+    assert_eq!(end.acks(), [(2, ACK, 1)]);
+    let buffer = end.queue_pair.memory().deregister(region.token).unwrap();
+    assert_eq!(buffer[..data.len()], data);
+    assert_eq!(buffer[data.len()..], pattern(4 * MTU)[data.len()..]);
+}
+
 //= ROCE-9.7.4-07 test
 #[test]
 fn accesses_outside_the_rights_are_refused_and_move_no_byte() {
@@ -215,6 +237,7 @@ fn accesses_outside_the_rights_are_refused_and_move_no_byte() {
             }
             let length = if opcode == Opcode::WriteOnly { 4 } else { 0 };
             end.handle(&rdma(opcode, 0, past(at, offset, token), 4, length));
+            assert!(end.queue_pair.has_ended(), "before a response is due");
             expect_nak(&mut end, 0, ACCESS_ERROR);
             let buffer = end.queue_pair.memory().deregister(at.token).unwrap();
             assert_eq!(buffer, vec![0; MTU]);
@@ -292,6 +315,12 @@ fn unsupported_and_overlong_requests_are_refused() {
         let (mut end, _) = responder();
         end.handle(&request);
         expect_nak(&mut end, 0, INVALID_REQUEST);
+    }
+    // The longest message is too long for the region only.
+    for (opcode, payload) in [(WriteFirst, MTU), (ReadRequest, 0)] {
+        let (mut end, region) = responder();
+        end.handle(&rdma(opcode, 0, region, overlong - 1, payload));
+        expect_nak(&mut end, 0, ACCESS_ERROR);
     }
 }
 
@@ -376,6 +405,54 @@ fn a_gap_is_reported_once_until_it_is_filled() {
     end.handle(&plain(Opcode::SendOnly, 2, 1));
     assert_eq!(end.acks(), [(1, SEQUENCE_ERROR, 1)]);
     assert_eq!(end.summary(), ["received 1"]);
+}
+
+#[test]
+fn a_gap_that_is_filled_before_its_report_is_not_reported() {
+    let (mut end, _) = responder();
+    end.handle(&plain(Opcode::SendOnly, 1, 1));
+    end.handle(&plain(Opcode::SendFirst, 0, MTU));
+    assert_eq!(end.acks(), []);
+}
+
+#[test]
+fn an_acknowledgement_that_waits_covers_the_next_packets_too() {
+    let (mut end, _) = responder();
+    end.handle(&plain(Opcode::SendOnly, 0, 1));
+    end.handle(&plain(Opcode::SendFirst, 1, MTU));
+    assert_eq!(end.acks(), [(1, ACK, 1)]);
+}
+
+//= ROCE-9.7.5-10 test
+#[test]
+fn duplicates_leave_the_latest_acknowledgement() {
+    use Opcode::*;
+    for duplicates in [&[2][..], &[0, 2], &[2, 0], &[0, 2, 0]] {
+        let (mut end, region) = responder();
+        let send = |at| {
+            let mut send = plain(SendOnly, at, 1);
+            send.bth.ack_request = false;
+            send
+        };
+        end.handle(&send(0));
+        end.handle(&rdma(ReadRequest, 1, region, 1, 0));
+        end.handle(&send(2));
+        for &at in duplicates {
+            end.handle(&send(at));
+        }
+        let expected = [(ReadResponseOnly, 1), (Acknowledge, 2)];
+        assert_eq!(end.opcodes(), expected, "{duplicates:?}");
+    }
+}
+
+#[test]
+fn no_response_is_due_after_the_end() {
+    let (mut end, region) = responder();
+    end.handle(&rdma(Opcode::ReadRequest, 0, region, 1, 0));
+    assert!(!end.queue_pair.is_drained());
+    end.queue_pair.end(Disconnect::Local);
+    assert!(end.queue_pair.is_drained());
+    assert_eq!(end.opcodes(), []);
 }
 
 //= ROCE-9.7.5-10 test
