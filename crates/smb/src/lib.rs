@@ -4,6 +4,7 @@
 //! * [`frame`]: the header before each message of SMB over TCP.
 //! * [`smb2`]: decodes and encodes the messages.
 //! * [`file_information`]: structures of files and directories within messages.
+//! * [`network_interface`]: the interfaces that a server offers.
 //! * [`client_channel`]: removes the RDMA channel from requests of a client whose server has no RDMA.
 //! * [`server_channel`]: adds an RDMA channel to requests of a client that has no RDMA.
 //!
@@ -19,6 +20,7 @@
 pub mod client_channel;
 pub mod file_information;
 pub mod frame;
+pub mod network_interface;
 pub mod server_channel;
 pub mod smb2;
 

@@ -19,6 +19,7 @@ use smb2::{
     },
 };
 use smbdirect::Connection;
+use smbdirect_smb::frame;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -38,17 +39,21 @@ const SALT_BYTES: usize = 32;
 pub(super) async fn over_tcp(mut stream: TcpStream) -> Result<Smb, SmbFault> {
     let request = request();
     let exchange = async {
-        // Direct TCP: a zero and the length in 3 bytes, before each message ([MS-SMB2] 2.1).
-        let length = u32::try_from(request.len()).expect("it has a few hundred bytes");
-        stream.write_all(&length.to_be_bytes()).await?;
-        stream.write_all(&request).await?;
-        let length = stream.read_u32().await? as usize;
-        let mut answer = vec![0; length.min(MAX_ANSWER_BYTES)];
+        let header = frame::header(request.len()).expect("it has a few hundred bytes");
+        stream.write_all(&[&header, &request[..]].concat()).await?;
+        let mut header = [0; frame::HEADER_LENGTH];
+        stream.read_exact(&mut header).await?;
+        let length = match frame::message_length(header) {
+            Ok(length) => (length as usize).min(MAX_ANSWER_BYTES),
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut answer = vec![0; length];
         stream.read_exact(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer)
+        Ok::<_, std::io::Error>(Ok(answer))
     };
     match timeout(TIMEOUT, exchange).await {
-        Ok(Ok(answer)) => understand(&answer),
+        Ok(Ok(Ok(answer))) => understand(&answer),
+        Ok(Ok(Err(error))) => Err(SmbFault::Other(format!("the answer is not SMB2: {error}"))),
         Ok(Err(_)) => Err(SmbFault::HungUp),
         Err(_) => Err(SmbFault::Silent),
     }

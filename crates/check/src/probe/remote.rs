@@ -10,6 +10,7 @@ use smbdirect::rdma::{
     iwarp::IwarpConfig,
     roce::{Roce, RoceConfig},
 };
+use smbdirect_smb::frame::PORT as SMB_PORT;
 use smbdirect_transport::text;
 use tokio::{net::lookup_host, task, time::timeout};
 
@@ -28,8 +29,6 @@ use crate::{
 
 /// Longest time for the name of the server.
 const NAME_TIMEOUT: Duration = Duration::from_secs(8);
-/// The port of SMB over TCP.
-const SMB_PORT: u16 = 445;
 /// The port of SMB Direct over iWARP.
 const IWARP_PORT: u16 = Fabric::Iwarp.port();
 

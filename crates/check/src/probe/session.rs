@@ -1,9 +1,6 @@
 //! Queries that need a session: the interfaces that the server offers, signing and encryption.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result};
 use smb2::{
@@ -13,6 +10,7 @@ use smb2::{
     types::{Command, FileId, status::NtStatus},
 };
 use smbdirect::Connection;
+use smbdirect_smb::network_interface::{MAX_LIST_BYTES, NetworkInterface};
 use smbdirect_smb2::Transport;
 use tokio::time::timeout;
 
@@ -23,12 +21,6 @@ use crate::{
 
 /// FSCTL_QUERY_NETWORK_INTERFACE_INFO ([MS-SMB2] 2.2.31).
 const QUERY_INTERFACES: u32 = 0x0014_01fc;
-/// NETWORK_INTERFACE_INFO ([MS-SMB2] 2.2.32.5).
-const INTERFACE_INFO_BYTES: usize = 152;
-/// RDMA_CAPABLE.
-const RDMA_CAPABLE: u32 = 0x0000_0002;
-/// Most interfaces that are read; a server has a few.
-const MAX_INTERFACES: usize = 256;
 /// Longest time for the whole session.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -113,7 +105,7 @@ async fn interfaces(connection: &mut Smb2) -> Result<Vec<ServerInterface>> {
         ctl_code: QUERY_INTERFACES,
         file_id: FileId::SENTINEL,
         max_input_response: 0,
-        max_output_response: (MAX_INTERFACES * INTERFACE_INFO_BYTES) as u32,
+        max_output_response: MAX_LIST_BYTES as u32,
         flags: SMB2_0_IOCTL_IS_FSCTL,
         input_data: Vec::new(),
     };
@@ -126,74 +118,11 @@ async fn interfaces(connection: &mut Smb2) -> Result<Vec<ServerInterface>> {
         frame.header.status
     );
     let response = IoctlResponse::unpack(&mut ReadCursor::new(&frame.body))?;
-    Ok(parse(&response.output_data))
-}
-
-/// Parses a list of NETWORK_INTERFACE_INFO. Entries of other address families are skipped.
-fn parse(mut bytes: &[u8]) -> Vec<ServerInterface> {
-    let mut interfaces = Vec::new();
-    for _ in 0..MAX_INTERFACES {
-        let Some(info) = bytes.get(..INTERFACE_INFO_BYTES) else {
-            break;
-        };
-        let u32_at = |at: usize| u32::from_le_bytes(info[at..at + 4].try_into().expect("4 bytes"));
-        let speed = u64::from_le_bytes(info[16..24].try_into().expect("8 bytes"));
-        if let Some(address) = socket_address(&info[24..]) {
-            interfaces.push(ServerInterface {
-                address,
-                is_rdma: u32_at(8) & RDMA_CAPABLE != 0,
-                speed: Some(speed).filter(|&speed| speed > 0),
-            });
-        }
-        let next = u32_at(0) as usize;
-        match bytes.get(next..) {
-            Some(rest) if next > 0 => bytes = rest,
-            _ => break,
-        }
-    }
-    interfaces
-}
-
-/// Parses a SOCKADDR_STORAGE: family, port, and the address.
-fn socket_address(bytes: &[u8]) -> Option<IpAddr> {
-    const INTER_NETWORK: u16 = 0x0002;
-    const INTER_NETWORK_V6: u16 = 0x0017;
-    match u16::from_le_bytes(*bytes.first_chunk()?) {
-        INTER_NETWORK => Some(Ipv4Addr::from(*bytes.get(4..)?.first_chunk::<4>()?).into()),
-        INTER_NETWORK_V6 => Some(Ipv6Addr::from(*bytes.get(8..)?.first_chunk::<16>()?).into()),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn info(next: u32, capability: u32, address: &[u8]) -> Vec<u8> {
-        let mut info = vec![0; INTERFACE_INFO_BYTES];
-        info[..4].copy_from_slice(&next.to_le_bytes());
-        info[8..12].copy_from_slice(&capability.to_le_bytes());
-        info[16..24].copy_from_slice(&1_000_000_000_u64.to_le_bytes());
-        info[24..24 + address.len()].copy_from_slice(address);
-        info
-    }
-
-    #[test]
-    fn interfaces_are_parsed_and_hostile_lists_end() {
-        let v4 = [2, 0, 0, 0, 10, 77, 0, 2];
-        let mut list = info(152, 3, &v4);
-        list.extend(info(0, 1, &[0x17, 0, 0, 0, 0, 0, 0, 0, 0xfe, 0x80]));
-        let found = parse(&list);
-        assert_eq!(found.len(), 2);
-        assert_eq!(found[0].address, IpAddr::from([10, 77, 0, 2]));
-        assert!(found[0].is_rdma && !found[1].is_rdma);
-        assert_eq!(found[1].address.to_string(), "fe80::");
-        // A list that points to itself, beyond its end, or to a truncated entry.
-        assert_eq!(parse(&info(0, 2, &v4)).len(), 1);
-        assert_eq!(parse(&info(u32::MAX, 2, &v4)).len(), 1);
-        assert_eq!(parse(&info(8, 2, &v4)).len(), 1);
-        assert!(parse(&info(0, 2, &v4)[..151]).is_empty());
-        assert!(parse(&info(0, 2, &[9, 9])).is_empty());
-        assert!(parse(&[]).is_empty());
-    }
+    let interfaces = NetworkInterface::decode_all(&response.output_data).into_iter();
+    let interfaces = interfaces.map(|interface| ServerInterface {
+        address: interface.address,
+        is_rdma: interface.is_rdma_capable(),
+        speed: Some(interface.link_speed).filter(|&speed| speed > 0),
+    });
+    Ok(interfaces.collect())
 }
